@@ -43,22 +43,22 @@ def test_threads_are_the_idle_cores_rounded(monkeypatch: pytest.MonkeyPatch) -> 
         assert cores.choose_threads(max_threads) == expected, (num_idle, max_threads)
     num_idle = 0.0
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert cores.choose_threads(2) == 2  # which torch knows
+    assert cores.choose_threads(2) == 2  # torch reads the variable
 
 
 @pytest.mark.slow
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
-def test_a_resumed_run_takes_the_threads_that_the_environment_names(
+def test_a_resumed_run_uses_the_number_of_threads_of_the_environment(
     toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cores, "idle_core_seconds", lambda: 2 * time.monotonic())
-    for variable, before, after in ((None, 2, 2), (None, 1, 2), ("1", 1, 1)):
+    for variable, num_threads, expected in ((None, 2, 2), (None, 1, 2), ("1", 1, 1)):
         if variable is not None:
             monkeypatch.setenv("OMP_NUM_THREADS", variable)
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
         try:
             assert train(toy_data, tmp_path, "num_threads=0", "max_updates=1") == 0
-            assert torch.get_num_threads() == after, (variable, before)
+            assert torch.get_num_threads() == expected, (variable, num_threads)
         finally:
             torch.set_num_threads(1)
 

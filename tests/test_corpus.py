@@ -1,7 +1,7 @@
-r"""Reading parallel text: a line ends at the byte \n and nowhere else, so pairs never slip.
+r"""Reading parallel text: a line ends only at the byte \n, so pairs stay together.
 
-Every line of the corpus below carries its number, and nearly every one holds something that some
-reader takes for the end of a line, or of the file.
+Every line of the corpus below contains its number, and nearly every line has a character that some
+readers take for the end of a line or of the file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ODD = {
     "zero-width joiner": "\u200d",
     "emoji": "😀",
 }
-KEPT = {"\x1a", "\ufeff", "\u00a0", "\u200d", "😀"}  # everything else becomes a space
+UNCHANGED = {"\x1a", "\ufeff", "\u00a0", "\u200d", "😀"}  # everything else becomes a space
 
 
 TEXT = [t.replace("?", odd) for odd in ODD.values() for t in ("?{n} x", "{n} x?y", "{n} x?")]
@@ -62,12 +62,12 @@ def test_lines_are_as_many_as_newlines_and_keep_their_numbers(tmp_path: Path) ->
             assert "\0" not in line, (form, suffix)
 
 
-def test_a_line_is_what_a_newline_ends_or_the_rest() -> None:
+def test_lines_end_at_newlines_and_at_the_end_of_the_file() -> None:
     cuts = [(b"", []), (b"\n", [""]), (b"a", ["a"]), (b"a\n\n", ["a", ""]), (b"\nb", ["", "b"])]
     cuts += [(b"\xef\xbb\xbfa b\r\nc\r\n\r\n", ["a b", "c", ""])]
-    for odd in ODD.values():  # it stays, or becomes as many spaces
-        kept = odd if odd in KEPT else " " * len(odd)
-        cuts.append((f"a{odd}b\n".encode(), [f"a{kept}b"]))
+    for odd in ODD.values():  # each character stays or becomes a space
+        expected_odd = odd if odd in UNCHANGED else " " * len(odd)
+        cuts.append((f"a{odd}b\n".encode(), [f"a{expected_odd}b"]))
     for content, expected in cuts:
         assert list(read_stream(io.BytesIO(content), "stdin")) == expected
         reader, writer = os.pipe()
@@ -117,7 +117,7 @@ def test_text_that_is_not_utf8_is_refused_with_file_line_and_byte(tmp_path: Path
             list(read_stream(io.BytesIO(content), "stdin"))
 
 
-# --- files that are no good
+# --- invalid files
 
 
 KINDS = {"gz": "gzip", "xz": "xz", "zst": "Zstandard"}
@@ -126,13 +126,15 @@ KINDS = {"gz": "gzip", "xz": "xz", "zst": "Zstandard"}
 def test_a_truncated_or_damaged_archive_is_refused(tmp_path: Path) -> None:
     text = "".join(f"{i} {random.Random(i).random()}\n" for i in range(1000)).encode()
     for suffix, kind in KINDS.items():
-        path, whole = tmp_path / f"text.{suffix}", pack(text, suffix)
-        broken = [whole[:num_bytes] for num_bytes in (1, 5, 100, 5000, -8, -1)]
-        for place in (0, 2, 30, 3000, -6, -2) if suffix != "zst" else ():  # which needs no checksum
-            content = bytearray(whole)
-            for i in range(4 if place > 2 else 1):
-                content[place + i] ^= 0xFF
-            broken.append(bytes(content))
+        path = tmp_path / f"text.{suffix}"
+        packed = pack(text, suffix)
+        broken = [packed[:num_bytes] for num_bytes in (1, 5, 100, 5000, -8, -1)]
+        if suffix != "zst":  # its checksum is optional
+            for offset in (0, 2, 30, 3000, -6, -2):
+                content = bytearray(packed)
+                for i in range(4 if offset > 2 else 1):
+                    content[offset + i] ^= 0xFF
+                broken.append(bytes(content))
         for number, content in enumerate(broken):
             path.write_bytes(content)
             for read in (lambda p: list(read_lines(p)), count_lines):
@@ -152,7 +154,7 @@ def test_archives_that_were_joined_are_read_to_the_end(tmp_path: Path) -> None:
         assert count_lines(str(upper)) == 2, suffix
 
 
-def test_what_is_no_text_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_files_without_text_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{re.escape(str(tmp_path / 'none'))} does not exist"):
         list(read_lines(tmp_path / "none"))
     with pytest.raises(DataError, match="is a folder"):

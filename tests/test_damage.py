@@ -1,7 +1,8 @@
-"""What is damaged is noticed, and what is replaced is never lost."""
+"""Damaged files are noticed, and replacing a folder never loses data."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import json
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,36 @@ from nmt.training.checkpoints import TrainerState
 
 
 def read_model(folder: Path) -> None:
-    """Read everything that translation reads."""
+    """Read all files that translation reads."""
     info = load_info(folder)
     load_weights(folder)
     load_tokenizer(folder, info)
 
 
-def test_every_flipped_bit_and_every_swapped_file_of_a_model_is_noticed(
+def assert_noticed(path: Path, offsets: Iterable[int], read: Callable[[], Any]) -> None:
+    """Flip one bit of the byte at each offset; each is refused in one line with the file name."""
+    draw = random.Random(1)
+    content = path.read_bytes()
+    for offset in offsets:
+        damaged = bytearray(content)
+        damaged[offset] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        with pytest.raises(DamagedError, match=path.name) as caught:
+            read()
+        assert "\n" not in str(caught.value), offset
+    path.write_bytes(content)
+
+
+@contextlib.contextmanager
+def without_verification() -> Iterator[None]:
+    set_verify(False)
+    try:
+        yield
+    finally:
+        set_verify(True)
+
+
+def test_flipped_bits_and_swapped_files_of_a_model_are_noticed(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     random_model(tmp_path / "model", tokenizer, seed=1)
@@ -60,36 +84,14 @@ def test_every_flipped_bit_and_every_swapped_file_of_a_model_is_noticed(
     read_model(tmp_path / "model")
     draw = random.Random(1)
     for path in sorted((tmp_path / "model").iterdir()):
-        whole = path.read_bytes()
-        for _ in range(12):
-            damaged, place = bytearray(whole), draw.randrange(len(whole))
-            damaged[place] ^= 1 << draw.randrange(8)
-            path.write_bytes(damaged)
-            with pytest.raises(NmtError, match=path.name) as caught:
-                read_model(tmp_path / "model")
-            assert "\n" not in str(caught.value)
-        path.write_bytes(whole)
+        offsets = draw.choices(range(path.stat().st_size), k=12)
+        assert_noticed(path, offsets, lambda: read_model(tmp_path / "model"))
     weights = "model.safetensors"
     shutil.copy(tmp_path / "other" / weights, tmp_path / "model" / weights)
     with pytest.raises(DamagedError, match=weights):
         read_model(tmp_path / "model")
-    set_verify(False)
-    try:
+    with without_verification():
         read_model(tmp_path / "model")
-    finally:
-        set_verify(True)
-
-
-def assert_noticed(path: Path, read: Callable[[], Any]) -> None:
-    """Flip a bit of each byte of a file; each is refused with its name, in one line."""
-    whole, draw = path.read_bytes(), random.Random(1)
-    for place in range(len(whole)):
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << draw.randrange(8)
-        path.write_bytes(damaged)
-        with pytest.raises(DamagedError, match=path.name) as caught:
-            read()
-        assert "\n" not in str(caught.value), place
 
 
 def test_every_flipped_bit_of_a_config_is_noticed(tmp_path: Path) -> None:
@@ -98,13 +100,10 @@ def test_every_flipped_bit_of_a_config_is_noticed(tmp_path: Path) -> None:
     config.write_bytes(yaml.safe_dump(settings_of_run, sort_keys=False).encode())
     (tmp_path / MANIFEST).write_bytes(render_manifest(tmp_path, [config]))
     assert read_config(tmp_path) == settings_of_run
-    assert_noticed(config, lambda: read_config(tmp_path))
+    assert_noticed(config, range(config.stat().st_size), lambda: read_config(tmp_path))
     config.write_text("seed: 2\n")
-    set_verify(False)
-    try:
+    with without_verification():
         assert read_config(tmp_path) == {"seed": 2}
-    finally:
-        set_verify(True)
     (tmp_path / MANIFEST).unlink()
     assert read_config(tmp_path) == {"seed": 2}
 
@@ -115,9 +114,9 @@ def test_damaged_lines_of_metrics_are_skipped_with_one_warning(
     metrics = tmp_path / "metrics.jsonl"
     first = {"update": 1, "event": "spike", "batch": '"1" {2}'}
     second = {"update": 2, "valid_loss": math.inf}
-    for damaged in ("[" * 100_000, "[1]", "{}", '{"update": -1}', '{"update": 1e12}',
-                    '{"update": true}', '{"update": 1, "valid_bleu": "x"}', "\0", "", '{"upd',
-                    '{"update": 9223372036854775808}', '{"update": 1, "nll": [0]}'):  # fmt: skip
+    numbers = ["-1", "1e12", "true", "9223372036854775808", '1, "valid_bleu": "x"', '1, "nll": [0]']
+    damaged_lines = ["[" * 100_000, "[1]", "{}", "\0", "", '{"upd']
+    for damaged in damaged_lines + [f'{{"update": {number}}}' for number in numbers]:
         lines = [json.dumps(first), damaged, damaged, json.dumps(second)]
         metrics.write_text("".join(f"{line}\n" for line in lines))
         caplog.clear()
@@ -182,15 +181,15 @@ def test_a_whole_folder_is_compared_by_names_sizes_and_content(tmp_path: Path) -
 # --- replacing, with a kill at every call
 
 
-def fill(place: Path, text: str) -> None:
-    with replace_folder(place, marker="meta.json") as folder:
+def fill(data_dir: Path, text: str) -> None:
+    with replace_folder(data_dir, marker="meta.json") as folder:
         (folder / "text").write_text(text)
         (folder / "meta.json").write_text('{"format_version": 1}')
 
 
-def fill_and_die(place: Path, number: int) -> bool:
+def fill_and_die(data_dir: Path, number: int) -> bool:
     """Replace the folder in a process that is killed at call `number` of the file system; return
-    whether it came to its end before.
+    whether it ended before.
     """
     process = os.fork()
     if not process:
@@ -207,23 +206,25 @@ def fill_and_die(place: Path, number: int) -> bool:
         for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync", "chmod"):
             setattr(os, name, counted(getattr(os, name)))
         files._exchange = counted(files._exchange)
-        fill(place, "new")
+        fill(data_dir, "new")
         os._exit(0)
     return os.waitpid(process, 0)[1] == 0
 
 
 @pytest.mark.slow
 def test_a_kill_at_any_call_leaves_the_old_or_the_new_folder_under_the_name(tmp_path: Path) -> None:
-    seen, number, is_done = set(), 0, False
+    seen = set()
+    number = 0
+    is_done = False
     while not is_done:
         number += 1
-        place = tmp_path / str(number) / "data"
-        fill(place, "old")
-        is_done = fill_and_die(place, number)
-        verify(place)
-        seen.add((place / "text").read_text())
-        fill(place, "last")
-        assert [path.name for path in place.parent.iterdir()] == ["data"]  # no leftover
+        data_dir = tmp_path / str(number) / "data"
+        fill(data_dir, "old")
+        is_done = fill_and_die(data_dir, number)
+        verify(data_dir)
+        seen.add((data_dir / "text").read_text())
+        fill(data_dir, "last")
+        assert list(data_dir.parent.iterdir()) == [data_dir]  # no leftover
     assert seen == {"old", "new"}
     assert number > 10
 
@@ -231,7 +232,7 @@ def test_a_kill_at_any_call_leaves_the_old_or_the_new_folder_under_the_name(tmp_
 def test_a_replaced_folder_is_never_where_the_next_command_looks_for_its_own_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A command that goes on with what it finds in the work folder would mix both."""
+    """A command that continues with the work folder would mix both."""
     fill(tmp_path / "data", "old")
     fill(tmp_path / "work/data", "new")
 
@@ -248,7 +249,7 @@ def test_a_replaced_folder_is_never_where_the_next_command_looks_for_its_own_wor
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "work"]
 
 
-def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
+def test_folders_of_a_living_process_are_not_removed(tmp_path: Path) -> None:
     alive = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         theirs = tmp_path / f".data.{files._HOST}.{alive.pid}.tmp"
@@ -278,13 +279,11 @@ def test_where_names_cannot_be_exchanged_two_renames_do_and_a_kill_between_is_un
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_line_and_leaves_everything_as_it_was(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_a_full_disk_is_one_line_and_changes_nothing(tokenizer: Tokenizer, tmp_path: Path) -> None:
     steps = [random_model(tmp_path / f"run/{seed}", tokenizer, seed=seed) for seed in (1, 2)]
     output = tmp_path / "model"
     assert command("average", f"checkpoints=[{steps[0]}]", f"output={output}") == 0
-    before = (output / "model.safetensors").read_bytes()
+    expected = (output / "model.safetensors").read_bytes()
     for name, arguments in (
         ("average", [f"checkpoints=[{steps[1]}]", f"output={output}"]),
         ("export", [f"model_dir={output}", f"output={tmp_path / 'export'}"]),
@@ -295,13 +294,13 @@ def test_a_full_disk_is_one_line_and_leaves_everything_as_it_was(
             sys.stderr = errors.open("w")
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
-            status = command(name, *arguments)
+            status = command(name, arguments)
             sys.stderr.flush()
             os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 2, name
         assert errors.read_text().splitlines()[-1].endswith("; nothing was changed"), name
         assert sorted(path.name for path in tmp_path.iterdir()) == ["errors", "model", "run"]
-        assert (output / "model.safetensors").read_bytes() == before
+        assert (output / "model.safetensors").read_bytes() == expected
 
 
 def test_a_closed_stderr_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +319,7 @@ def test_weights_that_are_not_finite_are_refused(tokenizer: Tokenizer, tmp_path:
         load_weights(folder)
 
 
-# --- metadata that was made to do harm
+# --- hostile metadata
 
 HOSTILE: list[Callable[[dict[str, Any]], Any]] = [
     lambda c: c["model"].update(num_encoder_layers=10**9),
@@ -345,10 +344,10 @@ def test_metadata_that_does_not_fit_is_one_line_that_names_file_and_field(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     random_model(tmp_path, tokenizer)
-    whole = (tmp_path / "config.json").read_text()
+    config = (tmp_path / "config.json").read_text()
     texts = ["[" * 100_000, '{"a":' * 100_000, "\xff", "[]", "null", "", "{", '{"model": NaN}']
     for change in HOSTILE:
-        content = json.loads(whole)
+        content = json.loads(config)
         change(content)
         texts.append(json.dumps(content))
     for text in texts:
@@ -367,27 +366,43 @@ VALUES = st.recursive(
 )
 
 
+MODEL = {"model": {}, "search": {}, "vocab_size": 9, "src_lang": "a", "tgt_lang": "b"}
+SHARDS = [{"file": "a", "pairs": 1}]
+METADATA = [
+    (ModelInfo, {**MODEL, "tokenizer_sha256": "0", "updates": 1}),
+    (
+        DataInfo,
+        {
+            "format_version": 2,
+            "splits": {"train": [{"corpus": "", "weight": 1, "shards": SHARDS}]},
+        },
+    ),
+    (TrainerState, {"num_updates": 3, "best": [{"badness": 1.0, "update": 3}]}),
+]
+
+
+def replace_value(content: Any, data: st.DataObject) -> None:
+    """Replace a value somewhere in nested dictionaries and lists, which are not empty."""
+    while True:
+        keys = range(len(content)) if isinstance(content, list) else sorted(content)
+        key = data.draw(st.sampled_from(keys))
+        child = content[key]
+        if not isinstance(child, (dict, list)) or not child or not data.draw(st.booleans()):
+            content[key] = data.draw(VALUES)
+            return
+        content = child
+
+
 @settings(max_examples=60, deadline=None, database=None)
 @given(st.data())
-def test_whatever_metadata_holds_is_read_or_refused(data: st.DataObject) -> None:
-    for kind, good in (
-        (ModelInfo, {"model": {}, "search": {}, "vocab_size": 9, "src_lang": "a", "tgt_lang": "b",
-                     "tokenizer_sha256": "0", "updates": 1}),
-        (DataInfo, {"format_version": 2, "splits": {"train": [{"corpus": "", "weight": 1,
-                    "shards": [{"file": "a", "pairs": 1}]}]}}),
-        (TrainerState, {"num_updates": 3, "best": [{"badness": 1.0, "update": 3}]}),
-    ):  # fmt: skip
-        content: Any = json.loads(json.dumps(good))
-        to_dataclass(kind, content, Path("x"))
-        place, key = content, data.draw(st.sampled_from(sorted(content)))
-        while isinstance(place[key], (dict, list)) and place[key] and data.draw(st.booleans()):
-            place = place[key]
-            key = data.draw(st.sampled_from(range(len(place)) if isinstance(place, list)
-                                            else sorted(place)))  # fmt: skip
-        place[key] = data.draw(VALUES)
+def test_any_metadata_is_read_or_refused(data: st.DataObject) -> None:
+    for metadata_class, valid_content in METADATA:
+        content = json.loads(json.dumps(valid_content))
+        to_dataclass(metadata_class, content, Path("x"))
+        replace_value(content, data)
         refusal = ""
         try:
-            to_dataclass(kind, content, Path("x"))
+            to_dataclass(metadata_class, content, Path("x"))
         except DamagedError as error:
             refusal = str(error)
         assert refusal.startswith("x does not fit this nmt: ") or not refusal

@@ -1,4 +1,4 @@
-"""Files and folders are whole or not there, whatever happens while they are written."""
+"""Files and folders are complete or missing, whatever interrupts writing."""
 
 from __future__ import annotations
 
@@ -60,37 +60,37 @@ def test_a_folder_appears_whole_with_its_parents_when_its_block_ends(tmp_path: P
         assert not (tmp_path / "new").exists()
         safetensors.torch.save_file({"weight": torch.zeros(1)}, temporary / "model.safetensors")
     modes = {(tmp_path / name).stat().st_mode & 0o666 for name in ("new", "new/model.safetensors")}
-    assert len(modes) == 1  # those who may read the folder may read its files
+    assert len(modes) == 1  # every user that can read the folder can read its files
     fill(tmp_path / "a/b/new", "text")
     assert tree(tmp_path / "a/b/new") == WRITTEN
     assert [path.name for path in (tmp_path / "a/b").iterdir()] == ["new"]
 
 
-def test_an_exception_leaves_everything_as_it_was(tmp_path: Path) -> None:
+def test_an_exception_changes_nothing(tmp_path: Path) -> None:
     for error in (RuntimeError, KeyboardInterrupt, SystemExit):
         interrupt(tmp_path / "new", error)
         interrupt(tmp_path / "a/b/new", error)
         assert tree(tmp_path) == {}
     fill(tmp_path / "data", "text")
-    before = tree(tmp_path)
+    expected = tree(tmp_path)
     interrupt(tmp_path / "data", RuntimeError)
-    assert tree(tmp_path) == before
+    assert tree(tmp_path) == expected
 
 
-def test_what_is_not_ours_or_cannot_be_replaced_is_refused_and_kept(
+def test_foreign_and_irreplaceable_folders_are_refused_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home/thesis").write_text("text")
     (tmp_path / "file").write_text("text")
-    before = tree(tmp_path)
+    expected = tree(tmp_path)
     for name in ("home", "file"):
         with (
             pytest.raises(NmtError, match=rf"{name} exists and holds no {MARKER}"),
             replace_folder(tmp_path / name, marker=MARKER),
         ):
             pytest.fail("the block must not be entered")
-    assert tree(tmp_path) == before
+    assert tree(tmp_path) == expected
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(NmtError, match="empty is the current folder"):
@@ -121,7 +121,7 @@ def test_an_old_folder_is_replaced_as_a_whole_over_leftovers_and_behind_a_link(
     assert tree(tmp_path / "data") == WRITTEN
 
 
-def test_a_file_is_replaced_as_a_whole_or_stays_as_it_was(tmp_path: Path) -> None:
+def test_a_file_is_replaced_completely_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for text in ("old", "new"):
         with replace_file(path) as temporary:
@@ -135,7 +135,7 @@ def test_a_file_is_replaced_as_a_whole_or_stays_as_it_was(tmp_path: Path) -> Non
     assert tree(tmp_path) == {"file": "new"}
 
 
-def test_a_link_is_made_and_then_pointed_elsewhere_also_at_what_is_gone(tmp_path: Path) -> None:
+def test_a_link_is_made_and_changed_also_to_a_missing_target(tmp_path: Path) -> None:
     link = tmp_path / "latest"
     (tmp_path / "step-1").mkdir()
     for name in ("gone", "step-1", "also-gone"):
@@ -153,7 +153,7 @@ def test_equal_json_is_equal_bytes(tmp_path: Path) -> None:
     assert "ü" in (tmp_path / "a").read_text(encoding="utf-8")
 
 
-def test_leftovers_go_and_what_was_about_to_be_replaced_comes_back(tmp_path: Path) -> None:
+def test_leftovers_are_removed_and_renamed_folders_restored(tmp_path: Path) -> None:
     for name, text in (
         (".a.host.7.old", "a"),
         (".b.host.7.old", "stale"),

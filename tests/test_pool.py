@@ -1,4 +1,4 @@
-"""Worker processes: results in order, errors in one line, and nobody outlives the parent."""
+"""Worker processes: results in order, errors in one line, and none outlives the parent."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_results_come_in_order_however_long_each_takes() -> None:
         with open_workers(None, num_workers, sleeper) as pool:
             assert list(pool.map(seconds)) == [(s, s) for s in seconds]
     num_cores = len(os.sched_getaffinity(0))
-    counts = [num_cores, 1, 2, 3]
-    assert [count_workers(number) for number in range(4)] == counts
+    assert list(map(count_workers, range(4))) == [num_cores, 1, 2, 3]
 
 
 def test_items_and_results_larger_than_a_pipe_do_not_block() -> None:
     items = [bytes([i]) * (1 << 21) for i in range(12)]
     with Processes(2, partial(operator.methodcaller, "upper")) as pool:
-        assert [result for _, result in pool.map(items)] == [item.upper() for item in items]
+        for item, result in pool.map(items):
+            assert result == item.upper()
 
 
 def test_no_more_items_are_taken_and_workers_started_than_needed() -> None:

@@ -1,4 +1,4 @@
-"""The work folder of preprocessing: whose it is, and what stays there when a run ends early."""
+"""The work folder of preprocessing: its owner, and its content after a run that ends early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JOB = {"seed": 1, "inputs": {"a.en": [10, 20]}}
 
 
 def fill(work: Workspace) -> None:
-    """Begin a job and note one result."""
+    """Start a job and write one result."""
     work.start(JOB)
     replace_json(work.records / "train-00000.json", {"kept": 3})
 
@@ -38,7 +38,7 @@ def records(data_dir: Path) -> list[str]:
     return [path.name for path in data_dir.parent.glob(f".{data_dir.name}.work/records/*")]
 
 
-def test_results_stay_for_the_same_job_alone_and_nothing_of_no_use(tmp_path: Path) -> None:
+def test_results_stay_for_the_same_job_only_and_empty_folders_go(tmp_path: Path) -> None:
     data_dir = tmp_path / "new/data"
     for error in (DataError("line 3"), ConfigError("seed")):
         end_early(data_dir, error)
