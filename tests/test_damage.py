@@ -30,7 +30,7 @@ from toy import command
 from nmt.checkpoint import ModelInfo, load_info, load_tokenizer, load_weights
 from nmt.data.binary import DataInfo
 from nmt.data.tokenizer import Tokenizer
-from nmt.errors import DamagedError, ModelError, NmtError
+from nmt.errors import DamagedError, ModelError
 from nmt.runtime import files
 from nmt.runtime.files import replace_folder
 from nmt.runtime.manifest import (
