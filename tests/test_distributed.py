@@ -1,4 +1,4 @@
-"""Several ranks do what one does: gradients, figures of an update, validation, skipped updates.
+"""Several ranks give the results of one: gradients, figures, validation, skipped updates.
 
 The ranks are real processes that communicate through gloo.
 """

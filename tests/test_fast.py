@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from tiny import (
     VOCAB_SIZE,
     assert_near,
+    check_beams,
     decode_by_steps,
     hidden_states,
     plain,
@@ -584,43 +585,10 @@ def test_rows_go_to_their_cells_and_come_back() -> None:
 @pytest.mark.parametrize("seed", range(6))
 @torch.no_grad()
 def test_any_walk_through_the_cache_equals_the_plain_model(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
     model = tiny_model(norm=list(Norm)[seed % 2], num_heads=2)
-    oracle = plain(model)
-    src, lengths = random_source([5, 20, 1, 9])
-    max_rows = 1 + seed  # of a sentence
     if seed >= 3:
         freeze(model)
-    state = model.start(src, lengths)
-    sentences = torch.arange(4)
-    history = torch.zeros(len(sentences), 0, dtype=torch.long)
-    num_columns = []
-    for t in range(40):
-        tokens = torch.randint(4, VOCAB_SIZE, (len(sentences),), generator=generator)
-        history = torch.cat([history, tokens.unsqueeze(1)], dim=1)  # (R, T)
-        hidden = model.step(tokens, state)
-        expected = hidden_states(oracle, src[sentences], lengths[sentences], history)[:, -1]
-        assert_near(hidden, expected, (seed, t))
-        num_columns.append(state.attention_mask.size(1))
-        # each sentence goes on with some of its rows, sooner or later with none
-        ends = torch.rand(4, generator=generator) < 0.03
-        rows = []
-        for sentence in sentences.unique().tolist():
-            own_rows = (sentences == sentence).nonzero().squeeze(1)
-            count = int(torch.randint(1, max_rows + 1, (), generator=generator))
-            picks = torch.randint(0, len(own_rows), (0 if ends[sentence] and t else count,))
-            rows += own_rows[picks].tolist()
-        if not rows:
-            break
-        sentences = sentences[rows]
-        history = history[rows]
-        state.reorder(torch.tensor(rows))
-        assert len(sentences.unique()) > 0.75 * len(state.source_bias)  # others leave the memory
-        assert {len(keys) for keys, _ in state.source_keys_values} == {len(state.source_bias)}
-    assert t > 20
-    if max_rows > 1:
-        for i, count in enumerate(num_columns):
-            assert count < 1.5 * (i + 1 + 4 * max_rows) + 32, (seed, i)
+    check_beams(model, max_rows=1 + seed, seed=seed)
 
 
 # --- the best candidates, against sorting everything

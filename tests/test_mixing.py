@@ -13,7 +13,7 @@ import pytest
 import torch
 from folders import write_folder
 from tiny import tiny_config
-from toy import assert_same_weights, call_before, make_run, read_records, read_values, train
+from toy import assert_resumes_exactly, call_before, make_run, read_values, train
 
 from nmt.config import StageConfig, TrainConfig
 from nmt.data import batching, mixing
@@ -225,13 +225,10 @@ def test_a_mixed_run_that_stops_in_any_pool_goes_on_with_the_same_bits(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batching, "_POOL_PAIRS", 30)
-    mix = ["mix.a=0.5", "mix_temperature=2", "max_updates=12", "model.dropout=0.1"]
+    mix = ["mix.a=0.5", "mix_temperature=2", "model.dropout=0.1"]
     mix += ["tokens_per_update=250", "validate_every_updates=100", "checkpoint_every_updates=100"]
-    assert train(data_dir, data_dir / "uncut", RUN, mix) == 0
-    for end in (3, 8, 12):
-        assert train(data_dir, data_dir / "cut", RUN, mix, f"max_updates={end}") == 0
-    assert_same_weights(data_dir / "uncut", data_dir / "cut")
-    assert read_records(data_dir / "cut", "epoch")[-1]["epoch"] >= 2
+    run_dir = assert_resumes_exactly(data_dir, data_dir, RUN, mix, ends=(3, 8, 12))
+    assert read_values(run_dir, "epoch", "epoch")[-1] >= 2
 
 
 # --- stages
@@ -256,11 +253,9 @@ def test_a_stage_draws_its_own_mix_from_its_update_on(
 
 @pytest.mark.slow
 def test_a_stage_begins_a_new_epoch_wherever_the_run_is_cut(data_dir: Path) -> None:
-    every = ["checkpoint_every_updates=100", "validate_every_updates=100", "max_updates=10"]
-    assert train(data_dir, data_dir / "uncut", RUN, STAGES, every) == 0
-    for end in (3, 6, 7, 10):  # at a start and before one
-        assert train(data_dir, data_dir / "cut", RUN, STAGES, every, f"max_updates={end}") == 0
-    assert_same_weights(data_dir / "uncut", data_dir / "cut")
+    rare = ["checkpoint_every_updates=100", "validate_every_updates=100"]
+    # at a start and before one
+    assert_resumes_exactly(data_dir, data_dir, RUN, STAGES, rare, ends=(3, 6, 7, 10))
 
 
 def test_the_data_of_a_stage_does_not_depend_on_the_ranks(data_dir: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny import sentences, tokenizer_config
-from toy import assert_same_weights, make_run, read_pairs, read_records, train, write_data
+from toy import assert_resumes_exactly, make_run, read_pairs, read_records, train, write_data
 
 from nmt.config import NoiseConfig, TrainConfig
 from nmt.data.batching import Update
@@ -172,19 +172,15 @@ def test_runs_with_noise_resume_exactly_and_validate_without_it(
     data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     noise = [f"noise.{key}={value}" for key, value in NOISE.items()]
-    assert train(data_dir, tmp_path / "uncut", "valid_bleu=false", noise, "max_updates=8") == 0
-    for end in (4, 8):
-        options = ["valid_bleu=false", f"max_updates={end}"]
-        assert train(data_dir, tmp_path / "cut", noise, options) == 0
-    assert_same_weights(tmp_path / "uncut", tmp_path / "cut")
-    assert train(data_dir, tmp_path / "uncut", "valid_bleu=false", noise[1:], "max_updates=9") == 2
+    run_dir = assert_resumes_exactly(data_dir, tmp_path, "valid_bleu=false", noise, ends=(4, 8))
+    assert train(data_dir, run_dir, "valid_bleu=false", noise[1:], "max_updates=9") == 2
     assert "noise.drop was 0.2, is 0.0" in capsys.readouterr().err
     noisy = make_run(data_dir, tmp_path, noise=NoiseConfig(**NOISE))
     clean = make_run(data_dir, tmp_path)
     clean.learner.model.load_state_dict(noisy.learner.model.state_dict())
     loss = noisy.validation.loss(noisy.learner.model)
     assert loss == clean.validation.loss(clean.learner.model)
-    assert read_records(tmp_path / "uncut", "valid_loss")
+    assert read_records(run_dir, "valid_loss")
 
 
 def test_noise_out_of_range_is_refused() -> None:

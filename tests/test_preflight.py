@@ -59,8 +59,8 @@ def run_batch(model: Transformer, lengths: Lengths, rows: Rows) -> None:
 
 
 def plan_under_limit(lengths: Lengths, max_tokens: int, path: Path) -> None:
-    """Limit this process to its size and some more, try `max_tokens`, and train an epoch of what is
-    advised instead. Write the message, the updates done, and whether three times the advice fails.
+    """Limit this process to its size and some more, try `max_tokens`, and train an epoch with the
+    advised size. Write the message, the updates done, and whether three times the advice fails.
     """
     torch.set_num_threads(1)
     linear = importlib.import_module("nmt.model.fast.layers")

@@ -184,7 +184,7 @@ def test_many_to_many_models_get_the_tag_of_the_target(tokenizer: Tokenizer) -> 
     for src, tgt in (("en", "de"), ("en", "fr"), ("fr", "de"), ("fr", "en"), ("de", "fr")):
         tagged[src, tgt] = Direction(translator, "a folder", Tags(f"<2{tgt}>"))
     with running(Models(tagged)) as server:
-        # this engine gives back what it gets
+        # this engine returns its input
         assert server.translate(["a house. a", "a"], "en", "fr") == ["<2fr> a house. a", "<2fr> a"]
         answer = server.translate("a <b>tree</b>", "en", "de", format="html")
         assert answer == "&lt;2de&gt; a <b>tree</b>"

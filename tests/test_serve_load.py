@@ -147,7 +147,7 @@ def test_the_engine_starts_at_once_and_gathers_while_it_is_busy(
     with running(models) as server:
         engine.gate.clear()
         first = pool.submit(server.translate, "the")
-        assert engine.entered.wait(10)  # alone, without waiting for company
+        assert engine.entered.wait(10)  # without waiting for other requests
         waiting = [pool.submit(server.translate, text) for text in ("a tree", "a house") * 6]
         eventually(lambda: server.service.scheduler.queues.num_waiting == 12)
         different = pool.submit(server.post, "/translate", q="a tree", alternatives=2, **GOOD)

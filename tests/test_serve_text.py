@@ -148,7 +148,7 @@ def test_no_tag_is_lost_doubled_or_badly_nested_whatever_the_markup() -> None:
             result = html(text, backwards=backwards)
             kinds = "</?[bipa][^>]*>|<br>|<img>|<!-- c -->"
             clean = re.sub(r"<(?!/?[bipa][ >]|br>|img>|a href|!--)", "", text)
-            if clean == text:  # otherwise what is a tag is open to question
+            if clean == text:  # otherwise tags are ambiguous
                 assert sorted(re.findall(kinds, result)) == sorted(re.findall(kinds, text)), text
 
 

@@ -13,7 +13,7 @@ from ranks import child
 from sentencepiece import SentencePieceTrainer
 from test_gradients import exact_gradient, gradient_norm
 from tiny import sentences, tokenizer_config
-from toy import assert_same_weights, command, make_run, read_pairs, train, write_corpus
+from toy import assert_resumes_exactly, command, make_run, read_pairs, write_corpus
 
 from nmt.config import TokenizerType
 from nmt.data.batching import Update
@@ -159,10 +159,7 @@ def test_runs_resume_exactly_and_a_tokenizer_of_characters_is_refused(
 ) -> None:
     same = ["subword_sampling=0.1", "valid_bleu=false", "optimizer.name=adafactor"]
     same += ["optimizer.schedule=inverse_sqrt", "optimizer.peak_learning_rate=0.28", "r_drop=1"]
-    assert train(data_dir, tmp_path / "uncut", same, "max_updates=8") == 0
-    for end in (4, 8):
-        assert train(data_dir, tmp_path / "cut", same, f"max_updates={end}") == 0
-    assert_same_weights(tmp_path / "uncut", tmp_path / "cut")
+    assert_resumes_exactly(data_dir, tmp_path, same, ends=(4, 8))
     model = io.BytesIO()
     SentencePieceTrainer.train(
         sentence_iterator=iter(sentences(200)),

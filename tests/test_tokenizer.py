@@ -1,5 +1,5 @@
-"""Tokenizers, trained or taken over from other people: text never becomes a control symbol, every
-character survives, ids stay, and what cannot be is explained.
+"""Tokenizers, trained or taken over from other projects: text never becomes a control symbol, every
+character survives, ids stay, and errors say what to change.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ sentences and cached steps against the plain model, and sentences in batches.
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from tiny import (
     assert_near,
+    check_beams,
     decode_by_steps,
     hidden_states,
     plain,
@@ -280,60 +280,14 @@ def test_cached_steps_equal_one_pass_of_the_plain_model() -> None:
         assert_near(decode_by_steps(model, src, lengths, tgt), expected, (name, "frozen"))
 
 
-def check_beams(name: str, model: FastTransformer, draw: torch.Generator) -> None:
-    """Compare each step with the plain model while beams are reordered, two sentences join and
-    others end, so that columns of the cache hold other positions.
-    """
-    twin = plain(model)
-    src, lengths = random_source([5, 3, 6, 2, 4])
-    state = model.start(src[:3], lengths[:3])
-    prefixes: list[list[int]] = [[], [], []]  # the tokens of each row
-    sentences = [0, 1, 2]  # of each row
-    for step in range(28):
-        tokens = torch.randint(4, 20, (len(prefixes),), generator=draw)
-        hidden = model.step(tokens, state)
-        for prefix, token in zip(prefixes, tokens.tolist(), strict=True):
-            prefix.append(token)
-        ends = torch.tensor([len(prefix) - 1 for prefix in prefixes])
-        width = int(ends.max()) + 1
-        tgt = torch.tensor([prefix + [0] * (width - len(prefix)) for prefix in prefixes])
-        expected = hidden_states(twin, src[sentences], lengths[sentences], tgt)
-        expected = expected[torch.arange(len(prefixes)), ends]
-        assert_near(hidden, expected, (name, step), atol=1e-4)
-        if step == 14:  # the last sentences end
-            rows = [row for row, sentence in enumerate(sentences) if sentence < 2]
-        else:
-            rows = draw_rows(sentences, draw)
-        state.reorder(torch.tensor(rows))
-        prefixes = [list(prefixes[row]) for row in rows]
-        sentences = [sentences[row] for row in rows]
-        if step in (5, 18):
-            joining = 3 if step == 5 else 4
-            model.join(state, src[joining : joining + 1], lengths[joining : joining + 1])
-            prefixes.append([])
-            sentences.append(joining)
-
-
-def draw_rows(sentences: list[int], draw: torch.Generator) -> list[int]:
-    """Draw one to three rows of each sentence, some of them repeatedly."""
-    chosen_rows = []
-    for _, group in itertools.groupby(range(len(sentences)), key=lambda row: sentences[row]):
-        rows = list(group)
-        count = 1 + int(torch.randint(3, (), generator=draw))
-        picks = torch.randint(len(rows), (count,), generator=draw)
-        chosen_rows += sorted(rows[pick] for pick in picks.tolist())
-    return chosen_rows
-
-
 @torch.inference_mode()
 def test_steps_of_beams_and_of_joining_sentences_equal_the_plain_model() -> None:
-    draw = torch.Generator().manual_seed(5)
     for name, model in models():
         if model.config.positions.is_sinusoidal and model.config.num_kv_heads is None:
             continue  # steps like the default model
         if name == "rotary":
             freeze(model)
-        check_beams(name, model, draw)
+        check_beams(model, max_rows=3, case=name)
 
 
 @pytest.mark.slow

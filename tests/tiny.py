@@ -168,3 +168,43 @@ def decode_by_steps(
     """Decode (B, T) token by token; return hidden states (B, T, D)."""
     cache = model.start(src, src_lengths)
     return torch.stack([model.step(column, cache) for column in tgt.T], dim=1)
+
+
+def check_beams(model: FastTransformer, *, max_rows: int, seed: int = 0, case: object = "") -> None:
+    """Compare each step with the plain model while up to `max_rows` beams of each sentence are
+    reordered, two sentences join and others end, so that columns of the cache hold other positions.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    twin = plain(model)
+    src, lengths = random_source([5, 20, 6, 1, 9])
+    state = model.start(src[:3], lengths[:3])
+    sentences = torch.arange(3)  # of each row
+    tgt = torch.zeros(3, 40, dtype=torch.long)  # the decoder input of each row
+    num_tokens = torch.zeros(3, dtype=torch.long)
+    for step in range(40):
+        tokens = torch.randint(4, VOCAB_SIZE, (len(tgt),), generator=draw)
+        hidden = model.step(tokens, state)
+        every_row = torch.arange(len(tgt))
+        tgt[every_row, num_tokens] = tokens
+        expected = hidden_states(twin, src[sentences], lengths[sentences], tgt[:, : step + 1])
+        assert_near(hidden, expected[every_row, num_tokens], (case, step), atol=1e-4)
+        assert state.attention_mask.size(1) < 1.5 * (step + 1 + 4 * max_rows) + 32, (case, step)
+        picks = []
+        for sentence in sentences.unique():
+            if step != 14 or sentence < 2:  # the other sentences end
+                own_rows = (sentences == sentence).nonzero().squeeze(1)
+                count = int(torch.randint(1, max_rows + 1, (), generator=draw))
+                picks.append(own_rows[torch.randint(len(own_rows), (count,), generator=draw)])
+        rows = torch.cat(picks)
+        state.reorder(rows)
+        sentences = sentences[rows]
+        tgt = tgt[rows]
+        num_tokens = num_tokens[rows] + 1
+        # sentences that have ended leave the memory
+        assert len(sentences.unique()) > 0.75 * len(state.source_bias)
+        if step in (5, 18):
+            joining = 3 if step == 5 else 4
+            model.join(state, src[joining : joining + 1], lengths[joining : joining + 1])
+            sentences = torch.cat([sentences, torch.tensor([joining])])
+            tgt = nn.functional.pad(tgt, (0, 0, 0, 1))
+            num_tokens = nn.functional.pad(num_tokens, (0, 1))

@@ -105,6 +105,19 @@ def assert_same_weights(run_dir: Path, other_run_dir: Path) -> None:
     assert_same_tensors(read_weights(run_dir), read_weights(other_run_dir))
 
 
+def assert_resumes_exactly(
+    data_dir: Path, folder: Path, *arguments: str | Iterable[str], ends: Iterable[int]
+) -> Path:
+    """Train up to the last of `ends` at once, and again with a stop after each of `ends`; compare
+    the weights, and return the first run.
+    """
+    for end in ends:
+        assert train(data_dir, folder / "cut", arguments, f"max_updates={end}") == 0
+    assert train(data_dir, folder / "uncut", arguments, f"max_updates={end}") == 0
+    assert_same_weights(folder / "uncut", folder / "cut")
+    return folder / "uncut"
+
+
 def write_data(folder: Path, tokenizer: Tokenizer, lengths: list[tuple[int, int]]) -> None:
     """Write a data folder of random pairs; `lengths` are in tokens and count EOS."""
     draw = np.random.default_rng(0)
