@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,6 +58,13 @@ class Location(NamedTuple):
     def __str__(self) -> str:
         text = f"{self.file}:{self.line}"
         return text if self.byte is None else f"{text}:{self.byte}"
+
+    def to_report(self) -> dict[str, Any]:
+        """Return the location as `report.json` has it."""
+        fields = self._asdict()
+        if self.byte is None:
+            del fields["byte"]
+        return fields
 
 
 @dataclass(frozen=True)

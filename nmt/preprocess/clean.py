@@ -76,7 +76,7 @@ class PairCounts:
     """
 
     read: int = 0
-    kept: int = 0
+    kept: int = 0  # pairs that were not dropped
     dropped: Counter[str] = field(default_factory=Counter)  # pairs, by reason
     replaced: Counter[str] = field(default_factory=Counter)  # characters or bytes, by rule
     examples: dict[str, list[Location]] = field(default_factory=dict)  # the first of each of these
@@ -113,10 +113,9 @@ class PairCounts:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> PairCounts:
         """Rebuild counts whose `vars` were written as JSON."""
-        examples = {
-            name: [Location(*values) for values in locations]
-            for name, locations in content["examples"].items()
-        }
+        examples = {}
+        for name, locations in content["examples"].items():
+            examples[name] = list(map(Location._make, locations))
         return cls(
             read=content["read"],
             kept=content["kept"],
@@ -284,9 +283,10 @@ class _ChunkReader:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
-            return "\n".join(
-                self._decode_line(line, row, side) for row, line in enumerate(raw.split(b"\n"))
-            )
+            lines = []
+            for row, line in enumerate(raw.split(b"\n")):
+                lines.append(self._decode_line(line, row, side))
+            return "\n".join(lines)
 
     def _decode_line(self, line: bytes, row: int, side: int) -> str:
         try:

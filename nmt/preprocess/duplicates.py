@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,7 @@ def _hash(texts: Sequence[str]) -> Hashes:
 def hash_forms(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
     """Return the hashes (N, 2) of normal forms of both sides; 0 for the empty form."""
     hashes = np.stack([_hash(src), _hash(tgt)], axis=1)
-    hashes[[not form for form in src], 0] = 0
-    hashes[[not form for form in tgt], 1] = 0
+    hashes[hashes == _hash([""])] = 0
     return hashes
 
 
@@ -64,7 +64,7 @@ class HashWriter(AbstractContextManager["HashWriter"]):
     def __init__(self, folder: Path, task: int) -> None:
         self._folder = folder
         self._task = task
-        self._pending: list[dict[str, np.ndarray[Any, Any]]] = []
+        self._pending: dict[str, list[np.ndarray[Any, Any]]] = {}  # by column
         self._num_pending = 0
         self._num_files = 0
 
@@ -87,25 +87,24 @@ class HashWriter(AbstractContextManager["HashWriter"]):
         self._add(columns)
 
     def _add(self, columns: dict[str, np.ndarray[Any, Any]]) -> None:
-        self._pending.append(columns)
+        for name, column in columns.items():
+            self._pending.setdefault(name, []).append(column)
         self._num_pending += len(columns["pairs"])
         if self._num_pending >= PAIRS_A_FILE:
             self._write()
 
     def _write(self) -> None:
         """Write the pending hashes, sorted: rows with their pairs, or each column by itself."""
-        names = list(self._pending[0])
-        columns = {name: np.concatenate([add[name] for add in self._pending]) for name in names}
-        if "rows" in columns:
-            order = np.argsort(columns["pairs"], kind="stable")
-            columns = {name: column[order] for name, column in columns.items()}
-        else:
-            columns = {name: np.sort(column) for name, column in columns.items()}
-        for name, column in columns.items():
+        order = None
+        if "rows" in self._pending:
+            order = np.argsort(np.concatenate(self._pending["pairs"]), kind="stable")
+        for name, arrays in self._pending.items():
+            column = np.concatenate(arrays)
+            column = np.sort(column) if order is None else column[order]
             path = self._folder / f"{self._task}.{self._num_files}.{name}"
             with replace_file(path) as temporary:
                 column.tofile(temporary)
-        self._pending = []
+        self._pending = {}
         self._num_pending = 0
         self._num_files += 1
 
@@ -115,7 +114,7 @@ def count_repeats(folder: Path) -> dict[str, int]:
     numbers = dict.fromkeys(KINDS, 0)
     for kind in KINDS:
         for slices in _read_intervals(list(folder.glob(f"*.{kind}"))):
-            hashes = np.sort(np.concatenate([piece.hashes for piece in slices]))
+            hashes = np.sort(_concatenate(slices, "hashes"))
             numbers[kind] += int(np.count_nonzero(hashes[1:] == hashes[:-1]))
     return numbers
 
@@ -129,13 +128,14 @@ def find_duplicates(folder: Path, held_out: Hashes | None = None) -> None:
         path.unlink()
     files = sorted(folder.glob("*.pairs"), key=lambda path: [*map(int, path.name.split(".")[:2])])
     for slices in _read_intervals(files):
-        hashes = np.concatenate([piece.hashes for piece in slices])
-        rows = np.concatenate([piece.column("rows", "<u4") for piece in slices])
-        tasks = np.repeat([piece.task for piece in slices], [len(p.hashes) for p in slices])
+        hashes = _concatenate(slices, "hashes")
+        rows = _concatenate(slices, "rows")
+        tasks = _concatenate(slices, "tasks")
         if held_out is not None:
-            forms = np.concatenate([piece.column("forms", "<u8", width=2) for piece in slices])
-            stays = ~np.isin(forms, held_out).any(axis=1)
-            hashes, rows, tasks = hashes[stays], rows[stays], tasks[stays]
+            stays = ~np.isin(_concatenate(slices, "forms"), held_out).any(axis=1)
+            hashes = hashes[stays]
+            rows = rows[stays]
+            tasks = tasks[stays]
         order = np.argsort(hashes, kind="stable")  # keeps the reading order of equal hashes
         is_equal = hashes[order[1:]] == hashes[order[:-1]]
         repeated = np.sort(order[1:][is_equal])
@@ -162,16 +162,28 @@ class _Slice:
     hashes: Hashes
 
     @property
-    def task(self) -> int:
-        """The task that wrote the file."""
-        return int(self.path.name.split(".")[0])
+    def tasks(self) -> Any:
+        """The task that wrote the file, for each hash, (N,)."""
+        return np.full(len(self.hashes), int(self.path.name.split(".")[0]))
 
-    def column(self, name: str, dtype: str, width: int = 1) -> Any:
-        """Return the values that belong to the hashes, (N,) or (N, width)."""
-        values: Any = np.memmap(self.path.with_suffix(f".{name}"), dtype, mode="r")
-        if width > 1:
-            values = values.reshape(-1, width)
+    @property
+    def rows(self) -> Any:
+        """The rows of the hashes in the task, (N,)."""
+        return self._read("rows", "<u4")
+
+    @property
+    def forms(self) -> Any:
+        """The hashes of the normal forms of the same pairs, (N, 2)."""
+        return self._read("forms", "(2,)<u8")
+
+    def _read(self, column: str, dtype: str) -> Any:
+        values = np.memmap(self.path.with_suffix(f".{column}"), dtype, mode="r")
         return values[self.start : self.start + len(self.hashes)].copy()
+
+
+def _concatenate(slices: list[_Slice], name: str) -> Any:
+    """Concatenate an array of all slices of an interval, (N,) or (N, 2)."""
+    return np.concatenate(list(map(attrgetter(name), slices)))
 
 
 def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:

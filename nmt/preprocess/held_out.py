@@ -63,11 +63,13 @@ def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: ScanLimit
         return job
     marker = job.work.plan / _TAKEN
     if not marker.exists():
-        taken = _choose(_read_candidates(job, spans, stage, limits), numbers)
-        for split, pairs in taken.items():
-            _write_pairs(job, split, pairs)
-        lines = {text for pairs in taken.values() for pair in pairs for text in pair[1:]}
-        corpora = {split: sorted({pair[0] for pair in pairs}) for split, pairs in taken.items()}
+        candidates = _read_candidates(job, spans, stage, limits)
+        lines: set[str] = set()
+        corpora = {}
+        for split, pairs in _choose(candidates, numbers).items():
+            corpora[split] = _write_pairs(job, split, pairs)
+            for _, src, tgt in pairs:
+                lines.update((src, tgt))
         replace_json(marker, {"corpora": corpora, "lines": sorted(lines)})
     held_out = dict(job.held_out)
     for split, names in read_json(marker)["corpora"].items():
@@ -101,13 +103,17 @@ def _paths(job: Job, split: str, corpus: str) -> tuple[Path, Path]:
     return job.work.plan / f"{name}.src", job.work.plan / f"{name}.tgt"
 
 
-def _write_pairs(job: Job, split: str, pairs: Sequence[_Pair]) -> None:
-    """Write the pairs of a split, two files for each corpus."""
-    for corpus in {pair[0] for pair in pairs}:
-        rows = [pair for pair in pairs if pair[0] == corpus]
-        for side, path in enumerate(_paths(job, split, corpus), start=1):
-            text = "".join(f"{row[side]}\n" for row in rows)
-            path.write_text(text, encoding="utf-8", newline="\n")
+def _write_pairs(job: Job, split: str, pairs: Sequence[_Pair]) -> list[str]:
+    """Write the pairs of a split, two files for each corpus; return the names of the corpora."""
+    texts: dict[str, tuple[list[str], list[str]]] = {}  # by corpus
+    for corpus, src, tgt in pairs:
+        src_lines, tgt_lines = texts.setdefault(corpus, ([], []))
+        src_lines.append(src + "\n")
+        tgt_lines.append(tgt + "\n")
+    for corpus, sides in texts.items():
+        for path, lines in zip(_paths(job, split, corpus), sides, strict=True):
+            path.write_text("".join(lines), encoding="utf-8", newline="\n")
+    return sorted(texts)
 
 
 def _read_candidates(
@@ -179,5 +185,9 @@ def read_held_out(job: Job) -> dict[str, list[CleanChunk]]:
 
 def text_of(chunks: list[CleanChunk]) -> tuple[list[str], list[str]]:
     """Return all sources and all targets."""
-    src = [line for chunk in chunks for line in chunk.src]
-    return src, [line for chunk in chunks for line in chunk.tgt]
+    src: list[str] = []
+    tgt: list[str] = []
+    for chunk in chunks:
+        src += chunk.src
+        tgt += chunk.tgt
+    return src, tgt

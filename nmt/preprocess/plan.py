@@ -95,7 +95,7 @@ def _first_limits(job: Job, spans: Sequence[Span]) -> ScanLimits:
 
 def _hash_taken(lines: Sequence[str]) -> Keys | None:
     """Return the hashes of the normal forms of sentences that were taken for held-out sets."""
-    forms = [form for form in map(normal_form, lines) if form]
+    forms = list(filter(None, map(normal_form, lines)))
     return hash_forms(forms, forms)[:, 0] if forms else None
 
 

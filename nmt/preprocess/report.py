@@ -39,10 +39,10 @@ _LANGUAGES = {"src": "src_lang", "tgt": "tgt_lang"}
 _MAX_LISTED = 8  # corpora, and pieces of advice, on the terminal
 _BAR_CHARACTERS = " ▁▂▃▄▅▆▇█"
 _SIDE_COLUMNS = {  # columns of the table: key and format of the number
-    "tokens a pair": ("tokens_per_pair", ".1f"),
-    "tokens a word": ("tokens_per_word", ".2f"),
-    "unknown": ("unknown_share", ".2%"),
-    "bytes": ("byte_share", ".2%"),
+    "tokens a pair\nsrc/tgt": ("tokens_per_pair", ".1f"),
+    "tokens a word\nsrc/tgt": ("tokens_per_word", ".2f"),
+    "unknown\nsrc/tgt": ("unknown_share", ".2%"),
+    "bytes\nsrc/tgt": ("byte_share", ".2%"),
 }
 
 
@@ -93,8 +93,7 @@ def _summarize(statistics: Statistics) -> Report:
     counts = statistics.pairs
     examples = {}
     for name, locations in counts.examples.items():
-        fields = [location._asdict() for location in locations]
-        examples[name] = [{k: v for k, v in f.items() if v is not None} for f in fields]
+        examples[name] = [location.to_report() for location in locations]
     summary: Report = {
         "read": counts.read,
         "kept": counts.kept,
@@ -246,7 +245,7 @@ def _advise_on_overlap(split: str, overlap: Report) -> Iterator[str]:
         if num_rows > num_pairs and num_rows > 0.01 * size:  # short sentences are often the same
             yield (
                 f"{num_rows:,} of {size:,} {split} {kind} ({num_rows / size:.1%}) are in the "
-                "training text: state it beside scores, or take these pairs out."
+                "training text: state it with the scores, or take these pairs out."
             )
 
 
@@ -324,10 +323,9 @@ def _counts_table(report: Report) -> str:
             rows.append(row)
         if len(corpora) > _MAX_LISTED:
             rows.append([f"› {len(corpora) - _MAX_LISTED} more"])
-    side_headers = [f"{name}\nsrc/tgt" for name in _SIDE_COLUMNS]
     table: str = tabulate(
         rows,
-        headers=["", "read", "kept", *side_headers],
+        headers=["", "read", "kept", *_SIDE_COLUMNS],
         tablefmt="plain",
         colalign=["left", *["right"] * 6],
         disable_numparse=True,
@@ -362,16 +360,14 @@ def _details(report: Report) -> Iterator[tuple[str, str]]:
         ]
         yield "duplicates", ", ".join(texts)
     for split, overlap in report["overlap"].items():
-        numbers = {
-            strictness: " ".join(
-                f"{overlap[strictness][kind]['held_out_rows']:,}" for kind in KINDS
-            )
-            for strictness in STRICTNESS
-        }
+        matches = []
+        for strictness in STRICTNESS:
+            numbers = [f"{overlap[strictness][kind]['held_out_rows']:,}" for kind in KINDS]
+            matches.append(f"{' '.join(numbers)} {strictness}")
         yield (
             "overlap",
             f"{split}, pairs sources targets of {overlap['num_rows']:,} that are in train: "
-            f"{numbers['exact']} exact, {numbers['normalised']} normalised",
+            f"{', '.join(matches)}",
         )
     for side, language in _LANGUAGES.items():
         yield "lengths", f"{report[language]:<3} {_length_text(train[side]['lengths'])}"
@@ -396,8 +392,9 @@ def _list_reasons(summary: Report, key: str, split: str) -> Iterator[str]:
 def _length_text(lengths: Report) -> str:
     """Return a histogram of lengths as one line."""
     highest = max(lengths["bars"])
-    heights = [-(-8 * bar // highest) for bar in lengths["bars"]]  # rounded up
-    bars = "".join(_BAR_CHARACTERS[height] for height in heights)
+    bars = ""
+    for bar in lengths["bars"]:
+        bars += _BAR_CHARACTERS[-(-8 * bar // highest)]  # rounded up
     end = lengths["bar_width"] * len(lengths["bars"])
     return (
         f"{bars}  0 to {end - 1:,} tokens; median {lengths['median']:,}, "
