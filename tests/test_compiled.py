@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from variants import VARIANTS
 
 from nmt.data.tokenizer import Tokenizer
+from nmt.model.fast import FastTransformer
 from nmt.model.fast.packing import pack
 from nmt.training import compiled
 from nmt.training.batches import make_batch
@@ -27,18 +29,46 @@ Pairs = list[tuple[list[int], list[int]]]
 
 
 def draw_pairs(draw: random.Random, count: int, longest: int) -> Pairs:
-    def ids() -> list[int]:
-        return [draw.randrange(4, 300) for _ in range(draw.randint(1, longest))]
-
-    return [(ids(), ids()) for _ in range(count)]
+    pairs = []
+    for _ in range(count):
+        src = draw.choices(range(4, 300), k=draw.randint(1, longest))
+        tgt = draw.choices(range(4, 300), k=draw.randint(1, longest))
+        pairs.append((src, tgt))
+    return pairs
 
 
 class Traced(Exception):
     """A graph would run now."""
 
 
-def raise_traced(*_: Any) -> Any:
-    raise Traced
+class Backend:
+    """A backend of torch.compile that records graphs and runs none: a CPU lacks some kernels."""
+
+    def __init__(self) -> None:
+        self.graphs: list[torch.fx.GraphModule] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, _: Any) -> Any:
+        self.graphs.append(graph)
+        return self._raise_traced
+
+    def _raise_traced(self, *_: Any) -> Any:
+        raise Traced
+
+
+def trace(
+    model: FastTransformer, tokenizer: Tokenizer, flash: Any = None
+) -> list[torch.fx.GraphModule]:
+    """Return the graphs of batches of several shapes; in one of them all sentences are as long."""
+    backend = Backend()
+    forward = torch.compile(model.forward, dynamic=True, fullgraph=True, backend=backend)
+    draw = random.Random(0)
+    for count, longest in ((5, 20), (1, 44), (28, 26), (6, 12), (3, 1)):
+        batch = make_batch(draw_pairs(draw, count, longest), tokenizer, round_to=8)
+        src_packing = replace(batch.src_packing, flash=flash)
+        tgt_packing = replace(batch.tgt_packing, flash=flash)
+        with pytest.raises(Traced), torch.autocast("cpu", dtype=torch.bfloat16):
+            forward(batch.src, src_packing, batch.tgt_in, tgt_packing)
+    return backend.graphs
 
 
 @pytest.mark.slow
@@ -53,23 +83,11 @@ def test_one_graph_without_breaks_serves_batches_of_all_shapes(
     shape = {"d_model": 32, "num_encoder_layers": 1, "num_decoder_layers": 1, "dropout": 0.1}
     model = tiny_model(vocab_size=tokenizer.vocab_size, **shape).train()
     model.activation_checkpointing = checkpointing
-    graphs: list[torch.fx.GraphModule] = []
-
-    def note(graph: torch.fx.GraphModule, _: Any) -> Any:  # runs none: a CPU lacks some kernels
-        graphs.append(graph)
-        return raise_traced
-
-    forward = torch.compile(model.forward, dynamic=True, fullgraph=True, backend=note)
-    draw = random.Random(0)
-    for count, longest in ((5, 20), (1, 44), (28, 26), (3, 1)):  # in the last all are as long
-        batch = make_batch(draw_pairs(draw, count, longest), tokenizer, round_to=8)
-        flash = varlen.varlen_attn if varlen else None
-        sources = replace(batch.src_packing, flash=flash)
-        targets = replace(batch.tgt_packing, flash=flash)
-        with pytest.raises(Traced), torch.autocast("cpu", dtype=torch.bfloat16):
-            forward(batch.src, sources, batch.tgt_in, targets)
-    assert len(graphs) == 1
-    text = "".join(str(m.graph) for m in graphs[0].modules() if isinstance(m, torch.fx.GraphModule))
+    (graph,) = trace(model, tokenizer, varlen.varlen_attn if varlen else None)
+    text = ""
+    for module in graph.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            text += str(module.graph)
     assert ("_varlen_attn" in text) == has_flash
     assert ("scaled_dot_product_attention" in text) != has_flash
 
@@ -80,16 +98,8 @@ def test_the_graph_of_a_model_is_one_for_several_ranks_too(
 ) -> None:
     """torch splits those inside of DDP where one of its buckets ends, the first after 1 MB."""
     torch.compiler.reset()
-    graphs: list[torch.fx.GraphModule] = []
-
-    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph)
-        return raise_traced
-
-    compile_any = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda plain, **named: compile_any(plain, backend=note, **named)
-    )
+    backend = Backend()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     shape = {"d_model": 256, "num_encoder_layers": 1, "num_decoder_layers": 1}
     model = tiny_model(vocab_size=tokenizer.vocab_size, **shape).train()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -99,7 +109,7 @@ def test_the_graph_of_a_model_is_one_for_several_ranks_too(
             ranks(make_batch(draw_pairs(random.Random(0), 5, 20), tokenizer, round_to=8))
     finally:
         dist.destroy_process_group()
-    assert len(graphs) == 1
+    assert len(backend.graphs) == 1
 
 
 @pytest.mark.long
@@ -172,20 +182,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_where_nobody_asked(
 @pytest.mark.long
 def test_every_choice_of_layers_is_one_graph_without_breaks(tokenizer: Tokenizer) -> None:
     Compiler()
-    graphs: list[torch.fx.GraphModule] = []
-
-    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph)
-        return raise_traced
-
     for name, changes in VARIANTS.items():
         torch.compiler.reset()
-        graphs.clear()
         model = tiny_model(vocab_size=tokenizer.vocab_size, **changes).train()
-        forward = torch.compile(model.forward, dynamic=True, fullgraph=True, backend=note)
-        draw = random.Random(0)
-        for count, longest in ((5, 20), (1, 44), (28, 26), (6, 12)):
-            batch = make_batch(draw_pairs(draw, count, longest), tokenizer, round_to=8)
-            with pytest.raises(Traced), torch.autocast("cpu", dtype=torch.bfloat16):
-                forward(batch.src, batch.src_packing, batch.tgt_in, batch.tgt_packing)
-        assert len(graphs) == 1, name
+        assert len(trace(model, tokenizer)) == 1, name

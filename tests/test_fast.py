@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from test_compiled import draw_pairs
 from tiny import (
     VOCAB_SIZE,
     assert_near,
     check_beams,
     decode_by_steps,
+    exact_copies,
     hidden_states,
     plain,
     random_source,
@@ -31,6 +33,7 @@ from tiny import (
     tiny_model,
 )
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 from nmt.checkpoint import ModelInfo, load_info, save_model
 from nmt.config import ModelConfig, Norm, Positions, SearchConfig
@@ -80,8 +83,8 @@ def test_onednn_multiplies_where_it_is_faster(
         (tmp_path / "cpuinfo").write_text(f"vendor_id : {vendor}")
         for capability in ("AVX512", "AVX2", "DEFAULT"):
             monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda c=capability: c)
-            sizes = (0, 1 << 18, 1 << 20)
-            answers = [layers.is_onednn_faster.__wrapped__(size) for size in sizes]
+            is_onednn_faster = layers.is_onednn_faster.__wrapped__
+            answers = list(map(is_onednn_faster, (0, 1 << 18, 1 << 20)))
             if any(answers):
                 is_faster[vendor, capability] = answers
     assert is_faster == {
@@ -102,6 +105,11 @@ def models() -> Iterator[tuple[str, FastTransformer]]:
 def forward(model: Transformer) -> Tensor:
     src, lengths = random_source(LENGTHS)
     return hidden_states(model, src, lengths, random_target(B, T))
+
+
+def flat_gradients(model: nn.Module) -> Tensor:
+    """Return the gradients of all parameters as one vector."""
+    return parameters_to_vector(parameter.grad for parameter in model.parameters())
 
 
 # --- the whole model
@@ -184,13 +192,13 @@ def test_a_batch_encoded_in_pieces_is_that_of_the_plain_model(
 def test_accelerating_shares_parameters_and_names() -> None:
     model = Transformer(tiny_config(dropout=0.1), VOCAB_SIZE)
     names = list(model.state_dict())
-    addresses = [id(parameter) for parameter in model.parameters()]
+    addresses = list(map(id, model.parameters()))
     fast = accelerate(model)
     assert isinstance(fast, FastTransformer)
     assert fast is model
-    assert [id(parameter) for parameter in fast.parameters()] == addresses
+    assert list(map(id, fast.parameters())) == addresses
     assert list(fast.state_dict()) == names
-    assert not {nn.Linear, nn.Dropout} & {type(module) for module in fast.modules()}
+    assert not {nn.Linear, nn.Dropout} & set(map(type, fast.modules()))
 
 
 @torch.inference_mode()
@@ -202,7 +210,7 @@ def test_threads_translate_with_one_model_at_once(library: bool) -> None:
         src, lengths = random_source(LENGTHS, seed)
         return decode_by_steps(model, src, lengths, random_target(4, 15, seed))
 
-    expected = [decode(seed) for seed in range(4)]
+    expected = list(map(decode, range(4)))
     freeze(model)  # so that the threads make the copies of the weights
     with ThreadPoolExecutor(4) as pool:
         hidden = list(pool.map(torch.inference_mode()(decode), range(4)))
@@ -248,7 +256,7 @@ def test_attention_over_packed_sentences_is_the_plain_one() -> None:
         v = torch.randn(sum(keys), 2, 8, dtype=dtype, requires_grad=True)
         heads = attend_packed(q, k, v, context)
         assert heads.dtype is dtype
-        exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        exact = exact_copies(q, k, v)
         padded_heads, _ = attend(
             context.queries.pad(exact[0]).transpose(1, 2),
             context.keys.pad(exact[1]).transpose(1, 2),
@@ -325,14 +333,13 @@ def test_targets_are_shifted_by_one(tokenizer: Tokenizer) -> None:
 
 
 def test_a_rounded_batch_is_the_sum_of_its_pairs(tokenizer: Tokenizer) -> None:
-    draw = random.Random(0)
-    ids = [[draw.randrange(4, 300) for _ in range(draw.randint(1, 13))] for _ in range(14)]
     for num_pairs, round_to, norm in itertools.product((1, 2, 7), (8, 64), Norm):
         case = (num_pairs, round_to, norm)
-        pairs = [(ids[i], ids[i + 7]) for i in range(num_pairs)]
+        pairs = draw_pairs(random.Random(0), num_pairs, 13)
         exact = make_batch(pairs, tokenizer)
         batch = make_batch(pairs, tokenizer, round_to=round_to)
-        assert not any(len(x) % round_to for x in (batch.src, batch.tgt_in, batch.tgt_out)), case
+        for ids in (batch.src, batch.tgt_in, batch.tgt_out):
+            assert len(ids) % round_to == 0, case
         assert batch.src_packing.num_sentences == batch.tgt_packing.num_sentences > num_pairs, case
         assert batch.src_packing.longest == exact.src_packing.longest, (
             case
@@ -344,8 +351,8 @@ def test_a_rounded_batch_is_the_sum_of_its_pairs(tokenizer: Tokenizer) -> None:
             model = tiny_model(vocab_size=tokenizer.vocab_size, norm=norm).train()
             loss, nll = Objective(model, smoothing=0.1)(single_batch)
             loss.backward()
-            gradients: list[Any] = [weight.grad.flatten() for weight in model.parameters()]
-            results.append(torch.cat([loss.detach()[None], nll[None], *gradients]))
+            gradients = flat_gradients(model)
+            results.append(torch.cat([loss.detach()[None], nll[None], gradients]))
         assert_near(results[0], torch.stack(results[1:]).sum(0), case, rtol=1e-4, atol=1e-4)
 
 
@@ -360,17 +367,16 @@ def test_values_and_gradients_of_linear_layers_equal_float64(library: bool) -> N
         x = torch.randn(*rows, inner, requires_grad=True)
         weight = torch.randn(outer, inner, requires_grad=True)
         bias = torch.randn(outer, requires_grad=True)
-        exact = [x.detach().double().requires_grad_() for x in (x, weight, bias)]
+        exact = exact_copies(x, weight, bias)
         y = linear(x, weight, bias, activation=activation)
         expected = F.linear(exact[0], exact[1], exact[2])
         expected = expected.relu() if activation == "relu" else expected
         error = torch.randn_like(expected)
-        y.backward(error.float())
-        expected.backward(error)
         assert_near(y.double(), expected, case)
-        gradients = [parameter.grad.double() for parameter in (x, weight, bias)]
-        exact_gradients = [parameter.grad for parameter in exact]
-        assert_near(gradients, exact_gradients, case, atol=1e-4, rtol=1e-4)
+        gradients = torch.autograd.grad(y, (x, weight, bias), error.float())
+        exact_gradients = torch.autograd.grad(expected, exact, error)
+        for gradient, exact_gradient in zip(gradients, exact_gradients, strict=True):
+            assert_near(gradient.double(), exact_gradient, case, atol=1e-4, rtol=1e-4)
     a = torch.randn(70, 5)
     b = torch.randn(70, 9)
     assert_near(transposed_matmul(a, b), a.T @ b)
@@ -540,8 +546,7 @@ def test_activation_checkpointing_changes_no_bit_of_loss_gradients_and_generator
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
                 loss = model.logits(forward(model)).logsumexp(-1).sum()
                 loss.backward()
-            gradients: list[Any] = [parameter.grad.flatten() for parameter in model.parameters()]
-            runs.append(torch.cat([loss.detach()[None], *gradients, torch.rand(3)]))
+            runs.append(torch.cat([loss.detach()[None], flat_gradients(model), torch.rand(3)]))
         assert torch.equal(runs[0], runs[1]), (norm, bfloat16)
 
 
@@ -577,7 +582,7 @@ def test_rows_go_to_their_cells_and_come_back() -> None:
         assert cells.shape == (len(counts), max(counts), 3)
         for sentence, count in enumerate(counts):
             assert torch.equal(cells[sentence, :count], rows[sentences == sentence])
-            assert grid.is_empty[sentence].tolist() == [i >= count for i in range(max(counts))]
+            assert torch.equal(grid.is_empty[sentence], torch.arange(max(counts)) >= count)
         assert torch.equal(grid.collect(cells)[: len(rows)], rows), counts
         assert len(grid.collect(cells)) == grid.num_collected >= len(rows)
 

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from tiny import exact_copies
 from torch import Tensor, nn
 
 from nmt.training import loss
@@ -49,7 +50,7 @@ def test_value_and_gradients_equal_the_definition(monkeypatch: pytest.MonkeyPatc
     for smoothing, chunk, softmax in itertools.product(EPSILONS, (512, 4, 1), SOFTMAXES):
         monkeypatch.setattr(loss, "CPU_CHUNK_ROWS", chunk)
         hidden, weight, targets = example()
-        exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+        exact = exact_copies(hidden, weight)
         options = {"smoothing": smoothing, "softmax_loss": softmax}
         sums = smoothed_cross_entropy(hidden, weight, targets, **options)
         expected = by_definition(exact[0], exact[1], targets, smoothing)
@@ -67,7 +68,7 @@ def test_r_drop_equals_its_definition_whatever_the_chunks(monkeypatch: pytest.Mo
         monkeypatch.setattr(loss, "CPU_CHUNK_ROWS", chunk)
         hidden, weight, targets = example()
         repeated = targets[:6].repeat_interleave(2)
-        exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+        exact = exact_copies(hidden, weight)
         options = {"smoothing": smoothing, "softmax_loss": loss.r_drop_loss(alpha)}
         sums = smoothed_cross_entropy(hidden, weight, repeated, **options)
         expected, nll = by_definition(exact[0], exact[1], repeated, smoothing)
@@ -97,13 +98,14 @@ def test_the_negative_log_likelihood_knows_no_smoothing_and_no_tokens_have_loss_
     assert not torch.autograd.grad(none[0], weight)[0].any()
 
 
-def exact_loss(*inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return torch's loss and gradients in float64, after its own whole matrix of logits."""
-    hidden = inputs[0].detach().double().requires_grad_()
-    weight = inputs[1].detach().double().requires_grad_()
-    logits = hidden @ weight.T
-    loss = nn.functional.cross_entropy(logits, inputs[2], label_smoothing=0.1, reduction="sum")
-    return loss, torch.autograd.grad(loss, (hidden, weight))
+def exact_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return torch's loss and gradients in float64, after its own matrix of all logits."""
+    exact = exact_copies(hidden, weight)
+    logits = exact[0] @ exact[1].T
+    loss = nn.functional.cross_entropy(logits, targets, label_smoothing=0.1, reduction="sum")
+    return loss, torch.autograd.grad(loss, exact)
 
 
 # --- half precision

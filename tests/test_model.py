@@ -109,9 +109,11 @@ def test_sentences_longer_than_the_table_of_positions_work(monkeypatch: pytest.M
     tgt = random_target(2, 33)
     expected = hidden_states(plain(tiny_model()), src, lengths, tgt)
     monkeypatch.setattr(positions, "NUM_POSITIONS", 4)
-    models = plain(tiny_model()), tiny_model(), tiny_model()
-    runs = hidden_states, hidden_states, decode_by_steps
-    for model, run in zip(models, runs, strict=True):
+    for model, run in (
+        (plain(tiny_model()), hidden_states),
+        (tiny_model(), hidden_states),
+        (tiny_model(), decode_by_steps),
+    ):
         assert len(model.encoder_positions.table) == 4
         assert_near(run(model, src, lengths, tgt), expected, (type(model), run))
 
@@ -143,8 +145,15 @@ def torch_stack(model: Transformer, side: str) -> Any:
     config = model.config
     name = side.capitalize()
     pre = config.norm is Norm.pre
-    shape = config.d_model, config.num_heads, config.d_ff, config.dropout
-    layer = getattr(nn, f"Transformer{name}Layer")(*shape, batch_first=True, norm_first=pre)
+    new_layer = getattr(nn, f"Transformer{name}Layer")
+    layer = new_layer(
+        config.d_model,
+        config.num_heads,
+        config.d_ff,
+        config.dropout,
+        batch_first=True,
+        norm_first=pre,
+    )
     norm = nn.LayerNorm(config.d_model) if pre else None
     extra = {"enable_nested_tensor": False} if side == "encoder" else {}
     num_layers = getattr(config, f"num_{side}_layers")
@@ -159,7 +168,7 @@ def torch_stack(model: Transformer, side: str) -> Any:
 def oracle_embed(model: Transformer, ids: Tensor) -> Tensor:
     """sqrt(d_model) * embedding + positions (sections 3.4 and 3.5)."""
     vectors = model.embedding.weight[ids] * model.config.d_model**0.5
-    return vectors + paper_positions(*vectors.shape[1:]).float()
+    return vectors + paper_positions(ids.size(1), model.config.d_model).float()
 
 
 def test_encoder_and_decoder_equal_torchs() -> None:
@@ -207,8 +216,10 @@ def test_attention_and_its_recorded_weights_equal_torchs() -> None:
     (src, lengths) = random_source([5, 3])
     tgt = random_target(2, 4)
     attention_out = {m: None for m in model.modules() if isinstance(m, MultiHeadAttention)}
-    inputs = src, padding_mask(lengths, 5), tgt, causal_mask(4)
-    assert torch.equal(model(*inputs, attention_out), model(*inputs))  # recording changes nothing
+    src_mask = padding_mask(lengths, 5)
+    recorded = model(src, src_mask, tgt, causal_mask(4), attention_out)
+    expected = model(src, src_mask, tgt, causal_mask(4))
+    assert torch.equal(recorded, expected)  # recording changes nothing
     shapes = [tuple(weights.shape[1:]) for weights in attention_out.values() if weights is not None]
     assert shapes == 2 * [(4, 5, 5)] + 2 * [(4, 4, 4), (4, 4, 5)]
 
@@ -241,9 +252,9 @@ def test_softmax_is_float32_when_the_model_is_bfloat16() -> None:
 @torch.no_grad()
 def test_one_matrix_is_both_embeddings_and_the_output() -> None:
     model = plain(tiny_model())
-    with_vocabulary = [n for n, t in model.state_dict().items() if VOCAB_SIZE in t.shape]
-    assert with_vocabulary == ["embedding.weight"]
-    assert "positions" not in model.state_dict()
+    for name, tensor in model.state_dict().items():
+        assert (VOCAB_SIZE in tensor.shape) == (name == "embedding.weight")
+        assert "positions" not in name
     src = torch.tensor([[5, 6, EOS]])
     src_mask = padding_mask(torch.tensor([3]), 3)
     tgt = torch.tensor([[BOS, 5]])
@@ -257,7 +268,8 @@ def test_one_matrix_is_both_embeddings_and_the_output() -> None:
     old_outputs = embeddings_and_logits()
     model.embedding.weight[5] += 1.0
     new_outputs = embeddings_and_logits()
-    assert not any(torch.equal(old, new) for old, new in zip(old_outputs, new_outputs, strict=True))
+    for old, new in zip(old_outputs, new_outputs, strict=True):
+        assert not torch.equal(old, new)
     assert (old_outputs[2] != new_outputs[2]).nonzero().tolist() == [[5]]
 
 
@@ -272,7 +284,8 @@ def both_models(**changes: Any) -> list[Transformer]:
 
 def test_a_position_sees_itself_and_the_past_but_no_future() -> None:
     tgt = random_target(2, 6)
-    for model in [m.train(mode) for mode in (False, True) for m in both_models(dropout=0.1)]:
+    for model, mode in itertools.product(both_models(dropout=0.1), (False, True)):
+        model.train(mode)
         embedded: list[Tensor] = []
         model.embedding.register_forward_hook(lambda *call, to=embedded: to.append(call[-1]))
         src, lengths = random_source([5, 3])
@@ -311,6 +324,6 @@ def test_an_empty_sentence_gives_numbers_and_finite_gradients() -> None:
     lengths = torch.tensor([2, 0])
     for model in both_models():
         hidden_states(model, src, lengths, random_target(2, 3)).square().sum().backward()
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        assert len(gradients) == len(list(model.parameters()))
-        assert all(gradient.isfinite().all() for gradient in gradients), type(model)
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), (type(model), name)

@@ -136,6 +136,11 @@ def hidden_states(model: Transformer, src: Tensor, src_lengths: Tensor, tgt: Ten
     return targets.pad(model(ids, sources, tgt.flatten(), targets))  # (B, T, D)
 
 
+def exact_copies(*tensors: Tensor) -> list[Tensor]:
+    """Return copies in float64 that collect gradients of their own."""
+    return [tensor.detach().double().requires_grad_() for tensor in tensors]
+
+
 def assert_near(
     actual: Any, expected: Any, case: object = "", *, atol: float = 1e-5, rtol: float = 1e-5
 ) -> None:
