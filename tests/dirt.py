@@ -1,9 +1,10 @@
-"""Hostile bytes, each line with its number, and a slow reading of the rules to compare with."""
+"""Hostile bytes, each line with its number, and a slow implementation of the cleaning rules."""
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,27 +26,30 @@ PIECES = [
     b"\xc0\x80",  # NUL in two bytes
     b"\xf4\x90\x80\x80",  # beyond Unicode
 ]
-_NAMES = ["CR", "VT", "FF", "FS", "GS", "RS", "NEL", "U+2028", "U+2029"]
-BREAKS = dict(zip("\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", _NAMES, strict=True))
+BREAKS = {"\r": "CR", "\v": "VT", "\f": "FF", "\x1c": "FS", "\x1d": "GS", "\x1e": "RS"}
+BREAKS |= {"\x85": "NEL", "\u2028": "U+2028", "\u2029": "U+2029"}
+SURROGATE = re.compile("[\ud800-\udfff]")
 LineLocation = tuple[str, int, int | None]
 
 
 def hostile_line(draw: random.Random, number: int) -> bytes:
-    """Draw a line without its end: clean, empty, or a number among dirt."""
+    """Draw a line without its end: clean, empty, or a number between odd bytes."""
     kind = draw.random()
     if kind < 0.4:
         return f"clean line #{number}#".encode()
     if kind < 0.5:
         return draw.choice([b"", b" ", b"\r", b"\xef\xbb\xbf", "\u3000\u2028".encode()])
-    before, after = (b"".join(draw.choices(PIECES, k=draw.randint(0, 3))) for _ in range(2))
-    return before + b"#%d#" % number + after
+    prefix = b"".join(draw.choices(PIECES, k=draw.randint(0, 3)))
+    suffix = b"".join(draw.choices(PIECES, k=draw.randint(0, 3)))
+    return prefix + b"#%d#" % number + suffix
 
 
 def hostile_record(draw: random.Random, number: int) -> bytes:
-    """Draw a line of JSON, more or less."""
+    """Draw a line of JSON, sometimes an invalid one."""
     odd = [*"abcdefghijklé\n\r\0\u2028\ufeff", "\ud83d", "\udc00"]
-    texts = ["".join(draw.choices(odd, k=3)) for _ in range(2)]
-    good = {"src": f"{texts[0]}#{number}#", "tgt": f"#{number}#{texts[1]}", "id": number}
+    src = "".join(draw.choices(odd, k=3))
+    tgt = "".join(draw.choices(odd, k=3))
+    good = {"src": f"{src}#{number}#", "tgt": f"#{number}#{tgt}", "id": number}
     kind = draw.random()
     if kind < 0.1:
         return draw.choice([b"", b"[]", b"{", b"null", b"5", b'{"src": "x"}', b"\xff", b'"src"'])
@@ -74,7 +78,7 @@ def clean_and_filter(
     held_out: bool = False,
     repeated: np.ndarray | None = None,  # type: ignore[type-arg]
 ) -> CleanChunk:
-    """Do what is done to text before it is encoded."""
+    """Clean a chunk and apply the filters of text."""
     cleaned = clean(chunk, config, held_out=held_out)
     if not held_out:
         drop_by_text(cleaned, config, repeated)
@@ -82,16 +86,16 @@ def clean_and_filter(
 
 
 @dataclass
-class Story:
-    """What became of lines."""
+class CleanResult:
+    """The pairs that stay, with line numbers, and the counts."""
 
-    kept: list[tuple[int, str, str]] = field(default_factory=list)
+    pairs: list[tuple[int, str, str]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     replaced: Counter[str] = field(default_factory=Counter)
     locations: dict[str, list[LineLocation]] = field(default_factory=dict)
 
     def note(self, counter: Counter[str], name: str, number: int, location: LineLocation) -> None:
-        """Count, and remember the line if it is another one."""
+        """Add to a counter, and remember the line unless it is known."""
         if number:
             counter[name] += number
             if location not in self.locations.setdefault(name, []):
@@ -100,34 +104,36 @@ class Story:
 
 @dataclass
 class Row:
-    """A pair as it was read: `broken` has file, first broken byte and number of them."""
+    """A pair; `broken` has file, first invalid byte and number of invalid bytes of each side."""
 
     texts: list[str] = field(default_factory=list)
     broken: list[tuple[str, int | None, int]] = field(default_factory=list)
     is_malformed: bool = False
 
 
-def read_pair(raw: tuple[bytes, ...], line: int, story: Story) -> Row:
+def read_pair(raw: tuple[bytes, ...], line: int, result: CleanResult) -> Row:
     """Read a line of two files."""
     row = Row()
     for file, side in zip(("a.src", "b.tgt"), raw, strict=True):
-        row.texts.append(_read_line(side, file, line, story, row))
+        row.texts.append(_read_line(side, file, line, result, row))
     return row
 
 
-def read_tsv(raw: tuple[bytes, ...], line: int, story: Story, columns: tuple[int, int]) -> Row:
+def read_tsv(
+    raw: tuple[bytes, ...], line: int, result: CleanResult, columns: tuple[int, int]
+) -> Row:
     """Read a line with tabs."""
     row = Row()
-    cells = _read_line(raw[0], "both", line, story, row).split("\t")
+    cells = _read_line(raw[0], "both", line, result, row).split("\t")
     row.is_malformed = len(cells) < max(columns)
     row.texts = [cells[c - 1] if c <= len(cells) else "" for c in columns]
     return row
 
 
-def read_json(raw: tuple[bytes, ...], line: int, story: Story) -> Row:
+def read_json(raw: tuple[bytes, ...], line: int, result: CleanResult) -> Row:
     """Read a line of JSON with the fields src and tgt."""
     row = Row()
-    text = _read_line(raw[0], "both", line, story, row)
+    text = _read_line(raw[0], "both", line, result, row)
     try:
         record = json.loads(text, strict=False)
     except ValueError:
@@ -137,41 +143,40 @@ def read_json(raw: tuple[bytes, ...], line: int, story: Story) -> Row:
     for name in ("src", "tgt"):
         value = record.get(name) if isinstance(record, dict) else None
         row.is_malformed |= not isinstance(value, str)
-        row.texts.append(_read_value(value if isinstance(value, str) else "", line, story, row))
+        row.texts.append(_read_value(value if isinstance(value, str) else "", line, result, row))
     return row
 
 
-def _read_value(value: str, line: int, story: Story, row: Row) -> str:
-    story.note(story.replaced, "LF", value.count("\n"), ("both", line, None))
-    halves = sum("\ud800" <= character <= "\udfff" for character in value)
+def _read_value(value: str, line: int, result: CleanResult, row: Row) -> str:
+    result.note(result.replaced, "LF", value.count("\n"), ("both", line, None))
+    halves = SURROGATE.findall(value)
     if halves:
         byte, number = row.broken[0][1:] if row.broken else (None, 0)
-        row.broken = [("both", byte, number + halves)]
-    value = "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in value)
-    return clean_text(value.replace("\n", " "), "both", line, story)
+        row.broken = [("both", byte, number + len(halves))]
+    value = SURROGATE.sub("\ufffd", value)
+    return clean_text(value.replace("\n", " "), "both", line, result)
 
 
-def _read_line(raw: bytes, file: str, line: int, story: Story, row: Row) -> str:
+def _read_line(raw: bytes, file: str, line: int, result: CleanResult, row: Row) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         escaped = raw.decode("utf-8", "surrogateescape")
-        number = sum("\ud800" <= character <= "\udfff" for character in escaped)
-        row.broken.append((file, error.start + 1, number))
+        row.broken.append((file, error.start + 1, len(SURROGATE.findall(escaped))))
         text = raw.decode("utf-8", "replace")
-    return clean_text(text, file, line, story)
+    return clean_text(text, file, line, result)
 
 
-def clean_text(text: str, file: str, line: int, story: Story) -> str:
-    """Apply the rules on characters, one after the other."""
+def clean_text(text: str, file: str, line: int, result: CleanResult) -> str:
+    """Apply the rules for characters, one after the other."""
     location = (file, line, None)
     if text.startswith("\ufeff"):
-        story.note(story.replaced, "BOM", 1, location)
+        result.note(result.replaced, "BOM", 1, location)
         text = text[1:]
     if text.endswith("\r"):
-        story.note(story.replaced, "CRLF", 1, location)
+        result.note(result.replaced, "CRLF", 1, location)
         text = text[:-1]
-    for character in text:
-        if character in BREAKS:
-            story.note(story.replaced, BREAKS[character], 1, location)
-    return "".join(" " if character in BREAKS else character for character in text)
+    for character, name in BREAKS.items():
+        result.note(result.replaced, name, text.count(character), location)
+        text = text.replace(character, " ")
+    return text

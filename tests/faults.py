@@ -1,4 +1,4 @@
-"""Runs with something done to them on purpose: signals at a certain call, bad losses, a record."""
+"""Training runs with injected faults: signals at a certain call, and bad losses; and a record."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from nmt.training.batches import Batch, BatchMaker
 from nmt.training.learner import Learner
 from nmt.training.validation import Validation
 
-# where a process can die: between updates, in the write of a checkpoint, in validation
-PLACES: dict[str, tuple[Any, str]] = {
+# calls at which a process can die: between updates, while a checkpoint is written, in validation
+CALLS: dict[str, tuple[Any, str]] = {
     "update": (Learner, "update"),
     "save": (files, "share_and_sync"),
     "rename": (os, "rename"),
@@ -31,37 +31,40 @@ PLACES: dict[str, tuple[Any, str]] = {
 }
 
 
-def signal_at(place: str, number: int, what: signal.Signals) -> None:
-    """Let this process get a signal at call `number` of a place."""
-    owner, name = PLACES[place]
-    original, calls = getattr(owner, name), itertools.count(1)
+def signal_at(call: str, number: int, signal_number: signal.Signals) -> None:
+    """Send this process a signal at call `number` of one of `CALLS`."""
+    owner, name = CALLS[call]
+    original = getattr(owner, name)
+    calls = itertools.count(1)
 
     def signalled(*arguments: Any, **named: Any) -> Any:
         if next(calls) == number:
-            os.kill(os.getpid(), what)
+            os.kill(os.getpid(), signal_number)
         return original(*arguments, **named)
 
     setattr(owner, name, signalled)
 
 
 def train_and_signal(
-    what: signal.Signals,
-    place: str,
+    signal_number: signal.Signals,
+    call: str,
     number: int,
     victim: str,
     data_dir: Path,
     run_dir: Path,
     *arguments: Any,
 ) -> int:
-    """Run nmt-train; the rank `victim` gets a signal at call `number` of a place."""
+    """Run nmt-train; the rank `victim` gets a signal at call `number` of one of `CALLS`."""
     if os.environ.get("RANK", "0") == victim:
-        signal_at(place, number, what)
+        signal_at(call, number, signal_number)
     return train(data_dir, run_dir, arguments)
 
 
-def train_and_die(place: str, number: int, victim: str, *arguments: Any) -> int:
-    """Run nmt-train; the rank `victim` is killed at call `number` of a place."""
-    return train_and_signal(signal.SIGKILL, place, number, victim, *arguments)
+def train_and_die(
+    call: str, number: int, victim: str, data_dir: Path, run_dir: Path, *arguments: Any
+) -> int:
+    """Run nmt-train; the rank `victim` is killed at call `number` of one of `CALLS`."""
+    return train_and_signal(signal.SIGKILL, call, number, victim, data_dir, run_dir, arguments)
 
 
 def train_and_record(record: Path, data_dir: Path, run_dir: Path, *arguments: Any) -> int:
@@ -69,10 +72,13 @@ def train_and_record(record: Path, data_dir: Path, run_dir: Path, *arguments: An
     original = Learner.update
     path = record.with_suffix(f".{os.environ.get('RANK', '0')}")
 
-    def recording(learner: Learner, update: Update, *rest: Any, **named: Any) -> Any:
+    def recording(learner: Learner, update: Update, *args: Any, **named: Any) -> Any:
+        pairs: list[int] = []
+        for rows in update.batches:
+            pairs += rows.tolist()
         with path.open("a") as stream:
-            print(json.dumps([int(i) for rows in update.batches for i in rows]), file=stream)
-        return original(learner, update, *rest, **named)
+            print(json.dumps(pairs), file=stream)
+        return original(learner, update, *args, **named)
 
     Learner.update = recording  # type: ignore[method-assign]
     return train(data_dir, run_dir, arguments)
@@ -80,7 +86,8 @@ def train_and_record(record: Path, data_dir: Path, run_dir: Path, *arguments: An
 
 def poison(pair: int, factor: float) -> None:
     """Multiply the loss of every batch that holds the pair by `factor`, in this process."""
-    original, make = Learner.losses, BatchMaker.make_micro_batch
+    original = Learner.losses
+    make = BatchMaker.make_micro_batch
     poisonous: list[Batch] = []
 
     def watching(batch_maker: BatchMaker, rows: Rows, draw: int = 0) -> Batch:
@@ -91,13 +98,17 @@ def poison(pair: int, factor: float) -> None:
 
     def poisoned(learner: Learner, batch: Batch) -> tuple[Tensor, Tensor]:
         loss, nll = original(learner, batch)
-        return (loss * factor, nll) if any(batch is other for other in poisonous) else (loss, nll)
+        if any(batch is poisonous_batch for poisonous_batch in poisonous):
+            loss = loss * factor
+        return loss, nll
 
     BatchMaker.make_micro_batch = watching  # type: ignore[method-assign]
     Learner.losses = poisoned  # type: ignore[method-assign]
 
 
-def train_poisoned(pair: int, place: str, number: int, *arguments: Any) -> int:
-    """Run nmt-train with a pair whose loss is NaN; be killed at call `number` of a place."""
+def train_poisoned(
+    pair: int, call: str, number: int, data_dir: Path, run_dir: Path, *arguments: Any
+) -> int:
+    """Run nmt-train with a pair whose loss is NaN; kill it at call `number` of one of `CALLS`."""
     poison(pair, float("nan"))
-    return train_and_die(place, number, "0", *arguments)
+    return train_and_die(call, number, "0", data_dir, run_dir, arguments)

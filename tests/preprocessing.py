@@ -1,4 +1,4 @@
-"""Corpora with something odd, and nmt-preprocess in processes of its own, for its tests."""
+"""Corpora with odd characters, and nmt-preprocess in this process or others, for its tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from toy import command
+from toy import command, flatten
 
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import load_tokenizers
@@ -25,17 +25,17 @@ _MAIN = "import sys; from nmt.cli.main import preprocess; sys.exit(preprocess())
 
 
 def write_text(path: Path, lines: list[str]) -> Path:
-    """Write lines as they are."""
+    """Write lines without changing them."""
     path.write_bytes("".join(line + "\n" for line in lines).encode("utf-8"))
     return path
 
 
 def write_corpus(folder: Path, num_pairs: int = 300, *, name: str = "train") -> list[str]:
-    """Write numbered pairs, some odd, unless they are there; return the arguments of nmt-preprocess
-    that name them.
+    """Write numbered pairs, some odd, unless the files exist; return arguments of nmt-preprocess.
+
+    Writes validation pairs too.
     """
     draw = random.Random(name)
-    arguments = ["tokenizer.vocab_size=330", "filter.max_ratio=9", "num_threads=1"]
     for split, size in ((name, num_pairs), ("valid", 12)):
         rows = [draw.choices(WORDS, k=draw.randint(1, 9)) for _ in range(size)]
         for side in ("src", "tgt"):
@@ -45,56 +45,73 @@ def write_corpus(folder: Path, num_pairs: int = 300, *, name: str = "train") -> 
             path = folder / f"{split}.{side}.txt"
             if not path.exists():
                 write_text(path, lines)
-            arguments.append(f"data.{split}.{side}={path}")
-    return arguments
+    settings = ["tokenizer.vocab_size=330", "filter.max_ratio=9", "num_threads=1", "shard_pairs=70"]
+    return [*settings, *name_files(folder, name), *name_files(folder, "valid")]
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    """Start nmt-preprocess."""
-    program, pipe = [sys.executable, "-c", _MAIN, *arguments], subprocess.PIPE
+def name_files(folder: Path, split: str, key: str = "") -> list[str]:
+    """Return the arguments that name the files of `write_corpus`."""
+    key = f"data.{key or split}"
+    return [f"{key}.src={folder}/{split}.src.txt", f"{key}.tgt={folder}/{split}.tgt.txt"]
+
+
+def preprocess(data_dir: Path, *arguments: str | list[str]) -> Path:
+    """Make a data folder with nmt-preprocess in this process, and return it."""
+    assert command("preprocess", "num_threads=1", arguments, f"data_dir={data_dir}") == 0, arguments
+    return data_dir
+
+
+def start(*arguments: str | list[str]) -> subprocess.Popen[str]:
+    """Start nmt-preprocess in a process with its own group."""
     return subprocess.Popen(
-        program, stdout=subprocess.DEVNULL, stderr=pipe, text=True, start_new_session=True
+        [sys.executable, "-c", _MAIN, *flatten(arguments)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
-def run_in_fork(prepare: Callable[[], object], *arguments: str) -> int:
+def run_in_fork(prepare: Callable[[], object], *arguments: str | list[str]) -> int:
     """Run `prepare` and nmt-preprocess in a fork of this process; return its exit status, negative
     for the signal that ended it.
     """
-    if (pid := os.fork()) == 0:
+    pid = os.fork()
+    if pid == 0:
         try:
             prepare()
-            os._exit(command("preprocess", *arguments))
+            os._exit(command("preprocess", arguments))
         finally:
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def run_and_die(number: int, *arguments: str) -> int:
-    """Run nmt-preprocess, killed at call `number` of os.replace, which makes each part whole."""
-    calls, replace = itertools.count(1), os.replace
+def run_and_die(number: int, *arguments: str | list[str]) -> int:
+    """Run nmt-preprocess and kill it at call `number` of os.replace, which completes a file."""
+    calls = itertools.count(1)
+    replace = os.replace
 
-    def replace_or_die(*paths: Path) -> None:
+    def replace_or_die(temporary: Path, path: Path) -> None:
         if next(calls) == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        replace(*paths)
+        replace(temporary, path)
 
-    return run_in_fork(lambda: setattr(os, "replace", replace_or_die), *arguments)
+    return run_in_fork(lambda: setattr(os, "replace", replace_or_die), arguments)
 
 
 def wait_for_workers(process: subprocess.Popen[str]) -> list[int]:
     """Return the ids of the worker processes as soon as there are any."""
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while process.poll() is None:
-        children = [int(pid) for pid in path.read_text().split()]
-        if workers := [pid for pid in children if _is_worker(pid)]:
+        workers = list(filter(_is_worker, map(int, path.read_text().split())))
+        if workers:
             return workers
         time.sleep(0.002)
     raise AssertionError(f"ended with {process.returncode}: {process.communicate()[1]}")
 
 
 def _is_worker(pid: int) -> bool:
-    """Say whether a child is a worker, not the process that removes semaphores at the end."""
+    """Return whether a child is a worker, not the process that removes semaphores at the end."""
     try:
         return b"multiprocessing.spawn" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -102,7 +119,7 @@ def _is_worker(pid: int) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Say whether a process is there and no zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -110,7 +127,7 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    """Wait until none of the processes runs, at most 20 seconds."""
+    """Wait until all of the processes have ended, at most 20 seconds."""
     deadline = time.monotonic() + 20
     while any(map(is_running, pids)):
         assert time.monotonic() < deadline

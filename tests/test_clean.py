@@ -1,4 +1,4 @@
-"""Chunks are cleaned as a slow reading of the rules cleans line by line; no line is mixed up."""
+"""Cleaning whole chunks equals a slow implementation of the rules that cleans line by line."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from dirt import (
+    CleanResult,
+    LineLocation,
     Row,
-    Story,
     clean_and_filter,
     hostile_line,
     hostile_record,
@@ -32,9 +33,10 @@ from nmt.preprocess import chunks
 from nmt.preprocess.chunks import Format, Source, read_chunks
 from nmt.preprocess.clean import MALFORMED, NOT_UTF8, NUM_EXAMPLES, OVERLONG, CleanChunk, PairCounts
 
-EMPTY, NUL = "empty side", "NUL character"
+EMPTY = "empty side"
+NUL = "NUL character"
 SEEDS = range(12)
-Reader = Callable[[tuple[bytes, ...], int, Story], Row]
+Reader = Callable[[tuple[bytes, ...], int, CleanResult], Row]
 POLICIES = [  # invalid, held_out
     (Invalid.replace, False),
     (Invalid.drop, False),
@@ -48,53 +50,63 @@ def settings(invalid: Invalid = Invalid.error) -> PreprocessConfig:
 
 def slow_clean(
     lines: list[list[bytes]], read: Reader, config: PreprocessConfig, *, held_out: bool
-) -> Story:
+) -> CleanResult:
     """Clean one pair after the other."""
-    story = Story()
+    result = CleanResult()
     for number, raw in enumerate(zip(*lines, strict=True), start=1):
-        row = read(raw, number, story)
+        row = read(raw, number, result)
         files = ("a.src", "b.tgt") if len(raw) == 2 else ("both", "both")
         reasons = []
         for file, byte, size in row.broken:
             location = (file, number, byte)
             if held_out or config.data.invalid is Invalid.replace:
-                story.note(story.replaced, NOT_UTF8, size, location)
+                result.note(result.replaced, NOT_UTF8, size, location)
             else:
                 reasons.append((NOT_UTF8, location))
         if row.is_malformed and held_out:
-            story.note(story.replaced, MALFORMED, 1, (files[0], number, None))
+            result.note(result.replaced, MALFORMED, 1, (files[0], number, None))
         elif row.is_malformed:
             reasons.append((MALFORMED, (files[0], number, None)))
-        reasons += slow_filters(row, files, number, story, held_out)
-        if reasons:
-            story.note(story.dropped, reasons[0][0], 1, reasons[0][1])
+        locations = [(file, number, None) for file in files]
+        if held_out:
+            replace_nul(row, locations, result)
         else:
-            story.kept.append((number, row.texts[0], row.texts[1]))
-    return story
+            reasons += find_faults(row, locations)
+        if reasons:
+            result.note(result.dropped, reasons[0][0], 1, reasons[0][1])
+        else:
+            result.pairs.append((number, row.texts[0], row.texts[1]))
+    return result
 
 
-def slow_filters(row, files, number, story, held_out):  # type: ignore[no-untyped-def]
-    """Return why a pair is dropped for NUL or an empty side; replace NUL in held-out pairs."""
-    locations = [(file, number, None) for file in files]
-    nul = [(NUL, p) for p, text in zip(locations, row.texts, strict=True) if "\0" in text]
-    if held_out:
-        for location, text in zip(locations, row.texts, strict=True):
-            if "\0" in text:
-                story.note(story.replaced, "NUL", text.count("\0"), location)
-        row.texts = [text.replace("\0", " ") for text in row.texts]
-        return []
-    return nul + [
-        (EMPTY, p) for p, text in zip(locations, row.texts, strict=True) if not text.strip()
-    ]
+def find_faults(row: Row, locations: list[LineLocation]) -> list[tuple[str, LineLocation]]:
+    """Return the reasons for which the filters drop a training pair, in their order."""
+    sides = list(zip(locations, row.texts, strict=True))
+    faults = [(NUL, location) for location, text in sides if "\0" in text]
+    return faults + [(EMPTY, location) for location, text in sides if not text.strip()]
 
 
-def assert_same(parts: list[CleanChunk], counts: PairCounts, story: Story, num_read: int) -> None:
-    kept = [pair for p in parts for pair in zip(p.lines.tolist(), p.src, p.tgt, strict=True)]
-    assert kept == story.kept
-    assert (counts.read, counts.kept) == (num_read, len(story.kept))
-    assert counts.dropped == dict(story.dropped)
-    assert counts.replaced == dict(story.replaced)
-    assert counts.examples == {k: v[:NUM_EXAMPLES] for k, v in story.locations.items()}
+def replace_nul(row: Row, locations: list[LineLocation], result: CleanResult) -> None:
+    """Replace NUL in a held-out pair."""
+    for side, location in enumerate(locations):
+        text = row.texts[side]
+        result.note(result.replaced, "NUL", text.count("\0"), location)
+        row.texts[side] = text.replace("\0", " ")
+
+
+def assert_same(
+    chunks: list[CleanChunk], counts: PairCounts, result: CleanResult, num_read: int
+) -> None:
+    pairs: list[tuple[int, str, str]] = []
+    for chunk in chunks:
+        pairs += zip(chunk.lines.tolist(), chunk.src, chunk.tgt, strict=True)
+    assert pairs == result.pairs
+    assert (counts.read, counts.kept) == (num_read, len(pairs))
+    assert counts.dropped == dict(result.dropped)
+    assert counts.replaced == dict(result.replaced)
+    assert counts.examples.keys() == result.locations.keys()
+    for name, locations in result.locations.items():
+        assert counts.examples[name] == locations[:NUM_EXAMPLES]
     assert counts.read == counts.kept + sum(counts.dropped.values())
 
 
@@ -104,9 +116,12 @@ def hostile_pairs(seed: int, number: int = 60) -> list[list[bytes]]:
 
 
 def hostile_tsv(seed: int) -> list[list[bytes]]:
-    draw, rows = random.Random(seed), zip(*hostile_pairs(seed), strict=True)
-    cut = [1, 2, 3, 4, 4, 4]
-    return [[b"\t".join([b"x", a, b, b"y"][: draw.choice(cut)]) for a, b in rows]]
+    draw = random.Random(seed)
+    lines = []
+    for src, tgt in zip(*hostile_pairs(seed), strict=True):
+        num_columns = draw.choice([1, 2, 3, 4, 4, 4])
+        lines.append(b"\t".join([b"x", src, tgt, b"y"][:num_columns]))
+    return [lines]
 
 
 def hostile_json(seed: int) -> list[list[bytes]]:
@@ -121,17 +136,18 @@ def check(
     policies: list[tuple[Invalid, bool]],
     **source: Any,
 ) -> None:
-    """Compare with cleaning one pair after the other, under each policy; mix up and lose none."""
+    """Compare with cleaning one pair after the other, under each policy."""
     for (invalid, held_out), seed in itertools.product(policies, SEEDS):
-        config, lines = settings(invalid), draw(seed)
+        config = settings(invalid)
+        lines = draw(seed)
         cleaned = clean_and_filter(make_chunk(lines, format, **source), config, held_out=held_out)
-        story = slow_clean(lines, read, config, held_out=held_out)
-        assert_same([cleaned], cleaned.counts, story, 60)
+        expected = slow_clean(lines, read, config, held_out=held_out)
+        assert_same([cleaned], cleaned.counts, expected, 60)
         if held_out:
             assert cleaned.lines.tolist() == list(range(1, 61))
-        for line, *texts in zip(cleaned.lines, cleaned.src, cleaned.tgt, strict=True):
-            for text in texts:
-                assert {int(n) for n in re.findall(r"#(\d+)#", text)} <= {line}
+        for texts in (cleaned.src, cleaned.tgt):
+            for line, text in zip(cleaned.lines, texts, strict=True):
+                assert set(re.findall(r"#(\d+)#", text)) <= {str(line)}
                 assert len((text + "x").splitlines()) == 1
                 text.encode("utf-8")
 
@@ -153,14 +169,14 @@ def test_counts_do_not_depend_on_how_a_file_is_cut(
         path.write_bytes(b"\n".join(side))  # the last line has no end
     source = Source("", Format.pair, paths, ("a.src", "b.tgt"))
     config = settings(Invalid.drop)
-    story = slow_clean(lines, read_pair, config, held_out=False)
+    expected = slow_clean(lines, read_pair, config, held_out=False)
     for size in (1, 7, 1000):
         monkeypatch.setattr(chunks, "PAIRS_A_CHUNK", size)
-        parts = [clean_and_filter(chunk, config) for chunk in read_chunks([source])]
+        cleaned = [clean_and_filter(chunk, config) for chunk in read_chunks([source])]
         total = PairCounts()
-        for part in parts:
-            total.merge(PairCounts.from_json(json.loads(json.dumps(vars(part.counts)))))
-        assert_same(parts, total, story, 200)
+        for chunk in cleaned:
+            total.merge(PairCounts.from_json(json.loads(json.dumps(vars(chunk.counts)))))
+        assert_same(cleaned, total, expected, 200)
 
 
 def test_broken_bytes_are_an_error_that_names_the_first_with_file_line_and_byte() -> None:
@@ -188,21 +204,21 @@ MALFORMED_LINES = [
 
 
 def test_a_malformed_line_is_an_error_or_is_dropped() -> None:
-    for format, line, what in MALFORMED_LINES:
+    for format, line, problem in MALFORMED_LINES:
         good = b"a\tb" if format is Format.tsv else b'{"src": "a", "tgt": "b"}'
         chunk = make_chunk([[good, line, good]], format, first_line=11)
-        expected = rf"^both:12: {what}; fix the line, .*data\.invalid="
+        expected = rf"^both:12: {problem}; fix the line, .*data\.invalid="
         with pytest.raises(DataError, match=expected):
             clean_and_filter(chunk, settings(Invalid.error))
         cleaned = clean_and_filter(chunk, settings(Invalid.drop))
-        assert (cleaned.lines.tolist(), cleaned.tgt) == ([11, 13], ["b", "b"]), what
+        assert (cleaned.lines.tolist(), cleaned.tgt) == ([11, 13], ["b", "b"]), problem
         held_out = clean_and_filter(chunk, settings(Invalid.drop), held_out=True)
-        assert held_out.tgt[::2] == ["b", "b"], what
+        assert held_out.tgt[::2] == ["b", "b"], problem
 
 
-def test_rules_keep_text_that_no_rule_is_against() -> None:
-    """Joiners, marks and spaces of all kinds, and a U+FEFF inside a line, are text; so are control
-    characters inside strings of JSON.
+def test_other_characters_stay() -> None:
+    """Joiners, marks, all spaces, a U+FEFF inside a line, and control characters in JSON strings
+    are text.
     """
     text = "a\u200b\u200d\u00a0\u3000\u0301\u2060\ufeffb 😀\x01\x1f\u00ad\ufffd\uffff\U0010ffff"
     cleaned = clean_and_filter(make_chunk([[text.encode()]] * 2, Format.pair), settings())
@@ -220,11 +236,12 @@ def test_an_overlong_line_is_dropped_or_empty_and_a_duplicate_is_dropped() -> No
     assert counts.dropped == {EMPTY: 1, "duplicate": 1}
     assert counts.examples["duplicate"] == [("a.src", 4, None)]
     chunk = make_chunk([[b"a", b"", b"c"], [b"x", b"y", b"z"]], Format.pair, first_line=5)
-    for side, held_out in itertools.product((0, 1), (False, True)):
+    files = ("a.src", "b.tgt")
+    for (side, file), held_out in itertools.product(enumerate(files), (False, True)):
         chunk = dataclasses.replace(chunk, overlong=((6, side),))
         src = ["a", "", "c"] if held_out else ["a", "c"]
         cleaned = clean_and_filter(chunk, settings(), held_out=held_out)
         assert cleaned.src == src
         counts = cleaned.counts.replaced if held_out else cleaned.counts.dropped
         assert counts == {OVERLONG: 1}
-        assert cleaned.counts.examples == {OVERLONG: [(("a.src", "b.tgt")[side], 6, None)]}
+        assert cleaned.counts.examples == {OVERLONG: [(file, 6, None)]}

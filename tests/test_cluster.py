@@ -1,4 +1,4 @@
-"""Commands on a Dask cluster write what they write alone; what is lost is one line."""
+"""Commands write the same output on a Dask cluster; lost workers are one-line errors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 import dask
 import pytest
 from distributed import LocalCluster
-from preprocessing import tree, write_corpus
-from toy import command
+from preprocessing import preprocess, tree, write_corpus
 from translating import translate, write_lines, write_model
 from work import refuser, sleeper
 
@@ -30,21 +29,21 @@ def scheduler() -> Iterator[str]:
 
 
 def test_preprocessing_writes_the_same_bytes(scheduler: str, tmp_path: Path) -> None:
-    corpus = [*write_corpus(tmp_path), "shard_pairs=70", "data.test.num_pairs=5"]
-    for name, more in (("one", "num_threads=1"), ("two", f"scheduler={scheduler}")):
-        assert command("preprocess", *corpus, f"data_dir={tmp_path / name}", more) == 0
-    assert tree(tmp_path / "two") == tree(tmp_path / "one")
+    settings = [*write_corpus(tmp_path), "data.test.num_pairs=5"]
+    expected = preprocess(tmp_path / "one", settings)
+    data = preprocess(tmp_path / "two", settings, f"scheduler={scheduler}")
+    assert tree(data) == tree(expected)
     assert not list(tmp_path.glob(".*"))  # work folders
 
 
 @pytest.mark.slow
 def test_translation_is_in_order_and_the_same(scheduler: str, tmp_path: Path) -> None:
     lines = ["the house", "", "a green tree", "the " * 40] * 20
-    places = [f"model_dir={write_model(tmp_path / 'model')}", f"input={tmp_path / 'in'}"]
+    options = ["window_lines=9", "format=json", "max_source_length=20", f"input={tmp_path}/in"]
+    options.append(f"model_dir={write_model(tmp_path / 'model')}")
     write_lines(tmp_path / "in", lines)
-    for name, more in (("one", "devices=1"), ("two", f"scheduler={scheduler}")):
-        options = ["window_lines=9", "format=json", "max_source_length=20", more]
-        assert translate(*places, f"output={tmp_path / name}", *options) == 0
+    assert translate(options, f"output={tmp_path}/one", "devices=1") == 0
+    assert translate(options, f"output={tmp_path}/two", f"scheduler={scheduler}") == 0
     assert (tmp_path / "two").read_bytes() == (tmp_path / "one").read_bytes()
     assert (tmp_path / "two").read_bytes().count(b"\n") == len(lines)
 
@@ -65,7 +64,8 @@ def test_results_come_in_order_and_the_first_error_after_those_before_it(schedul
 def test_a_worker_with_another_nmt_or_folder_is_named(
     scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    item, make = pickle.dumps(0.0), pickle.dumps(sleeper)
+    item = pickle.dumps(0.0)
+    make = pickle.dumps(sleeper)
     assert run_task(__version__, tmp_path, "key", make, item) == 0.0
     with pytest.raises(NmtError, match=rf"has nmt {__version__}, and this is 0.0.0; install"):
         run_task("0.0.0", tmp_path, "key", make, item)
@@ -95,7 +95,7 @@ def test_no_scheduler_and_a_lost_one_are_one_line(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_an_address_that_is_none_is_refused_without_a_client(
+def test_an_invalid_address_is_refused_without_a_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("distributed.Client", None)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from preprocessing import (
     is_running,
+    preprocess,
     run_and_die,
     run_in_fork,
     start,
@@ -35,39 +36,41 @@ KILLED = -signal.SIGKILL
 def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus, and a data folder made of it without interruption."""
     folder = tmp_path_factory.mktemp("kills")
-    assert command("preprocess", *arguments(folder, folder / "data")) == 0
+    preprocess(folder / "data", write_corpus(folder))
     return folder
 
 
 def arguments(corpus_dir: Path, data_dir: Path) -> list[str]:
     """Return the arguments for a data folder of the corpus in `corpus_dir`, in five shards."""
-    return [*write_corpus(corpus_dir), "shard_pairs=70", f"data_dir={data_dir}"]
+    return [*write_corpus(corpus_dir), f"data_dir={data_dir}"]
 
 
 def assert_done(corpus_dir: Path, folder: Path) -> None:
     """Check that the data folder equals an uninterrupted one, and that nothing else is left."""
-    assert tree(folder) == {f"data/{k}": v for k, v in tree(corpus_dir / "data").items()}
-    assert sorted(path.name for path in folder.iterdir()) == ["data"]
+    assert tree(folder / "data") == tree(corpus_dir / "data")
+    assert list(folder.iterdir()) == [folder / "data"]
 
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
     corpus_dir: Path, tmp_path: Path
 ) -> None:
-    every = arguments(corpus_dir, tmp_path / "data")
+    settings = arguments(corpus_dir, tmp_path / "data")
+    work = tmp_path / ".data.work"
     done: dict[str, tuple[int, int]] = {}
-    for number in (5, 21, 13):  # before the plan is whole, in shard 1, in shard 3
-        assert run_and_die(number, *every) == KILLED
+    for number in (5, 21, 13):  # before the plan is complete, in shard 1, in shard 3
+        assert run_and_die(number, settings) == KILLED
         assert not (tmp_path / "data").exists()
-        shards = {path.name: _identity(path) for path in tmp_path.glob(".data.work/data/*.arrow")}
-        assert done.items() <= shards.items()  # what is done is not written again
-        finished = {path.stem for path in tmp_path.glob(".data.work/records/encode/*.json")}
-        done = {name: known for name, known in shards.items() if name[: -len(".arrow")] in finished}
+        for name, identity in done.items():  # finished shards are not written again
+            assert _identity(work / "data" / name) == identity
+        for record in work.glob("records/encode/*.json"):
+            name = f"{record.stem}.arrow"
+            done[name] = _identity(work / "data" / name)
     assert sorted(done) == [f"train-{number:05d}.arrow" for number in range(3)]
-    assert command("preprocess", *every, "num_threads=2") == 0
+    assert command("preprocess", settings, "num_threads=2") == 0
     assert_done(corpus_dir, tmp_path)
-    for name, known in done.items():
-        assert _identity(tmp_path / "data" / name) == known
+    for name, identity in done.items():
+        assert _identity(tmp_path / "data" / name) == identity
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -76,21 +79,21 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_a_lost_worker_is_one_line_and_nobody_is_left(corpus_dir: Path, tmp_path: Path) -> None:
-    with start(*arguments(corpus_dir, tmp_path / "data"), "num_threads=2") as process:
+def test_a_lost_worker_is_one_line_and_no_process_is_left(corpus_dir: Path, tmp_path: Path) -> None:
+    with start(arguments(corpus_dir, tmp_path / "data"), "num_threads=2") as process:
         workers = wait_for_workers(process)
-        for pid in workers:  # the parent alone: tests/test_pool.py
+        for pid in workers:  # for a killed parent see tests/test_pool.py
             os.kill(pid, signal.SIGKILL)
-        status, error = process.wait(), process.communicate()[1]
+        error = process.communicate()[1]
     wait_until_gone(workers)
     assert not (tmp_path / "data").exists()
-    assert status == 2
+    assert process.returncode == 2
     assert error.split("\n")[-2].startswith("nmt-preprocess: a worker process was killed")
     assert "Traceback" not in error
 
 
 def test_control_c_ends_all_quickly_and_quietly(corpus_dir: Path, tmp_path: Path) -> None:
-    with start(*arguments(corpus_dir, tmp_path / "data"), "num_threads=2") as process:
+    with start(arguments(corpus_dir, tmp_path / "data"), "num_threads=2") as process:
         workers = wait_for_workers(process)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=20) == 130
@@ -110,7 +113,7 @@ def test_a_folder_in_use_or_one_that_cannot_be_written_is_one_line(
             (Path("/proc/nmt/data"), "/proc/nmt/data cannot be written"),
             (Path("/dev/null/data"), "/dev/null/data cannot be written"),
         ):
-            assert command("preprocess", *arguments(corpus_dir, data_dir)) == 2
+            assert command("preprocess", arguments(corpus_dir, data_dir)) == 2
             (line,) = capfd.readouterr().err.split("\n")[:-1]
             assert message in line
 
@@ -121,7 +124,7 @@ def test_a_disk_that_is_full_is_one_line_and_the_work_goes_on(
 ) -> None:
     small = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (6000, 6000))
     # python ignores SIGXFSZ: write fails
-    assert run_in_fork(small, *arguments(corpus_dir, tmp_path / "data")) == 2
+    assert run_in_fork(small, arguments(corpus_dir, tmp_path / "data")) == 2
     error = capfd.readouterr().err
     assert "cannot be written: File too large; fix this" in error.split("\n")[-2]
     assert "Traceback" not in error
@@ -143,9 +146,9 @@ def test_a_disk_that_fails_for_a_while_costs_no_shard_that_is_done(
 
     with monkeypatch.context() as patch:
         patch.setattr(workspace, "read_span", read)
-        assert command("preprocess", *arguments(corpus_dir, tmp_path / "data")) == 2
+        assert command("preprocess", arguments(corpus_dir, tmp_path / "data")) == 2
     assert "train.src.txt cannot be read: Input/output error" in capfd.readouterr().err
     assert len([*tmp_path.glob(".data.work/records/encode/*.json")]) == 2
-    assert command("preprocess", *arguments(corpus_dir, tmp_path / "data")) == 0
+    assert command("preprocess", arguments(corpus_dir, tmp_path / "data")) == 0
     assert "continuing an earlier run" in capfd.readouterr().err
     assert_done(corpus_dir, tmp_path)
