@@ -14,13 +14,11 @@ from exporting import short_sentences
 from serving import Running, change_config, copying, loaded, running, tiny_folder
 from tiny import sentences, tokenizer_config
 
-from nmt.checkpoint import load_info, load_tokenizer, load_weights
 from nmt.config import SearchConfig, ServeConfig
 from nmt.data.languages import Tags
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError
-from nmt.model.transformer import Transformer, causal_mask, padding_mask
 from nmt.serve.models import Direction, Models
 from nmt.translate.translator import Translator
 
@@ -348,30 +346,16 @@ def test_the_page_forbids_everything_from_elsewhere(server: Running) -> None:
     assert server.get("/static/none.js").status == 404
 
 
-def test_attention_is_that_of_the_plain_model(server: Running, folder: Path) -> None:
-    info = load_info(folder)
-    with torch.inference_mode():
-        plain = Transformer(info.model, info.vocab_size)
-        plain.load_state_dict(load_weights(folder))
-        tokenizer = load_tokenizer(folder, info)
-        src = torch.tensor([[*tokenizer.src.encode(LINES[0]), tokenizer.src.eos_id]])
-        tgt = torch.tensor([[tokenizer.tgt.bos_id, *tokenizer.tgt.encode("Das Haus")]])
-        modules = {
-            "encoder": plain.encoder_layers[1].self_attention,
-            "decoder": plain.decoder_layers[0].self_attention,
-            "cross": plain.decoder_layers[1].cross_attention,
-        }
-        record = dict.fromkeys(modules.values())
-        masks = (padding_mask(torch.tensor([src.size(1)]), src.size(1)), causal_mask(tgt.size(1)))
-        plain.eval()(src, masks[0], tgt, masks[1], record)
+def test_attention_is_the_translators(server: Running, folder: Path) -> None:
+    [pair] = Translator.load(folder, device="cpu").attention([LINES[0]], ["Das Haus"])
     params = {"text": LINES[0], "translation": "Das Haus", "source": "xx", "target": "yy"}
-    for kind, module in modules.items():
-        weights = record[module]
-        assert weights is not None
-        layer = 0 if kind == "decoder" else 1
-        for head, expected in ((2, weights[0, 2]), (None, weights[0].mean(dim=0))):
-            choice = {"kind": kind, "layer": layer} | ({} if head is None else {"head": head})
-            answer = server.post("/v1/attention", **params, **choice).json
+    for kind, layer, weights in (
+        ("encoder", 1, pair.encoder[1]),  # (H, T, S)
+        ("decoder", 0, pair.decoder[0]),
+        ("cross", 1, pair.cross[1]),
+    ):
+        for head, expected in (({"head": 2}, weights[2]), ({}, weights.mean(dim=0))):
+            answer = server.post("/v1/attention", **params, kind=kind, layer=layer, **head).json
             assert torch.allclose(torch.tensor(answer["weights"]), expected, atol=1e-4), kind
             assert (len(answer["rows"]), len(answer["columns"])) == expected.shape
     for wrong in ({"layer": 2}, {"head": 4}, {"kind": "self"}, {"translation": "Haus " * 300}):

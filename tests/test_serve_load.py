@@ -44,8 +44,8 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-def results(first: Future[Any], others: list[Future[Any]]) -> list[Any]:
-    return [future.result(10) for future in (first, *others)]
+def results(futures: list[Future[Any]]) -> list[Any]:
+    return [future.result(10) for future in futures]
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ def test_the_engine_starts_at_once_and_gathers_while_it_is_busy(
         different = pool.submit(server.post, "/translate", q="a tree", alternatives=2, **GOOD)
         eventually(lambda: server.service.scheduler.queues.num_waiting == 13)
         engine.gate.set()
-        assert results(first, waiting) == ["the", *["a tree", "a house"] * 6]
+        assert results([first, *waiting]) == ["the", *["a tree", "a house"] * 6]
         assert different.result(10).json["translatedText"] == "a tree"
     assert engine.batch_sizes() == [1, 12, 1]  # equal options share a batch
 
@@ -189,7 +189,7 @@ def test_who_comes_while_others_are_searched_joins_them_and_a_failure_there_harm
             joining = [pool.submit(server.translate, line) for line in lines[1:]]
             eventually(lambda: len(server.service.scheduler.rounds.running[0].unfinished) == 3)
             gate.set()
-            assert results(first, joining) == expected, action
+            assert results([first, *joining]) == expected, action
         assert sizes == [2]
         assert server.service.scheduler.queues.num_waiting == 0
 
@@ -232,7 +232,7 @@ def test_a_sentence_that_fails_fails_its_request_alone(
         bad = pool.submit(server.post, "/translate", q=["a tree", "a über house"], **GOOD)
         eventually(lambda: server.service.scheduler.queues.num_waiting == 11)
         engine.gate.set()
-        assert results(first, good) == ["the", *numbered]
+        assert results([first, *good]) == ["the", *numbered]
         assert bad.result(10).status == 500
         assert "a poisoned sentence" in bad.result().json["error"]
         content = server.post("/v1/translate", text=["a tree", "a über house"], **GOOD).json
