@@ -95,7 +95,7 @@ def test_sets_do_not_depend_on_order_processes_and_kills(
     assert read_pairs(shards, "test") == test
     write_text(tmp_path / "a.tsv", [f"{src}\t{tgt}" for src, tgt in reversed(pairs)])
     assert read_pairs(preprocess(tmp_path / "reversed", settings), "test") == test
-    monkeypatch.setattr(held_out, "_SPARE", 0)  # the first scan finds too few candidates
+    monkeypatch.setattr(held_out, "_SPARE_CANDIDATES", 0)  # the first scan finds too few candidates
     small = preprocess(tmp_path / "small", settings)
     assert read_pairs(small, "valid") == valid
     assert read_pairs(small, "test") == test

@@ -18,7 +18,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.preprocess.chunks import Location
 from nmt.preprocess.clean import PairCounts
-from nmt.preprocess.duplicates import KINDS
+from nmt.preprocess.duplicates import UNITS
 from nmt.preprocess.report import Report, build_report, report_page, report_table
 from nmt.preprocess.statistics import HeldOut, Statistics
 
@@ -59,7 +59,7 @@ def report(
         {"train": corpora, "valid": {"": measure_corpus(tokenizer, NEW, NEW)}},
         config=PreprocessConfig(data=data or DataConfig(src_lang="en", tgt_lang="de")),
         tokenizers=tokenizer,
-        duplicates=None if duplicates is None else dict(zip(KINDS, duplicates, strict=True)),
+        duplicates=None if duplicates is None else dict(zip(UNITS, duplicates, strict=True)),
     )
 
 

@@ -26,7 +26,9 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 Rows = np.ndarray[Any, np.dtype[np.integer[Any]]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
-KINDS = ("pairs", "sources", "targets")
+UNITS = ("pairs", "sources", "targets")
+"""The texts that are compared: both sides of a pair, or one."""
+
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio; it has to be odd
 PAIRS_A_FILE = 1 << 19
 PAIRS_AN_INTERVAL = 1 << 19
@@ -39,11 +41,11 @@ def hash_sides(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
     return np.stack([sources + targets * _ODD, sources, targets], axis=1)
 
 
-def hash_duplicates(src: Sequence[str], tgt: Sequence[str], kind: Duplicates) -> Hashes:
-    """Return hashes (N,) that are equal for duplicates of this kind, which is not keep."""
-    if kind is Duplicates.pair:
+def hash_duplicates(src: Sequence[str], tgt: Sequence[str], compared: Duplicates) -> Hashes:
+    """Return hashes (N,) that are equal for duplicates; `compared` is pair, src or tgt."""
+    if compared is Duplicates.pair:
         return hash_sides(src, tgt)[:, 0]
-    return _hash(src if kind is Duplicates.src else tgt)
+    return _hash(src if compared is Duplicates.src else tgt)
 
 
 def _hash(texts: Sequence[str]) -> Hashes:
@@ -68,13 +70,13 @@ class HashWriter(AbstractContextManager["HashWriter"]):
         self._num_pending = 0
         self._num_files = 0
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._num_pending:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None and self._num_pending:
             self._write()
 
     def add_sides(self, hashes: Hashes) -> None:
         """Add the hashes (N, 3) of `hash_sides`, to count repeated pairs."""
-        self._add(dict(zip(KINDS, hashes.T, strict=True)))
+        self._add(dict(zip(UNITS, hashes.T, strict=True)))
 
     def add_rows(self, hashes: Hashes, rows: Rows, forms: Hashes | None = None) -> None:
         """Add hashes (N,) and the rows (N,) in the task, in reading order, to find duplicates.
@@ -111,11 +113,11 @@ class HashWriter(AbstractContextManager["HashWriter"]):
 
 def count_repeats(folder: Path) -> dict[str, int]:
     """Count the pairs, sources and targets that repeat an earlier one, over all tasks."""
-    numbers = dict.fromkeys(KINDS, 0)
-    for kind in KINDS:
-        for slices in _read_intervals(list(folder.glob(f"*.{kind}"))):
+    numbers = dict.fromkeys(UNITS, 0)
+    for unit in UNITS:
+        for slices in _read_intervals(list(folder.glob(f"*.{unit}"))):
             hashes = np.sort(_concatenate(slices, "hashes"))
-            numbers[kind] += int(np.count_nonzero(hashes[1:] == hashes[:-1]))
+            numbers[unit] += int(np.count_nonzero(hashes[1:] == hashes[:-1]))
     return numbers
 
 

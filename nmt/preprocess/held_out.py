@@ -26,7 +26,7 @@ from nmt.runtime.metadata import read_json
 log = logging.getLogger(__name__)
 _SPLITS = ("test", "valid")  # in this order, so that more validation pairs keep the test set
 _TAKEN = "taken.json"  # in the plan folder, as soon as all pairs are chosen
-_SPARE = 1000  # candidates beyond twice the number of pairs: some share a sentence
+_SPARE_CANDIDATES = 1000  # candidates beyond twice the number of pairs: some share a sentence
 _Pair = tuple[str, str, str]  # corpus, source, target
 
 
@@ -49,7 +49,7 @@ def first_held_out_limit(numbers: Mapping[str, float], num_pairs: int) -> int:
 
 
 def _num_candidates(total: float) -> int:
-    return 2 * int(total) + _SPARE
+    return 2 * int(total) + _SPARE_CANDIDATES
 
 
 def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: ScanLimits) -> Job:

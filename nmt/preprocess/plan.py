@@ -37,7 +37,7 @@ from nmt.runtime.pool import Processes, Workers
 log = logging.getLogger(__name__)
 _PLAN = "plan.json"
 _STAGE = "scan"
-_SPARE = 2  # the first limit leaves twice the pairs that are needed if none is dropped
+_SPARE_FACTOR = 2  # the first limit leaves twice as many pairs as needed if none is dropped
 _MAX_BYTES_IN_PROCESS = 1 << 20  # of text: training on it is as fast as starting a process
 _BLOCK_PAIRS = 5_000
 
@@ -172,7 +172,7 @@ def sample_size(config: TokenizerConfig) -> int:
 
 def first_limit(size: int, num_pairs: int) -> int:
     """Return a key with probably `size` of `num_pairs` pairs below it after some are dropped."""
-    return min(ALL_KEYS, _SPARE * (size + 1000) * ALL_KEYS // max(num_pairs, 1))
+    return min(ALL_KEYS, _SPARE_FACTOR * (size + 1000) * ALL_KEYS // max(num_pairs, 1))
 
 
 def sample_end(keys: Keys, size: int) -> np.uint64:

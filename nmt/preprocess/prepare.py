@@ -34,8 +34,8 @@ from nmt.preprocess.workspace import Job, Workspace, open_workspace, read_record
 from nmt.runtime.files import remove_leftovers, write_json
 
 log = logging.getLogger(__name__)
-_HELD_OUT = ("valid", "test")
-_MANY_DROPPED = 0.05
+_HELD_OUT_SPLITS = ("valid", "test")
+_MANY_DROPPED = 0.05  # share of the pairs
 _STAGE = "encode"
 
 
@@ -55,7 +55,7 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
                 f"(or data.{split}.tsv=FILE), or {alternative}"
             )
     with open_workspace(resolve(config.data_dir)) as work:
-        job = _find_text(config, work)
+        job = _find_all_sources(config, work)
         work.start(job.fingerprint())
         spans = find_spans(job.sources, config.shard_pairs)
         if not spans:
@@ -71,12 +71,12 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
     return report
 
 
-def _find_text(config: PreprocessConfig, work: Workspace) -> Job:
+def _find_all_sources(config: PreprocessConfig, work: Workspace) -> Job:
     """List the sources of all splits."""
     train = find_sources(config, "train", work.spool)
     sources = {name: list(group) for name, group in groupby(train, key=lambda s: s.corpus)}
     held_out = {}
-    for split in _HELD_OUT:
+    for split in _HELD_OUT_SPLITS:
         if has_split(config.data, split):
             held_out[split] = find_sources(config, split, work.spool)
     return Job(config, work, sources, held_out)
@@ -91,7 +91,7 @@ def _finish_folder(
     """
     folder = job.work.data
     remove_leftovers(folder)  # of lost workers
-    corpora, index = _add_up(job, spans)
+    corpora, index = _merge_records(job, spans)
     _check_kept(corpora)
     results = {"train": corpora}
     encoder = ShardEncoder(job, None)
@@ -130,10 +130,10 @@ def _write_lines(path: Path, lines: Sequence[str]) -> None:
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
 
 
-def _add_up(
+def _merge_records(
     job: Job, spans: Sequence[Span]
 ) -> tuple[dict[str, Statistics], dict[str, list[CorpusIndex]]]:
-    """Return the statistics of each training corpus, and the index of the training split."""
+    """Merge the records of the spans: the statistics and the index of each training corpus."""
     results = {}
     index = []
     for corpus in job.sources:
@@ -157,13 +157,13 @@ def _check_kept(corpora: Mapping[str, Statistics]) -> None:
     if total.kept == 0:
         raise no_pairs_left(total)
     percent = 100 * (1 - total.kept / total.read)
-    lost = Counter(total.dropped)
-    del lost[HELD_OUT]
-    if lost.total() > _MANY_DROPPED * total.read:
+    dropped = Counter(total.dropped)
+    del dropped[HELD_OUT]
+    if dropped.total() > _MANY_DROPPED * total.read:
         log.warning(
             "warning: %.1f %% of the training pairs were dropped, most of them for: %s (%s)",
             percent,
-            lost.most_common(1)[0][0],
+            dropped.most_common(1)[0][0],
             total.reasons(),
         )
     elif percent:

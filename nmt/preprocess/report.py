@@ -17,7 +17,7 @@ from nmt.data.languages import describe_languages
 from nmt.data.mixing import pairs_an_epoch
 from nmt.data.tokenizer import Tokenizers
 from nmt.preprocess.characters import Ints, describe_characters
-from nmt.preprocess.duplicates import KINDS
+from nmt.preprocess.duplicates import UNITS
 from nmt.preprocess.filters import HELD_OUT
 from nmt.preprocess.statistics import NUM_BINS, STRICTNESS, Overlap, Statistics, bin_starts
 from nmt.runtime.pages import page_templates
@@ -30,7 +30,7 @@ _MAX_BARS = 50  # of a histogram
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 _STEEP_RATIO = 3.0
 _UNSPACED_SCRIPTS = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar"}
-# by kind: the filter that drops them, and the share of pairs from which it is recommended
+# by unit: the filter that drops them, and the share of pairs from which it is recommended
 _DUPLICATE_FILTERS = {"pairs": ("pair", 0.1), "sources": ("src", 0.3), "targets": ("tgt", 0.3)}
 
 _SPLITS = ("train", "valid", "test")
@@ -170,14 +170,14 @@ def _describe_overlap(split: str, num_rows: int, overlaps: Mapping[str, Overlap]
     description: Report = {"num_rows": num_rows, "examples": {}}
     for strictness in STRICTNESS:
         description[strictness] = {}
-        for kind in KINDS:
-            overlap = overlaps.get(f"{split} {strictness} {kind}", Overlap())
-            description[strictness][kind] = {
+        for unit in UNITS:
+            overlap = overlaps.get(f"{split} {strictness} {unit}", Overlap())
+            description[strictness][unit] = {
                 "held_out_rows": len(overlap.rows),
                 "train_pairs": overlap.matches,
             }
             if overlap.matches:
-                description["examples"][f"{strictness} {kind}"] = overlap.examples
+                description["examples"][f"{strictness} {unit}"] = overlap.examples
     return description
 
 
@@ -206,11 +206,11 @@ def _advise(report: Report) -> Iterator[str]:
         yield from _advise_on_words(_SIDES[side], train[side])
     for side in _SIDES:
         yield from _advise_on_characters(_SIDES[side], train[side])
-    for kind, (option, share) in _DUPLICATE_FILTERS.items():
-        number = report["duplicates"][kind] if report["duplicates"] else 0
+    for unit, (option, share) in _DUPLICATE_FILTERS.items():
+        number = report["duplicates"][unit] if report["duplicates"] else 0
         if number > share * num_kept:
             yield (
-                f"{number / num_kept:.0%} of the training {kind} came before: "
+                f"{number / num_kept:.0%} of the training {unit} came before: "
                 f"filter.duplicates={option} keeps the first of each."
             )
             break  # repeated pairs repeat sources and targets too
@@ -240,11 +240,11 @@ def _advise_on_overlap(split: str, overlap: Report) -> Iterator[str]:
             f"text, so scores on {split} will be too high: take them out of it "
             f"(first {first['file']}:{first['line']})."
         )
-    for kind in ("sources", "targets"):
-        num_rows = overlap["normalised"][kind]["held_out_rows"]
+    for unit in ("sources", "targets"):
+        num_rows = overlap["normalised"][unit]["held_out_rows"]
         if num_rows > num_pairs and num_rows > 0.01 * size:  # short sentences are often the same
             yield (
-                f"{num_rows:,} of {size:,} {split} {kind} ({num_rows / size:.1%}) are in the "
+                f"{num_rows:,} of {size:,} {split} {unit} ({num_rows / size:.1%}) are in the "
                 "training text: state it with the scores, or take these pairs out."
             )
 
@@ -355,14 +355,14 @@ def _details(report: Report) -> Iterator[tuple[str, str]]:
                     yield key, text
     if report["duplicates"] is not None:
         texts = [
-            f"{kind} {number:,} ({number / train['kept']:.1%})"
-            for kind, number in report["duplicates"].items()
+            f"{unit} {number:,} ({number / train['kept']:.1%})"
+            for unit, number in report["duplicates"].items()
         ]
         yield "duplicates", ", ".join(texts)
     for split, overlap in report["overlap"].items():
         matches = []
         for strictness in STRICTNESS:
-            numbers = [f"{overlap[strictness][kind]['held_out_rows']:,}" for kind in KINDS]
+            numbers = [f"{overlap[strictness][unit]['held_out_rows']:,}" for unit in UNITS]
             matches.append(f"{' '.join(numbers)} {strictness}")
         yield (
             "overlap",

@@ -17,14 +17,14 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess.characters import CodePoints, Ints, Signatures, is_among, normal_form
 from nmt.preprocess.chunks import Location
 from nmt.preprocess.clean import NUM_EXAMPLES, CleanChunk, PairCounts
-from nmt.preprocess.duplicates import KINDS
+from nmt.preprocess.duplicates import UNITS
 
 EXACT_LENGTHS = 256  # shorter lengths have a bin each
 _BINS_AN_OCTAVE = 16
 NUM_BINS = EXACT_LENGTHS + 12 * _BINS_AN_OCTAVE  # the last bin starts just below a million tokens
 STRICTNESS = ("exact", "normalised")
 PLAIN, _UNKNOWN, _BYTE = range(3)  # kinds of tokens
-Kinds = np.ndarray[Any, np.dtype[np.uint8]]
+TokenKinds = np.ndarray[Any, np.dtype[np.uint8]]
 RowsByText = dict[str, set[int]]
 Texts = tuple[Sequence[str], Sequence[str]]  # source and target lines
 FlatIds = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids of all lines, offsets (N + 1,)
@@ -76,7 +76,7 @@ class Statistics:
     lengths: Counter[int] = field(default_factory=Counter)
     """Pairs by source bin * NUM_BINS + target bin, see `length_bins`."""
     overlaps: dict[str, Overlap] = field(default_factory=dict)
-    """By split, strictness and kind, such as "valid exact pairs"; without empty ones."""
+    """By split, strictness and unit, such as "valid exact pairs"; without empty ones."""
 
     @property
     def sides(self) -> tuple[SideStatistics, SideStatistics]:
@@ -128,7 +128,7 @@ class Statistics:
         )
 
 
-def token_kinds(tokenizer: Tokenizer) -> Kinds:
+def token_kinds(tokenizer: Tokenizer) -> TokenKinds:
     """Return whether each id (V,) is `PLAIN`, unknown or a byte."""
     kinds = np.full(tokenizer.vocab_size, PLAIN, np.uint8)
     kinds[tokenizer.byte_ids] = _BYTE
@@ -139,7 +139,7 @@ def token_kinds(tokenizer: Tokenizer) -> Kinds:
 def measure(
     chunk: CleanChunk,
     encoded: tuple[FlatIds, FlatIds],
-    kinds: tuple[Kinds, Kinds],
+    kinds: tuple[TokenKinds, TokenKinds],
     held_out: HeldOut | None,
 ) -> Statistics:
     """Count the pairs of a chunk, and look for held-out lines if `held_out` is given.
@@ -162,7 +162,9 @@ def measure(
     return statistics
 
 
-def _measure_side(side: SideStatistics, codes: CodePoints, encoded: FlatIds, kinds: Kinds) -> Ints:
+def _measure_side(
+    side: SideStatistics, codes: CodePoints, encoded: FlatIds, kinds: TokenKinds
+) -> Ints:
     """Count one side of a chunk; return the length of each line, EOS included, (N,)."""
     ids, offsets = encoded
     lengths = np.diff(offsets).astype(np.int64) + 1
@@ -219,9 +221,9 @@ class HeldOut:
                 for i, (src_text, tgt_text) in enumerate([pair, forms]):
                     src |= tables[i][0].get(src_text, set())  # exact matches are also normalised
                     tgt |= tables[i][1].get(tgt_text, set())
-                    for kind, rows in zip(KINDS, (src & tgt, src, tgt), strict=True):
+                    for unit, rows in zip(UNITS, (src & tgt, src, tgt), strict=True):
                         if rows:
-                            name = f"{split} {STRICTNESS[i]} {kind}"
+                            name = f"{split} {STRICTNESS[i]} {unit}"
                             overlap = overlaps.setdefault(name, Overlap())
                             overlap.merge(_overlap_of_line(location, rows))
         return overlaps
