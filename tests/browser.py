@@ -42,8 +42,10 @@ def requests_of(browser: Any) -> set[str]:
     for entry in browser.get_log("performance"):
         message = json.loads(entry["message"])["message"]
         if message["method"] == "Network.requestWillBeSent":
-            urls.add(message["params"]["request"]["url"])
-    return {url for url in urls if not url.startswith(("chrome:", "data:"))}
+            url = message["params"]["request"]["url"]
+            if not url.startswith(("chrome:", "data:")):
+                urls.add(url)
+    return urls
 
 
 def complaints(browser: Any) -> list[str]:

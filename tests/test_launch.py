@@ -30,7 +30,7 @@ def launched(folder: Path, *arguments: object) -> Iterator[Child]:
         process.log.write_text("")
         yield process
     deadline = time.monotonic() + 30
-    while any(is_alive(pid) for pid in rank_pids(folder)):
+    while any(map(is_alive, rank_pids(folder))):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -89,7 +89,7 @@ def test_a_killed_rank_ends_the_run_which_names_it(toy_data: Path, tmp_path: Pat
         assert re.match(
             rf"nmt-train: rank [01]: process {pids[1]} was killed by SIGKILL", last_line
         )
-        assert not any(is_alive(pid) for pid in pids)
+        assert not any(map(is_alive, pids))
 
 
 @pytest.mark.long
@@ -105,7 +105,7 @@ def test_a_signal_to_the_launcher_saves_and_ranks_end_with_a_killed_one(
     ):
         with launched(tmp_path, toy_data, run, TWO) as process:
             trains_on(process, run)
-            assert not any(is_alive(pid) for pid in old_pids)
+            assert not any(map(is_alive, old_pids))
             old_pids = rank_pids(tmp_path)
             process.send(number)
             assert process.wait(60) == code
@@ -123,9 +123,10 @@ def test_ranks_that_still_import_end_quietly_with_ctrl_c_and_with_a_killed_launc
     number: signal.Signals, code: int, toy_data: Path, tmp_path: Path
 ) -> None:
     with launched(tmp_path, toy_data, tmp_path / "run", TWO) as process:
-        process.wait_until(lambda: len([pid for pid in rank_pids(tmp_path) if has_torch(pid)]) == 2)
-        for pid in rank_pids(tmp_path) if number == signal.SIGINT else []:  # as a terminal does
-            os.kill(pid, number)
+        process.wait_until(lambda: sum(map(has_torch, rank_pids(tmp_path))) == 2)
+        if number == signal.SIGINT:  # as a terminal does
+            for pid in rank_pids(tmp_path):
+                os.kill(pid, number)
         process.send(number)
         assert process.wait(60) == code
     assert "Traceback" not in process.stderr
@@ -144,7 +145,7 @@ def test_a_rank_that_hangs_ends_the_run_within_the_timeout(toy_data: Path, tmp_p
         assert time.monotonic() - start < 5 + 30 + 20  # torch gives the hanging one 30 to end
         last_line = process.stderr.splitlines()[-1]
         assert re.match(r"nmt-train: rank \d: no answer from another rank within", last_line)
-        assert not any(is_alive(pid) for pid in pids)
+        assert not any(map(is_alive, pids))
 
 
 @pytest.mark.long
@@ -164,10 +165,11 @@ def test_of_several_failures_the_one_nearest_to_the_cause_is_named() -> None:
         "PeerError: no answer from another rank",
         "PeerError: lost another rank",
     ]
-    failures: list[Any] = [
-        SimpleNamespace(exitcode=1, message={"message": text}, timestamp=-rank, local_rank=rank)
-        for rank, text in enumerate(texts)  # the others were earlier
-    ]
+    failures: list[Any] = []
+    for rank, text in enumerate(texts):
+        message = {"message": text}
+        failure = SimpleNamespace(exitcode=1, message=message, timestamp=-rank, local_rank=rank)
+        failures.append(failure)  # each is earlier than the one before
     for rank, text in enumerate(texts):
         with pytest.raises(RankError, match=rf"rank {rank}: .*{text.partition(': ')[2]}"):
             raise_first_cause(failures[rank:])
