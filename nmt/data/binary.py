@@ -300,17 +300,18 @@ class ParallelData:
         splits = read_meta(data_dir).splits
         if split not in splits:
             raise DataError(f"{data_dir} has no {split} pairs; give data.{split} to nmt-preprocess")
-        shards = [shard for corpus in splits[split] for shard in corpus.shards]
-        for shard in shards:
-            _check_size(data_dir / shard.file, shard.bytes)
-        self._paths = [data_dir / shard.file for shard in shards]
-        self._shards: list[MappedShard | None] = [None] * len(shards)
-        self._starts: list[int] = np.cumsum([0, *(shard.pairs for shard in shards)]).tolist()
         self.corpora: list[CorpusRange] = []
-        start = 0
+        self._paths: list[Path] = []
+        self._starts = [0]  # the first pair of each shard, and the number of pairs
         for corpus in splits[split]:
+            start = self._starts[-1]
             self.corpora.append(CorpusRange(corpus.corpus, start, corpus.num_pairs, corpus.weight))
-            start += corpus.num_pairs
+            for shard in corpus.shards:
+                path = data_dir / shard.file
+                _check_size(path, shard.bytes)
+                self._paths.append(path)
+                self._starts.append(self._starts[-1] + shard.pairs)
+        self._shards: list[MappedShard | None] = [None] * len(self._paths)
         if len(self) == 0:
             raise DataError(f"{data_dir} holds no sentence pairs; preprocess the corpus again")
         self.lengths = self._map_lengths()  # tokens of source and target, EOS included, (N, 2)

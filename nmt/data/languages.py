@@ -208,7 +208,7 @@ def encode_starts(tokenizer: Tokenizer, texts: Sequence[str], tag: str) -> list[
 def encode_sources(
     tokenizer: Tokenizer, lines: Sequence[str], tags: Tags, *, first_line: int = 0
 ) -> list[list[int]]:
-    """Return the ids of the tag and each line; none for a line without tokens.
+    """Return the ids of the tag and each line; an empty list for a line without tokens.
 
     If there are `tags.choices`, raises a `DataError` for a line that begins with none of them;
     `first_line` is the number of lines before these.

@@ -79,10 +79,11 @@ class Mix:
     def __str__(self) -> str:
         if list(self.amounts) == [corpus.num_pairs for corpus in self.corpora]:
             return "every pair once"
-        return " + ".join(
-            f"{amount:.9g} of {corpus.num_pairs} pairs of {corpus.name or 'train'}"
-            for corpus, amount in zip(self.corpora, self.amounts, strict=True)
-        )
+        terms = []
+        for corpus, amount in zip(self.corpora, self.amounts, strict=True):
+            name = corpus.name or "train"
+            terms.append(f"{amount:.9g} of {corpus.num_pairs} pairs of {name}")
+        return " + ".join(terms)
 
 
 def pairs_an_epoch(

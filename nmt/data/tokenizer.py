@@ -96,7 +96,7 @@ class Tokenizer:
         is_short = len(texts) < self.min_texts_for_threads  # a list always starts threads
         try:
             if is_short:
-                return [self.encode(text) for text in texts]
+                return list(map(self.encode, texts))
             return self._processor.encode(list(texts), num_threads=num_threads)  # type: ignore[no-any-return]
         except (TypeError, RuntimeError):  # SentencePiece does not name the text
             for text in texts:
