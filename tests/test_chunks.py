@@ -15,7 +15,7 @@ import pytest
 from packing import write
 
 from nmt.errors import DataError
-from nmt.preprocess import chunks
+from nmt.preprocess import chunks as chunks_module
 from nmt.preprocess.chunks import Chunk, Format, Source, find_spans, read_chunks, read_span
 
 Row = tuple[bytes, ...]
@@ -52,14 +52,14 @@ def read_rows(chunks: list[Chunk]) -> list[Row]:
 @pytest.fixture
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read blocks of 64 bytes, the maximum length of a line."""
-    monkeypatch.setattr(chunks, "_BLOCK_BYTES", MAX_LINE)
-    monkeypatch.setattr(chunks, "MAX_LINE_BYTES", MAX_LINE)
+    monkeypatch.setattr(chunks_module, "_BLOCK_BYTES", MAX_LINE)
+    monkeypatch.setattr(chunks_module, "MAX_LINE_BYTES", MAX_LINE)
 
 
 def bound(monkeypatch: pytest.MonkeyPatch, num_pairs: int, num_bytes: int) -> None:
     """Set the limits of a chunk."""
-    monkeypatch.setattr(chunks, "PAIRS_A_CHUNK", num_pairs)
-    monkeypatch.setattr(chunks, "BYTES_A_CHUNK", num_bytes)
+    monkeypatch.setattr(chunks_module, "PAIRS_A_CHUNK", num_pairs)
+    monkeypatch.setattr(chunks_module, "BYTES_A_CHUNK", num_bytes)
 
 
 def join(lines: list[bytes], draw: random.Random) -> bytes:
@@ -165,7 +165,7 @@ def test_chunks_do_not_depend_on_the_size_of_blocks(
     expected = list(read_chunks([source]))
     assert len(expected) > 10
     for num_bytes in (100, 4096, 1 << 20):
-        monkeypatch.setattr(chunks, "_BLOCK_BYTES", num_bytes)
+        monkeypatch.setattr(chunks_module, "_BLOCK_BYTES", num_bytes)
         assert list(read_chunks([source])) == expected, num_bytes
 
 

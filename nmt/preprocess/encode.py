@@ -23,11 +23,12 @@ from nmt.data.binary import ShardFile, ShardWriter
 from nmt.data.languages import SEPARATOR, tag_lines
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.data.vocabulary import ModelProto, read_proto
+from nmt.preprocess.characters import LineSet
 from nmt.preprocess.chunks import Chunk, Span
 from nmt.preprocess.clean import CleanChunk, clean
 from nmt.preprocess.duplicates import HashWriter, hash_sides, read_seen
 from nmt.preprocess.filters import drop_by_text, drop_by_tokens
-from nmt.preprocess.held_out import read_held_out, read_taken, text_of
+from nmt.preprocess.held_out import read_held_out, read_taken_lines, text_of
 from nmt.preprocess.statistics import PLAIN, HeldOut, Statistics, measure, token_kinds
 from nmt.preprocess.workspace import Job, Task
 from nmt.runtime.files import replace_file
@@ -279,7 +280,8 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
 def start_encoding(job: Job) -> Task:
     """Return the task that writes the shard of a span; its record has the shard and its counts."""
     config = job.config
-    taken = read_taken(job)
+    taken_lines = read_taken_lines(job)
+    taken = LineSet(taken_lines) if taken_lines else None
     drops_duplicates = config.filter.drops_duplicates
     held_out = {split: text_of(chunks) for split, chunks in read_held_out(job).items()}
     encoder = ShardEncoder(job, HeldOut(held_out))

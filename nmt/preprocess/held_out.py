@@ -15,7 +15,7 @@ from pathlib import Path
 from nmt.config import PreprocessConfig
 from nmt.data.languages import corpus_direction
 from nmt.errors import ConfigError, DataError
-from nmt.preprocess.characters import LineSet, normal_form
+from nmt.preprocess.characters import normal_form
 from nmt.preprocess.chunks import Format, Source, Span, read_chunks
 from nmt.preprocess.clean import CleanChunk, clean
 from nmt.preprocess.scan import NUM_KEYS, ScanLimits, scan
@@ -92,12 +92,6 @@ def read_taken_lines(job: Job) -> list[str]:
     return lines
 
 
-def read_taken(job: Job) -> LineSet | None:
-    """Return the sentences that were taken out of the training text as a set, None if none were."""
-    lines = read_taken_lines(job)
-    return LineSet(lines) if lines else None
-
-
 def _paths(job: Job, split: str, corpus: str) -> tuple[Path, Path]:
     name = f"taken-{split}-{corpus}" if corpus else f"taken-{split}"
     return job.work.plan / f"{name}.src", job.work.plan / f"{name}.tgt"
@@ -108,12 +102,18 @@ def _write_pairs(job: Job, split: str, pairs: Sequence[_Pair]) -> list[str]:
     texts: dict[str, tuple[list[str], list[str]]] = {}  # by corpus
     for corpus, src, tgt in pairs:
         src_lines, tgt_lines = texts.setdefault(corpus, ([], []))
-        src_lines.append(src + "\n")
-        tgt_lines.append(tgt + "\n")
-    for corpus, sides in texts.items():
-        for path, lines in zip(_paths(job, split, corpus), sides, strict=True):
-            path.write_text("".join(lines), encoding="utf-8", newline="\n")
+        src_lines.append(src)
+        tgt_lines.append(tgt)
+    for corpus, (src_lines, tgt_lines) in texts.items():
+        src_path, tgt_path = _paths(job, split, corpus)
+        write_lines(src_path, src_lines)
+        write_lines(tgt_path, tgt_lines)
     return sorted(texts)
+
+
+def write_lines(path: Path, lines: Sequence[str]) -> None:
+    """Write lines, each ended by a newline, on every system."""
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
 
 
 def _read_candidates(
@@ -184,7 +184,7 @@ def read_held_out(job: Job) -> dict[str, list[CleanChunk]]:
 
 
 def text_of(chunks: list[CleanChunk]) -> tuple[list[str], list[str]]:
-    """Return all sources and all targets."""
+    """Return the sources and the targets of all chunks."""
     src: list[str] = []
     tgt: list[str] = []
     for chunk in chunks:

@@ -12,7 +12,6 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from nmt.config import PreprocessConfig, resolve
@@ -25,7 +24,7 @@ from nmt.preprocess.clean import CleanChunk, PairCounts
 from nmt.preprocess.duplicates import count_repeats
 from nmt.preprocess.encode import ShardEncoder, start_encoding
 from nmt.preprocess.filters import HELD_OUT, check_filters, no_pairs_left
-from nmt.preprocess.held_out import read_held_out, text_of
+from nmt.preprocess.held_out import read_held_out, text_of, write_lines
 from nmt.preprocess.plan import make_tokenizers, scan_training_text
 from nmt.preprocess.report import build_report, report_page
 from nmt.preprocess.sources import find_sources, has_split
@@ -97,8 +96,8 @@ def _finish_folder(
     encoder = ShardEncoder(job, None)
     for split, chunks in splits.items():
         src, tgt = text_of(chunks)
-        _write_lines(folder / f"{split}.src", src)
-        _write_lines(folder / f"{split}.tgt", tgt)
+        write_lines(folder / f"{split}.src", src)
+        write_lines(folder / f"{split}.tgt", tgt)
         results[split] = {}
         index[split] = []
         for name, group in groupby(chunks, key=lambda chunk: chunk.chunk.source.corpus):
@@ -124,10 +123,6 @@ def _finish_folder(
         meta["src_vocab_size"] = tokenizers.src_vocab_size
     write_json(folder / "meta.json", meta)
     return report
-
-
-def _write_lines(path: Path, lines: Sequence[str]) -> None:
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
 
 
 def _merge_records(
