@@ -46,10 +46,11 @@ LEFT_OUT = "not finite, left out"
 def bad_run(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which the loss of a pair is not a number."""
     folder = tmp_path_factory.mktemp("guard")
-    task = (train_poisoned, PAIR, "update", 1000, toy_data, folder / "run", RICH)
-    with child(folder / "log", *task) as process:
+    run = folder / "run"
+    log = folder / "log"
+    with child(log, train_poisoned, PAIR, "update", 1000, toy_data, run, RICH) as process:
         assert process.wait() == 0, process.stderr
-    return folder / "run"
+    return run
 
 
 @pytest.fixture
@@ -151,9 +152,9 @@ def test_a_run_killed_near_left_out_updates_ends_with_the_same_bits(
     bad_run: Path, toy_data: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
+    log = tmp_path / "log"
     for number, code in ((7, -9), (9, -9), (1000, 0)):
-        task = (train_poisoned, PAIR, "update", number, toy_data, run, RICH)
-        with child(tmp_path / "log", *task) as process:
+        with child(log, train_poisoned, PAIR, "update", number, toy_data, run, RICH) as process:
             assert process.wait() == code, process.stderr
     assert_same_weights(bad_run, run)
     for key in ("nll", "event"):
