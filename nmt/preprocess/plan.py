@@ -37,7 +37,7 @@ from nmt.runtime.pool import Processes, Workers
 log = logging.getLogger(__name__)
 _PLAN = "plan.json"
 _STAGE = "scan"
-_SPARE_FACTOR = 2  # the first limit leaves twice as many pairs as needed if none is dropped
+_SPARE_FACTOR = 2  # the first limit leaves twice the needed pairs if none is dropped
 _MAX_BYTES_IN_PROCESS = 1 << 20  # of text: training on it is as fast as starting a process
 _BLOCK_PAIRS = 5_000
 
