@@ -48,4 +48,6 @@ def write_folder(
     first = next(iter(corpora.values()))
     valid = write_shard(folder / "valid-00000.arrow", first, vocab_size)
     index["valid"].append(CorpusIndex("", 1.0, [valid]))
-    write_json(folder / "meta.json", {**write_index(folder, index), "temperature": 1.0, **meta})
+    write_json(
+        folder / "meta.json", {**write_index(folder, index), "vocab_size": vocab_size, **meta}
+    )

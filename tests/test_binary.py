@@ -201,7 +201,7 @@ def test_a_worker_reads_everything_and_adds_a_few_megabytes(tmp_path: Path, meth
     with ShardWriter(tmp_path / "a", src_vocab_size=300, tgt_vocab_size=300) as writer:
         writer.add((ids, offsets), (ids, offsets))
     index = {"train": [CorpusIndex("", 1.0, [writer.shard])]}
-    write_json(tmp_path / "meta.json", write_index(tmp_path, index))
+    write_json(tmp_path / "meta.json", {**write_index(tmp_path, index), "vocab_size": 300})
     data = ParallelData(tmp_path, "train")
     assert data[0][0].tolist() == ids[:200].tolist()  # mapped here, which must not travel
     pickled = pickle.dumps(data)
@@ -285,5 +285,5 @@ def test_a_file_that_is_cut_or_of_another_kind_is_one_line_of_error(tmp_path: Pa
     table = pa.table({"src": [[1, 2]], "target": [[3]]})
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(DataError, match=r"x\.arrow is damaged .*'target'"):
+    with pytest.raises(DataError, match=r"x\.arrow is damaged .*target: list"):
         MappedShard(path)

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import random
 import resource
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from exporting import exported, random_model
 from importing import imported
 from test_import_toolkits import write_marian, write_opennmt
-from toy import write_data
+from toy import make_run, write_data
 
 from nmt.average import average, last_checkpoints
 from nmt.checkpoint import find_model, load_info, load_tokenizer, load_weights
 from nmt.config import DType, ExportFormat
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
-from nmt.errors import NmtError
+from nmt.errors import DamagedError, ModelError, NmtError
 from nmt.runtime.manifest import read_config, render_manifest, verify, write_manifest
+from nmt.runtime.metadata import to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
 from nmt.runtime.reading import read_regular
 from nmt.training.checkpoints import Saver, TrainerState, load_checkpoint
+from nmt.training.train import log_plan
 from nmt.translate.engines.ctranslate2 import load_ctranslate2
 
 MAX_SECONDS = 2.0
@@ -195,3 +204,156 @@ def test_what_is_no_regular_file_in_the_place_of_one_is_refused(
             may_be_accepted = replacement == "empty file" or path.name in UNUSED.get(name, ())
             assert is_named or may_be_accepted, (name, replacement, path, message)
     assert num_cases >= 200
+
+
+# --- data folders and checkpoints with valid checksums and impossible content
+
+
+class HandmadeData:
+    """A data folder of eight pairs whose files are replaced, with valid sizes and checksums."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.meta: Any = json.loads((folder / "meta.json").read_text())
+        self.corpus = self.meta["splits"]["train"][0]
+        self.shard = self.corpus["shards"][0]
+        self.shard_path = folder / self.shard["file"]
+
+    def save(self) -> None:
+        (self.folder / "meta.json").write_text(json.dumps(self.meta))
+        write_manifest(self.folder)
+
+    def write_lengths(self, lengths: Any) -> None:
+        np.save(self.folder / "train.lengths.npy", lengths, allow_pickle=True)
+        self.save()
+
+    def write_ids(self, ids: list[Any], id_type: pa.DataType, texts: list[Any]) -> None:
+        """Write a shard with the same `ids` on both sides, and with bytes as its text if any."""
+        columns = {side: pa.array(ids, id_type) for side in ("src", "tgt")}
+        if texts:
+            mask, offsets, content = pa.array(texts, pa.binary()).buffers()
+            text = pa.StringArray.from_buffers(len(texts), offsets, content, mask)
+            columns |= {"src_text": text, "tgt_text": text}
+        table = pa.table(columns)
+        with pa.ipc.new_stream(self.shard_path, table.schema) as writer:
+            writer.write_table(table)
+        self.shard["bytes"] = self.shard_path.stat().st_size
+        lengths = np.array([[len(row or ()) + 1] * 2 for row in ids], dtype=np.int32)
+        self.write_lengths(lengths)
+
+
+ID_LIST = pa.list_(pa.int32())
+
+
+def test_ids_lengths_and_texts_of_handmade_shards_are_checked(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    write_data(tmp_path, tokenizer, [(3, 4), (5, 2)] * 4)
+    data = HandmadeData(tmp_path)
+    lengths = np.load(tmp_path / "train.lengths.npy")
+    for dtype, value in (("f8", "nan"), ("i8", -1), ("i8", 0), ("i8", 9), ("U3", "x"), ("O", "x")):
+        changed = lengths.astype(dtype)
+        changed[3, 1] = value
+        data.write_lengths(changed)
+        assert "train.lengths.npy" in refusal(read_data, tmp_path), (dtype, value)
+    valid = [[4, 5]] * 8
+    data.write_ids(valid, ID_LIST, [b"a"] * 8)
+    assert refusal(read_data, tmp_path) == ""
+    cases = {
+        f"the id {tokenizer.vocab_size} of": ([[4, tokenizer.vocab_size]] * 8, ID_LIST, []),
+        "the id 4294967295 of": ([[4, -1]] * 8, ID_LIST, []),
+        "list<item: double>": (valid, pa.list_(pa.float64()), []),
+        "a value is missing": ([None, *valid[1:]], ID_LIST, []),
+        "UTF8": (valid, ID_LIST, [b"\xff"] * 8),
+    }
+    for message, (ids, id_type, texts) in cases.items():
+        data.write_ids(ids, id_type, texts)
+        assert message in refusal(read_data, tmp_path), message
+
+
+def damage_at_random(data: HandmadeData, draw: random.Random) -> str:
+    """Change one file of a data folder; return a description of the change."""
+    change = draw.choice(["lengths", "ids", "bytes", "meta"])
+    if change == "lengths":
+        lengths = np.load(data.folder / "train.lengths.npy")
+        lengths = lengths.astype(draw.choice(["f8", "i8", "U3", "i2", "c8"]))
+        lengths[draw.randrange(8), draw.randrange(2)] = draw.choice([-1, 0, 999, -9, 1000])
+        data.write_lengths(lengths)
+    elif change == "ids":
+        rows = [[draw.choice([4, 5, -1, 1 << 30])] * draw.randint(0, 4) for _ in range(8)]
+        texts = [draw.choice([b"a", b"\xff\xfe", None]) for _ in rows]
+        types = [ID_LIST, pa.list_(pa.int64()), pa.list_(pa.float64()), pa.large_list(pa.int32())]
+        data.write_ids(rows, draw.choice(types), draw.choice([texts, []]))
+    elif change == "bytes":
+        content = bytearray(data.shard_path.read_bytes())
+        for _ in range(draw.choice([1, 4, 30])):
+            content[draw.randrange(len(content))] = draw.choice([0, 255, draw.randrange(256)])
+        data.shard_path.write_bytes(content)
+        data.save()
+    else:
+        entry = draw.choice([data.meta, data.corpus, data.shard])
+        key = draw.choice(sorted(entry))
+        entry[key] = draw.choice([-1, 0, 1 << 62, 1e300, -1e300, "x", None, [], {}, 3])
+        change = f"{key}={entry[key]}"
+        data.save()
+    return change
+
+
+@pytest.mark.slow
+def test_handmade_data_folders_are_trained_on_or_refused(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    def train(data_dir: Path) -> None:
+        run = make_run(data_dir, tmp_path / "run")
+        for update in run.sampler_at(0).updates(0):
+            for batches in run.learner.batch_maker.make(update, 0):
+                for batch in batches:
+                    run.learner.losses(batch)
+
+    original = tmp_path / "original"
+    original.mkdir()
+    write_data(original, tokenizer, [(3, 4), (5, 2)] * 4)
+    train(original)  # without a limit of memory, for the first use of libraries
+    draw = random.Random(5)
+    num_refused = 0
+    for case in range(220):
+        data_dir = tmp_path / f"data-{case}"
+        shutil.copytree(original, data_dir)
+        change = damage_at_random(HandmadeData(data_dir), draw)
+        print(case, change)  # shown if an exception follows
+        num_refused += refusal(train, data_dir) != ""
+    assert 160 <= num_refused < 220
+
+
+def test_counters_of_a_checkpoint_are_checked(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "trainer.pt"
+    valid = asdict(TrainerState(num_updates=3, epoch=1))
+    to_dataclass(TrainerState, valid, path)
+    for name, value in valid.items():
+        if isinstance(value, int | float):
+            for changed in (-5, 1 << 62) if isinstance(value, int) else (-1.0,):
+                with pytest.raises(DamagedError, match=f"{path} does not fit .*{name}="):
+                    to_dataclass(TrainerState, valid | {name: changed}, path)
+    write_data(tmp_path, tokenizer, [(3, 4), (5, 2)] * 4)
+    run = make_run(tmp_path, tmp_path / "run")
+    num_updates = len(run.sampler_at(0).updates(0))
+    log_plan(run, TrainerState(epoch_position=num_updates - 1))
+    with pytest.raises(ModelError, match=f"after update {num_updates} of an epoch"):
+        log_plan(run, TrainerState(epoch_position=num_updates))
+
+
+def test_what_a_checkpoint_holds_besides_weights_is_refused_by_name(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "run", tokenizer)
+    folder = tmp_path / "run/checkpoints/step-00000002"
+    content = torch.load(folder / "trainer.pt")
+    load_checkpoint(folder)
+    changes: list[dict[str, Any]] = [{"state": []}, {"world_size": "2"}, {"num_threads": 1.5}]
+    changes += [{"learner": 3}, {"fingerprint": None}, {"extra": 1}]
+    for change in changes:
+        torch.save(content | change, folder / "trainer.pt")
+        write_manifest(folder)
+        assert f"trainer.pt does not fit this nmt: {next(iter(change))}" in refusal(
+            load_checkpoint, folder
+        )

@@ -34,6 +34,10 @@ FlatIds = tuple[Ids, Ids]  # of all lines of a side, and where each line starts
 
 FORMAT_VERSION = 2
 _BATCH_ROWS = 50_000  # of a record batch; fixed, so that bytes do not depend on the calls of `add`
+_MAX_PAIRS = 1 << 40
+_COLUMNS = ["src", "tgt", "src_text", "tgt_text"]  # the last two are optional
+_ID_LISTS = (pa.list_(pa.uint16()), pa.list_(pa.int32()))
+_TEXTS = (pa.string(),)
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of Arrow's IPC format
 
 
@@ -52,7 +56,8 @@ class ShardFile:
     def __post_init__(self) -> None:
         is_name = self.file not in ("", ".", "..") and Path(self.file).name == self.file
         require(is_name, "file", self.file, "must be the name of a file in the data folder")
-        require(self.pairs >= 0, "pairs", self.pairs, "must not be negative")
+        is_possible = 0 <= self.pairs <= _MAX_PAIRS
+        require(is_possible, "pairs", self.pairs, f"must be from 0 to {_MAX_PAIRS:,}")
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,9 @@ class CorpusIndex:
     corpus: str  # "" for data.train and for held-out splits
     weight: float  # how often an epoch draws each pair, before temperature
     shards: list[ShardFile]
+
+    def __post_init__(self) -> None:
+        require(0 < self.weight <= 1e6, "weight", self.weight, "must be above 0 and at most 1e6")
 
     @property
     def num_pairs(self) -> int:
@@ -90,6 +98,15 @@ class DataInfo:
     splits: dict[str, list[CorpusIndex]] = field(default_factory=dict)
     src_vocab_size: int | None = None  # if the source has a vocabulary of its own
     directions: dict[str, LanguagePair] = field(default_factory=dict)  # by corpus, if tagged
+
+    def __post_init__(self) -> None:
+        require(self.temperature >= 1, "temperature", self.temperature, "must be at least 1")
+
+    @property
+    def vocab_sizes(self) -> tuple[int, int]:
+        """Sizes of the vocabularies of source and target."""
+        src_vocab_size = self.vocab_size if self.src_vocab_size is None else self.src_vocab_size
+        return src_vocab_size, self.vocab_size
 
 
 class ShardWriter:
@@ -184,9 +201,11 @@ class MappedShard:
                 if source.read_at(len(_END_OF_STREAM), end) != _END_OF_STREAM:
                     raise pa.ArrowInvalid("it ends too early")
                 with pa.ipc.open_stream(source, options=options) as reader:
-                    if reader.schema.names[:2] != ["src", "tgt"]:
-                        raise pa.ArrowInvalid(f"its columns are {reader.schema.names}")
+                    _check_schema(reader.schema)
                     for batch in reader:
+                        batch.validate(full=True)  # offsets of lists, and UTF-8
+                        if any(column.null_count for column in batch.columns):
+                            raise pa.ArrowInvalid("a value is missing")
                         if batch.num_rows:
                             self._starts.append(self._starts[-1] + batch.num_rows)
                             self._texts.append(batch.columns[2:4])
@@ -194,7 +213,7 @@ class MappedShard:
                             self._batches.append((src, _to_numpy(batch.column("tgt"))))
         except FileNotFoundError:
             raise _unusable(path, "is missing") from None
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise _unusable(path, f"is damaged ({' '.join(str(error).split())})") from None
 
     def __len__(self) -> int:
@@ -214,12 +233,31 @@ class MappedShard:
         number = bisect_right(self._starts, row) - 1
         return tuple(column[row - self._starts[number]].as_py() for column in self._texts[number])
 
+    def largest_ids(self) -> tuple[int, int]:
+        """Return the largest id of the source and of the target; negative ids count as large."""
+        largest = [0, 0]
+        for batch in self._batches:
+            for side, (ids, _) in enumerate(batch):
+                unsigned = ids.view(f"u{ids.itemsize}")
+                largest[side] = max(largest[side], int(unsigned.max(initial=0)))
+        return largest[0], largest[1]
+
     def lengths(self) -> Lengths:
         """Return the number of tokens of source and target, EOS included, (N, 2)."""
         lengths = [np.empty((0, 2), dtype=np.int32)]
         for (_, src_offsets), (_, tgt_offsets) in self._batches:
             lengths.append(np.diff([src_offsets, tgt_offsets], axis=1).T + 1)
         return np.concatenate(lengths)
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    """Raise `ArrowInvalid` unless a file has columns of ids and, possibly, columns of text."""
+    has_types = all(
+        column.type in (_TEXTS if column.name.endswith("_text") else _ID_LISTS) for column in schema
+    )
+    if schema.names not in (_COLUMNS[:2], _COLUMNS) or not has_types:
+        columns = [f"{column.name}: {column.type}" for column in schema]
+        raise pa.ArrowInvalid(f"its columns are {', '.join(columns)}")
 
 
 def _id_list_type(vocab_size: int) -> pa.DataType:
@@ -297,7 +335,9 @@ class ParallelData:
     def __init__(self, data_dir: Path, split: str) -> None:
         self._data_dir = data_dir
         self._split = split
-        splits = read_meta(data_dir).splits
+        meta = read_meta(data_dir)
+        self._vocab_sizes = meta.vocab_sizes
+        splits = meta.splits
         if split not in splits:
             raise DataError(f"{data_dir} has no {split} pairs; give data.{split} to nmt-preprocess")
         self.corpora: list[CorpusRange] = []
@@ -345,6 +385,13 @@ class ParallelData:
         expected = self._starts[number + 1] - self._starts[number]
         if len(shard) != expected:
             raise _unusable(path, f"is damaged: it has {len(shard)} pairs instead of {expected}")
+        lengths = self.lengths[self._starts[number] : self._starts[number + 1]]
+        if not np.array_equal(shard.lengths(), lengths):
+            raise _unusable(path, f"does not fit {self._split}.lengths.npy")
+        for largest, vocab_size in zip(shard.largest_ids(), self._vocab_sizes, strict=True):
+            if largest >= vocab_size:
+                problem = f"is damaged: it has the id {largest} of {vocab_size} in the vocabulary"
+                raise _unusable(path, problem)
         self._shards[number] = shard
         return shard
 
@@ -362,6 +409,8 @@ class ParallelData:
         if lengths.shape != (len(self), 2):
             problem = f"is damaged: it has the shape {lengths.shape} instead of ({len(self)}, 2)"
             raise _unusable(path, problem)
+        if lengths.dtype.kind not in "iu" or lengths.min() < 1:
+            raise _unusable(path, "is damaged: it has lengths that are no positive integers")
         return lengths
 
 

@@ -17,6 +17,7 @@ from nmt.data.languages import target_tags
 from nmt.data.mixing import make_mix
 from nmt.data.noise import TokenNoise
 from nmt.data.tokenizer import Tokenizers, load_tokenizers
+from nmt.errors import DataError
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.transformer import Transformer
 from nmt.runtime.distributed import World, set_num_threads
@@ -61,6 +62,12 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
     meta = read_meta(data_dir)
     tags = target_tags(meta.directions.values())
     tokenizer = load_tokenizers(data_dir, meta.tokenizer_sha256, tags)
+    vocab_sizes = (tokenizer.src.vocab_size, tokenizer.tgt.vocab_size)
+    if meta.vocab_sizes != vocab_sizes:
+        raise DataError(
+            f"{data_dir}/meta.json has vocabularies of {meta.vocab_sizes} pieces, the tokenizer of "
+            f"{vocab_sizes}; run nmt-preprocess again"
+        )
     data = ParallelData(data_dir, "train")
     validation = Validation(data_dir, tokenizer, config, world)
     samplers = make_samplers(config, meta, data, world)

@@ -27,6 +27,7 @@ from nmt.checkpoint import (
     load_weights,
     save_model,
 )
+from nmt.config import require
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError, NmtError
 from nmt.runtime.files import remove_folder, replace_link
@@ -37,6 +38,14 @@ from nmt.runtime.reading import open_regular
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 3
 FILE = "trainer.pt"
+_COUNTERS = (
+    "num_updates",
+    "epoch",
+    "epoch_position",
+    "bad_validations",
+    "bad_updates",
+    "validated_update",
+)
 
 
 @dataclass
@@ -61,6 +70,14 @@ class TrainerState:
     validated_update: int = 0  # number of updates at the last validation
     flops: float = 0.0  # of the model, without padding, since the start
 
+    def __post_init__(self) -> None:
+        for key in _COUNTERS:
+            count = getattr(self, key)
+            require(0 <= count < 1 << 32, key, count, "must be from 0 to 4,294,967,295")
+        require(self.flops >= 0, "flops", self.flops, "must not be negative")
+        has_best = bool(self.best) or self.bad_validations == 0
+        require(has_best, "bad_validations", self.bad_validations, "must be 0 without a best one")
+
     @property
     def position(self) -> tuple[int, int, int]:
         """The position in training: it changes whenever weights or data position change."""
@@ -81,7 +98,7 @@ class Checkpoint:
     """The content of a checkpoint."""
 
     folder: str
-    weights: dict[str, Tensor]
+    weights: dict[str, Any]  # tensors
     state: TrainerState
     learner: dict[str, Any]  # of `Learner.state_dict`
     fingerprint: dict[str, Any]
@@ -118,12 +135,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         raise damaged
     if pop_version(content, path, FORMAT_VERSION) < FORMAT_VERSION:
         raise ModelError(f"{path} was written by an older nmt and cannot be resumed")
-    content["state"] = to_dataclass(TrainerState, content.get("state"), path, "state")
-    weights = load_weights(folder)
-    try:
-        return Checkpoint(folder=str(folder), weights=weights, **content)
-    except TypeError:  # missing or unknown keys
-        raise damaged from None
+    content |= {"folder": str(folder), "weights": load_weights(folder)}
+    return to_dataclass(Checkpoint, content, path)
 
 
 # --- writing

@@ -126,18 +126,19 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
         """Continue from the results of `state_dict` and `weights`.
 
-        Raises `ModelError` if the optimizer state does not fit the model.
+        Raises `ModelError` if they do not fit the model.
         """
         try:
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise ModelError("the optimizer's state does not fit the model") from None
-        if state["precision"]:  # a run that changed to float16 starts with a new scale
-            self.scaler.load_state_dict(state["precision"])
-        self.model.load_state_dict(state.get("trained", weights))
-        if self.average is not None:
-            self.average.load(weights, state["num_averaged"])
+            if state["precision"]:  # a run that changed to float16 starts with a new scale
+                self.scaler.load_state_dict(state["precision"])
+            self.model.load_state_dict(state.get("trained", weights))
+            if self.average is not None:
+                self.average.load(weights, state["num_averaged"])
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ModelError(f"the newest checkpoint does not fit the model ({reason})") from None
 
     # --- updates
 

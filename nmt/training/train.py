@@ -21,7 +21,7 @@ from nmt.checkpoint import ModelInfo
 from nmt.config import BestMetric, TrainConfig
 from nmt.data.batch import padding_share
 from nmt.data.batching import Update
-from nmt.errors import NmtError, StoppedError
+from nmt.errors import ModelError, NmtError, StoppedError
 from nmt.model.transformer import num_parameters
 from nmt.runtime.distributed import World, from_main, gather
 from nmt.runtime.prefetch import prefetch
@@ -120,6 +120,11 @@ def log_plan(run: Run, state: TrainerState) -> None:
     sampler = run.sampler_at(state.num_updates)
     num_ranks = run.world.size
     updates = sampler.updates(state.epoch)
+    if state.epoch_position >= len(updates):
+        raise ModelError(
+            f"the newest checkpoint in {run.run_dir} is damaged: it was saved after update "
+            f"{state.epoch_position} of an epoch of {len(updates)}; remove it to resume another"
+        )
     planned = updates.pool_of(state.epoch_position)
     batches = [rows for plan in planned for rows in plan.batches]
     update_tokens = sum(plan.num_tokens for plan in planned) / len(planned)
