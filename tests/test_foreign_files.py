@@ -255,7 +255,9 @@ def test_ids_lengths_and_texts_of_handmade_shards_are_checked(
         changed = lengths.astype(dtype)
         changed[3, 1] = value
         data.write_lengths(changed)
-        assert "train.lengths.npy" in refusal(read_data, tmp_path), (dtype, value)
+        problem = "does not fit" if value == 9 else "no positive integers"
+        message = refusal(lambda folder: ParallelData(folder, "train")[0], tmp_path)
+        assert problem in message or dtype == "O", (dtype, value, message)
     valid = [[4, 5]] * 8
     data.write_ids(valid, ID_LIST, [b"a"] * 8)
     assert refusal(read_data, tmp_path) == ""
