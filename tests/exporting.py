@@ -24,7 +24,7 @@ from nmt.export.export_model import export_model
 from nmt.model.fast import accelerate
 from nmt.model.transformer import Transformer
 from nmt.search.hypotheses import Hypothesis
-from nmt.translate.engines.base import SearchRequest
+from nmt.search.request import SearchRequest
 from nmt.translate.engines.native import load_models
 
 LIMIT = 20  # tokens of a translation

@@ -22,12 +22,14 @@ from nmt.checkpoint import ModelInfo, save_model
 from nmt.config import Norm, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast import FastTransformer
-from nmt.search.hypotheses import ControlIds, Hypothesis
+from nmt.search.hypotheses import Hypothesis
+from nmt.search.request import SearchRequest
 from nmt.search.search import search
 from nmt.search.stepper import Stepper
 from nmt.translate.engines.native import NativeBackend
 
-IDS = ControlIds(PAD, BOS, EOS)
+_CONTROL = SimpleNamespace(pad_id=PAD, bos_id=BOS, eos_id=EOS)
+TOKENIZER: Any = SimpleNamespace(src=_CONTROL, tgt=_CONTROL)  # for searches over ids
 SYMBOLS = 6
 ALLOWED = [UNK, EOS, 4, 5]  # of the six symbols, all but PAD and BOS
 Sentence = tuple[int, ...]
@@ -45,7 +47,13 @@ def config(
 def find(
     stepper: Stepper, source: Source, config: SearchConfig, **more: Any
 ) -> list[list[Hypothesis]]:
-    return search(stepper, *source, config, IDS, **more)
+    return search(stepper, SearchRequest(source_rows(source), config, **more), TOKENIZER)
+
+
+def source_rows(source: Source) -> list[list[int]]:
+    """Return the ids of each sentence without EOS and padding."""
+    pairs = zip(source[0].tolist(), source[1].tolist(), strict=True)
+    return [row[: length - 1] for row, length in pairs]
 
 
 def score_ids(
@@ -55,10 +63,8 @@ def score_ids(
     config: SearchConfig,
     max_tokens: int = 4096,
 ) -> list[Hypothesis]:
-    """Score pairs of ids as the native backend does, with a tokenizer of `IDS`."""
-    side = SimpleNamespace(pad_id=PAD, bos_id=BOS, eos_id=EOS)
-    tokenizer: Any = SimpleNamespace(src=side, tgt=side)
-    return NativeBackend(stepper, tokenizer).score(rows, targets, config, max_tokens)
+    """Score pairs of ids as the native backend does, with `TOKENIZER`."""
+    return NativeBackend(stepper, TOKENIZER).score(rows, targets, config, max_tokens)
 
 
 @dataclass(frozen=True)

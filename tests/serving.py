@@ -20,10 +20,10 @@ from nmt.config import SearchConfig, ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.runtime.manifest import write_manifest
 from nmt.search.hypotheses import Hypothesis
+from nmt.search.request import SearchRequest
 from nmt.serve.app import Server, http_protocol, make_app
 from nmt.serve.models import Direction, Models
 from nmt.serve.service import Service
-from nmt.translate.engines.base import SearchRequest
 from nmt.translate.translator import Translator
 
 GOOD = {"source": "xx", "target": "yy"}

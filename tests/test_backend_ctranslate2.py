@@ -25,8 +25,9 @@ from nmt.runtime.files import write_json
 from nmt.runtime.manifest import write_manifest
 from nmt.runtime.metadata import read_json
 from nmt.search.hypotheses import Hypothesis, score
+from nmt.search.request import SearchRequest
 from nmt.search.stepper import ModelStepper
-from nmt.translate.engines.base import Backend, SearchRequest
+from nmt.translate.engines.base import Backend
 from nmt.translate.engines.ctranslate2 import load_ctranslate2
 from nmt.translate.engines.native import NativeBackend, load_models
 

@@ -21,10 +21,10 @@ from searching import (
 from tiny import BOS, EOS, PAD, UNK, tiny_model
 from torch import Tensor
 
-from nmt.data.batch import pad_source
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
-from nmt.search.hypotheses import Beam, ControlIds
+from nmt.search.hypotheses import Beam
+from nmt.search.request import SearchRequest
 from nmt.search.search import search
 from nmt.search.stepper import ModelStepper
 
@@ -55,7 +55,7 @@ def test_a_prefix_beyond_the_limit_may_still_end(beam_size: int) -> None:
 
 def test_control_symbols_in_a_prefix_are_refused() -> None:
     for control in (PAD, BOS, EOS):
-        with pytest.raises(ConfigError, match=f"prefix of sentence 1 holds id {control}"):
+        with pytest.raises(ConfigError, match=f"prefix of sentence 1 contains id {control}"):
             find(ToyStepper(), toy_source(3, 4), config(2), prefixes=[[4], [4, control]])
 
 
@@ -75,12 +75,15 @@ def test_no_translation_is_shorter_than_the_least_length(beam_size: int) -> None
 def test_a_further_rule_is_one_function() -> None:
     source, settings = toy_source(4, 3), config(400)
 
-    def no_repetition(log_probs: Tensor, live: Beam) -> Tensor:
-        if live.length:
-            log_probs.scatter_(1, live.tokens[:, -1:], float("-inf"))
-        return log_probs
+    class NoRepetition:
+        can_join = False
 
-    found = find(ToyStepper(), source, settings, constraints=[no_repetition])
+        def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
+            if beam.length:
+                log_probs.scatter_(1, beam.tokens[:, -1:], float("-inf"))
+            return log_probs
+
+    found = find(ToyStepper(), source, settings, constraints=[NoRepetition()])
     for row, hypotheses in enumerate(found):
         everything = enumerate_all(source_of(source, row), 5, settings)
         allowed = [h for h in everything if all(a != b for a, b in pairwise(h.tokens))]
@@ -92,17 +95,19 @@ def test_a_further_rule_sees_each_hypothesis_with_its_sentence() -> None:
     source = toy_source(4, 2, 6)
     seen: set[tuple[int, Sentence]] = set()
 
-    def watching(log_probs: Tensor, live: Beam) -> Tensor:
-        pairs = zip(live.sentences.tolist(), live.tokens.tolist(), live.sums.tolist(), strict=True)
-        rows = zip(pairs, log_probs, strict=True)
-        for (sentence, tokens, total), row in rows:
-            if total > float("-inf"):
-                seen.add((sentence, tuple(tokens)))
-                expected = toy_log_probs(source_of(source, sentence), (BOS, *tokens))[4]
-                assert float(row[4]) == pytest.approx(expected, abs=1e-5)
-        return log_probs
+    class Watcher:
+        can_join = False
 
-    find(ToyStepper(), source, config(3, a=1.0, b=3), constraints=[watching])
+        def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
+            for row, sentence in enumerate(beam.sentences.tolist()):
+                tokens = tuple(beam.tokens[row].tolist())
+                if beam.sums[row] > float("-inf"):
+                    seen.add((sentence, tokens))
+                    expected = toy_log_probs(source_of(source, sentence), (BOS, *tokens))[4]
+                    assert float(log_probs[row, 4]) == pytest.approx(expected, abs=1e-5)
+            return log_probs
+
+    find(ToyStepper(), source, config(3, a=1.0, b=3), constraints=[Watcher()])
     assert {sentence for sentence, _ in seen} == {0, 1, 2}
     assert len(seen) > 20
 
@@ -116,15 +121,12 @@ def test_control_symbols_spelt_out_stay_text(tokenizer: Tokenizer, beam_size: in
     control = {tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id}
     assert not control & set(rows[0])
     assert tokenizer.decode(rows[0]) == CONTROL_TEXT
-    ids = ControlIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
     model = tiny_model(2, sharpness=2.0, vocab_size=tokenizer.vocab_size)
-    src, lengths = pad_source(rows, tokenizer)
-    assert lengths.tolist() == [len(rows[0]) + 1, len(rows[1]) + 1]
-    settings = config(beam_size, a=1.0, b=8)
-    found = search(ModelStepper(model), src, lengths, settings, ids, prefixes=rows)
+    request = SearchRequest(rows, config(beam_size, a=1.0, b=8), prefixes=rows)
+    found = search(ModelStepper(model), request, tokenizer)
     for hypotheses, prefix in zip(found, rows, strict=True):
         for h in hypotheses:
             assert h.tokens[: len(prefix)] == prefix
-            assert not {ids.pad, ids.bos} & set(h.tokens)
-            assert ids.eos not in h.tokens[:-1]
+            assert not {tokenizer.pad_id, tokenizer.bos_id} & set(h.tokens)
+            assert tokenizer.eos_id not in h.tokens[:-1]
             assert tokenizer.decode(h.tokens[:-1]).startswith(tokenizer.decode(prefix))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from device import GPU, Device, DeviceTensor, a_device, replaced
-from searching import IDS, LENGTHS, decided_model, score_ids
+from searching import LENGTHS, TOKENIZER, decided_model, score_ids, source_rows
 from test_compiled import draw_pairs
 from tiny import random_source, tiny_config
 from torch import Tensor
@@ -24,8 +24,9 @@ from nmt.config import DType, Optimizer, OptimizerConfig, Positions, SearchConfi
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast.packing import PackedContext, attend_packed, pack
 from nmt.runtime.distributed import World
-from nmt.search.hypotheses import SearchTask
-from nmt.search.search import BeamSearch, length_limits, search
+from nmt.search.beam import BeamSearch
+from nmt.search.request import SearchRequest
+from nmt.search.search import search
 from nmt.search.stepper import EnsembleStepper, ModelStepper
 from nmt.training.batches import make_batch
 from nmt.training.build import Run, build_run
@@ -125,14 +126,14 @@ def token_lists(rows: list[list[Any]]) -> list[list[list[int]]]:
 def test_a_step_of_search_waits_for_the_device_twice_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    src, lengths = random_source(LENGTHS)
+    source = random_source(LENGTHS)
     for name, (settings, layers, prefixes) in SEARCHES.items():
         config = SearchConfig(max_length_a=0.0, max_length_b=8, **settings)
         steppers = []
         for seed in range(2 if prefixes else 1):
             steppers.append(ModelStepper(decided_model(seed=seed, **SMALL, **layers)))
-        ensemble = EnsembleStepper(steppers)
-        expected = search(ensemble, src, lengths, config, IDS, prefixes=prefixes)
+        request = SearchRequest(source_rows(source), config, prefixes or ())
+        expected = search(EnsembleStepper(steppers), request, TOKENIZER)
         with a_device() as device, torch.inference_mode():
             for stepper in steppers:
                 stepper.model.to(GPU)
@@ -145,7 +146,7 @@ def test_a_step_of_search_waits_for_the_device_twice_at_most(
                 waits.append(device.waits.total())
 
             call_before(monkeypatch, ensemble, "step", count_waits)
-            hypotheses = search(ensemble, src, lengths, config, IDS, prefixes=prefixes)
+            hypotheses = search(ensemble, request, TOKENIZER)
         steps = np.diff(waits)
         assert steps[0] == 0, device.waits  # nor does the encoder
         assert len(steps) > 5
@@ -158,17 +159,15 @@ def test_sentences_join_a_search_on_the_device() -> None:
     config = SearchConfig(max_length_b=10, beam_size=3)
 
     def find(stepper: ModelStepper) -> dict[int, list[int]]:
-        src, lengths = random_source(LENGTHS)
-        limits = length_limits(lengths, config, [()] * len(src))
-        beams = BeamSearch(stepper, SearchTask(src, lengths, config, IDS, (), limits, n_best=1))
+        rows = source_rows(random_source(LENGTHS))
+        beams = BeamSearch(stepper, SearchRequest(rows, config, n_best=1), TOKENIZER)
         tokens = {}
         later = iter([[], [5, 2], [], [4]])
         while beams.num_live:
             for sentence in beams.step():
                 tokens[sentence] = beams.result(sentence)[0].tokens
             if more := next(later, []):
-                src, lengths = random_source(more)
-                beams.join(src, lengths)
+                beams.join(source_rows(random_source(more)))
         return tokens
 
     expected = find(ModelStepper(decided_model()))
@@ -177,7 +176,7 @@ def test_sentences_join_a_search_on_the_device() -> None:
         stepper.device = GPU
         device.waits.clear()
         assert find(stepper) == expected
-    allowed = {"search._extend: from the device", "hypotheses.close: from the device"}
+    allowed = {"beam._choose: from the device", "state.complete: from the device"}
     assert set(device.waits) <= allowed
 
 
@@ -195,7 +194,7 @@ def test_scoring_waits_for_the_device_once_a_batch() -> None:
         stepper = ModelStepper(decided_model().to(GPU))
         device.waits.clear()
         scored = score_ids(stepper, rows, targets, config, max_tokens=40)
-    assert set(device.waits) == {"native.score: from the device"}
+    assert set(device.waits) == {"native._score_batch: from the device"}
     assert 1 < device.waits.total() < len(rows)
     for hypothesis, expected_hypothesis in zip(scored, expected, strict=True):
         assert hypothesis.alignment == expected_hypothesis.alignment

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from searching import IDS, LENGTHS, decided_model
+from searching import LENGTHS, TOKENIZER, decided_model, source_rows
 from test_compiled import draw_pairs
 from test_optimizer import check_steps
 from tiny import random_source, tiny_config, tiny_model
@@ -25,6 +25,7 @@ from nmt.config import DType, OptimizerConfig, SearchConfig, TrainConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast.packing import PackedContext, attend_packed, find_flash, pack
 from nmt.runtime.distributed import World
+from nmt.search.request import SearchRequest
 from nmt.search.search import search
 from nmt.search.stepper import ModelStepper
 from nmt.training.batches import make_batch
@@ -114,10 +115,11 @@ def test_search_and_scores_are_those_of_the_processor() -> None:
     source = random_source(LENGTHS)
     for settings in ({"beam_size": 1}, {"beam_size": 4}, {"beam_size": 3, "alignment": True}):
         config = SearchConfig(max_length_b=10, **settings)
-        expected = search(ModelStepper(decided_model()), *source, config, IDS)
+        request = SearchRequest(source_rows(source), config)
+        expected = search(ModelStepper(decided_model()), request, TOKENIZER)
         with torch.inference_mode():
             stepper = ModelStepper(decided_model().to(DEVICE))
-            found = search(stepper, *source, config, IDS)
+            found = search(stepper, request, TOKENIZER)
         for ours, theirs in zip(found, expected, strict=True):
             assert [h.tokens for h in ours] == [h.tokens for h in theirs], settings
             assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], rel=1e-4)

@@ -32,7 +32,7 @@ from nmt.data.tokenizer import Tokenizer, TokenizerPair
 from nmt.errors import ConfigError
 from nmt.export.export_model import export_model
 from nmt.model.positions import sinusoidal_positions
-from nmt.translate.engines.base import SearchRequest
+from nmt.search.request import SearchRequest
 from nmt.translate.engines.native import load_models
 from nmt.translate.translator import Translator
 from nmt.visualize.embeddings import list_text_ids
@@ -212,7 +212,7 @@ def check(folder: Path, name: str, theirs: Any, tokenizer: Any) -> None:
             config = SearchConfig(
                 beam_size=beam_size, normalization=Normalization.none, **SHORT_OUTPUT
             )
-            prefixes = [tgt_tokenizer.prefix] * len(LINES) if tgt_tokenizer.prefix else None
+            prefixes = [tgt_tokenizer.prefix] * len(LINES) if tgt_tokenizer.prefix else []
             request = SearchRequest([row[:-1] for row in rows], config, prefixes)
             for i, hypotheses in enumerate(loaded.backend.search(request)):
                 ids = hypotheses[0].tokens

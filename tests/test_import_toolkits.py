@@ -25,7 +25,7 @@ from nmt.checkpoint import load_info
 from nmt.config import Normalization, Positions, SearchConfig
 from nmt.importing.piece_ids import read_yaml_vocabulary
 from nmt.model.positions import sinusoidal_positions
-from nmt.translate.engines.base import SearchRequest
+from nmt.search.request import SearchRequest
 from nmt.translate.engines.native import load_models
 
 LINES = sentences(40)

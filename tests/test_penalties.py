@@ -10,7 +10,7 @@ import torch
 
 from nmt.config import Normalization, SearchConfig
 from nmt.errors import ConfigError
-from nmt.search.hypotheses import coverage_of, least_log_prob, score
+from nmt.search.scoring import coverage_score, min_log_prob, score
 
 
 def test_scores_follow_the_written_formulas() -> None:
@@ -21,6 +21,11 @@ def test_scores_follow_the_written_formulas() -> None:
     assert score(-6.0, 4, rewarded) == pytest.approx(-4.0)
     covered = SearchConfig(length_penalty=1.0, word_reward=1.0, coverage_penalty=0.2)
     assert score(-6.0, 7, covered, coverage=-10.0) == pytest.approx((-6.0 + 7) / 2 - 2.0)
+
+
+def bound(score: float, min_length: int, max_length: int, config: SearchConfig) -> float:
+    values = torch.tensor([[score], [min_length], [max_length]], dtype=torch.float64)
+    return float(min_log_prob(values[0], values[1], config, max_lengths=values[2]))
 
 
 def test_what_a_hypothesis_needs_is_the_least_of_all_lengths() -> None:
@@ -35,8 +40,7 @@ def test_what_a_hypothesis_needs_is_the_least_of_all_lengths() -> None:
         )
         wanted, first = draw.uniform(-9, 3), draw.randint(1, 20)
         last = first + draw.randint(0, 60)
-        ends = (torch.tensor([value], dtype=torch.float64) for value in (wanted, first, last))
-        least = float(least_log_prob(*ends, settings))
+        least = bound(wanted, first, last, settings)
 
         def best(log_prob: float) -> tuple[float, int]:
             lengths = range(first, last + 1)  # noqa: B023
@@ -45,15 +49,14 @@ def test_what_a_hypothesis_needs_is_the_least_of_all_lengths() -> None:
         assert best(least + 1e-6)[0] > wanted > best(least - 1e-6)[0]
         inside += first < best(least)[1] < last
     assert inside > 5  # the best length is neither the first nor the last
-    ends = (torch.tensor([value], dtype=torch.float64) for value in (-math.inf, 3, 9))
-    assert float(least_log_prob(*ends, SearchConfig(word_reward=0.5))) == -math.inf
+    assert bound(-math.inf, 3, 9, SearchConfig(word_reward=0.5)) == -math.inf
 
 
 def test_coverage_counts_what_each_word_was_left_without() -> None:
     attended = torch.tensor([[0.5, 2.0, 0.25, 0.9], [0.1, 0.0, 9.0, 9.0]])
-    found = coverage_of(attended, torch.tensor([3, 1]))
+    found = coverage_score(attended, torch.tensor([3, 1]))
     assert found.tolist() == pytest.approx([math.log(0.5) + math.log(0.25), math.log(0.1)])
-    unseen = coverage_of(torch.zeros(1, 2), torch.tensor([1]))
+    unseen = coverage_score(torch.zeros(1, 2), torch.tensor([1]))
     assert -90 < float(unseen) < -80
 
 

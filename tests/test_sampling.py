@@ -11,7 +11,6 @@ import pytest
 import torch
 from searching import (
     ALLOWED,
-    IDS,
     LENGTHS,
     Sentence,
     ToyStepper,
@@ -26,8 +25,7 @@ from searching import (
 )
 from tiny import BOS, EOS, random_source
 
-from nmt.search.hypotheses import SearchTask
-from nmt.search.search import Sampler, narrow, occurrences
+from nmt.search.sampling import Sampler, count_repeats, truncate
 from nmt.search.stepper import ModelStepper
 
 CUTS: dict[str, dict[str, Any]] = {
@@ -145,7 +143,7 @@ def test_seeds_draws_and_equal_sentences_differ() -> None:
     assert drawn([0], draws=4) == once[:1]
     other = drawn([0, 5, 0, 0], draws=4, seed=2)
     assert all(a != b for a, b in zip(once, other, strict=True))
-    assert occurrences([[1, 2], [1], [1, 2], [1, 2], [1]]) == [0, 0, 1, 2, 1]
+    assert count_repeats([[1, 2], [1], [1, 2], [1, 2], [1]]) == [0, 0, 1, 2, 1]
 
 
 def test_the_narrowed_choice_keeps_the_likeliest_and_those_as_likely_as_the_last() -> None:
@@ -158,18 +156,18 @@ def test_the_narrowed_choice_keeps_the_likeliest_and_those_as_likely_as_the_last
         ({"top_k": 2, "top_p": 0.56}, [0]),  # of the two left 0.4 / 0.7 is enough
         ({"top_k": 99}, [0, 1, 2, 3, 4]),
     ):
-        logits = narrow(log_probs, config(1, sampling=True, **cut))
+        logits = truncate(log_probs, config(1, sampling=True, **cut))
         assert (logits[0] > float("-inf")).nonzero().flatten().tolist() == kept, cut
 
 
 def test_noise_is_as_exact_as_the_log_probabilities() -> None:
     """Log-probabilities that undo the noise of a token each, but for a thousandth for one."""
-    src, lengths = random_source([4])
+    src, _ = random_source([4])
     settings = config(1, seed=5)
-    task = SearchTask(src, lengths, settings, IDS, [], [9], 1, keys=[0])
     key = [5, 0, 0, *src[0].tolist()]
     noise = -np.log(np.random.default_rng(key).standard_exponential(1000))
     for best in (3, 500):
         log_probs = torch.from_numpy(-noise)[None].float()
         log_probs[0, best] += 1e-3
-        assert Sampler(task).draw(log_probs, torch.tensor([0])).tolist() == [best]
+        sampler = Sampler(src.tolist(), [0], settings)
+        assert sampler.draw(log_probs, torch.tensor([0])).tolist() == [best]

@@ -23,6 +23,7 @@ from searching import (
     judge,
     normalized,
     source_of,
+    source_rows,
     toy_log_probs,
     toy_source,
 )
@@ -31,7 +32,7 @@ from torch import Tensor
 
 from nmt.config import Normalization
 from nmt.errors import ModelError
-from nmt.search.search import length_limits
+from nmt.search.request import SearchRequest
 
 RULES: dict[str, dict[str, Any]] = {
     **{f"wu{alpha}": {"alpha": alpha} for alpha in (-0.5, 0.0, 0.6, 1.0, 2.0)},
@@ -151,7 +152,7 @@ def test_each_sentence_has_its_own_limit_and_leaves_the_batch_when_it_is_done(
 ) -> None:
     settings = config(beam_size, a=1.5, b=2)
     source, limits = toy_source(7, 1, 4), [9 + 2, 0 + 2, 4 + 2]
-    assert length_limits(source[1], settings, [()] * 3) == limits
+    assert SearchRequest(source_rows(source), settings).length_limits() == limits
     stepper = ToyStepper(Taste(eos_bonus=-50.0))
     for hypotheses, limit in zip(find(stepper, source, settings), limits, strict=True):
         assert len(hypotheses) == beam_size

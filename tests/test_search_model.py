@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 from searching import (
-    IDS,
     LENGTHS,
+    TOKENIZER,
     Source,
     assert_same,
     config,
     decided_model,
     find,
     score_ids,
+    source_rows,
     teacher_forced,
 )
 from tiny import BOS, random_source
@@ -24,8 +25,9 @@ from torch import Tensor
 
 from nmt.config import Norm, Normalization, SearchConfig
 from nmt.model.fast import freeze
-from nmt.search.hypotheses import Hypothesis, SearchTask
-from nmt.search.search import BeamSearch, length_limits
+from nmt.search.beam import BeamSearch
+from nmt.search.hypotheses import Hypothesis
+from nmt.search.request import SearchRequest
 from nmt.search.stepper import EnsembleStepper, ModelStepper
 
 MODES: dict[str, dict[str, Any]] = {
@@ -138,20 +140,19 @@ def test_sentences_that_join_a_search_find_what_they_find_alone() -> None:
     ):
         settings = config(4, alpha, a=1.0, b=6)
         lengths = [draw.choice([1, 2, 4, 7, 10, 24]) for _ in range(25)]
-        src, src_lengths = source = random_source(lengths, seed=n_best)
+        source = random_source(lengths, seed=n_best)
         expected = find(stepper, source, settings, n_best=n_best)
         for member in members:
             freeze(member.model)  # the first results are those of modules
         joined = range(3)
-        limits = length_limits(src_lengths[:3], settings, [()] * 3)
-        task = SearchTask(src[:3], src_lengths[:3], settings, IDS, (), limits, n_best)
-        beams, found = BeamSearch(stepper, task), {}
+        rows = source_rows(source)
+        request = SearchRequest(rows[:3], settings, n_best=n_best)
+        beams, found = BeamSearch(stepper, request, TOKENIZER), {}
         while beams.num_live:
             found |= {number: beams.result(number) for number in beams.step()}
-            if beams.num_live and joined.stop < len(src) and draw.random() < 0.3:
-                joined = range(joined.stop, min(joined.stop + draw.randint(1, 5), len(src)))
-                new_lengths = src_lengths[list(joined)]
-                beams.join(src[list(joined), : new_lengths.max()], new_lengths)
+            if beams.num_live and joined.stop < len(rows) and draw.random() < 0.3:
+                joined = range(joined.stop, min(joined.stop + draw.randint(1, 5), len(rows)))
+                beams.join(rows[joined.start : joined.stop])
                 num_joined += len(joined)
         assert sorted(found) == list(range(joined.stop)), n_best
         for number, hypotheses in found.items():

@@ -18,7 +18,7 @@ from translating import fork, kill, status, translate, write_lines, write_model
 from nmt import Translator
 from nmt.data.text import read_stream
 from nmt.runtime import progress
-from nmt.translate.engines.base import SearchRequest
+from nmt.search.request import SearchRequest
 from nmt.translate.engines.native import NativeBackend
 
 HOSTILE = [

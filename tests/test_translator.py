@@ -24,9 +24,9 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError
 from nmt.runtime.prefetch import prefetch
 from nmt.search.hypotheses import Hypothesis
+from nmt.search.request import SearchRequest
 from nmt.search.stepper import ModelStepper
 from nmt.translate.batch_search import MAX_FAILURES, BatchSearch, Failure, Segment
-from nmt.translate.engines.base import SearchRequest
 from nmt.translate.engines.native import NativeBackend
 from nmt.translate.options import LineOptions
 from nmt.translate.results import LineResult

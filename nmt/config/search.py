@@ -78,6 +78,11 @@ class SearchConfig(Settings):
             self.require(self.top_p == 1, "top_p", rule)
 
     @property
+    def needs_attention(self) -> bool:
+        """Whether search and scoring need the attention to the source."""
+        return self.alignment or self.coverage_penalty > 0
+
+    @property
     def length_exponent(self) -> float:
         """The exponent p of other engines' score log P / length^p that ranks most like ours."""
         if self.normalization is Normalization.average:

@@ -23,7 +23,7 @@ from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ModelError
 from nmt.model.positions import sinusoidal_positions
 from nmt.runtime.files import write_json
-from nmt.search.hypotheses import ControlIds
+from nmt.search.constraints import forbidden_ids
 
 Weights = dict[str, Tensor]
 _MAX_LENGTH = 512  # tokens that `generate` writes by default
@@ -71,7 +71,7 @@ def write_huggingface(
         "num_beams": info.search.beam_size,
         "length_penalty": info.search.length_exponent,
         "max_length": min(_MAX_LENGTH, config.max_positions),
-        "bad_words_ids": [[token] for token in ControlIds.of(tokenizer).never],
+        "bad_words_ids": [[token] for token in forbidden_ids(tgt)],
         **special_ids,
     }
     if tgt.prefix:

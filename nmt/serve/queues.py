@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from nmt.config import SearchConfig
-from nmt.data.languages import Tags
+from nmt.data.languages import Tags, encode_starts
+from nmt.search.request import SearchRequest
 from nmt.translate.batch_search import BatchSearch, SearchResult, Segment
 from nmt.translate.engines.native import NativeBackend
 from nmt.translate.options import LineOptions
@@ -51,10 +52,10 @@ class BatchOptions:
     def can_join(self) -> bool:
         """Whether sentences with these options may join a running search."""
         backend = self.translator.backend
-        has_forced_start = self.tags.tgt or self.translator.tokenizer.tgt.prefix
-        if has_forced_start or not isinstance(backend, NativeBackend):
+        if not isinstance(backend, NativeBackend):
             return False
-        return backend.can_join(self.search)
+        prefixes = encode_starts(self.translator.tokenizer.tgt, [""], self.tags.tgt)
+        return backend.can_join(SearchRequest([], self.search, prefixes))
 
     def make_batch_search(self) -> BatchSearch:
         """Return a search with these options."""

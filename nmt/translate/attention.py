@@ -18,8 +18,9 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
 from nmt.model.fast import FastTransformer
 from nmt.model.transformer import AttentionWeights, causal_mask, padding_mask
+from nmt.search.request import Ids
 from nmt.search.stepper import ModelStepper
-from nmt.translate.engines.base import Backend, Ids
+from nmt.translate.engines.base import Backend
 from nmt.translate.engines.native import NativeBackend
 
 KINDS = ("cross", "encoder", "decoder")

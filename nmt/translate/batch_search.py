@@ -1,4 +1,4 @@
-"""Segments of text that go through an engine in batches of similar length."""
+"""Translation of text segments by an engine, in batches of similar length."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import numpy as np
 import torch
 
 from nmt.config import SearchConfig
-from nmt.data.batch import bucket, pad_source
+from nmt.data.batch import bucket
 from nmt.search.hypotheses import Hypothesis
-from nmt.search.search import occurrences
-from nmt.translate.engines.base import Backend, SearchRequest
+from nmt.search.request import SearchRequest
+from nmt.search.sampling import count_repeats
+from nmt.translate.engines.base import Backend
 from nmt.translate.engines.native import NativeBackend
 
 log = logging.getLogger(__name__)
 
 MAX_FAILURES = 32
-"""After so many in a row, a segment that was translated before shows whether the engine still
-works.
+"""After this many failures in a row, a segment that was translated before is tried again, to see
+whether the engine still works.
 """
 
 
@@ -43,43 +44,46 @@ class Failure:
 SearchResult = list[Hypothesis] | Failure
 """The hypotheses of a segment, best first, or why there are none."""
 
+_KeyedSegment = tuple[Segment, int]
+"""A segment and the key of its samples, see `SearchRequest.keys`."""
+
 
 @dataclass
 class BatchSearch:
-    """Searches with fixed settings; remembers whether the engine works at all."""
+    """Translates segments with fixed settings, and notices when the engine fails for good."""
 
     backend: Backend
     config: SearchConfig
-    n_best: int  # hypotheses of each segment that are looked at
-    max_tokens: int  # bound on a batch: rows * beam * longest source, EOS included
-    with_scores: bool = True  # whether the scores of hypotheses are looked at
+    n_best: int  # hypotheses of each segment
+    max_tokens: int  # bound on a batch: rows * beam size * longest source, EOS included
+    with_scores: bool = True  # whether the caller uses scores
     num_failed: int = 0  # segments that failed in a row, over all threads
-    known: Segment | None = None  # one that was translated
+    last_translated: Segment | None = None
 
     def translate(self, segments: Sequence[Segment]) -> list[SearchResult]:
-        """Return the hypotheses of each segment, best first, or why there are none. Searches as
-        many batches at a time as the engine has workers.
+        """Return the result of each segment. Searches as many batches at a time as the engine has
+        workers.
 
-        Raises what the engine raised when it failed with `MAX_FAILURES` segments in a row and with
-        one that it translated before.
+        Raises the engine's error when `MAX_FAILURES` segments in a row fail, and then one that it
+        translated before.
         """
         results: list[SearchResult] = [[] for _ in segments]
         if not segments:
             return results
         lengths = np.array([[len(segment.ids) + 1] * 2 for segment in segments], dtype=np.int32)
-        keys = occurrences(segment.ids for segment in segments)
-        most = max(self.max_tokens // self.config.beam_size, int(lengths.max()))
-        batches = bucket(lengths, most, np.arange(len(segments)))
-        rows = [[segments[i] for i in batch] for batch in batches]
-        their_keys = [[keys[i] for i in batch] for batch in batches]
+        max_tokens = max(self.max_tokens // self.config.beam_size, int(lengths.max()))
+        keys = count_repeats(segment.ids for segment in segments)
+        keyed = list(zip(segments, keys, strict=True))
+        indices = bucket(lengths, max_tokens, np.arange(len(segments)))
+        batches = [[keyed[i] for i in batch] for batch in indices]
         if self.backend.num_workers == 1 or len(batches) == 1:
-            found = list(map(self._search, rows, their_keys))
+            batch_results = [self._search(batch) for batch in batches]
         else:
             with ThreadPoolExecutor(self.backend.num_workers) as pool:
-                found = list(pool.map(self._search, rows, their_keys))
-        for batch, outcomes in zip(batches, found, strict=True):
-            for i, outcome in zip(batch, outcomes, strict=True):
-                results[i] = outcome
+                batch_results = list(pool.map(self._search, batches))
+        for batch_indices, batch_result in zip(indices, batch_results, strict=True):
+            for i, result in zip(batch_indices, batch_result, strict=True):
+                results[i] = result
         return results
 
     def translate_arriving(
@@ -88,65 +92,75 @@ class BatchSearch:
         take: Callable[[int], Sequence[Segment]],
         deliver: Callable[[list[tuple[int, SearchResult]]], None],
     ) -> int:
-        """Translate segments without prefixes, and those that `take` returns between two steps, by
-        a backend whose `can_join` allows it; return their number.
+        """Translate segments without prefixes, and more that arrive while the search runs; return
+        their number. Only for a native engine whose `can_join` allows it.
 
-        `take` is given the number of segments that are searched. `deliver` gets the segments that
-        are done, by their number, and what `translate` returns for each. Raises what that raises.
+        Between two steps, `take` receives the number of segments in the search and returns more.
+        `deliver` receives the numbers and results of segments that are done. Raises the same errors
+        as `translate`.
         """
         assert isinstance(self.backend, NativeBackend)
-        left = dict(enumerate(segments))
-        num_taken = len(left)
+        remaining = dict(enumerate(segments))
+        num_taken = len(segments)
         try:
             rows = [segment.ids for segment in segments]
-            beams = self.backend.begin(rows, self.config, self.n_best)
-            while beams.num_live:
-                found: list[tuple[int, SearchResult]] = [(i, beams.result(i)) for i in beams.step()]
-                for number, _ in found:
-                    self.known = left.pop(number)
-                if found:
-                    deliver(found)
-                more = take(beams.num_live) if beams.num_live else ()
-                left |= enumerate(more, start=num_taken)
-                num_taken += len(more)
-                if more:
-                    rows = [segment.ids for segment in more]
-                    beams.join(*pad_source(rows, self.backend.tokenizer))
-        except Exception as error:  # whatever it is, sentences are to be translated without others
-            log.warning("a search of %d sentences failed (%s); trying again", len(left), error)
-        if left:
-            deliver(list(zip(left, self.translate(list(left.values())), strict=True)))
+            search = self.backend.begin(SearchRequest(rows, self.config, n_best=self.n_best))
+            while search.num_live:
+                results: list[tuple[int, SearchResult]] = []
+                results += [(number, search.result(number)) for number in search.step()]
+                for number, _ in results:
+                    self.last_translated = remaining.pop(number)
+                if results:
+                    deliver(results)
+                arrived = take(search.num_live) if search.num_live else ()
+                if arrived:
+                    remaining.update(enumerate(arrived, start=num_taken))
+                    num_taken += len(arrived)
+                    search.join([segment.ids for segment in arrived])
+        except Exception as error:  # of any kind: each sentence is translated without the others
+            log.warning("a search of %d sentences failed (%s); retrying", len(remaining), error)
+        if remaining:
+            retried = self.translate(list(remaining.values()))
+            deliver(list(zip(remaining, retried, strict=True)))
         return num_taken
 
-    def _search(self, rows: Sequence[Segment], keys: Sequence[int]) -> list[SearchResult]:
-        batch = ([row.ids for row in rows], self.config, [row.prefix for row in rows])
+    def _search(self, batch: list[_KeyedSegment]) -> list[SearchResult]:
+        request = SearchRequest(
+            [segment.ids for segment, _ in batch],
+            self.config,
+            [segment.prefix for segment, _ in batch],
+            [key for _, key in batch],
+            n_best=self.n_best,
+            with_scores=self.with_scores,
+        )
         try:
-            found = self.backend.search(SearchRequest(*batch, keys, self.n_best, self.with_scores))
-        except Exception as error:  # whatever it is, the other segments are to be translated
-            if len(rows) == 1:
+            hypotheses = self.backend.search(request)
+        except Exception as error:  # of any kind: the other segments are still translated
+            if len(batch) == 1:
                 self.num_failed += 1
                 if self.num_failed >= MAX_FAILURES and not self._still_works():
                     raise
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         else:
-            self.num_failed, self.known = 0, rows[0]
-            return [*found]
-        # outside the except block, where the error would keep the memory of the batch alive
-        if len(rows) == 1:
+            self.num_failed = 0
+            self.last_translated = batch[0][0]
+            return list(hypotheses)
+        # outside of the except block, where the error keeps the memory of the batch alive
+        if len(batch) == 1:
             return [Failure(reason)]
-        torch.cuda.empty_cache()  # does nothing without a GPU in use
-        log.warning("a batch of %d sentences failed (%s); trying its halves", len(rows), reason)
-        half = len(rows) // 2
-        return self._search(rows[:half], keys[:half]) + self._search(rows[half:], keys[half:])
+        torch.cuda.empty_cache()  # does nothing if no GPU is used
+        log.warning("a batch of %d sentences failed (%s); trying its halves", len(batch), reason)
+        half = len(batch) // 2
+        return self._search(batch[:half]) + self._search(batch[half:])
 
     def _still_works(self) -> bool:
-        """Try again a segment that was translated; the engine may be broken for good."""
-        if self.known is None:
+        """Translate a segment again that was translated before."""
+        if self.last_translated is None:
             return False
+        segment = self.last_translated
         try:
-            batch = ([self.known.ids], self.config, [self.known.prefix])
-            self.backend.search(SearchRequest(*batch, keys=[0]))
-        except Exception:  # the same as without a segment to try
+            self.backend.search(SearchRequest([segment.ids], self.config, [segment.prefix], [0]))
+        except Exception:  # of any kind: the engine is broken
             return False
         self.num_failed = 0
         return True

@@ -23,11 +23,12 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.prefetch import prefetch
 from nmt.search.hypotheses import Hypothesis
+from nmt.search.request import SearchRequest
 from nmt.search.stepper import Stepper
 from nmt.translate.attention import PairAttention, pair_attention
 from nmt.translate.batch_search import BatchSearch
 from nmt.translate.context import add_context, join_lines, take_last
-from nmt.translate.engines.base import Backend, SearchRequest
+from nmt.translate.engines.base import Backend
 from nmt.translate.engines.native import NativeBackend, load_models
 from nmt.translate.options import (
     MAX_SOURCE_LENGTH,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,11 +14,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from nmt.config import VisualizeConfig
-from nmt.data.batch import pad_source
 from nmt.data.languages import encode_sources, encode_starts
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
-from nmt.search.hypotheses import Beam, ControlIds, Hypothesis
+from nmt.search.hypotheses import Beam, Hypothesis
+from nmt.search.request import SearchRequest
 from nmt.search.search import search
 from nmt.search.stepper import ModelStepper
 from nmt.translate.attention import attention_model
@@ -38,6 +39,7 @@ Layout = dict[Node, tuple[int, float]]
 class SearchRecord:
     """Records the search of one sentence, as a `Constraint` that changes nothing."""
 
+    can_join: ClassVar[bool] = False
     log_probs: dict[Node, float] = field(default_factory=dict)  # of each node that was in the beam
     likeliest: dict[Node, list[tuple[int, float]]] = field(default_factory=dict)
     """The likeliest tokens after each node in the beam, with their probabilities."""
@@ -68,17 +70,14 @@ def record_search(
     stepper: ModelStepper = translator.backend.stepper  # type: ignore[attr-defined]
     tokenizer = translator.tokenizer
     tags = translator.common_tags
-    src, src_lengths = pad_source(encode_sources(tokenizer.src, [line], tags), tokenizer)
     record = SearchRecord()
-    [hypotheses] = search(
-        stepper,
-        src,
-        src_lengths,
+    request = SearchRequest(
+        encode_sources(tokenizer.src, [line], tags),
         translator.search_config(beam_size=beam_size),
-        ControlIds.of(tokenizer),
         prefixes=encode_starts(tokenizer.tgt, [""], tags.tgt),
         constraints=[record],
     )
+    [hypotheses] = search(stepper, request, tokenizer)
     return record, hypotheses
 
 

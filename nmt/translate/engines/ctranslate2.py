@@ -26,9 +26,11 @@ from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
 from nmt.runtime.distributed import find_device
 from nmt.runtime.metadata import read_json, to_dataclass
 from nmt.runtime.reading import check_regular
-from nmt.search.hypotheses import ControlIds, Hypothesis, score
-from nmt.search.search import check_prefixes, length_limits
-from nmt.translate.engines.base import LoadedModel, SearchRequest, directions_of
+from nmt.search.constraints import forbidden_ids
+from nmt.search.hypotheses import Hypothesis
+from nmt.search.request import SearchRequest
+from nmt.search.scoring import score
+from nmt.translate.engines.base import LoadedModel, directions_of
 
 Ids = Sequence[int]
 _SCORED_TOKENS = 1024  # source tokens scored at once: logits of a batch are held whole
@@ -67,10 +69,10 @@ class CTranslate2Backend:
         self._engine = engine
         self._src_pieces, self._pieces = tokenizer.src.all_pieces(), tokenizer.tgt.all_pieces()
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
-        self._control = ControlIds.of(tokenizer)
-        self._eos = self._pieces[self._control.eos]
+        self._tokenizer = tokenizer
+        self._eos = self._pieces[tokenizer.tgt.eos_id]
         self._max_positions = max_positions
-        self._forbidden = [[self._pieces[token]] for token in self._control.never]
+        self._forbidden = [[self._pieces[token]] for token in forbidden_ids(tokenizer.tgt)]
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
         """Refuse penalties that CTranslate2 has not; scoring has no attention."""
@@ -88,9 +90,9 @@ class CTranslate2Backend:
         """
         rows, config = request.rows, request.config
         prefixes = request.prefixes or [()] * len(rows)
-        check_prefixes(prefixes, self._control)
+        request.check_prefixes(self._tokenizer)
         self._check_lengths(rows)
-        limits = length_limits(torch.tensor([len(row) + 1 for row in rows]), config, prefixes)
+        limits = request.length_limits()
         known = vars(request) | {"prefixes": prefixes, "n_best": request.n_best or config.beam_size}
         whole = _Request(**known, limits=[min(limit, self._max_positions - 1) for limit in limits])
         found: list[list[_Found]] = [[] for _ in rows]

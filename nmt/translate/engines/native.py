@@ -1,16 +1,14 @@
 """The native engine: search and scoring with PyTorch, by one model or an ensemble."""
 
-# B sentences, S source, T target; EOS is part of both lengths
+# B sentences, S source, T target; S and T include EOS
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from nmt.checkpoint import (
     build_model,
@@ -27,76 +25,98 @@ from nmt.errors import ConfigError, ModelError
 from nmt.model.fast import freeze
 from nmt.model.fast.transfer import fetch
 from nmt.runtime.distributed import find_device, find_dtype, keep_freed_memory
-from nmt.search.hypotheses import Beam, ControlIds, Hypothesis, SearchTask
-from nmt.search.search import BeamSearch, length_limits, search
+from nmt.search.beam import BeamSearch
+from nmt.search.hypotheses import Hypothesis
+from nmt.search.request import Ids, SearchRequest
+from nmt.search.scoring import coverage_score
+from nmt.search.search import search
 from nmt.search.stepper import EnsembleStepper, ModelStepper, Stepper
-from nmt.translate.engines.base import Ids, LoadedModel, SearchRequest, directions_of
+from nmt.translate.engines.base import LoadedModel, directions_of
 
 log = logging.getLogger(__name__)
 
 _CPU_TOKENS = 16384  # half as many are 5 to 10 % slower, twice as many no faster
-_GPU_TOKENS = 65536  # a guess: it has not been measured
+_GPU_TOKENS = 65536  # an estimate, not measured
 
 
 class NativeBackend:
-    """Searches with torch: one model, or an ensemble."""
+    """Searches and scores with PyTorch. It supports everything that `SearchConfig` allows."""
 
-    num_workers = 1  # torch computes one matrix multiplication with several threads
+    num_workers = 1  # PyTorch computes one matrix multiplication with several threads
 
     def __init__(self, stepper: Stepper, tokenizer: Tokenizers) -> None:
         self.stepper = stepper
-        self.max_tokens = _GPU_TOKENS if stepper.device.type == "cuda" else _CPU_TOKENS
         self.tokenizer = tokenizer
-        self._ids = ControlIds.of(tokenizer)
+        self.max_tokens = _GPU_TOKENS if stepper.device.type == "cuda" else _CPU_TOKENS
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
-        """Accept everything that `SearchConfig` accepts."""
+        """See `Backend.check`."""
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
-        """Search by `nmt.search`."""
-        src = pad_source(request.rows, self.tokenizer)  # (B, S), (B,)
-        named = {name: getattr(request, name) for name in ("prefixes", "keys", "n_best")}
-        return search(self.stepper, *src, request.config, self._ids, **named)
+        """See `Backend.search`."""
+        return search(self.stepper, request, self.tokenizer)
 
-    def can_join(self, config: SearchConfig) -> bool:
-        """Whether sentences may join a search with these settings while it goes on."""
-        others = config.sampling or config.alignment or config.min_length
-        return config.beam_size > 1 and not others and config.coverage_penalty == 0
+    def can_join(self, request: SearchRequest) -> bool:
+        """Return whether more sentences can join the search of a request while it runs."""
+        return request.can_join(self.tokenizer)
 
-    def begin(self, rows: Sequence[Ids], config: SearchConfig, n_best: int) -> BeamSearch:
-        """Begin a search that sentences may join."""
-        src, lengths = pad_source(rows, self.tokenizer)  # (B, S), (B,)
-        limits = length_limits(lengths, config, [()] * len(rows))
-        task = SearchTask(src, lengths, config, self._ids, (), limits, n_best)
-        return BeamSearch(self.stepper, task)
+    def begin(self, request: SearchRequest) -> BeamSearch:
+        """Begin a search that sentences can join."""
+        return BeamSearch(self.stepper, request, self.tokenizer)
 
     def score(
         self, rows: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
     ) -> list[Hypothesis]:
-        """Score by one forward pass a batch (teacher forcing)."""
+        """See `Backend.score`; a batch takes one forward pass (teacher forcing)."""
         if not rows:
             return []
-        found: dict[int, Hypothesis] = {}
-        ids, pairs = self._ids, zip(rows, targets, strict=True)
-        lengths = np.array([(len(s) + 1, len(t) + 1) for s, t in pairs], dtype=np.int32)
-        for batch in bucket(lengths, max(max_tokens, int(lengths.max())), np.arange(len(lengths))):
-            source = pad_source([rows[i] for i in batch], self.tokenizer)  # (B, S), (B,)
-            outputs = [targets[i] for i in batch]
-            tgt_in = pad(outputs, pad_id=ids.pad, bos=ids.bos)  # (B, T)
-            tgt_out = pad(outputs, pad_id=ids.pad, eos=ids.eos)  # (B, T)
-            task = SearchTask(*source, config, ids, (), lengths[batch, 1].tolist(), n_best=1)
-            attends = task.needs_attention
-            scored = self.stepper.score(*source, tgt_in, tgt_out, attention=attends)
-            of_all, *attention = fetch(*(x for x in scored if x is not None))  # (B, T), [(B, T, S)]
-            for i, length in enumerate(task.limits):
-                row = slice(i, i + 1)
-                log_probs, tokens = of_all[row, :length], tgt_out[row, :length]  # (1, T)
-                live = Beam(torch.tensor([i]), log_probs.sum(dim=1), tokens, log_probs)
-                if attention:
-                    weights = attention[0][row, :length]  # (1, T, S)
-                    live = replace(live, aligned=weights.argmax(dim=2), attended=weights.sum(dim=1))
-                found |= {int(batch[i]): hypothesis for _, hypothesis in task.close(live)}
-        return [found[i] for i in range(len(rows))]
+        pairs = zip(rows, targets, strict=True)
+        lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs], dtype=np.int32)
+        max_tokens = max(max_tokens, int(lengths.max()))
+        hypotheses: dict[int, Hypothesis] = {}
+        for batch in bucket(lengths, max_tokens, np.arange(len(lengths))):
+            indices = batch.tolist()
+            scored = self._score_batch(
+                [rows[i] for i in indices], [targets[i] for i in indices], config
+            )
+            hypotheses.update(zip(indices, scored, strict=True))
+        return [hypotheses[i] for i in range(len(rows))]
+
+    def _score_batch(
+        self, rows: list[Ids], targets: list[Ids], config: SearchConfig
+    ) -> list[Hypothesis]:
+        tokenizer = self.tokenizer.tgt
+        src, src_lengths = pad_source(rows, self.tokenizer)  # (B, S), (B,)
+        tgt_in = pad(targets, pad_id=tokenizer.pad_id, bos=tokenizer.bos_id)  # (B, T)
+        tgt_out = pad(targets, pad_id=tokenizer.pad_id, eos=tokenizer.eos_id)  # (B, T)
+        scored = self.stepper.score(
+            src, src_lengths, tgt_in, tgt_out, attention=config.needs_attention
+        )
+        attention = None
+        if scored.attention is None:
+            [log_probs] = fetch(scored.log_probs)  # (B, T)
+        else:
+            log_probs, attention = fetch(scored.log_probs, scored.attention)  # (B, T), (B, T, S)
+        hypotheses = []
+        for i, target in enumerate(targets):
+            length = len(target) + 1
+            coverage = 0.0
+            alignment = None
+            if attention is not None:
+                weights = attention[i, :length]  # (T, S)
+                num_words = src_lengths[i : i + 1] - 1  # (1,)
+                coverage = float(coverage_score(weights.sum(dim=0, keepdim=True), num_words))
+                alignment = weights.argmax(dim=1).tolist()
+            hypothesis = Hypothesis.from_tokens(
+                tgt_out[i, :length].tolist(),
+                log_probs[i, :length].tolist(),
+                config,
+                eos_id=tokenizer.eos_id,
+                coverage=coverage,
+                alignment=alignment,
+            )
+            hypotheses.append(hypothesis)
+        return hypotheses
 
 
 def load_models(
@@ -106,32 +126,32 @@ def load_models(
     dtype: DType | str = DType.float32,
     combine: Combine | str = Combine.probabilities,
 ) -> LoadedModel:
-    """Load runs, checkpoints or model folders for the native backend; several are an ensemble.
+    """Load runs, checkpoints or model folders for the native engine; several form an ensemble.
 
-    Raises `ModelError` for a folder that is none or has another tokenizer than the first, and
-    `DeviceError` for a device that is not there.
+    Raises a `ModelError` for a folder that contains no model or whose tokenizer differs from the
+    first one's, and a `DeviceError` for a device that does not exist.
     """
     if not folders:
         raise ConfigError("model_dir=[]: name at least one run, checkpoint or model folder")
-    place = find_device(device)
-    number_format = find_dtype(choose(DType, "dtype", dtype), place)
-    found = [find_model(resolve(folder)) for folder in folders]
-    infos = [load_info(folder) for folder in found]
-    for folder, info in zip(found, infos, strict=True):
+    torch_device = find_device(device)
+    torch_dtype = find_dtype(choose(DType, "dtype", dtype), torch_device)
+    model_folders = [find_model(resolve(folder)) for folder in folders]
+    infos = [load_info(folder) for folder in model_folders]
+    for folder, info in zip(model_folders, infos, strict=True):
         if info.tokenizer_sha256 != infos[0].tokenizer_sha256:
             raise ModelError(
-                f"{folder} has another tokenizer than {found[0]}; an ensemble needs models "
+                f"{folder} has another tokenizer than {model_folders[0]}; an ensemble needs models "
                 "trained on the same data folder"
             )
-    if place.type == "cpu":
+    if torch_device.type == "cpu":
         keep_freed_memory()
     steppers: list[Stepper] = []
-    for given, folder, info in zip(folders, found, infos, strict=True):
-        model = build_model(info, load_weights(folder), place)
-        steppers.append(ModelStepper(model, freeze(model, number_format)))
-        others = other_models(resolve(given), folder)
-        log.info("model %s, %d updates, on %s%s", folder, info.updates, place, others)
+    for requested, folder, info in zip(folders, model_folders, infos, strict=True):
+        model = build_model(info, load_weights(folder), torch_device)
+        steppers.append(ModelStepper(model, freeze(model, torch_dtype)))
+        others = other_models(resolve(requested), folder)
+        log.info("model %s, %d updates, on %s%s", folder, info.updates, torch_device, others)
     stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, combine)
-    tokenizer = load_tokenizer(found[0], infos[0])
+    tokenizer = load_tokenizer(model_folders[0], infos[0])
     backend = NativeBackend(stepper, tokenizer)
     return LoadedModel(backend, tokenizer, infos[0].search, directions_of(infos[0], tokenizer))

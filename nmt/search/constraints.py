@@ -1,0 +1,92 @@
+"""Constraints of a search: which tokens a translation may continue with.
+
+A new constraint is a class here, and a setting that adds it in `SearchRequest.all_constraints`.
+"""
+
+# V vocab; rows, the live hypotheses
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from nmt.data.tokenizer import Tokenizer
+from nmt.model.fast.top import NEG_INF
+from nmt.model.fast.transfer import send
+from nmt.search.hypotheses import Beam
+
+
+class Constraint(Protocol):
+    """Changes the log-probabilities of the next token before search chooses among them.
+
+    A constraint may lower values, to minus infinity to forbid a token, and results report the
+    lowered values. It may not raise them: search stops when no better result is possible.
+    """
+
+    @property
+    def can_join(self) -> bool:
+        """Whether it also holds for sentences that join a running search.
+
+        The first token of such a sentence is not in column 0 of the beam, so a constraint that
+        uses `beam.length` or a sentence's position in the batch returns False.
+        """
+
+    def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
+        """Return log-probabilities of the next token (rows, V) after each hypothesis of `beam`.
+
+        `log_probs` (rows, V) may be changed in place.
+        """
+
+
+@dataclass(frozen=True)
+class ForbiddenTokens:
+    """Forbids tokens everywhere."""
+
+    tokens: list[int]
+    can_join = True
+
+    def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
+        for token in self.tokens:
+            log_probs[:, token].fill_(NEG_INF)
+        return log_probs
+
+
+@dataclass(frozen=True)
+class MinLength:
+    """Forbids EOS before a translation has `min_length` tokens."""
+
+    min_length: int
+    eos_id: int
+    can_join = False
+
+    def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
+        if beam.length < self.min_length:
+            log_probs[:, self.eos_id].fill_(NEG_INF)
+        return log_probs
+
+
+@dataclass(frozen=True)
+class ForcedPrefix:
+    """Forbids all tokens but the next one of each sentence's prefix."""
+
+    prefixes: Tensor  # (B, longest), -1 after the end of a prefix, on the CPU
+    can_join = False
+
+    def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
+        if beam.length >= self.prefixes.size(1):
+            return log_probs
+        forced = self.prefixes[beam.sentences, beam.length].unsqueeze(1)  # (rows, 1)
+        forced = send(forced, log_probs.device)
+        tokens = forced.clamp(min=0)  # (rows, 1)
+        values = log_probs.gather(1, tokens)  # (rows, 1)
+        log_probs.masked_fill_(forced >= 0, NEG_INF)
+        return log_probs.scatter_(1, tokens, values)
+
+
+def forbidden_ids(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids that no translation contains: padding, and BOS unless EOS takes its role."""
+    if tokenizer.bos_id == tokenizer.eos_id:
+        return [tokenizer.pad_id]
+    return [tokenizer.pad_id, tokenizer.bos_id]
