@@ -37,8 +37,8 @@ def join_lines(groups: Sequence[Sequence[str]]) -> list[str]:
 def take_last(result: LineResult, num_lines: int) -> LineResult | None:
     """Return the result of the last of `num_lines` lines that were translated together.
 
-    Returns None if it cannot be told apart: the translation failed or is unfinished, has a wrong
-    number of separators, or nothing after the last one. From a line that was translated by itself,
+    Returns None if the translation failed or is unfinished, has a wrong number of separators, or
+    has no text after the last one. From a line that was translated by itself,
     separators are removed.
     """
     if result.error is not None:

@@ -1,7 +1,7 @@
 """Write a translation to a file in a way that survives a kill.
 
-Next to the output stands `OUTPUT.partial` with the lines so far, and `OUTPUT.partial.json` with
-their number and the job that they belong to: the models, the settings, and a hash of the input up
+`OUTPUT.partial`, next to the output, has the lines so far, and `OUTPUT.partial.json` has their
+number and the job that they belong to: the models, the settings, and a hash of the input up
 to there. The state is written after the lines are safe on disk, so it is true even after a power
 failure.
 """

@@ -95,7 +95,7 @@ class LineOptions:
 
 
 def check_options(options: Mapping[str, Any], accepted: type) -> dict[str, Any]:
-    """Return the options that are not None, after a check of their names and types.
+    """Check the names and types of options, and return those that are not None.
 
     `accepted` is one of the classes above. Raises a `ConfigError` that names the nearest valid
     option for an unknown one, and a `TypeError` for a value of another type.

@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 class Translation:
     """A hypothesis as text.
 
-    For a line in several segments, scores are sums over the segments. Tokens and their scores are
-    those of all segments in order, with the EOS of each segment except the last one.
+    For a line in several segments, scores are sums over the segments. Tokens and their scores
+    cover all segments in order, with the EOS of each segment except the last one.
     """
 
     text: str
@@ -72,9 +72,9 @@ class LineCounts:
     met_limit: int = 0
     too_long: int = 0
 
-    def add(self, other: LineCounts) -> None:
+    def add(self, counts: LineCounts) -> None:
         """Add the counts of further lines."""
-        for name, count in vars(other).items():
+        for name, count in vars(counts).items():
             setattr(self, name, getattr(self, name) + count)
 
 

@@ -1,7 +1,7 @@
 """Cut a stream of lines into windows and encode them.
 
 The lines of a window are sorted by length and translated together, so that memory does not grow
-with the length of the input. Where a window ends depends on the lines alone: a job that is resumed
+with the length of the input. Where a window ends depends only on the lines: a job that is resumed
 after a kill has the same windows again.
 """
 
@@ -45,7 +45,7 @@ class Window:
 
 
 class WindowReader:
-    """Reads lines and yields them in windows; counts and hashes what it has read.
+    """Reads lines and yields them in windows; counts and hashes the lines it has read.
 
     Args:
         lines: the lines of the input, without their ends.
@@ -98,8 +98,10 @@ class WindowReader:
             lines = self._read_lines()
             prefixes = self._read_prefixes(max(len(lines), 1))
             if prefixes is not None and len(prefixes) != len(lines):
-                few = "fewer" if len(prefixes) < len(lines) else "more"
-                raise DataError(f"there are {few} prefixes than lines; give one line for each")
+                difference = "fewer" if len(prefixes) < len(lines) else "more"
+                raise DataError(
+                    f"there are {difference} prefixes than lines; give one line for each"
+                )
             if not lines:
                 return
             context = tuple(self._context)
