@@ -26,7 +26,7 @@ from toy import call_before
 
 from nmt.config import ServeConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.search.search import BeamSearch
+from nmt.search.beam import BeamSearch
 from nmt.serve import v1
 from nmt.serve.access import network_of
 from nmt.serve.models import Models
@@ -172,8 +172,8 @@ def test_who_comes_while_others_are_searched_joins_them_and_a_failure_there_harm
         entered.set()
         gate.wait(10)
 
-    def note_size(_: BeamSearch, src: Any, src_lengths: Any, *__: Any) -> None:
-        sizes.append(len(src_lengths))
+    def note_size(_: BeamSearch, rows: list[list[int]]) -> None:
+        sizes.append(len(rows))
 
     def fail(*_: Any) -> None:
         raise RuntimeError("no more")
