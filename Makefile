@@ -4,13 +4,13 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 
-.PHONY: install demo benchmark test test-slow test-all check check-style format wheel clean torture gpu
+.PHONY: install demo benchmark test test-slow test-all check check-style floors format wheel clean torture gpu
 
 install: $(INSTALLED)
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=23" "setuptools>=68" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=23" "setuptools>=78.1.1" -c constraints.txt
 	$(BIN)/python -m pip install --quiet --editable ".[dev,tensorboard]" -c constraints.txt
 	touch $@
 
@@ -42,6 +42,13 @@ test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist loadfile -m ""
 
 check: check-style test
+
+# The quick tests with the lowest versions that setup.cfg allows; before a release
+floors:
+	$(PYTHON) -m venv .venv-floors
+	$(PYTHON) scripts/floors.py > .venv-floors/floors.txt
+	.venv-floors/bin/python -m pip install --quiet --editable ".[dev,serve,export,cluster,tensorboard]" -c .venv-floors/floors.txt
+	.venv-floors/bin/python -m pytest -n auto --dist loadfile
 
 check-style: $(INSTALLED)
 	$(BIN)/ruff format --check nmt configs scripts tests
