@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nmt import __version__  # noqa: F401  # this import starts to measure which cores are idle
+from nmt import __version__
 from nmt.cli.commands import COMMANDS, Command, command_help, list_commands
 from nmt.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, LINE_ERRORS, NmtError, nearest
 
