@@ -6,7 +6,11 @@ The message of such an error says what is wrong, with which value, and what to d
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
+
+# of ASCII and Latin-1, and those of Unicode that end a line or reverse the direction of writing
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 EXIT_DONE = 0
 EXIT_BUG = 1  # also Python's status after a traceback
@@ -58,6 +62,14 @@ class StoppedError(Exception):
 
 
 LINE_ERRORS = (NmtError, RankError, StoppedError)  # shown as one line, without a traceback
+
+
+def escape_controls(text: str) -> str:
+    """Write control characters as escapes, except for tabs and line feeds.
+
+    A terminal would obey the control characters of a foreign text, and a log would get wrong lines.
+    """
+    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def nearest(name: str, valid: Iterable[str], otherwise: str = "") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import random
 import resource
@@ -21,19 +22,21 @@ import torch
 from exporting import exported, random_model
 from importing import imported
 from test_import_toolkits import write_marian, write_opennmt
-from toy import make_run, write_data
+from toy import command, make_run, write_data
 
 from nmt.average import average, last_checkpoints
 from nmt.checkpoint import find_model, load_info, load_tokenizer, load_weights
-from nmt.config import DType, ExportFormat
+from nmt.config import DType, ExportFormat, TrackerName
 from nmt.data.binary import ParallelData
+from nmt.data.text import MAX_LINE_BYTES, read_lines
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
-from nmt.errors import DamagedError, ModelError, NmtError
+from nmt.errors import DamagedError, ModelError, NmtError, escape_controls
 from nmt.runtime.manifest import read_config, render_manifest, verify, write_manifest
 from nmt.runtime.metadata import to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
 from nmt.runtime.reading import read_regular
 from nmt.training.checkpoints import Saver, TrainerState, load_checkpoint
+from nmt.training.trackers import Feed
 from nmt.training.train import log_plan
 from nmt.translate.engines.ctranslate2 import load_ctranslate2
 
@@ -359,3 +362,62 @@ def test_what_a_checkpoint_holds_besides_weights_is_refused_by_name(
         assert f"trainer.pt does not fit this nmt: {next(iter(change))}" in refusal(
             load_checkpoint, folder
         )
+
+
+# --- messages, long lines and syncing
+
+
+def test_control_characters_of_others_are_escaped_in_messages_and_logs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controls = "\x1b]0;x\x07\x9b31m\u2028\u202e\r\0"
+    (tmp_path / "experiment.yaml").write_bytes(json.dumps({f"key{controls}": 1}).encode())
+    assert command("train", f"run_dir=nowhere{controls[:5]}", "colour\x1b[31m=1") == 2
+    assert command("train", f"experiment={tmp_path / 'experiment.yaml'}") == 2
+    logging.getLogger("nmt").warning("%s", controls)
+    errors = capsys.readouterr().err
+    assert not any(character in errors for character in controls if character not in "]0;x31m")
+    assert r"\x1b]0;x\x07\x9b31m\u2028\u202e\r\x00" in errors
+    assert escape_controls("a\tb\n ä 漢 😀") == "a\tb\n ä 漢 😀"
+
+
+@pytest.mark.parametrize("character", ["\0", "a "])
+def test_a_line_that_is_too_long_to_be_a_sentence_is_refused(
+    tmp_path: Path, character: str
+) -> None:
+    path = tmp_path / "text"
+    path.write_text("short\n" + character * (MAX_LINE_BYTES + 1))
+
+    def read(path: Path) -> None:
+        for _ in read_lines(path):
+            pass
+
+    assert f"{path}:2: the line has" in refusal(read, path)
+
+
+def test_all_that_is_renamed_into_place_is_synced_before(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+    rename = os.rename
+
+    def record_sync(descriptor: int) -> None:
+        synced.append(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def check_synced(old: Any, new: Any, **_: Any) -> None:
+        paths = [Path(old), *Path(old).rglob("*")]
+        missing = [p for p in paths if not p.is_symlink() and str(p) not in synced]
+        if not Path(old).is_symlink():
+            assert not missing, (old, missing)
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "rename", check_synced)
+    monkeypatch.setattr(os, "replace", check_synced)
+    write_run(tmp_path / "run", tokenizer)
+    feed = Feed(TrackerName.tensorboard, tmp_path / "run")
+    feed.close()
+    assert any(name.endswith("model.safetensors") for name in synced)
+    assert any("tensorboard.json" in name for name in synced)

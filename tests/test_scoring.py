@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from exporting import short_sentences
+from exporting import random_model, short_sentences
 from searching import decided_model, save_tiny, score_ids, teacher_forced
 from tiny import EOS, VOCAB_SIZE, sentences
 from toy import command
@@ -196,3 +196,15 @@ def test_nmt_score_gives_of_a_translation_what_nmt_translate_gave(
         assert h["finished"]
         for name in ("log_prob", "score", "token_log_probs"):
             assert s[name] == pytest.approx(h[name], abs=1e-4)
+
+
+def test_json_has_one_alignment_for_each_token(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = random_model(tmp_path / "model", tokenizer)
+    paths = {side: tmp_path / side for side in ("src", "tgt", "output")}
+    paths["src"].write_text("the house\n")
+    paths["tgt"].write_text("the small house\n")
+    arguments = [f"{name}={path}" for name, path in paths.items()]
+    options = [f"model_dir={model}", "format=json", "alignment=true", "device=cpu"]
+    assert command("score", options, arguments) == 0
+    record = json.loads(paths["output"].read_text())
+    assert len(record["alignment"]) == len(record["tokens"]) > 0

@@ -16,7 +16,15 @@ from typing import Any
 
 from nmt import __version__
 from nmt.cli.commands import COMMANDS, Command, command_help, list_commands
-from nmt.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, LINE_ERRORS, NmtError, nearest
+from nmt.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_USER,
+    LINE_ERRORS,
+    NmtError,
+    escape_controls,
+    nearest,
+)
 
 _WITHOUT_TRACEBACK = (*LINE_ERRORS, OSError, KeyboardInterrupt)
 
@@ -85,7 +93,7 @@ def report_error(error: BaseException, program: str) -> int:
     elif isinstance(error, KeyboardInterrupt):
         message = "interrupted"
         status = EXIT_INTERRUPTED
-    print(f"{program}: {message}", file=sys.stderr)
+    print(escape_controls(f"{program}: {message}"), file=sys.stderr)
     return status
 
 
@@ -107,10 +115,17 @@ def import_and_run(command: Command, *configs: Any) -> Any:
     return run(*configs)
 
 
+class _EscapingFormatter(logging.Formatter):
+    """Escapes control characters, which may come from file names and texts of others."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escape_controls(super().format(record))
+
+
 def log_to_stderr() -> None:
     """Write the logs of nmt to stderr: all of rank 0, and warnings of other ranks."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_EscapingFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger("nmt")
     logger.handlers = [handler]
     is_main = os.environ.get("RANK", "0") == "0"

@@ -86,5 +86,5 @@ def _to_record(
     if hypothesis.alignment is not None:
         [ids] = encode_sources(tokenizer.src, [source], tags)
         record["source_tokens"] = tokenizer.src.pieces([*ids, tokenizer.src.eos_id])
-        record["alignment"] = hypothesis.alignment
+        record["alignment"] = hypothesis.alignment[: len(record["tokens"])]  # without EOS
     return record

@@ -33,6 +33,7 @@ _UNSUPPORTED = re.compile(r"(?i)\.(zip|bz2|7z|rar|lz4|br|tgz|txz|tar(\.\w+)?)$")
 # Characters at which str.splitlines() and many tools end a line, and NUL
 _LINE_BREAK = re.compile("[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
 _BLOCK_BYTES = 1 << 16
+MAX_LINE_BYTES = 4 << 20  # of a line to translate, score or evaluate
 _MAX_WAIT_SECONDS = 0.05  # between two lines of one writer
 
 
@@ -137,6 +138,11 @@ def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
     """
     with unpacking(name):
         for number, raw in enumerate(stream, start=1):
+            if len(raw) > MAX_LINE_BYTES:
+                raise DataError(
+                    f"{name}:{number}: the line has {len(raw):,} bytes, more than the "
+                    f"{MAX_LINE_BYTES:,} that nmt reads; divide it into sentences"
+                )
             try:
                 text = raw.decode("utf-8")
             except UnicodeDecodeError as error:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Protocol
 
 from nmt.config import TrackerName
 from nmt.errors import DamagedError, NmtError
-from nmt.runtime.files import write_json
+from nmt.runtime.files import replace_json
 from nmt.runtime.manifest import read_config
 from nmt.runtime.metadata import read_json, to_dataclass
 from nmt.runtime.metrics_log import parse_record
@@ -298,9 +298,7 @@ class Feed:
 
     def _write_marker(self, marker: SentMarker) -> None:
         self._marker_path.parent.mkdir(exist_ok=True)
-        temporary = self._marker_path.with_suffix(".tmp")
-        write_json(temporary, asdict(marker))
-        os.replace(temporary, self._marker_path)
+        replace_json(self._marker_path, asdict(marker))
 
     def _read_records(self, file: BinaryIO) -> Iterator[dict[str, Any]]:
         """Yield the records in the file and those that are appended, until `close` is called."""
