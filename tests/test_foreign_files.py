@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -25,12 +26,13 @@ from test_import_toolkits import write_marian, write_opennmt
 from toy import command, make_run, write_data
 
 from nmt.average import average, last_checkpoints
-from nmt.checkpoint import find_model, load_info, load_tokenizer, load_weights
+from nmt.checkpoint import find_model, load_info, load_tensors, load_tokenizer, load_weights
 from nmt.config import DType, ExportFormat, TrackerName
 from nmt.data.binary import ParallelData
 from nmt.data.text import MAX_LINE_BYTES, read_lines
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.errors import DamagedError, ModelError, NmtError, escape_controls
+from nmt.importing.marian import _parse as parse_settings
 from nmt.runtime.manifest import read_config, render_manifest, verify, write_manifest
 from nmt.runtime.metadata import to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
@@ -421,3 +423,54 @@ def test_all_that_is_renamed_into_place_is_synced_before(
     feed.close()
     assert any(name.endswith("model.safetensors") for name in synced)
     assert any("tensorboard.json" in name for name in synced)
+
+
+# --- models of others
+
+
+def test_random_and_damaged_sentencepiece_models_are_loaded_or_refused(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    def use(path: Path) -> None:
+        loaded = Tokenizer.load(path)
+        loaded.decode(loaded.encode("the house über"))
+        loaded.all_pieces()
+
+    draw = random.Random(3)
+    path = tmp_path / "tokenizer.model"
+    num_refused = 0
+    for case in range(300):
+        content = bytearray(tokenizer.model)
+        for _ in range(draw.choice([1, 3, 20])):
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        if case % 3 == 0:
+            content = bytearray(draw.randbytes(draw.randint(1, 400)))
+        elif case % 3 == 1:
+            content = content[: draw.randrange(1, len(content))]
+        path.write_bytes(content)
+        message = refusal(use, path)
+        num_refused += str(path) in message
+        assert str(path) in message or not message, case
+    assert 200 < num_refused < 300
+
+
+def test_nested_aliases_and_long_settings_of_marian_are_refused(tmp_path: Path) -> None:
+    names = "abcdefghijklmnopqrstuvwxyz"
+    lines = ["a: &a {x: 1, y: 2}"]
+    for before, name in itertools.pairwise(names):
+        lines.append(f"{name}: &{name} {{<<: [*{before}, *{before}], {name}: *{before}}}")
+    for text in ("\n".join(lines), "a: [" * 20_000, "a: 1\n" * 100_000, "a: &a [*a]"):
+        path = tmp_path / "config.yaml"
+        path.write_text(text)
+        assert "config.yaml" in refusal(read_config, tmp_path), text[:40]
+        assert "the settings are no YAML" in refusal(
+            lambda path: parse_settings(path, path.read_text()), path
+        )
+
+
+def test_a_million_tensors_are_refused_at_once(tmp_path: Path) -> None:
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"tensor{i}": entry for i in range(100_000)}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "has a header of" in refusal(load_tensors, path)

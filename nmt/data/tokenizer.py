@@ -320,10 +320,12 @@ def read_model(path: Path) -> bytes:
     """Read a SentencePiece model. Raises `ModelError` if it is missing or damaged."""
     try:
         model = read_regular(path)
-        open_model(model)
+        processor = open_model(model)
+        processor.id_to_piece(list(range(processor.vocab_size())))  # all must be UTF-8
+        processor.decode([max(processor.unk_id(), 0)])
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}; give a SentencePiece model") from None
-    except RuntimeError:
+    except (RuntimeError, ValueError, LookupError):
         raise ModelError(f"{path} is no SentencePiece model; copy or make it again") from None
     return model
 

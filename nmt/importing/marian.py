@@ -33,6 +33,7 @@ from nmt.importing.piece_ids import (
 )
 from nmt.importing.settings import ImportedModel, Settings, read_text
 from nmt.importing.weights import EmbeddingSizes, Rule, Tensors, make_state, merge_embeddings
+from nmt.runtime.metadata import parse_yaml
 from nmt.runtime.reading import check_regular
 
 _SETTINGS = "special:model.yml"  # an array with the bytes of the settings
@@ -147,7 +148,7 @@ def _load(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 def _parse(path: Path, text: str) -> dict[str, Any]:
     """Parse settings; raise `ModelError` if they are no mapping in YAML."""
     try:
-        content = yaml.safe_load(text)
+        content = parse_yaml(text)
     except (yaml.YAMLError, RecursionError, ValueError):
         raise ModelError(f"{path}: the settings are no YAML; copy it again") from None
     if not isinstance(content, dict):

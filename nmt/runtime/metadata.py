@@ -47,13 +47,29 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises `FileNotFoundError`, or `DamagedError` if the file is too large or is not a YAML mapping.
     """
     try:
-        content = yaml.safe_load(read_regular(path, max_bytes=_MAX_YAML_BYTES))
+        content = parse_yaml(read_regular(path, max_bytes=_MAX_YAML_BYTES))
         if not isinstance(content, dict):
             raise ValueError("no settings")
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:100]
         raise DamagedError(f"{path} is no config of a run ({reason}); copy the run again") from None
     return content
+
+
+class _LoaderWithoutAliases(yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses aliases (`*name`): nested ones stand for more values than fit into memory."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias")
+        return super().compose_node(parent, index)
+
+
+def parse_yaml(text: str | bytes) -> Any:
+    """Parse YAML without aliases. Raises `YAMLError`, `ValueError` or `RecursionError`."""
+    if len(text) > _MAX_YAML_BYTES:
+        raise ValueError(f"it has more than {_MAX_YAML_BYTES:,} characters")
+    return yaml.load(text, _LoaderWithoutAliases)
 
 
 def pop_version(content: dict[str, Any], path: Path, newest: int) -> int:
