@@ -38,7 +38,7 @@ def write_documents(folder: Path, num_lines: int) -> list[list[str]]:
 
 def expected_texts(sides: list[list[str]], context: int, size: int, fits: int) -> list[list[str]]:
     """Return the texts of both sides with their contexts, line by line of chunks of `size`."""
-    found: list[list[str]] = [[], []]
+    documents: list[list[str]] = [[], []]
     is_kept = [all(side[i] for side in sides) and i != 30 for i in range(len(sides[0]))]
     for i in range(len(is_kept)):
         start = i
@@ -48,9 +48,9 @@ def expected_texts(sides: list[list[str]], context: int, size: int, fits: int) -
             and all(len(" <sep> ".join(s[start - 1 : i + 1]).split()) <= fits for s in sides)
         ):
             start -= 1
-        for texts, side in zip(found, sides, strict=True):
+        for texts, side in zip(documents, sides, strict=True):
             texts += [" <sep> ".join(side[start : i + 1])] if is_kept[i] else []
-    return found
+    return documents
 
 
 def test_pairs_get_the_lines_before_them_up_to_a_gap_a_chunk_and_the_longest(
@@ -59,12 +59,14 @@ def test_pairs_get_the_lines_before_them_up_to_a_gap_a_chunk_and_the_longest(
     monkeypatch.setattr(chunks, "PAIRS_A_CHUNK", 40)
     sides = write_documents(tmp_path, 100)
     names = [f"{split}{side}" for split in ("", "valid.") for side in ("src", "tgt")]
-    places = [f"data.corpora.x.{name}={tmp_path / name[-3:]}" for name in names]
+    input_arguments = [f"data.corpora.x.{name}={tmp_path / name[-3:]}" for name in names]
     options = ["data.corpora.x.src_tag=<doc>", "tokenizer.vocab_size=330", "keep_text=true"]
     for context, longest in ((1, 50), (3, 50), (3, 24)):
         data_dir = tmp_path / f"{context}-{longest}"
         limits = [f"data.context={context}", f"max_length={longest}", "num_threads=1"]
-        assert command("preprocess", *places, *options, *limits, f"data_dir={data_dir}") == 0
+        assert (
+            command("preprocess", *input_arguments, *options, *limits, f"data_dir={data_dir}") == 0
+        )
         data, tokenizer = ParallelData(data_dir, "train"), load_tokenizers(data_dir).src
         texts = [data.texts(row) for row in range(len(data))]
         for row, (src, tgt) in enumerate(texts):
@@ -111,12 +113,13 @@ def test_of_lines_together_that_of_the_last_is_taken_where_the_separators_tell()
         ("a <sep> ", 2, None),
         ("a <sep> b", 1, "a b"),
     ]
-    for text, num_lines, wanted in cases:
+    for text, num_lines, expected_text in cases:
         for finished in (True, False):
             result = LineResult([Translation(text, 0.0, 0.0, [], finished)])
-            found = take_last(result, num_lines)
-            is_taken = wanted is not None and (finished or num_lines == 1)
-            assert (found and found.text) == (wanted if is_taken else None), (text, num_lines)
+            translation = take_last(result, num_lines)
+            is_taken = expected_text is not None and (finished or num_lines == 1)
+            expected = expected_text if is_taken else None
+            assert (translation and translation.text) == expected, (text, num_lines)
 
 
 DRAWS: dict[str, Any] = {"sampling": True, "temperature": 1.5, "seed": 1, "max_length_a": 2.0}
@@ -135,13 +138,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, output: Path, *options: str) -> int:
     """Translate with one line before each."""
-    places = [f"model_dir={folder / 'model'}", f"input={folder / 'in'}", f"output={output}"]
+    arguments = [f"model_dir={folder / 'model'}", f"input={folder / 'in'}", f"output={output}"]
     search = ["context=1", "window_lines=10", *(f"{k}={v}" for k, v in DRAWS.items())]
-    return translate(*places, *search, *options)
+    return translate(*arguments, *search, *options)
 
 
 def without_separators(text: str) -> str:
-    return " ".join(part.strip() for part in text.split("<sep>") if part.strip())
+    return " ".join(segment.strip() for segment in text.split("<sep>") if segment.strip())
 
 
 @pytest.mark.slow
@@ -149,21 +152,23 @@ def test_a_translation_is_the_part_after_the_separator_or_that_of_the_line_alone
     folder: Path, tmp_path: Path
 ) -> None:
     translator = Translator.load(folder / "model", device="cpu")
-    pairs = [(one, two) for one, two in zip(["", *LINES], LINES, strict=False)]
-    joined = [f"{one} <sep> {two}" if one and two else two for one, two in pairs]
+    pairs = [(previous, line) for previous, line in zip(["", *LINES], LINES, strict=False)]
+    joined = []
+    for previous, line in pairs:
+        joined.append(f"{previous} <sep> {line}" if previous and line else line)
     for options in ([], ["max_source_length=30"]):
         limit = {"max_source_length": 30} if options else {}
         is_long = [len(translator.tokenizer.encode(line)) >= 30 for line in joined]
         alone = translator.translate(LINES, **DRAWS, **limit)
-        found = translator.n_best(joined, beam_size=1, **DRAWS, **limit)
+        joined_results = translator.n_best(joined, beam_size=1, **DRAWS, **limit)
         expected, ways = [], []
-        rows = zip(pairs, is_long, alone, found, strict=True)
-        for (one, two), long, own, (best,) in rows:
-            parts = best.text.split("<sep>")
-            takes = one and two and not (long and options) and len(parts) == 2 and best.finished
-            takes = takes and parts[1].strip()
+        rows = zip(pairs, is_long, alone, joined_results, strict=True)
+        for (previous, line), long, single_result, (best,) in rows:
+            segments = best.text.split("<sep>")
+            takes = previous and line and not (long and options)
+            takes = takes and best.finished and len(segments) == 2 and segments[1].strip()
             ways.append(bool(takes))
-            expected.append(parts[1].strip() if takes else without_separators(own))
+            expected.append(segments[1].strip() if takes else without_separators(single_result))
         assert run(folder, tmp_path / "out", *options) == 0
         assert (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1] == expected
         assert 2 <= sum(ways) < len(LINES) - 10
@@ -176,17 +181,17 @@ def test_a_job_that_goes_on_knows_the_lines_before(folder: Path, tmp_path: Path)
         assert run(folder, tmp_path / "out", f"context={number}") == 0
         lines = (tmp_path / "out").read_text(encoding="utf-8").split("\n")
         outputs.append([*map(without_separators, lines)])
-    place = next(i for i, lines in enumerate(zip(*outputs, strict=True)) if len({*lines}) == 2)
+    line_index = next(i for i, lines in enumerate(zip(*outputs, strict=True)) if len({*lines}) == 2)
     text, job = tmp_path / "in", [f"input={tmp_path / 'in'}", "window_lines=1", "too_long=error"]
-    write_lines(text, LINES[place - 2 : place + 1])
+    write_lines(text, LINES[line_index - 2 : line_index + 1])
     assert run(folder, tmp_path / "whole", *job) == 0
-    write_lines(text, [*LINES[place - 2 : place], "the " * 300])
+    write_lines(text, [*LINES[line_index - 2 : line_index], "the " * 300])
     assert run(folder, tmp_path / "out", *job) == 2
-    write_lines(text, LINES[place - 2 : place + 1])
+    write_lines(text, LINES[line_index - 2 : line_index + 1])
     assert run(folder, tmp_path / "out", *job) == 0
-    found = (tmp_path / "out").read_text(encoding="utf-8").split("\n")
-    assert found == (tmp_path / "whole").read_text(encoding="utf-8").split("\n")
-    assert found[2] == outputs[1][place]
+    translations = (tmp_path / "out").read_text(encoding="utf-8").split("\n")
+    assert translations == (tmp_path / "whole").read_text(encoding="utf-8").split("\n")
+    assert translations[2] == outputs[1][line_index]
 
 
 @pytest.mark.slow

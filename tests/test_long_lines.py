@@ -31,18 +31,18 @@ def test_a_long_line_is_cut_at_sentence_ends(tokenizer: Tokenizer) -> None:
 
 def test_a_long_sentence_is_cut_at_clauses_and_then_at_spaces(tokenizer: Tokenizer) -> None:
     text = "the small house, the green tree; a tree sees the house and the house the tree"
-    found = parts(tokenizer, text, 10)
-    assert found[0] == "the small house, the green tree;"  # both clauses fit
-    assert len(found) == 3
-    assert " ".join(found) == text
-    assert all(word in text.split() for part in found for word in part.split())
+    segments = parts(tokenizer, text, 10)
+    assert segments[0] == "the small house, the green tree;"  # both clauses fit
+    assert len(segments) == 3
+    assert " ".join(segments) == text
+    assert all(word in text.split() for segment in segments for word in segment.split())
 
 
 def test_what_has_no_space_is_cut_between_characters(tokenizer: Tokenizer) -> None:
     family = "👩\u200d👩\u200d👧"
-    found = parts(tokenizer, family * 9, 50)
-    assert "".join(found) == family * 9
-    assert all(part.replace(family, "") == "" for part in found)
+    segments = parts(tokenizer, family * 9, 50)
+    assert "".join(segments) == family * 9
+    assert all(segment.replace(family, "") == "" for segment in segments)
     assert "".join(parts(tokenizer, "x\u0301" * 90, 50)) == "x\u0301" * 90
 
 
@@ -51,11 +51,11 @@ def test_nothing_of_any_text_is_lost_and_every_part_fits(tokenizer: Tokenizer) -
     for seed in range(20):
         draw = random.Random(seed)
         text = "".join(draw.choice(alphabet) for _ in range(draw.randint(1, 400)))
-        most = draw.randint(8, 40)
-        found = split_line(text, most, tokenizer.encode_batch)
-        assert all(1 <= len(ids) <= most for ids in found), seed
-        whole = "".join(tokenizer.decode(tokenizer.encode(text)).split())
-        assert "".join("".join(map(tokenizer.decode, found)).split()) == whole, seed
+        max_tokens = draw.randint(8, 40)
+        segments = split_line(text, max_tokens, tokenizer.encode_batch)
+        assert all(1 <= len(ids) <= max_tokens for ids in segments), seed
+        letters = "".join(tokenizer.decode(tokenizer.encode(text)).split())
+        assert "".join("".join(map(tokenizer.decode, segments)).split()) == letters, seed
 
 
 def test_the_time_for_a_line_grows_with_its_length_and_not_faster(tokenizer: Tokenizer) -> None:

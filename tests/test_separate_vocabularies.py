@@ -51,7 +51,7 @@ BEAM = SearchConfig(beam_size=4, normalization=Normalization.none)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder, a run that has learned it, and its average."""
     folder = tmp_path_factory.mktemp("separate")
     choices = ["separate=true", "vocab_size=36", "byte_fallback=false"]
@@ -64,8 +64,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lines(place: Path) -> list[str]:
-    return (place / "valid.src.txt").read_text(encoding="utf-8").split("\n")[:-1]
+def lines(work_dir: Path) -> list[str]:
+    return (work_dir / "valid.src.txt").read_text(encoding="utf-8").split("\n")[:-1]
 
 
 @pytest.fixture(scope="module")
@@ -80,17 +80,20 @@ def test_only_separate_vocabularies_have_a_second_embedding_and_size(
 ) -> None:
     sizes = {"embedding.weight": 331, "src_embedding.weight": 71}  # each with what it lacked
     joint = random_model(tmp_path / "joint", tokenizer)
-    for folder, wanted in ((foreign, sizes), (joint, {"embedding.weight": tokenizer.vocab_size})):
+    for folder, expected_sizes in (
+        (foreign, sizes),
+        (joint, {"embedding.weight": tokenizer.vocab_size}),
+    ):
         weights = load_weights(folder)
-        assert {n: len(w) for n, w in weights.items() if "embedding" in n} == wanted
+        assert {n: len(w) for n, w in weights.items() if "embedding" in n} == expected_sizes
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        assert content["vocab_size"] == wanted["embedding.weight"]
-        assert content.get("src_vocab_size") == wanted.get("src_embedding.weight")
+        assert content["vocab_size"] == expected_sizes["embedding.weight"]
+        assert content.get("src_vocab_size") == expected_sizes.get("src_embedding.weight")
 
 
-def test_a_folder_of_two_vocabularies_has_the_tags_of_each_side(place: Path) -> None:
-    data_dir = str(place / "data")
-    piece = load_tokenizers(place / "data").tgt.pieces([30])[0]
+def test_a_folder_of_two_vocabularies_has_the_tags_of_each_side(work_dir: Path) -> None:
+    data_dir = str(work_dir / "data")
+    piece = load_tokenizers(work_dir / "data").tgt.pieces([30])[0]
     for side, refused in (("tgt_tag", False), ("src_tag", True)):
         corpora = {"a": CorpusConfig(tsv=["a.tsv"], **{side: piece})}
         settings = TokenizerConfig(model=data_dir)
@@ -119,13 +122,13 @@ def test_a_batch_is_framed_by_the_control_symbols_of_each_side(foreign: Path) ->
 
 
 def test_folders_hold_a_model_for_each_side_and_those_of_another_model_are_refused(
-    place: Path, tokenizer: Tokenizer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    work_dir: Path, tokenizer: Tokenizer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("data", "run/checkpoints/latest", "run/average"):
-        names = {path.name for path in (place / name).glob("tokenizer*")}
+        names = {path.name for path in (work_dir / name).glob("tokenizer*")}
         assert names == {"tokenizer.src.model", "tokenizer.tgt.model"}
-    info = load_info(place / "run/average")
-    right = load_tokenizer(place / "run/average", info)
+    info = load_info(work_dir / "run/average")
+    right = load_tokenizer(work_dir / "run/average", info)
     swapped = TokenizerPair(right.tgt, right.src)
     save_tokenizers(tmp_path, swapped)
     assert swapped.sha256 != right.sha256
@@ -134,38 +137,44 @@ def test_folders_hold_a_model_for_each_side_and_those_of_another_model_are_refus
     (tmp_path / "tokenizer.tgt.model").unlink()
     with pytest.raises(ModelError, match=r"tokenizer\.tgt\.model does not exist"):
         load_tokenizer(tmp_path, info)
-    shutil.copytree(place / "data", tmp_path / "data")
+    shutil.copytree(work_dir / "data", tmp_path / "data")
     shutil.copy(tmp_path / "data/tokenizer.src.model", tmp_path / "data/tokenizer.tgt.model")
     (tmp_path / "data/manifest.json").unlink()
     assert train(tmp_path / "data", tmp_path / "run") == 2
     assert "not the one that the folder was made with" in capfd.readouterr().err
-    folders = [place / "run", random_model(tmp_path / "joint", tokenizer)]
+    folders = [work_dir / "run", random_model(tmp_path / "joint", tokenizer)]
     with pytest.raises(ModelError, match="another tokenizer"):
         Translator.load(folders, device="cpu")
     with pytest.raises(ConfigError, match=r"<pad> <unk> <s> </s>.*\[END\].*the same names"):
         open_tokenizers(foreign_models(tmp_path, eos_piece="[END]"))
 
 
-def test_a_model_learns_through_the_commands(place: Path, lines: list[str], tmp_path: Path) -> None:
+def test_a_model_learns_through_the_commands(
+    work_dir: Path, lines: list[str], tmp_path: Path
+) -> None:
     output = tmp_path / "out.txt"
-    places = [f"model_dir={place / 'run'}", f"input={place / 'valid.src.txt'}", f"output={output}"]
-    assert command("translate", *places, "device=cpu", "num_threads=1") == 0
-    found = output.read_text(encoding="utf-8").split("\n")[:-1]
-    wanted = [" ".join(WORDS[word] for word in line.split()) for line in lines]
-    assert sum(map(str.__eq__, found, wanted)) >= 0.8 * len(wanted)
-    translator = Translator.load(place / "run", device="cpu")
+    arguments = [
+        f"model_dir={work_dir / 'run'}",
+        f"input={work_dir / 'valid.src.txt'}",
+        f"output={output}",
+    ]
+    assert command("translate", *arguments, "device=cpu", "num_threads=1") == 0
+    translations = output.read_text(encoding="utf-8").split("\n")[:-1]
+    expected = [" ".join(WORDS[word] for word in line.split()) for line in lines]
+    assert sum(map(str.__eq__, translations, expected)) >= 0.8 * len(expected)
+    translator = Translator.load(work_dir / "run", device="cpu")
     (prefixed,) = translator.n_best(["red"], BEAM, prefixes=["grün"])
-    assert all(one.text.startswith("grün") for one in prefixed)
+    assert all(translation.text.startswith("grün") for translation in prefixed)
 
 
-def test_given_translations_score_as_search_scores_them(place: Path, lines: list[str]) -> None:
-    folder = place / "run/average"
-    known = [hypotheses[0] for hypotheses in native(folder, lines, BEAM)]
+def test_given_translations_score_as_search_scores_them(work_dir: Path, lines: list[str]) -> None:
+    folder = work_dir / "run/average"
+    searched = [hypotheses[0] for hypotheses in native(folder, lines, BEAM)]
     tokenizer = load_tokenizer(folder, load_info(folder))
-    texts = [tokenizer.tgt.decode(hypothesis.tokens) for hypothesis in known]
+    texts = [tokenizer.tgt.decode(hypothesis.tokens) for hypothesis in searched]
     compared = 0
     scored = Translator.load(folder, device="cpu").score(lines, texts)
-    for hypothesis, text, score in zip(known, texts, scored, strict=True):
+    for hypothesis, text, score in zip(searched, texts, scored, strict=True):
         if [*tokenizer.tgt.encode(text), tokenizer.tgt.eos_id] == hypothesis.tokens:
             assert score.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-4)
             compared += 1
@@ -173,22 +182,37 @@ def test_given_translations_score_as_search_scores_them(place: Path, lines: list
 
 
 def test_our_ctranslate2_backend_scores_and_translates_alike(
-    place: Path, foreign: Path, lines: list[str]
+    work_dir: Path, foreign: Path, lines: list[str]
 ) -> None:
-    for folder, some in ((place / "run/average", lines), (foreign, sentences(8, seed=6))):
+    for folder, texts_to_translate in (
+        (work_dir / "run/average", lines),
+        (foreign, sentences(8, seed=6)),
+    ):
         output = exported(folder, ExportFormat.ctranslate2)
-        one = Translator.load(folder, device="cpu")
-        other = Translator.load(output, device="cpu", backend="ctranslate2", num_threads=1)
-        texts = one.translate(some, beam_size=1, max_length_a=0, max_length_b=LIMIT)
-        assert other.translate(some, beam_size=1, max_length_a=0, max_length_b=LIMIT) == texts
-        scores = [[s.log_prob for s in side.score(some, texts)] for side in (one, other)]
+        native_translator = Translator.load(folder, device="cpu")
+        exported_translator = Translator.load(
+            output, device="cpu", backend="ctranslate2", num_threads=1
+        )
+        texts = native_translator.translate(
+            texts_to_translate, beam_size=1, max_length_a=0, max_length_b=LIMIT
+        )
+        assert (
+            exported_translator.translate(
+                texts_to_translate, beam_size=1, max_length_a=0, max_length_b=LIMIT
+            )
+            == texts
+        )
+        scores = [
+            [s.log_prob for s in side.score(texts_to_translate, texts)]
+            for side in (native_translator, exported_translator)
+        ]
         assert scores[1] == pytest.approx(scores[0], abs=1e-3)
 
 
 def test_sides_of_equal_text_have_equal_models_in_two_files(tmp_path: Path) -> None:
-    one = train_tokenizer(sentences(100), tokenizer_config())
-    save_tokenizers(tmp_path, TokenizerPair(one, one))
+    tokenizer_of_both = train_tokenizer(sentences(100), tokenizer_config())
+    save_tokenizers(tmp_path, TokenizerPair(tokenizer_of_both, tokenizer_of_both))
     loaded = load_tokenizers(tmp_path)
     assert isinstance(loaded, TokenizerPair)
-    assert loaded.src.model == loaded.tgt.model == one.model
-    assert torch.equal(*(make_batch([([5], [6])], t).src for t in (loaded, one)))
+    assert loaded.src.model == loaded.tgt.model == tokenizer_of_both.model
+    assert torch.equal(*(make_batch([([5], [6])], t).src for t in (loaded, tokenizer_of_both)))

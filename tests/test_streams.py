@@ -43,10 +43,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    place = tmp_path_factory.mktemp("expected")
-    source = write_lines(place / "in", LINES)
-    assert translate(f"model_dir={model}", f"input={source}", f"output={place / 'out'}") == 0
-    return (place / "out").read_bytes()
+    work_dir = tmp_path_factory.mktemp("expected")
+    source = write_lines(work_dir / "in", LINES)
+    assert translate(f"model_dir={model}", f"input={source}", f"output={work_dir / 'out'}") == 0
+    return (work_dir / "out").read_bytes()
 
 
 def pipe(data: bytes) -> int:
@@ -69,13 +69,13 @@ def test_input_may_be_whatever_can_be_read_once(
     model: Path, expected: bytes, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    for name, source, found in (
+    for name, source, output_lines in (
         ("descriptor", f"/dev/fd/{pipe(TEXT)}", expected),  # what <(command) becomes
         ("named pipe", str(named_pipe(tmp_path / "fifo", TEXT)), expected),
         ("nothing", "/dev/null", b""),
     ):
         assert translate(f"model_dir={model}", f"input={source}", f"output={out}") == 0, name
-        assert out.read_bytes() == found, name
+        assert out.read_bytes() == output_lines, name
     files = [f"src=/dev/fd/{pipe(TEXT)}", f"tgt=/dev/fd/{pipe(TEXT)}"]
     assert command("score", f"model_dir={model}", *files, f"output={out}", "device=cpu") == 0
     assert len(out.read_text().split()) == len(LINES)
@@ -89,10 +89,10 @@ def test_stdin_and_stdout_have_their_unix_names(
 ) -> None:
     for source, target in (("/dev/stdin", "/dev/stdout"), ("-", "/dev/fd/1"), ("/dev/fd/0", "-")):
         end, start = os.pipe()
-        places = [f"model_dir={model}", f"input={source}", f"output={target}"]
+        arguments = [f"model_dir={model}", f"input={source}", f"output={target}"]
         log = tmp_path / "log"
         stdin = pipe(TEXT)
-        pid = fork(lambda p=places: translate(*p), log, stdin=stdin, stdout=start, close=[end])
+        pid = fork(lambda p=arguments: translate(*p), log, stdin=stdin, stdout=start, close=[end])
         os.close(start)
         os.close(stdin)
         with os.fdopen(end, "rb") as stream:
@@ -145,7 +145,7 @@ def test_remaining_time_compares_no_packed_bytes_with_text(
         source = tmp_path / f"in{suffix}"
         with source.open("wb") as file, packed(file, suffix) as stream:
             stream.write(TEXT * 4)
-        places = [f"input={source}", f"output={tmp_path / 'out'}", "window_lines=8"]
-        assert translate(f"model_dir={model}", *places) == 0
+        arguments = [f"input={source}", f"output={tmp_path / 'out'}", "window_lines=8"]
+        assert translate(f"model_dir={model}", *arguments) == 0
         lines = [line for line in capfd.readouterr().err.split("\n") if "8 " in line]
         assert any(" left" in line for line in lines) == is_known, (suffix, lines)

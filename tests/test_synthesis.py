@@ -61,8 +61,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(folder: Path, output: Path, **changes: Any) -> dict[str, Any]:
     """Return the settings that translate both files."""
-    places = {"model_dir": [str(folder / "model")], "input": [str(folder / "in-*")]}
-    return {**places, **OPTIONS, "output": str(output), **changes}
+    inputs = {"model_dir": [str(folder / "model")], "input": [str(folder / "in-*")]}
+    return {**inputs, **OPTIONS, "output": str(output), **changes}
 
 
 def distill(folder: Path, output: Path, **changes: Any) -> int:
@@ -98,13 +98,13 @@ def test_the_files_of_a_corpus_have_one_side_each(tmp_path: Path) -> None:
 
 def naive_repeats(tokens: list[Any]) -> int:
     """Count by trying every place and period."""
-    most = min(len(tokens), 1)
+    max_repeats = min(len(tokens), 1)
     for start, period in itertools.product(range(len(tokens)), range(1, len(tokens) + 1)):
         unit, times = tokens[start : start + period], 1
         while tokens[start + times * period :][:period] == unit:
             times += 1
-        most = max(most, times) if len(unit) == period else most
-    return most
+        max_repeats = max(max_repeats, times) if len(unit) == period else max_repeats
+    return max_repeats
 
 
 def test_repeats_are_those_that_every_place_and_period_has() -> None:
@@ -113,9 +113,11 @@ def test_repeats_are_those_that_every_place_and_period_has() -> None:
     cases += [draw.choices("ab", k=draw.randint(1, 14)) for _ in range(300)]
     for tokens in cases:
         assert count_repeats(tokens) == naive_repeats(tokens), tokens
-        for most in (1, 2, 3):
-            assert is_looping([], tokens, most) == (naive_repeats(tokens) > most), tokens
-            assert not is_looping(tokens, tokens, most)
+        for max_repeats in (1, 2, 3):
+            assert is_looping([], tokens, max_repeats) == (naive_repeats(tokens) > max_repeats), (
+                tokens
+            )
+            assert not is_looping(tokens, tokens, max_repeats)
 
 
 def test_each_line_is_a_pair_or_counted_for_the_reason_that_it_is_none(
@@ -124,29 +126,29 @@ def test_each_line_is_a_pair_or_counted_for_the_reason_that_it_is_none(
     line = "the small house"
     num_tokens = len(tokenizer.encode(line))
 
-    def found(text: str, num: int, *, finished: bool = True, **more: Any) -> LineResult:
+    def result(text: str, num: int, *, finished: bool = True, **more: Any) -> LineResult:
         tokens = ["x"] * num if text == "loop" else [f"{i}" for i in range(num)]
         return LineResult([Translation(text, 0.0, 0.0, tokens, finished)], **more)
 
     cases = {
-        "blank": [("", found("", 0)), (" ", found("a", 1))],
+        "blank": [("", result("", 0)), (" ", result("a", 1))],
         "failed": [(line, LineResult([], "RuntimeError"))],
-        "truncated": [(line, found("a", 3, num_truncated=1))],
-        "empty": [(line, found(" ", 1)), (line, found("", 0))],
-        "met_limit": [(line, found("a", 3, finished=False))],
-        "looping": [(line, found("loop", 5))],
-        "ratio": [(line, found("a", 2 * num_tokens + 2)), (line * 9, found("b", 3))],
-        "pairs": [(line, found("loop", 4)), (line, found("c", 2 * num_tokens + 1))],
+        "truncated": [(line, result("a", 3, num_truncated=1))],
+        "empty": [(line, result(" ", 1)), (line, result("", 0))],
+        "met_limit": [(line, result("a", 3, finished=False))],
+        "looping": [(line, result("loop", 5))],
+        "ratio": [(line, result("a", 2 * num_tokens + 2)), (line * 9, result("b", 3))],
+        "pairs": [(line, result("loop", 4)), (line, result("c", 2 * num_tokens + 1))],
     }
     lines = [line for case in cases.values() for line, _ in case]
     results = [result for case in cases.values() for _, result in case]
     config = DistillConfig(input=["x"], max_ratio=2, max_repeats=4)
     window, heard = Window(7, lines, None), BufferingHandler(100)
     logging.getLogger("nmt.translate.synthesis").addHandler(heard)
-    for is_reversed, kept in ((False, b"%s\nloop\n%s\nc\n"), (True, b"loop\n%s\nc\n%s\n")):
+    for is_reversed, expected in ((False, b"%s\nloop\n%s\nc\n"), (True, b"loop\n%s\nc\n%s\n")):
         options = {"config": config, "tokenizer": tokenizer, "is_reversed": is_reversed}
         data, counts = select_pairs(window, results, **options)
-        assert data == kept % (line.encode(), line.encode())
+        assert data == expected % (line.encode(), line.encode())
         assert counts.lines == len(lines)
         assert {k: v for k, v in vars(counts).items() if v and k not in ("lines", "too_long")} == {
             reason: len(case) for reason, case in cases.items()
@@ -162,17 +164,17 @@ def test_each_line_is_a_pair_or_counted_for_the_reason_that_it_is_none(
 def test_a_corpus_is_the_lines_with_what_nmt_translate_says_of_them(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    places = [f"model_dir={folder / 'model'}", f"input={folder / 'in'}"]
-    places += [f"{key}={value}" for key, value in DRAWS.items()]
-    assert translate(*places, f"output={tmp_path / 'out'}") == 0
+    arguments = [f"model_dir={folder / 'model'}", f"input={folder / 'in'}"]
+    arguments += [f"{key}={value}" for key, value in DRAWS.items()]
+    assert translate(*arguments, f"output={tmp_path / 'out'}") == 0
     answers = dict(zip(LINES, read_lines(tmp_path / "out"), strict=True))
     arguments = settings(folder, tmp_path / "place")
     arguments["model_dir"], (arguments["input"],) = arguments["model_dir"][0], arguments["input"]
     for name, sides in (("distill", ("src", "tgt")), ("backtranslate", ("tgt", "src"))):
-        lines, others = (read_lines(folder / name / f"{side}.txt") for side in sides)
+        lines, targets = (read_lines(folder / name / f"{side}.txt") for side in sides)
         summary = json.loads((folder / name / "summary.json").read_text(encoding="utf-8"))
         counts = summary["counts"]
-        assert others == [answers[line] for line in lines], name
+        assert targets == [answers[line] for line in lines], name
         assert [line for line in LINES if line in set(lines)] == lines
         assert 0 < len(lines) == counts["pairs"] < counts["lines"] == len(LINES)
         assert counts["blank"] == LINES.count("")
@@ -192,12 +194,12 @@ def test_a_corpus_is_the_lines_with_what_nmt_translate_says_of_them(
 def test_a_corpus_is_mixed_by_weight_and_its_tag_is_for_training_alone(
     folder: Path, tmp_path: Path, toy_data: Path
 ) -> None:
-    place = folder / "backtranslate"
+    corpus_dir = folder / "backtranslate"
     settings = [f"data_dir={tmp_path / 'data'}", "tokenizer.vocab_size=330"]
     for split, side in itertools.product(("train", "valid"), ("src", "tgt")):
         name = "valid" if split == "valid" else "corpora.parallel"
         settings.append(f"data.{name}.{side}={toy_data.parent / f'{split}.{side}.txt'}")
-    settings += [f"data.corpora.bt.{side}={place / f'{side}.txt'}" for side in ("src", "tgt")]
+    settings += [f"data.corpora.bt.{side}={corpus_dir / f'{side}.txt'}" for side in ("src", "tgt")]
     settings += ["data.corpora.bt.src_tag=<bt>", "data.corpora.bt.weight=0.5", "max_length=1000"]
     assert command("preprocess", *settings) == 0
     tokenizer = load_tokenizers(tmp_path / "data").src
@@ -205,7 +207,7 @@ def test_a_corpus_is_mixed_by_weight_and_its_tag_is_for_training_alone(
     (tag,) = (i for i, piece in enumerate(tokenizer.all_pieces()) if piece == "<bt>")
     is_tagged = [tag in data[row][0] for row in range(len(data))]
     # a model of few updates makes bytes that normalization takes away
-    num_pairs = sum(bool(tokenizer.encode(line)) for line in read_lines(place / "src.txt"))
+    num_pairs = sum(bool(tokenizer.encode(line)) for line in read_lines(corpus_dir / "src.txt"))
     assert is_tagged == [True] * num_pairs + [False] * (len(data) - num_pairs)
     run = [
         "max_updates=2",
@@ -224,14 +226,19 @@ def test_a_corpus_is_mixed_by_weight_and_its_tag_is_for_training_alone(
 
 @pytest.mark.slow
 def test_too_long_lines_are_translated_in_parts_or_left_out(folder: Path, tmp_path: Path) -> None:
-    place = write_lines(tmp_path / "in", ["the house sees a tree " * 20, *LINES[1:9]])
-    options = {"input": [str(place)], "max_ratio": 0.0, "max_repeats": 0, "max_source_length": 60}
+    input_file = write_lines(tmp_path / "in", ["the house sees a tree " * 20, *LINES[1:9]])
+    options = {
+        "input": [str(input_file)],
+        "max_ratio": 0.0,
+        "max_repeats": 0,
+        "max_source_length": 60,
+    }
     for way, num_truncated in ((TooLong.split, 0), (TooLong.truncate, 1)):
         out = tmp_path / way.value
         distill(folder, out, **options, too_long=way)
         counts = json.loads((out / "summary.json").read_text(encoding="utf-8"))["counts"]
-        found = [counts[name] for name in ("truncated", "too_long", "lines")]
-        assert found == [num_truncated, 1, 9]
+        counted = [counts[name] for name in ("truncated", "too_long", "lines")]
+        assert counted == [num_truncated, 1, 9]
         assert len(read_lines(out / "src.txt")) == counts["pairs"]
 
 
@@ -270,7 +277,7 @@ def test_a_command_killed_again_and_again_ends_with_the_same_bytes(
 def test_a_kill_at_any_call_that_changes_a_name_at_the_end_loses_nothing(
     folder: Path, tmp_path: Path
 ) -> None:
-    whole, log, calls = corpus(folder / "distill"), tmp_path / "log", itertools.count()
+    expected_corpus, log, calls = corpus(folder / "distill"), tmp_path / "log", itertools.count()
 
     def dying(call: int, out: Path) -> int:
         def counted(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -297,9 +304,9 @@ def test_a_kill_at_any_call_that_changes_a_name_at_the_end_loses_nothing(
         out = tmp_path / str(call)
         shutil.copytree(tmp_path / "translated", out)
         code = status(fork(partial(dying, call, out), log))
-        assert code == 9 or (code, corpus(out)) == (0, whole)
+        assert code == 9 or (code, corpus(out)) == (0, expected_corpus)
         assert status(fork(partial(distill, folder, out), log)) == 0
-        assert corpus(out) == whole, call
+        assert corpus(out) == expected_corpus, call
         if code == 0:
             break
     assert call >= 10
@@ -311,7 +318,7 @@ def test_a_whole_corpus_is_left_as_it_is_and_another_job_or_input_replaces_it(
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(folder / "distill", out)
-    before = (out / "src.txt").stat().st_mtime_ns
+    written_at = (out / "src.txt").stat().st_mtime_ns
     changes: list[tuple[dict[str, Any], bool]] = [
         ({"max_tokens": 300, "num_threads": 2}, True),
         ({"max_ratio": 3.0}, False),
@@ -321,8 +328,8 @@ def test_a_whole_corpus_is_left_as_it_is_and_another_job_or_input_replaces_it(
     for options, is_same in changes:
         capfd.readouterr()
         distill(folder, out, **options)
-        assert (before == (out / "src.txt").stat().st_mtime_ns) == is_same, options
-        before = (out / "src.txt").stat().st_mtime_ns
+        assert (written_at == (out / "src.txt").stat().st_mtime_ns) == is_same, options
+        written_at = (out / "src.txt").stat().st_mtime_ns
     assert corpus(out) == corpus(folder / "distill")
     (out / "tgt.txt").write_bytes(b"")  # somebody's mistake
     distill(folder, out)
@@ -381,5 +388,5 @@ def test_memory_does_not_grow_with_the_number_of_lines(folder: Path, tmp_path: P
         return 0
 
     assert status(fork(measure, tmp_path / "log")) == 0
-    before, after = map(float, peaks.read_text(encoding="utf-8").split())
-    assert after < before + 15  # MiB
+    memory_before, memory_after = map(float, peaks.read_text(encoding="utf-8").split())
+    assert memory_after < memory_before + 15  # MiB

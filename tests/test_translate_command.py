@@ -67,8 +67,8 @@ def test_line_i_answers_line_i_whatever_is_in_the_text(model: Path, tmp_path: Pa
     assert all(len(text.splitlines()) <= 1 for text in alone)  # of which no other tool makes two
     assert output_of(model, f"input={tmp_path / 'in'}", folder=tmp_path) == alone
     options = ["format=json", "window_lines=3", "max_tokens=1"]
-    found = output_of(model, f"input={tmp_path / 'in'}", *options, folder=tmp_path)
-    records = [json.loads(line) for line in found]
+    output_lines = output_of(model, f"input={tmp_path / 'in'}", *options, folder=tmp_path)
+    records = [json.loads(line) for line in output_lines]
     assert [record["index"] for record in records] == list(range(len(HOSTILE)))
     assert [record["hypotheses"][0]["text"] for record in records] == alone
 
@@ -153,8 +153,8 @@ def test_without_a_terminal_progress_is_lines_of_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
-    places = [f"input={write_lines(tmp_path / 'in', ['the house'] * 200)}", "window_lines=50"]
-    output_of(model, *places, folder=tmp_path)
+    arguments = [f"input={write_lines(tmp_path / 'in', ['the house'] * 200)}", "window_lines=50"]
+    output_of(model, *arguments, folder=tmp_path)
     err = capfd.readouterr().err
     for done in (50, 100, 150):
         assert re.search(rf"{done} of about 200 lines, [\d,.]+ lines/s, 0:00:\d\d left\n", err)
@@ -178,8 +178,8 @@ def test_memory_does_not_grow_with_the_number_of_lines(model: Path, tmp_path: Pa
         return 0
 
     assert status(fork(measure, tmp_path / "log")) == 0
-    before, after = map(float, peaks.read_text(encoding="utf-8").split())
-    assert after < before + 15  # MiB; 50,000 results kept would be 25 or more
+    memory_before, memory_after = map(float, peaks.read_text(encoding="utf-8").split())
+    assert memory_after < memory_before + 15  # MiB; 50,000 results kept would be 25 or more
 
 
 @pytest.mark.slow
@@ -189,31 +189,32 @@ def test_a_sentence_that_fails_is_named_and_the_rest_is_written(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lines, whole = sentences(90, seed=6), NativeBackend.search
-    places = [f"input={write_lines(tmp_path / 'in', lines)}"]
-    expected = output_of(model, *places, folder=tmp_path)
+    lines = sentences(90, seed=6)
+    native_search = NativeBackend.search
+    input_arguments = [f"input={write_lines(tmp_path / 'in', lines)}"]
+    expected = output_of(model, *input_arguments, folder=tmp_path)
 
     def search(self: NativeBackend, request: SearchRequest) -> Any:
         if max(map(len, request.rows)) > 60:  # as a graphics card fails for long sentences
             raise RuntimeError("no memory")
-        return whole(self, request)
+        return native_search(self, request)
 
     monkeypatch.setattr(NativeBackend, "search", search)
     lines[7] = lines[80] = "the " * 70
     expected[7] = expected[80] = ""
     write_lines(tmp_path / "in", lines)
     for options in ([], ["format=json"]):
-        arguments = [f"model_dir={model}", *places, f"output={tmp_path / 'out'}", *options]
+        arguments = [f"model_dir={model}", *input_arguments, f"output={tmp_path / 'out'}", *options]
         assert translate(*arguments) == 2
         err = capfd.readouterr().err
         assert "line 8 could not be translated; wrote an empty line: RuntimeError: no memory" in err
         assert "line 81 could not" in err
         assert err.split("\n")[-2].startswith("nmt-translate: 2 lines could not be translated")
-        found = (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1]
+        output_lines = (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1]
         if not options:
-            assert found == expected
+            assert output_lines == expected
             continue
-        for i, record in enumerate(map(json.loads, found)):
+        for i, record in enumerate(map(json.loads, output_lines)):
             if i in (7, 80):
                 failed = {"error": "RuntimeError: no memory", "hypotheses": []}
                 assert record == {"index": i} | failed
@@ -224,8 +225,8 @@ def test_a_sentence_that_fails_is_named_and_the_rest_is_written(
 def test_json_tells_all_of_every_hypothesis(model: Path, tmp_path: Path) -> None:
     write_lines(tmp_path / "in", [*sentences(9, seed=2), "", "The tree. A house sees the tree."])
     options = ["format=json", "n_best=2", "alignment=true", "max_source_length=10"]
-    found = output_of(model, f"input={tmp_path / 'in'}", *options, folder=tmp_path)
-    records = [json.loads(line) for line in found]
+    output_lines = output_of(model, f"input={tmp_path / 'in'}", *options, folder=tmp_path)
+    records = [json.loads(line) for line in output_lines]
     assert [record["index"] for record in records] == list(range(11))
     assert records[10]["num_parts"] > 1
     for record in records:
@@ -243,31 +244,32 @@ def test_json_tells_all_of_every_hypothesis(model: Path, tmp_path: Path) -> None
 def test_prefixes_start_the_translations_and_must_be_as_many(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    places = [f"input={write_lines(tmp_path / 'in', sentences(5, seed=2))}"]
+    arguments = [f"input={write_lines(tmp_path / 'in', sentences(5, seed=2))}"]
     prefixes = ["the", "", "größer Haus", "", ""]
-    places.append(f"prefixes={write_lines(tmp_path / 'prefixes', prefixes)}")
-    found = output_of(model, *places, "window_lines=2", folder=tmp_path)
-    free = output_of(model, places[0], folder=tmp_path)
-    for text, plain, prefix in zip(found, free, prefixes, strict=True):
+    arguments.append(f"prefixes={write_lines(tmp_path / 'prefixes', prefixes)}")
+    translations = output_of(model, *arguments, "window_lines=2", folder=tmp_path)
+    free = output_of(model, arguments[0], folder=tmp_path)
+    for text, plain, prefix in zip(translations, free, prefixes, strict=True):
         assert text.startswith(prefix) if prefix else text == plain
     write_lines(tmp_path / "prefixes", prefixes[:4])
-    assert translate(f"model_dir={model}", *places) == 2
+    assert translate(f"model_dir={model}", *arguments) == 2
     err = capfd.readouterr().err
     assert f"{tmp_path}/in has 5 lines, {tmp_path}/prefixes 4; " in err
 
 
 @pytest.mark.slow
 def test_several_model_folders_are_an_ensemble(model: Path, tmp_path: Path) -> None:
-    other = write_model(tmp_path / "other", seed=3)
-    places = [f"input={write_lines(tmp_path / 'in', sentences(20, seed=2))}"]
-    folders = (model, f"[{model},{model}]", f"[{model},{other}]", other)
-    one, twice, both, alone = (
-        output_of(tmp_path, *places, f"model_dir={folder}", folder=tmp_path) for folder in folders
+    second_model = write_model(tmp_path / "other", seed=3)
+    arguments = [f"input={write_lines(tmp_path / 'in', sentences(20, seed=2))}"]
+    folders = (model, f"[{model},{model}]", f"[{model},{second_model}]", second_model)
+    single, twice, ensemble, second = (
+        output_of(tmp_path, *arguments, f"model_dir={folder}", folder=tmp_path)
+        for folder in folders
     )
-    assert one == twice
-    assert both not in (one, alone)
+    assert single == twice
+    assert ensemble not in (single, second)
     lines = sentences(20, seed=2)
-    assert Translator.load([model, other], device="cpu").translate(lines) == both
+    assert Translator.load([model, second_model], device="cpu").translate(lines) == ensemble
 
 
 @pytest.mark.slow
@@ -287,8 +289,8 @@ def test_a_wrong_setting_is_one_line(
         (["backend=ctranslate3"], "backend"),
         ([f"model_dir=[{model},{model}]", "backend=ctranslate2"], "has no ensembles"),
     ):
-        places = [] if "model_dir" in arguments[0] else [f"model_dir={model}"]
-        assert translate(*places, f"input={path}", *arguments) == 2
+        model_arguments = [] if "model_dir" in arguments[0] else [f"model_dir={model}"]
+        assert translate(*model_arguments, f"input={path}", *arguments) == 2
         out, err = capfd.readouterr()
         assert named in err.split("\n")[-2]
         assert out == ""

@@ -121,10 +121,12 @@ def test_a_stream_is_read_no_further_than_two_windows_ahead(translator: Translat
 
 @pytest.mark.slow
 def test_the_text_of_a_line_depends_on_no_window_batch_or_neighbor(translator: Translator) -> None:
-    some = [*LINES[:9], *LINES[-2:]]
-    lines = random.Random(1).sample(some * 2, 2 * len(some))
+    distinct_lines = [*LINES[:9], *LINES[-2:]]
+    lines = random.Random(1).sample(distinct_lines * 2, 2 * len(distinct_lines))
     for beam_size in (1, 2):
-        expected = {line: translator.translate([line], beam_size=beam_size)[0] for line in some}
+        expected = {
+            line: translator.translate([line], beam_size=beam_size)[0] for line in distinct_lines
+        }
         assert expected[""] == expected[" "] == ""
         assert len(set(expected.values())) > 7
         for window_lines, max_tokens in ((1, 1), (7, 64), (5000, 100_000)):
@@ -164,26 +166,28 @@ def test_a_cut_line_is_joined_and_reports_all_its_parts(
     first, second = "The small tree.", "A house sees."
     lines = [f"{first} {second}", first, second]
     assert results_of(copier, lines, max_source_length=10)[0].text == lines[0]
-    whole, *single = results_of(translator, lines, max_source_length=10)
-    assert [result.num_segments for result in (whole, *single)] == [2, 1, 1]
-    assert whole.source_tokens == single[0].source_tokens + single[1].source_tokens
-    best, one, other = (result.translations[0] for result in (whole, *single))
-    end = ["</s>"] if one.finished else []
-    assert best.tokens == [*one.tokens, *end, *other.tokens]
-    assert best.token_log_probs == pytest.approx(one.token_log_probs + other.token_log_probs)
-    assert best.log_prob == pytest.approx(one.log_prob + other.log_prob)
-    assert best.score == pytest.approx(one.score + other.score)
+    split_result, *single = results_of(translator, lines, max_source_length=10)
+    assert [result.num_segments for result in (split_result, *single)] == [2, 1, 1]
+    assert split_result.source_tokens == single[0].source_tokens + single[1].source_tokens
+    best, first, second = (result.translations[0] for result in (split_result, *single))
+    end = ["</s>"] if first.finished else []
+    assert best.tokens == [*first.tokens, *end, *second.tokens]
+    assert best.token_log_probs == pytest.approx(first.token_log_probs + second.token_log_probs)
+    assert best.log_prob == pytest.approx(first.log_prob + second.log_prob)
+    assert best.score == pytest.approx(first.score + second.score)
     alignment, border = best.alignment or [], len(single[0].source_tokens)
     assert len(alignment) == len(best.tokens)
-    assert alignment[: len(one.alignment or [])] == one.alignment
-    assert alignment[-len(other.tokens) :] == [border + place for place in other.alignment or []]
+    assert alignment[: len(first.alignment or [])] == first.alignment
+    assert alignment[-len(second.tokens) :] == [
+        border + position for position in second.alignment or []
+    ]
 
 
 def test_a_line_that_is_too_long_is_truncated_or_named_by_its_number(copier: Translator) -> None:
     line = "the small house sees the tree the tree the tree"
     ids = copier.tokenizer.src.encode(line)
-    found = copier.translate([line], too_long="truncate", max_source_length=8)
-    assert found == [copier.tokenizer.tgt.decode(ids[:7])]
+    translations = copier.translate([line], too_long="truncate", max_source_length=8)
+    assert translations == [copier.tokenizer.tgt.decode(ids[:7])]
     (result,) = results_of(copier, [line], max_source_length=8, too_long=TooLong.truncate)
     assert result.num_truncated == len(ids) - 7
     lines = ["a"] * 4 + ["the " * 30, "a"]
@@ -235,10 +239,10 @@ def test_batches_that_are_too_large_are_translated_in_halves(tokenizer: Tokenize
 def test_many_sentences_that_fail_do_not_end_a_job_that_works(tokenizer: Tokenizer) -> None:
     """Those that are too long for the memory stand side by side once they are sorted."""
     house, tree = ([Segment(tokenizer.encode(word), [])] for word in ("house", "tree"))
-    parts = tree * (MAX_FAILURES - 1) + house + tree * 2 * MAX_FAILURES
+    segments = tree * (MAX_FAILURES - 1) + house + tree * 2 * MAX_FAILURES
     decoder = BatchSearch(Fragile(tokenizer), SearchConfig(beam_size=1), 1, max_tokens=6)
-    failed = [isinstance(outcome, Failure) for outcome in decoder.translate(parts)]
-    assert failed == [part in tree for part in parts]
+    failed = [isinstance(outcome, Failure) for outcome in decoder.translate(segments)]
+    assert failed == [segment in tree for segment in segments]
     for num_workers in (1, 3):  # one that fails with everything is not asked for ever
         backend = Fragile(tokenizer, max_rows=0, num_workers=num_workers)
         with pytest.raises(torch.OutOfMemoryError):
@@ -266,9 +270,9 @@ def test_prefixes_and_targets_must_be_as_many_as_the_lines(translator: Translato
 def test_scores_are_those_of_search_for_the_same_tokens(translator: Translator) -> None:
     sources, targets = LINES[1:25], sentences(24, seed=4)
     config = translator.search_config(beam_size=1, max_length_b=30)
-    found = translator.n_best(sources, config, prefixes=targets)
+    results = translator.n_best(sources, config, prefixes=targets)
     scored = translator.score(sources, targets)
-    for (forced,), result, target in zip(found, scored, targets, strict=True):
+    for (forced,), result, target in zip(results, scored, targets, strict=True):
         num_tokens = len(result.tokens)
         assert result.text == target
         assert forced.tokens[:num_tokens] == result.tokens
@@ -277,8 +281,10 @@ def test_scores_are_those_of_search_for_the_same_tokens(translator: Translator) 
         assert result.log_prob == pytest.approx(sum(result.token_log_probs))
         penalty = ((5 + num_tokens + 1) / 6) ** translator.defaults.length_penalty
         assert result.score == pytest.approx(result.log_prob / penalty)
-    one, other, empty = translator.score(["a", "", " "], ["", "a", ""], normalization="average")
-    assert max(one.log_prob, other.log_prob) < 0
+    without_target, without_source, empty = translator.score(
+        ["a", "", " "], ["", "a", ""], normalization="average"
+    )
+    assert max(without_target.log_prob, without_source.log_prob) < 0
     assert [empty] == translator.n_best([""])[0]
 
 
@@ -342,9 +348,9 @@ def test_all_methods_take_the_same_options(translator: Translator) -> None:
     assert {len(translations) for translations in n_best} == {3}
     config = translator.search_config(beam_size=3, length_penalty=1.0, max_length_b=None)
     assert config == replace(translator.defaults, beam_size=3, length_penalty=1.0)
-    rest = {key: options[key] for key in ("prefixes", "max_source_length", "too_long")}
-    again = translator.n_best(lines, config, **rest)
-    assert [[t.text for t in ts] for ts in again] == [[t.text for t in ts] for ts in n_best]
+    remaining_options = {key: options[key] for key in ("prefixes", "max_source_length", "too_long")}
+    repeated = translator.n_best(lines, config, **remaining_options)
+    assert [[t.text for t in ts] for ts in repeated] == [[t.text for t in ts] for ts in n_best]
 
 
 def test_loading_refuses_a_choice_that_is_none_by_name(
@@ -380,19 +386,19 @@ def test_threads_get_what_one_gets(translator: Translator, tokenizer: Tokenizer)
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda lines: shared.translate(lines, **options), texts))
+            translations = list(pool.map(lambda lines: shared.translate(lines, **options), texts))
     finally:
         sys.setswitchinterval(interval)
-    assert found == [translator.translate(lines, **options) for lines in texts]
+    assert translations == [translator.translate(lines, **options) for lines in texts]
 
 
 def test_a_thread_that_is_making_an_item_ends_with_the_reader_that_leaves() -> None:
     """When Python ends while it is in torch, the process aborts."""
-    before, waiting = threading.active_count(), queue.Queue[int]()
+    num_threads_before, waiting = threading.active_count(), queue.Queue[int]()
     reader = prefetch(time.sleep(0.1 * number) or number for number in range(9))
     assert next(reader) == 0
     reader.close()
-    assert threading.active_count() == before
+    assert threading.active_count() == num_threads_before
     waiting.put(0)
     reader = prefetch(iter(waiting.get, None), leave_seconds=0.1)
     assert next(reader) == 0
