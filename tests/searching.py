@@ -99,7 +99,7 @@ def toy_log_probs(source: Sentence, prefix: Sentence, taste: Taste = NO_TASTE) -
 
 @functools.cache
 def toy_attention(source: Sentence, prefix: Sentence) -> Any:
-    """Draw what the step after `prefix` attends to in the source (S,)."""
+    """Draw the attention weights of the step after `prefix` over the source (S,)."""
     weights = np.random.default_rng([7, *source, 99, *prefix]).exponential(size=len(source))
     return weights / weights.sum()
 
@@ -259,7 +259,7 @@ def decided_model(norm: Norm = Norm.post, seed: int = 1, **changes: Any) -> Fast
 def teacher_forced(
     model: FastTransformer, source: Source, row: int, tokens: list[int]
 ) -> list[float]:
-    """Score `tokens` by one forward pass of the plain model over the sentence alone."""
+    """Score `tokens` by one forward pass of the plain model over one sentence."""
     length = source[1][row : row + 1]
     tgt_in = torch.tensor([[BOS, *tokens[:-1]]])
     hidden = hidden_states(plain(model), source[0][row : row + 1, : int(length)], length, tgt_in)

@@ -1,4 +1,4 @@
-"""Word alignment and coverage: what the decoder attends to in the source."""
+"""Word alignment and coverage, from the attention of the decoder to the source."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_workers_take_turns_and_one_that_dies_is_left_out(drivers: Path, tmp_pat
 
 
 def measure(folder: Path, part: str) -> Any:
-    """Run one part of the benchmark with nmt alone; return the section of its JSON."""
+    """Run one part of the benchmark with nmt only; return the section of its JSON."""
     size = "1+1:16:32:2"
     command = [sys.executable, str(FOLDER / "run.py"), "--only", part, "--engines", "nmt", "--here"]
     command += ["--corpus", str(folder / "corpus"), "--src", "src", "--tgt", "tgt"]

@@ -1,4 +1,4 @@
-"""What may not be generated: control symbols, short translations, all but a forced prefix."""
+"""Constraints of search: no control symbols, a minimum length, a forced prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts in scripts/examples/ do what they say."""
+"""The scripts in scripts/examples/ give their documented results."""
 
 from __future__ import annotations
 

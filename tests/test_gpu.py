@@ -1,4 +1,4 @@
-"""What only a GPU can show, beside the same on the CPU; `make gpu` runs it.
+"""Kernels, training and search on a GPU compared with the CPU; `make gpu` runs these tests.
 
 `NMT_TEST_DEVICE=cpu` runs all of it on the CPU, which tests the tests.
 """
@@ -51,7 +51,7 @@ def assert_like(found: Tensor, exact: Tensor, share: float, what: Any) -> None:
 
 
 def test_attention_over_variable_lengths_is_the_padded_one_forward_and_backward() -> None:
-    """Flash attention, where the GPU has it, beside float32 on the CPU."""
+    """Flash attention, if the GPU has it, compared with float32 on the CPU."""
     lengths = [5, 1, 60, 17]
     for dtype, share in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2)):
         for is_causal in (False, True):
@@ -75,7 +75,7 @@ def update(folder: Path, device: torch.device, **settings: Any) -> tuple[float, 
     """Make two updates of several batches; return the second's loss, and the weights."""
     model = tiny_config(d_model=32, num_heads=2)
     own = {"data_dir": str(folder), "run_dir": str(folder / "run"), "num_threads": 1}
-    # a large eps: the gradient of the keys' bias is 0 but for rounding, of which Adam makes steps
+    # a large eps: the gradient of the keys' bias is 0 except for rounding, which Adam scales up to steps
     own |= {"optimizer": OptimizerConfig(eps=1e-4)}
     config = TrainConfig(
         model=model, max_tokens=40, tokens_per_update=200, valid_bleu=False, **own, **settings

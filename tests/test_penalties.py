@@ -1,4 +1,4 @@
-"""The score of a hypothesis, and the bound on what a live one can still reach."""
+"""The score of a hypothesis, and the upper bound on the score of a live one."""
 
 from __future__ import annotations
 

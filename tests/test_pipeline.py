@@ -1,4 +1,4 @@
-"""The commands in a row on a toy corpus: what they write, and that runs resume exactly."""
+"""The commands in sequence on a toy corpus: their outputs, and that runs resume exactly."""
 
 from __future__ import annotations
 

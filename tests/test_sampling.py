@@ -1,4 +1,4 @@
-"""Sampling: the distribution drawn from, and what a draw depends on."""
+"""Sampling: the distribution of the draws, and the values that a draw depends on."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_the_narrowed_choice_keeps_the_likeliest_and_those_as_likely_as_the_last
 
 
 def test_noise_is_as_exact_as_the_log_probabilities() -> None:
-    """Log-probabilities that undo the noise of a token each, but for a thousandth for one."""
+    """Log-probabilities that undo the noise of each token, except a thousandth for one."""
     src, _ = random_source([4])
     settings = config(1, seed=5)
     key = [5, 0, 0, *src[0].tolist()]

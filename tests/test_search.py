@@ -86,7 +86,7 @@ def test_search_ends_with_the_first_step_after_which_nothing_better_can_come(
 
 
 class Scripted(ToyStepper):
-    """Gives each prefix the log-probabilities that it is told; all other tokens have none."""
+    """Gives each prefix the log-probabilities of a table; all other tokens have none."""
 
     def __init__(self, script: dict[Sentence, dict[int, float]]) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def test_a_live_hypothesis_is_dropped_only_when_it_cannot_win_by_the_least(
         (found,) = find(stepper, toy_source(2), settings, n_best=n_best)
         wins = [5, 5, EOS] in [h.tokens for h in found]
         assert wins == (margin > 0), (n_best, margin)
-        bar_is_known = n_best == 1 and ended[0] >= ended[1]  # else the second token is looked at
+        bar_is_known = n_best == 1 and ended[0] >= ended[1]  # else the second token counts
         assert len(stepper.num_rows) <= (3 if wins or not bar_is_known else 2), (n_best, margin)
 
 

@@ -78,7 +78,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_only_separate_vocabularies_have_a_second_embedding_and_size(
     tokenizer: Tokenizer, foreign: Path, tmp_path: Path
 ) -> None:
-    sizes = {"embedding.weight": 331, "src_embedding.weight": 71}  # each with what it lacked
+    sizes = {"embedding.weight": 331, "src_embedding.weight": 71}  # each has only its own pieces
     joint = random_model(tmp_path / "joint", tokenizer)
     for folder, expected_sizes in (
         (foreign, sizes),

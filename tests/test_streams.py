@@ -1,4 +1,4 @@
-"""What is no plain file: named pipes, descriptors, devices, and packed files that are written."""
+"""Input and output other than plain files: named pipes, descriptors, devices, compressed files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def pipe(data: bytes) -> int:
 
 
 def named_pipe(path: Path, data: bytes) -> Path:
-    """Make a named pipe that somebody writes `data` to as soon as it is read."""
+    """Make a named pipe; a thread writes `data` to it as soon as it is read."""
     os.mkfifo(path)
     threading.Thread(target=path.write_bytes, args=[data], daemon=True).start()
     return path

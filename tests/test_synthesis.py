@@ -1,4 +1,4 @@
-"""Corpora of text and its translations: which pairs are kept, kills, and what becomes of them."""
+"""Corpora of text and its translations: kept pairs, kills, and training on them."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def test_a_whole_corpus_is_left_as_it_is_and_another_job_or_input_replaces_it(
         assert (written_at == (out / "src.txt").stat().st_mtime_ns) == is_same, options
         written_at = (out / "src.txt").stat().st_mtime_ns
     assert corpus(out) == corpus(folder / "distill")
-    (out / "tgt.txt").write_bytes(b"")  # somebody's mistake
+    (out / "tgt.txt").write_bytes(b"")  # a user's mistake
     distill(folder, out)
     assert corpus(out) == corpus(folder / "distill")
 

@@ -39,7 +39,7 @@ def test_a_command_that_is_killed_leaves_the_old_or_the_new_and_nothing_after_an
     kills = torture.Kills(place)
     assert min(kills.num_calls.values()) > 5  # they were counted
     for what, number in kills.num_calls.items():
-        assert not kills.failure(what, max(1, number - 8))  # what was there is being replaced
+        assert not kills.failure(what, max(1, number - 8))  # the old output is being replaced
 
 
 def test_a_flipped_bit_of_any_file_is_one_line_or_without_effect(torture: Any, place: Any) -> None:

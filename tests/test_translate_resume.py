@@ -61,7 +61,7 @@ def lines_done(state: Path) -> int:
 
 
 def killed_job(folder: Path, place: Path) -> int:
-    """Put what the killed process left at `place`; return how many lines it had done."""
+    """Put the files of the killed process at `place`; return the number of lines it had done."""
     for name in ("out.partial", "out.partial.json"):
         shutil.copy(folder / name, place)
     return lines_done(place / "out.partial.json")
@@ -158,7 +158,7 @@ def test_a_second_process_with_the_same_output_is_refused(
 
 
 def test_a_full_disk_is_one_line_and_the_job_goes_on_later(folder: Path, tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk: writing fails half-way in the same call."""
+    """A limit on the size of files simulates a full disk: a write fails half-way."""
     arguments = [*places(folder), *OPTIONS, f"output={tmp_path / 'out'}"]
 
     def limited() -> int:

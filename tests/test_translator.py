@@ -237,7 +237,7 @@ def test_batches_that_are_too_large_are_translated_in_halves(tokenizer: Tokenize
 
 
 def test_many_sentences_that_fail_do_not_end_a_job_that_works(tokenizer: Tokenizer) -> None:
-    """Those that are too long for the memory stand side by side once they are sorted."""
+    """Sentences that are too long for the memory are neighbors once they are sorted."""
     house, tree = ([Segment(tokenizer.encode(word), [])] for word in ("house", "tree"))
     segments = tree * (MAX_FAILURES - 1) + house + tree * 2 * MAX_FAILURES
     decoder = BatchSearch(Fragile(tokenizer), SearchConfig(beam_size=1), 1, max_tokens=6)
@@ -377,7 +377,7 @@ def test_draws_depend_on_neither_batch_nor_number(translator: Translator) -> Non
 
 @pytest.mark.slow
 def test_threads_get_what_one_gets(translator: Translator, tokenizer: Tokenizer) -> None:
-    """Also beside a sentence longer than the table of positions, which all of them then renew."""
+    """Also next to a sentence longer than the table of positions, which grows then."""
     texts = [random.Random(k).sample(LINES, 12) + ["the " * (520 + 40 * k)] for k in range(8)]
     options = {"max_source_length": 2000, "max_length_b": 3, "max_length_a": 0.01}
     fresh = tiny_model(2, sharpness=2.0, vocab_size=tokenizer.vocab_size)

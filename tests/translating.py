@@ -44,7 +44,7 @@ def write_model(
 
 
 def write_lines(path: Path, lines: list[str]) -> Path:
-    """Write lines as they are, each with its \\n."""
+    """Write lines unchanged, each with its \\n."""
     path.write_bytes(b"".join(line.encode("utf-8") + b"\n" for line in lines))
     return path
 
@@ -89,7 +89,7 @@ def fork(
 
 
 def start(log: Path, *arguments: str, **environment: str) -> int:
-    """Run nmt-translate in a child; what it says goes to the file `log`."""
+    """Run nmt-translate in a child process; its stderr goes to the file `log`."""
     return fork(lambda: translate(*arguments), log, **environment)
 
 
