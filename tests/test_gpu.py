@@ -75,7 +75,7 @@ def update(folder: Path, device: torch.device, **settings: Any) -> tuple[float, 
     """Make two updates of several batches; return the second's loss, and the weights."""
     model = tiny_config(d_model=32, num_heads=2)
     own = {"data_dir": str(folder), "run_dir": str(folder / "run"), "num_threads": 1}
-    # a large eps: the gradient of the keys' bias is 0 except for rounding, which Adam scales up to steps
+    # with a small eps, Adam would scale the rounding errors of the gradient of the keys' bias up
     own |= {"optimizer": OptimizerConfig(eps=1e-4)}
     config = TrainConfig(
         model=model, max_tokens=40, tokens_per_update=200, valid_bleu=False, **own, **settings
