@@ -1,1 +1,1 @@
-"""Search: greedy, beam and sampling over what a model predicts."""
+"""Search: greedy, beam and sampling with the predictions of a model."""

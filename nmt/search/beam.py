@@ -56,15 +56,15 @@ class BeamSearch:
         is_at_limit = (lengths == limits).unsqueeze(1)  # (B, 1)
         # at the length limit, candidates without EOS are complete too, but not finished
         is_complete = ends | stays & is_at_limit  # (B, 2K)
-        is_complete &= candidates.sums >= self._keep_threshold(sentences, lengths)
         if is_complete.any():
+            is_complete &= candidates.sums >= self._keep_threshold(sentences, lengths)
             self._collect(_extend(beam, candidates, is_complete))
         stays &= ~is_at_limit
         stays &= candidates.sums > self._prune_threshold(sentences, lengths, limits)
         state.go_on(_extend(beam, candidates, stays), candidates.rows[stays])
-        before = self._live
+        previously_live = self._live
         self._live = set(state.beam.sentences.tolist())
-        return before - self._live
+        return previously_live - self._live
 
     def result(self, sentence: int) -> list[Hypothesis]:
         """Return the results of a sentence that is done, best first, finished ones before others.
@@ -170,9 +170,11 @@ class _ResultList:
         del self.hypotheses[self.size :]
 
 
-def _extend(beam: Beam, candidates: Candidates, chosen: Tensor) -> Beam:
-    """Return the hypotheses of the candidates where `chosen` (B, 2K) is true."""
-    parents = beam.select(candidates.rows[chosen])
+def _extend(beam: Beam, candidates: Candidates, is_selected: Tensor) -> Beam:
+    """Return the hypotheses of the candidates where `is_selected` (B, 2K) is true."""
+    parents = beam.select(candidates.rows[is_selected])
     return parents.extend(
-        candidates.sums[chosen], candidates.tokens[chosen], candidates.log_probs[chosen]
+        candidates.sums[is_selected],
+        candidates.tokens[is_selected],
+        candidates.log_probs[is_selected],
     )

@@ -1,4 +1,4 @@
-"""A request to search: the sentences of a batch, the settings, and what follows from both."""
+"""A request to search: the sentences of a batch, the settings, their constraints and limits."""
 
 from __future__ import annotations
 

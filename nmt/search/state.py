@@ -103,8 +103,8 @@ class SearchState:
             )
 
     def join(self, rows: Sequence[Ids]) -> None:
-        """Add sentences, given as source ids, after those of the beam. Drops the columns that no
-        hypothesis uses any more.
+        """Add sentences, given as source ids, to the end of the beam. Drops the columns that no
+        hypothesis uses.
         """
         beam = self.beam
         num_unused = int(self.first_columns[beam.sentences].min())

@@ -3,7 +3,7 @@ an ensemble of models with one vocabulary.
 """
 
 # B sentences, S source, T target, D d_model, V vocab, M members of an ensemble
-# rows, the live hypotheses, sorted by sentence; a sentence has as many as are alive
+# rows, the live hypotheses, sorted by sentence; their number varies by sentence
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Stepper(Protocol):
         """Go on with `rows` (rows',), on the CPU, sorted by sentence; a row may be repeated."""
 
     def join(self, state: Any, src: Tensor, src_lengths: Tensor) -> Any:
-        """Add sentences (B, S) after those of `state`, one row each."""
+        """Add sentences (B, S) to the end of `state`, one row each."""
 
     def attention(self, state: Any) -> Tensor:
         """Return the attention of the last step to the source (rows, S), each row a sum of 1, in

@@ -61,8 +61,8 @@ class BatchSearch:
     last_translated: Segment | None = None
 
     def translate(self, segments: Sequence[Segment]) -> list[SearchResult]:
-        """Return the result of each segment. Searches as many batches at a time as the engine has
-        workers.
+        """Return the result of each segment. Each worker of the engine searches a batch at a
+        time.
 
         Raises the engine's error when `MAX_FAILURES` segments in a row fail, and then one that it
         translated before.
