@@ -151,8 +151,13 @@ def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
     """Merge the defaults of a command, the chosen YAML files and the settings that were typed."""
     is_in_sweep = GlobalHydra.instance().is_initialized()
     _store_defaults(command, arguments, () if is_in_sweep else _UNUSED_GROUPS)
-    choices = {argument.key: argument.value for argument in arguments if argument.key in GROUPS}
-    typed = [argument for argument in arguments if argument.key not in GROUPS]
+    choices = {}
+    typed = []
+    for argument in arguments:
+        if argument.key in GROUPS:
+            choices[argument.key] = argument.value
+        else:
+            typed.append(argument)
     with ExitStack() as stack:
         if not is_in_sweep:
             stack.enter_context(hydra.initialize_config_module("nmt.configs", **_VERSION))
@@ -194,7 +199,8 @@ def _store_defaults(
         {"override hydra/hydra_logging": "none"},  # our loggers write to stderr
         {"override hydra/job_logging": "none"},
     ]
-    primary += [{f"override hydra/{group}": None} for group in unused_groups]
+    for group in unused_groups:
+        primary.append({f"override hydra/{group}": None})
     store_config(command.name, {"defaults": primary, "hydra": _HYDRA, **defaults})
 
 
@@ -212,11 +218,17 @@ def _replaced_text(typed: Iterable[Argument]) -> list[str]:
 
     Files for one split replace its text, and files for training replace the text of all splits.
     """
-    keys = {argument.key for argument in typed}
-    splits = [s for s in _SPLITS if any(f"data.{s}.{kind}" in keys for kind in _FILES)]
+    splits = set()
+    for argument in typed:
+        group, _, setting = argument.key.rpartition(".")
+        if setting in _FILES:
+            splits.add(group.removeprefix("data."))
     if "train" in splits:
-        splits = list(_SPLITS)
-    return [f"data.{split}.{key}" for split in splits for key in _TEXT]
+        splits.update(_SPLITS)
+    keys = []
+    for split in splits.intersection(_SPLITS):
+        keys += [f"data.{split}.{key}" for key in _TEXT]
+    return keys
 
 
 def parse_value(text: str, hint: Any) -> Any:
@@ -253,8 +265,13 @@ def _run_hydra(
     command: Command, line: CommandLine, arguments: list[Argument], run: Callable[..., Any]
 ) -> None:
     """Let Hydra call `run`: once, for each run of a sweep, or not at all (shell completion)."""
-    swept = [argument for argument in arguments if argument.key in GROUPS or _is_sweep(argument)]
-    fixed = [argument for argument in arguments if argument not in swept]
+    swept = []
+    fixed = []
+    for argument in arguments:
+        if argument.key in GROUPS or _is_sweep(argument):
+            swept.append(argument)
+        else:
+            fixed.append(argument)
     errors: list[BaseException] = []
 
     def run_job(_: DictConfig) -> Any:
@@ -305,9 +322,10 @@ def _is_sweep(argument: Argument) -> bool:
 
 def _name_run(values: Iterable[Argument], arguments: Iterable[Argument]) -> str:
     """Return the name of one run of a sweep: the settings that the sweep changes, with values."""
-    fixed = {argument.key for argument in arguments if not _is_sweep(argument)}
-    swept = {argument.key: argument.value for argument in values if argument.key not in fixed}
-    swept.pop("run_dir", None)
+    swept = {argument.key: argument.value for argument in values}
+    for argument in arguments:
+        if argument.key == "run_dir" or not _is_sweep(argument):
+            swept.pop(argument.key, None)
     settings = ",".join(f"{key}={value}" for key, value in sorted(swept.items()))
     name = re.sub(r"[^\w.=,+-]", "_", settings.replace("'", ""))
     if len(name) > _MAX_NAME:

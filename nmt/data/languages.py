@@ -72,8 +72,11 @@ def describe_languages(data: DataConfig) -> dict[str, Any]:
     as de+en, and, if any corpus has a tag, the direction of each in `directions`.
     """
     directions = {name: corpus_direction(data, name) for name in sorted(data.corpora) or [""]}
-    src_langs = {direction.src_lang for direction in directions.values()}
-    tgt_langs = {direction.tgt_lang for direction in directions.values()}
+    src_langs = set()
+    tgt_langs = set()
+    for direction in directions.values():
+        src_langs.add(direction.src_lang)
+        tgt_langs.add(direction.tgt_lang)
     languages: dict[str, Any] = {
         "src_lang": "+".join(sorted(src_langs)),
         "tgt_lang": "+".join(sorted(tgt_langs)),

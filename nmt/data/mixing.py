@@ -48,8 +48,11 @@ class Mix:
     @property
     def drawn(self) -> list[CorpusRange]:
         """The corpora with an amount above 0."""
-        pairs = zip(self.corpora, self.amounts, strict=True)
-        return [corpus for corpus, amount in pairs if amount > 0]
+        corpora = []
+        for corpus, amount in zip(self.corpora, self.amounts, strict=True):
+            if amount > 0:
+                corpora.append(corpus)
+        return corpora
 
     def sizes(self, epoch: int) -> list[int]:
         """Return the number of pairs that an epoch draws from each corpus."""

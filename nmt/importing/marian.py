@@ -113,7 +113,8 @@ def _find_weights(path: Path, names: list[str]) -> Path:
     """
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     files = [file for file in files if file.name in names] or files
-    files = [f for f in files if not f.name.endswith((".optimizer.npz", ".progress.npz"))]
+    for state in (".optimizer.npz", ".progress.npz"):
+        files = [file for file in files if not file.name.endswith(state)]
     if len(files) != 1:
         listed = ", ".join(file.name for file in files) or "none"
         hint = "; its binary format (.bin) is not imported" if any(path.glob("*.bin")) else ""

@@ -83,8 +83,11 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
     bundled = config.data.corpus
     if bundled is not Corpus.files:
         pairs = bundled_corpus(bundled, config.seed)[split]
-        src = "".join(f"{pair[0]}\n" for pair in pairs)
-        tgt = "".join(f"{pair[1]}\n" for pair in pairs)
+        src = ""
+        tgt = ""
+        for src_line, tgt_line in pairs:
+            src += src_line + "\n"
+            tgt += tgt_line + "\n"
         paths = (spool_dir / f"{split}.src", spool_dir / f"{split}.tgt")
         _spool_blocks(paths, [[src.encode(), tgt.encode()]])
         return [Source("", Format.pair, paths, (bundled.value, bundled.value))]
@@ -197,8 +200,11 @@ def match_files(name: str) -> dict[tuple[str, ...], str]:
     if not files:
         raise DataError(f"{name} matches no file; check the pattern")
     pattern = re.compile(re.escape(path).replace(r"\*", "([^/]*)").replace(r"\?", "([^/])"))
-    matches = [pattern.fullmatch(file) for file in files]
-    return {match.groups(): match[0] for match in matches if match is not None}
+    matching_files = {}
+    for file in files:
+        if match := pattern.fullmatch(file):
+            matching_files[match.groups()] = file
+    return matching_files
 
 
 def _unpacked_blocks(name: str) -> Iterator[tuple[bytes]]:

@@ -76,8 +76,11 @@ def make_batch(
     `round_to` padding tokens, which make N and M multiples of it. Without `source_eos`, sources end
     with their last token.
     """
-    sources = [src for src, _ in pairs]
-    targets = [tgt for _, tgt in pairs]
+    sources = []
+    targets = []
+    for src, tgt in pairs:
+        sources.append(src)
+        targets.append(tgt)
     src_end = [tokenizer.src.eos_id] if source_eos else []
     src_lengths = [len(src) + len(src_end) for src in sources]
     tgt_lengths = [len(tgt) + 1 for tgt in targets]
@@ -147,12 +150,10 @@ class BatchMaker:
         """
         batches = []
         for rows in plan.batches or [FILLER_ROWS]:
-            batches.append(
-                [
-                    self.make_micro_batch(micro_batch_rows, draw)
-                    for micro_batch_rows in self.split(rows)
-                ]
-            )
+            micro_batches = []
+            for micro_batch_rows in self.split(rows):
+                micro_batches.append(self.make_micro_batch(micro_batch_rows, draw))
+            batches.append(micro_batches)
         return batches
 
     def split(self, rows: Rows) -> list[Rows]:

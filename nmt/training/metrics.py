@@ -102,11 +102,11 @@ def _remove_later_records(path: Path, state: TrainerState) -> bool:
     """
     records = [r for r in read_metrics_log(path) if r["update"] <= state.num_updates]
     is_validated = state.validated_update == state.num_updates
-    remaining = [
-        record
-        for record in records
-        if is_validated or "valid_loss" not in record or record["update"] < state.num_updates
-    ]
+    remaining = []
+    for record in records:
+        is_validation = "valid_loss" in record
+        if is_validated or not is_validation or record["update"] < state.num_updates:
+            remaining.append(record)
     with replace_file(path) as temporary:
         temporary.write_bytes(b"".join(map(_render, remaining)))
     return len(remaining) < len(records)

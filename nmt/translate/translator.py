@@ -293,10 +293,15 @@ class Translator:
         target_ids = self._encode_targets(targets, tags, num_sources=len(source_ids))
         empty_target = self.tokenizer.tgt.encode(tags.tgt)
         hypotheses = [_EMPTY_PAIR] * len(source_ids)
-        scored = [i for i, ids in enumerate(source_ids) if ids or target_ids[i] != empty_target]
-        scored_hypotheses = self.backend.score(
-            [source_ids[i] for i in scored], [target_ids[i] for i in scored], config, max_tokens
-        )
+        scored = []
+        scored_sources = []
+        scored_targets = []
+        for i, ids in enumerate(source_ids):
+            if ids or target_ids[i] != empty_target:
+                scored.append(i)
+                scored_sources.append(ids)
+                scored_targets.append(target_ids[i])
+        scored_hypotheses = self.backend.score(scored_sources, scored_targets, config, max_tokens)
         for i, hypothesis in zip(scored, scored_hypotheses, strict=True):
             hypotheses[i] = hypothesis
         return hypotheses
@@ -324,10 +329,10 @@ class Translator:
             target_ids = self._search_targets(source_ids, config, tags)
         else:
             target_ids = self._encode_targets(targets, tags, num_sources=len(source_ids))
-        return [
-            pair_attention(self.backend, self.tokenizer, src, tgt)
-            for src, tgt in zip(source_ids, target_ids, strict=True)
-        ]
+        attention = []
+        for src, tgt in zip(source_ids, target_ids, strict=True):
+            attention.append(pair_attention(self.backend, self.tokenizer, src, tgt))
+        return attention
 
     def _search_targets(
         self, source_ids: list[list[int]], config: SearchConfig, tags: Tags
@@ -404,8 +409,11 @@ class Translator:
         if not isinstance(config, SearchConfig):
             rule = "give a SearchConfig, or settings such as beam_size=4"
             raise TypeError(f"config={config!r}: {rule}")
-        names = {setting.name for setting in fields(SearchConfig)} & checked_options.keys()
-        return replace(config, **{name: checked_options[name] for name in names})
+        changes = {}
+        for setting in fields(SearchConfig):
+            if setting.name in checked_options:
+                changes[setting.name] = checked_options[setting.name]
+        return replace(config, **changes)
 
     def _tags_from(self, checked_options: Mapping[str, Any]) -> Tags:
         names = checked_options.keys() & set(DIRECTION)

@@ -129,8 +129,11 @@ class Chart:
 
 def make_chart(records: Records, title: str, keys: dict[str, str]) -> Chart | None:
     """Return a chart of metrics over updates; None if the run has none of them."""
-    curves = {name: read_curve(records, key) for key, name in keys.items()}
-    curves = {name: curve for name, curve in curves.items() if curve[0]}
+    curves = {}
+    for key, name in keys.items():
+        updates, values = read_curve(records, key)
+        if updates:
+            curves[name] = (updates, values)
     if not curves:
         return None
     last_update = max(updates[-1] for updates, _ in curves.values())
@@ -243,8 +246,11 @@ def score_by_length(
         shortest = len(bin_sentences[0].source.split())
         longest = len(bin_sentences[-1].source.split())
         words = str(shortest) if shortest == longest else f"{shortest} to {longest}"
-        hypotheses = [sentence.hypothesis for sentence in bin_sentences]
-        references = [sentence.reference for sentence in bin_sentences]
+        hypotheses = []
+        references = []
+        for sentence in bin_sentences:
+            hypotheses.append(sentence.hypothesis)
+            references.append(sentence.reference)
         bleu = evaluate.bleu(hypotheses, [references], tokenize=tokenize)
         rows.append((words, len(bin_sentences), bleu))
     return rows

@@ -70,8 +70,14 @@ def read_curve(records: Records, key: str) -> tuple[list[int], list[float]]:
     if key == "train_perplexity":
         updates, values = read_curve(records, "nll")
         return updates, [math.exp(min(value, 20.0)) for value in values]
-    records = [record for record in records if isinstance(record.get(key), int | float)]
-    return [record["update"] for record in records], [record[key] for record in records]
+    updates = []
+    values = []
+    for record in records:
+        value = record.get(key)
+        if isinstance(value, int | float):
+            updates.append(record["update"])
+            values.append(value)
+    return updates, values
 
 
 def settled_values(values: list[float]) -> list[float]:
@@ -81,13 +87,16 @@ def settled_values(values: list[float]) -> list[float]:
 
 def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     """Draw the curves of one run, or of several in one color each."""
-    folders = [resolve(folder) for folder in config.run_dir]
-    names = [folder.name for folder in folders]
+    names = []
+    runs = []
+    for run_dir in config.run_dir:
+        folder = resolve(run_dir)
+        names.append(folder.name)
+        runs.append(read_metrics(folder))
     if len(set(names)) < len(names):
         names = [str(folder) for folder in config.run_dir]
     codes = style.find_fonts(names)
     names = [name.translate(codes) for name in names]
-    runs = [read_metrics(folder) for folder in folders]
     figure = style.figure(12, 6.5)
     panels = figure.subplots(2, 3).flat
     for i, (title, keys) in enumerate(CHARTS.items()):
