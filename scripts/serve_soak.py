@@ -1,11 +1,12 @@
-"""Many clients, some of which hang up, and workers that are killed: what nmt-serve loses of it.
+"""Send nmt-serve many requests while clients disconnect and its workers are killed.
 
     python scripts/serve_soak.py --model RUN --input test.en [--requests 20000] [--kills 7]
 
-64 clients ask for one to three lines each, with one of three settings of search, and every tenth
-hangs up without waiting for the answer. Each answer is compared with that of `nmt-translate`. Now
-and then one of the server's workers is killed. Prints the counts and the memory of the server's
-processes, and ends with status 1 if an answer is wrong, missing or followed by another. Linux only.
+64 clients translate one to three lines a request, with one of three search settings; every tenth
+request is disconnected without waiting for the response. Each response is compared with the output
+of `nmt-translate`. From time to time a worker of the server is killed. Prints the counts and the
+memory of the server's processes; the exit status is 1 if a response is wrong, missing or followed
+by another. Linux only.
 """
 
 from __future__ import annotations
@@ -14,10 +15,7 @@ import argparse
 import contextlib
 import http.client
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -26,137 +24,131 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from serve_clients import wait_for
+import psutil
+from processes import BIN, free_port, process_tree, run_server
 
 from nmt import Translator
 from nmt.checkpoint import find_model, load_info
 
 SEARCHES: list[dict[str, Any]] = [{}, {"beam_size": 1}, {"beam_size": 2, "length_penalty": 1.0}]
-CLIENTS, PORT = 64, 5956
+CLIENTS = 64
+MAX_DIFFERENT_LINES = 400
+NUM_REPORTS = 10
 
 
 def main() -> None:
-    """Serve a model, send it requests, and print what came of them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    """Serve a model, send the requests, and print how they ended."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", required=True, type=Path, help="run, checkpoint or model folder")
     parser.add_argument("--input", required=True, type=Path, help="lines to translate")
     parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--kills", type=int, default=7, help="of workers")
+    parser.add_argument("--kills", type=int, default=7, help="number of workers to kill")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    text = options.input.read_text(encoding="utf-8").split("\n")
-    lines = sorted({line for line in text if line})[:400]
-    translator = Translator.load(options.model, device="cpu")
-    info = load_info(find_model(options.model))
-    directions = {"source": info.src_lang, "target": info.tgt_lang}
-    expected = [translator.translate(lines, **search) for search in SEARCHES]
-    server = subprocess.Popen(
-        [str(Path(sys.executable).with_name("nmt-serve")), f"model_dir={options.model}"]
-        + [f"port={PORT}", "num_threads=2", "access_log=false"]
-    )
-    try:
-        wait_for(server, f"http://127.0.0.1:{PORT}")
-        soak = Soak(server.pid, directions, lines, expected)
-        with ThreadPoolExecutor(CLIENTS) as clients:
-            for number in range(options.requests):
-                clients.submit(soak.request, number, f"{options.seed} {number}")
-            watch(soak, options.requests, options.kills)
-    finally:
-        server.terminate()
-        server.wait(60)
-    print(dict(soak.counts))
-    is_whole = soak.counts["right"] + soak.counts["hung up"] == options.requests
-    sys.exit(0 if is_whole else 1)
+    input_lines = options.input.read_text(encoding="utf-8").split("\n")
+    lines = sorted({line for line in input_lines if line})[:MAX_DIFFERENT_LINES]
+    port = free_port()
+    clients = Clients(port, options.model, lines)
+    command = [str(BIN / "nmt-serve"), f"model_dir={options.model}", f"port={port}"]
+    command += ["num_threads=2", "access_log=false"]
+    url = f"http://127.0.0.1:{port}/health"
+    with run_server(command, url) as server, ThreadPoolExecutor(CLIENTS) as pool:
+        for number in range(options.requests):
+            pool.submit(clients.request, number, f"{options.seed} {number}")
+        kill_workers(server, clients, options.requests, options.kills)
+    print(dict(clients.counts))
+    num_expected = clients.counts["right"] + clients.counts["disconnected"]
+    sys.exit(0 if num_expected == options.requests else 1)
 
 
-class Soak:
-    """Sends requests, and counts what comes of them."""
+class Clients:
+    """Sends requests, and counts how they end."""
 
-    def __init__(
-        self, pid: int, directions: dict[str, str], lines: list[str], expected: list[list[str]]
-    ) -> None:
-        self.pid = pid
+    def __init__(self, port: int, model: Path, lines: list[str]) -> None:
+        self.port = port
+        self.lines = lines
         self.counts: Counter[str] = Counter()
+        info = load_info(find_model(model))
+        self._languages = {"source": info.src_lang, "target": info.tgt_lang}
+        translator = Translator.load(model, device="cpu")
+        self._translations = [translator.translate(lines, **search) for search in SEARCHES]
         self._lock = threading.Lock()
-        self._directions, self._lines, self._expected = directions, lines, expected
 
     def request(self, number: int, seed: str) -> None:
-        """Send a request; every tenth client does not wait for the answer."""
-        draw = random.Random(seed)
-        search = draw.randrange(len(SEARCHES))
-        chosen = draw.choices(range(len(self._lines)), k=draw.randint(1, 3))
-        text = [self._lines[i] for i in chosen]
-        body = {"text": text, "search": SEARCHES[search], "split_sentences": False}
-        wanted = [self._expected[search][i] for i in chosen]
-        connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=120)
+        """Send a request; every tenth is disconnected before its response."""
+        rng = random.Random(seed)
+        search = rng.randrange(len(SEARCHES))
+        indices = rng.choices(range(len(self.lines)), k=rng.randint(1, 3))
+        body = {
+            "text": [self.lines[i] for i in indices],
+            "search": SEARCHES[search],
+            "split_sentences": False,
+        }
+        expected = [self._translations[search][i] for i in indices]
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
-            sent = json.dumps(body | self._directions)
-            connection.request("POST", "/v1/translate", sent, {"Content-Type": "application/json"})
+            content = json.dumps(body | self._languages)
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/translate", content, headers)
             if number % 10 == 9:
-                time.sleep(draw.uniform(0, 0.3))
-                found = "hung up"
+                time.sleep(rng.uniform(0, 0.3))
+                outcome = "disconnected"
             else:
-                found = self._check(connection, wanted)
+                outcome = check_response(connection, expected)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            found = f"lost: {type(error).__name__}"
+            outcome = f"lost: {type(error).__name__}"
         finally:
             connection.close()
         with self._lock:
-            self.counts[found] += 1
-
-    def _check(self, connection: http.client.HTTPConnection, wanted: list[str]) -> str:
-        answer = connection.getresponse()
-        content = json.loads(answer.read())
-        if answer.status != 200:
-            return f"lost: {answer.status} {content}"
-        assert connection.sock is not None
-        connection.sock.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            if connection.sock.recv(1):
-                return "doubled"
-        return "right" if [one["text"] for one in content["translations"]] == wanted else "wrong"
+            self.counts[outcome] += 1
 
 
-def watch(soak: Soak, requests: int, kills: int) -> None:
-    """Until all requests are done, kill a worker now and then, and print the memory."""
-    draw, start = random.Random(1), time.monotonic()
-    killed = printed = 0
-    while (done := soak.counts.total()) < requests:
+def check_response(connection: http.client.HTTPConnection, expected: list[str]) -> str:
+    """Read a response; return `right`, `wrong`, `doubled` or the status of an error."""
+    response = connection.getresponse()
+    content = json.loads(response.read())
+    if response.status != 200:
+        return f"lost: {response.status} {content}"
+    assert connection.sock is not None
+    connection.sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        if connection.sock.recv(1):
+            return "doubled"
+    translations = [translation["text"] for translation in content["translations"]]
+    return "right" if translations == expected else "wrong"
+
+
+def kill_workers(server: psutil.Process, clients: Clients, num_requests: int, kills: int) -> None:
+    """Kill workers at even intervals until all requests are done, and print the memory."""
+    rng = random.Random(1)
+    start_seconds = time.monotonic()
+    num_killed = 0
+    num_reports = 0
+    while (num_done := clients.counts.total()) < num_requests:
         time.sleep(0.2)
-        tree = descendants(soak.pid)
-        workers = [pid for pid in tree if pid != soak.pid and not children(pid)]
-        if done * (kills + 1) >= requests * (killed + 1) and killed < kills and workers:
-            os.kill(draw.choice(workers), signal.SIGKILL)
-            killed += 1
-        if done * 10 >= requests * printed:
-            sizes = sorted((memory(pid) for pid in tree), reverse=True)
-            text = " ".join(f"{size / 2**20:.0f}" for size in sizes)
-            seconds = time.monotonic() - start
-            print(f"{seconds:.0f} s, {done} done, {killed} workers killed, MB: {text}", flush=True)
-            printed += 1
+        processes = process_tree(server)
+        is_kill_due = num_done * (kills + 1) >= num_requests * (num_killed + 1)
+        if num_killed < kills and is_kill_due:
+            with contextlib.suppress(psutil.NoSuchProcess):  # one has ended meanwhile
+                workers = [process for process in processes[1:] if not process.children()]
+                if workers:
+                    rng.choice(workers).kill()
+                    num_killed += 1
+        if num_done * NUM_REPORTS >= num_requests * num_reports:
+            sizes = " ".join(f"{size:.0f}" for size in memory_megabytes(processes))
+            seconds = time.monotonic() - start_seconds
+            print(f"{seconds:.0f} s, {num_done} done, {num_killed} workers killed, MB: {sizes}")
+            sys.stdout.flush()
+            num_reports += 1
 
 
-def children(pid: int) -> list[int]:
-    """Return the processes that a process has started."""
-    found = []
-    with contextlib.suppress(OSError):  # it may have ended
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
-    return found
-
-
-def descendants(pid: int) -> list[int]:
-    """Return a process and all that descend from it."""
-    return [pid] + [one for child in children(pid) for one in descendants(child)]
-
-
-def memory(pid: int) -> int:
-    """Return the proportional set size of a process in bytes, 0 if it has ended."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return 0
+def memory_megabytes(processes: list[psutil.Process]) -> list[float]:
+    """Return the proportional set sizes of running processes, the largest first."""
+    sizes = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            sizes.append(process.memory_full_info().pss / 2**20)
+    return sorted(sizes, reverse=True)
 
 
 if __name__ == "__main__":

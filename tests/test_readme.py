@@ -45,7 +45,7 @@ PROGRAMS = {
     "sbatch ": "needs SLURM",
     "python scripts/compare.py variants": "test_ablation.py",
     "python scripts/compare.py fairseq": "needs fairseq and an hour",
-    ".venv/bin/python scripts/benchmark/serve.py": "needs a trained model and LibreTranslate",
+    ".venv/bin/python scripts/serve_benchmark.py": "needs a trained model and LibreTranslate",
     "python scripts/benchmark/run.py": "needs a GPU; test_benchmark.py runs its parts",
     ".venv/bin/python scripts/benchmark/run.py": "test_benchmark.py",
     "python scripts/examples/copy_task.py": "test_examples.py",

@@ -1,0 +1,334 @@
+"""Measure throughput and latency of nmt-serve, nmt-translate and LibreTranslate.
+
+    python scripts/serve_benchmark.py --model RUN --input LINES [--install] [--threads 2 1]
+
+All of them use the same weights on the same cores, and take turns (A B A B), so that other work on
+the machine affects each of them. A turn sends each line in a request of its own, from 1, 8 and 32
+clients. LibreTranslate has an environment of its own, which `--install` makes under
+~/.cache/nmt-benchmark. The last table compares the results with the targets of nmt-serve; on a busy
+machine only its ratios of CPU time are meaningful.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import psutil
+import torch
+from processes import BIN, free_port, run_server, tree_cpu_seconds
+
+from nmt.checkpoint import find_model, load_info
+from nmt.config import DType, ExportConfig, ExportFormat, Quantization
+from nmt.export.export_model import export_model
+from nmt.translate.translator import Translator
+
+CLIENTS = (1, 8, 32)
+NUM_SINGLE_LINES = 100  # lines of a turn in which one request follows the other
+LIBRETRANSLATE = "libretranslate==1.9.6"
+LIBRETRANSLATE_ROW = "LibreTranslate, int8"
+# Replaces the model that LibreTranslate downloads to split sentences, since each line is one
+# sentence, and its start-up step that looks for more models on the network
+LIBRETRANSLATE_PROGRAM = """
+import sys
+from argostranslate import sbd
+sbd.MiniSBDSentencizer.__init__ = lambda self, pkg: None
+sbd.MiniSBDSentencizer.split_sentences = lambda self, text: [text]
+from libretranslate import init
+init.boot = lambda *args, **kwargs: None
+from libretranslate.main import main
+sys.argv[0] = "libretranslate"
+main()
+"""
+TARGETS_HEADING = [
+    "",
+    "32 clients over nmt-translate (>= 0.8)",
+    "the same by CPU time",
+    "ms over Translator.translate (<= 3)",
+    "p95, 8 clients over 1 (<= 3)",
+    "over LibreTranslate: lines/s (>= 4), p95",
+]
+
+
+@dataclass
+class Measurements:
+    """The measurements of one program with one number of clients, over all turns."""
+
+    lines_per_second: list[float] = field(default_factory=list)
+    cpu_milliseconds: list[float] = field(default_factory=list)  # per line, without the clients
+    latencies: list[float] = field(default_factory=list)  # milliseconds of each request
+
+    def add(self, num_lines: int, seconds: float, cpu_seconds: float) -> None:
+        """Add the times of a turn."""
+        self.lines_per_second.append(num_lines / seconds)
+        self.cpu_milliseconds.append(cpu_seconds / num_lines * 1000)
+
+    def percentile(self, share: float) -> float:
+        """Return the latency that `share` of all requests do not exceed."""
+        latencies = sorted(self.latencies)
+        return latencies[min(int(share * len(latencies)), len(latencies) - 1)]
+
+    def speed_cells(self) -> str:
+        """Return median and range of lines per second, and CPU time per line."""
+        speeds = self.lines_per_second
+        limits = f"{min(speeds):.1f} to {max(speeds):.1f}"
+        return f"{median(speeds):.1f} | {limits} | {median(self.cpu_milliseconds):.2f}"
+
+    def latency_cells(self) -> str:
+        """Return the 50th and the 95th percentile of the latency."""
+        return f"{self.percentile(0.5):.1f} | {self.percentile(0.95):.1f}"
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    port: int
+    process: psutil.Process
+
+
+def main() -> None:
+    """Measure, and print tables as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", required=True, help="run, checkpoint or model folder")
+    parser.add_argument("--input", required=True, type=Path, help="lines to translate")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--lines", type=int, default=320, help="of the input, for each turn")
+    parser.add_argument("--threads", type=int, nargs="+", default=[2])
+    parser.add_argument("--libretranslate", help="Python of an environment that has it")
+    parser.add_argument("--install", action="store_true", help="make that environment")
+    options = parser.parse_args()
+    first_lines = options.input.read_text(encoding="utf-8").split("\n")[: options.lines]
+    lines = [line for line in first_lines if line]
+    if options.install:
+        options.libretranslate = str(install_libretranslate())
+    for threads in options.threads:
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"\n{threads} compute threads\n")
+            print(measure(options, lines, threads, Path(folder)), flush=True)
+
+
+def measure(options: argparse.Namespace, lines: list[str], threads: int, folder: Path) -> str:
+    """Start all servers, let them take turns, and return the tables."""
+    model_dir = find_model(Path(options.model))
+    info = load_info(model_dir)
+    exported = folder / "int8"
+    config = ExportConfig(format=ExportFormat.ctranslate2, quantization=Quantization.int8)
+    export_model(model_dir, exported, config)
+    with contextlib.ExitStack() as stack:
+        float32_server = start_nmt_serve(threads, f"model_dir={options.model}")
+        int8_server = start_nmt_serve(threads, f"model_dir={exported}", "backend=ctranslate2")
+        servers = {
+            "nmt-serve, float32": stack.enter_context(float32_server),
+            "nmt-serve, int8": stack.enter_context(int8_server),
+        }
+        if options.libretranslate is not None:
+            package = make_argos_package(exported, info.src_lang, info.tgt_lang, folder)
+            server = start_libretranslate(options.libretranslate, package, folder, threads)
+            servers[LIBRETRANSLATE_ROW] = stack.enter_context(server)
+        translators = {
+            "nmt-translate, float32": Translator.load(options.model, device="cpu"),
+            "nmt-translate, int8": Translator.load(
+                exported,
+                device="cpu",
+                dtype=DType.float32,
+                backend="ctranslate2",
+                num_threads=threads,
+            ),
+        }
+        torch.set_num_threads(threads)  # loading CTranslate2 has set it to 1
+        turns = Turns(lines, (info.src_lang, info.tgt_lang))
+        turns.take(servers, translators)  # warm up
+        turns = Turns(lines, (info.src_lang, info.tgt_lang))
+        for _ in range(options.turns):
+            turns.take(servers, translators)
+        return turns.report()
+
+
+class Turns:
+    """Measures translators in this process, and servers, in turn."""
+
+    def __init__(self, lines: list[str], languages: tuple[str, str]) -> None:
+        self.lines = lines
+        self.languages = languages
+        self.served: dict[tuple[str, int], Measurements] = {}
+        self.direct: dict[str, Measurements] = {}
+
+    def take(self, servers: dict[str, Server], translators: dict[str, Translator]) -> None:
+        """Take a turn with each translator, and with each server and number of clients."""
+        for name, translator in translators.items():
+            measurements = self.direct.setdefault(name, Measurements())
+            start_seconds = time.perf_counter()
+            start_cpu = time.process_time()
+            translator.translate(self.lines)
+            seconds = time.perf_counter() - start_seconds
+            measurements.add(len(self.lines), seconds, time.process_time() - start_cpu)
+            for line in self.lines[:NUM_SINGLE_LINES]:
+                start_seconds = time.perf_counter()
+                translator.translate([line])
+                measurements.latencies.append((time.perf_counter() - start_seconds) * 1000)
+        for name, server in servers.items():
+            for num_clients in CLIENTS:
+                measurements = self.served.setdefault((name, num_clients), Measurements())
+                lines = self.lines[:NUM_SINGLE_LINES] if num_clients == 1 else self.lines
+                start_cpu = tree_cpu_seconds(server.process)
+                start_seconds = time.perf_counter()
+                requests = send_requests(server.port, lines, num_clients, self.languages)
+                measurements.latencies += asyncio.run(requests)
+                seconds = time.perf_counter() - start_seconds
+                cpu_seconds = tree_cpu_seconds(server.process) - start_cpu
+                measurements.add(len(lines), seconds, cpu_seconds)
+
+    def report(self) -> str:
+        """Return the measurements, and those with targets once more, as Markdown tables."""
+        rows = [
+            "| | clients | lines/s | range | CPU ms a line | p50 ms | p95 ms |",
+            "|---" * 7 + "|",
+        ]
+        for name, measurements in self.direct.items():
+            rows.append(f"| {name}, all lines | | {measurements.speed_cells()} | | |")
+            engine = name.removeprefix("nmt-translate")
+            latency = measurements.latency_cells()
+            rows.append(f"| Translator.translate([line]){engine} | 1 | | | | {latency} |")
+        for (name, num_clients), measurements in self.served.items():
+            cells = f"{measurements.speed_cells()} | {measurements.latency_cells()}"
+            rows.append(f"| {name} | {num_clients} | {cells} |")
+        rows += ["", f"| {' | '.join(TARGETS_HEADING)} |", "|---" * len(TARGETS_HEADING) + "|"]
+        for name in self.direct:
+            rows.append(self.target_row(name))
+        return "\n".join(rows)
+
+    def target_row(self, name: str) -> str:
+        """Return a row that compares nmt-serve with nmt-translate, called `name`, and its peer."""
+        direct = self.direct[name]
+        server_name = name.replace("nmt-translate", "nmt-serve")
+        one_client = self.served[server_name, 1]
+        eight_clients = self.served[server_name, 8]
+        all_clients = self.served[server_name, 32]
+        speed = median(all_clients.lines_per_second)
+        share = speed / median(direct.lines_per_second)
+        cpu_share = median(direct.cpu_milliseconds) / median(all_clients.cpu_milliseconds)
+        added = one_client.percentile(0.5) - direct.percentile(0.5)
+        wait = eight_clients.percentile(0.95) / one_client.percentile(0.95)
+        row = f"| {server_name} | {share:.2f} | {cpu_share:.2f} | {added:+.1f} | {wait:.1f} |"
+        peer = self.served.get((LIBRETRANSLATE_ROW, 32))
+        if peer is not None:
+            latency_ratio = all_clients.percentile(0.95) / peer.percentile(0.95)
+            row += f" {speed / median(peer.lines_per_second):.1f}, {latency_ratio:.2f}"
+        return f"{row} |"
+
+
+async def send_requests(
+    port: int, lines: list[str], num_clients: int, languages: tuple[str, str]
+) -> list[float]:
+    """Send each line in a request of its own; return the latencies in milliseconds."""
+    unsent = iter(lines)
+    latencies: list[float] = []
+    source, target = languages
+
+    async def send_until_done() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for line in unsent:
+            start_seconds = time.perf_counter()
+            body = json.dumps({"q": line, "source": source, "target": target}).encode()
+            head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+            status = await reader.readline()
+            length = 0
+            while (header := await reader.readline()) != b"\r\n":
+                if header.lower().startswith(b"content-length:"):
+                    length = int(header.split(b":")[1])
+            response = await reader.readexactly(length)
+            assert b" 200 " in status, (status, response)
+            latencies.append((time.perf_counter() - start_seconds) * 1000)
+        writer.close()
+
+    await asyncio.gather(*(send_until_done() for _ in range(num_clients)))
+    return latencies
+
+
+@contextlib.contextmanager
+def start_nmt_serve(threads: int, *settings: str) -> Iterator[Server]:
+    """Run nmt-serve during the block."""
+    port = free_port()
+    command = [str(BIN / "nmt-serve"), f"port={port}", f"num_threads={threads}", *settings]
+    command.append("access_log=false")
+    with run_server(command, f"http://127.0.0.1:{port}/health") as process:
+        yield Server(port, process)
+
+
+@contextlib.contextmanager
+def start_libretranslate(
+    python: str, package: Path, folder: Path, threads: int
+) -> Iterator[Server]:
+    """Run LibreTranslate with one language package during the block, without downloads."""
+    port = free_port()
+    home = folder / "home"
+    with zipfile.ZipFile(package) as archive:
+        archive.extractall(home / "packages")
+    environment = os.environ | {
+        "ARGOS_PACKAGES_DIR": str(home / "packages"),
+        "XDG_DATA_HOME": str(home),
+        "XDG_CONFIG_HOME": str(home),
+        "XDG_CACHE_HOME": str(home),
+        "HOME": str(home),
+        "ARGOS_CHUNK_TYPE": "MINISBD",
+        "ARGOS_INTRA_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+        "LT_THREADS": "4",  # its default
+    }
+    command = [python, "-W", "ignore", "-c", LIBRETRANSLATE_PROGRAM]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--disable-web-ui", "--req-limit", "0"]
+    url = f"http://127.0.0.1:{port}/languages"
+    with run_server(command, url, environment=environment, folder=home) as process:
+        yield Server(port, process)
+
+
+def make_argos_package(exported: Path, source: str, target: str, folder: Path) -> Path:
+    """Write the exported model as a package that LibreTranslate installs: a zip of a folder."""
+    name = f"{source}_{target}"
+    path = folder / f"{name}.argosmodel"
+    metadata = {
+        "package_version": "1.0",
+        "argos_version": "1.9",
+        "type": "translate",
+        "from_code": source,
+        "from_name": source,
+        "to_code": target,
+        "to_name": target,
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}/metadata.json", json.dumps(metadata))
+        archive.write(exported / "tokenizer.model", f"{name}/sentencepiece.model")
+        for file in ("model.bin", "config.json", "shared_vocabulary.json"):
+            archive.write(exported / file, f"{name}/model/{file}")
+    return path
+
+
+def install_libretranslate() -> Path:
+    """Make an environment with LibreTranslate from PyPI; return its Python."""
+    folder = Path.home() / ".cache/nmt-benchmark/environments/libretranslate"
+    python = folder / "bin/python"
+    if not (folder / "installed").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", LIBRETRANSLATE], check=True)
+        (folder / "installed").touch()
+    return python
+
+
+if __name__ == "__main__":
+    main()
