@@ -152,21 +152,26 @@ def main() -> None:
     for command in (variants, fairseq):
         command.add_argument("--text", type=Path, required=True, help="folder with train.en, ...")
         command.add_argument("--output", type=Path, required=True)
+        command.add_argument(
+            "--vocab-size", type=int, help="pieces; default: as in experiment=multi30k_quick"
+        )
         command.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     options = parser.parse_args()
     data_dir = options.output / "data"
-    prepare(options.text, data_dir)
+    prepare(options.text, data_dir, options.vocab_size)
     if options.command == "variants":
         compare_variants(options, data_dir)
     else:
         compare_with_fairseq(options, data_dir)
 
 
-def prepare(text: Path, data_dir: Path) -> None:
+def prepare(text: Path, data_dir: Path, vocab_size: int | None) -> None:
     """Preprocess the text, if that is not done yet."""
     if data_dir.exists():
         return
     settings = ["experiment=multi30k_quick", f"data_dir={data_dir}"]
+    if vocab_size is not None:
+        settings.append(f"tokenizer.vocab_size={vocab_size}")
     for split, name in SPLITS.items():
         if not list(text.glob(f"{name}.en*")):
             settings += [f"data.{split}.dataset=null", f"data.{split}.num_pairs=2000"]

@@ -82,7 +82,7 @@ def test_results_in_the_file_are_not_measured_again(
         measured.append((name, seed))
         return make_results(compare, name, [30.0] * seed)[-1]
 
-    monkeypatch.setattr(compare, "prepare", lambda text, data_dir: None)
+    monkeypatch.setattr(compare, "prepare", lambda text, data_dir, vocab_size: None)
     monkeypatch.setattr(compare, "measure_variant", measure)
     file = tmp_path / "results.jsonl"
     command = ["compare", "variants", "--text=x", f"--output={tmp_path}", f"--results={file}"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,58 +11,60 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).parents[1] / "scripts/torture.py"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 @pytest.fixture(scope="module")
-def torture() -> Any:
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("torture", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["torture"] = module
-    spec.loader.exec_module(module)
-    return module
+def torture() -> Iterator[Any]:
+    """The script as a module, with all modules of nmt imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        module = __import__("torture")
+        module.import_everything()
+        yield module
 
 
 @pytest.fixture(scope="module")
-def place(torture: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    torture.import_everything()
-    return torture.Place(tmp_path_factory.mktemp("torture"), has_other=False)
+def workspace(torture: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return torture.Workspace(tmp_path_factory.mktemp("torture"), has_second=False)
 
 
-def test_a_command_that_is_killed_leaves_the_old_or_the_new_and_nothing_after_another_run(
-    torture: Any, place: Any
+def test_a_killed_command_leaves_old_or_new_output_and_no_files_after_another_run(
+    torture: Any, workspace: Any
 ) -> None:
-    kills = torture.Kills(place)
+    kills = torture.Kills(workspace)
     assert min(kills.num_calls.values()) > 5  # they were counted
-    for what, number in kills.num_calls.items():
-        assert not kills.failure(what, max(1, number - 8))  # the old output is being replaced
+    for output, num_calls in kills.num_calls.items():
+        call = max(1, num_calls - 8)  # the old output is being replaced
+        assert kills.find_failure(output, call) == ""
 
 
-def test_a_flipped_bit_of_any_file_is_one_line_or_without_effect(torture: Any, place: Any) -> None:
-    draw, tally = random.Random(3), torture.Tally()
+def test_a_flipped_bit_of_any_file_is_refused_in_one_line_or_harmless(
+    torture: Any, workspace: Any
+) -> None:
+    rng = random.Random(3)
+    tally = torture.Tally()
     for folder, number in (("run", 1), ("data", 2), ("export", 0)):
-        expected = torture.result(place.copy(), place.uses(place.root / "case")[folder][number])[1]
+        copy = workspace.copy()
+        expected = torture.run_reader(copy, workspace.readers(copy)[folder][number]).output
         for _ in range(2):
-            at = place.copy()
-            found = (p for p in (at / folder).rglob("*") if p.is_file() and not p.is_symlink())
-            path = draw.choice(sorted(found))
-            torture.flip(path, path, draw)
-            torture.judge(tally, at, path, place.uses(at)[folder][number], expected)
+            copy = workspace.copy()
+            path = rng.choice(torture.list_files(copy / folder))
+            torture.flip(path, rng)
+            command = workspace.readers(copy)[folder][number]
+            torture.check_reader(tally, copy, path, command, expected)
     assert tally.failures == []
-    assert tally.noticed > 0
+    assert tally.refused > 0
 
 
-def test_extreme_numbers_are_refused_in_one_line_or_work(torture: Any, place: Any) -> None:
-    """All of them are in the long form; these are accepted, and once ended badly or might."""
+def test_extreme_numbers_are_refused_in_one_line_or_work(torture: Any, workspace: Any) -> None:
+    """The long form tries every setting; these values once ended badly or might."""
     tally = torture.Tally()
     for name, key, value in (
         ("translate", "length_penalty", "-1"),
         ("evaluate", "seed", "-1"),
         ("train", "seed", "inf"),
     ):
-        torture.set_number(tally, place, name, key, value)
+        torture.check_setting(tally, workspace, name, key, value)
     assert tally.failures == []
-    assert min(tally.noticed, tally.harmless) > 0
+    assert min(tally.refused, tally.harmless) > 0
