@@ -217,6 +217,8 @@ class Workspace:
             "average": [f"run_dir={copy}/run", out],
             "export": [model[0], out],
             "translate": [*model, f"input={self.src}"],
+            "distill": [*model, f"input={self.src}", out],
+            "backtranslate": [*model, f"input={self.tgt}", out],
             "evaluate": [f"hypotheses={self.src}", f"references={self.tgt}"],
             "score": [*model, f"src={self.src}", f"tgt={self.tgt}"],
             "serve": [*model, "port=0"],
