@@ -59,12 +59,17 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 def composed(name: str, *arguments: str | Iterable[str]) -> Any:
     """Return the config that a command would run with; each argument is one word or several."""
-    configs: list[Any] = []
     words = list(REQUIRED.get(name, []))
     for argument in arguments:
         words += [argument] if isinstance(argument, str) else argument
-    compose.with_config(COMMANDS[name], words, lambda config, *_: configs.append(config))
-    return configs[0]
+    return compose_configs(name, words)[0]
+
+
+def compose_configs(name: str, words: list[str]) -> tuple[Any, ...]:
+    """Return the arguments of the function that runs a command."""
+    configs = compose.compose_configs(COMMANDS[name], words, pytest.fail)
+    assert configs is not None
+    return configs
 
 
 def from_yaml(schema: type[Any], **changes: Any) -> Any:
@@ -154,9 +159,7 @@ def test_typed_values_win_over_the_experiment_and_have_the_type_of_their_setting
     assert (config.max_updates, config.model.embedding_dropout) == (7, 0.2)
     assert (config.optimizer.peak_learning_rate, config.mix) == (5e-4, {"a": 2})
     assert config.run_dir == "runs/multi30k"
-    texts: list[str] = []
-    compose.with_config(COMMANDS["train"], words, lambda config, text, _: texts.append(text))
-    saved = yaml.safe_load(texts[0])
+    saved = yaml.safe_load(compose_configs("train", words)[1])
     assert set(saved) == {field.name for field in dataclasses.fields(TrainConfig)}
     assert saved["max_updates"] == 7
 

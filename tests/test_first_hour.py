@@ -14,12 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
-from test_config import composed
+from test_config import compose_configs, composed
 from toy import TINY, command, read_records, train, write_corpus
 
 from nmt.checkpoint import find_model
+from nmt.cli import compose
 from nmt.cli.commands import COMMANDS, command_line
-from nmt.cli.compose import with_config
 from nmt.cli.data_folder import ensure_data
 from nmt.cli.main import import_and_run, main
 from nmt.cli.main import nmt as nmt_alone
@@ -103,11 +103,9 @@ def test_training_uses_an_existing_data_folder_and_prepares_none_in_a_dry_run(
     toy_data: Path, tmp_path: Path
 ) -> None:
     def ensure(data_dir: Path, arguments: list[str], *, may_write: bool) -> None:
-        with_config(
-            COMMANDS["train"],
-            [f"data_dir={data_dir}", *arguments],
-            lambda config, _, preparation: ensure_data(config, preparation, may_write=may_write),
-        )
+        words = [f"data_dir={data_dir}", *arguments]
+        config, _, preparation = compose_configs("train", words)
+        ensure_data(config, preparation, may_write=may_write)
 
     for arguments in (["experiment=copy"], ["data.train.src=a", "data.train.tgt=b"]):
         ensure(toy_data, arguments, may_write=True)
@@ -230,7 +228,7 @@ def test_a_sweep_gives_each_run_a_folder_returns_the_score_and_resumes(
     scores: list[float] = []
     options = [*TINY, "max_updates=2", "valid_bleu=false", f"data_dir={toy_data}", "run_dir=s"]
     for _ in range(2):
-        with_config(
+        compose.compose_configs(
             COMMANDS["train"],
             ["--multirun", "seed=1,2", *options],
             lambda *config: scores.append(import_and_run(COMMANDS["train"], *config)),
@@ -253,8 +251,9 @@ def test_the_runs_of_a_sweep_have_folders_named_after_the_swept_settings(
         if len(run_dirs) == 3:
             raise ConfigError("enough")
 
+    words = ["-m", "run_dir=a b,c", "model=tiny,base", "seed=3"]
     with pytest.raises(ConfigError, match="enough"):
-        with_config(COMMANDS["train"], ["-m", "run_dir=a b,c", "model=tiny,base", "seed=3"], note)
+        compose.compose_configs(COMMANDS["train"], words, note)
     assert run_dirs == ["a b/model=tiny", "a b/model=base", "c/model=tiny"]
 
 

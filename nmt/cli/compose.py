@@ -74,11 +74,15 @@ class DataPreparation:
     arguments: list[str]  # of the nmt-preprocess command that does the same
 
 
-def with_config(command: Command, words: list[str], run: Callable[..., Any]) -> None:
-    """Compose the config of `command` from the words that follow its name, and call `run` with it.
+def compose_configs(
+    command: Command, words: list[str], run: Callable[..., Any]
+) -> tuple[Any, ...] | None:
+    """Compose the config of `command` from the words that follow its name.
 
-    `run` of nmt-train is also called with the config as YAML and with the `DataPreparation`. In a
-    sweep `run` is called once for each combination of values. `--cfg job` prints the config.
+    Returns the arguments of the function that runs the command: its config, and for nmt-train also
+    the config as YAML and the `DataPreparation`. Returns None if nothing is left to run: a sweep
+    has called `run` with these arguments for each combination of values, or `--cfg job` has
+    printed the config.
     """
     line = read_arguments(words, command)
     files = find_yaml_files(line.folders)
@@ -89,17 +93,18 @@ def with_config(command: Command, words: list[str], run: Callable[..., Any]) -> 
         elif line.shows_config:
             print(to_config(_compose(command, arguments), command.schema)[1], end="")
         else:
-            run(*_to_configs(command, arguments))
+            return _to_configs(command, arguments)
     except (HydraException, OmegaConfBaseException) as error:
         key = getattr(error, "full_key", None)
         text = " ".join(str(error).split("\n    full_key:")[0].split())
         raise ConfigError(f"{key}: {text}" if key and key not in text else text) from None
+    return None
 
 
 def _to_configs(
     command: Command, arguments: list[Argument], subfolder: str = ""
 ) -> tuple[Any, ...]:
-    """Return the arguments of the function that runs the command; see `with_config`.
+    """Return the arguments of the function that runs the command; see `compose_configs`.
 
     With a `subfolder`, the run folder of nmt-train is this folder in `run_dir`.
     """

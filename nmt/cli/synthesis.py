@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -133,26 +133,32 @@ def _translate(
     total_bytes: int | None = None
     if not any(is_stream(file) or is_packed(file) for file in files):
         total_bytes = sum(resolve(file).stat().st_size for file in files)
-    select = partial(
-        select_pairs,
-        config=config,
-        tokenizer=job.tokenizer.src,
-        is_reversed=description["is_reversed"],
-    )
-    with PartialFile(folder / "pairs", description, SynthesisCounts) as pairs:
+    with contextlib.ExitStack() as stack:
+        pairs = stack.enter_context(PartialFile(folder / "pairs", description, SynthesisCounts))
         reader = pairs.resume(
             lambda: _open_files(files, config.window_lines),
             is_stream=any(is_stream(file) for file in files),
         )
-        with Progress(
-            "translate", "lines", total_bytes=total_bytes, done=reader.num_lines
-        ) as progress:
-            job.run(reader, select, pairs, progress)
-            progress.finish()
+        progress = stack.enter_context(
+            Progress("translate", "lines", total_bytes=total_bytes, done=reader.num_lines)
+        )
+        for window, results in job.translate_windows(reader, stack):
+            data, counts = select_pairs(
+                window,
+                results,
+                config=config,
+                tokenizer=job.tokenizer.src,
+                is_reversed=description["is_reversed"],
+            )
+            pairs.append(data, counts, window)
+            progress.update(len(window.lines), read_bytes=window.num_bytes)
+        progress.finish()
         summary = {"input": config.input, "job": description}
-        counts = pairs.finish(reader, lambda state: publish(folder, pairs.path, state, summary))
-    assert isinstance(counts, SynthesisCounts)
-    return counts
+        total_counts = pairs.finish(
+            reader, lambda state: publish(folder, pairs.path, state, summary)
+        )
+    assert isinstance(total_counts, SynthesisCounts)
+    return total_counts
 
 
 def _open_files(files: list[str], window_lines: int = WINDOW_LINES) -> WindowReader:

@@ -63,12 +63,16 @@ def translate(config: TranslateConfig) -> None:
                 is_stream=is_stream(config.input) or is_stream(config.prefixes or ""),
             )
         progress = stack.enter_context(_open_progress(config, reader.num_lines, is_typed=is_typed))
-        to_text = partial(render, output_format=config.format, n_best=config.n_best)
-        job.run(reader, to_text, output, progress)
+        for window, results in job.translate_windows(reader, stack):
+            data, counts = render(
+                window, results, output_format=config.format, n_best=config.n_best
+            )
+            output.append(data, counts, window)
+            progress.update(len(window.lines), read_bytes=window.num_bytes)
         if not is_typed or output_file is not None:
             progress.finish()
-        counts = output.finish(reader)
-    _report(counts, config)
+        total_counts = output.finish(reader)
+    _report(total_counts, config)
 
 
 class _OutputStream:
@@ -102,24 +106,13 @@ class TranslationJob:
         self.directions = translator.directions
         self._translator = translator if self.is_alone else None
 
-    def run(
-        self,
-        reader: WindowReader,
-        to_text: Callable[[Window, list[LineResult]], tuple[bytes, LineCounts]],
-        output: PartialFile | _OutputStream,
-        progress: Progress,
-    ) -> None:
-        """Translate the lines of `reader`; append the text that `to_text` returns to `output`."""
-        with contextlib.ExitStack() as stack:
-            for window, results in self._translate_windows(reader, stack):
-                data, counts = to_text(window, results)
-                output.append(data, counts, window)
-                progress.update(len(window.lines), read_bytes=window.num_bytes)
-
-    def _translate_windows(
+    def translate_windows(
         self, reader: WindowReader, stack: contextlib.ExitStack
     ) -> Iterable[tuple[Window, list[LineResult]]]:
-        """Return an iterator over windows and the results of their lines; `stack` ends workers."""
+        """Return an iterator over windows and the results of their lines.
+
+        Worker processes stop when `stack` is closed.
+        """
         if self._translator is not None:
             return self._translator.translate_windows(reader, self.search, self._options)
         folders = [str(resolve(folder)) for folder in self.config.model_dir]
