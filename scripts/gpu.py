@@ -124,7 +124,7 @@ def wait_for(pid: int, deadline: float) -> bool:
 def install_wheels(wheels_dir: Path | None, packages: Path) -> list[str]:
     """Unpack wheels of packages that are not installed into `packages`; return their file names.
 
-    Needs no network. Installed packages, torch among them, stay as they are.
+    Needs no network. Installed packages, such as torch, stay unchanged.
     """
     installed = set()
     for distribution in importlib.metadata.distributions():

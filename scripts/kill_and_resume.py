@@ -76,7 +76,7 @@ class Command:
             )
 
     def output(self) -> bytes:
-        """Return what the command has logged so far."""
+        """Return the log of the command so far."""
         return read_from(self.log, self._log_start)
 
     def last_line(self) -> str:
@@ -229,27 +229,27 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
-def compare_runs(whole: Path, killed: Path) -> list[str]:
+def compare_runs(uninterrupted: Path, killed: Path) -> list[str]:
     """Return a line for each difference between the two runs."""
     differences = []
     for name in ("model.safetensors", "config.json", "tokenizer.model"):
         path = Path("checkpoints/latest") / name
-        if (whole / path).read_bytes() != (killed / path).read_bytes():
+        if (uninterrupted / path).read_bytes() != (killed / path).read_bytes():
             differences.append(f"{path} differs")
-    expected = sorted(path.name for path in (whole / "checkpoints").iterdir())
+    expected = sorted(path.name for path in (uninterrupted / "checkpoints").iterdir())
     checkpoints = sorted(path.name for path in (killed / "checkpoints").iterdir())
     if checkpoints != expected:
         differences.append(
             f"checkpoints: {', '.join(expected)} without kills, {', '.join(checkpoints)} with"
         )
-    expected_best = (whole / "checkpoints/best").resolve().name
+    expected_best = (uninterrupted / "checkpoints/best").resolve().name
     best = (killed / "checkpoints/best").resolve().name
     if best != expected_best:
         differences.append(f"best is {expected_best} without kills, {best} with")
-    return differences + compare_metrics(whole / "metrics.jsonl", killed / "metrics.jsonl")
+    return differences + compare_metrics(uninterrupted / "metrics.jsonl", killed / "metrics.jsonl")
 
 
-def compare_metrics(whole: Path, killed: Path) -> list[str]:
+def compare_metrics(uninterrupted: Path, killed: Path) -> list[str]:
     """Return a line for each record that is missing, repeated or different in the killed run."""
     differences = []
     records: dict[str, dict[str, Any]] = {}
@@ -258,7 +258,7 @@ def compare_metrics(whole: Path, killed: Path) -> list[str]:
         if name_of(record) in records:
             differences.append(f"metrics.jsonl: {name_of(record)} is repeated")
         records[name_of(record)] = record
-    for line in whole.read_text(encoding="utf-8").splitlines():
+    for line in uninterrupted.read_text(encoding="utf-8").splitlines():
         expected = json.loads(line)
         record = records.pop(name_of(expected), None)
         if record is None:

@@ -3,7 +3,7 @@ dates and amounts, each with exactly one right answer.
 
     python scripts/make_numbers.py     writes nmt/data/numbers.tsv.bz2, the same bytes every time
 
-The names of numbers are num2words's, those of months and weekdays babel's (the extra "dev").
+num2words names numbers; babel names months and weekdays (both are in the extra "dev").
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TIME_FRAMES: list[Pair] = [
     ("today we eat at {}", "heute essen wir um {}"),
     *((f"on {en} at {{}}", f"am {de} um {{}}") for en, de in _WEEKDAYS),
 ]
-# The article stands in the frame, the ending in the second field: "der dritte", but "am dritten".
+# The article is in the frame, the ending in the second field: "der dritte", but "am dritten".
 _DATE_FRAMES = [
     ("the {}", "", "der {}"),
     ("on the {}", "n", "am {}"),
@@ -104,7 +104,7 @@ _DURATION_FRAMES = [
     ("{} ago", "dative", "vor {}"),
     ("we have waited {}", "accusative", "wir haben {} gewartet"),
 ]
-# No "one metre" here: a phrase too rare to be learned from what is left after holding some out.
+# No "one metre" here: too few would remain for training after some are held out.
 _MEASURE_FRAMES: list[Pair] = [
     ("the wall is {} metres high", "die Mauer ist {} Meter hoch"),
     ("the road is {} kilometres long", "die Straße ist {} Kilometer lang"),
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def generate(seed: int = 0) -> list[Pair]:
-    """Draw pairs; no sentence stands twice, on either side."""
+    """Draw pairs; no sentence occurs twice, on either side."""
     rng = random.Random(seed)
     pairs: list[Pair] = []
     seen: set[str] = set()
@@ -143,14 +143,14 @@ def cardinal(n: int) -> Pair:
 @lru_cache(None)
 def ordinal(n: int) -> Pair:
     """Name a rank, in German in the weak nominative: "der dritte", "die dritte"."""
-    # For 100 alone num2words says "hundertste", against its own "einhundert".
+    # For 100 only, num2words says "hundertste", against its own "einhundert".
     german = "einhundertste" if n == 100 else num2words(n, lang="de", to="ordinal")
     return num2words(n, to="ordinal"), german
 
 
 @lru_cache(None)
 def year(n: int) -> Pair:
-    """Name a year as it is read aloud: "nineteen oh-five", "twenty ten"."""
+    """Name a year in words: "nineteen oh-five", "twenty ten"."""
     return num2words(n, to="year"), num2words(n, lang="de", to="year")
 
 

@@ -3,13 +3,13 @@
     python scripts/mutate.py                        all breaks of scripts/mutations/*.yaml
     python scripts/mutate.py --sample 150 --seed 1  some of them, drawn at random
     python scripts/mutate.py --only bucket-bound    one of them, or several
-    python scripts/mutate.py --named --slow         the tests named for each alone, slow ones too
+    python scripts/mutate.py --named --slow         only the tests named for each, slow ones too
     python scripts/mutate.py --list                 names, and whether the text is still there
 
 Each break is made in a copy of the tree. The tests that should notice run first, the rest of the
-default suite only when those pass; slow ones with --slow alone. What fails without a break ends it
-all. Results are kept in build/mutations.json, so that a second run goes on; a break whose text has
-changed is done again. Exit status 1: some break survived.
+default suite only if those pass, and slow tests only with --slow. A test that fails without a break
+ends the script. Results are saved in build/mutations.json, so that a second run continues; a break
+whose text has changed is made again. Exit status 1: some break survived.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", 
 
 @dataclass(frozen=True)
 class Break:
-    """A place to break: `old`, which stands once in `file`, becomes `new`."""
+    """A place to break: `old`, which occurs once in `file`, becomes `new`."""
 
     name: str
     file: str
@@ -59,16 +59,20 @@ class Break:
         path = root / self.file
         if not path.is_file():
             return "no such file"
-        found = path.read_text(encoding="utf-8").count(self.old)
-        absent = [test for test in self.test_files if not (root / test).is_file()]
-        return f"no {absent[0]}" if absent else "" if found == 1 else f"text found {found} times"
+        for test in self.test_files:
+            if not (root / test).is_file():
+                return f"no {test}"
+        num_matches = path.read_text(encoding="utf-8").count(self.old)
+        return "" if num_matches == 1 else f"text found {num_matches} times"
 
 
 def main() -> int:
     """Make the breaks that are not done yet; print a table of all that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="list the breaks and stop")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="make these alone, also again")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="make only these, again if they have results"
+    )
     parser.add_argument("--sample", type=int, metavar="N", help="draw N of them at random")
     parser.add_argument("--seed", type=int, default=0, help="seed of --sample (default 0)")
     parser.add_argument("--jobs", type=int, default=1, help="breaks at a time (default 1)")
@@ -82,20 +86,20 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=ROOT / "build/mutations.json")
     args = parser.parse_args()
     breaks = read_breaks()
-    assert len({one.name for one in breaks}) == len(breaks), "two breaks have one name"
+    assert len({candidate.name for candidate in breaks}) == len(breaks), "two breaks have one name"
     if args.only:
-        unknown = set(args.only) - {one.name for one in breaks}
+        unknown = set(args.only) - {candidate.name for candidate in breaks}
         if unknown:
             parser.error(f"no such break: {', '.join(sorted(unknown))}")
-        breaks = [one for one in breaks if one.name in args.only]
+        breaks = [candidate for candidate in breaks if candidate.name in args.only]
     if args.sample is not None:
         breaks = random.Random(args.seed).sample(breaks, args.sample)
     if args.list:
         rows = [(b.name, b.file, b.tests, b.problem(ROOT) or "ready") for b in breaks]
         print(tabulate(rows, headers=("break", "file", "tests", "state")))
         return int(any(row[3] != "ready" for row in rows))
-    results = read_results(args.results, breaks, again=bool(args.only))
-    run_all([one for one in breaks if one.name not in results], results, args)
+    results = read_results(args.results, breaks, redo=bool(args.only))
+    run_all([candidate for candidate in breaks if candidate.name not in results], results, args)
     return report(breaks, results)
 
 
@@ -110,80 +114,90 @@ def read_breaks() -> list[Break]:
     return breaks
 
 
-def read_results(path: Path, breaks: list[Break], *, again: bool) -> dict[str, Any]:
+def read_results(path: Path, breaks: list[Break], *, redo: bool) -> dict[str, Any]:
     """Return the earlier results that still hold, by name."""
     if not path.is_file():
         return {}
-    known = {one.name: asdict(one) for one in breaks}
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    chosen = {} if again else known
+    current = {candidate.name: asdict(candidate) for candidate in breaks}
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    reusable = {} if redo else current
     return {
         name: result
-        for name, result in found.items()
-        if (name not in known) or (name in chosen and result["break"] == known[name])
+        for name, result in results.items()
+        if (name not in current) or (name in reusable and result["break"] == current[name])
     }
 
 
 def run_all(breaks: list[Break], results: dict[str, Any], args: argparse.Namespace) -> None:
-    """Make the breaks in as many copies of the tree as there are jobs; save after each."""
+    """Make the breaks in one copy of the tree per job; save the results after each."""
     copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
     args.results.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
         for number in range(args.jobs if breaks else 0):
             copies.put(copy_tree(Path(folder) / str(number)))
         if breaks:
-            whole = copies.get()
-            tests = {test for one in breaks for test in one.test_files if (whole / test).is_file()}
+            tree = copies.get()
+            tests = {
+                test
+                for candidate in breaks
+                for test in candidate.test_files
+                if (tree / test).is_file()
+            }
             timeout = len(tests) * args.timeout
-            if by := run_tests(whole, [*marks(args), *sorted(tests)], timeout):
+            if by := run_tests(tree, [*marks(args), *sorted(tests)], timeout):
                 sys.exit(f"{by} fails without a break")
-            copies.put(whole)
+            copies.put(tree)
 
-        def make(one: Break) -> tuple[Break, dict[str, Any]]:
-            place = copies.get()
+        def make(candidate: Break) -> tuple[Break, dict[str, Any]]:
+            tree = copies.get()
             try:
-                return one, make_break(one, place, args)
+                return candidate, make_break(candidate, tree, args)
             finally:
-                copies.put(place)
+                copies.put(tree)
 
-        for one, result in pool.map(make, breaks):
-            results[one.name] = {"break": asdict(one), **result}
+        for candidate, result in pool.map(make, breaks):
+            results[candidate.name] = {"break": asdict(candidate), **result}
             text = json.dumps(results, indent=1, ensure_ascii=False)
             args.results.write_text(text + "\n", encoding="utf-8")
-            print(f"{one.name}: {result['state']} {result['by']}", file=sys.stderr, flush=True)
+            print(
+                f"{candidate.name}: {result['state']} {result['by']}", file=sys.stderr, flush=True
+            )
 
 
-def copy_tree(place: Path) -> Path:
+def copy_tree(tree: Path) -> Path:
     """Copy what git tracks or would track; `nmt` and its configs are imported from the copy."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
         if (ROOT / name).is_file():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, place / name)
-    (place / "nmt/configs").symlink_to("../configs")
-    return place
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    (tree / "nmt/configs").symlink_to("../configs")
+    return tree
 
 
-def make_break(one: Break, place: Path, args: argparse.Namespace) -> dict[str, Any]:
+def make_break(candidate: Break, tree: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Break a copy of the tree, run its tests, and restore it."""
     started = time.monotonic()
-    problem = one.problem(place)
-    state, by, seconds = "stale", problem, 0.0
+    problem = candidate.problem(tree)
+    state = "stale"
+    by = problem
+    seconds = 0.0
     if not problem:
-        path = place / one.file
-        text, times = path.read_text(encoding="utf-8"), path.stat()
+        path = tree / candidate.file
+        text = path.read_text(encoding="utf-8")
+        times = path.stat()
         try:
-            path.write_text(text.replace(one.old, one.new), encoding="utf-8")
-            by = run_tests(place, [*marks(args), *one.test_files], args.timeout)
+            path.write_text(text.replace(candidate.old, candidate.new), encoding="utf-8")
+            by = run_tests(tree, [*marks(args), *candidate.test_files], args.timeout)
             state = "caught" if by else "survived"
             if not by and not args.named:
-                rest = [*marks(args), *(f"--ignore={test}" for test in one.test_files)]
-                by = run_tests(place, rest, args.timeout)
+                ignored = [f"--ignore={test}" for test in candidate.test_files]
+                by = run_tests(tree, marks(args) + ignored, args.timeout)
                 state = "caught late" if by else state
         finally:
             path.write_text(text, encoding="utf-8")
-            # compiled code is known by second and size of its file: that of the break is not taken
+            # Python compares time and size of a file to decide whether its compiled code is valid
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         seconds = round(time.monotonic() - started, 1)
     return {"state": state, "by": by, "seconds": seconds}
@@ -194,13 +208,13 @@ def marks(args: argparse.Namespace) -> list[str]:
     return ["-m", "not long"] if args.slow else []
 
 
-def run_tests(place: Path, arguments: list[str], timeout: float) -> str:
+def run_tests(tree: Path, arguments: list[str], timeout: float) -> str:
     """Run tests; return the first that fails, or "" when all pass."""
-    environment = {**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     command = [*PYTEST, *arguments]
     process = subprocess.Popen(
         command,
-        cwd=place,
+        cwd=tree,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -210,7 +224,7 @@ def run_tests(place: Path, arguments: list[str], timeout: float) -> str:
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)  # its own session: the tests and what they have started
+        os.killpg(process.pid, 9)  # its own session: the tests and their child processes
         process.communicate()
         return "time-out"
     if process.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED):  # or all of them are slow

@@ -1,5 +1,5 @@
 """Constituency parsing as translation (section 6.3 of the paper): a treebank's bracket files become
-text, and what a model writes becomes trees again, with EVALB's labeled F1.
+text, and the output of a model becomes trees again, scored by EVALB's labeled F1.
 
     python scripts/parsing.py prepare --wsj treebank_3/parsed/mrg/wsj
     nmt-train experiment=parsing
@@ -8,7 +8,7 @@ text, and what a model writes becomes trees again, with EVALB's labeled F1.
     python scripts/parsing.py score --gold data/raw/parsing/test.trees --output test.out
 
 The source is the words. The target is the tree as in Vinyals et al. (2015): each constituent begins
-with its label and ends with it, and XX stands for each word, whatever its tag. An end is written
+with its label and ends with it, and each word is written XX, whatever its tag. An end is written
 `endNP`, and a beginning `NP`: SentencePiece cuts `(NP` and `)NP` into two pieces.
 """
 
@@ -101,15 +101,18 @@ def tokens_of(tree: Tree) -> Iterator[str]:
     yield END + tree.label
 
 
-# --- what a model wrote
+# --- output of a model
 
 
 def read(output: str, leaves: Iterable[Tree]) -> Tree:
-    """Return the tree that a model wrote for words, those of `leaves`, repaired: an end also closes
-    what is open inside; one without a beginning, constituents without words and words too many are
-    left out; words that lack go to the end of the last constituent.
+    """Parse the output of a model for a sentence with these leaves, and repair it.
+
+    An end also closes the open constituents inside it. Ends without a beginning, constituents
+    without words, and superfluous words are dropped. Missing words are added to the last
+    constituent.
     """
-    words, root = list(leaves)[::-1], Tree("")
+    words = list(leaves)[::-1]
+    root = Tree("")
     stack = [root]
     for token in output.split():
         label = token.removeprefix(END)
@@ -122,8 +125,8 @@ def read(output: str, leaves: Iterable[Tree]) -> Tree:
                 pass
     while len(stack) > 1:
         close(stack)
-    last = root.children[-1] if root.children else root
-    (root if last.word is not None else last).children += words[::-1]
+    last_child = root.children[-1] if root.children else root
+    (root if last_child.word is not None else last_child).children += words[::-1]
     return root
 
 
@@ -136,27 +139,28 @@ def close(stack: list[Tree]) -> str:
 
 @dataclass
 class Score:
-    """Sums over sentences, of which EVALB makes its figures."""
+    """Sums over sentences, from which EVALB computes its figures."""
 
     gold: int = 0  # constituents
-    found: int = 0
+    output: int = 0
     matched: int = 0
     sentences: int = 0
     complete: int = 0  # sentences with the constituents of the treebank
 
-    def add(self, gold: Tree, found: Tree) -> None:
+    def add(self, gold: Tree, output: Tree) -> None:
         """Count the constituents of two trees over the same tagged words."""
-        wanted, have = brackets(gold), brackets(found)
-        self.gold += wanted.total()
-        self.found += have.total()
-        self.matched += (wanted & have).total()
+        gold_spans = brackets(gold)
+        output_spans = brackets(output)
+        self.gold += gold_spans.total()
+        self.output += output_spans.total()
+        self.matched += (gold_spans & output_spans).total()
         self.sentences += 1
-        self.complete += wanted == have
+        self.complete += gold_spans == output_spans
 
     def percent(self) -> dict[str, float]:
         """Return recall, precision, F1 and complete match in percent."""
-        recall, precision = self.matched / max(1, self.gold), self.matched / max(1, self.found)
-        f1 = 2 * self.matched / max(1, self.gold + self.found)
+        recall, precision = self.matched / max(1, self.gold), self.matched / max(1, self.output)
+        f1 = 2 * self.matched / max(1, self.gold + self.output)
         shares = (recall, precision, f1, self.complete / max(1, self.sentences))
         names = ("recall", "precision", "F1", "complete match")
         return {name: 100 * share for name, share in zip(names, shares, strict=True)}
@@ -164,9 +168,9 @@ class Score:
 
 def brackets(tree: Tree) -> Counter[tuple[str, int, int]]:
     """Return label, first word and end of each constituent as EVALB counts them: without
-    punctuation, the root, and what has no word then.
+    punctuation, the root, and constituents that have no other words.
     """
-    found: Counter[tuple[str, int, int]] = Counter()
+    spans: Counter[tuple[str, int, int]] = Counter()
 
     def walk(node: Tree, start: int) -> int:
         if node.word is not None:
@@ -175,11 +179,11 @@ def brackets(tree: Tree) -> Counter[tuple[str, int, int]]:
         for child in node.children:
             end = walk(child, end)
         if node.label not in ROOTS and end > start:
-            found[SAME.get(node.label, node.label), start, end] += 1
+            spans[SAME.get(node.label, node.label), start, end] += 1
         return end
 
     walk(tree, 0)
-    return found
+    return spans
 
 
 # --- commands
@@ -200,24 +204,24 @@ def prepare(paths: list[Path], split: str, output: Path) -> None:
 def score(gold: Path, output: Path, trees: Path | None) -> None:
     """Print the figures of a model's output, and write its trees."""
     lines = output.read_text(encoding="utf-8").split("\n")[:-1]
-    wanted = list(read_trees(gold.read_text(encoding="utf-8")))
-    if len(lines) != len(wanted):
-        raise SystemExit(f"{output} has {len(lines)} lines, {gold} {len(wanted)} trees")
-    found = [read(line, tree.leaves()) for line, tree in zip(lines, wanted, strict=True)]
+    gold_trees = list(read_trees(gold.read_text(encoding="utf-8")))
+    if len(lines) != len(gold_trees):
+        raise SystemExit(f"{output} has {len(lines)} lines, {gold} {len(gold_trees)} trees")
+    output_trees = [read(line, tree.leaves()) for line, tree in zip(lines, gold_trees, strict=True)]
     figures = Score()
-    for tree, other in zip(wanted, found, strict=True):
-        figures.add(tree, other)
+    for tree, output_tree in zip(gold_trees, output_trees, strict=True):
+        figures.add(tree, output_tree)
     for name, value in figures.percent().items():
         print(f"{name}\t{value:.2f}")
-    repaired = sum(write(tree) != line for tree, line in zip(found, lines, strict=True))
+    repaired = sum(write(tree) != line for tree, line in zip(output_trees, lines, strict=True))
     print(f"repaired\t{repaired} of {len(lines)}")
     if trees:
-        text = "".join(f"{tree}\n" for tree in found)
+        text = "".join(f"{tree}\n" for tree in output_trees)
         trees.write_text(text, encoding="utf-8", newline="\n")
 
 
 def main() -> None:
-    """Prepare a treebank, or score what was translated."""
+    """Prepare a treebank, or score a translation."""
     sys.setrecursionlimit(10_000)  # a tree may be as deep as its output is long
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     commands = parser.add_subparsers(required=True, dest="command")

@@ -5,7 +5,7 @@
 
 `train` runs the torchrun command of docs/training.md with gloo and one rank on each host. It loses
 a rank, each host and the network; training continues by torchrun's restarts, or when the command is
-started again. The final weights must be bit-identical to those of two ranks on one machine.
+started again. The final weights must be bit-identical to a run of two ranks on one machine.
 
 `preprocess` uses a Dask cluster with a worker on each host, and the scheduler and the command on
 host 0, as in docs/clusters.md. It compares CPU time with `num_threads=2` on one machine, kills
@@ -155,8 +155,8 @@ def train_on_two_hosts(folder: Path) -> int:
     print(f"runs and logs: {folder}", flush=True)
     data_dir = f"data_dir={folder / 'data'}"
     run(str(BIN / "nmt-preprocess"), "data=numbers", data_dir)
-    whole = [f"run_dir={folder / 'whole'}", "devices=2"]
-    run(str(BIN / "nmt-train"), *TRAIN_SETTINGS, data_dir, *whole)
+    one_machine_run = [f"run_dir={folder / 'whole'}", "devices=2"]
+    run(str(BIN / "nmt-train"), *TRAIN_SETTINGS, data_dir, *one_machine_run)
     with network():
         cause_failures(TrainingRun(folder, data_dir))
     weights = "checkpoints/latest/model.safetensors"
@@ -340,7 +340,7 @@ class Cluster:
         return [*command, "num_threads=2"]
 
     def compare_cpu_time(self, turns: int) -> None:
-        """Print the CPU time on two hosts and that of two processes on one machine, in turns."""
+        """Print the CPU time on two hosts and of two processes on one machine, alternating."""
         run(*self.new_command(on_two_hosts=True))  # let the workers import everything
         seconds: dict[bool, list[float]] = {False: [], True: []}
         for _ in range(turns):
@@ -349,7 +349,10 @@ class Cluster:
                 start_seconds = cpu_seconds()
                 run(*command)
                 seconds[on_two_hosts].append(cpu_seconds() - start_seconds)
-        ratios = [two / one for one, two in zip(seconds[False], seconds[True], strict=True)]
+        ratios = [
+            cluster_seconds / local_seconds
+            for local_seconds, cluster_seconds in zip(seconds[False], seconds[True], strict=True)
+        ]
         print(
             f"CPU time, medians of {turns} turns: {statistics.median(seconds[False]):.2f} s with "
             f"num_threads=2, {statistics.median(seconds[True]):.2f} s on two hosts; ratio "

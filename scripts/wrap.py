@@ -1,6 +1,6 @@
 """Wrap the prose of the Markdown files at 110 columns: `python scripts/wrap.py FILE ...`.
 
-Tables, code, headings and lines without spaces stay as they are.
+Tables, code, headings and lines without spaces stay unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 COLUMNS = 110
 KEPT = re.compile(r"    |\||#|```|$|<!--|!\[")  # the start of a line that is no prose
 ITEM = re.compile(r"( *(?:[-*]|\d+\.) +)\S")
-HELD = "\x00"  # stands for a space that no line may be broken at
+HELD = "\x00"  # replaces a space at which no line may be broken
 
 
 def wrap(text: str) -> str:

@@ -110,7 +110,7 @@ def test_brackets_are_counted_like_evalb(parsing: Any) -> None:
         (gold_tree,) = parsing.read_trees(f"( {gold} )")
         (output_tree,) = parsing.read_trees(f"( {output} )")
         score.add(gold_tree, output_tree)
-        assert (score.gold, score.found, score.matched) == (num_gold, num_output, matched), gold
+        assert (score.gold, score.output, score.matched) == (num_gold, num_output, matched), gold
         f1 = 200 * matched / (num_gold + num_output)
         assert score.percent()["F1"] == pytest.approx(f1), gold
 

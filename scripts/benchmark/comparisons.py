@@ -1,7 +1,7 @@
 """The three comparisons of the benchmark: training, translation and start-up.
 
 The engines of one comparison alternate. The limit, which alternates with them, is the rate of the
-matrix multiplications of the model's weights alone, in the fastest library that torch has.
+matrix multiplications of the model's weights, in the fastest library that torch has.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def compare_translation(
 
 
 def compare_startup(model_dir: Path, settings: Settings) -> Section:
-    """Translate one line in new processes, beside importing torch and reading the weights."""
+    """Time new processes: translating one line, or importing torch and reading the weights."""
     command = [str(Path(sys.executable).parent / "nmt-translate"), f"model_dir={model_dir}"]
     command += [f"device={settings.device}", f"num_threads={settings.threads}"]
     commands = {

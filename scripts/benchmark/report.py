@@ -37,7 +37,7 @@ class Section:
     lower_is_better: bool = False
 
     def best_median(self, names: list[str]) -> float | None:
-        """Return the best median of the named engines, None if none of them has figures."""
+        """Return the best median of the named engines, None if they have no figures."""
         medians = [statistics.median(self.rates[name]) for name in names if self.rates.get(name)]
         if self.lower_is_better:
             return min(medians, default=None)
@@ -100,7 +100,7 @@ def table(rows: list[list[str]]) -> str:
 
 def markdown(facts: dict[str, str], sections: list[Section]) -> str:
     """Return the report as Markdown."""
-    paragraphs = ["# Speed beside other toolkits"]
+    paragraphs = ["# Speed compared with other toolkits"]
     paragraphs.append(table([["", ""], *([name, fact] for name, fact in facts.items())]))
     for section in sections:
         paragraphs += [f"## {section.title}", section.setting, table(section.rows())]

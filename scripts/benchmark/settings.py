@@ -40,12 +40,12 @@ class Settings(argparse.Namespace):
 
     def choose(self, engines: dict[str, Engine]) -> dict[str, Engine]:
         """Return the requested engines that run on the device."""
-        chosen = {}
+        selected = {}
         for name, engine in engines.items():
             is_requested = not self.engines or name in self.engines
             if is_requested and self.device in engine.devices:
-                chosen[name] = engine
-        return chosen
+                selected[name] = engine
+        return selected
 
     def say(self, text: str) -> None:
         """Report progress."""

@@ -2,7 +2,7 @@
 
     python scripts/examples/copy_task.py
 
-Trains a Transformer of two layers to repeat ten numbers, and prints what it makes of 1 2 ... 10.
+Trains a Transformer of two layers to repeat ten numbers, and prints its output for 1 2 ... 10.
 Reads like a notebook: the model, a training loop on pairs of one's own, greedy search.
 """
 

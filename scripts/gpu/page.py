@@ -22,16 +22,16 @@ def describe(result: Figures) -> str:
 def make_page(content: Figures) -> str:
     """Return the page with these results."""
     figures = {}
-    for name, part in content["parts"].items():
-        if part.get("figures"):
-            figures[name] = part["figures"]
+    for name, result in content["parts"].items():
+        if result.get("figures"):
+            figures[name] = result["figures"]
     lines = [PAGE.read_text(encoding="utf-8").split(HEADING)[0] + HEADING]
     if content["rehearsal"]:
         lines.append("A rehearsal on a CPU, at a tiny size: these figures mean nothing.\n")
     machine = figures.get("machine", {})
     if machine:
         lines.append(", ".join(f"{key} {value}" for key, value in machine.items()) + ".\n")
-    statuses = {name: [describe(part)] for name, part in content["parts"].items()}
+    statuses = {name: [describe(result)] for name, result in content["parts"].items()}
     lines += table(["part", "status"], statuses)
     rows = {}
     for name in TRAINING_PARTS:
@@ -98,13 +98,13 @@ def target_rows(figures: Figures) -> dict[str, list[str]]:
 
 
 def max_rate(rates: dict[str, float], prefix: str) -> float | None:
-    """Return the highest rate among names with a prefix, None if there is none."""
+    """Return the highest rate among names with a prefix, None without one."""
     return max((rate for name, rate in rates.items() if name.startswith(prefix)), default=None)
 
 
-def ratio(rate: float | None, other: float | None) -> float | None:
+def ratio(rate: float | None, reference_rate: float | None) -> float | None:
     """Divide two rates, if both were measured."""
-    return None if rate is None or other is None else rate / other
+    return None if rate is None or reference_rate is None else rate / reference_rate
 
 
 def table(heading: list[str], rows: dict[str, list[str]]) -> list[str]:

@@ -21,7 +21,7 @@ from nmt.training.learner import Learner
 
 
 def main() -> None:
-    """Make the sampler's updates; without `update_tokens`, only those of one batch."""
+    """Make the sampler's updates; without `update_tokens`, the updates have one batch."""
     turns = Turns()
     job = turns.job
     torch.set_num_threads(job["threads"])

@@ -95,8 +95,8 @@ class Steps:
 def count_steps(steps: Steps, trainer: type, method: str, count: Callable[..., Any]) -> None:
     """Wrap a method of a toolkit's trainer that makes one step, so that steps are counted.
 
-    `count` gets the arguments of the method and returns those of `Steps.done`. A step counts when
-    the next one begins: only then its optimizer step is over and the next batch was made.
+    `count` gets the arguments of the method and returns the arguments of `Steps.done`. A step
+    counts when the next one begins: only then its optimizer step is over and the next batch made.
     """
     make_step = getattr(trainer, method)
     pending: list[dict[str, int]] = []
