@@ -77,7 +77,9 @@ class BatchSearch:
         indices = bucket(lengths, max_tokens, np.arange(len(segments)))
         batches = [[keyed[i] for i in batch] for batch in indices]
         if self.backend.num_workers == 1 or len(batches) == 1:
-            batch_results = [self._search(batch) for batch in batches]
+            batch_results = []
+            for batch in batches:
+                batch_results.append(self._search(batch))
         else:
             with ThreadPoolExecutor(self.backend.num_workers) as pool:
                 batch_results = list(pool.map(self._search, batches))
