@@ -147,7 +147,7 @@ def test_data_folders_settings_and_runs_that_cannot_be_trained_on(
         (("meta.json", newer), run, "", "format_version 99", "update nmt"),
         (("meta.json", b"{"), run, "", "meta.json is damaged"),
         (("train-00000.arrow", arrow), run, "", "train-00000.arrow is damaged", "nmt-preprocess"),
-        (("valid.tgt", None), run, "", "valid.tgt does not exist"),
+        (("valid.tgt", None), run, "", "valid.tgt is missing"),
         (data, tmp_path / "text", "", str(tmp_path / "text")),
         (data, data, "", "is a data folder; choose another run_dir"),
         (data, run, "max_tokens=3", "max_tokens=3", "longest sentence"),

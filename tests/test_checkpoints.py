@@ -123,16 +123,16 @@ def test_a_run_folder_that_cannot_be_written_is_one_line(
     (tmp_path / "file").touch()
     for name in ("settings/config.yaml", "figures/metrics.jsonl"):
         (tmp_path / name).mkdir(parents=True)
-    for name, reason in (
-        ("file/run", "Not a directory"),
-        ("settings", "Is a directory"),
-        ("figures", "Is a directory"),
+    for name, problem in (
+        ("file/run", "run_dir={} cannot be written: Not a directory; fix this, or .*"),
+        ("settings", "(rank 0: )?{}/config.yaml cannot be read: Is a directory; .*"),
+        ("figures", "run_dir={} cannot be written: Is a directory; fix this, or .*"),
     ):
         options = [*PLAIN, "devices=2"] if name == "settings" else PLAIN
         assert train(toy_data, tmp_path / name, options) == 2
         err = capfd.readouterr().err
-        problem = rf"run_dir={tmp_path / name} cannot be written: {reason}; fix this, or .*"
-        assert re.fullmatch(rf"nmt-train: (rank 0: )?{problem}", err.splitlines()[-1])
+        line = err.splitlines()[-1]
+        assert re.fullmatch("nmt-train: " + problem.format(tmp_path / name), line)
         assert "Traceback" not in err
 
 
