@@ -126,7 +126,7 @@ def test_a_run_folder_that_cannot_be_written_is_one_line(
     for name, problem in (
         ("file/run", "run_dir={} cannot be written: Not a directory; fix this, or .*"),
         ("settings", "(rank 0: )?{}/config.yaml cannot be read: Is a directory; .*"),
-        ("figures", "run_dir={} cannot be written: Is a directory; fix this, or .*"),
+        ("figures", "{}/metrics.jsonl cannot be read: Is a directory; .*"),
     ):
         options = [*PLAIN, "devices=2"] if name == "settings" else PLAIN
         assert train(toy_data, tmp_path / name, options) == 2
