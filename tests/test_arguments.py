@@ -78,6 +78,8 @@ def test_words_without_a_counterpart_are_refused_with_ours_in_one_short_line() -
         ("train", "batch_size=64", "max_tokens (what fits in memory), and in training tokens_per"),
         ("translate", "--batch-size 64", "a batch is counted in tokens: max_tokens"),
         ("train", "epochs=3", "max_updates=N; dry_run=true shows"),
+        ("train", "use_cuda=true", "device=cuda or device=cpu"),
+        ("train", "gpu=1", "device=cuda:1"),
         ("train", "--resume", "the same command resumes by itself"),
         ("train", "--arch transformer", "write model=base, big, tiny, "),
         (

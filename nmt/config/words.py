@@ -71,7 +71,7 @@ _SYNONYMS = {  # our key, or the end of it: keys of other toolkits
 }
 SAME = {word: key for key, words in _SYNONYMS.items() for word in words.split()}
 
-_TIME = "training is counted in updates: max_updates=N; dry_run=true shows how many an epoch has"
+_TIME = "training is counted in updates: max_updates=N; dry_run=true shows the updates per epoch"
 _BATCH = "a batch is counted in tokens: max_tokens (what fits in memory)"
 _UPDATE = f"{_BATCH}, and in training tokens_per_update (target tokens, over all devices)"
 _RATE = "write optimizer.peak_learning_rate={value} optimizer.schedule=inverse_sqrt (or cosine)"
@@ -83,8 +83,8 @@ _ADVICE = {
     "the same command resumes by itself; init_from=FOLDER takes only weights": "resume "
     "resume_from_checkpoint restore_file reset_optimizer",
     "write model.num_encoder_layers={value} model.num_decoder_layers={value}": "layers num_layers",
-    "the device is chosen by itself; device=cuda:{value} or device=cpu chooses it": "gpu gpu_id "
-    "cuda use_cuda",
+    "nmt uses a GPU if there is one; device=cuda or device=cpu chooses": "cuda use_cuda",
+    "nmt uses a GPU if there is one; device=cuda:{value} chooses this one": "gpu gpu_id",
     "write model=base, big, tiny, modern or deep_shallow": "arch architecture model_name",
     "translations and references are detokenized text already": "remove_bpe post_process",
 }
@@ -112,7 +112,7 @@ def translate_flag(key: str, value: str) -> tuple[str, str]:
 
 
 def translate_value(text: str, hint: Any) -> str:
-    """Return the value that 100k, 1e5 or bf16 mean for a setting of type `hint`; else `text`."""
+    """Write 100k, 1e5 or bf16 in our notation for a setting of type `hint`; keep other text."""
     types = (hint, *typing.get_args(hint))
     if DType in types and text.lower() in _DTYPES:
         return _DTYPES[text.lower()].value
