@@ -83,11 +83,9 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
     bundled = config.data.corpus
     if bundled is not Corpus.files:
         pairs = bundled_corpus(bundled, config.seed)[split]
-        src = ""
-        tgt = ""
-        for src_line, tgt_line in pairs:
-            src += src_line + "\n"
-            tgt += tgt_line + "\n"
+        src_lines, tgt_lines = zip(*pairs, strict=True)
+        src = "\n".join(src_lines) + "\n"
+        tgt = "\n".join(tgt_lines) + "\n"
         paths = (spool_dir / f"{split}.src", spool_dir / f"{split}.tgt")
         _spool_blocks(paths, [[src.encode(), tgt.encode()]])
         return [Source("", Format.pair, paths, (bundled.value, bundled.value))]
