@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 
 from nmt.cli.commands import COMMANDS
 from nmt.cli.main import main
@@ -168,6 +169,9 @@ def cases() -> list[Any]:
     return [*quick, *slow]
 
 
+@pytest.mark.skipif(
+    sentencepiece.__version__ != "0.2.3", reason="other versions of SentencePiece train otherwise"
+)
 @pytest.mark.parametrize("name", cases())
 def test_data_folders_keep_their_bytes(name: str) -> None:
     expected = json.loads(REFERENCE.read_text(encoding="utf-8"))

@@ -123,7 +123,7 @@ def test_a_pair_is_cut_by_seed_update_and_row_wherever_it_is_batched(
     plain = make_run(data_dir, tmp_path).learner
     decode = plain.batch_maker.tokenizer.src.decode
     for row, (src, _, _) in enumerate(expected):
-        assert decode(src[:-1]) == decode(plain.batch_maker.data[row][0])
+        assert decode(src[:-1]) == decode(plain.batch_maker.data[row][0].tolist())
 
 
 def test_the_gradient_is_divided_by_the_tokens_that_there_are(
