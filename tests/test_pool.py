@@ -84,6 +84,18 @@ def test_a_worker_that_dies_is_one_line() -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_a_worker_that_dies_while_an_item_is_submitted_is_the_same_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("handle is closed")  # as multiprocessing raises it, without errno
+
+    with Processes(2, sleeper) as pool:
+        monkeypatch.setattr(pool._executor, "submit", fail)
+        with pytest.raises(NmtError, match="a worker process was killed"):
+            list(pool.map([0.0]))
+
+
 def test_leaving_ends_workers_at_once() -> None:
     started = time.monotonic()
     with Processes(2, sleeper) as pool:

@@ -101,6 +101,8 @@ class Processes(Workers[Item, Result]):
             with _delayed_interrupts():  # this may start a process
                 return self._executor.submit(_work, item)
         except OSError as error:
+            if error.errno is None:  # the pipe of a pool that just lost a worker is closed
+                raise BrokenProcessPool from error
             raise NmtError(
                 f"a worker process cannot be started: {error.strerror}; start fewer"
             ) from None
