@@ -1,9 +1,9 @@
-"""Make the numbers corpus that nmt brings along: English and German names of numbers, clock times,
-dates and amounts, each with exactly one right answer.
+"""Make the bundled corpus of numbers: English and German numbers, clock times, dates and amounts.
 
     python scripts/make_numbers.py     writes nmt/data/numbers.tsv.bz2, the same bytes every time
 
-num2words names numbers; babel names months and weekdays (both are in the extra "dev").
+Each English sentence has exactly one correct German translation. num2words names the numbers, babel
+the months and weekdays (both are in the extra "dev").
 """
 
 from __future__ import annotations
@@ -11,57 +11,79 @@ from __future__ import annotations
 import bz2
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from babel.dates import get_day_names, get_month_names
 from num2words import num2words
 
-Pair = tuple[str, str]
+
+class Pair(NamedTuple):
+    """An English and a German text, or two templates with {} for a text."""
+
+    en: str
+    de: str
+
+    def fill(self, text: Pair) -> Pair:
+        """Insert a text into the templates."""
+        return Pair(self.en.format(text.en), self.de.format(text.de))
+
 
 OUTPUT = Path(__file__).parents[1] / "nmt/data/numbers.tsv.bz2"
 NUM_PAIRS = 10_800  # nmt takes 10,000 for training, 300 for validation and 500 as a test set
 MAX_CARDINAL = 9_999
 MAX_ORDINAL = 999
-FIRST_YEAR, LAST_YEAR = 1900, 2099
+FIRST_YEAR = 1900
+LAST_YEAR = 2099
 
 _DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_EN_MONTHS, _DE_MONTHS = (get_month_names(locale=lang) for lang in ("en", "de"))  # from 1
-_WEEKDAYS = [(get_day_names(locale="en")[i], get_day_names(locale="de")[i]) for i in range(7)]
-
-_TIME_FRAMES: list[Pair] = [
-    ("{}", "{}"),
-    ("it is {}", "es ist {}"),
-    ("at {}", "um {}"),
-    ("the train leaves at {}", "der Zug fährt um {} ab"),
-    ("she arrives at {}", "sie kommt um {} an"),
-    ("today we eat at {}", "heute essen wir um {}"),
-    *((f"on {en} at {{}}", f"am {de} um {{}}") for en, de in _WEEKDAYS),
-]
-# The article is in the frame, the ending in the second field: "der dritte", but "am dritten".
-_DATE_FRAMES = [
-    ("the {}", "", "der {}"),
-    ("on the {}", "n", "am {}"),
-    ("until the {}", "n", "bis zum {}"),
-    ("since the {}", "n", "seit dem {}"),
-    ("today is the {}", "", "heute ist der {}"),
-    ("we will come on the {}", "n", "wir werden am {} kommen"),
-    *((f"{en}, the {{}}", "", f"{de}, der {{}}") for en, de in _WEEKDAYS),
-    *((f"on {en}, the {{}}", "n", f"am {de}, dem {{}}") for en, de in _WEEKDAYS),
-]
-_COUNTED: list[Pair] = [
-    ("the {} day", "der {} Tag"),
-    ("the {} week", "die {} Woche"),
-    ("the {} year", "das {} Jahr"),
-    ("the {} house", "das {} Haus"),
-]
+_EN_MONTHS = get_month_names(locale="en")  # by number, from 1
+_DE_MONTHS = get_month_names(locale="de")
 
 
-@dataclass(frozen=True)
-class Unit:
-    """What amounts are counted in; `gender` is the German one: m, f or n."""
+def _for_each_weekday(english: str, german: str) -> list[Pair]:
+    """Return the templates with each weekday in the place of DAY."""
+    en_names = get_day_names(locale="en")
+    de_names = get_day_names(locale="de")
+    templates = []
+    for day in range(7):
+        en_template = english.replace("DAY", en_names[day])
+        templates.append(Pair(en_template, german.replace("DAY", de_names[day])))
+    return templates
+
+
+_TIME_TEMPLATES = [
+    Pair("{}", "{}"),
+    Pair("it is {}", "es ist {}"),
+    Pair("at {}", "um {}"),
+    Pair("the train leaves at {}", "der Zug fährt um {} ab"),
+    Pair("she arrives at {}", "sie kommt um {} an"),
+    Pair("today we eat at {}", "heute essen wir um {}"),
+    *_for_each_weekday("on DAY at {}", "am DAY um {}"),
+]
+# templates and the ending of the German ordinal: "der dritte", but "am dritten"
+_DATE_TEMPLATES = [
+    (Pair("the {}", "der {}"), ""),
+    (Pair("on the {}", "am {}"), "n"),
+    (Pair("until the {}", "bis zum {}"), "n"),
+    (Pair("since the {}", "seit dem {}"), "n"),
+    (Pair("today is the {}", "heute ist der {}"), ""),
+    (Pair("we will come on the {}", "wir werden am {} kommen"), "n"),
+    *((template, "") for template in _for_each_weekday("DAY, the {}", "DAY, der {}")),
+    *((template, "n") for template in _for_each_weekday("on DAY, the {}", "am DAY, dem {}")),
+]
+_ORDINAL_TEMPLATES = [
+    Pair("the {} day", "der {} Tag"),
+    Pair("the {} week", "die {} Woche"),
+    Pair("the {} year", "das {} Jahr"),
+    Pair("the {} house", "das {} Haus"),
+]
+
+
+class Unit(NamedTuple):
+    """A unit of amounts; `gender` is the German one: m, f or n."""
 
     en: str
     en_plural: str
@@ -87,119 +109,133 @@ _DURATIONS = [
     Unit("minute", "minutes", "Minute", "Minuten", "Minuten", "f"),
     Unit("second", "seconds", "Sekunde", "Sekunden", "Sekunden", "f"),
 ]
-_EIN = {
+_INDEFINITE_ARTICLES = {
     "nominative": {"m": "ein", "f": "eine", "n": "ein"},
     "accusative": {"m": "einen", "f": "eine", "n": "ein"},
     "dative": {"m": "einem", "f": "einer", "n": "einem"},
 }
-_MONEY_FRAMES = [
-    ("{}", "nominative", "{}"),
-    ("it costs {}", "accusative", "es kostet {}"),
-    ("she has paid {}", "accusative", "sie hat {} bezahlt"),
-    ("I still have to pay {}", "accusative", "ich muss noch {} bezahlen"),
+# templates and the German case of the amount
+_MONEY_TEMPLATES = [
+    (Pair("{}", "{}"), "nominative"),
+    (Pair("it costs {}", "es kostet {}"), "accusative"),
+    (Pair("she has paid {}", "sie hat {} bezahlt"), "accusative"),
+    (Pair("I still have to pay {}", "ich muss noch {} bezahlen"), "accusative"),
 ]
-_DURATION_FRAMES = [
-    ("{}", "nominative", "{}"),
-    ("in {}", "dative", "in {}"),
-    ("{} ago", "dative", "vor {}"),
-    ("we have waited {}", "accusative", "wir haben {} gewartet"),
+_DURATION_TEMPLATES = [
+    (Pair("{}", "{}"), "nominative"),
+    (Pair("in {}", "in {}"), "dative"),
+    (Pair("{} ago", "vor {}"), "dative"),
+    (Pair("we have waited {}", "wir haben {} gewartet"), "accusative"),
 ]
-# No "one metre" here: too few would remain for training after some are held out.
-_MEASURE_FRAMES: list[Pair] = [
-    ("the wall is {} metres high", "die Mauer ist {} Meter hoch"),
-    ("the road is {} kilometres long", "die Straße ist {} Kilometer lang"),
-    ("the box weighs {} kilograms", "die Kiste wiegt {} Kilogramm"),
-    ("they have drunk {} litres", "sie haben {} Liter getrunken"),
+# no "one metre": too few would remain for training after some are held out
+_MEASURE_TEMPLATES = [
+    Pair("the wall is {} metres high", "die Mauer ist {} Meter hoch"),
+    Pair("the road is {} kilometres long", "die Straße ist {} Kilometer lang"),
+    Pair("the box weighs {} kilograms", "die Kiste wiegt {} Kilogramm"),
+    Pair("they have drunk {} litres", "sie haben {} Liter getrunken"),
 ]
 
 
 def main() -> None:
-    """Write the corpus, one pair a line with a tab between the sides."""
-    OUTPUT.write_bytes(bz2.compress("".join(f"{en}\t{de}\n" for en, de in generate()).encode()))
+    """Write the corpus, one pair per line, with a tab between the sides."""
+    text = "".join(f"{pair.en}\t{pair.de}\n" for pair in generate())
+    OUTPUT.write_bytes(bz2.compress(text.encode()))
 
 
 def generate(seed: int = 0) -> list[Pair]:
     """Draw pairs; no sentence occurs twice, on either side."""
     rng = random.Random(seed)
     pairs: list[Pair] = []
-    seen: set[str] = set()
+    sentences: set[str] = set()
+    functions = list(_DRAW_WEIGHTS)
+    weights = list(_DRAW_WEIGHTS.values())
     while len(pairs) < NUM_PAIRS:
-        (draw,) = rng.choices(list(_KINDS), weights=list(_KINDS.values()))
-        src, tgt = draw(rng)
-        if seen.isdisjoint((src, tgt)):
-            pairs.append((src, tgt))
-            seen |= {src, tgt}
-    # Small numbers use themselves up first: without this the test set would hold most of them.
+        draw = rng.choices(functions, weights)[0]
+        pair = draw(rng)
+        if sentences.isdisjoint(pair):
+            pairs.append(pair)
+            sentences.update(pair)
+    # Small numbers are soon used up. Without shuffling, few of them would be in the test set.
     rng.shuffle(pairs)
     return pairs
 
 
 @lru_cache(None)
 def cardinal(n: int) -> Pair:
-    """Name a number, in English the British way: "one hundred and one", without commas."""
-    return num2words(n).replace(",", ""), num2words(n, lang="de")
+    """Name a number, in British English without commas: "one hundred and one"."""
+    return Pair(num2words(n).replace(",", ""), num2words(n, lang="de"))
 
 
 @lru_cache(None)
 def ordinal(n: int) -> Pair:
-    """Name a rank, in German in the weak nominative: "der dritte", "die dritte"."""
-    # For 100 only, num2words says "hundertste", against its own "einhundert".
+    """Name an ordinal number, in German in the weak nominative: "der dritte", "die dritte"."""
+    # num2words says "hundertste" for 100, although its cardinal is "einhundert"
     german = "einhundertste" if n == 100 else num2words(n, lang="de", to="ordinal")
-    return num2words(n, to="ordinal"), german
+    return Pair(num2words(n, to="ordinal"), german)
 
 
 @lru_cache(None)
 def year(n: int) -> Pair:
-    """Name a year in words: "nineteen oh-five", "twenty ten"."""
-    return num2words(n, to="year"), num2words(n, lang="de", to="year")
+    """Name a year: "nineteen oh-five", "twenty ten"."""
+    return Pair(num2words(n, to="year"), num2words(n, lang="de", to="year"))
 
 
 def clock_time(hour: int, minute: int) -> Pair:
-    """Name a time on the twelve-hour dial, 1 <= hour <= 12, in both languages."""
-    (en_hour, de_hour), (en_next, de_next) = cardinal(hour), cardinal(hour % 12 + 1)
+    """Name a time on a clock face with the hours 1 to 12, in idiomatic English and German."""
+    this_hour = cardinal(hour)
+    next_hour = cardinal(hour % 12 + 1)
     if minute == 0:
-        return f"{en_hour} o'clock", f"{'ein' if hour == 1 else de_hour} Uhr"
+        return Pair(f"{this_hour.en} o'clock", f"{'ein' if hour == 1 else this_hour.de} Uhr")
     if minute == 30:
-        return f"half past {en_hour}", f"halb {de_next}"
-    past = minute < 30
-    en, de = _minutes(minute if past else 60 - minute)
-    english = f"{en} past {en_hour}" if past else f"{en} to {en_next}"
-    # Five minutes round the half, German reckons from the half: 3:25 is "fünf vor halb vier".
-    if minute in (25, 35):
-        return english, f"fünf {'vor' if past else 'nach'} halb {de_next}"
-    return english, f"{de} nach {de_hour}" if past else f"{de} vor {de_next}"
+        return Pair(f"half past {this_hour.en}", f"halb {next_hour.de}")
+    if minute < 30:
+        minutes = _minutes(minute)
+        english = f"{minutes.en} past {this_hour.en}"
+        german = f"{minutes.de} nach {this_hour.de}"
+    else:
+        minutes = _minutes(60 - minute)
+        english = f"{minutes.en} to {next_hour.en}"
+        german = f"{minutes.de} vor {next_hour.de}"
+    # German counts from the half hour if it is five minutes away: 3:25 is "fünf vor halb vier"
+    if minute == 25:
+        german = f"fünf vor halb {next_hour.de}"
+    if minute == 35:
+        german = f"fünf nach halb {next_hour.de}"
+    return Pair(english, german)
 
 
-def _minutes(minutes: int) -> Pair:
-    """Name how far the big hand is from the full hour; fives go without the word "minutes"."""
-    if minutes == 15:
-        return "a quarter", "Viertel"
-    if minutes == 1:
-        return "one minute", "eine Minute"
-    en, de = cardinal(minutes)
-    return (en, de) if minutes % 5 == 0 else (f"{en} minutes", f"{de} Minuten")
+def _minutes(count: int) -> Pair:
+    """Name the minutes before or after a full hour; multiples of five omit the word "minutes"."""
+    if count == 15:
+        return Pair("a quarter", "Viertel")
+    if count == 1:
+        return Pair("one minute", "eine Minute")
+    number = cardinal(count)
+    return number if count % 5 == 0 else Pair(f"{number.en} minutes", f"{number.de} Minuten")
 
 
 def amount(n: int, unit: Unit, case: str) -> Pair:
-    """Count `unit`, 1 <= n <= 999; `case` is nominative, accusative or dative.
+    """Name an amount, 1 <= n <= 999; `case` is nominative, accusative or dative.
 
-    The caller avoids numbers such as 101: Germans disagree over "hunderteins Meter".
+    Callers avoid numbers such as 101: German usage of "hunderteins Meter" is not uniform.
     """
     if n == 1:
-        return f"one {unit.en}", f"{_EIN[case][unit.gender]} {unit.de}"
-    en, de = cardinal(n)
+        return Pair(f"one {unit.en}", f"{_INDEFINITE_ARTICLES[case][unit.gender]} {unit.de}")
     german_unit = unit.de_dative_plural if case == "dative" else unit.de_plural
-    return f"{en} {unit.en_plural}", f"{de} {german_unit}"
+    return Pair(f"{{}} {unit.en_plural}", f"{{}} {german_unit}").fill(cardinal(n))
+
+
+# --- random pairs
 
 
 def _draw_number(rng: random.Random, limit: int) -> int:
-    """Draw 1 <= n <= limit with each number of digits equally likely, so that small ones occur."""
+    """Draw 1 <= n <= limit; each number of digits is equally likely, so that small n occur."""
     num_digits = rng.randint(1, len(str(limit)))
     return rng.randint(10 ** (num_digits - 1), min(limit, 10**num_digits - 1))
 
 
 def _draw_count(rng: random.Random, limit: int) -> int:
-    """Draw a number that German agrees on how to put before a noun (see `amount`)."""
+    """Draw a number for `amount`: not 101, 201, ..."""
     n = _draw_number(rng, limit)
     return n + 1 if n > 1 and n % 100 == 1 else n
 
@@ -210,64 +246,64 @@ def _draw_cardinal(rng: random.Random) -> Pair:
 
 def _draw_decimal(rng: random.Random) -> Pair:
     """Draw a number with one decimal, such as 3.5."""
-    (en, de), (en_tenths, de_tenths) = cardinal(rng.randrange(100)), cardinal(rng.randrange(10))
-    return f"{en} point {en_tenths}", f"{de} Komma {de_tenths}"
+    integer = cardinal(rng.randrange(100))
+    tenths = cardinal(rng.randrange(10))
+    return Pair(f"{integer.en} point {tenths.en}", f"{integer.de} Komma {tenths.de}")
 
 
 def _draw_ordinal(rng: random.Random) -> Pair:
-    en, de = ordinal(_draw_number(rng, MAX_ORDINAL))
-    en_frame, de_frame = rng.choice(_COUNTED)
-    return en_frame.format(en), de_frame.format(de)
+    number = ordinal(_draw_number(rng, MAX_ORDINAL))
+    return rng.choice(_ORDINAL_TEMPLATES).fill(number)
 
 
 def _draw_time(rng: random.Random) -> Pair:
-    # Fives drawn as often as the rest: "halb" and "Viertel" take more learning than "17 minutes".
+    # multiples of five in more than half of the cases: "halb" and "Viertel" take longer to learn
     minute = 5 * rng.randrange(12) if rng.random() < 0.5 else rng.randrange(60)
-    en, de = clock_time(rng.randint(1, 12), minute)
-    en_frame, de_frame = rng.choice(_TIME_FRAMES)
-    return en_frame.format(en), de_frame.format(de)
+    time = clock_time(rng.randint(1, 12), minute)
+    return rng.choice(_TIME_TEMPLATES).fill(time)
 
 
 def _draw_date(rng: random.Random) -> Pair:
     """Draw a day of a month, in half of the cases with a year."""
     month = rng.randrange(12)
-    en_day, de_day = ordinal(rng.randint(1, _DAYS_OF_MONTH[month]))
-    en_frame, ending, de_frame = rng.choice(_DATE_FRAMES)
-    en, de = f"{en_day} of {_EN_MONTHS[month + 1]}", f"{de_day}{ending} {_DE_MONTHS[month + 1]}"
+    day = ordinal(rng.randint(1, _DAYS_OF_MONTH[month]))
+    template, ending = rng.choice(_DATE_TEMPLATES)
+    english = f"{day.en} of {_EN_MONTHS[month + 1]}"
+    german = f"{day.de}{ending} {_DE_MONTHS[month + 1]}"
     if rng.random() < 0.5:
-        en_year, de_year = year(rng.randint(FIRST_YEAR, LAST_YEAR))
-        en, de = f"{en} {en_year}", f"{de} {de_year}"
-    return en_frame.format(en), de_frame.format(de)
+        year_name = year(rng.randint(FIRST_YEAR, LAST_YEAR))
+        english += f" {year_name.en}"
+        german += f" {year_name.de}"
+    return template.fill(Pair(english, german))
 
 
 def _draw_money(rng: random.Random) -> Pair:
-    return _draw_amount(rng, 999, rng.choice(_CURRENCIES), rng.choice(_MONEY_FRAMES))
+    return _draw_amount(rng, 999, rng.choice(_CURRENCIES), rng.choice(_MONEY_TEMPLATES))
 
 
 def _draw_duration(rng: random.Random) -> Pair:
     units = rng.choice(list(pairwise(_DURATIONS)))
-    return _draw_amount(rng, 99, units, rng.choice(_DURATION_FRAMES))
+    return _draw_amount(rng, 99, units, rng.choice(_DURATION_TEMPLATES))
 
 
 def _draw_amount(
-    rng: random.Random, limit: int, units: tuple[Unit, Unit], frame: tuple[str, str, str]
+    rng: random.Random, limit: int, units: tuple[Unit, Unit], template_and_case: tuple[Pair, str]
 ) -> Pair:
-    """Draw an amount of the first unit, in half of the cases with some of the smaller second."""
-    en_frame, case, de_frame = frame
-    en, de = amount(_draw_count(rng, limit), units[0], case)
+    """Draw an amount of the first unit, in half of the cases with one of the smaller second."""
+    template, case = template_and_case
+    total = amount(_draw_count(rng, limit), units[0], case)
     if rng.random() < 0.5:
-        en_part, de_part = amount(_draw_count(rng, 99), units[1], case)
-        en, de = f"{en} and {en_part}", f"{de} und {de_part}"
-    return en_frame.format(en), de_frame.format(de)
+        small_amount = amount(_draw_count(rng, 99), units[1], case)
+        total = Pair(f"{total.en} and {small_amount.en}", f"{total.de} und {small_amount.de}")
+    return template.fill(total)
 
 
 def _draw_measure(rng: random.Random) -> Pair:
-    en_frame, de_frame = rng.choice(_MEASURE_FRAMES)
-    en, de = cardinal(max(2, _draw_count(rng, 999)))
-    return en_frame.format(en), de_frame.format(de)
+    template = rng.choice(_MEASURE_TEMPLATES)
+    return template.fill(cardinal(max(2, _draw_count(rng, 999))))
 
 
-_KINDS: dict[Callable[[random.Random], Pair], float] = {
+_DRAW_WEIGHTS: dict[Callable[[random.Random], Pair], float] = {
     _draw_cardinal: 0.25,
     _draw_decimal: 0.05,
     _draw_ordinal: 0.12,
@@ -277,7 +313,6 @@ _KINDS: dict[Callable[[random.Random], Pair], float] = {
     _draw_duration: 0.07,
     _draw_measure: 0.06,
 }
-"""How to draw each kind of pair, and its share of the draws."""
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Constituency parsing as translation (section 6.3 of the paper): a treebank's bracket files become
-text, and the output of a model becomes trees again, scored by EVALB's labeled F1.
+"""Constituency parsing as translation (section 6.3 of the paper).
 
     python scripts/parsing.py prepare --wsj treebank_3/parsed/mrg/wsj
     nmt-train experiment=parsing
@@ -7,9 +6,12 @@ text, and the output of a model becomes trees again, scored by EVALB's labeled F
     nmt-translate experiment=parsing input=data/raw/parsing/test.src output=test.out
     python scripts/parsing.py score --gold data/raw/parsing/test.trees --output test.out
 
-The source is the words. The target is the tree as in Vinyals et al. (2015): each constituent begins
-with its label and ends with it, and each word is written XX, whatever its tag. An end is written
-`endNP`, and a beginning `NP`: SentencePiece cuts `(NP` and `)NP` into two pieces.
+`prepare` turns the bracket files of a treebank into parallel text. `score` turns translations into
+trees again and prints the labeled F1 of EVALB.
+
+The source is the words of a sentence. The target is its tree as in Vinyals et al. (2015): each
+constituent begins and ends with its label, and each word is written XX. A beginning is `NP` and an
+end is `endNP`, since SentencePiece would cut `(NP` and `)NP` into two pieces.
 """
 
 from __future__ import annotations
@@ -18,26 +20,34 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-WORD, END = "XX", "end"
-EMPTY = "-NONE-"
-ROOTS = {"", "TOP", "ROOT", "S1"}
-PUNCTUATION = {",", ":", "``", "''", "."}  # tags that EVALB's COLLINS.prm deletes
-SAME = {"PRT": "ADVP"}  # labels that it counts as one
-FOLDER = Path("data/raw/parsing")
-SECTIONS = {"train": range(2, 22), "valid": [22], "test": [23]}
+WORD_TOKEN = "XX"
+END_PREFIX = "end"
+EMPTY_LABEL = "-NONE-"
+ROOT_LABELS = {"", "TOP", "ROOT", "S1"}
+PUNCTUATION_TAGS = {",", ":", "``", "''", "."}  # deleted by EVALB's COLLINS.prm
+EVALB_LABELS = {"PRT": "ADVP"}  # EVALB counts PRT as ADVP
+DEFAULT_FOLDER = Path("data/raw/parsing")
+WSJ_SECTIONS = {"train": range(2, 22), "valid": [22], "test": [23]}
+
+Span = tuple[str, int, int]  # label, first word, end
 
 
 @dataclass
 class Tree:
-    """A constituent, or with a word a tag; the root has the label ''."""
+    """A constituent with children, or a part-of-speech tag with a word. A root has the label ""."""
 
     label: str
     children: list[Tree] = field(default_factory=list)
     word: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no word in it: an empty element, or a constituent of empty elements."""
+        return self.label == EMPTY_LABEL or (self.word is None and not self.children)
 
     def leaves(self) -> Iterator[Tree]:
         """Yield the tags with their words, in order."""
@@ -51,200 +61,224 @@ class Tree:
         return f"({self.label} {inner})"
 
 
-# --- a treebank
+# --- treebank to text
 
 
 def read_trees(text: str) -> Iterator[Tree]:
-    """Yield the trees of a bracket file, without empty elements and function tags, each with a root
-    of its own. Raises ValueError for brackets that do not match.
+    """Yield the trees of a bracket file, each below a root.
+
+    Drops empty elements and function tags. Raises ValueError for brackets that do not match.
     """
-    stack: list[Tree] = []
+    open_trees: list[Tree] = []
     tokens = re.findall(r"[()]|[^\s()]+", text)
     for i, token in enumerate(tokens):
         if token == "(":
-            is_labeled = tokens[i + 1 : i + 2] not in (["("], [")"], [])
-            stack.append(Tree(tokens[i + 1] if is_labeled else ""))
-        elif not stack:
+            has_label = tokens[i + 1 : i + 2] not in (["("], [")"], [])
+            open_trees.append(Tree(tokens[i + 1] if has_label else ""))
+        elif not open_trees:
             raise ValueError(f"token {i + 1}, {token}, is outside of brackets")
         elif token == ")":
-            done = stack.pop()
-            done.label = strip_function(done.label)
-            is_kept = done.label != EMPTY and (done.children or done.word is not None)
-            if stack and is_kept:
-                stack[-1].children.append(done)
-            elif is_kept:
-                yield done if done.label in ROOTS else Tree("", [done])
-        elif tokens[i - 1] != "(":
-            stack[-1].word = token
-    if stack:
-        raise ValueError(f"{len(stack)} brackets are not closed")
+            tree = open_trees.pop()
+            tree.label = strip_function_tags(tree.label)
+            if tree.is_empty:
+                continue
+            if open_trees:
+                open_trees[-1].children.append(tree)
+            else:
+                yield tree if tree.label in ROOT_LABELS else Tree("", [tree])
+        elif tokens[i - 1] != "(":  # not a label
+            open_trees[-1].word = token
+    if open_trees:
+        raise ValueError(f"{len(open_trees)} brackets are not closed")
 
 
-def strip_function(label: str) -> str:
-    """Return a label without function tags and indices: NP-SBJ-1 and NP=2 are NP, -LRB- stays."""
+def strip_function_tags(label: str) -> str:
+    """Strip function tags and indices: NP-SBJ-1 and NP=2 become NP, -LRB- stays."""
     return label if label.startswith("-") else re.split("[-=]", label)[0]
 
 
-def write(tree: Tree) -> str:
-    """Return the target side of a tree."""
-    return " ".join(token for child in tree.children for token in tokens_of(child))
+def linearize(root: Tree) -> str:
+    """Return the target side of a sentence."""
+    return " ".join(token for child in root.children for token in target_tokens(child))
 
 
-def tokens_of(tree: Tree) -> Iterator[str]:
-    """Yield the tokens of a constituent or a word."""
+def target_tokens(tree: Tree) -> Iterator[str]:
+    """Yield the target tokens of a constituent or a word."""
     if tree.word is not None:
-        yield WORD
+        yield WORD_TOKEN
         return
     yield tree.label
     for child in tree.children:
-        yield from tokens_of(child)
-    yield END + tree.label
+        yield from target_tokens(child)
+    yield END_PREFIX + tree.label
 
 
-# --- output of a model
+# --- text to trees
 
 
-def read(output: str, leaves: Iterable[Tree]) -> Tree:
-    """Parse the output of a model for a sentence with these leaves, and repair it.
+def parse_output(output: str, leaves: list[Tree]) -> Tree:
+    """Parse a line that the model wrote for a sentence with these leaves, and repair it.
 
-    An end also closes the open constituents inside it. Ends without a beginning, constituents
-    without words, and superfluous words are dropped. Missing words are added to the last
-    constituent.
+    The end of a constituent also closes the open constituents inside it. Ends without a beginning,
+    constituents without words and superfluous words are dropped. Missing words are added to the
+    last constituent.
     """
-    words = list(leaves)[::-1]
+    unused_leaves = leaves[::-1]
     root = Tree("")
-    stack = [root]
+    open_trees = [root]
     for token in output.split():
-        label = token.removeprefix(END)
-        if token == WORD:
-            stack[-1].children += [words.pop()] if words else []
+        label = token.removeprefix(END_PREFIX)
+        if token == WORD_TOKEN:
+            if unused_leaves:
+                open_trees[-1].children.append(unused_leaves.pop())
         elif label == token:
-            stack.append(Tree(label))
-        elif label in {tree.label for tree in stack[1:]}:
-            while close(stack) != label:
+            open_trees.append(Tree(label))
+        elif label in {tree.label for tree in open_trees[1:]}:
+            while close_innermost(open_trees) != label:
                 pass
-    while len(stack) > 1:
-        close(stack)
-    last_child = root.children[-1] if root.children else root
-    (root if last_child.word is not None else last_child).children += words[::-1]
+    while len(open_trees) > 1:
+        close_innermost(open_trees)
+    last_tree = root
+    if root.children and root.children[-1].word is None:
+        last_tree = root.children[-1]
+    last_tree.children += reversed(unused_leaves)
     return root
 
 
-def close(stack: list[Tree]) -> str:
-    """Move the innermost constituent into the one around it, if it has words; return its label."""
-    done = stack.pop()
-    stack[-1].children += [done] if done.children else []
-    return done.label
+def close_innermost(open_trees: list[Tree]) -> str:
+    """Close the innermost open constituent, dropping it if it has no words; return its label."""
+    tree = open_trees.pop()
+    if tree.children:
+        open_trees[-1].children.append(tree)
+    return tree.label
 
 
 @dataclass
 class Score:
-    """Sums over sentences, from which EVALB computes its figures."""
+    """Counts over all sentences, from which EVALB computes its metrics."""
 
-    gold: int = 0  # constituents
-    output: int = 0
-    matched: int = 0
-    sentences: int = 0
-    complete: int = 0  # sentences with the constituents of the treebank
+    num_gold: int = 0  # constituents of the treebank
+    num_output: int = 0  # constituents of the model
+    num_matched: int = 0  # constituents in both
+    num_sentences: int = 0
+    num_exact: int = 0  # sentences with the same constituents in both
 
     def add(self, gold: Tree, output: Tree) -> None:
-        """Count the constituents of two trees over the same tagged words."""
-        gold_spans = brackets(gold)
-        output_spans = brackets(output)
-        self.gold += gold_spans.total()
-        self.output += output_spans.total()
-        self.matched += (gold_spans & output_spans).total()
-        self.sentences += 1
-        self.complete += gold_spans == output_spans
+        """Count the constituents of two trees over the same words."""
+        gold_spans = count_spans(gold)
+        output_spans = count_spans(output)
+        self.num_gold += gold_spans.total()
+        self.num_output += output_spans.total()
+        self.num_matched += (gold_spans & output_spans).total()
+        self.num_sentences += 1
+        if gold_spans == output_spans:
+            self.num_exact += 1
 
-    def percent(self) -> dict[str, float]:
+    def percentages(self) -> dict[str, float]:
         """Return recall, precision, F1 and complete match in percent."""
-        recall, precision = self.matched / max(1, self.gold), self.matched / max(1, self.output)
-        f1 = 2 * self.matched / max(1, self.gold + self.output)
-        shares = (recall, precision, f1, self.complete / max(1, self.sentences))
-        names = ("recall", "precision", "F1", "complete match")
-        return {name: 100 * share for name, share in zip(names, shares, strict=True)}
+        return {
+            "recall": 100 * self.num_matched / max(1, self.num_gold),
+            "precision": 100 * self.num_matched / max(1, self.num_output),
+            "F1": 200 * self.num_matched / max(1, self.num_gold + self.num_output),
+            "complete match": 100 * self.num_exact / max(1, self.num_sentences),
+        }
 
 
-def brackets(tree: Tree) -> Counter[tuple[str, int, int]]:
-    """Return label, first word and end of each constituent as EVALB counts them: without
-    punctuation, the root, and constituents that have no other words.
+def count_spans(root: Tree) -> Counter[Span]:
+    """Count the constituents that EVALB counts, by label and span.
+
+    Positions do not count punctuation. The root and constituents of punctuation are left out.
     """
-    spans: Counter[tuple[str, int, int]] = Counter()
+    spans: Counter[Span] = Counter()
 
-    def walk(node: Tree, start: int) -> int:
-        if node.word is not None:
-            return start + (node.label not in PUNCTUATION)
+    def count_below(tree: Tree, start: int) -> int:
+        """Count the constituents of a tree that begins at word `start`; return its end."""
+        if tree.word is not None:
+            return start if tree.label in PUNCTUATION_TAGS else start + 1
         end = start
-        for child in node.children:
-            end = walk(child, end)
-        if node.label not in ROOTS and end > start:
-            spans[SAME.get(node.label, node.label), start, end] += 1
+        for child in tree.children:
+            end = count_below(child, end)
+        if tree.label not in ROOT_LABELS and end > start:
+            spans[EVALB_LABELS.get(tree.label, tree.label), start, end] += 1
         return end
 
-    walk(tree, 0)
+    count_below(root, 0)
     return spans
 
 
 # --- commands
 
 
-def prepare(paths: list[Path], split: str, output: Path) -> None:
-    """Write words, targets and trees of a split, a line each."""
-    trees = [tree for path in paths for tree in read_trees(path.read_text(encoding="utf-8"))]
-    output.mkdir(parents=True, exist_ok=True)
-    words = [" ".join(str(leaf.word) for leaf in tree.leaves()) for tree in trees]
-    texts = {"src": words, "tgt": map(write, trees), "trees": map(str, trees)}
-    for end, lines in texts.items():
-        text = "".join(f"{line}\n" for line in lines)
-        (output / f"{split}.{end}").write_text(text, encoding="utf-8", newline="\n")
-    print(f"{split}: {len(trees):,} trees of {len(paths):,} files")
-
-
-def score(gold: Path, output: Path, trees: Path | None) -> None:
-    """Print the figures of a model's output, and write its trees."""
-    lines = output.read_text(encoding="utf-8").split("\n")[:-1]
-    gold_trees = list(read_trees(gold.read_text(encoding="utf-8")))
-    if len(lines) != len(gold_trees):
-        raise SystemExit(f"{output} has {len(lines)} lines, {gold} {len(gold_trees)} trees")
-    output_trees = [read(line, tree.leaves()) for line, tree in zip(lines, gold_trees, strict=True)]
-    figures = Score()
-    for tree, output_tree in zip(gold_trees, output_trees, strict=True):
-        figures.add(tree, output_tree)
-    for name, value in figures.percent().items():
-        print(f"{name}\t{value:.2f}")
-    repaired = sum(write(tree) != line for tree, line in zip(output_trees, lines, strict=True))
-    print(f"repaired\t{repaired} of {len(lines)}")
-    if trees:
-        text = "".join(f"{tree}\n" for tree in output_trees)
-        trees.write_text(text, encoding="utf-8", newline="\n")
-
-
 def main() -> None:
-    """Prepare a treebank, or score a translation."""
-    sys.setrecursionlimit(10_000)  # a tree may be as deep as its output is long
+    """Run the subcommand."""
+    sys.setrecursionlimit(10_000)  # a tree may be as deep as its line is long
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     commands = parser.add_subparsers(required=True, dest="command")
-    make = commands.add_parser("prepare", help="make text of bracket files")
-    make.add_argument("--wsj", type=Path, help="folder with the sections 00 to 24 of the WSJ")
-    for split in SECTIONS:
-        make.add_argument(f"--{split}", type=Path, nargs="+", metavar="FILE", default=[])
-    make.add_argument("--output", type=Path, default=FOLDER)
-    rate = commands.add_parser("score", help="F1 of output against trees")
-    rate.add_argument("--gold", type=Path, required=True, help="trees, as prepare writes them")
-    rate.add_argument("--output", type=Path, required=True, help="what nmt-translate wrote")
-    rate.add_argument("--trees", type=Path, help="file for the trees, repaired")
+    prepare_parser = commands.add_parser("prepare", help="turn bracket files into parallel text")
+    prepare_parser.add_argument("--wsj", type=Path, help="folder with sections 00 to 24 of the WSJ")
+    for split in WSJ_SECTIONS:
+        prepare_parser.add_argument(f"--{split}", type=Path, nargs="+", metavar="FILE", default=[])
+    prepare_parser.add_argument("--output", type=Path, default=DEFAULT_FOLDER)
+    score_parser = commands.add_parser("score", help="compute the F1 of translations")
+    score_parser.add_argument("--gold", type=Path, required=True, help=".trees file of prepare")
+    score_parser.add_argument("--output", type=Path, required=True, help="output of nmt-translate")
+    score_parser.add_argument("--trees", type=Path, help="file for the repaired trees")
     options = parser.parse_args()
     if options.command == "score":
         score(options.gold, options.output, options.trees)
         return
-    for split, sections in SECTIONS.items():
+    for split, sections in WSJ_SECTIONS.items():
         paths = getattr(options, split)
         if options.wsj:
-            paths = [p for i in sections for p in sorted((options.wsj / f"{i:02}").glob("*.mrg"))]
+            paths = []
+            for section in sections:
+                paths += sorted((options.wsj / f"{section:02}").glob("*.mrg"))
         if not paths:
             parser.error(f"no files for {split}; give --wsj FOLDER, or --train, --valid and --test")
         prepare(paths, split, options.output)
+
+
+def prepare(paths: list[Path], split: str, folder: Path) -> None:
+    """Write the words, targets and trees of a split to `folder`, one sentence per line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    trees: list[Tree] = []
+    for path in paths:
+        trees += read_trees(path.read_text(encoding="utf-8"))
+    sentences = [" ".join(str(leaf.word) for leaf in tree.leaves()) for tree in trees]
+    write_lines(folder / f"{split}.src", sentences)
+    write_lines(folder / f"{split}.tgt", [linearize(tree) for tree in trees])
+    write_lines(folder / f"{split}.trees", trees)
+    print(f"{split}: {len(trees):,} trees of {len(paths):,} files")
+
+
+def score(gold_path: Path, output_path: Path, trees_path: Path | None) -> None:
+    """Print the metrics of translations, and write their repaired trees to `trees_path`."""
+    lines = output_path.read_text(encoding="utf-8").split("\n")[:-1]
+    gold_trees = list(read_trees(gold_path.read_text(encoding="utf-8")))
+    if len(lines) != len(gold_trees):
+        raise SystemExit(
+            f"{output_path} has {len(lines)} lines, {gold_path} {len(gold_trees)} trees"
+        )
+    total = Score()
+    output_trees = []
+    num_repaired = 0
+    for gold_tree, line in zip(gold_trees, lines, strict=True):
+        output_tree = parse_output(line, list(gold_tree.leaves()))
+        output_trees.append(output_tree)
+        total.add(gold_tree, output_tree)
+        if linearize(output_tree) != line:
+            num_repaired += 1
+    for name, percentage in total.percentages().items():
+        print(f"{name}\t{percentage:.2f}")
+    print(f"repaired\t{num_repaired} of {len(lines)}")
+    if trees_path:
+        write_lines(trees_path, output_trees)
+
+
+def write_lines(path: Path, lines: list[str] | list[Tree]) -> None:
+    """Write one line per item."""
+    text = "".join(f"{line}\n" for line in lines)
+    path.write_text(text, encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def test_a_treebank_becomes_words_and_brackets_without_empty_elements(parsing: A
     sentences = ["Ann -LRB- ran up .", "dog", "a b"]
     for tree, sentence in zip(trees, sentences, strict=True):
         assert [leaf.word for leaf in tree.leaves()] == sentence.split()
-    assert list(map(parsing.write, trees)) == [
+    assert list(map(parsing.linearize, trees)) == [
         "S NP XX XX endNP VP XX PRT XX endPRT endVP XX endS",
         "NP XX endNP",
         "X XX PP XX endPP endX",
@@ -79,20 +79,20 @@ def test_text_of_a_tree_gives_the_tree_and_any_text_one_of_all_words(
 ) -> None:
     draw = random.Random(1)
     for tree in parsing.read_trees(treebank(50, seed=1)):
-        output = parsing.write(tree)
+        output = parsing.linearize(tree)
         leaves = list(tree.leaves())
-        assert str(parsing.read(output, leaves)) == str(tree)
+        assert str(parsing.parse_output(output, leaves)) == str(tree)
         tokens = output.split()
         for token in draw.choices(["S", "NP", "endS", "endNP", "XX", "?"], k=4):
             tokens[draw.randrange(len(tokens))] = token
         cut = tokens[draw.randrange(len(tokens)) :]
         for broken in (tokens, cut, tokens + cut, []):
-            repaired = parsing.read(" ".join(broken), leaves)
+            repaired = parsing.parse_output(" ".join(broken), leaves)
             assert list(repaired.leaves()) == leaves, broken
             (parsed,) = parsing.read_trees(str(repaired))  # no constituent is empty
             assert str(parsed) == str(repaired), broken
     leaf = parsing.Tree("NN", word="dog")
-    assert str(parsing.read("S NP XX endS XX endNP", [leaf] * 3)) == (
+    assert str(parsing.parse_output("S NP XX endS XX endNP", [leaf] * 3)) == (
         "( (S (NP (NN dog))) (NN dog) (NN dog))"
     )
 
@@ -110,9 +110,13 @@ def test_brackets_are_counted_like_evalb(parsing: Any) -> None:
         (gold_tree,) = parsing.read_trees(f"( {gold} )")
         (output_tree,) = parsing.read_trees(f"( {output} )")
         score.add(gold_tree, output_tree)
-        assert (score.gold, score.output, score.matched) == (num_gold, num_output, matched), gold
+        assert (score.num_gold, score.num_output, score.num_matched) == (
+            num_gold,
+            num_output,
+            matched,
+        )
         f1 = 200 * matched / (num_gold + num_output)
-        assert score.percent()["F1"] == pytest.approx(f1), gold
+        assert score.percentages()["F1"] == pytest.approx(f1), gold
 
 
 @pytest.mark.long
