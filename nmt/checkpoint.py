@@ -141,6 +141,8 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     for name, tensor in weights.items():
         if not torch.isfinite(tensor.sum(dtype=torch.float64)):
             raise ModelError(f"{path}: {name} holds numbers that are not finite; use another")
+        # safetensors maps the file: a file that is overwritten later would end this process
+        weights[name] = tensor.clone()
     return weights
 
 

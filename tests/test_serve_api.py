@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -318,6 +320,34 @@ def test_suggestions_are_off_unless_asked(
         assert suggesting_server.form("/suggest", **params).json == {"success": True}
         assert suggesting_server.get("/frontend/settings").json["suggestions"] is True
     assert json.loads(path.read_text()).items() >= params.items()
+
+
+def test_suggestions_in_unknown_languages_or_without_room_leave_the_file_unchanged(
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    params = {"q": "a", "s": "b" * 100, "source": "xx", "target": "yy"}
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / "suggestions.jsonl"
+    with running(copying(tokenizer)[0], suggestions=str(path)) as server:
+        server.form("/suggest", **params)
+        stored = path.read_bytes()
+        for code in ("<script>", "../../x", "zz", "", "x" * 1000, "\u2028", "xx\nyy"):
+            for name in ("source", "target"):
+                assert server.form("/suggest", **params | {name: code}).status == 400, code
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(stored) + 10, limits[1]))  # a full disk
+        try:
+            assert server.form("/suggest", **params).status == 503
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert path.read_bytes() == stored
+        shutil.rmtree(folder)
+        assert server.form("/suggest", **params).status == 503
+    assert len(caplog.records) >= 2
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_every_route_is_described_and_answers_have_an_id(server: Running) -> None:

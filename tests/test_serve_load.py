@@ -451,12 +451,15 @@ def test_a_queue_that_is_full_says_when_to_come_back(tokenizer: Tokenizer) -> No
 
 
 def test_reloads_come_one_after_the_other_and_one_that_fails_changes_nothing(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     models, _ = copying(tokenizer)
     service = Service(ServeConfig(), models)
     first_load = copying(tokenizer)[0]
     second_load = copying(tokenizer)[0]
+    errors = [RuntimeError("CUDA out of\nmemory"), KeyError("d_model"), RecursionError()]
     loads = iter([(first_load, 0.3), (second_load, 0.0)])
 
     def load(_: ServeConfig) -> Models:
@@ -465,15 +468,23 @@ def test_reloads_come_one_after_the_other_and_one_that_fails_changes_nothing(
         return models
 
     def fail(_: ServeConfig) -> Models:
-        raise RuntimeError("CUDA out of memory")
+        raise errors.pop()
 
     async def scenario() -> None:
         await asyncio.gather(service.reload(), service.reload())
         assert service.models is second_load
         monkeypatch.setattr(Models, "load", fail)
+        while errors:
+            caplog.clear()
+            await service.reload()
+            assert service.models is second_load
+            assert service.reload_failed
+            assert "\n" not in caplog.messages[0]
+            assert len(caplog.records) == 1
+        assert 'nmt_reloads_total{result="failed"} 3' in service.metrics.render()
+        monkeypatch.setattr(Models, "load", lambda _: first_load)
         await service.reload()
-        assert service.models is second_load
-        assert 'nmt_reloads_total{result="failed"} 1' in service.metrics.render()
+        assert not service.reload_failed
 
     monkeypatch.setattr(Models, "load", load)
     asyncio.run(scenario())

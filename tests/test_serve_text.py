@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import re
+import resource
 import shutil
 import time
 
@@ -291,6 +292,22 @@ def test_downloads_expire_and_have_names_that_nobody_guesses() -> None:
     for downloads in (valid, expired):
         downloads.close()
         assert not downloads.folder.exists()
+
+
+def test_a_download_without_room_leaves_no_file() -> None:
+    downloads = Downloads(60, max_bytes=1000)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # a full disk
+    try:
+        with pytest.raises(OSError, match="large"):
+            downloads.add("a.txt", "x" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(downloads.folder.iterdir())
+    key = downloads.add("a.txt", "x")
+    shutil.rmtree(downloads.folder)
+    assert downloads.find(key) is None
+    downloads.close()
 
 
 def test_the_oldest_downloads_make_room() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import GOOD, copying, eventually, loaded, running, tiny_folder
+from serving import GOOD, Running, copying, eventually, loaded, running, tiny_folder
 from tiny import sentences
 
 from nmt.config import Engine, ServeConfig
@@ -146,3 +148,46 @@ def test_weights_that_a_worker_cannot_load_are_one_error(
         Models.load(config)
     assert count_workers(config) == 1
     assert count_workers(replace(config, backend=Engine.ctranslate2)) == 0
+
+
+@pytest.mark.slow
+def test_no_process_is_left_after_failed_reloads_or_a_killed_server(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    folder = tiny_folder(tmp_path / "model", tokenizer)
+    contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    code = "import sys; from nmt.cli.main import main, COMMANDS; sys.exit(main(COMMANDS['serve']))"
+    command = [sys.executable, "-c", code, f"model_dir={folder}", "port=0", "num_workers=2"]
+    for stop in (signal.SIGTERM, signal.SIGKILL):
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        try:
+            assert process.stderr is not None
+            lines = iter(process.stderr.readline, "")
+            port = int(next(line for line in lines if "serving on" in line).rsplit(":", 1)[1])
+            server = Running(port, None)  # type: ignore[arg-type]
+            expected = server.translate("the house")
+            for name in contents if stop == signal.SIGTERM else ():
+                (folder / name).write_bytes(b"[damaged")
+                process.send_signal(signal.SIGHUP)
+                assert "were not reloaded" in next(line for line in lines if "reloaded" in line)
+                assert server.get("/health").json["reload_failed"]
+                assert server.translate("the house") == expected
+            eventually(lambda: len(processes(process.pid)) == 1)  # noqa: B023
+            (loader,) = processes(process.pid)
+            workers = processes(loader)
+            assert workers
+        finally:
+            process.send_signal(stop)
+            process.wait(20)
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in [loader, *workers]))  # noqa: B023
+
+
+def test_weights_that_are_overwritten_do_not_reach_the_models_in_memory(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    folder = tiny_folder(tmp_path / "model", tokenizer)
+    translator = Translator.load(folder, device="cpu")
+    assert str(folder) not in Path("/proc/self/maps").read_text()
+    assert translator.translate(["the house"])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
+import threading
 import time
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
@@ -26,6 +29,7 @@ from nmt.serve.service import TranslationOptions, check_results, run_unless_disc
 
 _MAX_ALTERNATIVES = 100
 _SAMPLE_CHARACTERS = 4000  # of a file, to detect its language
+_SUGGESTIONS_LOCK = threading.Lock()  # held while a suggestion is appended
 
 
 async def translate(request: Request) -> Response:
@@ -176,9 +180,19 @@ async def suggest(request: Request) -> Response:
     entry = {name: call.params.text(name) for name in ("q", "s", "source", "target")}
     call.check_size([entry["q"], entry["s"]])
     line = json.dumps({"time": int(time.time()), **entry}, ensure_ascii=False) + "\n"
-    with open(resolve(path), "a", encoding="utf-8") as stream:
-        stream.write(line)
+    options = TranslationOptions(source=entry["source"], target=entry["target"])
+    call.service.check_languages(options)
+    await asyncio.to_thread(_append, resolve(path), line.encode())
     return JSONResponse({"success": True})
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Append a line to a file, or leave the file as it is. Raises `OSError`."""
+    with _SUGGESTIONS_LOCK, open(path, "ab", buffering=0) as stream:
+        old_size = stream.tell()
+        if stream.write(line) < len(line):  # the disk is full
+            stream.truncate(old_size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 ROUTES = [

@@ -56,8 +56,8 @@ _BACKLOG = 2048  # connections that wait to be accepted
 
 
 async def health(request: Request) -> Response:
-    """GET /health."""
-    return JSONResponse({"status": "ok"})
+    """GET /health. The server works on with its old models if a reload fails."""
+    return JSONResponse({"status": "ok", "reload_failed": service_of(request).reload_failed})
 
 
 async def metrics(request: Request) -> Response:
@@ -128,6 +128,7 @@ def make_app(service: Service) -> ASGIApp:
         HTTPException: middleware.respond_to_http_error,
         ConfigError: middleware.respond_to_user_error,
         DataError: middleware.respond_to_user_error,
+        OSError: middleware.respond_to_storage_error,
         Exception: middleware.respond_to_bug,
     }
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)

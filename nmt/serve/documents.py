@@ -265,7 +265,11 @@ class Downloads:
         secret = secrets.token_urlsafe(24)
         self.folder.mkdir(mode=0o700, exist_ok=True)  # programs that clean /tmp may have deleted it
         path = self.folder / secret
-        num_bytes = path.write_bytes(content.encode())
+        try:
+            num_bytes = path.write_bytes(content.encode())
+        except OSError:
+            path.unlink(missing_ok=True)  # what a full disk has left of the file
+            raise
         key = f"{secret}/{safe_name}"
         self._files[key] = _StoredFile(path, num_bytes, time.monotonic() + self.keep_seconds)
         self.expire()
@@ -274,7 +278,8 @@ class Downloads:
     def find(self, key: str) -> Path | None:
         """Return the path of a file, or None if there is no such file any longer."""
         self.expire()
-        return self._files[key].path if key in self._files else None
+        file = self._files.get(key)
+        return file.path if file is not None and file.path.is_file() else None
 
     def expire(self) -> None:
         """Delete files that are too old or too large together."""

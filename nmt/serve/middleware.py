@@ -152,6 +152,14 @@ async def respond_to_disconnect(request: Request, error: Exception) -> Response:
     return Response(status_code=_CLIENT_CLOSED)
 
 
+async def respond_to_storage_error(request: Request, error: Exception) -> Response:
+    """Handle a file of the server that cannot be read or written, such as on a full disk."""
+    context = context_of(request)
+    log.error("request %s: %s", context.id, error)
+    text = f"the server cannot store or read a file; its log has request {context.id}"
+    return _refuse(context, HttpError(503, text))
+
+
 async def respond_to_bug(request: Request, error: Exception) -> Response:
     """Handle every other exception: log it and answer 500."""
     context = context_of(request)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from starlette.requests import Request
 
 from nmt.config import Engine, ServeConfig
-from nmt.errors import NmtError
+from nmt.errors import escape_controls
 from nmt.serve.access import Bodies, HttpError, Key, RateLimits, find_key, network_of, read_keys
 from nmt.serve.documents import Downloads, ReadOptions, read_text
 from nmt.serve.html_tokens import visible_text
@@ -111,6 +111,7 @@ class Service:
         self._keys = [] if config.api_keys is None else read_keys(config.api_keys)
         self._limits = RateLimits()
         self._reload_lock = asyncio.Lock()
+        self.reload_failed = False  # the last time; the models are older than their folders
         self._add_gauges()
 
     def _add_gauges(self) -> None:
@@ -139,10 +140,13 @@ class Service:
         try:
             async with self._reload_lock:  # if signals follow each other, the last reload counts
                 self.models = await asyncio.to_thread(Models.load, self.config)
-        except (NmtError, OSError, RuntimeError) as error:  # such as a lack of GPU memory
-            log.error("the models were not reloaded: %s", error)
+        except Exception as error:  # a damaged file of a model may raise any exception
+            self.reload_failed = True
+            reason = " ".join(str(error).split()) or type(error).__name__
+            log.error("the models were not reloaded: %s", escape_controls(reason))
             self.metrics.reloads.labels("failed").inc()
         else:
+            self.reload_failed = False
             log.info("the models were reloaded")
             self.metrics.reloads.labels("done").inc()
 

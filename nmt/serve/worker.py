@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nmt.config import SearchConfig, ServeConfig
-from nmt.errors import NmtError
+from nmt.errors import ModelError, NmtError
 from nmt.runtime.manifest import set_verify
 from nmt.serve.round_engine import JoiningSearch
 from nmt.translate.batch_search import BatchSearch, Segment
@@ -95,6 +95,9 @@ def _load_and_fork(control: socket.socket) -> None:
         ]
     except (NmtError, OSError) as error:
         connection.send(error)
+        return
+    except Exception as error:  # a damaged file may raise any; not every one can be pickled
+        connection.send(ModelError(f"the models cannot be loaded: {error!r}"))
         return
     connection.send(None)
     connection.close()
