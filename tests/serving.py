@@ -175,7 +175,7 @@ class Copying:
         pass
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
-        rows = request.rows
+        rows = request.sources
         config = request.config
         self.entered.set()
         self.gate.wait(30)

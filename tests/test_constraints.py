@@ -101,7 +101,7 @@ def test_a_further_rule_sees_each_hypothesis_with_its_sentence() -> None:
         def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
             for row, sentence in enumerate(beam.sentences.tolist()):
                 tokens = tuple(beam.tokens[row].tolist())
-                if beam.sums[row] > float("-inf"):
+                if beam.total_log_probs[row] > float("-inf"):
                     seen.add((sentence, tokens))
                     expected = toy_log_probs(source_of(source, sentence), (BOS, *tokens))[4]
                     assert float(log_probs[row, 4]) == pytest.approx(expected, abs=1e-5)

@@ -176,7 +176,7 @@ def test_sentences_join_a_search_on_the_device() -> None:
         stepper.device = GPU
         device.waits.clear()
         assert find(stepper) == expected
-    allowed = {"beam._choose: from the device", "state.complete: from the device"}
+    allowed = {"beam._choose: from the device", "state.to_hypotheses: from the device"}
     assert set(device.waits) <= allowed
 
 

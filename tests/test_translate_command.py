@@ -195,7 +195,7 @@ def test_a_sentence_that_fails_is_named_and_the_rest_is_written(
     expected = output_of(model, *input_arguments, folder=tmp_path)
 
     def search(self: NativeBackend, request: SearchRequest) -> Any:
-        if max(map(len, request.rows)) > 60:  # as a graphics card fails for long sentences
+        if max(map(len, request.sources)) > 60:  # as a graphics card fails for long sentences
             raise RuntimeError("no memory")
         return native_search(self, request)
 

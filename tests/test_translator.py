@@ -87,7 +87,7 @@ def test_batches_are_as_large_as_the_engine_wants_them_unless_a_size_is_given(
     search, sizes = copier.backend.search, []
 
     def recorded(request: SearchRequest) -> list[list[Hypothesis]]:
-        sizes.append(len(request.rows))
+        sizes.append(len(request.sources))
         return search(request)
 
     monkeypatch.setattr(copier.backend, "max_tokens", 8)
@@ -209,7 +209,7 @@ class Fragile(NativeBackend):
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
         self.num_calls += 1
-        if len(request.rows) > self.max_rows or any(self.word in row for row in request.rows):
+        if len(request.sources) > self.max_rows or any(self.word in row for row in request.sources):
             raise torch.OutOfMemoryError("no memory\nfor this")
         return super().search(request)
 

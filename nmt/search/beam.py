@@ -1,7 +1,6 @@
-"""Beam search, one step at a time, in which sentences may join while others are searched."""
+"""Beam search, one step at a time. Sentences may join while others are being searched."""
 
-# B sentences that are searched, K beam size, V vocab; rows, the live hypotheses, sorted by
-# sentence, best first
+# B sentences of a step, K beam size, V vocab; R live hypotheses, sorted by sentence, best first
 
 from __future__ import annotations
 
@@ -27,47 +26,50 @@ _ROUNDING = 1e-3  # relative; far above the rounding error of a sum in float32
 class BeamSearch:
     """A beam search that the caller advances step by step.
 
-    Of 2 K candidates of a sentence, those among the first K that end with EOS are complete; the
-    first K others stay in the beam, as long as they can still become a result.
+    A step ranks the 2 K best continuations of each sentence. Those among the first K that end with
+    EOS are finished. The first K others become the new beam, without those that can no longer
+    become a result.
     """
 
     def __init__(self, stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers) -> None:
         self._state = SearchState(stepper, request, tokenizer)
-        self._num_sentences = 0  # that are searched or done
-        self._results: dict[int, _ResultList] = {}
-        self._live: set[int] = set()
-        self._add_sentences(len(request.rows))
+        self._num_sentences = 0  # all that were ever added
+        self._results: dict[int, ResultList] = {}  # by number of the sentence
+        self._live_sentences: set[int] = set()
+        self._add_sentences(len(request.sources))
 
     @property
     def num_live(self) -> int:
         """Number of sentences that are not done."""
-        return len(self._live)
+        return len(self._live_sentences)
 
     @torch.inference_mode()
     def step(self) -> set[int]:
-        """Extend all hypotheses by a token. Return the numbers of the sentences that are done."""
+        """Extend all hypotheses by a token; return the numbers of the sentences that are done."""
         state = self._state
-        log_probs = state.next_log_probs()  # (rows, V)
+        log_probs = state.next_log_probs()  # (R, V)
         beam = state.beam
-        candidates, ends, stays = self._choose(log_probs)  # (B, 2K) each
+        candidates, is_finished, is_live = self._choose(log_probs)  # (B, 2K) each
         sentences = beam.sentences[candidates.rows[:, 0]]  # (B,)
-        lengths = state.lengths(sentences, beam.length + 1)  # (B,)
+        lengths = state.num_tokens(sentences, beam.length + 1)  # (B,)
         limits = state.limits[sentences]  # (B,)
         is_at_limit = (lengths == limits).unsqueeze(1)  # (B, 1)
-        # at the length limit, candidates without EOS are complete too, but not finished
-        is_complete = ends | stays & is_at_limit  # (B, 2K)
+        # at the length limit, candidates without EOS are complete, though not finished
+        is_complete = is_finished | (is_live & is_at_limit)  # (B, 2K)
         if is_complete.any():
-            is_complete &= candidates.sums >= self._keep_threshold(sentences, lengths)
-            self._collect(_extend(beam, candidates, is_complete))
-        stays &= ~is_at_limit
-        stays &= candidates.sums > self._prune_threshold(sentences, lengths, limits)
-        state.go_on(_extend(beam, candidates, stays), candidates.rows[stays])
-        previously_live = self._live
-        self._live = set(state.beam.sentences.tolist())
-        return previously_live - self._live
+            is_complete &= candidates.sums >= self._entry_threshold(sentences, lengths)
+            complete = _append(beam, candidates, is_complete)
+            for sentence, hypothesis in state.to_hypotheses(complete):
+                self._results[sentence].add(hypothesis)
+        is_live &= ~is_at_limit
+        is_live &= candidates.sums > self._prune_threshold(sentences, lengths, limits)
+        state.replace_beam(_append(beam, candidates, is_live), candidates.rows[is_live])
+        previously_live = self._live_sentences
+        self._live_sentences = set(state.beam.sentences.tolist())
+        return previously_live - self._live_sentences
 
     def result(self, sentence: int) -> list[Hypothesis]:
-        """Return the results of a sentence that is done, best first, finished ones before others.
+        """Return the results of a sentence that is done: finished ones first, then best first.
 
         Can be called once per sentence. Raises a `ModelError` if the model's output is not finite.
         """
@@ -76,49 +78,46 @@ class BeamSearch:
         return hypotheses
 
     @torch.inference_mode()
-    def join(self, rows: Sequence[Ids]) -> None:
-        """Add sentences, given as source ids, between two steps while any other is not done.
+    def join(self, sources: Sequence[Ids]) -> None:
+        """Add sentences between two steps, while at least one other sentence is not done.
 
-        Only for requests that allow it, see `SearchRequest.can_join`.
+        Only for requests whose `SearchRequest.can_join` is true.
         """
-        self._state.join(rows)
-        self._add_sentences(len(rows))
+        self._state.join(sources)
+        self._add_sentences(len(sources))
 
     def _add_sentences(self, count: int) -> None:
         numbers = range(self._num_sentences, self._num_sentences + count)
         self._num_sentences += count
-        self._live.update(numbers)
+        self._live_sentences.update(numbers)
         for number in numbers:
-            self._results[number] = _ResultList(self._state.request.num_results)
+            self._results[number] = ResultList(self._state.request.num_results)
 
     def _choose(self, log_probs: Tensor) -> tuple[Candidates, Tensor, Tensor]:
-        """Return the best candidates of each sentence, on the CPU, and which of them end with EOS
-        or stay in the beam, (B, 2K) each.
+        """Return the 2 K best candidates of each sentence, which of them are finished, and which
+        may stay in the beam, (B, 2K) each, on the CPU.
 
-        At most K candidates end, so that among 2 K there are K that can stay.
+        At most K candidates are finished, so 2 K always include K that may stay.
         """
         beam = self._state.beam
         beam_size = self._state.request.config.beam_size
         sentences, indices = torch.unique_consecutive(beam.sentences, return_inverse=True)
         grid = BeamGrid(indices, len(sentences), log_probs.device)
-        best = best_candidates(beam.sums, log_probs, grid, 2 * beam_size)
+        best = best_candidates(beam.total_log_probs, log_probs, grid, 2 * beam_size)
         candidates = Candidates(*fetch(*best))
         is_eos = candidates.tokens == self._state.tokenizer.tgt.eos_id
         is_possible = candidates.sums > NEG_INF
-        stays = ~is_eos & is_possible
-        stays &= (~is_eos).cumsum(dim=1) <= beam_size
-        ends = is_eos & is_possible
-        ends[:, beam_size:] = False
-        return candidates, ends, stays
+        is_live = ~is_eos & is_possible
+        is_live &= (~is_eos).cumsum(dim=1) <= beam_size
+        is_finished = is_eos & is_possible
+        is_finished[:, beam_size:] = False
+        return candidates, is_finished, is_live
 
-    def _collect(self, beam: Beam) -> None:
-        """Add complete hypotheses to the results of their sentences."""
-        for sentence, hypothesis in self._state.complete(beam):
-            self._results[sentence].add(hypothesis)
-
-    def _keep_threshold(self, sentences: Tensor, lengths: Tensor) -> Tensor:
+    def _entry_threshold(self, sentences: Tensor, lengths: Tensor) -> Tensor:
         """Return the log-probability below which no hypothesis of `lengths` (B,) tokens enters the
-        results, (B, 1); a little less than the exact value, since sums are rounded.
+        results, (B, 1).
+
+        It is a little below the exact value, since sums are rounded.
         """
         scores = [self._results[i].min_entry_score for i in sentences.tolist()]
         threshold = min_log_prob(
@@ -127,11 +126,11 @@ class BeamSearch:
         return (threshold - _ROUNDING * (1 + threshold.abs())).unsqueeze(1)
 
     def _prune_threshold(self, sentences: Tensor, lengths: Tensor, limits: Tensor) -> Tensor:
-        """Return the log-probability above which a hypothesis of `lengths` (B,) tokens can still
-        become a result, (B, 1).
+        """Return the log-probability that a hypothesis of `lengths` (B,) tokens must exceed to stay
+        in the beam, (B, 1): with less, no continuation can become a result.
 
-        Where the results are full, a hypothesis may end with its next token: no prefix or minimum
-        length is left.
+        The shortest continuation has one more token, EOS: where the results are full, forced
+        prefixes and `min_length` lie behind.
         """
         scores = [self._results[i].worst_score for i in sentences.tolist()]
         next_lengths = lengths.double() + 1  # (B,)
@@ -145,20 +144,22 @@ class BeamSearch:
 
 
 @dataclass
-class _ResultList:
+class ResultList:
     """The best complete hypotheses of a sentence, best first."""
 
-    size: int  # maximum
+    capacity: int
     hypotheses: list[Hypothesis] = field(default_factory=list)
 
     @property
     def worst_score(self) -> float:
         """Score of the last result; minus infinity while the list is not full."""
-        return self.hypotheses[-1].score if len(self.hypotheses) == self.size else NEG_INF
+        if len(self.hypotheses) < self.capacity:
+            return NEG_INF
+        return self.hypotheses[-1].score
 
     @property
     def min_entry_score(self) -> float:
-        """Score without which no hypothesis enters the list."""
+        """The least score with which a hypothesis can enter the list."""
         if self.hypotheses and not self.hypotheses[-1].finished:
             return NEG_INF  # any finished hypothesis replaces an unfinished one
         return self.worst_score
@@ -167,14 +168,13 @@ class _ResultList:
         """Insert a hypothesis if it is among the best; of equal ones the first stays first."""
         self.hypotheses.append(hypothesis)
         self.hypotheses.sort(key=lambda h: (h.finished, h.score), reverse=True)
-        del self.hypotheses[self.size :]
+        del self.hypotheses[self.capacity :]
 
 
-def _extend(beam: Beam, candidates: Candidates, is_selected: Tensor) -> Beam:
+def _append(beam: Beam, candidates: Candidates, is_selected: Tensor) -> Beam:
     """Return the hypotheses of the candidates where `is_selected` (B, 2K) is true."""
-    parents = beam.select(candidates.rows[is_selected])
-    return parents.extend(
-        candidates.sums[is_selected],
+    return beam.select(candidates.rows[is_selected]).append(
         candidates.tokens[is_selected],
         candidates.log_probs[is_selected],
+        candidates.sums[is_selected],
     )

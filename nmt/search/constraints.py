@@ -3,7 +3,7 @@
 A new constraint is a class here, and a setting that adds it in `SearchRequest.all_constraints`.
 """
 
-# V vocab; rows, the live hypotheses
+# V vocab; R live hypotheses
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from nmt.search.hypotheses import Beam
 class Constraint(Protocol):
     """Changes the log-probabilities of the next token before search chooses among them.
 
-    A constraint may lower values, to minus infinity to forbid a token, and results report the
-    lowered values. It may not raise them: search stops when no better result is possible.
+    A constraint may lower a value, to minus infinity to forbid a token; hypotheses report the
+    lowered values. It must not raise values, since search drops hypotheses that cannot win any more
+    if log-probabilities only fall.
     """
 
     @property
     def can_join(self) -> bool:
-        """Whether it also holds for sentences that join a running search.
+        """Whether the constraint works for sentences that join a running search.
 
         The first token of such a sentence is not in column 0 of the beam, so a constraint that
-        uses `beam.length` or a sentence's position in the batch returns False.
+        depends on `beam.length` or on the number of a sentence must return False.
         """
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
-        """Return log-probabilities of the next token (rows, V) after each hypothesis of `beam`.
+        """Return changed log-probabilities (R, V) of the token after each hypothesis of `beam`.
 
-        `log_probs` (rows, V) may be changed in place.
+        May change `log_probs` (R, V) in place.
         """
 
 
 @dataclass(frozen=True)
 class ForbiddenTokens:
-    """Forbids tokens everywhere."""
+    """Forbids some tokens at every position."""
 
     tokens: list[int]
     can_join = True
@@ -71,22 +72,22 @@ class MinLength:
 class ForcedPrefix:
     """Forbids all tokens but the next one of each sentence's prefix."""
 
-    prefixes: Tensor  # (B, longest), -1 after the end of a prefix, on the CPU
+    prefixes: Tensor  # (B, longest prefix), padded with -1, on the CPU
     can_join = False
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
         if beam.length >= self.prefixes.size(1):
             return log_probs
-        forced = self.prefixes[beam.sentences, beam.length].unsqueeze(1)  # (rows, 1)
+        forced = self.prefixes[beam.sentences, beam.length].unsqueeze(1)  # (R, 1), -1 for no token
         forced = send(forced, log_probs.device)
-        tokens = forced.clamp(min=0)  # (rows, 1)
-        values = log_probs.gather(1, tokens)  # (rows, 1)
+        tokens = forced.clamp(min=0)  # (R, 1)
+        values = log_probs.gather(1, tokens)  # (R, 1)
         log_probs.masked_fill_(forced >= 0, NEG_INF)
         return log_probs.scatter_(1, tokens, values)
 
 
 def forbidden_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that no translation contains: padding, and BOS unless EOS takes its role."""
-    if tokenizer.bos_id == tokenizer.eos_id:
+    """Return the ids that no translation contains: padding and BOS."""
+    if tokenizer.bos_id == tokenizer.eos_id:  # in imported models whose decoder starts with EOS
         return [tokenizer.pad_id]
     return [tokenizer.pad_id, tokenizer.bos_id]

@@ -1,4 +1,4 @@
-"""A request to search: the sentences of a batch, the settings, their constraints and limits."""
+"""The input of a search: the sentences of a batch, the settings, and what follows from them."""
 
 from __future__ import annotations
 
@@ -22,57 +22,62 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """A batch of sentences to translate, and how."""
+    """A batch of sentences to translate, and the settings of their search."""
 
-    rows: Sequence[Ids]  # source ids without EOS
+    sources: Sequence[Ids]  # source ids of each sentence, without EOS
     config: SearchConfig
     prefixes: Sequence[Ids] = ()
-    """Target ids, without BOS, that the translation of each row starts with; may be empty. No
-    prefixes at all are the same as an empty one for each row.
+    """Target ids, without BOS, that the translation of each sentence starts with. `()` forces
+    nothing, like an empty prefix for every sentence.
     """
     keys: Sequence[int] | None = None
-    """For sampling: a number per row that its samples depend on, so that equal rows get different
-    samples. None counts the equal rows before. CTranslate2 ignores it.
+    """For sampling: a number per sentence that is part of its random seed, so that equal sentences
+    get different samples. By default the number of equal sentences before it. CTranslate2 ignores
+    the keys.
     """
-    n_best: int | None = None  # results per row; None for `beam_size`
-    with_scores: bool = True  # False lets an engine omit all scores, which may then be nan
-    constraints: Sequence[Constraint] = ()  # in addition to `config`; only the native engine
+    n_best: int | None = None  # hypotheses to return per sentence; None for `beam_size`
+    with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
+    constraints: Sequence[Constraint] = ()  # added to those of `config`; native engine only
 
     @property
     def num_results(self) -> int:
-        """Results per row; fewer take less work and are the first of those that more would be."""
+        """Number of hypotheses to return per sentence, at most `beam_size`.
+
+        A smaller number returns the first of the same hypotheses after a shorter search.
+        """
         return min(self.n_best or self.config.beam_size, self.config.beam_size)
 
     def length_limits(self) -> list[int]:
         """Return the maximum number of tokens of each translation, EOS included.
 
-        It is a * source tokens + b, or more where `min_length` or a forced prefix needs it.
+        The limit is max_length_a * source tokens + max_length_b, or more where `min_length` or a
+        forced prefix needs it.
         """
         config = self.config
         limits = []
-        for i, row in enumerate(self.rows):
+        for i, source in enumerate(self.sources):
+            limit = int(config.max_length_a * len(source)) + config.max_length_b
             prefix_length = len(self.prefixes[i]) if self.prefixes else 0
-            limit = int(config.max_length_a * len(row)) + config.max_length_b
             limits.append(max(limit, config.min_length + 1, prefix_length + 1))
         return limits
 
     def check_prefixes(self, tokenizer: Tokenizers) -> None:
         """Raise a `ConfigError` if a forced prefix contains a control symbol."""
-        names = {
+        control_symbols = {
             tokenizer.tgt.pad_id: "padding",
             tokenizer.tgt.bos_id: "the start symbol",
             tokenizer.tgt.eos_id: "the end symbol",
         }
         for number, prefix in enumerate(self.prefixes):
             for token in prefix:
-                if token in names:
+                if token in control_symbols:
                     raise ConfigError(
                         f"the forced prefix of sentence {number} contains id {token}, "
-                        f"{names[token]}; remove control symbols"
+                        f"{control_symbols[token]}; remove control symbols"
                     )
 
     def all_constraints(self, tokenizer: Tokenizers) -> list[Constraint]:
-        """Return the constraints that settings and prefixes imply, and the additional ones."""
+        """Return the constraints of the settings, of the forced prefixes, and `constraints`."""
         constraints: list[Constraint] = [ForbiddenTokens(forbidden_ids(tokenizer.tgt))]
         if self.config.min_length:
             constraints.append(MinLength(self.config.min_length, tokenizer.tgt.eos_id))
@@ -81,7 +86,7 @@ class SearchRequest:
         return constraints + list(self.constraints)
 
     def can_join(self, tokenizer: Tokenizers) -> bool:
-        """Return whether more sentences can join the search while it runs."""
+        """Return whether `BeamSearch.join` can add sentences to the search of this request."""
         if self.config.beam_size == 1 or self.config.sampling or self.config.needs_attention:
             return False
         return all(constraint.can_join for constraint in self.all_constraints(tokenizer))

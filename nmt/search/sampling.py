@@ -1,6 +1,6 @@
 """Sampling of tokens, reproducible for each sentence."""
 
-# V vocab; rows, the live hypotheses, `beam_size` samples per sentence
+# V vocab; R live hypotheses, `beam_size` samples per sentence
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from nmt.model.fast.transfer import send
 class Sampler:
     """Draws the next token of every hypothesis.
 
-    Each sample of a sentence has its own random generator, seeded with the seed, the key of the
-    sentence, the number of the sample and the source ids.
+    Each sample has its own random generator, seeded with the seed of the settings, the key of its
+    sentence, its number within the sentence and the source ids.
     """
 
     def __init__(
         self, sources: Sequence[Sequence[int]], keys: Sequence[int], config: SearchConfig
     ) -> None:
-        """`sources` are source ids with EOS; `keys` distinguish equal sources."""
+        """`sources` are source ids with EOS; different `keys` give equal sources other samples."""
         self.config = config
         self.generators: list[list[np.random.Generator]] = []
         for source, key in zip(sources, keys, strict=True):
@@ -35,11 +35,14 @@ class Sampler:
             self.generators.append([np.random.default_rng(seed) for seed in seeds])
 
     def draw(self, log_probs: Tensor, sentences: Tensor) -> Tensor:
-        """Draw from log-probabilities (rows, V) of `sentences` (rows,); return tokens (rows,)."""
-        noise = np.empty(log_probs.shape, dtype=np.float32)  # (rows, V)
+        """Draw a token for each hypothesis from its log-probabilities (R, V); return ids (R,).
+
+        `sentences` (R,) is the number of each hypothesis's sentence.
+        """
+        noise = np.empty(log_probs.shape, dtype=np.float32)  # (R, V)
         for row, sentence in enumerate(sentences.tolist()):
             generator = self.generators[sentence][row % self.config.beam_size]
-            # float64, in which none of many thousand draws is exactly 0
+            # in float32, one of many thousand draws might be 0 and its logarithm infinite
             noise[row] = -np.log(generator.standard_exponential(log_probs.size(1)))
         # The maximum of logits plus Gumbel noise is a sample of their softmax (Gumbel, 1954). It is
         # less sensitive to rounding of the logits than a search in cumulative probabilities.
@@ -48,23 +51,23 @@ class Sampler:
 
 
 def truncate(log_probs: Tensor, config: SearchConfig) -> Tensor:
-    """Return the logits to sample from (rows, V), with minus infinity for excluded tokens.
+    """Return the logits to sample from (R, V), with minus infinity for excluded tokens.
 
-    Divides by the temperature, keeps the `top_k` most probable tokens (Fan et al., 2018), and of
-    these, renormalized, the most probable that reach `top_p` (Holtzman et al., 2020). Tokens as
-    probable as the last one kept stay too.
+    Divides by the temperature and keeps the `top_k` most probable tokens (Fan et al., 2018).
+    Renormalizes, then keeps the smallest set of most probable tokens whose total probability
+    reaches `top_p` (Holtzman et al., 2020). Tokens that tie with the last one are kept too.
     """
-    logits = log_probs / config.temperature  # (rows, V)
+    logits = log_probs / config.temperature  # (R, V)
     if 0 < config.top_k < logits.size(1):
-        lowest = logits.topk(config.top_k).values[:, -1:]  # (rows, 1)
+        lowest = logits.topk(config.top_k).values[:, -1:]  # (R, 1)
         logits = logits.masked_fill(logits < lowest, NEG_INF)
     if config.top_p < 1:
-        ranked = logits.sort(dim=1, descending=True).values  # (rows, V)
-        probs = ranked.softmax(dim=1)  # (rows, V)
-        probs_before = probs.cumsum(dim=1) - probs  # (rows, V), total of the more probable tokens
+        ranked = logits.sort(dim=1, descending=True).values  # (R, V)
+        probs = ranked.softmax(dim=1)  # (R, V)
+        probs_before = probs.cumsum(dim=1) - probs  # (R, V), total of the more probable tokens
         is_excluded = probs_before >= config.top_p
-        lowest = ranked.masked_fill(is_excluded, float("inf")).amin(dim=1)  # (rows,)
-        lowest = lowest.unsqueeze(1)  # (rows, 1)
+        lowest = ranked.masked_fill(is_excluded, float("inf")).amin(dim=1)  # (R,)
+        lowest = lowest.unsqueeze(1)  # (R, 1)
         logits = logits.masked_fill(logits < lowest, NEG_INF)
     return logits
 
@@ -72,8 +75,8 @@ def truncate(log_probs: Tensor, config: SearchConfig) -> Tensor:
 def count_repeats(rows: Iterable[Sequence[int]]) -> list[int]:
     """Return for each row of ids the number of equal rows before it.
 
-    As keys, these give equal sentences different samples; other sentences' samples do not depend on
-    their position.
+    As keys for sampling, these numbers give equal sentences different samples, while all other
+    samples stay independent of the order of the sentences.
     """
     counters: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
     return [next(counters[tuple(row)]) for row in rows]

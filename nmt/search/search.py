@@ -3,8 +3,8 @@
 The result of a sentence depends neither on its neighbors in the batch nor on the device.
 """
 
-# B sentences, K hypotheses per sentence (1 if greedy), V vocab; rows, the live hypotheses, sorted
-# by sentence
+# B sentences, K hypotheses per sentence (1 if greedy), V vocab
+# R live hypotheses, sorted by sentence
 
 from __future__ import annotations
 
@@ -25,59 +25,76 @@ from nmt.search.stepper import Stepper
 def search(
     stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
 ) -> list[list[Hypothesis]]:
-    """Return the hypotheses of each row, best first; with beam size 1, search greedily.
+    """Return the hypotheses of each sentence, best first; with beam size 1, search greedily.
 
-    With sampling, return `beam_size` samples per row in the order drawn. Raises a `ConfigError` for
-    a prefix with control symbols, and a `ModelError` for a model whose output is not finite.
+    With sampling, return `beam_size` samples per sentence in the order drawn. Raises a
+    `ConfigError` for a prefix with control symbols, and a `ModelError` for a model whose output is
+    not finite.
     """
     request.check_prefixes(tokenizer)
-    if request.config.beam_size == 1 or request.config.sampling:
-        return _search_greedily(stepper, request, tokenizer)
+    if request.config.sampling:
+        return _sample(stepper, request, tokenizer)
+    if request.config.beam_size == 1:
+        return _extend_one_by_one(SearchState(stepper, request, tokenizer), None)
     beam_search = BeamSearch(stepper, request, tokenizer)
     while beam_search.num_live:
         beam_search.step()
-    return [beam_search.result(i) for i in range(len(request.rows))]
+    return [beam_search.result(i) for i in range(len(request.sources))]
 
 
-def _search_greedily(
+def _sample(
     stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
 ) -> list[list[Hypothesis]]:
-    """Extend each hypothesis by its most probable token, the lowest id among equals, until it is
-    complete. With sampling, extend K hypotheses per sentence by random tokens instead.
-    """
-    config = request.config
-    eos_id = tokenizer.tgt.eos_id
+    """Return `beam_size` samples of each sentence."""
+    num_samples = request.config.beam_size
+    keys = count_repeats(request.sources) if request.keys is None else request.keys
+    sources = [[*source, tokenizer.src.eos_id] for source in request.sources]
+    sampler = Sampler(sources, keys, request.config)
     state = SearchState(stepper, request, tokenizer)
-    sampler = None
-    num_samples = 1  # K
-    if config.sampling:
-        keys = count_repeats(request.rows) if request.keys is None else request.keys
-        sampler = Sampler([[*row, tokenizer.src.eos_id] for row in request.rows], keys, config)
-        num_samples = config.beam_size
     if num_samples > 1:
-        rows = torch.arange(len(request.rows)).repeat_interleave(num_samples)  # (B * K,)
-        state.go_on(state.beam.select(rows), rows)
-    results: list[dict[int, Hypothesis]] = [{} for _ in request.rows]  # by number of the sample
+        parents = torch.arange(len(sources)).repeat_interleave(num_samples)  # (B * K,)
+        state.replace_beam(state.beam.select(parents), parents)
+    return _extend_one_by_one(state, sampler)
+
+
+def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list[Hypothesis]]:
+    """Extend each hypothesis of `state` by one token per step until it is complete; return the
+    hypotheses of each sentence in the order of their rows.
+
+    The token is drawn by `sampler`, or else the most probable one, the lowest id among equals.
+    """
+    eos_id = state.tokenizer.tgt.eos_id
+    num_samples = len(state.beam) // len(state.limits)  # K
+    complete: list[dict[int, Hypothesis]] = [{} for _ in state.limits]  # by number of the sample
     while len(state.beam):
-        log_probs = state.next_log_probs()  # (rows, V)
+        log_probs = state.next_log_probs()  # (R, V)
         beam = state.beam
         tokens = sampler.draw(log_probs, beam.sentences) if sampler else likeliest(log_probs)
-        token_log_probs = log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)  # (rows,)
-        beam = state.beam = beam.extend(beam.sums + token_log_probs, tokens, token_log_probs)
-        is_at_limit = state.limits[beam.sentences] == beam.length  # (rows,)
-        is_complete = (fetch(tokens)[0] == eos_id) | is_at_limit  # (rows,)
-        if not is_complete.any():
-            continue
-        complete_rows = is_complete.nonzero().squeeze(1)
-        complete = state.complete(beam.select(complete_rows))
-        for row, (sentence, hypothesis) in zip(complete_rows.tolist(), complete, strict=True):
-            # a sample that was complete before, and went on with the others, is not replaced
-            results[sentence].setdefault(row % num_samples, hypothesis)
-        is_open = torch.tensor([len(results[i]) < num_samples for i in beam.sentences.tolist()])
-        if not is_open.all():
-            rows = is_open.nonzero().squeeze(1)
-            state.go_on(beam.select(rows), rows)
-    samples = [[by_number[number] for number in range(num_samples)] for by_number in results]
-    for hypotheses in samples:
-        check_finite(hypotheses)
-    return samples
+        token_log_probs = log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)  # (R,)
+        beam = beam.append(tokens, token_log_probs, beam.total_log_probs + token_log_probs)
+        state.beam = beam
+        is_at_limit = state.limits[beam.sentences] == beam.length  # (R,)
+        is_complete = (fetch(tokens)[0] == eos_id) | is_at_limit  # (R,)
+        if is_complete.any():
+            complete_rows = is_complete.nonzero().squeeze(1)
+            hypotheses = state.to_hypotheses(beam.select(complete_rows))
+            for row, (sentence, hypothesis) in zip(complete_rows.tolist(), hypotheses, strict=True):
+                # All samples of a sentence go on until the last one is complete; what a complete
+                # sample gets after its end is ignored.
+                complete[sentence].setdefault(row % num_samples, hypothesis)
+            _drop_complete_sentences(state, complete, num_samples)
+    results = [[samples[number] for number in range(num_samples)] for samples in complete]
+    for hypotheses_of_sentence in results:
+        check_finite(hypotheses_of_sentence)
+    return results
+
+
+def _drop_complete_sentences(
+    state: SearchState, complete: list[dict[int, Hypothesis]], num_samples: int
+) -> None:
+    """Remove the sentences from the beam all of whose samples are complete."""
+    sentences = state.beam.sentences
+    is_live = torch.tensor([len(complete[i]) < num_samples for i in sentences.tolist()])  # (R,)
+    if not is_live.all():
+        rows = is_live.nonzero().squeeze(1)
+        state.replace_beam(state.beam.select(rows), rows)

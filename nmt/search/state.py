@@ -1,10 +1,10 @@
 """The state of a running search: the beam, and the model's state after its hypotheses."""
 
-# B sentences, S source, V vocab; rows, the live hypotheses, sorted by sentence
+# B sentences, S source, V vocab; R live hypotheses, sorted by sentence
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -20,17 +20,16 @@ from nmt.search.stepper import Stepper
 
 
 class SearchState:
-    """The beam of a batch, and the state of the model. Sentences are numbered in the order in which
-    they are added.
+    """The live hypotheses of a batch (`beam`) and the state of the model that extends them.
 
-    The first token of a sentence that joins late is not in column 0 of the beam, but in
-    `first_columns` (B,).
+    Sentences are numbered in the order in which they are added. All rows of the beam have the same
+    number of columns; the tokens of a sentence that joined late begin at `first_columns` (B,).
     """
 
     def __init__(self, stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers) -> None:
         self.request = request
         self.tokenizer = tokenizer
-        src, src_lengths = pad_source(request.rows, tokenizer)  # (B, S), (B,)
+        src, src_lengths = pad_source(request.sources, tokenizer)  # (B, S), (B,)
         needs_attention = request.config.needs_attention
         self.limits = torch.tensor(request.length_limits())  # (B,), tokens, EOS included
         self.first_columns = torch.zeros_like(self.limits)  # (B,)
@@ -39,90 +38,94 @@ class SearchState:
         )
         self._stepper = stepper
         self._constraints = request.all_constraints(tokenizer)
-        self._num_words = src_lengths - 1  # (B,), without EOS
+        self._num_words = src_lengths - 1  # (B,), source tokens without EOS
         self._model_state = stepper.start(src, src_lengths, attention=needs_attention)
 
     def next_log_probs(self) -> Tensor:
-        """Return the log-probabilities of the token after each hypothesis (rows, V), under the
-        constraints. Record the attention of this step if the settings need it.
+        """Return the log-probabilities of the token after each hypothesis (R, V), with the
+        constraints applied.
+
+        Feeds the newest token of each hypothesis to the model. Records the attention of this step
+        in `beam` if the settings need it.
         """
         if self.beam.length:
-            tokens = self.beam.tokens[:, -1]  # (rows,)
+            tokens = self.beam.tokens[:, -1]  # (R,)
         else:
             bos_id = self.tokenizer.tgt.bos_id
             tokens = torch.full((len(self.beam),), bos_id, device=self.beam.tokens.device)
-        log_probs = self._stepper.step(tokens, self._model_state)  # (rows, V)
+        log_probs = self._stepper.step(tokens, self._model_state)  # (R, V)
         if self.request.config.needs_attention:
-            attention = self._stepper.attention(self._model_state)  # (rows, S)
+            attention = self._stepper.attention(self._model_state)  # (R, S)
             self.beam = self.beam.record_attention(attention)
         for constraint in self._constraints:
             log_probs = constraint(log_probs, self.beam)
         return log_probs
 
-    def lengths(self, sentences: Tensor, end: int) -> Tensor:
-        """Return the number of tokens before column `end` in hypotheses of `sentences`."""
-        return end - self.first_columns[sentences]
+    def num_tokens(self, sentences: Tensor, num_columns: int) -> Tensor:
+        """Return how many of the first `num_columns` columns of the beam hold tokens of each of the
+        given sentences.
+        """
+        return num_columns - self.first_columns[sentences]
 
-    def go_on(self, beam: Beam, rows: Tensor) -> None:
-        """Replace the beam by one whose hypotheses continue `rows` (rows',) of it."""
-        if len(rows):
-            self._model_state = self._stepper.reorder(self._model_state, rows)
+    def replace_beam(self, beam: Beam, parents: Tensor) -> None:
+        """Go on with `beam`, whose hypotheses extend rows `parents` (R',) of the present one."""
+        if len(parents):
+            self._model_state = self._stepper.reorder(self._model_state, parents)
         self.beam = beam
 
-    def complete(self, beam: Beam) -> Iterator[tuple[int, Hypothesis]]:
-        """Yield each hypothesis of `beam` with the number of its sentence; waits once for the
-        device.
+    def to_hypotheses(self, beam: Beam) -> list[tuple[int, Hypothesis]]:
+        """Return each row of `beam` as a scored hypothesis, with the number of its sentence.
+
+        Waits for the device once.
         """
         coverages = [0.0] * len(beam)
         alignments: list[list[int]] | None = None
         if beam.alignment is None or beam.attention_sums is None:
-            tokens, log_probs = fetch(beam.tokens, beam.log_probs)  # (rows, length) each
+            tokens, log_probs = fetch(beam.tokens, beam.token_log_probs)  # (R, length) each
         else:
-            num_words = send(self._num_words[beam.sentences], beam.tokens.device)  # (rows,)
-            coverage = coverage_score(beam.attention_sums, num_words)  # (rows,)
+            num_words = send(self._num_words[beam.sentences], beam.tokens.device)  # (R,)
+            coverage = coverage_score(beam.attention_sums, num_words)  # (R,)
             tokens, log_probs, coverage, alignment = fetch(
-                beam.tokens, beam.log_probs, coverage, beam.alignment
+                beam.tokens, beam.token_log_probs, coverage, beam.alignment
             )
             coverages = coverage.tolist()
             alignments = alignment.tolist()
         token_rows = tokens.tolist()
         log_prob_rows = log_probs.tolist()
         first_columns = self.first_columns[beam.sentences].tolist()
+        numbered_hypotheses = []
         for row, sentence in enumerate(beam.sentences.tolist()):
             first = first_columns[row]
-            yield (
-                sentence,
-                Hypothesis.from_tokens(
-                    token_rows[row][first:],
-                    log_prob_rows[row][first:],
-                    self.request.config,
-                    eos_id=self.tokenizer.tgt.eos_id,
-                    coverage=coverages[row],
-                    alignment=alignments[row] if alignments else None,
-                ),
+            hypothesis = Hypothesis.from_tokens(
+                token_rows[row][first:],
+                log_prob_rows[row][first:],
+                self.request.config,
+                eos_id=self.tokenizer.tgt.eos_id,
+                coverage=coverages[row],
+                alignment=alignments[row] if alignments else None,
             )
+            numbered_hypotheses.append((sentence, hypothesis))
+        return numbered_hypotheses
 
-    def join(self, rows: Sequence[Ids]) -> None:
-        """Add sentences, given as source ids, to the end of the beam. Drops the columns that no
-        hypothesis uses.
-        """
+    def join(self, sources: Sequence[Ids]) -> None:
+        """Add sentences after those in the beam; drop columns that no hypothesis uses any more."""
         beam = self.beam
         num_unused = int(self.first_columns[beam.sentences].min())
         length = beam.length - num_unused
-        new_sentences = len(self.limits) + torch.arange(len(rows))  # (B',)
-        new_limits = torch.tensor(replace(self.request, rows=rows).length_limits())  # (B',)
+        new_sentences = len(self.limits) + torch.arange(len(sources))  # (B',)
+        new_limits = torch.tensor(replace(self.request, sources=sources).length_limits())  # (B',)
         new_columns = torch.full_like(new_limits, length)  # (B',)
         self.limits = torch.cat([self.limits, new_limits])
         self.first_columns = torch.cat([self.first_columns - num_unused, new_columns])
-        shape = (len(rows), length)
+        shape = (len(sources), length)
         device = beam.tokens.device
         padding = torch.full(shape, self.tokenizer.tgt.bos_id, device=device)  # (B', length)
         zeros = torch.zeros(shape, device=device)  # (B', length)
         self.beam = Beam(
             sentences=torch.cat([beam.sentences, new_sentences]),
-            sums=torch.cat([beam.sums, zeros.sum(dim=1)]),
+            total_log_probs=torch.cat([beam.total_log_probs, zeros.sum(dim=1)]),
             tokens=torch.cat([beam.tokens[:, num_unused:], padding]),
-            log_probs=torch.cat([beam.log_probs[:, num_unused:], zeros]),
+            token_log_probs=torch.cat([beam.token_log_probs[:, num_unused:], zeros]),
         )
-        src, src_lengths = pad_source(rows, self.tokenizer)  # (B', S), (B',)
+        src, src_lengths = pad_source(sources, self.tokenizer)  # (B', S), (B',)
         self._model_state = self._stepper.join(self._model_state, src, src_lengths)

@@ -1,9 +1,9 @@
-"""The interface of a model for search and scoring, and its two implementations: a Transformer, and
+"""The interface of a model to search and scoring, and its two implementations: a Transformer, and
 an ensemble of models with one vocabulary.
 """
 
 # B sentences, S source, T target, D d_model, V vocab, M members of an ensemble
-# rows, the live hypotheses, sorted by sentence; their number varies by sentence
+# R live hypotheses, sorted by sentence; sentences may have different numbers of them
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from nmt.model.fast.packing import pack
 from nmt.model.fast.transfer import send
 from nmt.model.transformer import AttentionWeights, alignment_layer
 
-MAX_LOGITS = 1 << 24  # computed at a time when scoring, 64 MiB in float32
-STEP_ROWS = 128  # of logits that a CPU computes at a time in a step
+MAX_LOGITS = 1 << 24  # of a call when scoring: 64 MiB in float32
+STEP_ROWS = 128  # a CPU computes the logits of this many hypotheses at a time
 
 
 class Scored(NamedTuple):
-    """The scores of given targets."""
+    """What `Stepper.score` returns."""
 
-    log_probs: Tensor  # (B, T), nats, of each token
+    log_probs: Tensor  # (B, T), of each target token, in nats
     attention: Tensor | None  # (B, T, S), if requested
 
 
@@ -40,59 +40,70 @@ class Stepper(Protocol):
     device: torch.device
 
     def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> Any:
-        """Encode source ids (B, S) and return the state of B rows, one a sentence. With
-        `attention`, every step records the attention to the source.
+        """Encode source ids (B, S) of `src_lengths` (B,) tokens each; return the model's state with
+        one empty hypothesis per sentence (R = B).
+
+        With `attention`, every step records the attention to the source.
         """
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
-        """Add the newest `tokens` (rows,) and return log-probabilities of the next (rows, V) in
-        float32.
+        """Append a token to each hypothesis, ids (R,); return the log-probabilities of the next one
+        (R, V) in float32.
         """
 
     def reorder(self, state: Any, rows: Tensor) -> Any:
-        """Go on with `rows` (rows',), on the CPU, sorted by sentence; a row may be repeated."""
+        """Replace the hypotheses by the given rows (R',), an index on the CPU, sorted by sentence.
+
+        A row may occur several times or not at all.
+        """
 
     def join(self, state: Any, src: Tensor, src_lengths: Tensor) -> Any:
-        """Add sentences (B, S) to the end of `state`, one row each."""
+        """Add sentences (B, S) after those of `state`, with one empty hypothesis each."""
 
     def attention(self, state: Any) -> Tensor:
-        """Return the attention of the last step to the source (rows, S), each row a sum of 1, in
-        float32; it may be wider, with zeros at the end.
+        """Return the attention of the last step to the source (R, S or more) in float32.
+
+        Each row sums to 1, and columns beyond S are 0.
         """
 
     def score(
         self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
     ) -> Scored:
-        """Score each token of `tgt_out` (B, T) after the tokens before it, `tgt_in` (B, T)."""
+        """Score target ids `tgt_out` (B, T), given the decoder's input `tgt_in` (B, T): the same
+        ids, shifted right by BOS.
+        """
 
 
 class ModelState(NamedTuple):
-    """The state of a `ModelStepper`, changed in place."""
+    """The state of a `ModelStepper`; its methods change it in place."""
 
     decoding: DecodingState
-    attention_out: AttentionWeights | None  # of the last step, if requested
+    attention_out: AttentionWeights | None  # receives the weights of each step, if requested
 
 
 class ModelStepper:
-    """Steps through a `Transformer` with a cache of keys and values."""
+    """Predicts with a `Transformer` and a cache of keys and values.
+
+    `dtype` is the number format for autocast.
+    """
 
     def __init__(self, model: FastTransformer, dtype: torch.dtype = torch.float32) -> None:
         self.model = model.eval()
         self.dtype = dtype
         self.device = model.embedding.weight.device
         layer: Any = model.decoder_layers[alignment_layer(model.config.num_decoder_layers)]
-        self.aligner: nn.Module = layer.cross_attention
+        self.alignment_attention: nn.Module = layer.cross_attention
 
     def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> ModelState:
         """See `Stepper.start`; `src_lengths` is on the CPU."""
         with self._autocast():
             decoding = self.model.start(send(src, self.device), src_lengths)
-        return ModelState(decoding, {self.aligner: None} if attention else None)
+        return ModelState(decoding, {self.alignment_attention: None} if attention else None)
 
     def step(self, tokens: Tensor, state: ModelState) -> Tensor:
         """See `Stepper.step`."""
         with self._autocast():
-            hidden = self.model.step(tokens, state.decoding, state.attention_out)  # (rows, D)
+            hidden = self.model.step(tokens, state.decoding, state.attention_out)  # (R, D)
             if self.device.type != "cpu" or torch.is_grad_enabled():
                 return torch.log_softmax(self.model.logits(hidden).float(), dim=-1)
             # a few rows at a time, so that the logits stay in the CPU's caches
@@ -101,7 +112,7 @@ class ModelStepper:
                 rows = slice(start, start + STEP_ROWS)
                 logits = self.model.logits(hidden[rows]).float()
                 torch.log_softmax(logits, dim=-1, out=log_probs[rows])
-        return log_probs  # (rows, V)
+        return log_probs  # (R, V)
 
     def reorder(self, state: ModelState, rows: Tensor) -> ModelState:
         """See `Stepper.reorder`."""
@@ -117,16 +128,18 @@ class ModelStepper:
     def attention(self, state: ModelState) -> Tensor:
         """See `Stepper.attention`."""
         assert state.attention_out is not None
-        weights = state.attention_out[self.aligner]  # (rows, H, 1, S)
+        weights = state.attention_out[self.alignment_attention]  # (R, H, 1, S)
         assert weights is not None
-        return self._mean_of_heads(weights)[:, -1]  # (rows, S)
+        return self._mean_of_heads(weights)[:, -1]  # (R, S)
 
     @torch.inference_mode()
     def score(
         self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
     ) -> Scored:
         """See `Stepper.score`; computes `MAX_LOGITS` at a time to bound the memory."""
-        attention_out: AttentionWeights | None = {self.aligner: None} if attention else None
+        attention_out: AttentionWeights | None = (
+            {self.alignment_attention: None} if attention else None
+        )
         src_packing = pack((src_lengths - int(self.model.drops_eos)).tolist()).to(self.device)
         # padding on the right of a target changes nothing before it
         tgt_packing = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)
@@ -142,11 +155,15 @@ class ModelStepper:
                 logits = self.model.logits(hidden[rows]).float()
                 losses.append(F.cross_entropy(logits, target_ids[rows], reduction="none"))
         log_probs = -torch.cat(losses).view(tgt_out.shape)  # (B, T)
-        weights = None if attention_out is None else attention_out[self.aligner]  # (B, H, T, S)
+        weights = (
+            None if attention_out is None else attention_out[self.alignment_attention]
+        )  # (B, H, T, S)
         return Scored(log_probs, None if weights is None else self._mean_of_heads(weights))
 
     def _mean_of_heads(self, weights: Tensor) -> Tensor:
-        """Map weights (B, H, T, S) to (B, T, S), with a zero for an EOS that is not read."""
+        """Average weights (B, H, T, S) over heads to (B, T, S); add a zero for a source EOS that
+        the encoder does not read.
+        """
         return F.pad(weights.mean(dim=1), (0, int(self.model.drops_eos)))
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -156,10 +173,10 @@ class ModelStepper:
 
 
 class EnsembleStepper:
-    """Averages the probabilities of its members, or their log-probabilities.
+    """Predicts with several models: averages their probabilities or log-probabilities.
 
-    The mean of log-probabilities is not normalized again: a sentence scores the mean of its
-    members' scores. Attention is the mean of the members' attention.
+    The mean of log-probabilities is not normalized again, so that a sentence's log-probability is
+    the mean over the members. Attention is the mean of the members' attention.
     """
 
     def __init__(
@@ -176,7 +193,7 @@ class EnsembleStepper:
     def step(self, tokens: Tensor, state: list[Any]) -> Tensor:
         """See `Stepper.step`."""
         log_probs = [member.step(tokens, state[i]) for i, member in enumerate(self.members)]
-        return self._mean(log_probs)  # (rows, V)
+        return self._mean(log_probs)  # (R, V)
 
     def reorder(self, state: list[Any], rows: Tensor) -> list[Any]:
         """See `Stepper.reorder`."""
@@ -189,7 +206,7 @@ class EnsembleStepper:
     def attention(self, state: list[Any]) -> Tensor:
         """See `Stepper.attention`."""
         weights = [member.attention(state[i]) for i, member in enumerate(self.members)]
-        return torch.stack(weights).mean(dim=0)  # (rows, S)
+        return torch.stack(weights).mean(dim=0)  # (R, S)
 
     def score(
         self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool

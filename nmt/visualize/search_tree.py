@@ -49,7 +49,7 @@ class SearchRecord:
         top = log_probs.topk(min(_NUM_LIKELIEST, log_probs.size(1)))
         probabilities = top.values.double().exp()
         for i, tokens in enumerate(beam.tokens.tolist()):
-            self.log_probs[tuple(tokens)] = float(beam.sums[i])
+            self.log_probs[tuple(tokens)] = float(beam.total_log_probs[i])
             self.likeliest[tuple(tokens)] = list(
                 zip(top.indices[i].tolist(), probabilities[i].tolist(), strict=True)
             )

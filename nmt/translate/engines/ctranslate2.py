@@ -68,9 +68,9 @@ class CTranslate2Backend:
         if request.constraints:
             raise _unsupported("constraints", list(request.constraints))
         request.check_prefixes(self._tokenizer)
-        self._check_lengths(request.rows)
+        self._check_lengths(request.sources)
         config = request.config
-        source = _to_pieces(request.rows, self._src_pieces)
+        source = _to_pieces(request.sources, self._src_pieces)
         results = self._engine.translate_batch(
             source,
             _to_pieces(request.prefixes, self._tgt_pieces) if any(request.prefixes) else None,
