@@ -15,7 +15,7 @@ import pytest
 from toy import batch_rows
 
 from nmt.data import batching
-from nmt.data.batch import batch_cost, bucket, padding_share
+from nmt.data.batch import batch_cost, bucket_by_length, padding_share
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.mixing import CorpusRange, make_mix
 from nmt.errors import ConfigError
@@ -65,10 +65,10 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counting_bucket(lengths: Any, max_tokens: int, order: Any) -> list[Any]:
         calls.append(len(order))
-        return bucket(lengths, max_tokens, order)
+        return bucket_by_length(lengths, max_tokens, order)
 
     monkeypatch.setattr(batching, "_POOL_PAIRS", 30)
-    monkeypatch.setattr(batching, "bucket", counting_bucket)
+    monkeypatch.setattr(batching, "bucket_by_length", counting_bucket)
     return calls
 
 
@@ -80,7 +80,7 @@ def test_bucket_puts_every_pair_in_one_batch_within_the_bound() -> None:
         lengths = random_lengths(seed)
         bound = int(np.random.default_rng(seed).integers(lengths.max(), 500))
         order = np.random.default_rng(seed + 1).permutation(len(lengths))
-        batches = bucket(lengths, bound, order)
+        batches = bucket_by_length(lengths, bound, order)
         assert sorted(flat(batches)) == list(range(len(lengths))), seed
         longest = lengths.max(axis=1)
         assert (np.diff(longest[flat(batches)]) >= 0).all(), seed
@@ -90,14 +90,17 @@ def test_bucket_puts_every_pair_in_one_batch_within_the_bound() -> None:
         for rows, following in itertools.pairwise(batches):  # no batch is cut too early
             assert (len(rows) + 1) * longest[following[0]] > bound, seed
         selected = np.arange(0, len(lengths), 3)  # of a part of the pairs
-        assert sorted(np.concatenate(bucket(lengths, 200, selected)).tolist()) == selected.tolist()
+        assert (
+            sorted(np.concatenate(bucket_by_length(lengths, 200, selected)).tolist())
+            == selected.tolist()
+        )
 
 
 def test_padding_share_equals_a_count_of_empty_positions() -> None:
     assert padding_share(np.ones((1, 2), dtype=np.int32), []) == 0  # of a rank without a pair
     for seed in CASES:
         lengths = random_lengths(seed)
-        batches = bucket(lengths, 200, np.arange(len(lengths)))
+        batches = bucket_by_length(lengths, 200, np.arange(len(lengths)))
         num_empty = num_positions = 0
         for rows, side in itertools.product(batches, (0, 1)):
             side_lengths = lengths[rows, side]

@@ -18,7 +18,7 @@ from toy import assert_resumes_exactly, call_before, make_run, read_values, trai
 from nmt.config import StageConfig, TrainConfig
 from nmt.data import batching, mixing
 from nmt.data.binary import ParallelData
-from nmt.data.mixing import CorpusRange, make_mix, pairs_an_epoch
+from nmt.data.mixing import CorpusRange, compute_pairs_per_epoch, make_mix
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.runtime.distributed import World
@@ -97,17 +97,17 @@ def test_pools_share_an_epoch_and_every_corpus_of_it() -> None:
 def test_temperature_evens_out_the_shares_and_keeps_the_length_of_the_epoch() -> None:
     sizes = [1000, 10, 90]
     weights = [1.0, 2.0, 0.0]
-    assert pairs_an_epoch(sizes, weights, 1.0) == [1000, 20, 0]
-    hot = pairs_an_epoch(sizes, weights, 2.0)
+    assert compute_pairs_per_epoch(sizes, weights, 1.0) == [1000, 20, 0]
+    hot = compute_pairs_per_epoch(sizes, weights, 2.0)
     assert sum(hot) == pytest.approx(1020)
     assert hot[1] / hot[0] == pytest.approx(2 * (10 / 1000) ** 0.5)
-    even = pairs_an_epoch(sizes, weights, 1e9)
+    even = compute_pairs_per_epoch(sizes, weights, 1e9)
     assert even[1] / even[0] == pytest.approx(2)
     assert hot[2] == even[2] == 0
-    heated = pairs_an_epoch([*SIZES.values()], [1, 1, 1], 5.0)
-    assert make_mix(corpora(), {}, 5.0).amounts == heated
+    heated = compute_pairs_per_epoch([*SIZES.values()], [1, 1, 1], 5.0)
+    assert make_mix(corpora(), {}, 5.0).pairs_per_epoch == heated
     for size in range(1, 200):  # temperature does not change a single corpus
-        assert pairs_an_epoch([size], [0.7], 3.3) == [0.7 * size]
+        assert compute_pairs_per_epoch([size], [0.7], 3.3) == [0.7 * size]
 
 
 # --- errors

@@ -21,7 +21,7 @@ from toy import call_before
 
 from nmt.config import Adapter, ModelConfig, Optimizer, OptimizerConfig, Sharding, TrainConfig
 from nmt.data import Lengths, Rows
-from nmt.data.batch import bucket
+from nmt.data.batch import bucket_by_length
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
 from nmt.runtime.distributed import World
@@ -81,7 +81,7 @@ def plan_under_limit(lengths: Lengths, max_tokens: int, path: Path) -> None:
         preflight(run, lengths, max_tokens, device=CPU, reserved_bytes=ballast, remedy=REMEDY)
     message = str(info.value)
     advised = int(message.split("max_tokens=")[2].split(",")[0])
-    batches = bucket(lengths, advised, np.random.default_rng(1).permutation(len(lengths)))
+    batches = bucket_by_length(lengths, advised, np.random.default_rng(1).permutation(len(lengths)))
     for rows in batches:
         run(rows)
         optimizer.step()
@@ -139,7 +139,7 @@ def test_every_batch_of_every_epoch_is_at_most_as_large_as_those_tried() -> None
     assert tried[0][0] == largest[0]
     for epoch in range(5):
         order = np.random.default_rng(epoch).permutation(len(lengths))
-        measures = list(map(measure, bucket(lengths, 700, order)))
+        measures = list(map(measure, bucket_by_length(lengths, 700, order)))
         assert (np.max(measures, axis=0) == largest).all()
 
 

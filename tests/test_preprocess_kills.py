@@ -24,7 +24,7 @@ from preprocessing import (
 )
 from toy import command
 
-from nmt.data.text import unpacking
+from nmt.data.text import read_errors
 from nmt.preprocess import workspace
 from nmt.preprocess.chunks import Chunk, Source, Span, read_span
 from nmt.preprocess.workspace import open_workspace
@@ -140,7 +140,7 @@ def test_a_disk_that_fails_for_a_while_costs_no_shard_that_is_done(
 ) -> None:
     def read(sources: list[Source], span: Span) -> Iterator[Chunk]:
         if span.number == 2 and (tmp_path / ".data.work/records/encode").exists():
-            with unpacking("train.src.txt"):
+            with read_errors("train.src.txt"):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
         yield from read_span(sources, span)
 

@@ -17,7 +17,7 @@ from toy import assert_resumes_exactly, command, make_run, read_pairs, write_cor
 
 from nmt.config import TokenizerType
 from nmt.data.batching import Update
-from nmt.data.noise import SubwordSampling, WordCutter
+from nmt.data.noise import SubwordSampling, WordSegmenter
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError
@@ -40,8 +40,8 @@ def test_cuts_keep_the_text_and_grow_with_the_amount() -> None:
         text = "<de> the small green house Ω sees a tree"
         lengths = []
         ids = np.array(tokenizer.encode(text))
-        for amount in (0.001, 0.3, 0.9) if kind is TokenizerType.bpe else (9.0, 0.3, 0.01):
-            sampling = SubwordSampling(tokenizer, amount, 1)
+        for alpha in (0.001, 0.3, 0.9) if kind is TokenizerType.bpe else (9.0, 0.3, 0.01):
+            sampling = SubwordSampling(tokenizer, alpha, 1)
             fixed = [tokenizer.encode("<de>")[-1], *tokenizer.byte_ids]  # tags and bytes
             num_ids = 0
             for row in range(200):
@@ -55,17 +55,17 @@ def test_cuts_keep_the_text_and_grow_with_the_amount() -> None:
 
 
 def test_without_dropout_the_cuts_are_those_of_sentencepiece(tokenizer: Tokenizer) -> None:
-    cutter = WordCutter(tokenizer, 0.0)
+    cutter = WordSegmenter(tokenizer, 0.0)
     for text in sentences(100, seed=3):
         ids = tokenizer.encode(text)
-        assert cutter.cut(ids, np.random.default_rng(1)).tolist() == ids
+        assert cutter.segment(ids, np.random.default_rng(1)).tolist() == ids
 
 
 def test_unigram_cuts_are_drawn_with_their_probabilities() -> None:
     tokenizer = train_tokenizer(
         sentences(200), tokenizer_config(type=TokenizerType.unigram, vocab_size=285)
     )
-    cutter = WordCutter(tokenizer, 0.3)
+    cutter = WordSegmenter(tokenizer, 0.3)
     word = "abab"
     cutter.scores = {"a": -1.0, "b": -2.0, "ab": -2.5, "ba": -4.0, "bab": -3.0}
 
@@ -82,7 +82,7 @@ def test_unigram_cuts_are_drawn_with_their_probabilities() -> None:
 
 def test_a_merge_is_left_out_as_often_as_the_probability_says(tokenizer: Tokenizer) -> None:
     word = next("▁" + x for x in "ast" if "▁" + x in tokenizer.all_pieces())
-    cutter = WordCutter(tokenizer, 0.3)
+    cutter = WordSegmenter(tokenizer, 0.3)
     num_cut = 0
     for i in range(4000):
         num_cut += len(cutter._draw_merges(word, Random(i))) == 2  # ▁ and the letter
@@ -170,4 +170,4 @@ def test_runs_resume_exactly_and_a_tokenizer_of_characters_is_refused(
         minloglevel=2,
     )
     with pytest.raises(ConfigError, match="subword_sampling=0.1: needs a bpe or unigram tokenizer"):
-        WordCutter(Tokenizer(model.getvalue()), 0.1)
+        WordSegmenter(Tokenizer(model.getvalue()), 0.1)

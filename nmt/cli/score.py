@@ -12,7 +12,7 @@ from nmt.cli.streams import find_output, open_output
 from nmt.cli.translate import load_translator
 from nmt.config import OutputFormat, ScoreConfig
 from nmt.data.languages import Tags, encode_sources
-from nmt.data.text import packed, pair_lines, read_input
+from nmt.data.text import compress, pair_lines, read_input
 from nmt.runtime.distributed import set_num_threads
 from nmt.runtime.files import replace_file
 from nmt.search.hypotheses import Hypothesis
@@ -37,7 +37,7 @@ def score(config: ScoreConfig) -> None:
         else:
             temporary = stack.enter_context(replace_file(output_file))
             file = stack.enter_context(temporary.open("wb"))
-            stream = stack.enter_context(packed(file, output_file.suffix))
+            stream = stack.enter_context(compress(file, output_file.suffix))
         for index, record in enumerate(_score_pairs(pairs, translator, config)):
             if config.format is OutputFormat.text:
                 line = str(record[config.measure.value])

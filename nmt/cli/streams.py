@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import IO
 
 from nmt.config import resolve
-from nmt.data.text import WaitingLines, is_packed, is_stream, open_bytes, read_input, read_stream
+from nmt.data.text import (
+    WaitingLines,
+    is_compressed,
+    is_stream,
+    open_bytes,
+    read_input,
+    read_stream,
+)
 from nmt.errors import ConfigError
 
 
@@ -56,7 +63,7 @@ def open_input(path: str, stack: contextlib.ExitStack) -> tuple[Iterator[str], C
     if status is not None and not stat.S_ISREG(status.st_mode):  # a terminal, pipe or socket
         waiting = WaitingLines(sys.stdin.buffer.fileno())
         return read_stream(waiting, "stdin"), waiting.has_more
-    if path == "-" or not is_stream(path) or is_packed(path):
+    if path == "-" or not is_stream(path) or is_compressed(path):
         return read_input(path), lambda: True
     waiting = WaitingLines(stack.enter_context(resolve(path).open("rb", buffering=0)).fileno())
     return read_stream(waiting, path), waiting.has_more
@@ -68,7 +75,7 @@ def input_size(path: str) -> int | None:
         status = _stdin_status()
         is_file = status is not None and stat.S_ISREG(status.st_mode)
         return status.st_size if status is not None and is_file else None
-    if is_packed(path) or is_stream(path):
+    if is_compressed(path) or is_stream(path):
         return None
     return resolve(path).stat().st_size
 

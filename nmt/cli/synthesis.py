@@ -21,7 +21,7 @@ from nmt.config import (
     resolve,
 )
 from nmt.data.languages import LanguagePair, default_directions
-from nmt.data.text import check_file, is_packed, is_stream, read_input
+from nmt.data.text import check_file, is_compressed, is_stream, read_input
 from nmt.errors import DataError
 from nmt.preprocess.sources import match_files
 from nmt.runtime.progress import Progress
@@ -131,7 +131,7 @@ def _translate(
     folder = resolve(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     total_bytes: int | None = None
-    if not any(is_stream(file) or is_packed(file) for file in files):
+    if not any(is_stream(file) or is_compressed(file) for file in files):
         total_bytes = sum(resolve(file).stat().st_size for file in files)
     with contextlib.ExitStack() as stack:
         pairs = stack.enter_context(PartialFile(folder / "pairs", description, SynthesisCounts))

@@ -5,4 +5,4 @@ from typing import Any
 import numpy as np
 
 Lengths = np.ndarray[Any, np.dtype[Any]]  # (N, 2), EOS included; uint16, or int32 above its range
-Rows = np.ndarray[Any, np.dtype[np.int64]]  # numbers of pairs in a split
+Rows = np.ndarray[Any, np.dtype[np.int64]]  # indices of pairs in a split

@@ -1,6 +1,6 @@
-"""Token-bucket batches: rows of similar length and bounded cost, and their padded tensors."""
+"""Divide pairs into batches of similar length and bounded cost, and pad them to tensors."""
 
-# N pairs, B rows of a batch, S source; lengths are in tokens and count EOS
+# N pairs, B pairs of a batch, S source tokens; lengths are in tokens and count EOS
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ MICRO_BATCH_TOKENS = 1024
 
 
 def batch_cost(lengths: Lengths) -> int:
-    """Return the tokens of rows with `lengths` (B, 2) as one batch, padding included.
-
-    The cost is the number of rows times the longest side.
+    """Return the cost of a batch with `lengths` (B, 2): the number of pairs times the longest side,
+    so the number of tokens of the larger padded tensor.
     """
     return len(lengths) * int(lengths.max())
 
@@ -37,10 +36,10 @@ def padding_share(lengths: Lengths, batches: list[Rows]) -> float:
     return 1 - num_tokens / num_positions
 
 
-def bucket(lengths: Lengths, max_tokens: int, order: Rows) -> list[Rows]:
+def bucket_by_length(lengths: Lengths, max_tokens: int, order: Rows) -> list[Rows]:
     """Divide the pairs in `order` into batches of similar length with a cost of <= `max_tokens`.
 
-    Pairs of equal lengths keep their order.
+    Pairs of equal lengths keep their order. No pair may be longer than `max_tokens`.
     """
     src, tgt = lengths[order].T  # (N,) each
     longest = np.maximum(src, tgt)
@@ -51,9 +50,10 @@ def bucket(lengths: Lengths, max_tokens: int, order: Rows) -> list[Rows]:
     start = 0
     while start < len(rows):
         max_rows = max_tokens // int(longest[start])  # later rows are not shorter
-        row_costs = longest[start : start + max_rows]
-        costs = np.arange(1, len(row_costs) + 1) * row_costs  # of the first 1, 2, ... rows
-        num_rows = int(np.searchsorted(costs, max_tokens, side="right"))
+        next_longest = longest[start : start + max_rows]
+        # the cost of a batch of the next 1, 2, ... rows, of which the last one is the longest
+        batch_costs = np.arange(1, len(next_longest) + 1) * next_longest
+        num_rows = int(np.searchsorted(batch_costs, max_tokens, side="right"))
         batches.append(rows[start : start + num_rows])
         start += num_rows
     return batches
@@ -62,17 +62,20 @@ def bucket(lengths: Lengths, max_tokens: int, order: Rows) -> list[Rows]:
 def pad(
     rows: Sequence[Ids], *, pad_id: int, bos: int | None = None, eos: int | None = None
 ) -> Tensor:
-    """Stack rows of ids, padded on the right (B, longest); put BOS before or EOS after each."""
+    """Stack rows of ids to (B, longest row), padded on the right.
+
+    Each row gets the id `bos` at its start and the id `eos` at its end, if these are given.
+    """
     prefix = [] if bos is None else [bos]
     suffix = [] if eos is None else [eos]
-    longest = max(map(len, rows)) + len(prefix) + len(suffix)
-    table = np.full((len(rows), longest), pad_id, dtype=np.int64)
+    width = max(map(len, rows)) + len(prefix) + len(suffix)
+    padded = np.full((len(rows), width), pad_id, dtype=np.int64)
     for i, row in enumerate(rows):
-        table[i, : len(prefix) + len(row) + len(suffix)] = [*prefix, *row, *suffix]
-    return torch.from_numpy(table)
+        padded[i, : len(prefix) + len(row) + len(suffix)] = [*prefix, *row, *suffix]
+    return torch.from_numpy(padded)
 
 
-def pad_source(rows: Sequence[Ids], tokenizer: Tokenizers) -> tuple[Tensor, Tensor]:
+def pad_source(rows: Sequence[Ids], tokenizers: Tokenizers) -> tuple[Tensor, Tensor]:
     """Return source ids with EOS (B, S) and their lengths (B,)."""
-    src = pad(rows, pad_id=tokenizer.src.pad_id, eos=tokenizer.src.eos_id)
+    src = pad(rows, pad_id=tokenizers.src.pad_id, eos=tokenizers.src.eos_id)
     return src, torch.tensor([len(row) + 1 for row in rows])

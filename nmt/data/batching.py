@@ -1,15 +1,16 @@
-"""Token-bucket batches of training pairs, grouped into updates.
+"""Plan the batches and the updates of every epoch of training.
 
 The order of an epoch is a pure function of (seed, epoch, mix), so that a resumed run can start at
 any update without replaying the earlier ones. Epochs of more than 5 million pairs are planned in
-pools: each pool is planned like an epoch of its own when its first update is needed.
+pools: equal parts of the epoch, each of which is planned when its first update is needed.
 """
 
-# N pairs; lengths are in tokens and count EOS
+# N pairs; lengths are in tokens and count EOS. A row is the index of a pair.
 
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nmt.data import Lengths, Rows
-from nmt.data.batch import batch_cost, bucket
+from nmt.data.batch import batch_cost, bucket_by_length
 from nmt.data.mixing import CorpusRange, Mix, make_mix
 from nmt.errors import ConfigError
 
@@ -26,14 +27,14 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _POOL_PAIRS = 5_000_000  # maximum number of pairs that are sorted together
 _MAX_CACHED_POOLS = 2  # the thread that prepares updates may be one pool ahead of the training loop
-_MIN_SLICE = 1 / 8  # of a rank's share: smaller slices of a batch are not cut off
+_MIN_SLICE = 1 / 8  # of a rank's share of an update: no smaller slice is cut off a batch
 
 
 @dataclass(frozen=True)
 class Update:
     """One update of the weights: the batches of this rank, and the token counts of all ranks."""
 
-    batches: list[Rows]  # of this rank; empty if the update has fewer pairs than there are ranks
+    batches: list[Rows]  # of this rank; empty if the update has fewer pairs than ranks
     num_tokens: int  # non-padding target tokens over all ranks
     num_src_tokens: int  # non-padding source tokens over all ranks
 
@@ -44,11 +45,11 @@ class TokenBatchSampler:
     Args:
         lengths: number of source and target tokens of every pair (N, 2).
         max_tokens: maximum `batch_cost` of one batch.
-        tokens_per_update: target tokens of one update over all ranks, without padding; its batches
-            are accumulated.
+        tokens_per_update: target tokens of one update over all ranks, without padding. Gradients
+            are accumulated over its batches.
         seed: seed of the order; the same on all ranks.
-        mix: the pairs that an epoch draws from each corpus; by default every pair once.
-        rank: number of this process, from 0. It gets its share of the batches of each update.
+        mix: how many pairs an epoch draws from each corpus; by default every pair once.
+        rank: index of this process, which gets its share of the batches of each update.
         world_size: number of ranks. The pairs of an update do not depend on it.
     """
 
@@ -65,7 +66,7 @@ class TokenBatchSampler:
     ) -> None:
         self.lengths = lengths
         self.mix = mix or make_mix([CorpusRange("", 0, len(lengths), 1.0)], {})
-        self._longest_rows = [_find_longest_row(lengths, corpus) for corpus in self.mix.drawn]
+        self._longest_rows = [_find_longest_row(lengths, c) for c in self.mix.drawn_corpora]
         self.longest = int(lengths[self._longest_rows].max())
         if self.longest > max_tokens:
             raise ConfigError(
@@ -78,25 +79,28 @@ class TokenBatchSampler:
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        self._pools: dict[tuple[int, int], list[Update]] = {}  # by epoch and number of the pool
+        self._pools: dict[tuple[int, int], list[Update]] = {}  # by epoch and pool index
 
     def updates(self, epoch: int) -> Updates:
         """Return the updates of an epoch: at least one, and the same number on every rank."""
         return Updates(self, epoch)
 
     def rows_to_try(self) -> Rows:
-        """Return a sample of the pairs that includes the longest ones, to try the largest batch."""
+        """Return up to about 5 million pairs, including the longest one of each corpus.
+
+        The largest batch of this sample shows whether training fits into memory.
+        """
         return np.union1d(self.mix.sample(_POOL_PAIRS), self._longest_rows)
 
     def count_pools(self, epoch: int) -> int:
         """Return the number of pools in which an epoch is planned."""
-        return -(-sum(self.mix.sizes(epoch)) // _POOL_PAIRS)
+        return math.ceil(sum(self.mix.sizes(epoch)) / _POOL_PAIRS)
 
     def pool_starts(self, epoch: int) -> list[int]:
-        """Return the index of the first update of each pool, and the number of updates.
+        """Return the index of the first update of each pool, followed by the number of updates.
 
-        A single pool is planned for this. Of several pools none is planned: they have equal shares
-        of every corpus, so that they make equally many updates of nearly equal size.
+        A single pool is planned to count its updates. Several pools get equal numbers of updates
+        without planning, since they have equal shares of every corpus.
         """
         num_pools = self.count_pools(epoch)
         if num_pools == 1:
@@ -109,72 +113,77 @@ class TokenBatchSampler:
         max_updates = num_pools * sum(size // num_pools for size in sizes)  # of one pair each
         num_updates = min(round(num_tokens / self.tokens_per_update), max_updates)
         num_updates = max(num_pools, num_updates)
-        return [num_updates * pool // num_pools for pool in range(num_pools + 1)]
+        return [num_updates * pool_index // num_pools for pool_index in range(num_pools + 1)]
 
-    def pool(self, epoch: int, pool: int) -> list[Update]:
+    def pool(self, epoch: int, pool_index: int) -> list[Update]:
         """Return the updates of one pool of an epoch; the last two pools are cached."""
-        updates = self._pools.get((epoch, pool))
+        updates = self._pools.get((epoch, pool_index))
         if updates is None:
-            updates = self.plan_epoch(epoch, pool)
+            updates = self._plan_pool(epoch, pool_index)
             while len(self._pools) >= _MAX_CACHED_POOLS:
-                self._pools.pop(next(iter(self._pools)), None)
-            self._pools[epoch, pool] = updates
+                oldest = next(iter(self._pools))
+                self._pools.pop(oldest, None)  # another thread may have removed it
+            self._pools[epoch, pool_index] = updates
         return updates
 
-    def plan_epoch(self, epoch: int, pool: int = 0) -> list[Update]:
-        """Plan all updates of an epoch, or of one pool of a large epoch."""
+    def _plan_pool(self, epoch: int, pool_index: int) -> list[Update]:
+        """Plan the updates of one pool of an epoch, which may be its only pool."""
         num_pools = self.count_pools(epoch)
-        generator = np.random.default_rng((self.seed, epoch, pool))
-        rows = self.mix.rows(self.seed, epoch, pool, num_pools)
-        batches = bucket(self.lengths, self.max_tokens, rows[generator.permutation(len(rows))])
+        rng = np.random.default_rng((self.seed, epoch, pool_index))
+        rows = self.mix.rows(self.seed, epoch, pool_index, num_pools)
+        rows = rng.permutation(rows)
+        batches = bucket_by_length(self.lengths, self.max_tokens, rows)
         num_updates = 0
-        if num_pools > 1:  # the number of updates was promised by `pool_starts`
+        if num_pools > 1:  # `pool_starts` has fixed the number of updates
             starts = self.pool_starts(epoch)
-            num_updates = starts[pool + 1] - starts[pool]
+            num_updates = starts[pool_index + 1] - starts[pool_index]
             batches = _split_batches(batches, num_updates)
-        batches = [batches[i] for i in generator.permutation(len(batches))]
-        tokens = np.array([self.lengths[rows].sum(axis=0) for rows in batches])  # (batches, 2)
+        batches = [batches[i] for i in rng.permutation(len(batches))]
+        token_counts = np.array(
+            [self.lengths[rows].sum(axis=0) for rows in batches]
+        )  # (batches, 2)
         if num_pools > 1:
-            cuts = _group_exactly(tokens[:, 1], num_updates)
+            cuts = _group_exactly(token_counts[:, 1], num_updates)
         else:
-            cuts = _group_batches(tokens[:, 1], self.tokens_per_update)
-        return [
-            Update(
-                self._select_share(batches[start:end]),
-                num_tokens=int(tokens[start:end, 1].sum()),
-                num_src_tokens=int(tokens[start:end, 0].sum()),
+            cuts = _group_batches(token_counts[:, 1], self.tokens_per_update)
+        updates = []
+        for start, end in itertools.pairwise(cuts):
+            update = Update(
+                batches=self._select_share(batches[start:end]),
+                num_tokens=int(token_counts[start:end, 1].sum()),
+                num_src_tokens=int(token_counts[start:end, 0].sum()),
             )
-            for start, end in itertools.pairwise(cuts)
-        ]
+            updates.append(update)
+        return updates
 
     def _select_share(self, batches: list[Rows]) -> list[Rows]:
         """Return this rank's share of the batches of an update.
 
-        The batches are laid end to end by cost, and the line is cut into `world_size` equal
-        intervals. A cut that would leave a thin slice of a batch moves to the edge of the batch.
+        The batches are placed one after another on an axis of cost, which is cut into `world_size`
+        equal intervals. A cut that is close to an edge of a batch moves to this edge.
         """
         if self.world_size == 1:
             return batches
         costs = [batch_cost(self.lengths[rows]) for rows in batches]
-        cost_starts = np.cumsum([0, *costs])  # where each batch starts in the line, and the end
+        cost_starts = np.cumsum([0, *costs])  # where each batch starts on the axis, and the end
         row_starts = np.cumsum([0, *map(len, batches)])  # the same, counted in rows
         share = cost_starts[-1] / self.world_size
+        min_slice = share * _MIN_SLICE
 
         def first_row(rank: int) -> int:
             """Return the first row of a rank, counted over all batches."""
             if rank == self.world_size:
                 return int(row_starts[-1])
-            start = rank * share
-            index = int(np.searchsorted(cost_starts, start, side="right"))
-            batch = min(index, len(batches)) - 1
-            offset = start - cost_starts[batch]
-            if offset < share * _MIN_SLICE:
+            cut = rank * share
+            num_started = int(np.searchsorted(cost_starts, cut, side="right"))
+            batch = min(num_started, len(batches)) - 1  # the index of the batch that is cut
+            offset = cut - cost_starts[batch]
+            if offset < min_slice:
                 return int(row_starts[batch])
-            if costs[batch] - offset < share * _MIN_SLICE:
+            if costs[batch] - offset < min_slice:
                 return int(row_starts[batch + 1])
-            return int(row_starts[batch]) + round(
-                len(batches[batch]) * float(offset / costs[batch])
-            )
+            num_rows_before = round(len(batches[batch]) * float(offset / costs[batch]))
+            return int(row_starts[batch]) + num_rows_before
 
         start = first_row(self.rank)
         end = first_row(self.rank + 1)
@@ -187,7 +196,7 @@ class TokenBatchSampler:
 
 
 class Updates(Sequence[Update]):
-    """The updates of one epoch. A pool is planned when one of its updates is read."""
+    """The updates of one epoch. Reading an update plans its pool."""
 
     def __init__(self, sampler: TokenBatchSampler, epoch: int) -> None:
         self._sampler = sampler
@@ -199,13 +208,14 @@ class Updates(Sequence[Update]):
         return self._starts[-1]
 
     def __getitem__(self, index: int) -> Update:  # type: ignore[override]  # no slices
-        index = range(len(self))[index]
-        pool = bisect_right(self._starts, index) - 1
-        return self._sampler.pool(self._epoch, pool)[index - self._starts[pool]]
+        index = range(len(self))[index]  # negative indices count from the end
+        pool_index = bisect_right(self._starts, index) - 1
+        return self._sampler.pool(self._epoch, pool_index)[index - self._starts[pool_index]]
 
     def pool_of(self, index: int) -> list[Update]:
-        """Return the updates of the pool that contains update `index`; in a small epoch, all."""
-        return self._sampler.pool(self._epoch, bisect_right(self._starts, index) - 1)
+        """Return all updates of the pool with update `index`; a small epoch is a single pool."""
+        pool_index = bisect_right(self._starts, index) - 1
+        return self._sampler.pool(self._epoch, pool_index)
 
 
 def _find_longest_row(lengths: Lengths, corpus: CorpusRange) -> int:
@@ -214,7 +224,7 @@ def _find_longest_row(lengths: Lengths, corpus: CorpusRange) -> int:
 
 
 def _split_batches(batches: list[Rows], num_updates: int) -> list[Rows]:
-    """Halve all batches until there is one for every update; there are enough pairs."""
+    """Halve all batches until there is one for every update; there must be enough pairs."""
     while len(batches) < num_updates:
         halves = []
         for rows in batches:
@@ -223,29 +233,35 @@ def _split_batches(batches: list[Rows], num_updates: int) -> list[Rows]:
     return batches
 
 
-def _group_batches(tokens: Ints, tokens_per_update: int) -> list[int]:
-    """Return the first batch of each update, and the number of batches.
+def _group_batches(token_counts: Ints, tokens_per_update: int) -> list[int]:
+    """Group batches into updates of about `tokens_per_update` target tokens.
 
-    `tokens` are the target tokens of each batch. Updates are as equal as possible. A batch belongs
-    to the update that contains its middle.
+    `token_counts` has the target tokens of each batch. Returns the index of the first batch of each
+    update, followed by the number of batches.
     """
-    num_updates = max(1, round(int(tokens.sum()) / tokens_per_update))
-    cuts = _cut_at_middles(tokens, min(num_updates, len(tokens)))
-    return [0, *sorted(set(cuts.tolist()) - {0, len(tokens)}), len(tokens)]
+    num_batches = len(token_counts)
+    num_updates = max(1, round(int(token_counts.sum()) / tokens_per_update))
+    cuts = _cut_evenly(token_counts, min(num_updates, num_batches))
+    bounds: list[int] = np.union1d(cuts, [0, num_batches]).tolist()  # distinct: no update is empty
+    return bounds
 
 
-def _group_exactly(tokens: Ints, num_updates: int) -> list[int]:
+def _group_exactly(token_counts: Ints, num_updates: int) -> list[int]:
     """Like `_group_batches`, with exactly `num_updates` updates of at least one batch each."""
-    numbers = np.arange(1, num_updates)
-    cuts = _cut_at_middles(tokens, num_updates)
-    cuts = np.maximum.accumulate(cuts - numbers) + numbers
-    cuts = np.clip(cuts, numbers, len(tokens) - numbers[::-1])
-    return [0, *cuts.tolist(), len(tokens)]
+    num_batches = len(token_counts)
+    indices = np.arange(1, num_updates)  # of all updates but the first
+    cuts = _cut_evenly(token_counts, num_updates)
+    cuts = np.maximum.accumulate(cuts - indices) + indices  # at least one batch between two cuts,
+    cuts = np.clip(cuts, indices, num_batches - indices[::-1])  # and before and after all of them
+    return [0, *cuts.tolist(), num_batches]
 
 
-def _cut_at_middles(tokens: Ints, num_updates: int) -> Ints:
-    """Return the first batch of every update but the first, (num_updates - 1,)."""
-    middles = np.cumsum(tokens) - tokens / 2
-    ends = tokens.sum() * np.arange(1, num_updates) / num_updates
-    cuts: Ints = np.searchsorted(middles, ends)
+def _cut_evenly(token_counts: Ints, num_updates: int) -> Ints:
+    """Return the index of the first batch of every update but the first, (num_updates - 1,).
+
+    A batch belongs to the update that contains its middle, if the tokens are divided evenly.
+    """
+    middles = np.cumsum(token_counts) - token_counts / 2
+    update_ends = token_counts.sum() * np.arange(1, num_updates) / num_updates
+    cuts: Ints = np.searchsorted(middles, update_ends)
     return cuts

@@ -1,11 +1,11 @@
 """Read and write data folders.
 
-A data folder holds shards of token ids as Arrow IPC streams, one file with the lengths of all pairs
-of each split, and an index of both in `meta.json`. The files are memory-mapped. Any Arrow reader
-can open the shards.
+A data folder holds the token ids of each split in shards, which are Arrow IPC streams, and the
+lengths of all pairs in one file per split. `meta.json` lists the shards. The files are
+memory-mapped. Any Arrow reader can open the shards.
 """
 
-# N pairs
+# N pairs. A row is the index of a pair in its shard.
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from nmt.runtime.metadata import pop_version, read_json, to_dataclass
 from nmt.runtime.reading import MAX_BYTES, check_regular, open_regular
 
 Ids = np.ndarray[Any, np.dtype[Any]]
-FlatIds = tuple[Ids, Ids]  # of all lines of a side, and where each line starts
+FlatIds = tuple[Ids, Ids]  # the ids of all lines of a side, and the offset of each line in them
 
 FORMAT_VERSION = 2
-_BATCH_ROWS = 50_000  # of a record batch; fixed, so that bytes do not depend on the calls of `add`
+_BATCH_ROWS = 50_000  # pairs of a record batch, however they are divided into calls of `add`
 _MAX_PAIRS = 1 << 40
-_COLUMNS = ["src", "tgt", "src_text", "tgt_text"]  # the last two are optional
-_ID_LISTS = (pa.list_(pa.uint16()), pa.list_(pa.int32()))
-_TEXTS = (pa.string(),)
+_ID_COLUMNS = ["src", "tgt"]
+_TEXT_COLUMNS = ["src_text", "tgt_text"]  # optional
+_ID_TYPES = (pa.list_(pa.uint16()), pa.list_(pa.int32()))
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of Arrow's IPC format
 
 
@@ -56,8 +56,8 @@ class ShardFile:
     def __post_init__(self) -> None:
         is_name = self.file not in ("", ".", "..") and Path(self.file).name == self.file
         require(is_name, "file", self.file, "must be the name of a file in the data folder")
-        is_possible = 0 <= self.pairs <= _MAX_PAIRS
-        require(is_possible, "pairs", self.pairs, f"must be from 0 to {_MAX_PAIRS:,}")
+        is_in_range = 0 <= self.pairs <= _MAX_PAIRS
+        require(is_in_range, "pairs", self.pairs, f"must be from 0 to {_MAX_PAIRS:,}")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class CorpusIndex:
 
     @property
     def num_pairs(self) -> int:
-        """Pairs of all shards."""
+        """Number of pairs of all shards."""
         return sum(shard.pairs for shard in self.shards)
 
     @property
@@ -110,7 +110,7 @@ class DataInfo:
 
 
 class ShardWriter:
-    """Writes one shard in a `with` block; afterwards `shard` is its index entry.
+    """Writes one shard in a `with` block; after the block, `shard` is its index entry.
 
     The file exists as soon as the block begins, so callers write to a temporary name and rename.
     Equal pairs give equal bytes, however they are divided into calls of `add`.
@@ -121,7 +121,7 @@ class ShardWriter:
     ) -> None:
         fields = [("src", _id_list_type(src_vocab_size)), ("tgt", _id_list_type(tgt_vocab_size))]
         if has_text:
-            fields += [("src_text", pa.string()), ("tgt_text", pa.string())]
+            fields += [(name, pa.string()) for name in _TEXT_COLUMNS]
         self._path = path
         self._schema = pa.schema(fields)
         self._pending: list[pa.RecordBatch] = []
@@ -144,9 +144,12 @@ class ShardWriter:
         num_pairs = len(src[1]) - 1
         start = 0
         while start < num_pairs:
-            end = min(num_pairs, start + _BATCH_ROWS - self.shard.pairs % _BATCH_ROWS)
-            columns = [self._to_column("src", src, start, end)]
-            columns.append(self._to_column("tgt", tgt, start, end))
+            num_missing = _BATCH_ROWS - self.shard.pairs % _BATCH_ROWS  # in the record batch
+            end = min(num_pairs, start + num_missing)
+            columns = [
+                self._make_column("src", src, start, end),
+                self._make_column("tgt", tgt, start, end),
+            ]
             for lines in texts or ():
                 columns.append(pa.array(lines[start:end], pa.string()))
             self._pending.append(pa.record_batch(columns, schema=self._schema))
@@ -157,15 +160,15 @@ class ShardWriter:
         self.shard.src_tokens += len(src[0])
         self.shard.tgt_tokens += len(tgt[0])
 
-    def _to_column(self, name: str, side: FlatIds, start: int, end: int) -> pa.ListArray:
-        """Convert the lines `start` up to `end` of one side."""
+    def _make_column(self, name: str, side: FlatIds, start: int, end: int) -> pa.ListArray:
+        """Convert the lines `start` up to `end` of one side, and note the longest line."""
         ids, offsets = side
         offsets = offsets[start : end + 1]
         self.shard.longest = max(self.shard.longest, int(np.diff(offsets).max()) + 1)
         id_type = self._schema.field(name).type.value_type
         values = _to_arrow(ids[offsets[0] : offsets[-1]]).cast(id_type)  # checks the range
-        starts = _to_arrow((offsets - offsets[0]).astype(np.int32))
-        return pa.ListArray.from_arrays(starts, values)
+        value_offsets = _to_arrow((offsets - offsets[0]).astype(np.int32))
+        return pa.ListArray.from_arrays(value_offsets, values)
 
     def _write_batch(self) -> None:
         """Write the pending pairs as one record batch."""
@@ -191,7 +194,7 @@ class MappedShard:
     def __init__(self, path: Path) -> None:
         options = pa.ipc.IpcReadOptions(use_threads=False)  # threads would not survive a later fork
         self._starts = [0]  # first row of each record batch, and the number of rows
-        self._texts: list[list[pa.Array]] = []
+        self._texts: list[list[pa.Array]] = []  # by record batch: source and target, or nothing
         self._batches: list[tuple[FlatIds, FlatIds]] = []
         try:
             check_regular(path)
@@ -208,9 +211,10 @@ class MappedShard:
                             raise pa.ArrowInvalid("a value is missing")
                         if batch.num_rows:
                             self._starts.append(self._starts[-1] + batch.num_rows)
-                            self._texts.append(batch.columns[2:4])
+                            self._texts.append(batch.columns[2:])
                             src = _to_numpy(batch.column("src"))
-                            self._batches.append((src, _to_numpy(batch.column("tgt"))))
+                            tgt = _to_numpy(batch.column("tgt"))
+                            self._batches.append((src, tgt))
         except FileNotFoundError:
             raise _unusable(path, "is missing") from None
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -221,26 +225,30 @@ class MappedShard:
 
     def __getitem__(self, row: int) -> tuple[Ids, Ids]:
         """Return source and target ids of a pair."""
-        number = bisect_right(self._starts, row) - 1
-        (src, src_offsets), (tgt, tgt_offsets) = self._batches[number]
-        i = row - self._starts[number]
+        batch_index = bisect_right(self._starts, row) - 1
+        (src, src_offsets), (tgt, tgt_offsets) = self._batches[batch_index]
+        i = row - self._starts[batch_index]
         src_ids = src[src_offsets[i] : src_offsets[i + 1]]
         tgt_ids = tgt[tgt_offsets[i] : tgt_offsets[i + 1]]
         return src_ids, tgt_ids
 
     def texts(self, row: int) -> tuple[str, ...]:
         """Return the text of source and target of a pair, or () if the file has no text."""
-        number = bisect_right(self._starts, row) - 1
-        return tuple(column[row - self._starts[number]].as_py() for column in self._texts[number])
+        batch_index = bisect_right(self._starts, row) - 1
+        i = row - self._starts[batch_index]
+        return tuple(column[i].as_py() for column in self._texts[batch_index])
 
     def largest_ids(self) -> tuple[int, int]:
-        """Return the largest id of the source and of the target; negative ids count as large."""
-        largest = [0, 0]
-        for batch in self._batches:
-            for side, (ids, _) in enumerate(batch):
-                unsigned = ids.view(f"u{ids.itemsize}")
-                largest[side] = max(largest[side], int(unsigned.max(initial=0)))
-        return largest[0], largest[1]
+        """Return the largest id of the source and of the target.
+
+        A negative id counts as the unsigned integer with the same bytes, which is large.
+        """
+        largest_src = 0
+        largest_tgt = 0
+        for (src, _), (tgt, _) in self._batches:
+            largest_src = max(largest_src, int(_as_unsigned(src).max(initial=0)))
+            largest_tgt = max(largest_tgt, int(_as_unsigned(tgt).max(initial=0)))
+        return largest_src, largest_tgt
 
     def lengths(self) -> Lengths:
         """Return the number of tokens of source and target, EOS included, (N, 2)."""
@@ -250,18 +258,23 @@ class MappedShard:
         return np.concatenate(lengths)
 
 
+def _as_unsigned(ids: Ids) -> Ids:
+    return ids.view(f"u{ids.itemsize}")
+
+
 def _check_schema(schema: pa.Schema) -> None:
     """Raise `ArrowInvalid` unless a file has columns of ids and, possibly, columns of text."""
-    has_types = all(
-        column.type in (_TEXTS if column.name.endswith("_text") else _ID_LISTS) for column in schema
-    )
-    if schema.names not in (_COLUMNS[:2], _COLUMNS) or not has_types:
+    is_valid = schema.names in (_ID_COLUMNS, _ID_COLUMNS + _TEXT_COLUMNS)
+    for column in schema:
+        types = (pa.string(),) if column.name in _TEXT_COLUMNS else _ID_TYPES
+        is_valid = is_valid and column.type in types
+    if not is_valid:
         columns = [f"{column.name}: {column.type}" for column in schema]
         raise pa.ArrowInvalid(f"its columns are {', '.join(columns)}")
 
 
 def _id_list_type(vocab_size: int) -> pa.DataType:
-    """Return the smallest integer list that users of Arrow and of NumPy expect for these ids."""
+    """Return lists of uint16 if the ids fit, else of int32, which NumPy and Arrow both support."""
     return pa.list_(pa.uint16() if vocab_size <= 1 << 16 else pa.int32())
 
 
@@ -285,7 +298,11 @@ def _unusable(path: Path, problem: str = "is damaged") -> DataError:
 
 
 def read_meta(data_dir: Path) -> DataInfo:
-    """Read `meta.json`. Raises `DataError` for other folders and for newer formats."""
+    """Read `meta.json`.
+
+    Raises `DataError` if `data_dir` is no data folder, and `DamagedError` if the file is damaged or
+    a newer version of nmt wrote it.
+    """
     path = data_dir / "meta.json"
     if not path.exists():
         problem = "is no data folder" if data_dir.is_dir() else "does not exist"
@@ -298,7 +315,7 @@ def read_meta(data_dir: Path) -> DataInfo:
 
 
 def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dict[str, Any]:
-    """Write `SPLIT.lengths.npy` for the shards in `folder`, by split.
+    """Write `SPLIT.lengths.npy` for each split; `index` has its corpora, with shards in `folder`.
 
     Returns the keys of `meta.json` that describe the shards: `format_version`, `splits`,
     `num_pairs` and `data_sha256`.
@@ -329,7 +346,8 @@ def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dic
 class ParallelData:
     """The pairs of one split of a data folder. A shard is mapped when its first pair is read.
 
-    Threads may share an instance. Pickling sends the paths only; the other process maps the files.
+    Threads may share an instance. Pickling stores only the arguments, so that another process maps
+    the files itself.
     """
 
     def __init__(self, data_dir: Path, split: str) -> None:
@@ -337,13 +355,12 @@ class ParallelData:
         self._split = split
         meta = read_meta(data_dir)
         self._vocab_sizes = meta.vocab_sizes
-        splits = meta.splits
-        if split not in splits:
+        if split not in meta.splits:
             raise DataError(f"{data_dir} has no {split} pairs; give data.{split} to nmt-preprocess")
         self.corpora: list[CorpusRange] = []
         self._paths: list[Path] = []
         self._starts = [0]  # the first pair of each shard, and the number of pairs
-        for corpus in splits[split]:
+        for corpus in meta.splits[split]:
             start = self._starts[-1]
             self.corpora.append(CorpusRange(corpus.corpus, start, corpus.num_pairs, corpus.weight))
             for shard in corpus.shards:
@@ -373,34 +390,38 @@ class ParallelData:
         return shard.texts(row)
 
     def _find_row(self, index: int) -> tuple[MappedShard, int]:
-        """Return the shard of a pair, and its row there."""
-        number = bisect_right(self._starts, index) - 1
-        return self._shards[number] or self._map_shard(number), index - self._starts[number]
+        """Return the shard of a pair, mapped, and the row of the pair in it."""
+        shard_index = bisect_right(self._starts, index) - 1
+        shard = self._shards[shard_index]
+        if shard is None:
+            shard = self._map_shard(shard_index)
+        return shard, index - self._starts[shard_index]
 
-    def _map_shard(self, number: int) -> MappedShard:
-        """Map a shard. Two threads may do so at once: both results are valid."""
-        path = self._paths[number]
+    def _map_shard(self, shard_index: int) -> MappedShard:
+        """Map and check a shard. Two threads may do so at once: both results are valid."""
+        path = self._paths[shard_index]
+        start = self._starts[shard_index]
+        end = self._starts[shard_index + 1]
         verify(self._data_dir, path.name)
         shard = MappedShard(path)
-        expected = self._starts[number + 1] - self._starts[number]
-        if len(shard) != expected:
-            raise _unusable(path, f"is damaged: it has {len(shard)} pairs instead of {expected}")
-        lengths = self.lengths[self._starts[number] : self._starts[number + 1]]
-        if not np.array_equal(shard.lengths(), lengths):
+        if len(shard) != end - start:
+            raise _unusable(path, f"is damaged: it has {len(shard)} pairs instead of {end - start}")
+        if not np.array_equal(shard.lengths(), self.lengths[start:end]):
             raise _unusable(path, f"does not fit {self._split}.lengths.npy")
         for largest, vocab_size in zip(shard.largest_ids(), self._vocab_sizes, strict=True):
             if largest >= vocab_size:
                 problem = f"is damaged: it has the id {largest} of {vocab_size} in the vocabulary"
                 raise _unusable(path, problem)
-        self._shards[number] = shard
+        self._shards[shard_index] = shard
         return shard
 
     def _map_lengths(self) -> Lengths:
+        """Map `SPLIT.lengths.npy`. Raises `DataError` if it is missing or damaged."""
         path = self._data_dir / f"{self._split}.lengths.npy"
         verify(self._data_dir, path.name)
         try:
             check_regular(path)
-            # a plain view: np.memmap is slow to index
+            # a view as a plain array, since np.memmap is slow to index
             lengths: Lengths = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         except FileNotFoundError:
             raise _unusable(path, "is missing") from None
@@ -425,9 +446,9 @@ def _check_size(path: Path, num_bytes: int) -> None:
 
 @dataclass(frozen=True)
 class HeldOutText:
-    """The held-out pairs of one corpus; the name is empty for the text of `data.valid` itself."""
+    """The held-out pairs of one corpus, as text."""
 
-    corpus: str
+    corpus: str  # "" for the text of `data.valid` and `data.test`
     direction: LanguagePair
     sources: list[str]
     targets: list[str]

@@ -1,6 +1,5 @@
-"""The directions of a model or data folder, and the tags that request one, such as <2de> before
-each source (Johnson et al., 2017) or any symbol before each target. Only this module knows how the
-tag of a language is written.
+"""The directions of a model or data folder, and the tags that request one: symbols before each
+source, such as <2de> (Johnson et al., 2017), or before each target.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from nmt.config import DataConfig
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, DataError
 
-_MANY = ("mul", "multi", "many", "any")  # codes of "several languages" in a model's config
-_UNNAMED = ("src", "tgt")  # the default languages of text
-_MAX_LISTED = 30  # directions that an error names
+_MULTILINGUAL_CODES = ("mul", "multi", "many", "any")
+_DEFAULT_LANGUAGES = ("src", "tgt")  # `data.src_lang` and `data.tgt_lang`, unless they are set
+_MAX_LISTED = 30  # directions in an error message
 _TAG = re.compile(r"<2([A-Za-z]{2,8}(?:[_-][A-Za-z0-9]{1,8})*)>")
 SEPARATOR = "<sep>"
 """The symbol between a line and those before it, in models of documents."""
@@ -50,8 +49,10 @@ class LanguagePair:
 
 
 def corpus_direction(data: DataConfig, name: str) -> LanguagePair:
-    """Return the direction of a corpus. One with its own target language and no tags gets the tag
-    of that language.
+    """Return the direction of the corpus `name`.
+
+    If the corpus has a target language of its own and no tags, its sources get the tag of that
+    language.
     """
     corpus = data.corpora.get(name)
     if corpus is None:
@@ -68,8 +69,10 @@ def corpus_direction(data: DataConfig, name: str) -> LanguagePair:
 
 
 def describe_languages(data: DataConfig) -> dict[str, Any]:
-    """Return the keys of `meta.json` about languages: `src_lang` and `tgt_lang`, several languages
-    as de+en, and, if any corpus has a tag, the direction of each in `directions`.
+    """Return the keys of `meta.json` about languages.
+
+    These are `src_lang` and `tgt_lang`, with several languages as de+en, and `directions`, the
+    direction of each corpus, if any corpus has a tag.
     """
     directions = {name: corpus_direction(data, name) for name in sorted(data.corpora) or [""]}
     src_langs = set()
@@ -87,20 +90,22 @@ def describe_languages(data: DataConfig) -> dict[str, Any]:
 
 
 def target_tags(directions: Iterable[LanguagePair]) -> list[str]:
-    """Return the tags that targets begin with; a translation does not include them."""
+    """Return the tags that targets begin with and that are removed from translations."""
     return sorted({direction.tgt_tag for direction in directions} - {""})
 
 
 def find_directions(
     recorded: Sequence[LanguagePair], src_lang: str, tgt_lang: str, src: Tokenizer
 ) -> list[LanguagePair]:
-    """Return the directions of a model: the recorded ones, else those that its languages and source
-    vocabulary imply.
+    """Return the directions of a model, from its config or else from its languages and vocabulary.
 
-    A model with several target languages has a tag for each in its source vocabulary. Several
-    source languages are written as en+de, or as mul if they are the target languages. M2M100 and
-    NLLB translate between all of their languages; the direction that was imported comes first and
-    needs no tags.
+    Args:
+        recorded: the directions in the config of the model; if there are any, they are returned.
+        src_lang: the source languages, such as en+de. With mul, they are the target languages.
+        tgt_lang: the target languages, used if the source vocabulary has no tags.
+        src: the tokenizer of the source. M2M100 and NLLB, whose tokenizers have `languages`,
+            translate between all of them. The first direction has no tags: it is the one that was
+            chosen when the model was imported.
     """
     if recorded:
         return list(recorded)
@@ -111,24 +116,31 @@ def find_directions(
             direction = LanguagePair(src_tag.strip("_"), tgt_tag.strip("_"), src_tag, tgt_tag)
             directions.append(direction)
         return directions
-    tags = {match[1]: match[0] for match in map(_TAG.fullmatch, src.all_pieces()) if match}
-    targets = list(tags) or _codes(tgt_lang)
-    sources = _codes(src_lang)
-    if any(code.lower() in _MANY for code in sources):
-        sources = targets
-    for target in targets:
-        for source in sources:
-            if source != target:
-                directions.append(LanguagePair(source, target, tags.get(target, "")))
+    tags = {}  # by target language
+    for piece in src.all_pieces():
+        if match := _TAG.fullmatch(piece):
+            tags[match[1]] = piece
+    tgt_codes = list(tags) or _split_codes(tgt_lang)
+    src_codes = _split_codes(src_lang)
+    if any(code.lower() in _MULTILINGUAL_CODES for code in src_codes):
+        src_codes = tgt_codes
+    for tgt_code in tgt_codes:
+        for src_code in src_codes:
+            if src_code != tgt_code:
+                directions.append(LanguagePair(src_code, tgt_code, tags.get(tgt_code, "")))
     return directions
 
 
 def default_directions(directions: Sequence[LanguagePair]) -> list[LanguagePair]:
-    """Return the directions to choose from if no language is requested: untagged ones, or all."""
-    return [direction for direction in directions if not any(direction.tags)] or list(directions)
+    """Return the directions to choose from if no language is requested.
+
+    These are the directions without tags, or all of them if each has tags.
+    """
+    untagged = [direction for direction in directions if not any(direction.tags)]
+    return untagged or list(directions)
 
 
-def _codes(languages: str) -> list[str]:
+def _split_codes(languages: str) -> list[str]:
     """Split a text such as en+de into language codes."""
     return re.findall(r"[^+,\s]+", languages)
 
@@ -142,10 +154,11 @@ def choose_tags(
     src_tag: str = "",
     tgt_tag: str = "",
 ) -> Tags:
-    """Return the tags of the requested direction, which is given by its languages or its tags.
+    """Return the tags of the direction that is requested by its languages or by its tags.
 
+    Without a request, returns the choices among which the text of each source begins with one.
     Raises a `ConfigError` for directions that the model lacks, and if directions with different
-    tags match. Without a request, sources may begin with their tags themselves.
+    tags match.
     """
     if src_tag and src_tag not in tokenizers.src.all_pieces():
         raise ConfigError(f"src_tag={src_tag}: the model has no such symbol")
@@ -159,7 +172,7 @@ def choose_tags(
     if tgt_lang:
         requested["tgt_lang"] = tgt_lang
     candidates = directions if requested else default_directions(directions)
-    matches = [direction for direction in candidates if _matches(direction, requested)]
+    matches = [direction for direction in candidates if _has_languages(direction, requested)]
     request = " ".join(f"{key}={value}" for key, value in requested.items())
     if request and directions and not matches:
         raise ConfigError(f"{request}: the model translates {_list_directions(directions)}")
@@ -182,9 +195,15 @@ def choose_tags(
     )
 
 
-def _matches(direction: LanguagePair, requested: Mapping[str, str]) -> bool:
-    """Return whether a direction has the requested languages or the default ones."""
-    return all(getattr(direction, key) in (value, *_UNNAMED) for key, value in requested.items())
+def _has_languages(direction: LanguagePair, requested: Mapping[str, str]) -> bool:
+    """Return whether a direction has the requested `src_lang` and `tgt_lang`.
+
+    A direction with default languages matches every request.
+    """
+    for key, language in requested.items():
+        if getattr(direction, key) not in (language, *_DEFAULT_LANGUAGES):
+            return False
+    return True
 
 
 def _list_directions(directions: Sequence[LanguagePair]) -> str:
@@ -202,8 +221,10 @@ def tag_lines(lines: Sequence[str], tag: str) -> list[str]:
 
 
 def encode_starts(tokenizer: Tokenizer, texts: Sequence[str], tag: str) -> list[list[int]]:
-    """Return the ids that targets are forced to begin with: the tag, or else the prefix of the
-    tokenizer, and then each of `texts`, which may be empty.
+    """Return the ids that each target is forced to begin with.
+
+    These are the ids of the tag and of one of `texts`. Without tag and text, the target begins with
+    the tokenizer's prefix.
     """
     return [ids or tokenizer.prefix for ids in tokenizer.encode_batch(tag_lines(texts, tag))]
 
@@ -213,8 +234,8 @@ def encode_sources(
 ) -> list[list[int]]:
     """Return the ids of the tag and each line; an empty list for a line without tokens.
 
-    If there are `tags.choices`, raises a `DataError` for a line that begins with none of them;
-    `first_line` is the number of lines before these.
+    If there are `tags.choices`, every line must begin with one of them. Otherwise raises a
+    `DataError` with the number of the line; `first_line` is the number of lines before these.
     """
     if tags.choices:
         for number, line in enumerate(lines, start=first_line + 1):

@@ -1,14 +1,13 @@
 """Choose the pairs that an epoch draws from each corpus, by weight and temperature.
 
-The pairs of an epoch are a pure function of (seed, epoch, weights). A corpus is an endless stream
-of passes over its pairs, each pass shuffled with its own seed, and an epoch draws the next pairs of
-that stream. So all pairs of a corpus are drawn before one is repeated, even over several epochs.
+The pairs of an epoch are a pure function of (seed, epoch, weights). An epoch draws the next pairs
+from an endless stream of passes over each corpus, each pass in another order. So all pairs of a
+corpus are drawn before one is repeated, even over several epochs.
 """
-
-# N pairs of a corpus
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,12 +16,12 @@ import numpy as np
 from nmt.data import Rows
 from nmt.errors import ConfigError, nearest
 
-_MAX_BLOCKS = 1 << 20  # of a pass: larger corpora are shuffled in blocks of neighboring pairs
+_MAX_BLOCKS = 1 << 20  # larger corpora are shuffled in blocks of neighboring pairs
 
 
 @dataclass(frozen=True)
 class CorpusRange:
-    """The pairs of one corpus, from `start` up to `end`, in a split."""
+    """The pairs of one corpus in a split: those with the indices `start` up to `end`."""
 
     name: str  # "" for the only corpus of a split
     start: int
@@ -31,7 +30,7 @@ class CorpusRange:
 
     @property
     def end(self) -> int:
-        """The first pair after the corpus."""
+        """Index of the first pair after the corpus."""
         return self.start + self.num_pairs
 
 
@@ -43,66 +42,75 @@ class Mix:
     """
 
     corpora: Sequence[CorpusRange]
-    amounts: Sequence[float]  # pairs an epoch, by corpus
+    pairs_per_epoch: Sequence[float]  # by corpus
 
     @property
-    def drawn(self) -> list[CorpusRange]:
-        """The corpora with an amount above 0."""
+    def drawn_corpora(self) -> list[CorpusRange]:
+        """The corpora from which epochs draw any pairs."""
         corpora = []
-        for corpus, amount in zip(self.corpora, self.amounts, strict=True):
-            if amount > 0:
+        for corpus, num_pairs in zip(self.corpora, self.pairs_per_epoch, strict=True):
+            if num_pairs > 0:
                 corpora.append(corpus)
         return corpora
 
     def sizes(self, epoch: int) -> list[int]:
         """Return the number of pairs that an epoch draws from each corpus."""
-        return [round((epoch + 1) * a) - round(epoch * a) for a in self.amounts]
+        sizes = []
+        for num_pairs in self.pairs_per_epoch:
+            sizes.append(round((epoch + 1) * num_pairs) - round(epoch * num_pairs))
+        return sizes
 
-    def rows(self, seed: int, epoch: int, pool: int = 0, num_pools: int = 1) -> Rows:
+    def rows(self, seed: int, epoch: int, pool_index: int = 0, num_pools: int = 1) -> Rows:
         """Return the pairs of one of the equal pools of an epoch, in no particular order."""
         selected = []
-        for number, size in enumerate(self.sizes(epoch)):
-            corpus = self.corpora[number]
-            epoch_start = round(epoch * self.amounts[number])  # in the stream of passes
-            position = epoch_start + size * pool // num_pools
-            end = epoch_start + size * (pool + 1) // num_pools
+        for corpus_index, size in enumerate(self.sizes(epoch)):
+            corpus = self.corpora[corpus_index]
+            epoch_start = round(epoch * self.pairs_per_epoch[corpus_index])
+            position = epoch_start + size * pool_index // num_pools  # in the stream of passes
+            end = epoch_start + size * (pool_index + 1) // num_pools
             while position < end:
-                pass_number, first = divmod(position, corpus.num_pairs)
-                stop = min(first + end - position, corpus.num_pairs)
-                rows = _shuffled_rows(corpus.num_pairs, first, stop, (seed, number, pass_number))
+                pass_index, pass_start = divmod(position, corpus.num_pairs)
+                pass_end = min(pass_start + end - position, corpus.num_pairs)
+                seed_sequence = np.random.SeedSequence(seed, spawn_key=(corpus_index, pass_index))
+                rows = _draw_from_pass(corpus.num_pairs, pass_start, pass_end, seed_sequence)
                 selected.append(corpus.start + rows)
-                position += stop - first
+                position += pass_end - pass_start
         return np.concatenate(selected)
 
     def sample(self, max_pairs: int) -> Rows:
         """Return about `max_pairs` evenly spaced pairs of the corpora that epochs draw from."""
-        step = -(-sum(corpus.num_pairs for corpus in self.drawn) // max_pairs)
-        return np.concatenate([np.arange(c.start, c.end, step) for c in self.drawn])
+        step = math.ceil(sum(corpus.num_pairs for corpus in self.drawn_corpora) / max_pairs)
+        return np.concatenate([np.arange(c.start, c.end, step) for c in self.drawn_corpora])
 
     def __str__(self) -> str:
-        if list(self.amounts) == [corpus.num_pairs for corpus in self.corpora]:
+        if list(self.pairs_per_epoch) == [corpus.num_pairs for corpus in self.corpora]:
             return "every pair once"
         terms = []
-        for corpus, amount in zip(self.corpora, self.amounts, strict=True):
+        for corpus, num_pairs in zip(self.corpora, self.pairs_per_epoch, strict=True):
             name = corpus.name or "train"
-            terms.append(f"{amount:.9g} of {corpus.num_pairs} pairs of {name}")
+            terms.append(f"{num_pairs:.9g} of {corpus.num_pairs} pairs of {name}")
         return " + ".join(terms)
 
 
-def pairs_an_epoch(
+def compute_pairs_per_epoch(
     sizes: Sequence[int], weights: Sequence[float], temperature: float
 ) -> list[float]:
     """Return the number of pairs that an epoch draws from each corpus: weight * size.
 
-    At a temperature T above 1 the shares of the corpora are proportional to weight * size^(1/T),
-    and the epoch is as long as at 1 (Arivazhagan et al., 2019, "Massively Multilingual Neural
-    Machine Translation in the Wild").
+    At a temperature T above 1, the numbers are proportional to weight * size^(1/T) and have the
+    same sum as at 1 (Arivazhagan et al., 2019, "Massively Multilingual Neural Machine Translation
+    in the Wild").
     """
-    amounts = [weight * size for size, weight in zip(sizes, weights, strict=True)]
+    num_pairs = []
+    scaled = []
+    for size, weight in zip(sizes, weights, strict=True):
+        num_pairs.append(weight * size)
+        scaled.append(weight * size ** (1 / temperature))
     if temperature == 1 or len(sizes) == 1:
-        return amounts
-    shares = [w * size ** (1 / temperature) for size, w in zip(sizes, weights, strict=True)]
-    return [sum(amounts) * share / (sum(shares) or 1) for share in shares]
+        return num_pairs
+    total = sum(num_pairs)
+    scaled_total = sum(scaled) or 1  # all weights may be 0
+    return [total * value / scaled_total for value in scaled]
 
 
 def make_mix(
@@ -110,8 +118,8 @@ def make_mix(
 ) -> Mix:
     """Decide how many pairs an epoch draws from each corpus.
 
-    `weights`, by name, override the weights of the corpora. Raises `ConfigError` for an unknown
-    name, and if an epoch would be empty.
+    `weights` maps names of corpora to weights that replace their own. Raises `ConfigError` for an
+    unknown name, and if an epoch would be empty.
     """
     names = [corpus.name for corpus in corpora]
     for name in weights:
@@ -121,29 +129,31 @@ def make_mix(
                 hint = "the folder was made from data.train, without names"
             raise ConfigError(f"mix.{name}: no corpus of data_dir has this name; {hint}")
     sizes = [corpus.num_pairs for corpus in corpora]
-    mixed_weights = [weights.get(corpus.name, corpus.weight) for corpus in corpora]
-    amounts = pairs_an_epoch(sizes, mixed_weights, temperature)
-    if max(amounts) < 1:
+    corpus_weights = [weights.get(corpus.name, corpus.weight) for corpus in corpora]
+    pairs_per_epoch = compute_pairs_per_epoch(sizes, corpus_weights, temperature)
+    if max(pairs_per_epoch) < 1:
         raise ConfigError(
             "mix: every weight is 0 or too small, so an epoch would be empty; increase one"
         )
-    return Mix(corpora, amounts)
+    return Mix(corpora, pairs_per_epoch)
 
 
-def _shuffled_rows(num_pairs: int, start: int, end: int, key: tuple[int, int, int]) -> Rows:
-    """Return the pairs from position `start` up to `end` of one pass, whose blocks are shuffled.
+def _draw_from_pass(num_pairs: int, start: int, end: int, seed: np.random.SeedSequence) -> Rows:
+    """Return the pairs from position `start` up to `end` of one pass over a corpus.
 
-    `key` holds the seed, the number of the corpus and the number of the pass.
+    A pass visits the blocks of the corpus in an order drawn with `seed`. The pairs of a whole pass
+    are returned in ascending order, since callers shuffle them anyway.
     """
     if end - start == num_pairs:
         return np.arange(num_pairs)
-    width = -(-num_pairs // _MAX_BLOCKS)  # pairs of a block
-    num_blocks = -(-num_pairs // width)
-    generator = np.random.default_rng(np.random.SeedSequence(key[0], spawn_key=key[1:]))
-    blocks = generator.permutation(num_blocks)
-    num_missing = num_blocks * width - num_pairs  # in the last block, which is shorter
+    block_size = math.ceil(num_pairs / _MAX_BLOCKS)
+    num_blocks = math.ceil(num_pairs / block_size)
+    blocks = np.random.default_rng(seed).permutation(num_blocks)
+    # The last block of the corpus may be shorter. Positions after it are shifted, as if it were
+    # filled up, so that all blocks have the same size below.
+    num_missing = num_blocks * block_size - num_pairs
     short_block = int(np.flatnonzero(blocks == num_blocks - 1)[0])
-    short_block_end = (short_block + 1) * width - num_missing
+    short_block_end = (short_block + 1) * block_size - num_missing
     positions = np.arange(start, end)
     positions[positions >= short_block_end] += num_missing
-    return blocks[positions // width] * width + positions % width
+    return blocks[positions // block_size] * block_size + positions % block_size

@@ -34,7 +34,7 @@ _UNSUPPORTED = re.compile(r"(?i)\.(zip|bz2|7z|rar|lz4|br|tgz|txz|tar(\.\w+)?)$")
 _LINE_BREAK = re.compile("[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
 _BLOCK_BYTES = 1 << 16
 MAX_LINE_BYTES = 4 << 20  # of a line to translate, score or evaluate
-_MAX_WAIT_SECONDS = 0.05  # between two lines of one writer
+_MAX_WAIT_SECONDS = 0.05  # longest pause between lines that are translated together
 
 
 @contextlib.contextmanager
@@ -45,11 +45,11 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     cannot be read.
     """
     check_file(path)
-    with unpacking(str(path)), path.open("rb") as file, unpacked(file, path.suffix) as stream:
+    with read_errors(str(path)), path.open("rb") as file, decompress(file, path.suffix) as stream:
         yield stream
 
 
-def unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
+def decompress(file: IO[bytes], suffix: str) -> IO[bytes]:
     """Return a stream that decompresses an open file if `suffix` is .gz, .xz or .zst."""
     suffix = suffix.lower()
     if suffix == ".gz":
@@ -64,7 +64,7 @@ def unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
     return file
 
 
-def packed(file: IO[bytes], suffix: str) -> IO[bytes]:
+def compress(file: IO[bytes], suffix: str) -> IO[bytes]:
     """Return a stream that compresses into an open file if `suffix` is .gz, .xz or .zst."""
     suffix = suffix.lower()
     if suffix == ".gz":  # without file name and time, so that equal text gives equal bytes
@@ -78,7 +78,7 @@ def packed(file: IO[bytes], suffix: str) -> IO[bytes]:
     return file
 
 
-def is_packed(path: str | Path) -> bool:
+def is_compressed(path: str | Path) -> bool:
     """Return whether the suffix of a file names a compression."""
     return Path(path).suffix.lower() in _FORMATS
 
@@ -90,17 +90,17 @@ def is_stream(name: str | Path) -> bool:
 
 
 def check_file(path: Path) -> None:
-    """Raise a `DataError` unless `path` is a stream, plain text, or compressed as its suffix says.
+    """Raise a `DataError` for a missing file, a folder, an archive such as .zip, and UTF-16.
 
-    UTF-16 and archives such as .zip are refused too.
+    Also raises it if the file is compressed and its suffix does not say so.
     """
     if not path.is_file() and not is_stream(path):
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise DataError(f"{path} {problem}; give the path of a text file")
     if match := _UNSUPPORTED.search(path.name):
         raise DataError(f"{path}: nmt reads .gz, .xz and .zst; unpack this {match[0]} first")
-    if path.is_file() and not is_packed(path):
-        with unpacking(str(path)), path.open("rb") as file:
+    if path.is_file() and not is_compressed(path):
+        with read_errors(str(path)), path.open("rb") as file:
             start = file.read(_BLOCK_BYTES)
         for suffix, magic in _SIGNATURES.items():
             if start.startswith(magic):
@@ -110,15 +110,15 @@ def check_file(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def unpacking(name: str) -> Iterator[None]:
-    """Raise errors of decompressors as a `DataError` with the file name, and disk errors as an
-    `NmtError`.
+def read_errors(name: str) -> Iterator[None]:
+    """Turn errors of decompressors during the block into a `DataError` that file `name` is damaged,
+    and errors of the disk into an `NmtError`.
     """
     try:
         yield
     # Arrow raises ValueError
     except (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
             raise NmtError(f"{name} cannot be read: {error.strerror}") from None
         format = _FORMATS.get(Path(name).suffix.lower(), "compressed")
         reason = " ".join(str(error).split())
@@ -136,11 +136,11 @@ def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
     A BOM at the start and a \\r at the end of a line are removed; other line breaks become spaces.
     Errors call the stream `name`.
     """
-    with unpacking(name):
-        for number, raw in enumerate(stream, start=1):
+    with read_errors(name):
+        for line_number, raw in enumerate(stream, start=1):
             if len(raw) > MAX_LINE_BYTES:
                 raise DataError(
-                    f"{name}:{number}: the line has {len(raw):,} bytes, more than the "
+                    f"{name}:{line_number}: the line has {len(raw):,} bytes, more than the "
                     f"{MAX_LINE_BYTES:,} that nmt reads; divide it into sentences"
                 )
             try:
@@ -148,15 +148,15 @@ def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
             except UnicodeDecodeError as error:
                 byte = f"byte {error.start + 1} (0x{raw[error.start]:02x})"
                 raise DataError(
-                    f"{name}:{number}: {byte} is not UTF-8; convert the file, for example with "
-                    "iconv -f latin1 -t utf-8"
+                    f"{name}:{line_number}: {byte} is not UTF-8; convert the file, for example "
+                    "with iconv -f latin1 -t utf-8"
                 ) from None
             text = text.removesuffix("\n").removeprefix("\ufeff").removesuffix("\r")
             yield on_one_line(text)
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """Yield the lines of a file, plain, .gz, .xz or .zst."""
+    """Yield the lines of a file, which may be compressed as .gz, .xz or .zst."""
     path = resolve(path)
     with open_bytes(path) as stream:
         yield from read_stream(stream, str(path))
@@ -184,8 +184,12 @@ def pair_lines(
     pairs = itertools.zip_longest(src_lines, tgt_lines)
     for num_pairs, (source, target) in enumerate(pairs):
         if source is None or target is None:
-            num_src = num_pairs + (source is not None) + sum(1 for _ in src_lines)
-            num_tgt = num_pairs + (target is not None) + sum(1 for _ in tgt_lines)
+            num_src = num_pairs + sum(1 for _ in src_lines)
+            num_tgt = num_pairs + sum(1 for _ in tgt_lines)
+            if source is None:
+                num_tgt += 1  # `target`
+            else:
+                num_src += 1  # `source`
             raise DataError(
                 f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; extract the pair again, "
                 "line by line"
@@ -196,34 +200,34 @@ def pair_lines(
 class WaitingLines:
     """Yields the lines of a pipe or terminal as soon as they arrive, as bytes.
 
-    All lines but the last end with \\n. An instance has one reader.
+    All lines but the last end with \\n. Only one thread may read an instance.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lines: deque[bytes] = deque()
-        self._unfinished = bytearray()  # a line without its end
-        self._is_over = False
+        self._unfinished = bytearray()  # the start of a line that has not arrived whole
+        self._has_ended = False
 
     def __iter__(self) -> Iterator[bytes]:
-        while not self._is_over:
+        while not self._has_ended:
             while self._lines:
                 yield self._lines.popleft()
-            select.select([self._descriptor], [], [])  # the descriptor may be non-blocking
+            select.select([self._descriptor], [], [])  # wait, also if reads do not block
             data = os.read(self._descriptor, 1 << 16)
-            self._is_over = not data
-            *lines, end = data.split(b"\n")
-            for line in lines:
+            self._has_ended = not data
+            *line_ends, start_of_next = data.split(b"\n")
+            for line in line_ends:
                 self._unfinished += line + b"\n"
                 self._lines.append(bytes(self._unfinished))
                 self._unfinished.clear()
-            self._unfinished += end
+            self._unfinished += start_of_next
         if self._unfinished:
             yield bytes(self._unfinished)
 
     def has_more(self) -> bool:
         """Return whether a line or the end of the input is available or arrives within 50 ms."""
-        if self._lines or self._is_over:
+        if self._lines or self._has_ended:
             return True
         return bool(select.select([self._descriptor], [], [], _MAX_WAIT_SECONDS)[0])
 
@@ -239,9 +243,10 @@ def bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:
             pairs.append((source, target))
         return {"train": pairs[:10_000], "valid": pairs[10_000:10_300], "test": pairs[10_300:]}
     # the first example of "The Annotated Transformer" (Rush, 2018): the target is the source
-    draw = random.Random(seed)
-    distinct: dict[str, None] = {}  # in the order of drawing
-    while len(distinct) < 5700:
-        distinct[" ".join(draw.choices("abcdefghij", k=draw.randint(8, 12)))] = None
-    pairs = [(line, line) for line in distinct]
+    rng = random.Random(seed)
+    distinct_lines: dict[str, None] = {}  # an ordered set
+    while len(distinct_lines) < 5700:
+        letters = rng.choices("abcdefghij", k=rng.randint(8, 12))
+        distinct_lines[" ".join(letters)] = None
+    pairs = [(line, line) for line in distinct_lines]
     return {"train": pairs[:5000], "valid": pairs[5000:5200], "test": pairs[5200:]}

@@ -1,8 +1,8 @@
 """The subword tokenizers of a model: one SentencePiece model for both languages, or one for each.
 
-They define the vocabularies, unless a model was imported from a toolkit that numbers pieces in its
-own way. Text is encoded to ids directly, never by pieces, so that no text becomes a control symbol.
-`nmt/data/vocabulary.py` trains and adopts the models.
+The SentencePiece models define the ids, except in models imported from toolkits with other ids.
+Text is encoded to ids directly, never by pieces, so that no text becomes a control symbol.
+`nmt/data/vocabulary.py` trains the models, or adds symbols to existing ones.
 """
 
 from __future__ import annotations
@@ -33,17 +33,21 @@ SRC_VOCABULARY = "tokenizer.src.vocab.json"
 TGT_VOCABULARY = "tokenizer.tgt.vocab.json"
 
 LANGUAGE = re.compile(r"__(\w+)__|[a-z]{3}_[A-Z][a-z]{3}")
-"""The pieces of languages in M2M100 and NLLB: `__en__`, `eng_Latn`."""
+"""Pieces that are languages in M2M100 and NLLB: `__en__`, `eng_Latn`."""
 
 
 class Tokenizer:
-    """A loaded SentencePiece model.
+    """A SentencePiece model.
 
-    A single tokenizer serves both languages, so it is its own `src` and `tgt`. A target that begins
-    with one of `tags` is decoded without the tag.
+    A single tokenizer can also be passed as the `Tokenizers` of a model, for both languages: its
+    `src` and `tgt` are the tokenizer itself.
+
+    Args:
+        model: content of the model file.
+        tags: `decode` removes these tags from the start of a text.
     """
 
-    vocabulary: Vocabulary | None = None  # of a `MappedTokenizer`
+    vocabulary: Vocabulary | None = None  # if its ids replace the ids of the SentencePiece model
     min_texts_for_threads = 32  # starting threads takes as long as encoding 32 texts, 1 ms
 
     def __init__(self, model: bytes, tags: Sequence[str] = ()) -> None:
@@ -55,11 +59,12 @@ class Tokenizer:
         self.unk_id: int = self._processor.unk_id()
         self.bos_id: int = self._processor.bos_id()
         self.eos_id: int = self._processor.eos_id()
-        self.src = self.tgt = self
-        self.src_vocab_size: int | None = None  # only if the source has a vocabulary of its own
+        self.src = self
+        self.tgt = self
+        self.src_vocab_size: int | None = None  # see `TokenizerPair.src_vocab_size`
         self.prefix: list[int] = []  # ids that every text begins with, such as its language
-        self.languages: dict[str, int] = {}  # pieces that can replace `prefix`, with their ids
-        self._pieces: list[str] = []  # a cache: SentencePiece is ten times slower
+        self.languages: dict[str, int] = {}  # ids of the languages that can replace `prefix`
+        self._pieces: list[str] = []  # a cache, since SentencePiece is ten times slower
 
     @classmethod
     def load(cls, path: Path, tags: Sequence[str] = ()) -> Tokenizer:
@@ -81,7 +86,7 @@ class Tokenizer:
 
     @property
     def byte_ids(self) -> list[int]:
-        """Ids of the bytes of unknown characters; empty without byte fallback."""
+        """Ids of the pieces for single bytes; empty without byte fallback."""
         return [i for i in range(self.vocab_size) if self._processor.is_byte(i)]
 
     def encode(self, text: str) -> list[int]:
@@ -93,12 +98,11 @@ class Tokenizer:
 
         Raises `DataError` for a text with half of a surrogate pair, which is invalid Unicode.
         """
-        is_short = len(texts) < self.min_texts_for_threads  # a list always starts threads
         try:
-            if is_short:
-                return list(map(self.encode, texts))
+            if len(texts) < self.min_texts_for_threads:
+                return [self.encode(text) for text in texts]
             return self._processor.encode(list(texts), num_threads=num_threads)  # type: ignore[no-any-return]
-        except (TypeError, RuntimeError):  # SentencePiece does not name the text
+        except (TypeError, RuntimeError):  # does not say which text is invalid
             for text in texts:
                 if match := re.search("[\ud800-\udfff]", text):
                     raise DataError(
@@ -108,7 +112,7 @@ class Tokenizer:
             raise
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode ids into one line of text, without control symbols and without a leading tag.
+        """Decode ids into text on one line, without control symbols and without a tag at the start.
 
         Line breaks become spaces.
         """
@@ -141,7 +145,7 @@ class Vocabulary:
     pieces: list[str]  # piece i has the id i; no two are equal
     pad_id: int
     unk_id: int
-    bos_id: int  # where decoding starts: in some models the id of padding, or of EOS
+    bos_id: int  # the first input of the decoder; in some models it equals `pad_id` or `eos_id`
     eos_id: int
     src_prefix: list[int] = field(default_factory=list)  # ids before every source
     tgt_prefix: list[int] = field(default_factory=list)  # ids before every target
@@ -154,9 +158,10 @@ class Vocabulary:
         except FileNotFoundError:
             raise ModelError(f"{path} does not exist; copy the model folder again") from None
         ids = [vocabulary.pad_id, vocabulary.unk_id, vocabulary.bos_id, vocabulary.eos_id]
-        ids += [*vocabulary.src_prefix, *vocabulary.tgt_prefix]
+        ids += vocabulary.src_prefix + vocabulary.tgt_prefix
         size = len(vocabulary.pieces)
-        if min(ids) < 0 or max(ids) >= size or len(set(vocabulary.pieces)) != size:
+        has_invalid_id = min(ids) < 0 or max(ids) >= size
+        if has_invalid_id or len(set(vocabulary.pieces)) != size:
             raise ModelError(f"{path}: ids and pieces do not match; copy the model folder again")
         return vocabulary
 
@@ -164,9 +169,9 @@ class Vocabulary:
 class MappedTokenizer(Tokenizer):
     """A SentencePiece model whose pieces have the ids of a `Vocabulary`.
 
-    Pieces that the vocabulary lacks are unknown. A tag such as `>>fra<<` before a text is one piece
-    if the vocabulary has it. One of `languages` and a space at the start of a text replace
-    `prefix`.
+    Pieces that the vocabulary lacks get the id of unknown pieces. A tag such as `>>fra<<` at the
+    start of a text is one piece if the vocabulary has it. A text that begins with one of
+    `languages` and a space gets the id of this language instead of `prefix`.
     """
 
     min_texts_for_threads = sys.maxsize  # the ids are mapped in Python, where threads do not help
@@ -174,7 +179,7 @@ class MappedTokenizer(Tokenizer):
     def __init__(self, model: bytes, vocabulary: Vocabulary, prefix: Sequence[int]) -> None:
         super().__init__(model)
         model_pieces = self.all_pieces()
-        self._bytes = [model_pieces[i] for i in super().byte_ids]
+        self._byte_pieces = [model_pieces[i] for i in super().byte_ids]
         self._model_unk_id = self.unk_id
         self.vocabulary = vocabulary
         self.prefix = list(prefix)
@@ -184,16 +189,18 @@ class MappedTokenizer(Tokenizer):
         self.unk_id = vocabulary.unk_id
         self.bos_id = vocabulary.bos_id
         self.eos_id = vocabulary.eos_id
-        control = {*self.control_ids, *vocabulary.src_prefix, *vocabulary.tgt_prefix}
-        self._ids: dict[str, int] = {}  # of the pieces of text
+        control_ids = {*self.control_ids, *vocabulary.src_prefix, *vocabulary.tgt_prefix}
+        has_languages = bool(vocabulary.src_prefix and vocabulary.tgt_prefix)
+        self._text_ids: dict[str, int] = {}  # by piece, without control symbols and languages
         for i, piece in enumerate(vocabulary.pieces):
-            if vocabulary.src_prefix and vocabulary.tgt_prefix and LANGUAGE.fullmatch(piece):
+            if has_languages and LANGUAGE.fullmatch(piece):
                 self.languages[piece] = i
-                control.add(i)
-            elif i not in control:
-                self._ids[piece] = i
-        self._hidden = control - {self.unk_id}  # ids that `decode` leaves out
-        self._map = [self._ids.get(piece, self.unk_id) for piece in model_pieces]
+                control_ids.add(i)
+            elif i not in control_ids:
+                self._text_ids[piece] = i
+        self._undecoded_ids = control_ids - {self.unk_id}  # `decode` leaves them out
+        # the id of the vocabulary for each id of the SentencePiece model
+        self._mapped_ids = [self._text_ids.get(piece, self.unk_id) for piece in model_pieces]
 
     @property
     def sha256(self) -> str:
@@ -203,40 +210,40 @@ class MappedTokenizer(Tokenizer):
 
     @property
     def byte_ids(self) -> list[int]:
-        """Ids of the bytes of unknown characters; empty without byte fallback."""
-        return [self._ids[piece] for piece in self._bytes if piece in self._ids]
+        """Ids of the pieces for single bytes; empty without byte fallback."""
+        return [self._text_ids[piece] for piece in self._byte_pieces if piece in self._text_ids]
 
     def encode(self, text: str) -> list[int]:
         """Encode one sentence, `prefix` first, without BOS and EOS.
 
         An empty text has no ids. A text that is only a language is encoded as the language's id.
         """
-        language, _, text_of_language = text.partition(" ")
+        language, _, text_after_language = text.partition(" ")
         if language in self.languages:
-            return [self.languages[language], *self._encode(text_of_language)]
-        ids = self._encode(text)
+            return [self.languages[language], *self._encode_unprefixed(text_after_language)]
+        ids = self._encode_unprefixed(text)
         return [*self.prefix, *ids] if ids else []
 
-    def _encode(self, text: str) -> list[int]:
-        """Encode a text without `prefix`."""
+    def _encode_unprefixed(self, text: str) -> list[int]:
+        """Encode a text without `prefix`; it may begin with a tag such as `>>fra<<`."""
         ids: list[int] = []
         if text.startswith(">>"):
             tag = text[: text.find("<<") + 2]
-            if tag in self._ids:
-                ids.append(self._ids[tag])
+            if tag in self._text_ids:
+                ids.append(self._text_ids[tag])
                 text = text[len(tag) :]
         model_ids = self._processor.encode(text)
         if self._model_unk_id not in model_ids:
-            return ids + [self._map[i] for i in model_ids]
+            return ids + [self._mapped_ids[i] for i in model_ids]
         # the vocabulary may have pieces that are unknown to SentencePiece
         pieces = self._processor.encode(text, out_type=str)
-        return ids + [self._ids.get(piece, self.unk_id) for piece in pieces]
+        return ids + [self._text_ids.get(piece, self.unk_id) for piece in pieces]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode ids into one line of text, see `Tokenizer.decode`."""
-        pieces = [self._pieces[i] for i in ids if i not in self._hidden]
+        """Decode ids into text on one line, see `Tokenizer.decode`."""
+        pieces = [self._pieces[i] for i in ids if i not in self._undecoded_ids]
         text: str = self._processor.decode(pieces) if pieces else ""
-        # pieces that this SentencePiece model lacks, such as source pieces, keep their ▁
+        # SentencePiece keeps the ▁ of pieces that its model lacks, such as source pieces
         return on_one_line(text.removeprefix("▁").replace("▁", " "))
 
 
@@ -246,12 +253,12 @@ class TokenizerPair:
 
     src: Tokenizer
     tgt: Tokenizer
-    is_joint: bool = False  # both share one `Vocabulary`, and so one embedding
+    shares_vocabulary: bool = False  # both map to the ids of one `Vocabulary`
 
     @property
     def src_vocab_size(self) -> int | None:
-        """Size of the source vocabulary, or None if it is shared."""
-        return None if self.is_joint else self.src.vocab_size
+        """Size of the source vocabulary, or None if source and target share ids and embeddings."""
+        return None if self.shares_vocabulary else self.src.vocab_size
 
     @property
     def sha256(self) -> str:
@@ -260,13 +267,14 @@ class TokenizerPair:
 
 
 Tokenizers: TypeAlias = Tokenizer | TokenizerPair
-"""The tokenizers of a data or model folder, as `.src` and `.tgt`; a joint one is both."""
+"""The tokenizers of a data or model folder, with the attributes `src` and `tgt`. A single tokenizer
+for both languages is its own `src` and `tgt`."""
 
 
 def load_tokenizers(
     folder: Path, sha256: str | None = None, tags: Sequence[str] = ()
 ) -> Tokenizers:
-    """Read the tokenizers of a data or model folder; `tags` are the tags of targets.
+    """Read the tokenizers of a data or model folder. Decoded targets lose the tags in `tags`.
 
     Raises `ModelError` if they are missing or damaged, or have another fingerprint than `sha256`.
     """
@@ -289,39 +297,41 @@ def load_tokenizers(
 
 def _load_mapped(folder: Path) -> TokenizerPair:
     """Read the tokenizers of an imported model, with one vocabulary or with two."""
-    is_joint = (folder / VOCABULARY).exists()
-    if is_joint:
-        src_vocabulary = tgt_vocabulary = Vocabulary.load(folder / VOCABULARY)
+    shares_vocabulary = (folder / VOCABULARY).exists()
+    if shares_vocabulary:
+        src_vocabulary = Vocabulary.load(folder / VOCABULARY)
+        tgt_vocabulary = src_vocabulary
     else:
         src_vocabulary = Vocabulary.load(folder / SRC_VOCABULARY)
         tgt_vocabulary = Vocabulary.load(folder / TGT_VOCABULARY)
     return TokenizerPair(
         src=MappedTokenizer(read_model(folder / SOURCE), src_vocabulary, src_vocabulary.src_prefix),
         tgt=MappedTokenizer(read_model(folder / TARGET), tgt_vocabulary, tgt_vocabulary.tgt_prefix),
-        is_joint=is_joint,
+        shares_vocabulary=shares_vocabulary,
     )
 
 
 def save_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:
-    """Write `tokenizer.model`, or `tokenizer.src.model` and `tokenizer.tgt.model`."""
+    """Write the SentencePiece models, and the vocabularies of an imported model, into `folder`."""
     if isinstance(tokenizers, Tokenizer):
         (folder / JOINT).write_bytes(tokenizers.model)
         return
     (folder / SOURCE).write_bytes(tokenizers.src.model)
     (folder / TARGET).write_bytes(tokenizers.tgt.model)
     if tokenizers.src.vocabulary is not None:
-        name = VOCABULARY if tokenizers.is_joint else SRC_VOCABULARY
+        name = VOCABULARY if tokenizers.shares_vocabulary else SRC_VOCABULARY
         write_json(folder / name, asdict(tokenizers.src.vocabulary))
-    if tokenizers.tgt.vocabulary is not None and not tokenizers.is_joint:
+    if tokenizers.tgt.vocabulary is not None and not tokenizers.shares_vocabulary:
         write_json(folder / TGT_VOCABULARY, asdict(tokenizers.tgt.vocabulary))
 
 
 def read_model(path: Path) -> bytes:
-    """Read a SentencePiece model. Raises `ModelError` if it is missing or damaged."""
+    """Read the bytes of a SentencePiece model. Raises `ModelError` if it is missing or damaged."""
     try:
         model = read_regular(path)
         processor = open_model(model)
-        processor.id_to_piece(list(range(processor.vocab_size())))  # all must be UTF-8
+        # damaged models may raise only here
+        processor.id_to_piece(list(range(processor.vocab_size())))
         processor.decode([max(processor.unk_id(), 0)])
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}; give a SentencePiece model") from None
@@ -333,5 +343,5 @@ def read_model(path: Path) -> bytes:
 def open_model(model: bytes) -> sentencepiece.SentencePieceProcessor:
     """Load a SentencePiece model. Raises `RuntimeError` if the bytes are invalid."""
     if not model:
-        raise RuntimeError("an empty file is no model")  # SentencePiece would accept it
+        raise RuntimeError("an empty file is no model")  # SentencePiece accepts it
     return sentencepiece.SentencePieceProcessor(model_proto=model)

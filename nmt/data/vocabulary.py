@@ -1,4 +1,4 @@
-"""Train the SentencePiece models of a data folder, or adopt existing ones.
+"""Train the SentencePiece models of a data folder, or adopt existing models.
 
 Training is deterministic: the same text in the same order gives the same bytes.
 """
@@ -29,9 +29,13 @@ from nmt.errors import ConfigError, DataError, NmtError
 
 log = logging.getLogger(__name__)
 ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
-PAD, UNK, BOS, EOS = range(4)  # for training; elsewhere they are read from the model
+# ids in models that are trained here; elsewhere they are read from the model
+PAD = 0
+UNK = 1
+BOS = 2
+EOS = 3
 _MAX_SENTENCE_BYTES = 1 << 16
-# fixed: the model stores this number, and the results of unigram training depend on it
+# The same on every machine: the model stores this number, and unigram training depends on it
 _NUM_THREADS = 16
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\).*?value <= (\d+)")
 _TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
@@ -46,7 +50,7 @@ def train_tokenizers(
 
     The tags of the corpora become symbols. Raises the errors of `train_tokenizer`.
     """
-    src_symbols, tgt_symbols = _symbols(config)
+    src_symbols, tgt_symbols = _list_symbols(config)
     if not config.tokenizer.separate:
         sentences = chain(sources, targets)
         return train_tokenizer(sentences, config.tokenizer, src_symbols + tgt_symbols)
@@ -57,11 +61,12 @@ def train_tokenizers(
 
 
 def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
-    """Adopt the models that `tokenizer.model` and `tokenizer.tgt_model` name.
+    """Load the models that the settings `tokenizer.model` and `tokenizer.tgt_model` name.
 
-    The tokenizers of a model folder stay unchanged; see `adopt_tokenizer` for files.
+    Adds the symbols of the settings to SentencePiece models, see `adopt_tokenizer`. The tokenizers
+    of a model folder must have all of them.
     """
-    src_symbols, tgt_symbols = _symbols(config)
+    src_symbols, tgt_symbols = _list_symbols(config)
     assert config.tokenizer.model is not None
     src_path = resolve(config.tokenizer.model)
     if src_path.is_dir():
@@ -91,7 +96,7 @@ def _open_model_folder(config: PreprocessConfig, folder: Path) -> Tokenizers:
             f"tokenizer.model={folder} is a model folder with the tokenizers of both sides; leave "
             "out tokenizer.tgt_model and tokenizer.separate"
         )
-    src_symbols, tgt_symbols = _symbols(config)
+    src_symbols, tgt_symbols = _list_symbols(config)
     missing = set(src_symbols) - set(tokenizers.src.all_pieces())
     missing |= set(tgt_symbols) - set(tokenizers.tgt.all_pieces())
     if missing:
@@ -102,19 +107,23 @@ def _open_model_folder(config: PreprocessConfig, folder: Path) -> Tokenizers:
     return tokenizers
 
 
-def _symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
+def _list_symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
     """Return the symbols of source and target.
 
     These are the symbols in the settings, the separator of lines if pairs have a context, and the
     tags of the corpora.
     """
-    symbols = list(config.tokenizer.symbols)
+    src_symbols = list(config.tokenizer.symbols)
     if config.data.context > 0:
-        symbols.append(SEPARATOR)
-    directions = [corpus_direction(config.data, name) for name in config.data.corpora]
-    src_tags = [direction.src_tag for direction in directions if direction.src_tag]
-    tgt_tags = [direction.tgt_tag for direction in directions if direction.tgt_tag]
-    return symbols + src_tags, symbols + tgt_tags
+        src_symbols.append(SEPARATOR)
+    tgt_symbols = list(src_symbols)
+    for name in config.data.corpora:
+        direction = corpus_direction(config.data, name)
+        if direction.src_tag:
+            src_symbols.append(direction.src_tag)
+        if direction.tgt_tag:
+            tgt_symbols.append(direction.tgt_tag)
+    return src_symbols, tgt_symbols
 
 
 def train_tokenizer(
@@ -122,24 +131,25 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train one model on all `sentences`; `symbols` are pieces that are never divided.
 
-    Raises a `ConfigError` if the corpus is too small for the vocabulary size, with the largest
-    possible size, and a `DataError` for a corpus without text.
+    Raises a `ConfigError` that names the largest possible vocabulary size if the corpus is too
+    small for the requested one, and a `DataError` for a corpus without text.
     """
     model = io.BytesIO()
-    num_read = 0
-    num_long = 0
+    num_sentences = 0
+    num_too_long = 0
 
-    def counted() -> Iterator[str]:
-        nonlocal num_read, num_long
+    def count_sentences() -> Iterator[str]:
+        nonlocal num_sentences, num_too_long
         for sentence in sentences:
-            num_read += 1
-            if len(sentence) * 4 > _MAX_SENTENCE_BYTES:  # no character has more than 4 bytes
-                num_long += len(sentence.encode("utf-8")) > _MAX_SENTENCE_BYTES
+            num_sentences += 1
+            may_be_too_long = len(sentence) * 4 > _MAX_SENTENCE_BYTES  # a character has <= 4 bytes
+            if may_be_too_long and len(sentence.encode("utf-8")) > _MAX_SENTENCE_BYTES:
+                num_too_long += 1
             yield sentence
 
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=counted(),
+            sentence_iterator=count_sentences(),
             model_writer=model,
             model_type=config.type.value,
             vocab_size=config.vocab_size,
@@ -151,25 +161,25 @@ def train_tokenizer(
             unk_id=UNK,
             bos_id=BOS,
             eos_id=EOS,
-            input_sentence_size=0,  # all: the caller has drawn the sample
+            input_sentence_size=0,  # use all sentences: they are a sample already
             max_sentence_length=_MAX_SENTENCE_BYTES,
             num_threads=_NUM_THREADS,
             minloglevel=2,
         )
     except RuntimeError as error:
         raise _explain_failure(" ".join(str(error).split()), config.vocab_size) from None
-    if num_long:
+    if num_too_long:
         log.warning(
             "the tokenizer was trained without %d of %d sentences, longer than %d bytes",
-            num_long,
-            num_read,
+            num_too_long,
+            num_sentences,
             _MAX_SENTENCE_BYTES,
         )
     return Tokenizer(model.getvalue())
 
 
 def _explain_failure(message: str, vocab_size: int) -> NmtError:
-    """Translate an error of SentencePiece's trainer."""
+    """Return our error for the error message of SentencePiece's trainer."""
     key = f"tokenizer.vocab_size={vocab_size}"
     if match := _TOO_LARGE.search(message):
         return ConfigError(
@@ -185,8 +195,7 @@ def _explain_failure(message: str, vocab_size: int) -> NmtError:
 
 
 def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
-    """Load the SentencePiece model at `path`, made by any tool; append missing control symbols and
-    `symbols` to its pieces.
+    """Load the SentencePiece model at `path`, and append missing control symbols and `symbols`.
 
     No id changes, and text without a symbol is segmented as before. Raises a `ModelError` for an
     invalid file, and a `ConfigError` for a symbol that the model has as an ordinary piece.
@@ -194,15 +203,15 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
     model = read_model(path)
     tokenizer = Tokenizer(model)
     pieces = set(tokenizer.all_pieces())
-    never_divided = {p.piece for p in read_proto(model).pieces if p.type == _Piece.USER_DEFINED}
+    model_symbols = {p.piece for p in read_proto(model).pieces if p.type == _Piece.USER_DEFINED}
     added: list[str] = []
-    # Serialized messages merge when they are concatenated: lists grow, other values are replaced.
-    # So the bytes of the model itself do not change.
+    # Protobuf merges messages whose bytes are concatenated: lists grow, other values are replaced.
+    # So additions need only be appended to the bytes of the model.
     for symbol in dict.fromkeys(symbols):
         if symbol not in pieces:
             model += _serialize_piece(symbol, _Piece.USER_DEFINED)
             added.append(symbol)
-        elif symbol not in never_divided:
+        elif symbol not in model_symbols:
             raise ConfigError(
                 f"{symbol} cannot be a symbol of {path}, which has it as an ordinary or control "
                 "piece; choose another name for the symbol or tag"
@@ -212,11 +221,11 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
             continue
         if name in pieces:  # text may be segmented into this piece
             name = f"<nmt:{role}>"
-        trainer = ModelProto().trainer_spec
-        setattr(trainer, f"{role}_id", tokenizer.vocab_size + len(added))
-        setattr(trainer, f"{role}_piece", name)
+        trainer_spec = ModelProto().trainer_spec
+        setattr(trainer_spec, f"{role}_id", tokenizer.vocab_size + len(added))
+        setattr(trainer_spec, f"{role}_piece", name)
         model += _serialize_piece(name, _Piece.CONTROL)
-        model += ModelProto(trainer_spec=trainer).SerializePartialToString()
+        model += ModelProto(trainer_spec=trainer_spec).SerializePartialToString()
         added.append(name)
     if added:
         log.info("%s: added %s to its pieces", path, " ".join(added))

@@ -198,7 +198,7 @@ def make_tokenizers(src: Side, tgt: Side, *, is_joint: bool) -> Tokenizers:
             tgt_prefix=tgt.special.prefix,
         )
         tokenizers.append(MappedTokenizer(tokenizer.model, vocabulary, side.special.prefix))
-    return TokenizerPair(tokenizers[0], tokenizers[1], is_joint)
+    return TokenizerPair(tokenizers[0], tokenizers[1], shares_vocabulary=is_joint)
 
 
 def _has_own_ids(tokenizer: Tokenizer, side: Side) -> bool:

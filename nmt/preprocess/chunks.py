@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmt.data.languages import Tags
-from nmt.data.text import check_file, unpacking
+from nmt.data.text import check_file, read_errors
 from nmt.errors import DataError
 
 PAIRS_A_CHUNK = 5_000
@@ -151,7 +151,7 @@ def _find_lines(path: Path, name: str, first: int, step: int) -> tuple[int, list
     last_byte = b"\n"
     offsets = [0] if first == 0 else []
     line = first or step  # the next line whose offset is needed
-    with unpacking(name), path.open("rb", buffering=0) as file:
+    with read_errors(name), path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):
             ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
             lines = np.arange(line, num_ends + len(ends) + 1, step)  # that start in this block
@@ -216,7 +216,7 @@ class _LineFile:
 
     def __init__(self, path: Path, name: str, first_line: int, offset: int) -> None:
         self._name = name
-        with unpacking(name):
+        with read_errors(name):
             self._file = path.open("rb", buffering=0)
             self._file.seek(offset)
         self._is_over = False
@@ -246,7 +246,7 @@ class _LineFile:
         """Read a block; return False at the end of the file."""
         if self._is_over:
             return False
-        with unpacking(self._name):
+        with read_errors(self._name):
             block = self._file.read(_BLOCK_BYTES)
         if not block:
             self._is_over = True

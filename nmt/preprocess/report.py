@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from nmt.config import PreprocessConfig
 from nmt.data.languages import describe_languages
-from nmt.data.mixing import pairs_an_epoch
+from nmt.data.mixing import compute_pairs_per_epoch
 from nmt.data.tokenizer import Tokenizers
 from nmt.preprocess.characters import Ints, describe_characters
 from nmt.preprocess.duplicates import UNITS
@@ -160,7 +160,7 @@ def _add_times(summaries: Mapping[str, Report], config: PreprocessConfig) -> Non
     """Add to each corpus how many times an epoch contains each of its pairs."""
     sizes = [summary["kept"] for summary in summaries.values()]
     weights = [config.data.corpora[name].weight for name in summaries]
-    nums_drawn = pairs_an_epoch(sizes, weights, config.data.temperature)
+    nums_drawn = compute_pairs_per_epoch(sizes, weights, config.data.temperature)
     for summary, num_drawn in zip(summaries.values(), nums_drawn, strict=True):
         summary["times"] = _ratio(num_drawn, summary["kept"])
 

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from nmt.config import Corpus, DataConfig, PreprocessConfig, SplitConfig, resolve
 from nmt.data.languages import corpus_direction
-from nmt.data.text import bundled_corpus, check_file, is_packed, is_stream, open_bytes
+from nmt.data.text import bundled_corpus, check_file, is_compressed, is_stream, open_bytes
 from nmt.errors import ConfigError, DataError, nearest
 from nmt.preprocess.chunks import Format, Source
 from nmt.runtime.files import sync
@@ -124,7 +124,7 @@ def _find_files(corpus: _CorpusSettings, template: Source, spool_prefix: Path) -
         paths = []
         for side, file in enumerate(files):
             path = resolve(file)
-            if is_stream(file) or is_packed(file):
+            if is_stream(file) or is_compressed(file):
                 path = spool_prefix.with_name(f"{spool_prefix.name}-{number}-{side}")
                 _spool_blocks([path], _unpacked_blocks(file))
             paths.append(path)

@@ -13,7 +13,7 @@ from torch import nn
 
 from nmt.config import Adapter, Optimizer, Sharding, TrainConfig
 from nmt.data import Lengths, Rows
-from nmt.data.batch import batch_cost, bucket
+from nmt.data.batch import batch_cost, bucket_by_length
 from nmt.data.batching import TokenBatchSampler, Update
 from nmt.errors import ConfigError
 from nmt.runtime.distributed import gather
@@ -155,7 +155,7 @@ def largest_batches(lengths: Lengths, max_tokens: int) -> list[Rows]:
     They are the largest in positions on both sides, on one side, and in squared lengths (attention
     of the whole batch).
     """
-    batches = bucket(lengths, max_tokens, np.arange(len(lengths)))
+    batches = bucket_by_length(lengths, max_tokens, np.arange(len(lengths)))
     sizes = np.array([(len(rows), *lengths[rows].max(axis=0)) for rows in batches], dtype=np.int64)
     num_rows, src, tgt = sizes.T  # (batches,) each
     measures = [

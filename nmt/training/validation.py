@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from nmt.config import TrainConfig
-from nmt.data.batch import bucket
+from nmt.data.batch import bucket_by_length
 from nmt.data.binary import HeldOutText, ParallelData, read_held_out
 from nmt.data.tokenizer import Tokenizers
 from nmt.evaluate import bleu, bleu_metric, tokenizer_for, warn_of_script
@@ -63,7 +63,7 @@ class Validation:
         model.eval()
         lengths = self.data.lengths
         max_tokens = max(self.config.max_tokens, int(lengths.max()))
-        batches = bucket(lengths, max_tokens, np.arange(len(lengths)))
+        batches = bucket_by_length(lengths, max_tokens, np.arange(len(lengths)))
         nll_sums = []
         for rows in batches[self.world.rank :: self.world.size]:
             pairs = [self.data[int(row)] for row in rows]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nmt.config import SearchConfig
-from nmt.data.batch import bucket
+from nmt.data.batch import bucket_by_length
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
 from nmt.search.sampling import count_repeats
@@ -74,7 +74,7 @@ class BatchSearch:
         max_tokens = max(self.max_tokens // self.config.beam_size, int(lengths.max()))
         keys = count_repeats(segment.ids for segment in segments)
         keyed = list(zip(segments, keys, strict=True))
-        indices = bucket(lengths, max_tokens, np.arange(len(segments)))
+        indices = bucket_by_length(lengths, max_tokens, np.arange(len(segments)))
         batches = [[keyed[i] for i in batch] for batch in indices]
         if self.backend.num_workers == 1 or len(batches) == 1:
             batch_results = []

@@ -22,7 +22,7 @@ from typing import Any
 from nmt import __version__
 from nmt.checkpoint import find_model
 from nmt.config import Engine, SearchConfig, TranslationConfig, resolve, settings_to_compare
-from nmt.data.text import is_packed, packed
+from nmt.data.text import compress, is_compressed
 from nmt.errors import ConfigError, DamagedError, NmtError
 from nmt.runtime.files import disk_errors, replace_file, sync, write_json
 from nmt.runtime.metadata import read_json
@@ -172,11 +172,11 @@ class PartialFile:
         self._save()
         if publish is not None:
             publish(self.state)
-        elif is_packed(self._output):
+        elif is_compressed(self._output):
             with (
                 replace_file(self._output) as temporary,
                 temporary.open("wb") as file,
-                packed(file, self._output.suffix) as stream,
+                compress(file, self._output.suffix) as stream,
                 self.path.open("rb") as text,
             ):
                 shutil.copyfileobj(text, stream)

@@ -19,7 +19,7 @@ from nmt.checkpoint import (
     other_models,
 )
 from nmt.config import Combine, DType, SearchConfig, choose, resolve
-from nmt.data.batch import bucket, pad, pad_source
+from nmt.data.batch import bucket_by_length, pad, pad_source
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, ModelError
 from nmt.model.fast import freeze
@@ -74,7 +74,7 @@ class NativeBackend:
         lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs], dtype=np.int32)
         max_tokens = max(max_tokens, int(lengths.max()))
         hypotheses: dict[int, Hypothesis] = {}
-        for batch in bucket(lengths, max_tokens, np.arange(len(lengths))):
+        for batch in bucket_by_length(lengths, max_tokens, np.arange(len(lengths))):
             indices = batch.tolist()
             scored = self._score_batch(
                 [rows[i] for i in indices], [targets[i] for i in indices], config
