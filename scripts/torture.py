@@ -526,8 +526,8 @@ def setting_cases() -> list[tuple[str, str, str]]:
     """Return all triples of a command, a numeric setting and an extreme value."""
     cases = []
     for name, command in COMMANDS.items():
-        for setting in command.accepted:
-            types = {setting.hint, *typing.get_args(setting.hint)}
+        for setting in command.accepted_settings:
+            types = {setting.type_hint, *typing.get_args(setting.type_hint)}
             if types & {int, float} and name != "import":  # there is nothing to import here
                 cases += [(name, setting.key, value) for value in NUMBERS]
     return cases

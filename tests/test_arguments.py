@@ -12,7 +12,7 @@ from test_config import assert_refused, composed
 
 from nmt.cli.commands import COMMANDS
 from nmt.cli.main import main
-from nmt.config import ADVICE, SAME, DType, Schedule
+from nmt.config import ADVICE_FOR_KEY, OUR_KEY, DType, Schedule
 
 
 def test_words_of_other_toolkits_mean_our_settings() -> None:
@@ -65,10 +65,10 @@ def test_words_of_other_toolkits_mean_our_settings() -> None:
 
 
 def test_every_word_of_another_toolkit_leads_to_a_setting_of_some_command() -> None:
-    names = {setting.key for command in COMMANDS.values() for setting in command.accepted}
-    for word, key in SAME.items():
+    names = {setting.key for command in COMMANDS.values() for setting in command.accepted_settings}
+    for word, key in OUR_KEY.items():
         assert any(f".{name}".endswith(f".{key}") for name in names) or key == "experiment", word
-    assert not SAME.keys() & ADVICE.keys()
+    assert not OUR_KEY.keys() & ADVICE_FOR_KEY.keys()
 
 
 @pytest.mark.slow

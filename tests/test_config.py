@@ -22,16 +22,16 @@ from toy import command as run_command
 
 from nmt.cli import compose
 from nmt.cli.arguments import GROUPS
-from nmt.cli.commands import COMMANDS, choices, command_help, keys_on_resume
+from nmt.cli.commands import COMMANDS, choices, command_help, keys_with_resume_rule
 from nmt.cli.yaml_files import check_content
 from nmt.config import (
     BestMetric,
     CorpusConfig,
     ExportFormat,
     ModelConfig,
-    OnResume,
     OptimizerConfig,
     PreprocessConfig,
+    ResumeRule,
     SearchConfig,
     SplitConfig,
     TokenizerConfig,
@@ -386,7 +386,7 @@ def test_a_setting_is_compared_on_resume_unless_it_or_its_group_says_otherwise()
         ("preprocess", "free", "data.corpora.a.weight scheduler"),
     ):
         settings = iterate_settings(composed(name, RESUMED[name]))
-        declared = {key for key, _, behavior in settings if behavior == on_resume}
+        declared = {key for key, _, resume_rule in settings if resume_rule == on_resume}
         assert declared >= set(keys.split()), (name, on_resume)
 
 
@@ -394,8 +394,8 @@ def test_help_and_documentation_list_the_settings_that_may_change() -> None:
     page = (DOCS / "commands.md").read_text(encoding="utf-8")
     for name in RESUMED:
         cells = [f"`nmt-{name}`"]
-        for on_resume in typing.get_args(OnResume)[1:]:  # log, free
-            keys = keys_on_resume(COMMANDS[name], on_resume)
+        for on_resume in typing.get_args(ResumeRule)[1:]:  # log, free
+            keys = keys_with_resume_rule(COMMANDS[name], on_resume)
             cells.append(", ".join(f"`{key}`" for key in keys))
         assert f"| {' | '.join(cells)} |\n" in page, name
         text = " ".join(command_help(COMMANDS[name]).split())

@@ -1,7 +1,7 @@
-"""The commands: the text of `--help`, the settings, and the function that runs each of them.
+"""All commands: for each, its documentation, its settings and the function that runs it.
 
-A new command is an entry in `_ALL`, a dataclass of its settings in nmt/config/, and a line for its
-script in setup.cfg. This module imports neither torch nor Hydra, so that `--help` stays fast.
+A new command needs an entry in `_COMMANDS`, a dataclass of its settings in nmt/config/ and a line
+for its script in setup.cfg. This module imports neither torch nor Hydra, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
 import shlex
 import shutil
 import sys
@@ -25,10 +24,10 @@ from nmt import config
 
 NAME = "NAME"  # placeholder for a name that the user chooses
 _KEY_WIDTH = 34  # columns of --help for a key and its default
-_PREPROCESS_ONLY = ("scheduler",)  # settings of nmt-preprocess that nmt-train does not take
-# order of --help: files and folders, settings of the command, then device and workers
-_FIRST = ("model_dir", "input", "src", "tgt", "output", "run_dir", "data_dir", "experiment")
-_LAST = ("backend", "device", "devices", "scheduler", "dtype", "num_threads", "verify")
+_PREPROCESS_ONLY_KEYS = {"scheduler"}  # settings of nmt-preprocess that nmt-train does not accept
+# --help shows files and folders first, then settings of the command, then device and workers
+_SHOWN_FIRST = ("model_dir", "input", "src", "tgt", "output", "run_dir", "data_dir", "experiment")
+_SHOWN_LAST = ("backend", "device", "devices", "scheduler", "dtype", "num_threads", "verify")
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,12 @@ class Command:
 
     name: str
     summary: str
-    reads: str
-    writes: str
+    reads: str  # its inputs, for --help
+    writes: str  # its outputs, for --help
     examples: tuple[str, ...]
     schema: type[Any]  # the dataclass of its settings
     run: str  # "module:function", imported only when the command runs, because it may need torch
-    groups: tuple[str, ...] = ("experiment",)  # config groups that it takes
+    groups: tuple[str, ...] = ("experiment",)  # config groups that it accepts
     can_resume: bool = False  # whether the same command continues after a kill
 
     @functools.cached_property
@@ -51,16 +50,16 @@ class Command:
         return tuple(list_settings(self.schema))
 
     @functools.cached_property
-    def accepted(self) -> tuple[Setting, ...]:
-        """The settings that a user may type; nmt-train also takes settings of its data."""
+    def accepted_settings(self) -> tuple[Setting, ...]:
+        """The settings that a user may give: its own, and for nmt-train those that prepare data."""
         if self.name != "train":
             return self.settings
-        keys = {setting.key for setting in self.settings} | set(_PREPROCESS_ONLY)
-        data = [s for s in list_settings(config.PreprocessConfig) if s.key not in keys]
-        return *self.settings, *data
+        excluded = {setting.key for setting in self.settings} | _PREPROCESS_ONLY_KEYS
+        data = [s for s in list_settings(config.PreprocessConfig) if s.key not in excluded]
+        return (*self.settings, *data)
 
 
-_ALL = (
+_COMMANDS = (
     Command(
         name="preprocess",
         summary="Turn parallel text into a data folder: a subword tokenizer and token ids.",
@@ -82,7 +81,7 @@ _ALL = (
     ),
     Command(
         name="train",
-        summary="Train a Transformer; started again, resume from the last checkpoint.",
+        summary="Train a Transformer, or resume from the last checkpoint.",
         reads="data_dir; if it does not exist, it is prepared first from experiment=NAME or "
         "settings of nmt-preprocess, such as data.train.src=FILE",
         writes="run_dir: config.yaml, metrics.jsonl, checkpoints/ (models); metrics to trackers",
@@ -106,7 +105,7 @@ _ALL = (
     ),
     Command(
         name="translate",
-        summary="Translate text; line i of the output answers line i of the input.",
+        summary="Translate text: one output line per input line.",
         reads="text on stdin or in a file, and a run, checkpoint or model folder (several: an "
         "ensemble)",
         writes="translations to stdout, or to a file that is resumed after a kill; "
@@ -177,7 +176,7 @@ _ALL = (
         name="export",
         summary="Convert a model to CTranslate2, Hugging Face transformers or Argos Translate.",
         reads="a run, checkpoint or model folder",
-        writes="output: a folder with tokenizer and README that needs no nmt to translate",
+        writes="output: a self-contained folder with tokenizer and README, usable without nmt",
         examples=(
             "nmt-export model_dir=runs/mine/average format=ctranslate2 quantization=int8 "
             "output=exported",
@@ -229,53 +228,72 @@ _ALL = (
         groups=("model",),
     ),
 )
-COMMANDS = {command.name: command for command in _ALL}
+COMMANDS = {command.name: command for command in _COMMANDS}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A key that can be set."""
+    """A setting of a command, as `--help` documents it."""
 
     key: str  # such as model.d_model or data.corpora.NAME.src
-    hint: Any
-    default: str  # as shown in --help; "" for a group with names of the user
+    type_hint: Any
+    default: str  # text in --help; "" for a mapping whose keys the user names
     help: str
-    on_resume: config.OnResume
+    resume_rule: config.ResumeRule
 
 
 def list_settings(
-    schema: type[Any], prefix: str = "", on_resume: config.OnResume = "refuse"
+    schema: type[Any], prefix: str = "", inherited_rule: config.ResumeRule = "refuse"
 ) -> Iterator[Setting]:
-    """Yield every setting of a dataclass and of its groups."""
-    hints = typing.get_type_hints(schema)
-    order = sorted(
-        dataclasses.fields(schema), key=lambda f: (f.name in _LAST, f.name not in _FIRST)
-    )
-    for field in order:
-        key, hint, help = prefix + field.name, hints[field.name], field.metadata["help"]
-        behavior = field.metadata["on_resume"] or on_resume
-        if typing.get_origin(hint) is dict:
-            key, hint = f"{key}.{NAME}", typing.get_args(hint)[1]
-            yield Setting(key, hint, "", help, behavior)
-        elif not dataclasses.is_dataclass(hint):
-            yield Setting(key, hint, _default_text(field), help, behavior)
-        if dataclasses.is_dataclass(hint):
-            yield from list_settings(typing.cast(type[Any], hint), f"{key}.", behavior)
+    """Yield the settings of a dataclass and of the groups in it, in the order of `--help`.
+
+    `prefix` is the key of the group with a dot, and `inherited_rule` the resume rule of settings
+    that declare none.
+    """
+    type_hints = typing.get_type_hints(schema)
+    for field in sorted(dataclasses.fields(schema), key=_help_position):
+        key = prefix + field.name
+        type_hint = type_hints[field.name]
+        help = field.metadata["help"]
+        resume_rule = field.metadata["on_resume"] or inherited_rule
+        if typing.get_origin(type_hint) is dict:
+            key = f"{key}.{NAME}"
+            type_hint = typing.get_args(type_hint)[1]
+            yield Setting(key, type_hint, "", help, resume_rule)
+        elif not dataclasses.is_dataclass(type_hint):
+            yield Setting(key, type_hint, _default_text(field), help, resume_rule)
+        if dataclasses.is_dataclass(type_hint):
+            yield from list_settings(typing.cast(type[Any], type_hint), f"{key}.", resume_rule)
+
+
+def _help_position(field: dataclasses.Field[Any]) -> int:
+    """Return the position of a setting in `--help`: 0 first, 1 middle, 2 last."""
+    if field.name in _SHOWN_FIRST:
+        return 0
+    if field.name in _SHOWN_LAST:
+        return 2
+    return 1
 
 
 def _default_text(field: dataclasses.Field[Any]) -> str:
-    """Return the default of a setting as the user would type it, in brackets."""
-    default = field.default
-    if default is dataclasses.MISSING:
+    """Return the default of a setting in brackets, in the notation of the command line."""
+    if field.default is dataclasses.MISSING:
         default = typing.cast(Any, field.default_factory)()
-    text = json.dumps(default, separators=(",", ":")).replace('"', "")
-    return f"[{text}]"
+    else:
+        default = field.default
+    default_json = json.dumps(default, separators=(",", ":"))
+    unquoted = default_json.replace('"', "")  # the command line needs no quotes around text
+    return f"[{unquoted}]"
 
 
-def keys_on_resume(command: Command, on_resume: config.OnResume) -> list[str]:
-    """List the keys with this behavior when the command resumes, the search group as `search.*`."""
-    keys = [setting.key for setting in command.settings if setting.on_resume == on_resume]
-    return list(dict.fromkeys(re.sub(r"^search\..*", "search.*", key) for key in keys))
+def keys_with_resume_rule(command: Command, resume_rule: config.ResumeRule) -> list[str]:
+    """List the keys of the settings that have this rule; `search.*` stands for the search group."""
+    keys = []
+    for setting in command.settings:
+        key = "search.*" if setting.key.startswith("search.") else setting.key
+        if setting.resume_rule == resume_rule and key not in keys:
+            keys.append(key)
+    return keys
 
 
 def command_help(command: Command) -> str:
@@ -290,15 +308,22 @@ def command_help(command: Command) -> str:
     lines = [_help_line(f"{s.key} {s.default}".strip(), s.help) for s in command.settings]
     sections.append("\n".join(["settings, as key=value (default in brackets):", *lines]))
     if command.can_resume:
-        text = "may change when the command resumes: " + ", ".join(keys_on_resume(command, "free"))
-        logged = ", ".join(keys_on_resume(command, "log"))
-        text += f"; and, with a line in the log, {logged}" if logged else ""
-        sections.append(textwrap.fill(text, width=100, break_on_hyphens=False))
+        sections.append(_resume_help(command))
     sections.append(
-        "exit status: 0 done, 2 a mistake in what was given, 1 a bug, 75 training stopped by a\n"
-        "signal and saved, 130 interrupted"
+        "exit status: 0 done, 1 a bug, 2 wrong arguments, settings or input, 75 training stopped\n"
+        "by a signal after saving a checkpoint, 130 interrupted"
     )
     return "\n\n".join(sections)
+
+
+def _resume_help(command: Command) -> str:
+    """Return the paragraph of `--help` on settings that may change when the command resumes."""
+    free_keys = ", ".join(keys_with_resume_rule(command, "free"))
+    logged_keys = ", ".join(keys_with_resume_rule(command, "log"))
+    text = f"may change when the command resumes: {free_keys}"
+    if logged_keys:
+        text += f"; and, with a line in the log, {logged_keys}"
+    return textwrap.fill(text, width=100, break_on_hyphens=False)
 
 
 def _help_line(key: str, text: str) -> str:
@@ -328,25 +353,28 @@ def choices(group: str) -> list[str]:
     return sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml"))
 
 
-# --- commands to type next
+# --- shell commands, for messages that say what to run next
 
 
 def command_line(name: str, arguments: Iterable[str] = (), **settings: str) -> str:
-    """Return `nmt-NAME` with arguments and settings as it can be typed into a shell here."""
+    """Return a shell command that runs `nmt-NAME` with arguments and settings."""
     program = [f"nmt-{name}"]
-    if shutil.which(program[0]) is None:  # in a virtual environment that is not active
+    if shutil.which(program[0]) is None:  # the virtual environment is not active
         script = Path(sys.argv[0]).with_name(program[0])
         program = [str(script)] if script.is_file() else [sys.executable, "-m", "nmt", name]
-    typed = [f"{key}={value}" for key, value in settings.items()]
-    return shlex.join([*program, *arguments, *typed])
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    return shlex.join([*program, *arguments, *overrides])
 
 
 def script_line(command: str) -> str:
-    """Return `python SCRIPT ...`, where SCRIPT is in our checkout, as it can be typed here."""
+    """Make the command `python SCRIPT ...` run from any folder, with the Python that runs nmt.
+
+    SCRIPT is a path relative to the root of the checkout.
+    """
     program, script, *arguments = shlex.split(command)
-    in_checkout = Path(__file__).parents[2] / script
-    if in_checkout.is_file() and not Path(script).is_file():
-        script = str(in_checkout)
+    checkout_path = Path(__file__).parents[2] / script
+    if checkout_path.is_file() and not Path(script).is_file():
+        script = str(checkout_path)
     if shutil.which(program) != sys.executable:
         program = sys.executable
     return shlex.join([program, script, *arguments])

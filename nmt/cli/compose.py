@@ -1,9 +1,9 @@
-"""From the words of a command line to a typed config, with Hydra and OmegaConf.
+"""Compose the config of a command from its command line, with Hydra and OmegaConf.
 
 Hydra merges the defaults of a command with the YAML files of the chosen config groups. An
-experiment sets data, training and search in one file, and each command takes the keys of its own
-dataclass. Settings that the user typed are then set by their keys, so their text needs no quotes.
-Hydra itself only reads arguments in a sweep, to list the values that a setting takes.
+experiment's YAML file has settings of data, training and search; each command uses the keys of its
+own dataclass. Settings of the command line are set afterwards, without Hydra's parser, so that
+their text needs no quotes. Hydra parses arguments only in a sweep, to list the values of a setting.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from nmt.errors import ConfigError
 from nmt.runtime.manifest import set_verify
 
 _SPLITS = ("train", "valid", "test")
-_FILES = ("src", "tgt", "tsv", "jsonl")
-_TEXT = (*_FILES, "dataset", "dataset_config", "dataset_split")
-_HYDRA: dict[str, Any] = {
+_FILE_KEYS = ("src", "tgt", "tsv", "jsonl")
+_TEXT_KEYS = (*_FILE_KEYS, "dataset", "dataset_config", "dataset_split")
+_HYDRA_SETTINGS: dict[str, Any] = {
     "output_subdir": None,
     "run": {"dir": "."},
     "sweep": {"dir": "runs", "subdir": "."},
     "job": {"chdir": False},
 }
-# config groups of Hydra that a single run does not need; without them it starts 20 to 35 ms sooner
-_UNUSED_GROUPS = ("env", "help", "hydra_help", "launcher", "output", "sweeper")
-_VERSION: dict[str, Any] = {"version_base": "1.3"} if IS_HYDRA_1_3 else {}
-_TRAINING_KEYS = ("dtype", "max_tokens", "seed")  # in YAML files they are settings of nmt-train
-_MAX_NAME = 200  # characters in the name of a run of a sweep
+# config groups of Hydra that a single run does not need; without them it starts 20 to 35 ms faster
+_UNUSED_HYDRA_GROUPS = ("env", "help", "hydra_help", "launcher", "output", "sweeper")
+_VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if IS_HYDRA_1_3 else {}
+_TRAINING_KEYS = ("dtype", "max_tokens", "seed")  # YAML files set them for nmt-train alone
+_MAX_RUN_NAME = 200  # characters in the name of a run of a sweep
 _QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
 
 
@@ -77,7 +77,7 @@ class DataPreparation:
 def compose_configs(
     command: Command, words: list[str], run: Callable[..., Any]
 ) -> tuple[Any, ...] | None:
-    """Compose the config of `command` from the words that follow its name.
+    """Compose the config of `command` from the words after its name.
 
     Returns the arguments of the function that runs the command: its config, and for nmt-train also
     the config as YAML and the `DataPreparation`. Returns None if nothing is left to run: a sweep
@@ -85,28 +85,33 @@ def compose_configs(
     printed the config.
     """
     line = read_arguments(words, command)
-    files = find_yaml_files(line.folders)
+    files = find_yaml_files(line.config_folders)
     arguments = [find_choices(argument, files, line.is_sweep) for argument in line.arguments]
     try:
-        if line.is_sweep or line.hydra:
+        if line.is_sweep or line.hydra_words:
             _run_hydra(command, line, arguments, run)
         elif line.shows_config:
-            print(to_config(_compose(command, arguments), command.schema)[1], end="")
+            _, config_yaml = to_config(_compose(command, arguments), command.schema)
+            print(config_yaml, end="")
         else:
-            return _to_configs(command, arguments)
+            return _run_arguments(command, arguments)
     except (HydraException, OmegaConfBaseException) as error:
         key = getattr(error, "full_key", None)
-        text = " ".join(str(error).split("\n    full_key:")[0].split())
-        raise ConfigError(f"{key}: {text}" if key and key not in text else text) from None
+        reason, _, _ = str(error).partition("\n    full_key:")
+        message = " ".join(reason.split())
+        if key and key not in message:
+            message = f"{key}: {message}"
+        raise ConfigError(message) from None
     return None
 
 
-def _to_configs(
+def _run_arguments(
     command: Command, arguments: list[Argument], subfolder: str = ""
 ) -> tuple[Any, ...]:
-    """Return the arguments of the function that runs the command; see `compose_configs`.
+    """Compose the config and return the arguments of the function that runs the command.
 
-    With a `subfolder`, the run folder of nmt-train is this folder in `run_dir`.
+    With a `subfolder`, nmt-train uses this folder in `run_dir` as run folder. Also sets whether the
+    command verifies checksums.
     """
     composed = _compose(command, arguments)
     if subfolder:
@@ -123,7 +128,7 @@ def _to_configs(
 def _data_preparation(
     composed: DictConfig, config: TrainConfig, arguments: Iterable[Argument]
 ) -> DataPreparation:
-    """Return the config of nmt-preprocess for the data of a training run."""
+    """Return the config and the arguments of nmt-preprocess for the data of a training run."""
     training_keys = {setting.name for setting in fields(TrainConfig)}
     content = {key: value for key, value in composed.items() if key not in training_keys}
     data, _ = to_config(OmegaConf.create(content), PreprocessConfig)
@@ -131,20 +136,19 @@ def _data_preparation(
     data.experiment = config.experiment
     data.num_threads = config.num_threads
     _complete_script(data)
-    typed = {argument.key: argument.value for argument in arguments}
-    if "experiment" in typed:
-        typed["experiment"] = str(config.experiment)  # the path of a file of the user
-    shared_keys = ("experiment", "data_dir")
-    words = [
-        f"{key}={value}"
-        for key, value in typed.items()
-        if key in shared_keys or key.split(".")[0] not in training_keys
-    ]
+    values = {argument.key: argument.value for argument in arguments}
+    if "experiment" in values:
+        values["experiment"] = str(config.experiment)  # a file of the user is named by its path
+    words = []
+    for key, value in values.items():
+        group, _, _ = key.partition(".")
+        if key in ("experiment", "data_dir") or group not in training_keys:
+            words.append(f"{key}={value}")
     return DataPreparation(data, words)
 
 
 def _complete_script(config: PreprocessConfig) -> None:
-    """Let the command that makes missing files name the script as it can be run from here."""
+    """Make `data.made_by`, the command that makes missing files, run from any folder."""
     if config.data.made_by:
         config.data.made_by = script_line(config.data.made_by)
 
@@ -153,100 +157,100 @@ def _complete_script(config: PreprocessConfig) -> None:
 
 
 def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
-    """Merge the defaults of a command, the chosen YAML files and the settings that were typed."""
+    """Merge the defaults of a command, the chosen YAML files and the overrides of the user."""
     is_in_sweep = GlobalHydra.instance().is_initialized()
-    _store_defaults(command, arguments, () if is_in_sweep else _UNUSED_GROUPS)
+    _store_defaults(command, arguments, () if is_in_sweep else _UNUSED_HYDRA_GROUPS)
     choices = {}
-    typed = []
+    overrides = []
     for argument in arguments:
         if argument.key in GROUPS:
             choices[argument.key] = argument.value
         else:
-            typed.append(argument)
+            overrides.append(argument)
     with ExitStack() as stack:
         if not is_in_sweep:
-            stack.enter_context(hydra.initialize_config_module("nmt.configs", **_VERSION))
-        overrides = [f"{group}={name}" for group, name in choices.items()]
-        composed = hydra.compose(command.name, overrides)
+            stack.enter_context(hydra.initialize_config_module("nmt.configs", **_VERSION_BASE))
+        group_choices = [f"{group}={name}" for group, name in choices.items()]
+        composed = hydra.compose(command.name, group_choices)
     OmegaConf.set_struct(composed, False)
     if "experiment" in choices:
         composed.experiment = describe_choice(choices["experiment"])
     if command.name in ("preprocess", "train"):
-        for key in _replaced_text(typed):
+        for key in _replaced_text_keys(overrides):
             OmegaConf.update(composed, key, None)
     else:
         for key in _TRAINING_KEYS:
             composed.pop(key, None)
-    for setting in typed:
-        value = parse_value(setting.value, setting.hint)
-        OmegaConf.update(composed, setting.key, value, force_add=True)
+    for override in overrides:
+        value = parse_value(override.value, override.type_hint)
+        OmegaConf.update(composed, override.key, value, force_add=True)
     return composed
 
 
 def _store_defaults(
     command: Command, arguments: list[Argument], unused_groups: Iterable[str]
 ) -> None:
-    """Give Hydra the defaults of the command's settings and of the config groups."""
+    """Store for Hydra the defaults of the command's settings and of the config groups."""
     keys = {argument.key for argument in arguments}
     defaults = _schema_defaults(command.name)
     if "model_dir" in defaults and "run_dir" not in defaults:
-        has_model = defaults["model_dir"] is not None
-        if has_model or ("experiment" in keys and "hypotheses" not in keys):
-            # an experiment sets run_dir, and its run is the model of the other commands
+        has_default_model = defaults["model_dir"] is not None
+        if has_default_model or ("experiment" in keys and "hypotheses" not in keys):
+            # an experiment sets run_dir; commands that read a model read it from that run
             defaults = {**defaults, "run_dir": DEFAULT_RUN_DIR, "model_dir": "${run_dir}"}
     names_data = any(key == "experiment" or key.startswith("data.") for key in keys)
-    is_bare = command.name == "preprocess" and not names_data
-    primary: list[Any] = [
+    uses_included_corpus = command.name == "preprocess" and not names_data
+    defaults_list: list[Any] = [
         "_self_",
-        {"data": "numbers" if is_bare else "files"},
+        {"data": "numbers" if uses_included_corpus else "files"},
         {"model": "base"},
         {"experiment": None},
         {"override hydra/hydra_logging": "none"},  # our loggers write to stderr
         {"override hydra/job_logging": "none"},
     ]
     for group in unused_groups:
-        primary.append({f"override hydra/{group}": None})
-    store_config(command.name, {"defaults": primary, "hydra": _HYDRA, **defaults})
+        defaults_list.append({f"override hydra/{group}": None})
+    store_config(command.name, {"defaults": defaults_list, "hydra": _HYDRA_SETTINGS, **defaults})
 
 
 @functools.cache
 def _schema_defaults(name: str) -> Any:
-    """Return the defaults of a command's settings; nmt-train also takes settings of its data."""
+    """Return the defaults of a command's settings, for nmt-train also those that prepare data."""
     defaults = OmegaConf.to_container(OmegaConf.structured(COMMANDS[name].schema))
     if name == "train":
         return {**_schema_defaults("preprocess"), **typing.cast(dict[str, Any], defaults)}
     return defaults
 
 
-def _replaced_text(typed: Iterable[Argument]) -> list[str]:
-    """Return the keys of text in YAML files that typed files replace.
+def _replaced_text_keys(overrides: Iterable[Argument]) -> list[str]:
+    """Return the keys in YAML files that files of the command line replace.
 
-    Files for one split replace its text, and files for training replace the text of all splits.
+    Files for one split replace the text of this split, files for training the text of all splits.
     """
     splits = set()
-    for argument in typed:
-        group, _, setting = argument.key.rpartition(".")
-        if setting in _FILES:
+    for override in overrides:
+        group, _, setting = override.key.rpartition(".")
+        if setting in _FILE_KEYS:
             splits.add(group.removeprefix("data."))
     if "train" in splits:
         splits.update(_SPLITS)
     keys = []
     for split in splits.intersection(_SPLITS):
-        keys += [f"data.{split}.{key}" for key in _TEXT]
+        keys += [f"data.{split}.{key}" for key in _TEXT_KEYS]
     return keys
 
 
-def parse_value(text: str, hint: Any) -> Any:
-    """Return the value that typed text means for a setting of type `hint`.
+def parse_value(text: str, type_hint: Any) -> Any:
+    """Parse the value of a setting of type `type_hint`.
 
     Text is not changed, commas and equals signs included, unless quotes enclose all of it. Lists
-    are written as [a,b] and mappings as {name:{key:value}}. Numbers stay text, see `convert`.
+    are written as [a,b] and mappings as {name:{key:value}}. Numbers stay text until `convert`.
     """
     if text == "null":
         return None
-    is_bracketed = is_list(hint) and text.startswith("[") and text.endswith("]")
+    is_bracketed = is_list(type_hint) and text.startswith("[") and text.endswith("]")
     has_quotes = "'" in text or '"' in text
-    if hint is dict or _QUOTED.fullmatch(text) or (is_bracketed and has_quotes):
+    if type_hint is dict or _QUOTED.fullmatch(text) or (is_bracketed and has_quotes):
         return OverridesParser.create().parse_override(f"key={text}").value()
     if is_bracketed:
         items = [item.strip() for item in text[1:-1].split(",")]
@@ -255,21 +259,23 @@ def parse_value(text: str, hint: Any) -> Any:
 
 
 def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
-    """Return the keys of `composed` that `schema` has as this dataclass, and as YAML."""
+    """Return an instance of `schema` with its keys of `composed`, and the same settings as YAML."""
     content: Any = OmegaConf.to_container(composed, resolve=True)
-    hints = typing.get_type_hints(schema)
-    values = {key: convert(content[key], hints[key], key) for key in content.keys() & hints.keys()}
-    typed = OmegaConf.merge(OmegaConf.structured(schema), values)
-    return OmegaConf.to_object(typed), OmegaConf.to_yaml(typed)
+    values = {}
+    for key, type_hint in typing.get_type_hints(schema).items():
+        if key in content:
+            values[key] = convert(content[key], type_hint, key)
+    structured = OmegaConf.merge(OmegaConf.structured(schema), values)
+    return OmegaConf.to_object(structured), OmegaConf.to_yaml(structured)
 
 
-# --- sweeps and other functions of Hydra
+# --- sweeps and shell completion, which Hydra runs
 
 
 def _run_hydra(
     command: Command, line: CommandLine, arguments: list[Argument], run: Callable[..., Any]
 ) -> None:
-    """Let Hydra call `run`: once, for each run of a sweep, or not at all (shell completion)."""
+    """Run Hydra, which calls `run` once, for each run of a sweep, or not at all for completion."""
     swept = []
     fixed = []
     for argument in arguments:
@@ -280,21 +286,21 @@ def _run_hydra(
     errors: list[BaseException] = []
 
     def run_job(_: DictConfig) -> Any:
-        if errors:  # a sweep ends with its first error
+        if errors:  # a sweep stops at its first error
             return None
         values = [_parse_override(text, command) for text in HydraConfig.get().overrides.task]
         is_named = HydraConfig.get().mode is RunMode.MULTIRUN and command.name == "train"
         try:
             subfolder = _name_run(values, arguments) if is_named else ""
-            return run(*_to_configs(command, [*fixed, *values], subfolder))
-        except Exception as error:  # Hydra would print it
+            return run(*_run_arguments(command, [*fixed, *values], subfolder))
+        except Exception as error:  # kept from Hydra, which would print it; raised below
             errors.append(error)
 
     _store_defaults(command, arguments, unused_groups=())
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises exceptions instead of printing them
-    flags = ["--multirun", *line.hydra] if line.is_sweep else line.hydra
+    flags = ["--multirun", *line.hydra_words] if line.is_sweep else line.hydra_words
     sys.argv = [f"nmt-{command.name}", *flags, *map(_to_override, swept)]
-    main = hydra.main(config_path="pkg://nmt.configs", config_name=command.name, **_VERSION)
+    main = hydra.main(config_path="pkg://nmt.configs", config_name=command.name, **_VERSION_BASE)
     try:
         main(run_job)()
     finally:  # a sweeper may fail because a run returned no score
@@ -304,35 +310,35 @@ def _run_hydra(
 
 def _to_override(argument: Argument) -> str:
     """Write a swept setting, or the choice of a config group, in Hydra's grammar."""
-    prefix = "" if argument.key in GROUPS else "++"  # ++ also adds a key with a name of the user
+    prefix = "" if argument.key in GROUPS else "++"  # ++ also adds keys with a name of the user
     return f"{prefix}{argument.key}={argument.value}"
 
 
 def _parse_override(text: str, command: Command) -> Argument:
-    """Return the argument for one override of one run of a sweep, in Hydra's grammar."""
+    """Parse one override of one run of a sweep, which is in Hydra's grammar."""
     override = OverridesParser.create().parse_override(text)
     value = override.value()
-    typed = value if isinstance(value, str) else override.get_value_string()
-    return parse_argument(f"{override.get_key_element()}={typed}", command)
+    value_text = value if isinstance(value, str) else override.get_value_string()
+    return parse_argument(f"{override.get_key_element()}={value_text}", command)
 
 
 def _is_sweep(argument: Argument) -> bool:
     """Return whether a setting has several values in Hydra's grammar: 1,2 or range(1,9)."""
     try:
         override = OverridesParser.create().parse_override(f"key={argument.value}")
-    except HydraException:  # text
+    except HydraException:  # text that is not in Hydra's grammar
         return False
     return bool(override.is_sweep_override())
 
 
 def _name_run(values: Iterable[Argument], arguments: Iterable[Argument]) -> str:
-    """Return the name of one run of a sweep: the settings that the sweep changes, with values."""
+    """Return the name of one run of a sweep: the keys that the sweep changes, with their values."""
     swept = {argument.key: argument.value for argument in values}
     for argument in arguments:
         if argument.key == "run_dir" or not _is_sweep(argument):
             swept.pop(argument.key, None)
     settings = ",".join(f"{key}={value}" for key, value in sorted(swept.items()))
     name = re.sub(r"[^\w.=,+-]", "_", settings.replace("'", ""))
-    if len(name) > _MAX_NAME:
+    if len(name) > _MAX_RUN_NAME:
         raise ConfigError(f"a run of the sweep would be named {name}; sweep over fewer settings")
     return name

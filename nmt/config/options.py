@@ -1,4 +1,4 @@
-"""How a setting is declared, checked and compared when a command resumes its work."""
+"""Declare settings, check their values, and compare them when a command resumes earlier work."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nmt.errors import ConfigError, nearest
 
 DEFAULT_DATA_DIR = "data/prepared"
 DEFAULT_RUN_DIR = "runs/default"
-MAX_NUMBER = 10**9  # upper bound of numbers without a bound of their own
+MAX_NUMBER = 10**9  # upper bound of settings that declare none
 LARGEST_SEED = 2**63 - 1
-E = TypeVar("E", bound=Enum)
+EnumType = TypeVar("EnumType", bound=Enum)
 
-# How a command continues earlier work after the value of a setting has changed:
-# "refuse": not continue it (nmt-train stops with an error, other commands start over and say so),
-# "log": continue and log the change, "free": continue.
-OnResume = Literal["refuse", "log", "free"]
+# How a command that resumes earlier work treats a setting whose value has changed since:
+# "refuse": do not resume (nmt-train stops with an error; other commands log it and start over),
+# "log": resume and log the change, "free": resume.
+ResumeRule = Literal["refuse", "log", "free"]
 
 
 class OutputFormat(str, Enum):
@@ -33,7 +33,7 @@ class OutputFormat(str, Enum):
 
 @dataclass(frozen=True)
 class Range:
-    """Values that a number may have: `low` and `high` are included, `above` and `below` are not."""
+    """An interval of numbers: `low` and `high` are included, `above` and `below` are excluded."""
 
     low: float | None = None
     high: float | None = None
@@ -41,7 +41,7 @@ class Range:
     below: float | None = None
 
     def contains(self, value: float) -> bool:
-        """Return whether `value` is in the range; NaN is in none."""
+        """Return whether `value` is in the range; False for NaN if the range has a bound."""
         return (
             (self.low is None or value >= self.low)
             and (self.above is None or value > self.above)
@@ -50,7 +50,7 @@ class Range:
         )
 
     def __str__(self) -> str:
-        """Return the rule that an error message gives."""
+        """Describe the range for an error message, such as "must be at least 1"."""
         if self.above is not None:
             limit = "" if self.high is None else f" and at most {self.high}"
             return f"must be above {self.above}{limit}"
@@ -65,7 +65,7 @@ def option(
     default: Any,
     help: str,
     *,
-    on_resume: OnResume | None = None,
+    on_resume: ResumeRule | None = None,
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
@@ -73,10 +73,10 @@ def option(
 ) -> Any:
     """Declare a setting.
 
-    `default` is the default value, or the dataclass or dict type that constructs it. `help` is its
-    line in `--help`. `on_resume` says how a command treats a changed value when it resumes its
-    work; None takes the declaration of the group that holds the setting, or "refuse" if no group
-    has one. The other parameters are the bounds of a number, see `Range`.
+    `default` is the default value, or the dataclass or dict type that constructs it. `help` is the
+    line of the setting in `--help`. `on_resume` is its `ResumeRule`; None inherits the rule of the
+    group that contains the setting, or "refuse" if no group has a rule. The other parameters are
+    the bounds of a number, see `Range`.
     """
     bounds = Range(low=low, high=high, above=above, below=below)
     metadata = {"help": help, "range": bounds, "on_resume": on_resume}
@@ -89,43 +89,44 @@ def option(
 
 @dataclass(kw_only=True)
 class Settings:
-    """A group of settings, which is checked when it is made."""
+    """A group of settings, which is checked when it is constructed."""
 
-    prefix: ClassVar[str] = ""  # of its keys in error messages
+    prefix: ClassVar[str] = ""  # precedes the keys of this group in error messages
 
     def __post_init__(self) -> None:
-        """Check the ranges of numbers, then what `check` requires.
+        """Check the ranges of numbers, then call `check`.
 
-        None is in every range. Numbers without an upper bound end at `MAX_NUMBER`, beyond which
-        sums and products of settings could overflow.
+        Other values, None included, have no range. Numbers without an upper bound are limited to
+        `MAX_NUMBER`, since sums and products of larger settings could overflow.
         """
         for setting in fields(self):
-            value, bounds = getattr(self, setting.name), setting.metadata["range"]
+            value = getattr(self, setting.name)
+            bounds = setting.metadata["range"]
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                has_limit = bounds.high is not None or bounds.below is not None
-                is_small = has_limit or abs(value) <= MAX_NUMBER
-                self.require(is_small, setting.name, f"must be at most {MAX_NUMBER:,}")
+                has_upper_bound = bounds.high is not None or bounds.below is not None
+                is_in_limit = has_upper_bound or abs(value) <= MAX_NUMBER
+                self.require(is_in_limit, setting.name, f"must be at most {MAX_NUMBER:,}")
                 self.require(bounds.contains(value), setting.name, str(bounds))
         self.check()
 
     def check(self) -> None:
-        """Raise a `ConfigError` for settings that are impossible or contradict each other."""
+        """Raise a `ConfigError` for contradictory settings; subclasses override this."""
 
     def require(self, condition: bool, key: str, rule: str) -> None:
-        """Raise a `ConfigError` that names a key, its value and the rule unless `condition`."""
+        """Raise a `ConfigError` with key, value and rule of a setting unless `condition` holds."""
         if not condition:
             require(condition, self.prefix + key, attrgetter(key)(self), rule)
 
 
 def require(condition: bool, key: str, value: object, rule: str) -> None:
-    """Raise a `ConfigError` that names key, value and rule unless `condition` holds."""
+    """Raise a `ConfigError` with key, value and rule unless `condition` holds."""
     if not condition:
-        typed = str(value).lower() if isinstance(value, bool) else to_primitive(value)
-        raise ConfigError(f"{key}={typed}: {rule}")
+        shown_value = str(value).lower() if isinstance(value, bool) else to_primitive(value)
+        raise ConfigError(f"{key}={shown_value}: {rule}")
 
 
-def choose(choices: type[E], key: str, value: str | E) -> E:
-    """Return the member of an enum that `value` names; raise a `ConfigError` that lists them."""
+def choose(choices: type[EnumType], key: str, value: str | EnumType) -> EnumType:
+    """Return the enum member that `value` names; raise a `ConfigError` that lists the members."""
     try:
         return choices(value)
     except ValueError:
@@ -133,47 +134,49 @@ def choose(choices: type[E], key: str, value: str | E) -> E:
         raise ConfigError(f"{key}={value}: no such choice; {nearest(str(value), names)}") from None
 
 
-# --- what a resumed command compares
+# --- comparison with the settings of earlier work
 
 
 def iterate_settings(
-    config: Any, prefix: str = "", on_resume: OnResume = "refuse"
-) -> Iterator[tuple[str, Any, OnResume]]:
-    """Yield the dotted key, the value and the behavior on resume of every setting of `config`.
+    config: Any, prefix: str = "", inherited_rule: ResumeRule = "refuse"
+) -> Iterator[tuple[str, Any, ResumeRule]]:
+    """Yield the dotted key, the value and the resume rule of every setting of `config`.
 
-    Groups are replaced by their settings, also groups with names of the user, such as
-    `data.corpora.news.weight`.
+    Settings in groups and in mappings have keys such as `data.corpora.news.weight`.
     """
     for setting in fields(config):
-        behavior = setting.metadata["on_resume"] or on_resume
-        yield from _iterate_value(prefix + setting.name, getattr(config, setting.name), behavior)
+        resume_rule = setting.metadata["on_resume"] or inherited_rule
+        yield from _iterate_value(prefix + setting.name, getattr(config, setting.name), resume_rule)
 
 
 def _iterate_value(
-    key: str, value: Any, on_resume: OnResume
-) -> Iterator[tuple[str, Any, OnResume]]:
+    key: str, value: Any, resume_rule: ResumeRule
+) -> Iterator[tuple[str, Any, ResumeRule]]:
     if is_dataclass(value):
-        yield from iterate_settings(value, f"{key}.", on_resume)
+        yield from iterate_settings(value, f"{key}.", resume_rule)
     elif isinstance(value, dict):
         for name, member in value.items():
-            yield from _iterate_value(f"{key}.{name}", member, on_resume)
+            yield from _iterate_value(f"{key}.{name}", member, resume_rule)
     else:
-        yield key, value, on_resume
+        yield key, value, resume_rule
 
 
 def settings_to_compare(config: Any) -> dict[str, Any]:
-    """Return the settings of `config` that are not free on resume, by key, as primitives."""
-    settings = iterate_settings(config)
-    return {key: to_primitive(value) for key, value, on_resume in settings if on_resume != "free"}
+    """Return the primitive values, by key, of the settings of `config` that are not "free"."""
+    compared = {}
+    for key, value, resume_rule in iterate_settings(config):
+        if resume_rule != "free":
+            compared[key] = to_primitive(value)
+    return compared
 
 
 def settings_to_log(config: Any) -> set[str]:
     """Return the keys of settings whose changes a resumed command logs."""
-    return {key for key, _, on_resume in iterate_settings(config) if on_resume == "log"}
+    return {key for key, _, resume_rule in iterate_settings(config) if resume_rule == "log"}
 
 
 def to_primitive(value: Any) -> Any:
-    """Return an enum as its value and a list as the user types it; JSON can hold the result."""
+    """Return the value of an enum and a list as text, so that JSON can hold the result."""
     if isinstance(value, list):
         return ",".join(str(to_primitive(item)) for item in value)
     return value.value if isinstance(value, Enum) else value
@@ -183,7 +186,7 @@ def to_primitive(value: Any) -> Any:
 
 
 def normalize_stream(name: str) -> str:
-    """Return `-` for the names that Unix has for stdin and stdout, which not all can be opened."""
+    """Return `-` for Unix paths of stdin and stdout, because some of them cannot be opened."""
     return "-" if name in ("/dev/stdin", "/dev/stdout", "/dev/fd/0", "/dev/fd/1") else name
 
 

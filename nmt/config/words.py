@@ -1,7 +1,8 @@
 """Keys and values of other toolkits that the command line understands.
 
-`SAME` maps a key of another toolkit to our key, or to its end: beam_size is search.beam_size in
-training. `ADVICE` says what to write for keys that have no counterpart.
+`OUR_KEY` maps a key of another toolkit to our key, or to the end of our key: `beam_size` stands for
+`search.beam_size` in training. `ADVICE_FOR_KEY` maps keys without a counterpart to advice for the
+user.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Any
 
 from nmt.config.runtime import DType
 
-_SYNONYMS = {  # our key, or the end of it: keys of other toolkits
+# our key, or the end of our key: keys of other toolkits. run_dir and model_dir are synonyms of each
+# other, since a command that reads a model has only model_dir, and training has only run_dir.
+_SYNONYMS = {
     "activation": "activation_fn pos_ffn_activation_fn hidden_act mlp_activation_fn",
     "activation_dropout": "relu_dropout",
     "api_keys": "api_key_file",
@@ -69,26 +72,40 @@ _SYNONYMS = {  # our key, or the end of it: keys of other toolkits
     "vocab_size": "vocab bpe_size",
     "warmup_steps": "warmup warmup_updates num_warmup_steps",
 }
-SAME = {word: key for key, words in _SYNONYMS.items() for word in words.split()}
+OUR_KEY = {synonym: key for key, synonyms in _SYNONYMS.items() for synonym in synonyms.split()}
 
-_TIME = "training is counted in updates: max_updates=N; dry_run=true shows the updates per epoch"
-_BATCH = "a batch is counted in tokens: max_tokens (what fits in memory)"
-_UPDATE = f"{_BATCH}, and in training tokens_per_update (target tokens, over all devices)"
-_RATE = "write optimizer.peak_learning_rate={value} optimizer.schedule=inverse_sqrt (or cosine)"
-_ADVICE = {
-    _TIME: "epochs max_epoch max_epochs num_epochs num_train_epochs epoch",
-    _UPDATE: "batch_size bsz per_device_train_batch_size max_sentences accum_count update_freq "
-    "gradient_accumulation_steps accumulate_grad_batches batch_type batch_multiplier",
-    _RATE: "lr learning_rate max_lr peak_lr",
-    "the same command resumes by itself; init_from=FOLDER takes only weights": "resume "
-    "resume_from_checkpoint restore_file reset_optimizer",
-    "write model.num_encoder_layers={value} model.num_decoder_layers={value}": "layers num_layers",
-    "nmt uses a GPU if there is one; device=cuda or device=cpu chooses": "cuda use_cuda",
-    "nmt uses a GPU if there is one; device=cuda:{value} chooses this one": "gpu gpu_id",
-    "write model=base, big, tiny, modern or deep_shallow": "arch architecture model_name",
-    "translations and references are detokenized text already": "remove_bpe post_process",
-}
-ADVICE = {word: text for text, words in _ADVICE.items() for word in words.split()}
+_TIME_ADVICE = (
+    "training is counted in updates: max_updates=N; dry_run=true shows the updates per epoch"
+)
+_BATCH_ADVICE = "a batch is counted in tokens: max_tokens (what fits in memory)"
+_UPDATE_ADVICE = (
+    f"{_BATCH_ADVICE}, and in training tokens_per_update (target tokens, over all devices)"
+)
+_ADVICE_AND_KEYS = (  # "{value}" stands for the value that the user gave
+    (_TIME_ADVICE, "epochs max_epoch max_epochs num_epochs num_train_epochs epoch"),
+    (
+        _UPDATE_ADVICE,
+        "batch_size bsz per_device_train_batch_size max_sentences accum_count update_freq "
+        "gradient_accumulation_steps accumulate_grad_batches batch_type batch_multiplier",
+    ),
+    (
+        "write optimizer.peak_learning_rate={value} optimizer.schedule=inverse_sqrt (or cosine)",
+        "lr learning_rate max_lr peak_lr",
+    ),
+    (
+        "the same command resumes by itself; init_from=FOLDER takes only weights",
+        "resume resume_from_checkpoint restore_file reset_optimizer",
+    ),
+    (
+        "write model.num_encoder_layers={value} model.num_decoder_layers={value}",
+        "layers num_layers",
+    ),
+    ("nmt uses a GPU if there is one; device=cuda or device=cpu chooses", "cuda use_cuda"),
+    ("nmt uses a GPU if there is one; device=cuda:{value} chooses this one", "gpu gpu_id"),
+    ("write model=base, big, tiny, modern or deep_shallow", "arch architecture model_name"),
+    ("translations and references are detokenized text already", "remove_bpe post_process"),
+)
+ADVICE_FOR_KEY = {key: advice for advice, keys in _ADVICE_AND_KEYS for key in keys.split()}
 
 _DTYPES = {
     "bf16": DType.bfloat16,
@@ -98,7 +115,7 @@ _DTYPES = {
     "float": DType.float32,
     "full": DType.float32,
 }
-_NUMBER = re.compile(r"([+-]?\d[\d_]*\.?\d*(?:[eE][+-]?\d+)?)([kKmM]?)")
+_NUMBER = re.compile(r"(?P<digits>[+-]?\d[\d_]*\.?\d*(?:[eE][+-]?\d+)?)(?P<suffix>[kKmM]?)")
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
@@ -106,21 +123,26 @@ def translate_flag(key: str, value: str) -> tuple[str, str]:
     """Return our key and value for a flag of another toolkit, such as bf16=true or gpus=0."""
     if key in _DTYPES and value.lower() in ("true", "1", "yes"):
         return "dtype", _DTYPES[key].value
-    if SAME.get(key) == "devices" and value == "0":
+    if OUR_KEY.get(key) == "devices" and value == "0":
         return "device", "cpu"
     return key, value
 
 
-def translate_value(text: str, hint: Any) -> str:
-    """Write 100k, 1e5 or bf16 in our notation for a setting of type `hint`; keep other text."""
-    types = (hint, *typing.get_args(hint))
+def translate_value(text: str, type_hint: Any) -> str:
+    """Write 100k, 1e5 or bf16 in our notation for a setting of type `type_hint`.
+
+    Other text is returned unchanged.
+    """
+    types = (type_hint, *typing.get_args(type_hint))
     if DType in types and text.lower() in _DTYPES:
         return _DTYPES[text.lower()].value
     match = _NUMBER.fullmatch(text)
     is_number = int in types or float in types
+    # a float cannot hold all digits of a large whole number, such as a seed
     if match is None or text.isdigit() or not is_number:
         return text
-    number = float(match[1].replace("_", "")) * _FACTORS[match[2].lower()]
+    suffix = match["suffix"]
+    number = float(match["digits"].replace("_", "")) * _FACTORS[suffix.lower()]
     if int in types:
         return str(int(number)) if number.is_integer() else text
-    return repr(number) if match[2] else text
+    return repr(number) if suffix else text
