@@ -246,11 +246,11 @@ def test_characters_without_a_font_are_shown_as_codes(
     fonts = [font for font in font_manager.fontManager.ttflist if font.name == "DejaVu Sans"]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", fonts)
     with caplog.at_level(logging.WARNING, "nmt"):
-        codes = Style(Theme.light).find_fonts(["größer שלום עולם", "مرحبا", "Привет"])
-        assert codes == {}
+        replacements = Style(Theme.light).add_fonts_for(["größer שלום עולם", "مرحبا", "Привет"])
+        assert replacements == {}
         assert not caplog.records
-        codes = Style(Theme.light).find_fonts(["你 a"])
-    assert "你 a".translate(codes) == "U+4F60 a"
+        replacements = Style(Theme.light).add_fonts_for(["你 a"])
+    assert "你 a".translate(replacements) == "U+4F60 a"
     assert "U+4F60 (cjk unified ideograph-4f60)" in caplog.text
 
 
@@ -336,12 +336,12 @@ def test_the_worst_and_the_best_sentences_of_a_report_are_those_by_chrf(
 def test_the_points_of_a_chart_are_inside_its_plot() -> None:
     records = [{"update": u, "nll": v} for u, v in ((1, 50.0), (10, 4.0), (20, 2.0), (40, 1.0))]
     records += [{"update": 40, "valid_loss": 3.0}]
-    chart = run_report.make_chart(records, "loss", {"nll": "training", "valid_loss": "validation"})
+    chart = run_report.make_chart(records, runs.METRIC_CHARTS[0])
     assert chart is not None
     _, points = chart.lines[0]
     assert points.split()[-1] == f"{64 + 448}.0,{8 + 146 * (1 - 1.0 / 50):.1f}"
     assert chart.y_ticks[0] == (154, "0")
-    assert run_report.make_chart(records, "BLEU", {"valid_bleu": ""}) is None
+    assert run_report.make_chart(records, runs.METRIC_CHARTS[2]) is None
     for end in (0.0003, 1.0, 7.3, 1800.0):
         ticks = run_report.round_values(end, 4)
         assert ticks[0] == 0

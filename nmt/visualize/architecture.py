@@ -169,7 +169,7 @@ def _draw_column(
     bottom = ys[first] - 0.22
     top = ys[first + len(column.layer) - 1] + 0.76
     frame = FancyBboxPatch((x - 0.07, bottom), 1.13, top - bottom, boxstyle=_ROUNDED)
-    frame.set(fill=False, edgecolor=style.quiet, linestyle=":")
+    frame.set(fill=False, edgecolor=style.muted_color, linestyle=":")
     axes.add_patch(frame)
     middle = (bottom + top) / 2 + 0.3
     axes.text(x + 1.075, middle, f"× {num_layers}", fontsize=12, va="center")
@@ -192,11 +192,11 @@ def _draw_box(axes: Axes, style: Style, x: float, y: float, box: Box) -> None:
 def _draw_arrow(
     axes: Axes, style: Style, start: tuple[float, float], end: tuple[float, float]
 ) -> None:
-    axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": style.quiet})
+    axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": style.muted_color})
 
 
 def _draw_residual(axes: Axes, style: Style, x: float, start: float, y: float) -> None:
     """Draw a residual connection from the height `start` into the left side of the box at `y`."""
     end = y + _BOX_HEIGHT / 2
-    axes.plot([x + 0.5, x - 0.04, x - 0.04], [start, start, end], color=style.quiet)
+    axes.plot([x + 0.5, x - 0.04, x - 0.04], [start, start, end], color=style.muted_color)
     _draw_arrow(axes, style, (x - 0.045, end), (x, end))

@@ -88,9 +88,9 @@ def attention_figure(
         raise ConfigError(f"heads={max(heads)}: the model has {weights.size(1)}")
     pieces = {"src": pair.src, "tgt": pair.tgt, "predicted": pair.predicted}
     row_side, column_side, title = _AXES[kind]
-    codes = style.find_fonts([*pieces[row_side], *pieces[column_side]])
-    rows = [piece.translate(codes) for piece in pieces[row_side]]
-    columns = [piece.translate(codes) for piece in pieces[column_side]]
+    replacements = style.add_fonts_for([*pieces[row_side], *pieces[column_side]])
+    rows = [piece.translate(replacements) for piece in pieces[row_side]]
+    columns = [piece.translate(replacements) for piece in pieces[column_side]]
     is_labeled = len(layers) * len(heads) <= _MAX_LABELED
     width = 0.24 * len(columns) + 1.6 if is_labeled else 1.5
     height = 0.24 * len(rows) + 1.6 if is_labeled else 1.5

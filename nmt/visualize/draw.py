@@ -134,7 +134,7 @@ def _write_picture(config: VisualizeConfig, picture: Picture) -> Path:
     from nmt.visualize.style import Style, save
 
     style = Style(config.theme)
-    with style.settings():
+    with style.applied():
         save(_import_function(info.figure)(config, style), output)
     return output
 

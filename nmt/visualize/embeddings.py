@@ -35,13 +35,13 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
     vectors = model.embedding.weight.detach().float().cpu()  # (V, D)
     ids = list_text_ids(tokenizer)
     words = config.words or _choose_words(tokenizer, ids)
-    codes = style.find_fonts([*words, *tokenizer.pieces(ids)])
+    replacements = style.add_fonts_for([*words, *tokenizer.pieces(ids)])
     figure = style.figure(13, 6.5)
     map_axes, list_axes = figure.subplots(1, 2, width_ratios=[1.5, 1])
     ids_drawn = ids[: config.num_pieces]
     points = principal_components(vectors[ids_drawn]).numpy()  # (N, 2)
     map_axes.scatter(points[:, 0], points[:, 1], s=6, color=style.colors[5])
-    labels = [piece.translate(codes) for piece in tokenizer.pieces(ids_drawn)]
+    labels = [piece.translate(replacements) for piece in tokenizer.pieces(ids_drawn)]
     _label_points(map_axes, points, labels)
     map_axes.set(
         title=f"{len(points)} pieces, first two principal components", xticks=[], yticks=[]
@@ -52,10 +52,10 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
         neighbors = _describe_neighbors(tokenizer, vectors, ids, word)
         y = 1 - (row + 0.7) / max(len(words), 8)
         list_axes.text(
-            0, y, word.translate(codes), fontweight="bold", transform=list_axes.transAxes
+            0, y, word.translate(replacements), fontweight="bold", transform=list_axes.transAxes
         )
         list_axes.text(
-            0.33, y, neighbors.translate(codes), fontsize=8.5, transform=list_axes.transAxes
+            0.33, y, neighbors.translate(replacements), fontsize=8.5, transform=list_axes.transAxes
         )
     return figure
 

@@ -26,7 +26,8 @@ from nmt.translate.attention import PairAttention
 from nmt.translate.translator import Translator
 from nmt.visualize.attention_page import read_component
 from nmt.visualize.runs import (
-    CHARTS,
+    METRIC_CHARTS,
+    MetricChart,
     Records,
     read_curve,
     read_metrics,
@@ -67,7 +68,7 @@ def report_page(config: VisualizeConfig) -> str:
         set_num_threads(config.num_threads)
         data = read_report(str(data_dir))
         test = translate_test(run_dir, data_dir, config)
-    charts = [make_chart(records, title, keys) for title, keys in CHARTS.items()]
+    charts = [make_chart(records, chart) for chart in METRIC_CHARTS]
     sentences = test.worst + test.best if test else []
     template = page_templates(Path(__file__).parent).get_template("run_report.html.j2")
     return template.render(
@@ -122,18 +123,18 @@ class Chart:
     """Curves in a plot, in the units of the page."""
 
     title: str
-    lines: list[tuple[str, str]]  # name, and points in SVG's notation
+    lines: list[tuple[str, str]]  # label, and points in SVG's notation
     x_ticks: list[tuple[float, str]]  # x and label
     y_ticks: list[tuple[float, str]]  # y and label
 
 
-def make_chart(records: Records, title: str, keys: dict[str, str]) -> Chart | None:
-    """Return a chart of metrics over updates; None if the run has none of them."""
+def make_chart(records: Records, metric_chart: MetricChart) -> Chart | None:
+    """Scale the curves of a chart to the plot; return None if the run has none of its metrics."""
     curves = {}
-    for key, name in keys.items():
+    for key, label in metric_chart.labels.items():
         updates, values = read_curve(records, key)
         if updates:
-            curves[name] = (updates, values)
+            curves[label] = (updates, values)
     if not curves:
         return None
     last_update = max(updates[-1] for updates, _ in curves.values())
@@ -147,13 +148,13 @@ def make_chart(records: Records, title: str, keys: dict[str, str]) -> Chart | No
         return _TOP + _HEIGHT * (1 - min(max(value / highest, 0), 1))
 
     lines = []
-    for name, (updates, values) in curves.items():
+    for label, (updates, values) in curves.items():
         points = [
             f"{scale_x(u):.1f},{scale_y(v):.1f}" for u, v in zip(updates, values, strict=True)
         ]
-        lines.append((name, " ".join(points)))
+        lines.append((label, " ".join(points)))
     return Chart(
-        title=title,
+        title=metric_chart.title,
         lines=lines,
         x_ticks=[(scale_x(value), f"{value:,.0f}") for value in round_values(last_update, 6)],
         y_ticks=[(scale_y(value), f"{value:g}") for value in round_values(highest, 4)],

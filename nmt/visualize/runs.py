@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,29 +15,45 @@ from nmt.runtime.metadata import read_json
 from nmt.runtime.metrics_log import read_metrics_log
 from nmt.training.trackers import Feed, installed_trackers
 
-if TYPE_CHECKING:  # pages use this module without matplotlib
+if TYPE_CHECKING:  # HTML pages use this module, and need no matplotlib
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from nmt.visualize.style import Style
 
 log = logging.getLogger(__name__)
-_UPLOAD_SECONDS = 3600.0  # for all records of a run
+_UPLOAD_SECONDS = 3600.0  # limit for all records of a run
+_MAX_EXPONENT = 20.0  # limits the perplexity of an untrained model
 Records = list[dict[str, Any]]
-CHARTS = {  # title: the keys of metrics.jsonl that are drawn, and the names of their curves
-    "loss, nats a token": {"nll": "training", "valid_loss": "validation"},
-    "perplexity": {"train_perplexity": "training", "valid_perplexity": "validation"},
-    "BLEU of the validation set": {"valid_bleu": "validation"},
-    "learning rate": {"learning_rate": ""},
-    "gradient norm": {"gradient_norm": ""},
-    "tokens a second": {"tokens_per_second": ""},
-}
+
+
+@dataclass(frozen=True)
+class MetricChart:
+    """A chart of metrics over updates."""
+
+    title: str
+    labels: dict[str, str]  # key in metrics.jsonl: label of its curve, "" for a single curve
+    is_log_scale: bool = False
+
+
+METRIC_CHARTS = (
+    MetricChart("loss, nats a token", {"nll": "training", "valid_loss": "validation"}),
+    MetricChart(
+        "perplexity",
+        {"train_perplexity": "training", "valid_perplexity": "validation"},
+        is_log_scale=True,
+    ),
+    MetricChart("BLEU of the validation set", {"valid_bleu": "validation"}),
+    MetricChart("learning rate", {"learning_rate": ""}),
+    MetricChart("gradient norm", {"gradient_norm": ""}),
+    MetricChart("tokens a second", {"tokens_per_second": ""}),
+)
 
 
 def read_metrics(run_dir: Path) -> Records:
-    """Read the records of a run, in order, without the line that is being written.
+    """Read the metrics of a run in order; raise `DataError` if there are none.
 
-    Raises `DataError` if there are none.
+    Leaves out the last line if a running training has not written it completely.
     """
     path = run_dir / "metrics.jsonl"
     records = read_metrics_log(path) if path.exists() else []
@@ -46,7 +63,7 @@ def read_metrics(run_dir: Path) -> Records:
 
 
 def read_settings(run_dir: Path) -> dict[str, Any]:
-    """Read the settings of a run; raise `DataError` if the folder is no run."""
+    """Read the settings of a run; raise `DataError` if `run_dir` is not a run of nmt-train."""
     settings = {}
     if (run_dir / "config.yaml").exists():
         settings = read_config(run_dir)
@@ -56,7 +73,7 @@ def read_settings(run_dir: Path) -> dict[str, Any]:
 
 
 def read_report(data_dir: str) -> dict[str, Any]:
-    """Read the report of a data folder; raise `DataError` if there is none."""
+    """Read `report.json` of a data folder; raise `DataError` if it does not exist."""
     path = resolve(data_dir) / "report.json"
     verify(path.parent, path.name)
     try:
@@ -66,10 +83,13 @@ def read_report(data_dir: str) -> dict[str, Any]:
 
 
 def read_curve(records: Records, key: str) -> tuple[list[int], list[float]]:
-    """Return updates and values of a key of `metrics.jsonl`, or of `train_perplexity`."""
+    """Return the updates and the values of a metric.
+
+    `key` is a key of `metrics.jsonl`, or `train_perplexity`, which is computed from `nll`.
+    """
     if key == "train_perplexity":
         updates, values = read_curve(records, "nll")
-        return updates, [math.exp(min(value, 20.0)) for value in values]
+        return updates, [math.exp(min(value, _MAX_EXPONENT)) for value in values]
     updates = []
     values = []
     for record in records:
@@ -81,12 +101,12 @@ def read_curve(records: Records, key: str) -> tuple[list[int], list[float]]:
 
 
 def settled_values(values: list[float]) -> list[float]:
-    """Leave out the first tenth, which may be so large that it would flatten the rest."""
+    """Leave out the first tenth, whose values may be too large for the scale of the chart."""
     return values[len(values) // 10 :]
 
 
 def draw_run(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw the curves of one run, or of several in one color each."""
+    """Draw the charts of one run, or of several runs in one color per run."""
     names = []
     runs = []
     for run_dir in config.run_dir:
@@ -95,54 +115,57 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
         runs.append(read_metrics(folder))
     if len(set(names)) < len(names):
         names = [str(folder) for folder in config.run_dir]
-    codes = style.find_fonts(names)
-    names = [name.translate(codes) for name in names]
+    replacements = style.add_fonts_for(names)
+    names = [name.translate(replacements) for name in names]
     figure = style.figure(12, 6.5)
     panels = figure.subplots(2, 3).flat
-    for i, (title, keys) in enumerate(CHARTS.items()):
-        highest = _draw_chart(panels[i], style, runs, names, keys)
-        panels[i].set_title(title)
-        if title == "perplexity":
-            panels[i].set_yscale("log")
-            panels[i].yaxis.set_major_formatter("{x:g}")
-            panels[i].yaxis.set_minor_formatter("")
+    for axes, chart in zip(panels, METRIC_CHARTS, strict=True):
+        highest = _draw_curves(axes, style, runs, names, chart.labels)
+        axes.set_title(chart.title)
+        if chart.is_log_scale:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
         else:
-            panels[i].set_ylim(0, 1.05 * highest or None)
+            axes.set_ylim(bottom=0)
+            if highest > 0:
+                axes.set_ylim(top=1.05 * highest)
     newest = max(records[-1]["update"] for records in runs)
     note = "; dashed: validation" if len(runs) > 1 else ""
     figure.suptitle(f"{', '.join(names)} up to update {newest:,}{note}")
     return figure
 
 
-def _draw_chart(
-    axes: Axes, style: Style, runs: list[Records], names: list[str], keys: dict[str, str]
+def _draw_curves(
+    axes: Axes, style: Style, runs: list[Records], names: list[str], labels: dict[str, str]
 ) -> float:
-    """Draw curves of one run in a color each, or of several runs in a color for each run.
+    """Draw one run in a color per metric, or several runs in a color per run.
 
-    Return the highest settled value.
+    Returns the highest settled value.
     """
     is_comparison = len(runs) > 1
     highest = 0.0
-    for run, records in enumerate(runs):
-        for curve, (key, label) in enumerate(keys.items()):
+    for run_index, records in enumerate(runs):
+        for curve_index, (key, label) in enumerate(labels.items()):
             updates, values = read_curve(records, key)
-            line_style = "o--" if label == "validation" else "-"
-            color = style.colors[curve % 6]
+            line_style = "o--" if key.startswith("valid_") else "-"
+            color = style.curve_color(run_index if is_comparison else curve_index)
             if is_comparison:
-                color = style.colors[run % 6]
-                label = "_" if curve else names[run]  # matplotlib's legends leave out "_"
+                label = names[run_index]
+                if curve_index > 0:
+                    label = "_"  # the legend has one entry per run; matplotlib leaves out "_"
             axes.plot(updates, values, line_style, color=color, label=label, markersize=4)
             highest = max([highest, *settled_values(values)])
     axes.set_xlabel("update")
     axes.locator_params(axis="x", nbins=6, integer=True)
     axes.grid()
-    if axes.get_legend_handles_labels()[1] and (is_comparison or len(keys) > 1):
+    if axes.get_legend_handles_labels()[1] and (is_comparison or len(labels) > 1):
         axes.legend()
     return highest
 
 
 def draw_data(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw the lengths of the training sentences, and how many pairs were kept and dropped."""
+    """Draw the lengths of the training sentences and the numbers of kept and dropped pairs."""
     report = read_report(config.data_dir)
     train = report["train"]
     figure = style.figure(11, 4)
@@ -161,7 +184,7 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
     counts = [train["dropped"][reason] for reason in reasons] + [train["kept"]]
     colors = [style.colors[1]] * len(reasons) + [style.colors[0]]
     bars = pair_axes.barh([*reasons, "kept"], counts, color=colors)
-    pair_axes.bar_label(bars, [f" {count:,}" for count in counts], color=style.ink)
+    pair_axes.bar_label(bars, [f" {count:,}" for count in counts], color=style.text_color)
     pair_axes.set(title=f"{train['read']:,} training pairs", xlabel="pairs")
     pair_axes.margins(x=0.2)
     pair_axes.set_ylim(-2, len(counts) + 1)
@@ -169,14 +192,17 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
 
 
 def upload(config: VisualizeConfig) -> None:
-    """Send the metrics of runs that trackers lack; raise `NmtError` when a tracker fails."""
+    """Send the metrics of runs to trackers, except records that they already have.
+
+    Raises `NmtError` if a tracker does not accept all records.
+    """
     if not config.tracker:
         raise ConfigError("what=upload: name one or more, such as tracker=[wandb,mlflow]")
     for folder in map(resolve, config.run_dir):
         read_metrics(folder)
         for name in installed_trackers(config.tracker):
             feed = Feed(name, folder)
-            feed.close(timeout_seconds=_UPLOAD_SECONDS)
+            feed.close(timeout_seconds=_UPLOAD_SECONDS)  # waits until all records are sent
             if not feed.is_done:
                 raise NmtError(f"tracker={name.value}: not all of {folder} was sent; try again")
             log.info("sent %s to %s", folder, name.value)

@@ -109,7 +109,7 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
         for axes in panels[2 * i : 2 * i + 2]:
             axes.set_xlim(start - 0.4, start + width + 1.6)
             axes.set_xticks(range(start, start + width + 1))
-    panels[0].set_title(f"Search for {line.translate(style.find_fonts([line]))!r}")
+    panels[0].set_title(f"Search for {line.translate(style.add_fonts_for([line]))!r}")
     return figure
 
 
@@ -117,8 +117,8 @@ def _name_nodes(tokenizer: Tokenizer, style: Style, layout: Layout) -> dict[Node
     """Return the piece of each node's last token; the root is the start."""
     nodes = [node for node in layout if node]
     pieces = tokenizer.pieces([node[-1] for node in nodes])
-    codes = style.find_fonts(pieces)
-    names = {node: piece.translate(codes) for node, piece in zip(nodes, pieces, strict=True)}
+    replacements = style.add_fonts_for(pieces)
+    names = {node: piece.translate(replacements) for node, piece in zip(nodes, pieces, strict=True)}
     return names | {(): "start"}
 
 
@@ -178,7 +178,7 @@ def _draw_tree(
     parents = {node[:-1] for node in (*record.log_probs, *ends) if node}
     for node, (x, y) in layout.items():
         is_best = node == best[: len(node)]
-        color = style.colors[2] if node in returned else style.quiet
+        color = style.colors[2] if node in returned else style.muted_color
         if is_best:
             color = style.colors[0]
         if node and node[:-1] in layout:
@@ -190,7 +190,7 @@ def _draw_tree(
         log_prob = record.log_probs.get(node)
         if log_prob and node not in ends:
             text += f"\n{log_prob:.2f}"
-        box = {"boxstyle": "round,pad=0.25", "facecolor": style.paper, "edgecolor": color}
+        box = {"boxstyle": "round,pad=0.25", "facecolor": style.background, "edgecolor": color}
         axes.text(x, y, text, ha="center", va="center", fontsize=8, bbox=box, zorder=3)
         if node in ends:
             rank = ends.index(node)
@@ -199,7 +199,7 @@ def _draw_tree(
                 note += ", cut at the limit"
             axes.text(x + 0.32, y, note, va="center", fontsize=9, color=color)
         elif node not in parents:
-            axes.text(x + 0.4, y, "× pruned", va="center", fontsize=7.5, color=style.quiet)
+            axes.text(x + 0.4, y, "× pruned", va="center", fontsize=7.5, color=style.muted_color)
     axes.invert_yaxis()
     axes.set(yticks=[], ylabel="")
     axes.spines[["left", "bottom"]].set_visible(False)
@@ -227,13 +227,15 @@ def _draw_words(
             axes.text(
                 step + 1,
                 rank,
-                f"{piece.translate(style.find_fonts([piece]))}\n{probability:.1%}",
+                f"{piece.translate(style.add_fonts_for([piece]))}\n{probability:.1%}",
                 fontweight="bold" if token == best[step] else "normal",
                 fontsize=8,
-                color=style.paper if probability > 0.6 else style.ink,
+                color=style.background if probability > 0.6 else style.text_color,
                 ha="center",
                 va="center",
             )
     extent = (start + 0.5, len(best) + 0.5, _NUM_LIKELIEST - 0.5, -0.5)
-    axes.imshow(probabilities, cmap=style.weights, vmin=0, vmax=1, aspect="auto", extent=extent)
+    axes.imshow(
+        probabilities, cmap=style.unsigned_colormap, vmin=0, vmax=1, aspect="auto", extent=extent
+    )
     axes.set(title="Likeliest words of each step of the best hypothesis", xlabel="step", yticks=[])

@@ -1,9 +1,10 @@
-"""The style of pictures: colors that color-blind people can tell apart, on a light or dark
-background, and fonts that have every character.
+"""The style of figures: colors that color-blind people can tell apart, on a light or dark
+background, and fonts for every character of the text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import unicodedata
 from collections.abc import Iterable
@@ -23,8 +24,8 @@ from nmt.errors import ConfigError
 from nmt.runtime.files import replace_file
 
 log = logging.getLogger(__name__)
-_FIRST_FONT = "DejaVu Sans"  # comes with matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew
-_COLORS = {  # of Okabe and Ito (2008), lighter on the dark background
+_DEFAULT_FONT = "DejaVu Sans"  # part of matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew
+_COLORS = {  # six colors of Okabe and Ito (2008), lighter on the dark background, and a gray
     Theme.light: ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B07800", "#3A8FC4", "#5b6572"],
     Theme.dark: ["#56B4E9", "#FF8C42", "#2CC79F", "#E59CC4", "#F0C941", "#9AD0F5", "#9aa5b1"],
 }
@@ -32,39 +33,44 @@ _BACKGROUNDS = {  # background, text, lines
     Theme.light: ("#ffffff", "#1b1f24", "#c9d0d8"),
     Theme.dark: ("#1d2228", "#e6e9ed", "#3a434d"),
 }
+_NUM_CURVE_COLORS = 6  # all but gray
 _DPI = 100
 
 
 class Style:
-    """Colors and fonts of one picture, which apply inside `with style.settings():`."""
+    """Colors and fonts of one figure, which apply inside `with style.applied():`."""
 
     def __init__(self, theme: Theme) -> None:
         self.colors = _COLORS[theme]
-        self.paper, self.ink, self.line = _BACKGROUNDS[theme]
-        self.quiet = self.colors[-1]
-        self.fonts = [_FIRST_FONT]
-        self.weights = LinearSegmentedColormap.from_list(  # for values from 0 to 1
-            "weights", [self.paper, self.colors[0]]
+        self.background, self.text_color, self.line_color = _BACKGROUNDS[theme]
+        self.muted_color = self.colors[-1]
+        self.fonts = [_DEFAULT_FONT]
+        self.unsigned_colormap = LinearSegmentedColormap.from_list(  # for values from 0 to 1
+            "unsigned", [self.background, self.colors[0]]
         )
-        self.signed = LinearSegmentedColormap.from_list(  # for values from -1 to 1
-            "signed", [self.colors[1], self.paper, self.colors[0]]
+        self.signed_colormap = LinearSegmentedColormap.from_list(  # for values from -1 to 1
+            "signed", [self.colors[1], self.background, self.colors[0]]
         )
 
-    def settings(self) -> Any:
-        """Return a context in which matplotlib draws in this style."""
+    def curve_color(self, index: int) -> str:
+        """Return the color of the curve or run number `index`; colors repeat after the last one."""
+        return self.colors[index % _NUM_CURVE_COLORS]
+
+    def applied(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager: inside it, matplotlib draws in this style."""
         return matplotlib.rc_context(
             {
-                "figure.facecolor": self.paper,
-                "axes.facecolor": self.paper,
-                "savefig.facecolor": self.paper,
-                "text.color": self.ink,
-                "axes.labelcolor": self.ink,
-                "axes.titlecolor": self.ink,
-                "xtick.color": self.ink,
-                "ytick.color": self.ink,
-                "axes.edgecolor": self.line,
-                "grid.color": self.line,
-                "legend.edgecolor": self.line,
+                "figure.facecolor": self.background,
+                "axes.facecolor": self.background,
+                "savefig.facecolor": self.background,
+                "text.color": self.text_color,
+                "axes.labelcolor": self.text_color,
+                "axes.titlecolor": self.text_color,
+                "xtick.color": self.text_color,
+                "ytick.color": self.text_color,
+                "axes.edgecolor": self.line_color,
+                "grid.color": self.line_color,
+                "legend.edgecolor": self.line_color,
                 "axes.prop_cycle": cycler(color=self.colors),
                 "axes.spines.top": False,
                 "axes.spines.right": False,
@@ -74,66 +80,72 @@ class Style:
                 "font.size": 10,
                 "axes.titlesize": 11,
                 "legend.frameon": False,
-                "text.parse_math": False,  # a dollar sign does not start a formula
-                "svg.hashsalt": "nmt",  # makes the files of equal pictures identical
+                "text.parse_math": False,  # a dollar sign is text
+                "svg.hashsalt": "nmt",  # equal figures become identical files
             }
         )
 
     def figure(self, width: float, height: float) -> Figure:
-        """Return an empty figure; width and height are in inches."""
+        """Return an empty figure of `width` by `height` inches."""
         return Figure(figsize=(width, height), layout="constrained")
 
-    def find_fonts(self, texts: Iterable[str]) -> dict[int, str]:
-        """Add installed fonts until every character of `texts` has one.
+    def add_fonts_for(self, texts: Iterable[str]) -> dict[int, str]:
+        """Add installed fonts to the style until they cover every character of `texts`.
 
-        Return a table for `str.translate` that replaces characters without a font by codes such as
-        U+4E2D; a warning names the first of them.
+        Returns a table for `str.translate` that replaces characters without a font by codes such
+        as U+4E2D, and logs a warning about them.
         """
-        missing = {ord(c) for text in texts for c in text if c.isprintable()}
+        uncovered = {ord(character) for character in "".join(texts) if character.isprintable()}
         files = {
             font.name: font.fname
             for font in sorted(font_manager.fontManager.ttflist, key=lambda font: font.name)
             if font.weight == 400 and font.style == "normal"
         }
         for name in [*self.fonts, *files]:
-            if missing and name in files:
-                covered = missing & set(font_manager.get_font(files[name]).get_charmap())
-                missing -= covered
-                if covered and name not in self.fonts:
-                    self.fonts.append(name)
-        if missing:
-            first = chr(min(missing))
+            if not uncovered:
+                break
+            if name not in files:
+                continue
+            covered = uncovered & set(font_manager.get_font(files[name]).get_charmap())
+            uncovered -= covered
+            if covered and name not in self.fonts:
+                self.fonts.append(name)
+        if uncovered:
+            first = chr(min(uncovered))
             log.warning(
                 "no installed font has %s (%s) and %d other characters, which are shown as codes; "
                 "install one, such as Debian's fonts-noto-core and fonts-noto-cjk",
                 f"U+{ord(first):04X}",
                 unicodedata.name(first, "no name").lower(),
-                len(missing) - 1,
+                len(uncovered) - 1,
             )
-        return {code: f"U+{code:04X}" for code in missing}
+        return {code: f"U+{code:04X}" for code in uncovered}
 
     def heat_map(
         self,
         axes: Axes,
         values: Any,
         *,
+        is_signed: bool = False,
         rows: list[str] | None = None,
         columns: list[str] | None = None,
         hidden: Any = None,
     ) -> Any:
-        """Draw values from 0 to 1, or from -1 to 1, as colors; cells that are `hidden` are gray."""
+        """Draw a matrix as colors: values from 0 to 1, or from -1 to 1 if `is_signed`.
+
+        `rows` and `columns` are labels. Cells where the mask `hidden` is True become gray.
+        """
         values = np.asarray(values, dtype=float)
-        is_signed = bool((values < 0).any())
         image = axes.imshow(
             values,
-            cmap=self.signed if is_signed else self.weights,
+            cmap=self.signed_colormap if is_signed else self.unsigned_colormap,
             vmin=-1 if is_signed else 0,
             vmax=1,
             aspect="auto" if rows is None else "equal",
             interpolation="nearest",
         )
         if hidden is not None:
-            gray = LinearSegmentedColormap.from_list("hidden", [self.line, self.line])
+            gray = LinearSegmentedColormap.from_list("hidden", [self.line_color, self.line_color])
             cells = np.ma.masked_where(~np.asarray(hidden), np.ones(values.shape))
             axes.imshow(cells, cmap=gray, aspect=axes.get_aspect())
         if rows is not None:
@@ -147,11 +159,11 @@ class Style:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the suffix of `path`: .png, .svg or .pdf."""
+    """Write a figure as .png, .svg or .pdf, chosen by the suffix of `path`."""
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"output={path}: a picture is a .png, .svg or .pdf file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # without dates, equal pictures are identical files
+    # leave out dates and versions, so that equal figures become identical files
     metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with replace_file(path) as temporary:
         figure.savefig(temporary, dpi=_DPI, format=path.suffix[1:], metadata=metadata[path.suffix])

@@ -68,7 +68,7 @@ def draw_positions(config: VisualizeConfig, style: Style) -> Figure:
     axes = figure.subplots(2, 3, sharex="row", sharey="row")
     for i, (layout, title) in enumerate(_LAYOUTS.items()):
         table = sinusoidal_positions(config.length, d_model, layout).numpy()  # (P, D)
-        image = style.heat_map(axes[0, i], table)
+        image = style.heat_map(axes[0, i], table, is_signed=True)
         axes[0, i].set(title=title, xlabel="dimension", ylabel="position")
         for dimension in dimensions:
             axes[1, i].plot(table[:, dimension], label=f"dimension {dimension}")
@@ -134,8 +134,8 @@ def draw_smoothing(config: VisualizeConfig, style: Style) -> Figure:
     names = [f"word {word}" for word in words]
     style.heat_map(target_axes, targets, rows=names, columns=[str(word) for word in words])
     for i, j in np.ndindex(*targets.shape):
-        ink = style.paper if targets[i, j] > 0.5 else style.ink
-        target_axes.text(j, i, f"{targets[i, j]:.2f}", ha="center", va="center", color=ink)
+        text_color = style.background if targets[i, j] > 0.5 else style.text_color
+        target_axes.text(j, i, f"{targets[i, j]:.2f}", ha="center", va="center", color=text_color)
     title = f"Target distribution, label_smoothing={smoothing:g}"
     target_axes.set(title=title, xlabel="word", ylabel="wanted")
     confidences = np.linspace(0.01, 0.999, 200)
