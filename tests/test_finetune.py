@@ -26,7 +26,7 @@ from nmt.checkpoint import load_info
 from nmt.config import Adapter, ModelConfig, Part, TrainConfig
 from nmt.errors import ConfigError
 from nmt.model.fast.layers import FastLinear
-from nmt.training.adapters import AdaptedLinear, choose_parameters, merged_state
+from nmt.training.adapters import AdaptedLinear, merged_state, set_trainable_parameters
 from nmt.translate.translator import Translator
 
 SHAPE = [option for option in TINY if not option.startswith("model.")]
@@ -51,7 +51,7 @@ def test_an_adapter_computes_nothing_at_first_and_is_merged_exactly() -> None:
     model = tiny_model(norm="pre")
     original = copy.deepcopy(model.state_dict())
     config = TrainConfig(init_from="x", adapter=Adapter.lora, adapter_rank=3)
-    choose_parameters(model, config)
+    set_trainable_parameters(model, config)
     adapted = [module for module in model.modules() if isinstance(module, AdaptedLinear)]
     assert len(adapted) == 2 * 4 + 2 * 6
     for name, parameter in model.named_parameters():
@@ -81,7 +81,7 @@ def test_parts_are_frozen_with_all_that_they_hold() -> None:
     }
     for frozen, prefixes in of_part.items():
         model = tiny_model(src_vocab_size=9, norm="pre")
-        choose_parameters(model, TrainConfig(init_from="x", freeze=[frozen]))
+        set_trainable_parameters(model, TrainConfig(init_from="x", freeze=[frozen]))
         for name, parameter in model.named_parameters():
             assert parameter.requires_grad is not name.startswith(prefixes), (frozen, name)
 

@@ -143,7 +143,7 @@ def test_a_batch_reads_noise_by_seed_update_and_row_and_learns_the_clean_target(
     assert read([range(40)], 4) != pairs
     assert read([range(40)], 3, seed=2) != pairs
     run = make_run(data_dir, tmp_path)
-    tokenizer = run.tokenizer.src
+    tokenizer = run.tokenizers.src
     add_noise = TokenNoise(NoiseConfig(**NOISE), 1, tokenizer, [])
     for row, (src, tgt_in, tgt_out) in enumerate(pairs):
         clean_src, clean_tgt = run.learner.batch_maker.data[row]

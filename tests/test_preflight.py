@@ -206,7 +206,7 @@ def test_a_model_that_is_too_large_is_refused_before_it_takes_memory(
     tokenizer: Any = SimpleNamespace(tgt=SimpleNamespace(vocab_size=9), src_vocab_size=None)
     config = TrainConfig(model=ModelConfig(d_model=8, num_heads=2))
     with pytest.raises(ConfigError, match="use a smaller model"):
-        build.make_model(config, tokenizer, World(), CPU)
+        build.build_model(config, tokenizer, World(), CPU)
     assert device_types == ["meta"]
 
 

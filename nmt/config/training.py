@@ -133,6 +133,11 @@ class NoiseConfig(Settings):
         0.0, "share of decoder input tokens to replace with <unk>", low=0, below=1
     )
 
+    @property
+    def is_enabled(self) -> bool:
+        """Whether any setting differs from its default, which adds no noise."""
+        return self != NoiseConfig()
+
 
 @dataclass(kw_only=True)
 class StageConfig(Settings):

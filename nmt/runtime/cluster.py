@@ -1,6 +1,7 @@
-"""Workers on other machines, of a running Dask scheduler (docs/clusters.md).
+"""Apply a function to many items on other machines, with the workers of a running Dask scheduler
+(docs/clusters.md).
 
-Dask assigns the items to its workers, and gives the items of a lost worker to another one.
+Dask assigns the items to its workers. If a worker is lost, its items go to another one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from nmt import __version__
 from nmt.errors import NmtError, PeerError
-from nmt.runtime.pool import ITEMS_A_WORKER, Item, Processes, Result, Workers, map_in_order
+from nmt.runtime.pool import ITEMS_PER_WORKER, Item, Processes, Result, Workers, map_in_order
 
 log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 20
@@ -31,40 +32,43 @@ _WAITING_LOG_SECONDS = 30.0
 def open_workers(
     scheduler: str | None,
     num_workers: int,
-    make_function: Callable[[], Callable[[Item], Result]],
+    function_factory: Callable[[], Callable[[Item], Result]],
     *,
     folder: Path | None = None,
 ) -> Workers[Item, Result]:
-    """Return the workers of a Dask scheduler, or `num_workers` processes of this machine.
+    """Open the workers of a Dask scheduler, or without one `num_workers` processes of this machine.
 
-    `folder` must be visible to the workers of the scheduler. A single worker runs in this process.
+    A single worker runs in this process. With a scheduler and a `folder`, each worker checks that
+    it sees the folder.
     """
     if scheduler is not None:
-        return DaskWorkers(scheduler, make_function, folder)
-    return Processes(num_workers, make_function) if num_workers > 1 else Workers(make_function)
+        return DaskWorkers(scheduler, function_factory, folder)
+    return (
+        Processes(num_workers, function_factory) if num_workers > 1 else Workers(function_factory)
+    )
 
 
 class DaskWorkers(Workers[Item, Result]):
-    """Applies a function to items on all workers of a scheduler, also those that join later."""
+    """Applies a function to items on all workers of a scheduler; workers may join later."""
 
     def __init__(
         self,
         scheduler: str,
-        make_function: Callable[[], Callable[[Item], Result]],
+        function_factory: Callable[[], Callable[[Item], Result]],
         folder: Path | None,
     ) -> None:
-        super().__init__(make_function)
+        super().__init__(function_factory)
         self._scheduler = scheduler
-        self._key = uuid.uuid4().hex
-        self._pickled_make_function = pickle.dumps(make_function)
+        self._function_id = uuid.uuid4().hex
+        self._pickled_function_factory = pickle.dumps(function_factory)
         self._client = _connect(scheduler)
-        self._marker = None  # a file that workers must see
+        self._marker = None  # a file in `folder` that workers must see
         if folder is not None:
-            self._marker = folder / f".seen-{self._key}.tmp"
+            self._marker = folder / f".seen-{self._function_id}.tmp"
             self._marker.touch()
 
     def __exit__(self, *exc_info: object) -> None:
-        """Disconnect from the scheduler, which cancels the tasks."""
+        """Disconnect from the scheduler, which then cancels all items."""
         if self._marker is not None:
             self._marker.unlink(missing_ok=True)
         self._client.close(timeout=1)
@@ -78,6 +82,7 @@ class DaskWorkers(Workers[Item, Result]):
         from distributed import KilledWorker
 
         advice = "run the same command to continue"
+        lost_scheduler = PeerError(f"the scheduler {self._scheduler} is lost; {advice}")
         try:
             yield from map_in_order(
                 items, self._submit, self._wait_for_result, max_pending=self._max_pending
@@ -87,23 +92,25 @@ class DaskWorkers(Workers[Item, Result]):
                 f"{error.allowed_failures + 1} workers were lost with the same task, probably "
                 f"because memory ran out; see the log of {error.last_worker.address}: {advice}"
             ) from None
-        except (CancelledError, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # by the function
-            raise PeerError(f"the scheduler {self._scheduler} is lost; {advice}") from None
+        except CancelledError:
+            raise lost_scheduler from None
+        except OSError as error:
+            if error.errno is not None:
+                raise  # the function failed, for example because the disk is full
+            raise lost_scheduler from None  # Dask's errors of connections have no errno
         except MemoryError:
             raise NmtError("a worker has no memory left; give workers more") from None
 
     def _max_pending(self) -> int:
-        return ITEMS_A_WORKER * max(1, len(self._client.nthreads()))
+        return ITEMS_PER_WORKER * max(1, len(self._client.nthreads()))
 
     def _submit(self, item: Item) -> Any:
         return self._client.submit(
             run_task,
             __version__,
             self._marker,
-            self._key,
-            self._pickled_make_function,
+            self._function_id,
+            self._pickled_function_factory,
             pickle.dumps(item),
             pure=False,
         )
@@ -118,71 +125,79 @@ class DaskWorkers(Workers[Item, Result]):
 
 
 def _connect(scheduler: str) -> Any:
-    """Return a client of the scheduler, whose workers have this version of nmt.
+    """Connect to the scheduler and check its workers.
 
-    Raises `NmtError` otherwise, and if Dask is not installed.
+    Raises `NmtError` if Dask is not installed, if the scheduler does not answer, or if a worker has
+    another version of nmt.
     """
     try:
         distributed: Any = importlib.import_module("distributed")
     except ImportError:
         raise NmtError("scheduler needs Dask; install it with: pip install nmt[cluster]") from None
-    for name in ("distributed", "distributed.client"):  # our own message has one line
+    # hide Dask's tracebacks; our own message has one line
+    for name in ("distributed", "distributed.client"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about other versions of packages
-            distributed.comm.get_address_host(scheduler)  # a client would hang at its end
+            warnings.simplefilter("ignore")  # Dask warns of other versions of packages
+            # raises for an invalid address, with which a client would hang when it is closed
+            distributed.comm.get_address_host(scheduler)
             client = distributed.Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise NmtError(f"scheduler={scheduler}: no scheduler answers there ({reason})") from None
-    # before any task, which a worker without nmt could not unpickle
+    # checked before the first item, which a worker without nmt could not unpickle
     versions = client.run(metadata.version, "nmt", on_error="return")
     for address, version in versions.items():
         if version != __version__:
             client.close(timeout=1)
             raise _version_error(f"worker {address}", version, __version__)
-    num_threads = client.nthreads().values()
-    log.info("%d workers; dashboard: %s", len(num_threads), client.dashboard_link)
-    if any(number > 1 for number in num_threads):
+    thread_counts = client.nthreads().values()
+    log.info("%d workers; dashboard: %s", len(thread_counts), client.dashboard_link)
+    if max(thread_counts, default=1) > 1:
         log.warning("a worker runs one task at a time; start one per core, with --nthreads 1")
     return client
 
 
-def _version_error(worker: str, worker_version: str, version: str) -> NmtError:
+def _version_error(worker_name: str, worker_version: str, version: str) -> NmtError:
     return NmtError(
-        f"{worker} has nmt {worker_version}, and this is {version}; install the same version"
+        f"{worker_name} has nmt {worker_version}, and this is {version}; install the same version"
     )
 
 
-# State of a worker
+# --- functions and state of a worker
 
-_lock = threading.Lock()  # threads of a worker take turns
+_lock = threading.Lock()  # the threads of a worker run one item at a time
 _function: Callable[[Any], Any] | None = None
-_function_key = ""
+_function_id = ""
 
 
 def run_task(
-    version: str, marker: Path | None, key: str, pickled_make_function: bytes, pickled_item: bytes
+    version: str,
+    marker: Path | None,
+    function_id: str,
+    pickled_function_factory: bytes,
+    pickled_item: bytes,
 ) -> Any:
-    """Apply a function to an item on this worker, for a client with this `version` of nmt.
+    """Apply a function to an item on this worker, for a client with `version` of nmt.
 
-    The function is made once for each `key`, and then kept.
+    The factory builds the function at the first item; later items with the same `function_id` use
+    it again. Raises `NmtError` if the worker has another version or does not see `marker`.
     """
-    global _function, _function_key
-    host = f"worker {socket.gethostname()}"
+    global _function, _function_id
+    worker_name = f"worker {socket.gethostname()}"
     if version != __version__:
-        raise _version_error(host, __version__, version)
+        raise _version_error(worker_name, __version__, version)
     if marker is not None and not marker.exists():
         raise NmtError(
-            f"{host} does not see {marker.parent}; choose a folder that all machines share"
+            f"{worker_name} does not see {marker.parent}; choose a folder that all machines share"
         )
     with _lock:
-        if _function is None or _function_key != key:
-            _function = None  # free its memory before the next one is made
+        if _function is None or _function_id != function_id:
+            _function = None  # free its memory before the next function is built
             try:
-                _function = pickle.loads(pickled_make_function)()
+                _function = pickle.loads(pickled_function_factory)()
             except NmtError as error:
-                raise NmtError(f"{host}: {error}") from None
-            _function_key = key
+                raise NmtError(f"{worker_name}: {error}") from None
+            _function_id = function_id
         return _function(pickle.loads(pickled_item))

@@ -22,7 +22,7 @@ from nmt.errors import NmtError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-ITEMS_A_WORKER = 3
+ITEMS_PER_WORKER = 3
 """Number of items per worker that are submitted before the result of the first one is used."""
 
 
@@ -39,11 +39,11 @@ class Workers(contextlib.AbstractContextManager["Workers[Item, Result]"], Generi
     """Applies a function to items, in this process; subclasses have several workers.
 
     Args:
-        make_function: returns the function. Each worker calls it once, before its first item.
+        function_factory: builds the function. Each worker calls it once, before its first item.
     """
 
-    def __init__(self, make_function: Callable[[], Callable[[Item], Result]]) -> None:
-        self._make_function = make_function
+    def __init__(self, function_factory: Callable[[], Callable[[Item], Result]]) -> None:
+        self._function_factory = function_factory
 
     def __exit__(self, *exc_info: object) -> None:
         """End all workers, also those that are busy."""
@@ -55,7 +55,7 @@ class Workers(contextlib.AbstractContextManager["Workers[Item, Result]"], Generi
         item, that exception is raised after the results of all items before it. The same holds for
         an `NmtError` from `items`. Raises `NmtError` if a worker is lost.
         """
-        function = self._make_function()
+        function = self._function_factory()
         for item in items:
             yield item, function(item)
 
@@ -64,17 +64,17 @@ class Processes(Workers[Item, Result]):
     """Applies a function to items in up to `num_workers` processes of this machine."""
 
     def __init__(
-        self, num_workers: int, make_function: Callable[[], Callable[[Item], Result]]
+        self, num_workers: int, function_factory: Callable[[], Callable[[Item], Result]]
     ) -> None:
-        super().__init__(make_function)
-        self._max_pending = ITEMS_A_WORKER * num_workers
+        super().__init__(function_factory)
+        self._max_pending = ITEMS_PER_WORKER * num_workers
         self._older_children = set(multiprocessing.active_children())
         context = multiprocessing.get_context("spawn")
         numbers = context.SimpleQueue()
         for number in range(num_workers):
             numbers.put(number)
         self._executor = ProcessPoolExecutor(
-            num_workers, context, _start_worker, (make_function, numbers)
+            num_workers, context, _start_worker, (function_factory, numbers)
         )
 
     def __exit__(self, *exc_info: object) -> None:
@@ -165,7 +165,7 @@ def _delayed_interrupts() -> Iterator[None]:
 
 # State of a worker process
 
-_make_function: Callable[[], Callable[[Any], Any]]
+_function_factory: Callable[[], Callable[[Any], Any]]
 _function: Callable[[Any], Any] | None = None
 _number = 0
 
@@ -175,10 +175,10 @@ def worker_number() -> int:
     return _number
 
 
-def _start_worker(make_function: Callable[[], Callable[[Any], Any]], numbers: Any) -> None:
+def _start_worker(function_factory: Callable[[], Callable[[Any], Any]], numbers: Any) -> None:
     """Prepare a worker process, which takes its number from the queue `numbers`."""
-    global _make_function, _number
-    _make_function = make_function
+    global _function_factory, _number
+    _function_factory = function_factory
     _number = numbers.get()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -194,5 +194,5 @@ def _start_worker(make_function: Callable[[], Callable[[Any], Any]], numbers: An
 def _work(item: Any) -> Any:
     global _function
     if _function is None:  # not in _start_worker, whose exceptions do not reach the parent
-        _function = _make_function()
+        _function = _function_factory()
     return _function(item)

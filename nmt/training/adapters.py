@@ -36,7 +36,7 @@ class AdaptedLinear(FastLinear):
         return torch.relu(y) if activation == "relu" else y
 
 
-def choose_parameters(model: FastTransformer, config: TrainConfig) -> None:
+def set_trainable_parameters(model: FastTransformer, config: TrainConfig) -> None:
     """Set `requires_grad` of all parameters as `freeze` and `adapter` say.
 
     With an adapter, the matrices of linear layers that are not frozen get low-rank additions, and

@@ -1,4 +1,4 @@
-"""Build the parts of a run from its config: data, samplers, model and learner."""
+"""Build the objects of a training run from its config: data, samplers, model and learner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nmt.config import NoiseConfig, TrainConfig, resolve
+from nmt.config import TrainConfig, resolve
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import DataInfo, ParallelData, read_meta
 from nmt.data.languages import target_tags
@@ -21,7 +21,7 @@ from nmt.errors import DataError
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.transformer import Transformer
 from nmt.runtime.distributed import World, set_num_threads
-from nmt.training.adapters import choose_parameters
+from nmt.training.adapters import set_trainable_parameters
 from nmt.training.batches import BatchMaker
 from nmt.training.learner import Learner
 from nmt.training.preflight import check_model_fits
@@ -33,20 +33,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """The parts of a run on one rank. Nothing of it comes from the run folder."""
+    """The objects of a run on one rank.
+
+    They are built from config and data only; the state of a checkpoint is loaded later.
+    """
 
     config: TrainConfig
     world: World
     run_dir: Path
-    meta: DataInfo
-    tokenizer: Tokenizers
+    data_info: DataInfo
+    tokenizers: Tokenizers
     validation: Validation
     samplers: dict[int, TokenBatchSampler]  # by the number of updates after which a stage begins
-    fingerprint: dict[str, Any]  # data and settings that a resumed run is compared with
+    fingerprint: dict[str, Any]  # must equal the fingerprint of a checkpoint to resume from it
     learner: Learner
 
     def sampler_at(self, num_updates: int) -> TokenBatchSampler:
-        """Return the sampler of the stage after `num_updates`."""
+        """Return the sampler of the stage that the run is in after `num_updates`."""
         return self.samplers[max(start for start in self.samplers if start <= num_updates)]
 
     @property
@@ -56,87 +59,94 @@ class Run:
 
 
 def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
-    """Build the parts of a run; raise an `NmtError` if the config does not fit data or device."""
+    """Build the objects of a run; raise an `NmtError` if its config does not fit data or device.
+
+    Also sets the number of threads and seeds torch, which draws the weights of the model.
+    """
     set_num_threads(config.num_threads)
     data_dir = resolve(config.data_dir)
-    meta = read_meta(data_dir)
-    tags = target_tags(meta.directions.values())
-    tokenizer = load_tokenizers(data_dir, meta.tokenizer_sha256, tags)
-    vocab_sizes = (tokenizer.src.vocab_size, tokenizer.tgt.vocab_size)
-    if meta.vocab_sizes != vocab_sizes:
+    data_info = read_meta(data_dir)
+    tags = target_tags(data_info.directions.values())
+    tokenizers = load_tokenizers(data_dir, data_info.tokenizer_sha256, tags)
+    vocab_sizes = (tokenizers.src.vocab_size, tokenizers.tgt.vocab_size)
+    if data_info.vocab_sizes != vocab_sizes:
         raise DataError(
-            f"{data_dir}/meta.json has vocabularies of {meta.vocab_sizes} pieces, the tokenizer of "
-            f"{vocab_sizes}; run nmt-preprocess again"
+            f"{data_dir}/meta.json has vocabularies of {data_info.vocab_sizes} pieces, the "
+            f"tokenizer of {vocab_sizes}; run nmt-preprocess again"
         )
     data = ParallelData(data_dir, "train")
-    validation = Validation(data_dir, tokenizer, config, world)
-    samplers = make_samplers(config, meta, data, world)
+    validation = Validation(data_dir, tokenizers, config, world)
+    samplers = make_samplers(config, data_info, data, world)
     if world.is_main:
         _warn_of_short_run(config, max(samplers))
     torch.manual_seed(config.seed)
     noise = None
-    if config.noise != NoiseConfig():
-        noise = TokenNoise(config.noise, config.seed, tokenizer, meta.directions.values())
-    batch_maker = BatchMaker(config, data, tokenizer, device, noise)
-    model = make_model(config, tokenizer, world, device)
+    if config.noise.is_enabled:
+        noise = TokenNoise(config.noise, config.seed, tokenizers, data_info.directions.values())
+    batch_maker = BatchMaker(config, data, tokenizers, device, noise)
+    model = build_model(config, tokenizers, world, device)
     return Run(
         config=config,
         world=world,
         run_dir=resolve(config.run_dir),
-        meta=meta,
-        tokenizer=tokenizer,
+        data_info=data_info,
+        tokenizers=tokenizers,
         validation=validation,
         samplers=samplers,
-        fingerprint=make_fingerprint(config, meta, samplers),
+        fingerprint=make_fingerprint(config, data_info, samplers),
         learner=Learner(model, config, batch_maker, world, device),
     )
 
 
 def make_samplers(
-    config: TrainConfig, meta: DataInfo, data: ParallelData, world: World
+    config: TrainConfig, data_info: DataInfo, data: ParallelData, world: World
 ) -> dict[int, TokenBatchSampler]:
-    """Make the sampler of each stage, by the number of updates after which it begins."""
-    temperature = config.mix_temperature or meta.temperature
-    changes = {0: dict[str, float]()}
+    """Return the sampler of each stage, by the number of updates after which the stage begins.
+
+    The first stage begins after 0 updates, with the mix of the config.
+    """
+    temperature = config.mix_temperature or data_info.temperature
+    mix_changes: dict[int, dict[str, float]] = {0: {}}
     for stage in sorted(config.stages.values(), key=lambda stage: stage.start):
-        changes[stage.start] = stage.mix
+        mix_changes[stage.start] = stage.mix
     samplers = {}
-    for start, change in changes.items():
+    for start, mix_change in mix_changes.items():
         samplers[start] = TokenBatchSampler(
             data.lengths,
             config.max_tokens,
             tokens_per_update=config.tokens_per_update,
             seed=config.seed,
-            mix=make_mix(data.corpora, config.mix | change, temperature),
+            mix=make_mix(data.corpora, config.mix | mix_change, temperature),
             rank=world.rank,
             world_size=world.size,
         )
     return samplers
 
 
-def make_model(
-    config: TrainConfig, tokenizer: Tokenizers, world: World, device: torch.device
+def build_model(
+    config: TrainConfig, tokenizers: Tokenizers, world: World, device: torch.device
 ) -> FastTransformer:
-    """Make the model with random weights and choose its trained parameters.
+    """Build the model with random weights; freeze parameters and add adapters as the config says.
 
     Raises a `ConfigError` before allocating memory if the model cannot fit on `device`.
     """
-    make = partial(
+    build_transformer = partial(
         Transformer,
         config.model,
-        tokenizer.tgt.vocab_size,
-        src_vocab_size=tokenizer.src_vocab_size,
+        tokenizers.tgt.vocab_size,
+        src_vocab_size=tokenizers.src_vocab_size,
     )
     # on the meta device the model takes no memory and draws no random numbers
     with torch.device("meta"), torch.random.fork_rng([]):
-        check_model_fits(make(), config, device, world.size)
-    model = make(activation_checkpointing=config.activation_checkpointing)
+        check_model_fits(build_transformer(), config, device, world.size)
+    model = build_transformer(activation_checkpointing=config.activation_checkpointing)
     accelerated = accelerate(model.to(device))
-    choose_parameters(accelerated, config)
+    set_trainable_parameters(accelerated, config)
     return accelerated
 
 
 def _warn_of_short_run(config: TrainConfig, last_stage_start: int) -> None:
+    """Warn if the run ends before its last stage begins or its warm-up ends."""
     if last_stage_start >= config.max_updates:
         message = "the last stage begins after update %d, but the run ends after max_updates=%d"
         log.warning(message, last_stage_start, config.max_updates)

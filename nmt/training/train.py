@@ -92,7 +92,7 @@ def load_run(run: Run) -> TrainerState:
     if checkpoint is None:
         if run.config.init_from is not None:
             fresh = run.learner.model.state_dict()
-            run.learner.start_from(load_initial_weights(run.config, run.tokenizer, fresh))
+            run.learner.start_from(load_initial_weights(run.config, run.tokenizers, fresh))
         return TrainerState()
     run.learner.load_state_dict(checkpoint.learner, checkpoint.weights)
     _restore_threads(run, checkpoint)
@@ -130,9 +130,9 @@ def log_plan(run: Run, state: TrainerState) -> None:
     update_tokens = sum(plan.num_tokens for plan in planned) / len(planned)
     rank_tokens = sum(int(sampler.lengths[rows, 1].sum()) for rows in batches)
     batch_tokens = rank_tokens / len(batches) if batches else 1.0
-    vocabulary = str(run.tokenizer.tgt.vocab_size)
-    if run.tokenizer.src_vocab_size is not None:
-        vocabulary = f"{run.tokenizer.src_vocab_size} of the source and {vocabulary} of the target"
+    vocabulary = str(run.tokenizers.tgt.vocab_size)
+    if run.tokenizers.src_vocab_size is not None:
+        vocabulary = f"{run.tokenizers.src_vocab_size} of the source and {vocabulary} of the target"
     lines = [
         f"{updates.num_pairs} pairs; {len(updates)} updates an epoch; "
         f"{100 * padding_share(sampler.lengths, batches):.1f} % padding",
@@ -404,22 +404,22 @@ class Trainer:
         self.saver.save(
             weights,
             self._model_info(),
-            self.run.tokenizer,
+            self.run.tokenizers,
             training=training,
             best=self._best_updates(),
         )
 
     def _model_info(self) -> ModelInfo:
-        tokenizer = self.run.tokenizer
-        meta = self.run.meta
+        tokenizers = self.run.tokenizers
+        data_info = self.run.data_info
         return ModelInfo(
             model=self.config.model,
             search=self.config.search,
-            vocab_size=tokenizer.tgt.vocab_size,
-            src_lang=meta.src_lang,
-            tgt_lang=meta.tgt_lang,
-            tokenizer_sha256=tokenizer.sha256,
+            vocab_size=tokenizers.tgt.vocab_size,
+            src_lang=data_info.src_lang,
+            tgt_lang=data_info.tgt_lang,
+            tokenizer_sha256=tokenizers.sha256,
             updates=self.state.num_updates,
-            src_vocab_size=tokenizer.src_vocab_size,
-            directions=list(dict.fromkeys(meta.directions.values())),
+            src_vocab_size=tokenizers.src_vocab_size,
+            directions=list(dict.fromkeys(data_info.directions.values())),
         )

@@ -15,7 +15,7 @@ from nmt.model.fast import packing
 from nmt.runtime.distributed import World
 from nmt.runtime.prefetch import prefetch
 from nmt.training.batches import BatchMaker
-from nmt.training.build import make_model
+from nmt.training.build import build_model
 from nmt.training.costs import peak_memory_bytes, synchronize
 from nmt.training.learner import Learner
 
@@ -44,7 +44,7 @@ def main() -> None:
     data = ParallelData(folder, "train")
     tokenizer = Tokenizer.load(folder / "tokenizer.model")
     torch.manual_seed(config.seed)
-    model = make_model(config, tokenizer, World(), device)
+    model = build_model(config, tokenizer, World(), device)
     learner = Learner(model, config, BatchMaker(config, data, tokenizer, device), World(), device)
     sampler = TokenBatchSampler(
         data.lengths, config.max_tokens, tokens_per_update=config.tokens_per_update, seed=1
