@@ -1,4 +1,4 @@
-"""Scores of translations: BLEU, chrF and TER with signatures, and paired tests against a baseline.
+"""Score translations with BLEU, chrF and TER, and test the difference to a baseline.
 
 All functions take lists of detokenized lines. sacreBLEU computes every number except the interval
 of a difference and the lower bound on a p-value.
@@ -30,26 +30,24 @@ from nmt.errors import ConfigError, DataError, nearest
 log = logging.getLogger(__name__)
 
 MAX_TOKENIZED_LINES = 100
-"""Lines that may end in " ." before the text counts as tokenized; sacreBLEU warns there too."""
+"""Text with more lines that end in " ." counts as tokenized; sacreBLEU warns at the same number."""
 NUM_INTERVAL_SAMPLES = 1000
-"""Resamples behind an interval that the paired bootstrap does not compute."""
+"""Number of bootstrap resamples for the intervals that sacreBLEU does not compute itself."""
 
-_PLAIN_TABLE: dict[str, Any] = {
-    "tablefmt": "plain",
-    "disable_numparse": True,
-}  # options of `tabulate`
+_TABULATE_OPTIONS: dict[str, Any] = {"tablefmt": "plain", "disable_numparse": True}
 
 Lines = Sequence[str]
 _Counts = npt.NDArray[np.float64]
-_SPLITS_AT_SPACES = ("13a", "intl", "none")  # BLEU tokenizers that leave the scripts below whole
-_UNSPACED_SCRIPTS = {  # pattern: what to set instead; Japanese first, since it has Han too
+_SPACE_TOKENIZERS = ("13a", "intl", "none")  # BLEU tokenizers that split words only at spaces
+# characters of scripts without spaces: the settings to use. Japanese is first: it has Han too.
+_UNSPACED_SCRIPTS = {
     r"[\p{Hiragana}\p{Katakana}]": "tgt_lang=ja (pip install nmt[ja])",
     r"\p{Han}": "tgt_lang=zh",
     r"[\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]": "tokenize=char",
 }
-_MAX_UNSPACED = 0.3  # share of the letters
-_NUM_SAMPLE_LINES = 1000
-_TOKENIZERS = {  # of languages; the others have 13a
+_MAX_UNSPACED_SHARE = 0.3  # of the letters, before a warning
+_NUM_CHECKED_LINES = 1000  # lines whose script is checked
+_TOKENIZERS = {  # BLEU tokenizer by language; all other languages use 13a
     "zh": "zh",
     "zho": "zh",
     "cmn": "zh",
@@ -63,7 +61,7 @@ _TOKENIZERS = {  # of languages; the others have 13a
 
 @dataclass(frozen=True)
 class Score:
-    """One metric of one system."""
+    """The value of one metric for one system."""
 
     name: str  # sacreBLEU's: BLEU, chrF2, chrF2++ or TER
     value: float  # points: 0 to 100, for TER 0 and up
@@ -82,7 +80,7 @@ class Significance:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One metric of a system and of its baseline, in points; all intervals are of 95 %.
+    """One metric of a system and of a baseline, in points, with 95 % confidence intervals.
 
     `_mean` and `_ci` come from bootstrap resamples: the interval of a score is mean +- ci.
     """
@@ -97,7 +95,7 @@ class Comparison:
     difference: float  # system minus baseline; for TER negative is better
     difference_low: float
     difference_high: float
-    p_value: float  # two-sided, but from the bootstrap one-sided in effect: compare it with 0.025
+    p_value: float  # two-sided; one-sided with Method.bootstrap: compare that with 0.025
     signature: str
 
 
@@ -111,12 +109,12 @@ def tokenizer_for(language: str) -> str:
 
 
 def bleu_metric(tokenize: str, *, lowercase: bool = False) -> BLEU:
-    """Build BLEU; raise `ConfigError` for a tokenizer that sacreBLEU lacks or cannot run here."""
+    """Build BLEU; raise `ConfigError` for a tokenizer that is unknown or not installed."""
     if tokenize not in BLEU.TOKENIZERS:
-        hint = nearest(tokenize, BLEU.TOKENIZERS)
-        raise ConfigError(f"tokenize={tokenize} is no tokenizer of sacreBLEU; {hint}")
+        suggestion = nearest(tokenize, BLEU.TOKENIZERS)
+        raise ConfigError(f"tokenize={tokenize} is no tokenizer of sacreBLEU; {suggestion}")
     try:
-        # `force` silences a warning about tokenized text, for which `check_lines` raises an error
+        # `force` silences a warning about tokenized text: `check_lines` raises an error instead
         return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     except (RuntimeError, OSError) as error:  # an extra is missing, or a model cannot be fetched
         reason = " ".join(str(error).split())
@@ -127,19 +125,19 @@ def bleu_metric(tokenize: str, *, lowercase: bool = False) -> BLEU:
 
 def warn_of_script(lines: Lines, tokenize: str) -> None:
     """Log a warning if many letters are in a script without spaces, which BLEU would not split."""
-    if tokenize not in _SPLITS_AT_SPACES:
+    if tokenize not in _SPACE_TOKENIZERS:
         return
-    text = "".join(lines[:_NUM_SAMPLE_LINES])
+    text = "".join(lines[:_NUM_CHECKED_LINES])
     num_letters = len(regex.findall(r"[\p{L}\p{M}]", text))
-    for script, remedy in _UNSPACED_SCRIPTS.items():
-        share = len(regex.findall(script, text)) / max(num_letters, 1)
-        if share > _MAX_UNSPACED:
+    for characters, settings in _UNSPACED_SCRIPTS.items():
+        share = len(regex.findall(characters, text)) / max(num_letters, 1)
+        if share > _MAX_UNSPACED_SHARE:
             log.warning(
                 "%.0f %% of the letters are in a script that tokenize=%s does not split into "
                 "words, so BLEU compares whole lines: set %s",
                 100 * share,
                 tokenize,
-                remedy,
+                settings,
             )
             return
 
@@ -153,9 +151,9 @@ def evaluate(
     metrics: Sequence[Metric] = DEFAULT_METRICS,
     force: bool = False,
 ) -> list[Score]:
-    """Score detokenized hypotheses against one or more sets of references, a line each.
+    """Score detokenized hypotheses against one or more sets of references, line by line.
 
-    `tokenize` affects BLEU only, and TER ignores case. Raises `DataError` for unequal numbers of
+    `tokenize` affects BLEU only. TER always ignores case. Raises `DataError` for unequal numbers of
     lines, for empty input and, without `force`, for text that looks tokenized.
     """
     check_lines({"hypotheses": hypotheses}, references, force=force)
@@ -168,7 +166,7 @@ def evaluate(
 
 
 def bleu(hypotheses: Lines, references: Sequence[Lines], *, tokenize: str = "13a") -> float:
-    """Score with BLEU only, and accept text that looks tokenized, which untrained models write."""
+    """Score with BLEU. Text may look tokenized, since untrained models write such text."""
     check_lines({"hypotheses": hypotheses}, references, force=True)
     return _score(bleu_metric(tokenize), hypotheses, references).value
 
@@ -184,13 +182,14 @@ def compare(
     metrics: Sequence[Metric] = DEFAULT_METRICS,
     force: bool = False,
 ) -> list[Comparison]:
-    """Test whether a system differs from a baseline, by sacreBLEU's PairedTest.
+    """Test with sacreBLEU's PairedTest whether a system differs from a baseline.
 
-    Intervals come from bootstrap resampling with both methods. For nearly identical systems,
-    sacreBLEU 2.6 returns the smallest possible p-value, since it counts trials that exceed the
-    observed difference but not those that equal it. The p-value is therefore raised to 2^(1-k) for
-    k lines with different counts: of the 2^k ways to swap these lines, at least two give exactly
-    the observed difference. From k = 11 on (at 1000 samples) sacreBLEU's value is larger.
+    Intervals come from bootstrap resampling, also with approximate randomization. For nearly
+    identical systems, sacreBLEU 2.6 returns the smallest possible p-value, since it counts trials
+    that exceed the observed difference but not trials that equal it. The p-value is therefore at
+    least 2^(1-k) if k lines have different counts: of the 2^k ways to swap these lines, at least
+    two give exactly the observed difference. The bound has no effect from k = 11 on, with 1000
+    samples.
     """
     check_lines({"hypotheses": hypotheses, "baseline": baseline}, references, force=force)
     is_bootstrap = test.method is Method.bootstrap
@@ -231,17 +230,17 @@ def compare(
 
 
 def _line_counts(metric: SacreMetric, lines: Lines, references: Sequence[Lines]) -> _Counts:
-    """Return the statistics of each line, (lines, counts), whose sum gives the score.
+    """Return the counts of each line, (lines, counts); the score is a function of their sum.
 
-    sacreBLEU has no public function for it, but every metric has this method.
+    sacreBLEU has no public function for it, but every metric has this private method.
     """
     return np.asarray(metric._extract_corpus_statistics(lines, references), dtype=np.float64)
 
 
 def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> str:
-    """Format for reading: a line per score, and a table of comparisons with their signatures."""
+    """Format as text: one line per score, and a table of comparisons."""
     rows = [[score.name, f"{score.value:.2f}", score.signature] for score in scores]
-    table: str = tabulate(rows, colalign=("left", "right", "left"), **_PLAIN_TABLE)
+    table: str = tabulate(rows, colalign=("left", "right", "left"), **_TABULATE_OPTIONS)
     if not comparisons:
         return table
     headers = [
@@ -252,18 +251,19 @@ def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) ->
         "p",
         "signature",
     ]
-    rows = [
-        [
-            c.name,
-            f"{c.baseline:.2f} ({c.baseline_mean:.2f} ± {c.baseline_ci:.2f})",
-            f"{c.system:.2f} ({c.system_mean:.2f} ± {c.system_ci:.2f})",
-            f"{c.difference:+.2f} [{c.difference_low:+.2f}, {c.difference_high:+.2f}]",
-            f"{c.p_value:.4f}",
-            c.signature,
+    rows = []
+    for result in comparisons:
+        interval = f"[{result.difference_low:+.2f}, {result.difference_high:+.2f}]"
+        row = [
+            result.name,
+            f"{result.baseline:.2f} ({result.baseline_mean:.2f} ± {result.baseline_ci:.2f})",
+            f"{result.system:.2f} ({result.system_mean:.2f} ± {result.system_ci:.2f})",
+            f"{result.difference:+.2f} {interval}",
+            f"{result.p_value:.4f}",
+            result.signature,
         ]
-        for c in comparisons
-    ]
-    return f"{table}\n\n{tabulate(rows, headers=headers, **_PLAIN_TABLE)}"
+        rows.append(row)
+    return f"{table}\n\n{tabulate(rows, headers=headers, **_TABULATE_OPTIONS)}"
 
 
 def as_json(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def as_json(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> 
 def check_lines(systems: Mapping[str, Lines], references: Sequence[Lines], *, force: bool) -> None:
     """Raise `DataError` unless every system and reference set has the same number of lines.
 
-    Without `force`, text that looks tokenized is an error too: its scores are not comparable.
+    Without `force`, also raises it for text that looks tokenized: its scores are not comparable.
     """
     assert not any(isinstance(text, str) for text in references), "a list of lists of lines"
     if not references:
@@ -288,7 +288,7 @@ def check_lines(systems: Mapping[str, Lines], references: Sequence[Lines], *, fo
         if not lines:
             raise DataError(f"{name}: 0 lines, nothing to score; give a file that is not empty")
         for number, reference in enumerate(references, start=1):
-            if len(reference) != len(lines):  # sacreBLEU would silently ignore the other lines
+            if len(reference) != len(lines):  # sacreBLEU would silently ignore surplus lines
                 raise DataError(
                     f"{name}: {len(lines)} lines, reference set {number}: {len(reference)}; they "
                     "must match line by line: give the whole translation of the same test set"
@@ -322,13 +322,12 @@ def _score(metric: SacreMetric, hypotheses: Lines, references: Sequence[Lines]) 
     score = metric.corpus_score(hypotheses, references)
     detail: dict[str, float] = {}
     if isinstance(score, BLEUScore):
-        detail = {
-            **{f"precision_{n}": value for n, value in enumerate(score.precisions, start=1)},
-            "brevity_penalty": score.bp,
-            "length_ratio": score.ratio,
-            "hypothesis_tokens": score.sys_len,
-            "reference_tokens": score.ref_len,
-        }
+        for order, precision in enumerate(score.precisions, start=1):
+            detail[f"precision_{order}"] = precision
+        detail["brevity_penalty"] = score.bp
+        detail["length_ratio"] = score.ratio
+        detail["hypothesis_tokens"] = score.sys_len
+        detail["reference_tokens"] = score.ref_len
     elif isinstance(score, TERScore):
         detail = {"num_edits": score.num_edits, "reference_tokens": score.ref_length}
     return Score(score.name, float(score.score), str(metric.get_signature()), detail)
@@ -339,7 +338,7 @@ def _difference_interval(
 ) -> tuple[float, float]:
     """Return the 2.5th and 97.5th percentile of system minus baseline over paired resamples.
 
-    The interval of a difference does not follow from the intervals of the scores.
+    It cannot be computed from the intervals of the two scores.
     """
 
     def score(counts: _Counts) -> float:

@@ -1,4 +1,4 @@
-"""The data folder of a run: how nmt-train prepares it, and the command that trains on it."""
+"""Prepare the data folder of a run, and name the command that trains on a data folder."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FILES = (
 
 
 def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write: bool) -> None:
-    """Prepare the data folder of a run unless it exists; an existing one is used as it is.
+    """Prepare the data folder of a run unless it exists; do not change an existing one.
 
-    Raises a `DataError` that names the command to run when the folder is missing and must not be
-    written, or when no setting says from which text to prepare it.
+    If the folder is missing, raises a `DataError` that names the command to run unless `may_write`
+    is set and the settings name training text.
     """
     folder = resolve(config.data_dir)
     if (folder / "meta.json").exists():
@@ -33,14 +33,14 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
     problem = "is no data folder" if folder.is_dir() else "does not exist"
     has_text = has_split(preparation.config.data, "train")
     if has_text:
-        hint = command_line("preprocess", preparation.arguments)
+        command = command_line("preprocess", preparation.arguments)
     elif config.data_dir == DEFAULT_DATA_DIR:
-        hint = command_line("preprocess")  # of the corpus that comes with nmt
+        command = command_line("preprocess")  # prepares the corpus that comes with nmt
     else:
-        hint = command_line("preprocess", [*_FILES, f"data_dir={config.data_dir}"])
+        command = command_line("preprocess", [*_FILES, f"data_dir={config.data_dir}"])
     if not (has_text and may_write):
-        raise DataError(f"{folder} {problem}; make it with: {hint}")
-    log.info("%s does not exist; preparing it, as this does: %s", config.data_dir, hint)
+        raise DataError(f"{folder} {problem}; make it with: {command}")
+    log.info("%s does not exist; preparing it, as this does: %s", config.data_dir, command)
     prepare(preparation.config)
     log.info("wrote %s; %s/report.html describes it", config.data_dir, config.data_dir)
 

@@ -1,5 +1,5 @@
-"""Runs `nmt-evaluate` on translations in a file, or on translations that a model makes of a file or
-of each corpus in a held-out set of a data folder.
+"""Run `nmt-evaluate`: score translations in a file, or let a model translate a file or a held-out
+set of a data folder and score its translations.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class _TestSet:
     tokenize: str  # BLEU's tokenizer
     hypotheses: list[str] = field(default_factory=list)  # empty until a model has translated
     sources: list[str] = field(default_factory=list)
-    direction: dict[str, Any] = field(default_factory=dict)  # options of the translator
-    corpus: str = ""
+    direction: dict[str, Any] = field(default_factory=dict)  # arguments of the translator
+    corpus: str = ""  # name of the corpus in a data folder, before the name of each score
 
 
 def evaluate(config: EvaluateConfig) -> None:
-    """Score the hypotheses and, with a baseline, test the difference; print text or JSON."""
+    """Print the scores of the hypotheses and, with a baseline, tests of the differences."""
     scores: list[Score] = []
     comparisons: list[Comparison] = []
     baseline = None if config.baseline is None else list(read_input(config.baseline))
@@ -91,13 +91,14 @@ def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> 
         )
         metrics.check_lines({"src": test_set.sources}, test_set.references, force=True)
         test_sets = [test_set]
-    for test_set in test_sets:  # before the translation, which may take long
+    for test_set in test_sets:  # checked before the translation, which may take long
         other_systems = {} if baseline is None else {"baseline": baseline}
         metrics.check_lines(other_systems, test_set.references, force=config.force)
-    return [
-        replace(test_set, hypotheses=translator.translate(test_set.sources, **test_set.direction))
-        for test_set in test_sets
-    ]
+    translated = []
+    for test_set in test_sets:
+        hypotheses = translator.translate(test_set.sources, **test_set.direction)
+        translated.append(replace(test_set, hypotheses=hypotheses))
+    return translated
 
 
 def _read_held_out(config: EvaluateConfig) -> list[_TestSet]:
@@ -118,7 +119,7 @@ def _read_held_out(config: EvaluateConfig) -> list[_TestSet]:
 
 
 def _choose_tokenizer(config: EvaluateConfig, language: str) -> str:
-    """Return BLEU's tokenizer; raise an error for one that is not installed, before translating."""
+    """Return the name of BLEU's tokenizer; raise a `ConfigError` if it is not installed."""
     tokenize = config.tokenize or metrics.tokenizer_for(language)
     if Metric.bleu in config.metrics:
         metrics.bleu_metric(tokenize)

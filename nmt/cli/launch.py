@@ -1,5 +1,5 @@
-"""Trains in several processes of this machine with torch's elastic launcher, and reports their
-outcome as if there were one process.
+"""Train in several processes of this machine with torch's elastic launcher, and raise the errors
+that a single process would raise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from nmt.errors import NmtError, PeerError, RankError, StoppedError
 
-_HINTS = {
+_SIGNAL_HINTS = {  # appended to the message about a rank that a signal killed
     "SIGKILL": "; was there enough memory?",
     "SIGABRT": "; NCCL aborts a rank that waits longer than timeout_seconds",
 }
@@ -32,7 +32,7 @@ _HINTS = {
 def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> None:
     """Train in `num_processes` processes of this machine until all are done or one fails.
 
-    The error of the rank that failed first is raised here, so that it is the last line printed.
+    Raises the error of the rank that failed first, so that the command prints it last.
     """
     _silence_torch(timeout_seconds)
     with tempfile.TemporaryDirectory(prefix="nmt-train-") as folder:
@@ -52,11 +52,11 @@ def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> Non
         )
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # set by nohup; torch would undo it
             config.signals_to_handle = "SIGTERM,SIGINT,SIGQUIT"
-        number = _run_ranks(config, path)
-        # Raised after `_run_ranks` has dropped the SignalException: as long as that lives, so does
-        # a thread of torch, and Python may abort at exit.
-        if number is not None:
-            _raise_stopped(number, Path(folder))
+        stop_signal = _run_ranks(config, path)
+        # Raised here and not in `_run_ranks`: a SignalException that is still referenced keeps a
+        # thread of torch running, and Python may then abort at exit.
+        if stop_signal is not None:
+            _raise_stopped(stop_signal, Path(folder))
 
 
 def _silence_torch(timeout_seconds: int) -> None:
@@ -68,12 +68,12 @@ def _silence_torch(timeout_seconds: int) -> None:
 
 
 def _run_ranks(config: LaunchConfig, config_path: Path) -> signal.Signals | None:
-    """Start the ranks and wait for them; return the signal that stopped this process, if any."""
+    """Start the ranks and wait for them; return the signal that stopped the launcher, if any."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise SignalException("asked to stop", sigval=signal.Signals(number))
 
-    previous = signal.signal(signal.SIGUSR1, stop)  # the launcher handles SIGTERM itself
+    previous_handler = signal.signal(signal.SIGUSR1, stop)  # the launcher handles SIGTERM itself
     try:
         elastic_launch(config, sys.executable)(
             "-m", "nmt.cli.rank", str(config_path), str(os.getpid())
@@ -83,31 +83,31 @@ def _run_ranks(config: LaunchConfig, config_path: Path) -> signal.Signals | None
     except SignalException as error:
         return signal.Signals(error.sigval)
     finally:
-        signal.signal(signal.SIGUSR1, previous)
+        signal.signal(signal.SIGUSR1, previous_handler)
     return None
 
 
-def _raise_stopped(number: signal.Signals, folder: Path) -> NoReturn:
+def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
     """Raise the error for a signal that the launcher passed on to the ranks.
 
-    A rank that failed otherwise wrote its error below `folder`; that error is raised instead.
+    If a rank failed for another reason, raises the error that this rank wrote below `folder`.
     """
-    if number is signal.SIGINT:
+    if stop_signal is signal.SIGINT:
         raise KeyboardInterrupt
-    text = f"stopped by {number.name}; the same command resumes from the newest checkpoint"
+    text = f"stopped by {stop_signal.name}; the same command resumes from the newest checkpoint"
     for path in sorted(folder.rglob("error.json")):
         message = json.loads(path.read_text(encoding="utf-8"))["message"]["message"]
         error_name, _, text = message.partition(": ")
         if error_name != StoppedError.__name__:
-            raise RankError(f"rank {path.parent.name}, asked to stop by {number.name}: {text}")
+            raise RankError(f"rank {path.parent.name}, asked to stop by {stop_signal.name}: {text}")
     raise StoppedError(text)
 
 
 @dataclass(frozen=True, order=True)
 class _Cause:
-    """Why a rank failed; the smallest one is nearest to the cause of all."""
+    """Why a rank failed. The smallest of several causes is the likely origin of the others."""
 
-    severity: int  # 0 failed by itself, 1 killed or waited in vain, 2 lost a rank, 3 was ended
+    severity: int  # 0 failed itself, 1 killed or timed out, 2 lost a rank, 3 ended by torch
     seconds: int
     rank: int
     exit_code: int
@@ -128,16 +128,18 @@ def raise_first_cause(failures: Iterable[errors.ProcessFailure]) -> NoReturn:
 def _read_cause(failure: errors.ProcessFailure) -> _Cause:
     """Read why a rank failed from its signal or from the error that it recorded."""
     if failure.exitcode < 0:
-        name = signal.Signals(-failure.exitcode).name
-        log_line = text = f"process {failure.pid} was killed by {name}{_HINTS.get(name, '')}"
-        severity = 3 if name == "SIGTERM" else 1
+        signal_name = signal.Signals(-failure.exitcode).name
+        hint = _SIGNAL_HINTS.get(signal_name, "")
+        text = f"process {failure.pid} was killed by {signal_name}{hint}"
+        log_line = text
+        severity = 3 if signal_name == "SIGTERM" else 1
     else:
-        # a text, or the dictionary that torch's `record` wrote
+        # text, or the dictionary that torch's `record` wrote
         message = failure.message
         log_line = message["message"] if isinstance(message, dict) else message
-        name, _, text = log_line.partition(": ")
+        error_name, _, text = log_line.partition(": ")
         severity = 0
-        if name == PeerError.__name__:
+        if error_name == PeerError.__name__:
             log_line = text
             severity = 1 if "no answer" in text else 2
     return _Cause(severity, failure.timestamp, failure.local_rank, failure.exitcode, text, log_line)

@@ -1,6 +1,6 @@
-"""Ends a rank of nmt-train with its launcher.
+"""End a rank of nmt-train when its launcher ends.
 
-This module imports nothing heavy, because a rank uses it before the imports that take seconds.
+A rank uses this module before imports that take seconds, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import threading
 import time
 
 
-@functools.cache  # one thread, however often it is called
-def exit_with(parent: int) -> None:
-    """End this process as soon as process `parent`, its launcher, has ended.
+@functools.cache  # further calls start no second thread
+def end_with_launcher(launcher_pid: int) -> None:
+    """Start a thread that ends this process as soon as its launcher has ended.
 
-    Without it a rank would train on unnoticed after its launcher was killed.
+    Without it, a rank would go on training after its launcher was killed.
     """
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == launcher_pid:
             time.sleep(0.5)
         os._exit(1)
 

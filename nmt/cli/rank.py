@@ -1,6 +1,6 @@
-"""`python -m nmt.cli.rank CONFIG_FILE LAUNCHER` trains as one rank.
+"""Train as one rank: `python -m nmt.cli.rank CONFIG_FILE LAUNCHER_PID`.
 
-The launcher of `nmt-train`, process number LAUNCHER, starts it for each device.
+`nmt-train`, whose process id is LAUNCHER_PID, starts one such process for each device.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import signal
 import sys
 from pathlib import Path
 
-from nmt.cli.parent import exit_with
+from nmt.cli.parent import end_with_launcher
 from nmt.errors import EXIT_INTERRUPTED, LINE_ERRORS
 
 
-def main(config_path: str, launcher: str) -> int:
+def main(config_path: str, launcher_pid: str) -> int:
     """Train with the config in a YAML file; return the exit status."""
-    exit_with(int(launcher))
+    end_with_launcher(int(launcher_pid))
     # a signal during the imports, which take seconds, ends the process without a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from omegaconf import OmegaConf

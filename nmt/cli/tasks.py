@@ -1,6 +1,6 @@
-"""Runs the commands that are little more than a call of one function of another package.
+"""Run the commands that mainly call one function of another package.
 
-Each imports its package when it runs, because preprocessing and scoring need no torch.
+Each function imports its package itself, so that preprocessing, for example, does not load torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def preprocess(config: PreprocessConfig) -> None:
 
 
 def average(config: AverageConfig) -> None:
-    """Average checkpoints; log which they were and the next command."""
+    """Average checkpoints; log their names and the next command."""
     from nmt.average import average
 
     if config.checkpoints:
@@ -70,7 +70,7 @@ def _average_folder(config: AverageConfig) -> str:
 
 
 def _choose_checkpoints(config: AverageConfig) -> list[Path]:
-    """Choose checkpoints of a run, by default the newest, in the number that its config names."""
+    """Choose checkpoints of a run: by default the newest, as many as `average_last` of the run."""
     from nmt.average import best_checkpoints, last_checkpoints
     from nmt.checkpoint import list_checkpoints
     from nmt.runtime.manifest import read_config
@@ -100,14 +100,14 @@ def export(config: ExportConfig) -> None:
     folder = find_model(resolve(config.model_dir))
     output = config.output or _export_folder(config)
     export_model(folder, resolve(output), config)
-    size = sum(path.stat().st_size for path in resolve(output).iterdir()) / 1e6
+    megabytes = sum(path.stat().st_size for path in resolve(output).iterdir()) / 1e6
     log.info(
         "exported %s to %s (%s, %s, %.1f MB)%s",
         folder,
         output,
         config.format.value,
         config.quantization.value,
-        size,
+        megabytes,
         other_models(resolve(config.model_dir), folder),
     )
     if config.format is ExportFormat.ctranslate2:
@@ -122,8 +122,8 @@ def export(config: ExportConfig) -> None:
 
 def _export_folder(config: ExportConfig) -> str:
     """Return the default output folder, next to the model: MODEL_DIR-FORMAT-QUANTIZATION."""
-    kind = f"{config.format.value}-{config.quantization.value}"
-    return os.path.relpath(f"{resolve(config.model_dir)}-{kind}")
+    suffix = f"{config.format.value}-{config.quantization.value}"
+    return os.path.relpath(f"{resolve(config.model_dir)}-{suffix}")
 
 
 def import_model(config: ImportConfig) -> None:

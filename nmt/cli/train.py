@@ -1,4 +1,4 @@
-"""Runs `nmt-train`: in this process, or in one process for each device of this machine."""
+"""Run `nmt-train` in this process, or in one process for each device of this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nmt.cli.commands import command_line
 from nmt.cli.compose import DataPreparation
 from nmt.cli.data_folder import ensure_data
 from nmt.cli.launch import launch
-from nmt.cli.parent import exit_with
+from nmt.cli.parent import end_with_launcher
 from nmt.config import BestMetric, TrainConfig, resolve
 from nmt.export.export_model import describe_exports
 from nmt.runtime.distributed import (
@@ -33,24 +33,25 @@ log = logging.getLogger(__name__)
 def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> float | None:
     """Prepare the data folder if it does not exist, then start or resume the run.
 
-    Return the best validation score, loss or BLEU as `best_metric` says, but None for a dry run
-    and for a rank.
+    Returns the best validation loss or BLEU, as `best_metric` says, for a sweeper of Hydra. Returns
+    None for a dry run and for a rank of torchrun.
     """
     if is_launched():  # by torchrun
-        exit_with(os.getppid())
-        record(_run_launched)(config, config_yaml, preparation)  # writes why a rank failed
+        end_with_launcher(os.getppid())
+        record(_run_launched)(config, config_yaml, preparation)  # writes errors for torchrun
         return None
     ensure_data(config, preparation, may_write=not config.dry_run)
-    count = num_processes(config.devices, config.device)
-    if count > 1:
-        launch(count, config_yaml, timeout_seconds=config.timeout_seconds)
+    num_ranks = num_processes(config.devices, config.device)
+    if num_ranks > 1:
+        launch(num_ranks, config_yaml, timeout_seconds=config.timeout_seconds)
     else:
         run_rank(config, config_yaml)
     if config.dry_run:
         return None
     scores = validation_scores(resolve(config.run_dir), config.best_metric).values()
-    best = max if config.best_metric is BestMetric.bleu else min
-    return best(scores, default=None)
+    if config.best_metric is BestMetric.bleu:
+        return max(scores, default=None)
+    return min(scores, default=None)
 
 
 def _run_launched(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> None:
@@ -73,5 +74,5 @@ def run_rank(config: TrainConfig, config_yaml: str) -> None:
                 print(report, describe_exports(config.model), sep="\n", flush=True)
         else:
             num_updates = train(config, config_yaml, world, device)
-            hint = command_line("average", run_dir=config.run_dir)
-            log.info("done after %d updates; next: %s", num_updates, hint)
+            next_command = command_line("average", run_dir=config.run_dir)
+            log.info("done after %d updates; next: %s", num_updates, next_command)

@@ -1,5 +1,5 @@
-"""YAML files of the user: finds them in folders, checks them, and registers them with Hydra as
-choices of a config group, next to the files in `configs/`.
+"""Find YAML files of the user in folders, check them, and register them with Hydra as choices of a
+config group, in addition to the files in `configs/`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from nmt.errors import ConfigError, nearest
 from nmt.runtime.reading import MAX_BYTES, open_regular
 
 IS_HYDRA_1_3 = hydra.__version__.startswith("1.3")
-_paths: dict[str, Path] = {}  # of registered files, by the name that Hydra knows
+_registered_paths: dict[str, Path] = {}  # by the name that Hydra knows
 
 
 def find_yaml_files(folders: Iterable[Path]) -> dict[tuple[str, str], Path]:
     """Return the YAML files in folders by config group and name.
 
-    `FOLDER/model/x.yaml` is a choice of model=; a file in no group's folder is an experiment. Files
-    in the folder of a group are registered at once, since other files may name them in `defaults`.
+    `FOLDER/model/x.yaml` is a choice of model=; `FOLDER/x.yaml` is an experiment. Files in the
+    folder of a group are registered at once, since other files may name them in `defaults`.
     """
     files = {}
     for folder in folders:
@@ -49,9 +49,9 @@ def find_yaml_files(folders: Iterable[Path]) -> dict[tuple[str, str], Path]:
 def find_choices(
     argument: Argument, files: dict[tuple[str, str], Path], is_sweep: bool
 ) -> Argument:
-    """Return the choice of a config group, or the choices of a sweep, with the names Hydra knows.
+    """Replace the choices of a config group, several in a sweep, by the names that Hydra knows.
 
-    Other arguments stay the same.
+    Returns other arguments unchanged.
     """
     if argument.key not in GROUPS:
         return argument
@@ -61,21 +61,23 @@ def find_choices(
 
 
 def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> str:
-    """Find a file in a folder of the user, a YAML file by its path, or a file in `configs/`."""
+    """Return Hydra's name of a file in a folder of the user, a path, or a file in `configs/`."""
     path = files.get((group, name), Path(name).expanduser())
     if path.is_file():
         return _register(group, path)
     ours = choices(group)
-    if name not in ours and name not in _paths:
+    if name not in ours and name not in _registered_paths:
         theirs = [file_name for file_group, file_name in files if file_group == group]
-        hint = nearest(name, [*ours, *theirs])
-        raise ConfigError(f"{group}={name}: there is no such choice and no such YAML file; {hint}")
+        suggestion = nearest(name, [*ours, *theirs])
+        raise ConfigError(
+            f"{group}={name}: there is no such choice and no such YAML file; {suggestion}"
+        )
     return name
 
 
 def describe_choice(name: str) -> str:
-    """Return what to type for a choice in any folder: the path of a file of the user, or a name."""
-    return os.path.relpath(_paths[name]) if name in _paths else name
+    """Return the path of a file of the user, or the name of another choice."""
+    return os.path.relpath(_registered_paths[name]) if name in _registered_paths else name
 
 
 def _register(group: str, path: Path) -> str:
@@ -89,10 +91,10 @@ def _register(group: str, path: Path) -> str:
         raise ConfigError(f"{path} holds no settings; write lines of key: value")
     check_content(content, path)
     name = path.stem
-    if name in choices(group):  # keep ours: files of the user may build on it
+    if name in choices(group):  # keep the file in configs/: files of the user may build on it
         name = f"{path.parent.name}-{name}"
     store_config(name, content, group=group, package="_global_")
-    _paths[name] = path
+    _registered_paths[name] = path
     return name
 
 
@@ -102,55 +104,58 @@ def check_content(content: dict[Any, Any], path: Path) -> None:
     keys = {setting.name for schema in schemas for setting in dataclasses.fields(schema)}
     for key in content.keys() - {"defaults"}:
         if key not in keys:
-            hint = nearest(str(key), keys, "nmt-train --help lists all")
-            raise ConfigError(f"{path} sets {key}, which no command has; {hint}")
+            suggestion = nearest(str(key), keys, "nmt-train --help lists all")
+            raise ConfigError(f"{path} sets {key}, which no command has; {suggestion}")
     for schema in schemas:
-        hints = typing.get_type_hints(schema)
-        for key in content.keys() & hints.keys():
+        type_hints = typing.get_type_hints(schema)
+        for key in content.keys() & type_hints.keys():
             try:
-                convert(content[key], hints[key], key)
+                convert(content[key], type_hints[key], key)
             except ConfigError as error:
                 raise ConfigError(f"{path}: {error}") from None
 
 
 def store_config(name: str, node: Any, **options: Any) -> None:
-    """Store a config for Hydra; one of the same name is replaced."""
+    """Store a config for Hydra, replacing a config of the same name."""
     if not IS_HYDRA_1_3:  # later versions warn without it
         options["replace"] = True
     ConfigStore.instance().store(name, node, **options)
 
 
-# --- values of YAML and of the command line
+# --- convert values of YAML and of the command line
 
 
-def convert(value: Any, hint: Any, key: str) -> Any:
-    """Convert text and numbers for a setting of type `hint`, and check the keys of groups.
+def convert(value: Any, type_hint: Any, key: str) -> Any:
+    """Convert text and numbers for a setting of type `type_hint`, and check the keys of groups.
 
-    One text means a list of one, and 100k, 1e5 or 1.0 mean a whole number. OmegaConf converts other
-    values to the type of the setting.
+    A list setting accepts a single text, and a whole number may be written as 100k, 1e5 or 1.0.
+    OmegaConf converts other values later.
     """
     if isinstance(value, str):
-        return [value] if is_list(hint) else translate_value(value, hint)
-    if isinstance(value, float):  # YAML reads 1e5 as one
-        is_int = int in (hint, *typing.get_args(hint))
+        return [value] if is_list(type_hint) else translate_value(value, type_hint)
+    if isinstance(value, float):  # YAML reads 1e5 as a float
+        is_int = int in (type_hint, *typing.get_args(type_hint))
         return int(value) if is_int and value.is_integer() else value
     if isinstance(value, dict):
-        return _convert_group(value, hint, key)
-    if value is not None and dataclasses.is_dataclass(hint):
+        return _convert_group(value, type_hint, key)
+    if value is not None and dataclasses.is_dataclass(type_hint):
         raise ConfigError(f"{key}={value}: is a group of settings; give it keys and values")
     return value
 
 
-def _convert_group(content: dict[Any, Any], hint: Any, key: str) -> dict[str, Any]:
+def _convert_group(content: dict[Any, Any], type_hint: Any, key: str) -> dict[str, Any]:
     """Convert the members of a group of settings, or of a mapping with names of the user."""
     members = {str(name): value for name, value in content.items()}  # YAML reads 2023 as a number
-    if typing.get_origin(hint) is dict:
-        hints = dict.fromkeys(members, typing.get_args(hint)[1])
-    elif dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
+    if typing.get_origin(type_hint) is dict:
+        member_hints = dict.fromkeys(members, typing.get_args(type_hint)[1])
+    elif dataclasses.is_dataclass(type_hint):
+        member_hints = typing.get_type_hints(type_hint)
     else:
         raise ConfigError(f"{key}: is not a group of settings; give it a value")
-    for name in members.keys() - hints.keys():
-        hint = nearest(f"{key}.{name}", [f"{key}.{option}" for option in hints])
-        raise ConfigError(f"{key}.{name}: there is no such setting; {hint}")
-    return {name: convert(value, hints[name], f"{key}.{name}") for name, value in members.items()}
+    for name in members.keys() - member_hints.keys():
+        suggestion = nearest(f"{key}.{name}", [f"{key}.{option}" for option in member_hints])
+        raise ConfigError(f"{key}.{name}: there is no such setting; {suggestion}")
+    converted = {}
+    for name, value in members.items():
+        converted[name] = convert(value, member_hints[name], f"{key}.{name}")
+    return converted

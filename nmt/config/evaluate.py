@@ -9,7 +9,7 @@ from nmt.config.options import OutputFormat, option
 from nmt.config.runtime import RuntimeConfig
 from nmt.errors import ConfigError
 
-# settings that only count with another one
+# settings that have no effect without a model, or without a baseline
 _ONLY_WITH_MODEL = ("src", "split", "src_lang", "device")
 _ONLY_WITH_BASELINE = ("method", "num_samples", "seed")
 
@@ -35,7 +35,7 @@ class HeldOutSplit(str, Enum):
 
 
 class Method(str, Enum):
-    """How the significance of a difference is tested."""
+    """The test for the significance of a difference."""
 
     bootstrap = "bootstrap"  # Koehn (2004)
     approximate_randomization = "approximate_randomization"  # Riezler and Maxwell (2005)

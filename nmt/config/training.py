@@ -71,7 +71,7 @@ class Sharding(str, Enum):
 
 
 class Adapter(str, Enum):
-    """Weights that are trained instead of the weights of the model."""
+    """Additional weights that are trained while the weights of the model stay as they are."""
 
     none = "none"
     lora = "lora"  # a low-rank matrix added to each linear layer, Hu et al. (2022)
@@ -150,13 +150,13 @@ class StageConfig(Settings):
     )
 
 
-# A setting that only works when another one is changed from its default, and the rule to print.
-_NEEDS = (
+# (setting, other setting, rule): the setting only works if the other one is set, see `_is_set`
+_REQUIREMENTS = (
     ("freeze", "init_from", "needs init_from=FOLDER, a trained model"),
     ("adapter", "init_from", "needs init_from=FOLDER, a trained model"),
     ("adapter_rank", "adapter", "needs adapter=lora"),
 )
-# Settings that cannot both be changed from their defaults, and the rule to print with the first.
+# (setting, other setting, rule): the two settings cannot both be set
 _CONFLICTS = (
     ("ema_decay", "adapter", "needs adapter=none"),
     ("adapter", "sharding", "does not work with sharding=full"),
@@ -286,7 +286,7 @@ class TrainConfig(RuntimeConfig):
 
     def check(self) -> None:
         self._check_stages()
-        for key, needed, rule in _NEEDS:
+        for key, needed, rule in _REQUIREMENTS:
             self.require(not self._is_set(key) or self._is_set(needed), key, rule)
         for key, conflicting, rule in _CONFLICTS:
             self.require(not (self._is_set(key) and self._is_set(conflicting)), key, rule)
@@ -314,7 +314,7 @@ class TrainConfig(RuntimeConfig):
         self.require(self.keep_last >= self.average_last, "keep_last", rule)
 
     def _check_stages(self) -> None:
-        """Raise a `ConfigError` for weights of corpora or stages that are impossible."""
+        """Raise a `ConfigError` for stages with the same start and for invalid weights."""
         weights = {f"mix.{corpus}": weight for corpus, weight in self.mix.items()}
         starts: set[int] = set()
         for name, stage in self.stages.items():
@@ -331,8 +331,9 @@ class TrainConfig(RuntimeConfig):
             require(0 <= weight <= MAX_NUMBER, key, weight, "must be a number from 0")
 
     def _is_set(self, key: str) -> bool:
-        """Return whether a setting has a value other than its default; False is never set."""
-        default = getattr(type(self), key, [])  # a list has no default in the class
+        """Return whether a setting differs from its default and is not False."""
+        # settings that are lists have no class attribute; their default is empty
+        default = getattr(type(self), key, [])
         return getattr(self, key) not in (default, False)
 
 

@@ -27,7 +27,7 @@ def write_argos(
     folder: Path,
     info: ModelInfo,
     weights: dict[str, Tensor],
-    tokenizer: Tokenizers,
+    tokenizers: Tokenizers,
     config: ExportConfig,
 ) -> None:
     """Write `translate-FROM_TO-1_0.argosmodel` into `folder`.
@@ -36,15 +36,15 @@ def write_argos(
     before its texts: Argos has one SentencePiece model and adds nothing to a text.
     """
     needs_tags = bool(info.directions) and all(any(pair.tags) for pair in info.directions)
-    needs_prefix = needs_tags or tokenizer.src.prefix or tokenizer.tgt.prefix
-    if tokenizer.src.model != tokenizer.tgt.model or needs_prefix:
+    needs_prefix = needs_tags or tokenizers.src.prefix or tokenizers.tgt.prefix
+    if tokenizers.src.model != tokenizers.tgt.model or needs_prefix:
         raise ModelError(
             "a package of Argos has one SentencePiece model for both languages, and this model "
             "has two, or a language or tag before each text; use format=ctranslate2"
         )
     model_folder = folder / "model"
     model_folder.mkdir()
-    write_ctranslate2(model_folder, info, weights, tokenizer, config)
+    write_ctranslate2(model_folder, info, weights, tokenizers, config)
     name = f"translate-{info.src_lang}_{info.tgt_lang}-{_PACKAGE_VERSION.replace('.', '_')}"
     metadata = {
         "package_version": _PACKAGE_VERSION,
@@ -57,7 +57,7 @@ def write_argos(
     }
     with zipfile.ZipFile(folder / f"{name}.argosmodel", "w") as archive:
         _add_file(archive, f"{name}/metadata.json", json.dumps(metadata, indent=2).encode("utf-8"))
-        _add_file(archive, f"{name}/sentencepiece.model", tokenizer.src.model)
+        _add_file(archive, f"{name}/sentencepiece.model", tokenizers.src.model)
         for path in sorted(model_folder.iterdir()):
             _add_file(archive, f"{name}/model/{path.name}", path.read_bytes())
     shutil.rmtree(model_folder)

@@ -34,7 +34,7 @@ def write_ctranslate2(
     folder: Path,
     info: ModelInfo,
     tensors: dict[str, Tensor],
-    tokenizer: Tokenizers,
+    tokenizers: Tokenizers,
     config: ExportConfig,
 ) -> None:
     """Write `model.bin`, `config.json` and `shared_vocabulary.json` into `folder`; for separate
@@ -59,9 +59,9 @@ def write_ctranslate2(
     spec.decoder.projection.weight = weights[output]  # (V, D)
     if model.output_bias:
         spec.decoder.projection.bias = weights["output_bias"]  # (V,)
-    tgt = tokenizer.tgt
+    tgt = tokenizers.tgt
     pieces = tgt.all_pieces()
-    spec.register_source_vocabulary(tokenizer.src.all_pieces())
+    spec.register_source_vocabulary(tokenizers.src.all_pieces())
     spec.register_target_vocabulary(pieces)
     spec.config.unk_token = pieces[tgt.unk_id]  # control symbols have one name on both sides
     spec.config.bos_token = pieces[tgt.bos_id]

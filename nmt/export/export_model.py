@@ -102,11 +102,11 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
             f"format={config.format.value} does not support {' and '.join(unsupported)}"
             + (f"; use {alternatives}" if alternatives else "")
         )
-    tokenizer = load_tokenizer(folder, info)
+    tokenizers = load_tokenizer(folder, info)
     model = build_model(info, load_weights(folder), torch.device("cpu"))  # checks names and shapes
     with replace_folder(output, marker=EXPORTED) as temporary:
-        _WRITERS[config.format](temporary, info, dict(model.state_dict()), tokenizer, config)
-        save_tokenizers(temporary, tokenizer)
+        _WRITERS[config.format](temporary, info, dict(model.state_dict()), tokenizers, config)
+        save_tokenizers(temporary, tokenizers)
         content = {
             "format_version": FORMAT_VERSION,
             "export": {
@@ -117,7 +117,7 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
             **info.content(),
         }
         write_json(temporary / EXPORTED, content)
-        text = render_readme(info, tokenizer, config)
+        text = render_readme(info, tokenizers, config)
         (temporary / "README.md").write_text(text, encoding="utf-8", newline="\n")
 
 
@@ -155,7 +155,7 @@ def _format_value(value: Any) -> str:
     return json.dumps(value).strip('"')
 
 
-def render_readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
+def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig) -> str:
     """Return the README.md of an exported folder, from `readme.md.j2`."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -166,9 +166,10 @@ def render_readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) 
     )
     environment.filters["literal"] = json.dumps  # as a literal of Python
     tokenizer_files = {"source": SOURCE, "target": TARGET}
-    if isinstance(tokenizer, Tokenizer):
+    if isinstance(tokenizers, Tokenizer):
         tokenizer_files = {"tokenizer": JOINT}
-    src, tgt = tokenizer.src, tokenizer.tgt
+    src = tokenizers.src
+    tgt = tokenizers.tgt
     return environment.get_template("readme.md.j2").render(
         info=info,
         config=config,

@@ -37,24 +37,24 @@ ACTIVATIONS = {Activation.relu: "relu", Activation.gelu: "gelu", Activation.silu
 
 
 def write_huggingface(
-    folder: Path, info: ModelInfo, weights: Weights, tokenizer: Tokenizers, config: ExportConfig
+    folder: Path, info: ModelInfo, weights: Weights, tokenizers: Tokenizers, config: ExportConfig
 ) -> None:
     """Write the files that `AutoModelForSeq2SeqLM` and `AutoTokenizer` read into `folder`.
 
     Raises `ModelError` for separate vocabularies of a pre-norm model, and for separate vocabularies
     with different ids of control symbols.
     """
-    model_type = choose_model_type(info, tokenizer)
+    model_type = choose_model_type(info, tokenizers)
     if model_type != MARIAN and info.src_vocab_size is not None:
         raise ModelError(
             "the model has model.norm=pre and a vocabulary for each language, and transformers has "
             "no such class; use format=ctranslate2"
         )
-    tgt = tokenizer.tgt
-    if tokenizer.src.control_ids != tgt.control_ids:
+    tgt = tokenizers.tgt
+    if tokenizers.src.control_ids != tgt.control_ids:
         raise ModelError(
             "transformers needs the same ids of control symbols in both vocabularies, and this "
-            f"model has {tokenizer.src.control_ids} and {tgt.control_ids}; use format=ctranslate2"
+            f"model has {tokenizers.src.control_ids} and {tgt.control_ids}; use format=ctranslate2"
         )
     dtype = getattr(torch, config.quantization.value)
     tensors = rename_weights(model_type, info, weights, config.max_positions)
@@ -77,17 +77,17 @@ def write_huggingface(
     if tgt.prefix:
         generation["forced_bos_token_id"] = tgt.prefix[0]
     write_json(folder / "generation_config.json", generation)
-    _write_tokenizer(folder, info, tokenizer, config.max_positions)
+    _write_tokenizer(folder, info, tokenizers, config.max_positions)
 
 
-def choose_model_type(info: ModelInfo, tokenizer: Tokenizers) -> str:
+def choose_model_type(info: ModelInfo, tokenizers: Tokenizers) -> str:
     """Return the `model_type` of transformers for this architecture."""
     config = info.model
     if config.norm is Norm.post:
         return MARIAN
     is_m2m100 = (
         config.positions is Positions.sinusoidal_concat
-        and config.position_offset == tokenizer.tgt.pad_id + 1
+        and config.position_offset == tokenizers.tgt.pad_id + 1
         and not config.output_bias
     )
     return M2M100 if is_m2m100 else PEGASUS
@@ -215,16 +215,16 @@ def _architecture(
 
 
 def _write_tokenizer(
-    folder: Path, info: ModelInfo, tokenizer: Tokenizers, max_positions: int
+    folder: Path, info: ModelInfo, tokenizers: Tokenizers, max_positions: int
 ) -> None:
     """Write the files of `MarianTokenizer`."""
-    (folder / "source.spm").write_bytes(tokenizer.src.model)
-    (folder / "target.spm").write_bytes(tokenizer.tgt.model)
+    (folder / "source.spm").write_bytes(tokenizers.src.model)
+    (folder / "target.spm").write_bytes(tokenizers.tgt.model)
     has_separate_vocabularies = info.src_vocab_size is not None
-    _write_vocabulary(folder / "vocab.json", tokenizer.src)
+    _write_vocabulary(folder / "vocab.json", tokenizers.src)
     if has_separate_vocabularies:
-        _write_vocabulary(folder / "target_vocab.json", tokenizer.tgt)
-    pad, unk, bos, eos = tokenizer.tgt.pieces(tokenizer.tgt.control_ids)
+        _write_vocabulary(folder / "target_vocab.json", tokenizers.tgt)
+    pad, unk, bos, eos = tokenizers.tgt.pieces(tokenizers.tgt.control_ids)
     settings = {
         "tokenizer_class": "MarianTokenizer",
         "source_lang": info.src_lang,

@@ -1,6 +1,6 @@
-"""Import a model of another toolkit: find its toolkit, read it, and write a model folder.
+"""Import a model of another toolkit: recognize the toolkit, read the model, write a model folder.
 
-Everything is read and checked before anything is written, and the folder appears in one step.
+The model is read and checked before the folder is written, in one step.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _READERS = {
     ImportFormat.opennmt: opennmt.read,
     ImportFormat.fairseq: fairseq.read,
 }
-# errors of readers when a file holds values of other types than every toolkit writes
-_UNEXPECTED = (
+# errors of a reader for a file whose values have types that no toolkit writes
+_READER_ERRORS = (
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -60,7 +60,7 @@ def import_model(config: ImportConfig) -> Path:
             src_vocab_size=imported.tokenizers.src_vocab_size,
         )
         build_model(info, imported.weights, torch.device("cpu"))  # checks names and shapes
-    except _UNEXPECTED as error:
+    except _READER_ERRORS as error:
         log.debug("%s", path, exc_info=True)
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
         raise ModelError(

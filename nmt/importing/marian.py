@@ -38,13 +38,13 @@ from nmt.runtime.reading import check_regular
 
 _SETTINGS = "special:model.yml"  # an array with the bytes of the settings
 _ACTIVATIONS = {"relu": Activation.relu, "swish": Activation.silu}
-_NORMS = {  # by the operations before a sub-layer, after it, and after the stack
+_NORMS = {  # by Marian's operations before a sub-layer, after it, and after the stack
     ("", "dan", ""): Norm.post,
     ("n", "da", "n"): Norm.pre,
 }
 _MAX_COMPRESSION = 20  # a file that unpacks to more than 20 times its size is refused
 _PAD = "<pad>"
-_NEVER = -1e4  # bias of padding: far below every logit, and within float16
+_PADDING_BIAS = -1e4  # bias of padding: far below every logit, and within float16
 _SPM = (("source.spm", "target.spm"), ("vocab.spm", "vocab.spm"))
 _RULES: list[Rule] = [  # from the names of Marian to fairseq's
     (r"^Wemb$", "shared.weight"),
@@ -117,8 +117,8 @@ def _find_weights(path: Path, names: list[str]) -> Path:
         files = [file for file in files if not file.name.endswith(state)]
     if len(files) != 1:
         listed = ", ".join(file.name for file in files) or "none"
-        hint = "; its binary format (.bin) is not imported" if any(path.glob("*.bin")) else ""
-        raise ModelError(f"{path} holds not one .npz file of Marian ({listed}){hint}")
+        note = "; its binary format (.bin) is not imported" if any(path.glob("*.bin")) else ""
+        raise ModelError(f"{path} holds not one .npz file of Marian ({listed}){note}")
     if files[0].suffix != ".npz":
         raise ModelError(f"{files[0]}: the binary format of Marian is not imported, only .npz")
     return files[0]
@@ -175,7 +175,7 @@ def _add_padding(tensors: Tensors, sizes: EmbeddingSizes) -> EmbeddingSizes:
     bias = torch.zeros(sizes.vocab_size)
     if "output.bias" in tensors:
         bias = tensors.take("output.bias", sizes.vocab_size)
-    tensors.add("output.bias", F.pad(bias, (0, 1), value=_NEVER))
+    tensors.add("output.bias", F.pad(bias, (0, 1), value=_PADDING_BIAS))
     return EmbeddingSizes(
         vocab_size=sizes.vocab_size + 1,
         src_vocab_size=None if sizes.src_vocab_size is None else sizes.src_vocab_size + 1,
@@ -236,9 +236,9 @@ def _architecture(settings: Settings, *, is_tied: bool) -> ModelConfig:
     settings.demand(**expected)
     settings.choose("transformer-postprocess-emb", {"": None, "d": None}, "d")
     names = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
-    order = tuple(settings.get(name, "") for name in names)
-    if order not in _NORMS:
-        raise settings.make_error(", ".join(names), order, " or ".join(map(str, _NORMS)))
+    operations = tuple(settings.get(name, "") for name in names)
+    if operations not in _NORMS:
+        raise settings.make_error(", ".join(names), operations, " or ".join(map(str, _NORMS)))
     d_ff = settings.number("transformer-dim-ffn")
     for name, size in (("dim-ffn", d_ff), ("ffn-depth", 2)):
         value = settings.get(f"transformer-decoder-{name}", 0)
@@ -254,7 +254,7 @@ def _architecture(settings: Settings, *, is_tied: bool) -> ModelConfig:
         dropout=settings.dropout("transformer-dropout"),
         attention_dropout=settings.dropout("transformer-dropout-attention"),
         activation_dropout=settings.dropout("transformer-dropout-ffn"),
-        norm=_NORMS[order],
+        norm=_NORMS[operations],
         positions=Positions.sinusoidal_halves,
         activation=settings.choose("transformer-ffn-activation", _ACTIVATIONS),
         tied_output=is_tied,

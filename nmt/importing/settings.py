@@ -16,8 +16,8 @@ from nmt.errors import ConfigError, DamagedError, ModelError
 from nmt.runtime import metadata
 from nmt.runtime.reading import read_regular
 
-T = TypeVar("T")
-_LARGEST = 1 << 20  # a width or depth above is a damaged file
+Choice = TypeVar("Choice")
+_LARGEST = 1 << 20  # a file with a larger width or depth is damaged
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Settings:
             raise self.make_error(name, value, "a share from 0 to below 1")
         return float(value)
 
-    def choose(self, name: str, choices: Mapping[Any, T], default: Any = None) -> T:
+    def choose(self, name: str, choices: Mapping[Any, Choice], default: Any = None) -> Choice:
         """Return the choice for the value of a setting."""
         value = self.get(name, default)
         if not isinstance(value, (str, bool)) or value not in choices:
@@ -99,17 +99,25 @@ class Settings:
                 raise self.make_error(name, self.get(name), repr(value))
 
     def search_config(self, *, beam_size: str, exponent: str, default: float) -> SearchConfig:
-        """Return the defaults of search; the toolkits rank by log P / length^exponent."""
+        """Convert the defaults of search; other toolkits rank by log P / length^exponent.
+
+        `beam_size` and `exponent` are names of settings, `default` is the default exponent.
+        """
         power = self.get(exponent, default)
         if isinstance(power, bool) or not isinstance(power, (int, float)) or abs(power) > 5:
             raise self.make_error(exponent, power, "a number from -5 to 5")
-        is_wu = float(power) not in (0.0, 1.0)
-        plain = Normalization.average if power else Normalization.none
+        length_penalty = 0.6
+        if power == 0:
+            normalization = Normalization.none
+        elif power == 1:
+            normalization = Normalization.average
+        else:
+            normalization = Normalization.wu
+            length_penalty = round(power / 0.7, 3)  # the inverse of `SearchConfig.length_exponent`
         return SearchConfig(
             beam_size=max(1, self.number(beam_size, 1)),
-            normalization=Normalization.wu if is_wu else plain,
-            # the inverse of `SearchConfig.length_exponent`
-            length_penalty=round(power / 0.7, 3) if is_wu else 0.6,
+            normalization=normalization,
+            length_penalty=length_penalty,
             word_reward=0.0 - float(self.get("word-penalty", 0)),  # of Marian
         )
 

@@ -236,7 +236,7 @@ def _take_norm(tensors: Tensors, ours: str, theirs: str, size: int) -> Weights:
 
 
 def merge_embeddings(tensors: Tensors, *, is_tied: bool) -> EmbeddingSizes:
-    """Leave one tensor of each embedding and of the output layer; files may hold copies.
+    """Remove copies of embeddings and of the output layer, and return the sizes of the embeddings.
 
     Raises `ModelError` if the config says that the output layer is tied, with `is_tied`, and the
     file has another one.
@@ -285,13 +285,13 @@ def load_pickle(path: Path) -> dict[str, Any]:
         if is_zip and any(member.compress_type for member in zipfile.ZipFile(path).infolist()):
             raise ValueError("compressed, which torch would take for numbers")
         with safe_globals([argparse.Namespace]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about files that are refused
+            warnings.simplefilter("ignore")  # torch warns of files that are refused below
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
-        match = re.search(r"GLOBAL ([\w.]+)|class ([\w.]+)", str(error))
-        refused = match[1] or match[2] if match else "an object that is no tensor"
+        match = re.search(r"(?:GLOBAL|class) (?P<name>[\w.]+)", str(error))
+        class_name = match["name"] if match else "an object that is no tensor"
         raise ModelError(
-            f"{path} wants to load {refused}, and nmt runs no code of files; save the weights "
+            f"{path} wants to load {class_name}, and nmt runs no code of files; save the weights "
             "only, for example as safetensors"
         ) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:

@@ -43,9 +43,9 @@ def open_workers(
     """
     if scheduler is not None:
         return DaskWorkers(scheduler, function_factory, folder)
-    return (
-        Processes(num_workers, function_factory) if num_workers > 1 else Workers(function_factory)
-    )
+    if num_workers > 1:
+        return Processes(num_workers, function_factory)
+    return Workers(function_factory)
 
 
 class DaskWorkers(Workers[Item, Result]):
