@@ -44,12 +44,12 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DeviceError
 from nmt.runtime.distributed import (
     World,
+    choose_num_processes,
     find_dtype,
     find_world,
     from_main,
     gather,
     is_launched,
-    num_processes,
     process_group,
     sum_over_ranks,
 )
@@ -375,9 +375,9 @@ def test_the_device_of_a_rank_is_the_current_one_alone_too(monkeypatch: pytest.M
 
 def test_several_processes_on_one_numbered_gpu_are_refused() -> None:
     with pytest.raises(ConfigError, match="devices=2: device=cuda:0 is a single device; use"):
-        num_processes(2, "cuda:0")
-    assert num_processes(1, "cuda:0") == 1
-    assert num_processes(2, "cpu") == 2
+        choose_num_processes(2, "cuda:0")
+    assert choose_num_processes(1, "cuda:0") == 1
+    assert choose_num_processes(2, "cpu") == 2
 
 
 def test_a_cpu_has_every_format_and_float32_by_default() -> None:

@@ -13,7 +13,7 @@ import torch
 from nmt.errors import NmtError
 from nmt.runtime import files
 from nmt.runtime.files import (
-    remove_leftovers,
+    remove_all_temporary,
     replace_file,
     replace_folder,
     replace_link,
@@ -163,5 +163,5 @@ def test_leftovers_are_removed_and_renamed_folders_restored(tmp_path: Path) -> N
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(text)
     (tmp_path / ".d.host.7.tmp").write_text("half")
-    remove_leftovers(tmp_path)
+    remove_all_temporary(tmp_path)
     assert tree(tmp_path) == {"a": "", "a/file": "a", "b": "", "b/file": "b"}

@@ -17,10 +17,10 @@ from nmt.cli.parent import end_with_launcher
 from nmt.config import BestMetric, TrainConfig, resolve
 from nmt.export.export_model import describe_exports
 from nmt.runtime.distributed import (
+    choose_num_processes,
     find_device,
     find_world,
     is_launched,
-    num_processes,
     process_group,
 )
 from nmt.training.dry_run import dry_run
@@ -41,7 +41,7 @@ def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> 
         record(_run_launched)(config, config_yaml, preparation)  # writes errors for torchrun
         return None
     ensure_data(config, preparation, may_write=not config.dry_run)
-    num_ranks = num_processes(config.devices, config.device)
+    num_ranks = choose_num_processes(config.devices, config.device)
     if num_ranks > 1:
         launch(num_ranks, config_yaml, timeout_seconds=config.timeout_seconds)
     else:

@@ -27,7 +27,7 @@ from nmt.data.languages import SEPARATOR
 from nmt.data.text import count_lines, is_stream, read_input
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.cluster import open_workers
-from nmt.runtime.distributed import num_processes, set_num_threads
+from nmt.runtime.distributed import choose_num_processes, set_num_threads
 from nmt.runtime.pool import worker_number
 from nmt.runtime.progress import Progress
 from nmt.translate.job import PartialFile, describe_job
@@ -97,7 +97,7 @@ class TranslationJob:
     def __init__(self, config: TranslateConfig) -> None:
         self.config = config
         set_num_threads(config.num_threads)
-        self._num_workers = num_processes(config.devices, config.device)
+        self._num_workers = choose_num_processes(config.devices, config.device)
         self.is_alone = config.scheduler is None and self._num_workers == 1
         # Workers load the model on their devices; here it only provides the default settings
         translator = load_translator(config, config.device if self.is_alone else "cpu")

@@ -30,7 +30,7 @@ from nmt.preprocess.report import build_report, report_page
 from nmt.preprocess.sources import find_sources, has_split
 from nmt.preprocess.statistics import Statistics
 from nmt.preprocess.workspace import Job, Workspace, open_workspace, read_records, run_stage
-from nmt.runtime.files import remove_leftovers, write_json
+from nmt.runtime.files import remove_all_temporary, write_json
 
 log = logging.getLogger(__name__)
 _HELD_OUT_SPLITS = ("valid", "test")
@@ -89,7 +89,7 @@ def _finish_folder(
     Writes held-out splits, report, tokenizers and index. Reads no training text.
     """
     folder = job.work.data
-    remove_leftovers(folder)  # of lost workers
+    remove_all_temporary(folder)  # of lost workers
     corpora, index = _merge_records(job, spans)
     _check_kept(corpora)
     results = {"train": corpora}

@@ -16,7 +16,7 @@ _OPENMP_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_")  # variables that set the n
 
 
 def choose_threads(max_threads: int) -> int:
-    """Return the number of idle cores, at least 1 and at most `max_threads`.
+    """Return the number of threads to use: one per idle core, at least 1, at most `max_threads`.
 
     Measures for a fifth of a second. Returns `max_threads` on systems other than Linux, and if a
     variable of OpenMP or MKL is set.
@@ -36,10 +36,10 @@ def choose_threads(max_threads: int) -> int:
 
 def idle_core_seconds() -> float:
     """Return the idle time since boot, added up over the cores that this process may use."""
-    cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    core_names = {f"cpu{index}" for index in os.sched_getaffinity(0)}
     ticks = 0
     for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
         fields = line.split()
-        if fields[0] in cores:
+        if fields[0] in core_names:
             ticks += int(fields[4]) + int(fields[5])  # idle, and idle during I/O
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,6 @@
-"""Ranks of distributed training and their communication; device, dtype and threads of a process."""
+"""The ranks of distributed training and their communication, and the device, dtype and threads of
+a process.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,11 @@ def is_launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def num_processes(devices: int, device: str) -> int:
-    """Return the number of processes on this machine: `devices`, or one per GPU if that is 0."""
+def choose_num_processes(devices: int, device: str) -> int:
+    """Return the number of processes on this machine: `devices`, or one per GPU if that is 0.
+
+    Raises `ConfigError` if `device` is a single one, and `DeviceError` for too few GPUs.
+    """
     device_type, _, index = device.partition(":")
     if index and devices > 1:
         raise ConfigError(
@@ -89,7 +94,7 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
     Raises `PeerError` if another rank is lost or does not answer within `timeout_seconds`.
     """
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # torch's timers synchronize the current device
+        torch.cuda.set_device(device)  # timers of torch measure the current device
     if world.size == 1:
         yield
         return
@@ -97,13 +102,13 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
         yield
-    except StoppedError:  # raised by all ranks
+    except StoppedError:  # all ranks raise it, so none waits for another
         dist.destroy_process_group()
         raise
     except RuntimeError as error:
-        # gloo raises plain RuntimeErrors
         has_timed_out = re.search(r"[Tt]imed out|[Tt]imeout", str(error)) is not None
-        if not (isinstance(error, dist.DistError) or "gloo" in str(error) or has_timed_out):
+        is_from_gloo = "gloo" in str(error)  # gloo raises plain RuntimeErrors
+        if not (isinstance(error, dist.DistError) or is_from_gloo or has_timed_out):
             raise
         problem = "the connection to another rank is lost"
         if has_timed_out:
@@ -116,7 +121,7 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
 
 
 def sum_over_ranks(values: Tensor) -> list[float]:
-    """Add up the vector `values` over all ranks. Synchronizes with the GPU, once per update."""
+    """Add up the vector `values`, in place, over all ranks. Synchronizes with the GPU."""
     if dist.is_initialized():
         dist.all_reduce(values)
     return values.tolist()
@@ -141,35 +146,35 @@ def from_main(value: T) -> T:
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device for the setting `device`; GPU number `local_rank` unless it has a number.
+    """Return the device for the setting `device`. If that names no GPU, use GPU `local_rank`.
 
     Raises `ConfigError` for unknown devices, and `DeviceError` if this machine lacks the device.
     """
-    counts = {
+    device_counts = {
         "cuda": torch.cuda.device_count(),
         "mps": int(torch.backends.mps.is_available()),
         "cpu": 1,
     }
     if name == "auto":
-        name = next(device_type for device_type, count in counts.items() if count)
+        name = next(device_type for device_type, count in device_counts.items() if count)
     device_type, _, index = name.partition(":")
-    if device_type not in counts or (index and not index.isdigit()):
+    if device_type not in device_counts or (index and not index.isdigit()):
         raise ConfigError(f"device={name}: must be one of auto, cpu, cuda, cuda:1, mps")
     number = int(index or 0)
     if device_type == "cuda" and not index:
         number = local_rank
-    if number >= counts[device_type]:
+    if number >= device_counts[device_type]:
         raise DeviceError(
-            f"device={name}: this machine has {counts[device_type]} {device_type} devices; use "
-            "device=cpu or device=auto"
+            f"device={name}: this machine has {device_counts[device_type]} {device_type} devices; "
+            "use device=cpu or device=auto"
         )
     return torch.device("cuda", number) if device_type == "cuda" else torch.device(device_type)
 
 
 def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
-    """Return the number format of matrix multiplications on `device` for the setting `dtype`.
+    """Return the dtype of matrix multiplications on `device` for the setting `dtype`.
 
-    Raises `DeviceError` if the device does not have it.
+    Raises `DeviceError` if the device does not support it.
     """
     has_bfloat16 = device.type == "cpu"
     if device.type == "cuda":
@@ -179,8 +184,10 @@ def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if use_bfloat16 else torch.float32
     if choice is DType.float32:
         return torch.float32
-    has_float16 = device.type in ("cpu", "cuda")
-    if not (has_bfloat16 if choice is DType.bfloat16 else has_float16):
+    is_supported = device.type in ("cpu", "cuda")
+    if choice is DType.bfloat16:
+        is_supported = has_bfloat16
+    if not is_supported:
         raise DeviceError(
             f"dtype={choice.value}: {device.type} here has no {choice.value}; use dtype=float32"
         )
@@ -217,7 +224,7 @@ def keep_freed_memory() -> None:
     """Keep up to 512 MiB of freed memory in this process, for the next step of a search (glibc)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        trim_threshold = -1  # parameters of malloc.h
-        mmap_threshold = -3
-        mallopt(mmap_threshold, 32 << 20)  # the largest value that glibc accepts
-        mallopt(trim_threshold, 512 << 20)
+        m_trim_threshold = -1  # the parameters of malloc.h
+        m_mmap_threshold = -3
+        mallopt(m_mmap_threshold, 32 << 20)  # the largest value that glibc accepts
+        mallopt(m_trim_threshold, 512 << 20)

@@ -25,6 +25,7 @@ from nmt.runtime.manifest import write_manifest
 from nmt.runtime.metadata import read_json
 
 _HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40] or "host"
+# constants of Linux
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -36,13 +37,15 @@ def write_json(path: Path, content: Any) -> None:
 
 
 @contextlib.contextmanager
-def disk_errors(name: object, remedy: str) -> Iterator[None]:
-    """Turn an `OSError` during the block into an `NmtError` that `name` cannot be written."""
+def disk_errors(name: object, advice: str) -> Iterator[None]:
+    """Turn an `OSError` during the block into an `NmtError` that file or folder `name` cannot be
+    written, followed by `advice`.
+    """
     try:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise NmtError(f"{name} cannot be written: {reason}; {remedy}") from None
+        raise NmtError(f"{name} cannot be written: {reason}; {advice}") from None
 
 
 @contextlib.contextmanager
@@ -50,9 +53,10 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
     """Yield an empty folder. It gets a manifest and replaces `folder` unless the block raises.
 
     `marker` names a JSON file with the key `format_version`, which every folder of this kind
-    contains. Raises `NmtError` if `folder` exists and has no such file.
+    contains. Raises the errors of `check_replaceable`, and `NmtError` if the disk cannot be
+    written.
     """
-    folder = folder.resolve()  # a link is kept; the folder that it points to is replaced
+    folder = folder.resolve()  # replace the folder that a link points to, not the link
     check_replaceable(folder, marker)
     remove_abandoned(folder)
     temporary = _temporary_name(folder)
@@ -80,8 +84,8 @@ def removing_empty_parents(path: Path) -> Iterator[None]:
 def put_in_place(new: Path, folder: Path) -> None:
     """Write the manifest of `new`, sync it and rename it to `folder`; remove the old `folder`.
 
-    After a kill, `folder` is the old or the new one. The other one has a temporary name, which the
-    next command removes.
+    After a kill, `folder` is the old or the new one. The other one has a temporary name, and the
+    next command removes it.
     """
     write_manifest(new)
     share_and_sync(new)
@@ -100,18 +104,20 @@ def put_in_place(new: Path, folder: Path) -> None:
 def _exchange(new: Path, folder: Path) -> None:
     """Exchange the names of two folders: in one step on Linux, elsewhere with three renames."""
     libc: Any = None if sys.platform == "win32" else ctypes.CDLL(None, use_errno=True)
-    error = errno.ENOSYS
+    error_code = errno.ENOSYS
     if hasattr(libc, "renameat2"):
-        names = (os.fsencode(new), os.fsencode(folder))
-        status = libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE)
-        error = ctypes.get_errno() if status else 0
-    if error in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):  # by the system or the file system
+        status = libc.renameat2(
+            _AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(folder), _RENAME_EXCHANGE
+        )
+        error_code = ctypes.get_errno() if status else 0
+    # codes of systems and file systems that cannot exchange names
+    if error_code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
         old = _temporary_name(folder, "old")
         os.rename(folder, old)
         os.rename(new, folder)
         os.rename(old, new)
-    elif error:
-        raise OSError(error, os.strerror(error), str(folder))
+    elif error_code:
+        raise OSError(error_code, os.strerror(error_code), str(folder))
 
 
 @contextlib.contextmanager
@@ -143,13 +149,13 @@ def replace_link(link: Path, target: str) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder. After a kill it is unchanged, or has a temporary name."""
+    """Remove a folder. After a kill, the folder is unchanged or has a temporary name."""
     temporary = _temporary_name(folder)
     os.rename(folder, temporary)
     shutil.rmtree(temporary)
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_all_temporary(folder: Path) -> None:
     """Remove the temporary files in `folder`; no other process may be writing there."""
     for leftover in (*folder.glob(".*.old"), *folder.glob(".*.tmp")):
         _remove_or_restore(leftover)
@@ -167,7 +173,8 @@ def remove_abandoned(path: Path) -> None:
 
 def _remove_or_restore(leftover: Path) -> None:
     """Rename an old version back if it was not replaced yet; remove any other leftover."""
-    original = leftover.with_name(leftover.name.rsplit(".", maxsplit=3)[0].removeprefix("."))
+    original_name, _host, _pid, _suffix = leftover.name.removeprefix(".").rsplit(".", maxsplit=3)
+    original = leftover.with_name(original_name)
     if leftover.suffix == ".old" and not original.exists():
         os.rename(leftover, original)
     elif leftover.is_dir() and not leftover.is_symlink():
@@ -180,10 +187,10 @@ def _is_running(pid: int) -> bool:
     """Return whether another process with this id runs on this machine."""
     if pid == os.getpid():  # in a container, the killed process may have had the same id
         return False
-    if sys.platform == "win32":  # signal 0 would end the process
+    if sys.platform == "win32":  # where os.kill would end the process
         return True
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # only checks that the process exists
     except ProcessLookupError:
         return False
     except PermissionError:  # the process of another user
@@ -192,7 +199,10 @@ def _is_running(pid: int) -> bool:
 
 
 def check_replaceable(folder: Path, marker: str) -> None:
-    """Raise `NmtError` if `folder` is not of nmt, is a mount point, or is the current folder."""
+    """Raise `NmtError` if `folder` is foreign, is a mount point, or is the current folder.
+
+    A foreign folder has files, but not the `marker` that `replace_folder` describes.
+    """
     if folder.is_file() or _is_foreign(folder, marker):
         raise NmtError(f"{folder} exists and holds no {marker} of nmt; choose another folder")
     if os.path.ismount(folder):
@@ -220,7 +230,7 @@ def share_and_sync(folder: Path) -> None:
 
     safetensors creates files that only their owner may read.
     """
-    mode = folder.stat().st_mode & 0o666
+    mode = folder.stat().st_mode & 0o666  # without the permission to execute
     for path in (*folder.rglob("*"), folder):
         if path.is_file():
             path.chmod(mode)
@@ -228,7 +238,7 @@ def share_and_sync(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Write a file, or the names in a folder, to disk."""
+    """Make the system write a file, or the list of files of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

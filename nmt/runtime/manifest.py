@@ -49,10 +49,10 @@ def set_verify(verify_files: bool) -> None:
 
 
 def verify(folder: Path, *names: str) -> None:
-    """Compare files of `folder` with its manifest: those with these names, or all in the manifest.
+    """Compare the files `names` of `folder` with its manifest; without names, all files in it.
 
-    Raises `DamagedError` for the first file that differs. Files that no manifest lists are not
-    checked.
+    Raises `DamagedError` for the first file that differs, and without names for a missing file.
+    Files that the manifest does not list are not checked.
     """
     if not _is_verifying:
         return
@@ -70,7 +70,7 @@ def verify(folder: Path, *names: str) -> None:
 
 
 def note_unverified(folder: Path) -> None:
-    """Log it if a folder has no manifest."""
+    """Log that damage would not be detected if a folder has no manifest."""
     if not (folder / MANIFEST).exists():
         log.info("%s has no %s, so damaged files would not be detected", folder, MANIFEST)
 
@@ -85,7 +85,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 
 def _read_entries(folder: Path) -> dict[str, Any]:
-    """Return the size and checksum of each file in the manifest; nothing without a manifest."""
+    """Return the size and checksum of each file in the manifest; {} without a manifest."""
     path = folder / MANIFEST
     try:
         content = read_json(path)
@@ -113,7 +113,7 @@ def _checksum(path: Path) -> str:
 
 
 def _render(entries: dict[str, Any]) -> bytes:
-    """Return the content of a manifest, which includes a checksum of itself."""
+    """Return the content of a manifest, which includes a checksum of its entries."""
     checksum = xxhash.xxh3_128_hexdigest(json.dumps(entries, sort_keys=True).encode())
     content = {"format_version": FORMAT_VERSION, "files": entries, "xxh3": checksum}
     return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()

@@ -1,6 +1,6 @@
 """Read JSON and YAML files that may be damaged or hostile, and convert JSON to dataclasses.
 
-Sizes, keys, types and bounds are checked before any memory is allocated from the values.
+The values are checked before any caller allocates memory for a size that they name.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _LoaderWithoutAliases(yaml.SafeLoader):  # type: ignore[misc]
-    """Refuses aliases (`*name`): nested ones stand for more values than fit into memory."""
+    """Refuses aliases (`*name`), since nested ones can expand to more values than memory holds."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -104,56 +104,62 @@ class _MismatchError(Exception):
     """A value does not have the type of its field."""
 
 
-def _convert(hint: Any, value: Any, key: str) -> Any:
-    """Return `value` as an instance of the type `hint`."""
-    if hint is Any:
+def _convert(type_hint: Any, value: Any, key: str) -> Any:
+    """Return parsed JSON as an instance of a type; `key` is its place in errors."""
+    if type_hint is Any:
         return value
-    origin = typing.get_origin(hint)
-    arguments = typing.get_args(hint)
+    origin = typing.get_origin(type_hint)
+    arguments = typing.get_args(type_hint)
     if origin in (typing.Union, types.UnionType):  # of a type and None
+        if value is None:
+            return None
         value_type = next(argument for argument in arguments if argument is not types.NoneType)
-        return None if value is None else _convert(value_type, value, key)
-    if dataclasses.is_dataclass(hint):
-        return _convert_fields(hint, value, key)
+        return _convert(value_type, value, key)
+    if dataclasses.is_dataclass(type_hint):
+        return _convert_fields(type_hint, value, key)
     if origin is list:
         _require(isinstance(value, list), key, "a list", value)
         return [_convert(arguments[0], item, f"{key}[{i}]") for i, item in enumerate(value)]
     if origin is dict:
         _require(isinstance(value, dict), key, "an object", value)
-        return {name: _convert(arguments[1], v, f"{key}.{name}") for name, v in value.items()}
-    if issubclass(hint, Enum):
-        choices = {choice.value: choice for choice in hint}
+        return {k: _convert(arguments[1], v, f"{key}.{k}") for k, v in value.items()}
+    if issubclass(type_hint, Enum):
+        choices = {choice.value: choice for choice in type_hint}
         is_choice = isinstance(value, str) and value in choices
         _require(is_choice, key, f"one of {list(choices)}", value)
         return choices[value]
-    return _convert_scalar(hint, value, key)
+    return _convert_scalar(type_hint, value, key)
 
 
-def _convert_scalar(hint: Any, value: Any, key: str) -> Any:
+def _convert_scalar(type_hint: Any, value: Any, key: str) -> Any:
+    """Return a boolean, a text or a number within bounds; an integer may become a float."""
     is_integer = type(value) is int  # True and False are instances of int too
-    _require(type(value) is hint or (is_integer and hint is float), key, _TYPE_NAMES[hint], value)
+    is_valid = type(value) is type_hint or (is_integer and type_hint is float)
+    _require(is_valid, key, _TYPE_NAMES[type_hint], value)
     if is_integer:
         _require(abs(value) < 1 << 63, key, "below 2^63", value)
     if isinstance(value, float):
         _require(math.isfinite(value), key, "finite", value)
-    return hint(value)
+    return type_hint(value)
 
 
 def _convert_fields(cls: Any, values: Any, key: str) -> Any:
     """Return the dataclass `cls` with these values of its fields."""
     _require(isinstance(values, dict), key, "an object", values)
-    hints = _type_hints(cls)
+    type_hints = _get_type_hints(cls)
     prefix = f"{key}." if key else ""
     for name, value in values.items():
-        _require(name in hints, prefix + str(name), "no key of this version", value)
+        _require(name in type_hints, prefix + str(name), "no key of this version", value)
     for field in dataclasses.fields(cls):
-        is_required = field.default is field.default_factory  # both are MISSING
+        is_required = field.default is field.default_factory  # both are MISSING if it is required
         _require(field.name in values or not is_required, prefix + field.name, "given", None)
-    arguments = {name: _convert(hints[name], v, prefix + name) for name, v in values.items()}
+    arguments = {}
+    for name, value in values.items():
+        arguments[name] = _convert(type_hints[name], value, prefix + name)
     return cls(**arguments)
 
 
-_type_hints = functools.cache(typing.get_type_hints)
+_get_type_hints = functools.cache(typing.get_type_hints)
 
 
 def _require(is_valid: bool, key: str, expected: str, value: object) -> None:

@@ -38,11 +38,13 @@ def _format_value(value: object) -> object:
 
 def percent(numerator: float, denominator: float = 1.0, digits: int = 2) -> str:
     """Format a ratio as a percentage; 0 % if the denominator is 0."""
-    return f"{numerator / denominator if denominator else 0:.{digits}%}"
+    ratio = numerator / denominator if denominator else 0
+    return f"{ratio:.{digits}%}"
 
 
 def ticks(end: int, max_ticks: int) -> range:
     """Return at most about `max_ticks` round numbers from 0 to `end`, for an axis."""
-    steps = (digit * 10**power for power in range(19) for digit in (1, 2, 5))
-    step = next(step for step in steps if step * max_ticks >= end)
+    step = 1
+    while step * max_ticks < end:  # 1, 2, 5, 10, 20, 50, ...
+        step = step * 5 // 2 if str(step).startswith("2") else step * 2
     return range(0, end + 1, step)

@@ -14,13 +14,14 @@ def prefetch(items: Iterable[T], *, leave_seconds: float = 0.5) -> Iterator[T]:
     """Yield `items`, each computed in a thread while the one before it is in use.
 
     At most one finished item waits while the next one is computed. An exception of `items` is
-    raised here. When the caller stops early, `prefetch` waits up to `leave_seconds` for the item
-    that the thread computes, because Python aborts if it exits while a thread is inside torch.
+    raised to the caller. If the caller stops early, `prefetch` waits up to `leave_seconds` for the
+    item that the thread computes, because Python aborts if it exits while a thread is inside torch.
     """
+    # (item, None) or (None, exception); None at the end
     finished: queue.Queue[tuple[T | None, BaseException | None] | None] = queue.Queue(maxsize=1)
     is_closed = threading.Event()
 
-    def fill() -> None:
+    def fill_queue() -> None:
         try:
             for item in items:
                 finished.put((item, None))
@@ -30,8 +31,8 @@ def prefetch(items: Iterable[T], *, leave_seconds: float = 0.5) -> Iterator[T]:
         except BaseException as error:
             finished.put((None, error))
 
-    # A daemon, since it may wait for a line that never comes after the reader of our output exits
-    thread = threading.Thread(target=fill, daemon=True)
+    # A daemon thread, since it may wait for input that never comes
+    thread = threading.Thread(target=fill_queue, daemon=True)
     thread.start()
     try:
         while (entry := finished.get()) is not None:

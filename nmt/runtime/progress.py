@@ -25,7 +25,7 @@ class Progress(AbstractContextManager["Progress"]):
         unit: name of the units in the plural, such as pairs, lines or updates.
         total: number of units.
         total_bytes: size of the input, to estimate the total from the bytes that were read.
-        done: units that an earlier process finished.
+        done: number of units that an earlier process finished.
         has_bar: False if a bar would disturb other output on the terminal.
     """
 
@@ -46,7 +46,7 @@ class Progress(AbstractContextManager["Progress"]):
         self._total_bytes = total_bytes
         self._done_before = done
         self._text_bytes = 0
-        self._figures = ""
+        self._figures = ""  # see `show`
         self._start_seconds = time.monotonic()
         self._logged_seconds = self._start_seconds
         self._bar = None
@@ -65,9 +65,9 @@ class Progress(AbstractContextManager["Progress"]):
         self.close()
 
     def update(self, count: int = 1, *, read_bytes: int = 0, text_bytes: int = 0) -> None:
-        """Count `count` more units with `text_bytes` of text, which is shown as MB/s.
+        """Count `count` more units, with `text_bytes` of text to show its speed in MB/s.
 
-        `read_bytes` is the position in the input, of `total_bytes`.
+        `read_bytes` is the position in the input, whose size is `total_bytes`.
         """
         self.done += count
         self._text_bytes += text_bytes
@@ -82,7 +82,7 @@ class Progress(AbstractContextManager["Progress"]):
             self._log()
 
     def show(self, figures: str) -> None:
-        """Show figures such as the loss from now on; without a bar, log a line with them now."""
+        """Show figures such as the loss in all lines from now on; without a bar, log one now."""
         self._figures = figures
         if self._bar is not None:
             self._bar.set_postfix_str(figures, refresh=False)

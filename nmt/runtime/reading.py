@@ -22,9 +22,9 @@ _NON_BLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)  # 0 o
 
 @contextlib.contextmanager
 def open_regular(path: Path, *, max_bytes: int | None = None) -> Iterator[BinaryIO]:
-    """Open a regular file for reading, without waiting for the writer of a pipe.
+    """Open a regular file for reading.
 
-    Raises `FileNotFoundError` and `PermissionError`; raises `DamagedError` for a folder, a pipe and
+    Raises `FileNotFoundError` and `PermissionError`. Raises `DamagedError` for a folder, a pipe or
     a device, for a file of more than `max_bytes`, and if the disk cannot be read.
     """
     try:
@@ -45,9 +45,7 @@ def open_regular(path: Path, *, max_bytes: int | None = None) -> Iterator[Binary
 
 
 def open_at_once(path: str, flags: int) -> int:
-    """Open a file like `os.open`, as the `opener` of `open`, but do not wait for the other end of a
-    pipe.
-    """
+    """Open a file without waiting for the other end of a pipe: an `opener` for `open`."""
     return os.open(path, flags | _NON_BLOCKING)
 
 

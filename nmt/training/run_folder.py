@@ -14,7 +14,7 @@ from nmt.config import Schedule, TrainConfig, settings_to_compare, settings_to_l
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import DataInfo
 from nmt.errors import ConfigError
-from nmt.runtime.files import disk_errors, remove_leftovers, replace_file
+from nmt.runtime.files import disk_errors, remove_all_temporary, replace_file
 from nmt.runtime.manifest import MANIFEST, render_manifest
 from nmt.runtime.reading import read_regular
 
@@ -47,7 +47,7 @@ def lock_run_dir(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
                 "another run_dir"
             ) from None
     with lock:
-        remove_leftovers(run_dir / "checkpoints")
+        remove_all_temporary(run_dir / "checkpoints")
         yield
 
 
