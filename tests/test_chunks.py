@@ -58,8 +58,8 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bound(monkeypatch: pytest.MonkeyPatch, num_pairs: int, num_bytes: int) -> None:
     """Set the limits of a chunk."""
-    monkeypatch.setattr(chunks_module, "PAIRS_A_CHUNK", num_pairs)
-    monkeypatch.setattr(chunks_module, "BYTES_A_CHUNK", num_bytes)
+    monkeypatch.setattr(chunks_module, "PAIRS_PER_CHUNK", num_pairs)
+    monkeypatch.setattr(chunks_module, "BYTES_PER_CHUNK", num_bytes)
 
 
 def join(lines: list[bytes], draw: random.Random) -> bytes:

@@ -171,7 +171,7 @@ def test_counts_do_not_depend_on_how_a_file_is_cut(
     config = settings(Invalid.drop)
     expected = slow_clean(lines, read_pair, config, held_out=False)
     for size in (1, 7, 1000):
-        monkeypatch.setattr(chunks, "PAIRS_A_CHUNK", size)
+        monkeypatch.setattr(chunks, "PAIRS_PER_CHUNK", size)
         cleaned = [clean_and_filter(chunk, config) for chunk in read_chunks([source])]
         total = PairCounts()
         for chunk in cleaned:

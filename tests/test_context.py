@@ -56,7 +56,7 @@ def expected_texts(sides: list[list[str]], context: int, size: int, fits: int) -
 def test_pairs_get_the_lines_before_them_up_to_a_gap_a_chunk_and_the_longest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "PAIRS_A_CHUNK", 40)
+    monkeypatch.setattr(chunks, "PAIRS_PER_CHUNK", 40)
     sides = write_documents(tmp_path, 100)
     names = [f"{split}{side}" for split in ("", "valid.") for side in ("src", "tgt")]
     input_arguments = [f"data.corpora.x.{name}={tmp_path / name[-3:]}" for name in names]

@@ -60,8 +60,8 @@ def write_tasks(folder: Path, tasks: dict[int, list[Pair]], kind: Duplicates) ->
 def test_all_but_the_first_in_the_order_of_reading_are_found_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(duplicates, "PAIRS_A_FILE", sizes[0])
-    monkeypatch.setattr(duplicates, "PAIRS_AN_INTERVAL", sizes[1])
+    monkeypatch.setattr(duplicates, "PAIRS_PER_FILE", sizes[0])
+    monkeypatch.setattr(duplicates, "PAIRS_PER_INTERVAL", sizes[1])
     for seed, kind in enumerate(KEYS):
         folder = tmp_path / kind.value
         tasks = draw_tasks(seed)
@@ -113,7 +113,7 @@ def test_swapped_sides_are_another_pair() -> None:
 def test_the_ends_of_the_range_of_hashes_are_searched_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duplicates, "PAIRS_AN_INTERVAL", 2)
+    monkeypatch.setattr(duplicates, "PAIRS_PER_INTERVAL", 2)
     maximum = 2**64 - 1
     middle = 2**63
     values = [7, maximum, 0, middle, 7, middle - 1, maximum, 0, middle, 8]

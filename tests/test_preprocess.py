@@ -31,8 +31,8 @@ from nmt.data.binary import read_meta
 from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess import clean, encode, plan, scan
 from nmt.preprocess.chunks import Chunk
-from nmt.preprocess.plan import first_limit, sample_end, sample_size
-from nmt.preprocess.scan import ALL_KEYS, sample_keys
+from nmt.preprocess.plan import sample_end, sample_key_limit, sample_size
+from nmt.preprocess.scan import MAX_KEY, sample_keys
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def test_a_limit_that_leaves_too_few_pairs_for_the_sample_changes_nothing(
 ) -> None:
     settings = [*write_corpus(corpus_dir), "tokenizer.max_sentences=300"]  # of 600
     expected = tree(preprocess(tmp_path / "data", settings))
-    monkeypatch.setattr(plan, "first_limit", lambda size, num_pairs: limit)
+    monkeypatch.setattr(plan, "sample_key_limit", lambda size, num_pairs: limit)
     assert tree(preprocess(tmp_path / "data", settings)) == expected
     assert expected["tokenizer.model"] != (corpus_dir / "data/tokenizer.model").read_bytes()
 
@@ -254,8 +254,8 @@ def test_the_pairs_with_the_smallest_keys_are_drawn() -> None:
         sample = np.flatnonzero(keys < sample_end(keys, size))
         assert sample.tolist() == sorted(np.argsort(keys)[:size].tolist()), size
         # the pairs below the first limit, which a span writes, are enough
-        assert (keys < np.uint64(first_limit(size, NUM_PAIRS))).sum() >= min(size, NUM_PAIRS)
-    assert first_limit(1000, 10**7) < ALL_KEYS // 1000
+        assert (keys < np.uint64(sample_key_limit(size, NUM_PAIRS))).sum() >= min(size, NUM_PAIRS)
+    assert sample_key_limit(1000, 10**7) < MAX_KEY // 1000
 
 
 def test_keys_depend_on_seed_and_corpus_and_are_spread_evenly() -> None:

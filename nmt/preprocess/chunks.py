@@ -19,8 +19,8 @@ from nmt.data.languages import Tags
 from nmt.data.text import check_file, read_errors
 from nmt.errors import DataError
 
-PAIRS_A_CHUNK = 5_000
-BYTES_A_CHUNK = 2 << 20
+PAIRS_PER_CHUNK = 5_000
+BYTES_PER_CHUNK = 2 << 20
 MAX_LINE_BYTES = 1 << 20
 """The text of longer lines is discarded; their positions are kept."""
 
@@ -28,7 +28,7 @@ _BLOCK_BYTES = 1 << 20  # at most MAX_LINE_BYTES
 
 
 class Format(Enum):
-    """How the files of a source store pairs."""
+    """How the files of a source store pairs, one per line."""
 
     pair = "pair"  # line i of one file and line i of another
     tsv = "tsv"
@@ -53,14 +53,14 @@ class Location(NamedTuple):
 
     file: str
     line: int
-    byte: int | None = None  # in the line, if a single byte is invalid
+    byte: int | None = None  # the invalid byte in the line, if the error is about one
 
     def __str__(self) -> str:
         text = f"{self.file}:{self.line}"
         return text if self.byte is None else f"{text}:{self.byte}"
 
     def to_report(self) -> dict[str, Any]:
-        """Return the location as `report.json` has it."""
+        """Return the fields as `report.json` stores them."""
         fields = self._asdict()
         if self.byte is None:
             del fields["byte"]
@@ -72,17 +72,17 @@ class Span:
     """Consecutive pairs of a corpus, the input of one shard."""
 
     corpus: str
-    number: int  # in its corpus
-    order: int  # among the spans of all corpora
-    first_pair: int  # in its corpus
+    number: int  # index among the spans of its corpus
+    order: int  # index among the spans of all corpora
+    first_pair: int  # its number in the corpus, from 0
     num_pairs: int
-    source: int  # index of the source of its corpus in which the span starts
-    first_line: int  # in that source, from 1
-    offsets: tuple[int, ...]  # where that line starts in the files of that source, in bytes
+    source: int  # index of the source in which the span starts
+    first_line: int  # of the span in that source, from 1
+    offsets: tuple[int, ...]  # byte at which this line starts in each file of the source
 
     @property
     def name(self) -> str:
-        """The name of its files, without suffix."""
+        """Name of the files that tasks write for this span, without suffix."""
         return "-".join(filter(None, ["train", self.corpus, f"{self.number:05d}"]))
 
 
@@ -95,13 +95,21 @@ class Chunk:
     first_line: int  # its number in the source, from 1
     num_pairs: int
     raw: tuple[bytes, ...]  # by file: `num_pairs` lines, each ended by \n
-    # line and side (0 or 1) of each line above MAX_LINE_BYTES, which is empty in `raw`
     overlong: tuple[tuple[int, int], ...]
+    """Line and side (0 or 1) of each line above MAX_LINE_BYTES; such a line is empty in `raw`."""
 
     def location(self, row: int, side: int = 0, byte: int | None = None) -> Location:
         """Return the location of a row (from 0) of the source (side 0) or target (side 1)."""
         names = self.source.names
         return Location(names[side % len(names)], self.first_line + row, byte)
+
+
+class _SpanStart(NamedTuple):
+    """The first line of a span; see the fields of `Span`."""
+
+    source: int
+    first_line: int
+    offsets: tuple[int, ...]
 
 
 def find_spans(corpora: Mapping[str, Sequence[Source]], size: int = sys.maxsize) -> list[Span]:
@@ -111,57 +119,71 @@ def find_spans(corpora: Mapping[str, Sequence[Source]], size: int = sys.maxsize)
     """
     spans: list[Span] = []
     for corpus, sources in corpora.items():
-        starts: list[tuple[int, int, tuple[int, ...]]] = []  # source, first line, offsets
-        num_pairs = 0
-        for number, source in enumerate(sources):
-            first = -num_pairs % size  # line of the source that begins a span, from 0
-            num_lines, offsets = _find_lines(source.paths[0], source.names[0], first, size)
-            by_file = [offsets]
-            for path, name in zip(source.paths[1:], source.names[1:], strict=True):
-                num_tgt_lines, offsets = _find_lines(path, name, first, size)
-                by_file.append(offsets)
-                if num_lines != num_tgt_lines:
-                    raise DataError(
-                        f"{source.names[0]} has {num_lines} lines, {name} {num_tgt_lines}; "
-                        "extract the pair again, line by line"
-                    )
-            for i, file_offsets in enumerate(zip(*by_file, strict=True)):
-                starts.append((number, first + i * size + 1, file_offsets))
-            num_pairs += num_lines
-        for number, (source_number, first_line, file_offsets) in enumerate(starts):
+        num_pairs, starts = _find_span_starts(sources, size)
+        for number, start in enumerate(starts):
             span = Span(
                 corpus=corpus,
                 number=number,
                 order=len(spans),
                 first_pair=number * size,
                 num_pairs=min(size, num_pairs - number * size),
-                source=source_number,
-                first_line=first_line,
-                offsets=file_offsets,
+                source=start.source,
+                first_line=start.first_line,
+                offsets=start.offsets,
             )
             spans.append(span)
     return spans
 
 
-def _find_lines(path: Path, name: str, first: int, step: int) -> tuple[int, list[int]]:
-    """Count the lines of a file; return also the offsets of lines `first`, `first + step`, ..."""
+def _find_span_starts(sources: Sequence[Source], size: int) -> tuple[int, list[_SpanStart]]:
+    """Count the pairs of a corpus, and find the start of each of its spans of `size` pairs."""
+    num_pairs = 0
+    starts = []
+    for source_index, source in enumerate(sources):
+        num_in_last_span = -num_pairs % size  # pairs that complete the span of the source before
+        num_lines = 0
+        offsets_by_file = []
+        for side, (path, name) in enumerate(zip(source.paths, source.names, strict=True)):
+            num_file_lines, offsets = _find_lines(path, name, num_in_last_span, size)
+            offsets_by_file.append(offsets)
+            if side == 0:
+                num_lines = num_file_lines
+            elif num_file_lines != num_lines:
+                raise DataError(
+                    f"{source.names[0]} has {num_lines} lines, {name} {num_file_lines}; "
+                    "extract the pair again, line by line"
+                )
+        for i, offsets_of_line in enumerate(zip(*offsets_by_file, strict=True)):
+            first_line = num_in_last_span + i * size + 1
+            starts.append(_SpanStart(source_index, first_line, offsets_of_line))
+        num_pairs += num_lines
+    return num_pairs, starts
+
+
+def _find_lines(path: Path, name: str, first_index: int, step: int) -> tuple[int, list[int]]:
+    """Count the lines of a file, and find the bytes at which some of them start.
+
+    These are every `step`-th line from the line with index `first_index` (from 0) on.
+    """
     check_file(path)
-    num_ends = 0
+    num_line_ends = 0
     num_bytes = 0
     last_byte = b"\n"
-    offsets = [0] if first == 0 else []
-    line = first or step  # the next line whose offset is needed
+    offsets = [0] if first_index == 0 else []
+    next_index = first_index or step  # the next line whose offset is needed
     with read_errors(name), path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):
             ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
-            lines = np.arange(line, num_ends + len(ends) + 1, step)  # that start in this block
-            offsets += (num_bytes + 1 + ends[lines - num_ends - 1]).tolist()
-            line += step * len(lines)
-            num_ends += len(ends)
+            # line i starts after line end i - 1
+            indices = np.arange(next_index, num_line_ends + len(ends) + 1, step)
+            offsets += (num_bytes + 1 + ends[indices - num_line_ends - 1]).tolist()
+            next_index += step * len(indices)
+            num_line_ends += len(ends)
             num_bytes += len(block)
             last_byte = block[-1:]
-    num_lines = num_ends + (last_byte != b"\n")
-    return num_lines, offsets[: len(range(first, num_lines, step))]
+    num_lines = num_line_ends + (1 if last_byte != b"\n" else 0)
+    # the end of the last line does not start another one
+    return num_lines, offsets[: len(range(first_index, num_lines, step))]
 
 
 def read_chunks(sources: Sequence[Source]) -> Iterator[Chunk]:
@@ -171,95 +193,108 @@ def read_chunks(sources: Sequence[Source]) -> Iterator[Chunk]:
 
 
 def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
-    """Yield the pairs of a span, whose corpus has these sources, in chunks.
+    """Yield the pairs of a span in chunks; `sources` are the sources of its corpus.
 
-    A chunk has at most `PAIRS_A_CHUNK` pairs and `BYTES_A_CHUNK` bytes, or a single pair.
+    A chunk has at most `PAIRS_PER_CHUNK` pairs and `BYTES_PER_CHUNK` bytes, or a single pair.
     """
     next_pair = span.first_pair
-    end = span.first_pair + span.num_pairs
-    line = span.first_line
+    end_pair = span.first_pair + span.num_pairs
+    next_line = span.first_line
     offsets = span.offsets
     for source in sources[span.source :]:
-        if next_pair == end:
+        if next_pair == end_pair:
             return
         with ExitStack() as stack:
             files = []
             for side, path in enumerate(source.paths):
-                offset = offsets[side] if offsets else 0
-                files.append(_LineFile(path, source.names[side], line, offset))
+                files.append(_LineFile(path, source.names[side], next_line, offsets[side]))
                 stack.callback(files[-1].close)
-            while next_pair < end:
-                num_lines = min(end - next_pair, PAIRS_A_CHUNK)
+            while next_pair < end_pair:
+                num_lines = min(end_pair - next_pair, PAIRS_PER_CHUNK)
                 for file in files:
                     file.fill()
                     num_lines = min(num_lines, len(file.ends))
                 if num_lines == 0:
                     break
+                # bytes of the first line, of the first two, and so on
                 num_bytes = np.sum([file.ends[:num_lines] for file in files], axis=0)
-                num_pairs = max(1, int(np.searchsorted(num_bytes, BYTES_A_CHUNK, side="right")))
+                num_pairs = max(1, int(np.searchsorted(num_bytes, BYTES_PER_CHUNK, side="right")))
                 overlong = []
                 for side, file in enumerate(files):
-                    in_chunk = [n for n in file.overlong if line <= n < line + num_pairs]
-                    overlong += [(number, side) for number in in_chunk]
-                raw = tuple(file.take(num_pairs) for file in files)
-                yield Chunk(source, next_pair, line, num_pairs, raw, tuple(sorted(overlong)))
-                line += num_pairs
+                    for line in file.overlong:
+                        if next_line <= line < next_line + num_pairs:
+                            overlong.append((line, side))
+                yield Chunk(
+                    source=source,
+                    first_pair=next_pair,
+                    first_line=next_line,
+                    num_pairs=num_pairs,
+                    raw=tuple(file.take(num_pairs) for file in files),
+                    overlong=tuple(sorted(overlong)),
+                )
+                next_line += num_pairs
                 next_pair += num_pairs
-        line = 1
-        offsets = ()
-    if next_pair < end:
+        # the span goes on at the start of the next source
+        next_line = 1
+        offsets = (0, 0)
+    if next_pair < end_pair:
         raise DataError(f"{sources[-1].names[0]} became shorter while it was read; start again")
 
 
 class _LineFile:
-    """Buffers whole lines of one file, from a given line on."""
+    """Reads one file, from line `first_line` at byte `offset` on, and buffers whole lines."""
 
     def __init__(self, path: Path, name: str, first_line: int, offset: int) -> None:
         self._name = name
         with read_errors(name):
             self._file = path.open("rb", buffering=0)
             self._file.seek(offset)
-        self._is_over = False
-        self._next_line = first_line  # number of the next line that is buffered
-        self._text = b""  # the buffered lines
-        self._unfinished = b""  # the start of the line after them
-        self.ends = np.empty(0, np.int64)  # where the buffered lines end
+        self._at_end = False
+        self._next_line = first_line  # number of the line after the buffered ones
+        self._buffer = b""  # whole lines
+        self._incomplete_line = b""  # the start of the line after them, read so far
+        self.ends = np.empty(0, np.int64)  # where each line of the buffer ends
         self.overlong: list[int] = []  # numbers of lines that were emptied, from 1
 
     def close(self) -> None:
         self._file.close()
 
     def fill(self) -> None:
-        """Buffer a whole chunk, so that the content of a chunk does not depend on block sizes."""
-        while len(self.ends) < PAIRS_A_CHUNK and len(self._text) < BYTES_A_CHUNK and self._read():
-            pass
+        """Read until the buffer holds a whole chunk.
+
+        The content of a chunk then does not depend on the block size.
+        """
+        while len(self.ends) < PAIRS_PER_CHUNK and len(self._buffer) < BYTES_PER_CHUNK:
+            if not self._read_block():
+                break
 
     def take(self, num_lines: int) -> bytes:
-        """Remove and return the first buffered lines."""
+        """Remove the first `num_lines` lines from the buffer and return them."""
         end = int(self.ends[num_lines - 1])
-        lines = self._text[:end]
-        self._text = self._text[end:]
+        lines = self._buffer[:end]
+        self._buffer = self._buffer[end:]
         self.ends = self.ends[num_lines:] - end
         return lines
 
-    def _read(self) -> bool:
-        """Read a block; return False at the end of the file."""
-        if self._is_over:
+    def _read_block(self) -> bool:
+        """Append a block of the file to the buffer; return False at the end of the file."""
+        if self._at_end:
             return False
         with read_errors(self._name):
             block = self._file.read(_BLOCK_BYTES)
         if not block:
-            self._is_over = True
-            block = b"\n" if self._unfinished else b""  # ends the last line
-        text = self._unfinished + block
+            self._at_end = True
+            block = b"\n" if self._incomplete_line else b""  # a last line without \n gets one
+        text = self._incomplete_line + block
         first_end = text.find(b"\n")
         if first_end > MAX_LINE_BYTES:  # only the first line can be longer than a block
             self.overlong.append(self._next_line)
             text = text[first_end:]
         end = text.rfind(b"\n") + 1
-        self._unfinished = text[end:][: MAX_LINE_BYTES + 1]  # enough to know that it is overlong
+        # of a longer line, one byte more is enough to recognize it
+        self._incomplete_line = text[end:][: MAX_LINE_BYTES + 1]
         ends = np.flatnonzero(np.frombuffer(text, np.uint8, end) == ord("\n")) + 1
-        self.ends = np.concatenate([self.ends, ends + len(self._text)])
-        self._text += text[:end]
+        self.ends = np.concatenate([self.ends, ends + len(self._buffer)])
+        self._buffer += text[:end]
         self._next_line += len(ends)
         return True

@@ -13,7 +13,7 @@ every pair that is dropped.
 Held-out pairs are repaired and never dropped.
 """
 
-# N pairs of a chunk that are kept
+# In shapes, N is the number of pairs of a chunk that were not dropped so far.
 
 from __future__ import annotations
 
@@ -139,20 +139,20 @@ class LineError:
 class CleanChunk:
     """The pairs of a chunk that were not dropped."""
 
-    chunk: Chunk
+    raw_chunk: Chunk
     src: list[str]
     tgt: list[str]
-    rows: Rows  # (N,) the position of each pair in the chunk, from 0
+    kept_rows: Rows  # (N,) the position of each pair in `raw_chunk`, from 0
     counts: PairCounts
 
     @property
     def lines(self) -> Rows:
         """The line number of each pair in its file (N,), from 1."""
-        return self.rows + self.chunk.first_line
+        return self.kept_rows + self.raw_chunk.first_line
 
     def locate(self, error: LineError) -> Location:
         """Return the location of an error in the files of the user."""
-        return self.chunk.location(error.row, error.side, error.byte)
+        return self.raw_chunk.location(error.row, error.side, error.byte)
 
     def drop(self, reason: str, in_src: Mask, in_tgt: Mask | None = None) -> Mask:
         """Drop the pairs whose source (N,) or target (N,) is marked; return which stay (N,)."""
@@ -160,7 +160,7 @@ class CleanChunk:
         examples = []
         for i in np.flatnonzero(is_dropped)[:NUM_EXAMPLES].tolist():
             side = 0 if in_src[i] else 1
-            examples.append(self.chunk.location(int(self.rows[i]), side))
+            examples.append(self.raw_chunk.location(int(self.kept_rows[i]), side))
         return self._remove(reason, is_dropped, examples)
 
     def drop_errors(self, reason: str, errors: Collection[LineError]) -> None:
@@ -168,8 +168,8 @@ class CleanChunk:
         by_row: dict[int, LineError] = {}
         for error in _in_order(errors):
             by_row.setdefault(error.row, error)
-        is_dropped = np.isin(self.rows, list(by_row))
-        dropped_rows = self.rows[is_dropped][:NUM_EXAMPLES].tolist()
+        is_dropped = np.isin(self.kept_rows, list(by_row))
+        dropped_rows = self.kept_rows[is_dropped][:NUM_EXAMPLES].tolist()
         self._remove(reason, is_dropped, [self.locate(by_row[row]) for row in dropped_rows])
 
     def _remove(self, reason: str, is_dropped: Mask, examples: list[Location]) -> Mask:
@@ -182,7 +182,7 @@ class CleanChunk:
             indices = np.flatnonzero(keep).tolist()
             self.src = [self.src[i] for i in indices]
             self.tgt = [self.tgt[i] for i in indices]
-            self.rows = self.rows[keep]
+            self.kept_rows = self.kept_rows[keep]
         return keep
 
     def count_repairs(self, reason: str, errors: Collection[LineError], number: int) -> None:
@@ -236,7 +236,7 @@ def _raise_for_invalid(chunk: CleanChunk, error: LineError) -> None:
     fix = "fix the line"
     if error.byte:
         fix = "convert the file, for example with iconv -f latin1 -t utf-8"
-    line = chunk.chunk.location(error.row, error.side)  # the message names the byte
+    line = chunk.raw_chunk.location(error.row, error.side)  # the message names the byte
     raise DataError(f"{line}: {error.message}; {fix}, or set data.invalid=replace or drop")
 
 

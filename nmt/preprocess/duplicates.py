@@ -30,8 +30,8 @@ UNITS = ("pairs", "sources", "targets")
 """The texts that are compared: both sides of a pair, or one."""
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio; it has to be odd
-PAIRS_A_FILE = 1 << 19
-PAIRS_AN_INTERVAL = 1 << 19
+PAIRS_PER_FILE = 1 << 19
+PAIRS_PER_INTERVAL = 1 << 19
 
 
 def hash_sides(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
@@ -92,7 +92,7 @@ class HashWriter(AbstractContextManager["HashWriter"]):
         for name, column in columns.items():
             self._pending.setdefault(name, []).append(column)
         self._num_pending += len(columns["pairs"])
-        if self._num_pending >= PAIRS_A_FILE:
+        if self._num_pending >= PAIRS_PER_FILE:
             self._write()
 
     def _write(self) -> None:
@@ -191,7 +191,7 @@ def _concatenate(slices: list[_Slice], name: str) -> Any:
 def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
     """Divide files of sorted hashes at the same values; yield the slices of each interval."""
     num_pairs = sum(path.stat().st_size for path in paths) // 8
-    num_intervals = -(-num_pairs // PAIRS_AN_INTERVAL)
+    num_intervals = -(-num_pairs // PAIRS_PER_INTERVAL)
     starts = [0] * len(paths)
     for number in range(1, num_intervals + 1):
         largest = np.uint64(number * (1 << 64) // num_intervals - 1)

@@ -92,7 +92,7 @@ class ShardEncoder:
         src = self._src_encoder.encode(sources)
         tgt = self._tgt_encoder.encode(targets)
         if self._held_out is not None:
-            tags = chunk.chunk.source.tags
+            tags = chunk.raw_chunk.source.tags
             keep = drop_by_tokens(
                 chunk,
                 lengths=(src.lengths, tgt.lengths),
@@ -122,7 +122,7 @@ class ShardEncoder:
 
 def _add_tags(chunk: CleanChunk) -> tuple[list[str], list[str]]:
     """Return sources and targets, each after the tag of its corpus, if it has one."""
-    tags = chunk.chunk.source.tags
+    tags = chunk.raw_chunk.source.tags
     return tag_lines(chunk.src, tags.src), tag_lines(chunk.tgt, tags.tgt)
 
 
@@ -169,7 +169,7 @@ class DocumentContext:
         tokenizers: tuple[Tokenizer, Tokenizer],
         config: PreprocessConfig,
     ) -> None:
-        tags = chunk.chunk.source.tags
+        tags = chunk.raw_chunk.source.tags
         self.tags = (tags.src, tags.tgt)
         self.tag_lengths = [len(tokenizers[side].encode(self.tags[side])) for side in (0, 1)]
         self.separators = [tokenizer.encode(SEPARATOR) for tokenizer in tokenizers]
@@ -277,7 +277,7 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     return _SPACE in pieces and not any(_SPACE in piece[1:] for piece in pieces)
 
 
-def start_encoding(job: Job) -> Task:
+def make_encoding_task(job: Job) -> Task:
     """Return the task that writes the shard of a span; its record has the shard and its counts."""
     config = job.config
     taken_lines = read_taken_lines(job)

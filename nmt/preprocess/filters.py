@@ -34,7 +34,7 @@ MIN_LETTER_BYTES = 20
 _MAX_CHARACTERS = 200  # of a line, for speed: more hardly ever change the answer
 _EMPTY = "empty side"
 HELD_OUT = "held out"  # taken for validation and test, or sharing a sentence with such a pair
-_SETTINGS = {  # the setting behind each reason
+_SETTINGS_BY_REASON = {  # the setting that drops pairs for a reason
     "identical sides": "filter.identical",
     "foreign script": "filter.max_foreign",
     "wrong language": "filter.language",
@@ -58,7 +58,7 @@ def drop_by_text(
     of held-out sets that were taken out of the training text.
     """
     filters = config.filter
-    direction = corpus_direction(config.data, chunk.chunk.source.corpus)
+    direction = corpus_direction(config.data, chunk.raw_chunk.source.corpus)
     chunk.drop("NUL character", _has_nul(chunk.src), _has_nul(chunk.tgt))
     chunk.drop(_EMPTY, _is_empty(chunk.src), _is_empty(chunk.tgt))
     if filters.identical:
@@ -77,7 +77,7 @@ def drop_by_text(
     if held_out is not None:
         chunk.drop(HELD_OUT, held_out.mask(chunk.src), held_out.mask(chunk.tgt))
     if is_duplicate is not None:
-        chunk.drop("duplicate", is_duplicate[chunk.rows])
+        chunk.drop("duplicate", is_duplicate[chunk.kept_rows])
 
 
 def drop_by_tokens(
@@ -114,7 +114,9 @@ def drop_by_tokens(
 
 def no_pairs_left(counts: PairCounts) -> DataError:
     """Return the error for text without a single kept pair; it names the settings to look at."""
-    settings = [_SETTINGS[reason] for reason in counts.dropped if reason in _SETTINGS]
+    settings = [
+        _SETTINGS_BY_REASON[reason] for reason in counts.dropped if reason in _SETTINGS_BY_REASON
+    ]
     hint = " or ".join(["look at the input", *settings])
     return DataError(f"all {counts.read} training pairs were dropped ({counts.reasons()}); {hint}")
 

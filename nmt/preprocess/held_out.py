@@ -18,7 +18,7 @@ from nmt.errors import ConfigError, DataError
 from nmt.preprocess.characters import normal_form
 from nmt.preprocess.chunks import Format, Source, Span, read_chunks
 from nmt.preprocess.clean import CleanChunk, clean
-from nmt.preprocess.scan import NUM_KEYS, ScanLimits, scan
+from nmt.preprocess.scan import NUM_KEYS, KeyLimits, scan
 from nmt.preprocess.workspace import Job, read_records
 from nmt.runtime.files import replace_json
 from nmt.runtime.metadata import read_json
@@ -30,7 +30,7 @@ _SPARE_CANDIDATES = 1000  # candidates beyond twice the number of pairs: some sh
 _Pair = tuple[str, str, str]  # corpus, source, target
 
 
-def requested_numbers(config: PreprocessConfig) -> dict[str, float]:
+def requested_sizes(config: PreprocessConfig) -> dict[str, float]:
     """Return the number of pairs, or their share, to take out of the training text, by split."""
     numbers = {}
     for split in _SPLITS:
@@ -40,7 +40,7 @@ def requested_numbers(config: PreprocessConfig) -> dict[str, float]:
     return numbers
 
 
-def first_held_out_limit(numbers: Mapping[str, float], num_pairs: int) -> int:
+def held_out_key_limit(numbers: Mapping[str, float], num_pairs: int) -> int:
     """Return a key with probably enough candidates below it: a share is exact."""
     total = sum(numbers.values())
     if total < 1:
@@ -52,13 +52,13 @@ def _num_candidates(total: float) -> int:
     return 2 * int(total) + _SPARE_CANDIDATES
 
 
-def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: ScanLimits) -> Job:
+def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits) -> Job:
     """Return the job with the sets that are taken from the training text.
 
     Chooses them among the candidates of the scan `stage` with `limits` unless that is done, and
     writes them to the plan folder. Raises a `ConfigError` if there are too few.
     """
-    numbers = requested_numbers(job.config)
+    numbers = requested_sizes(job.config)
     if not numbers:
         return job
     marker = job.work.plan / _TAKEN
@@ -117,15 +117,15 @@ def write_lines(path: Path, lines: Sequence[str]) -> None:
 
 
 def _read_candidates(
-    job: Job, spans: Sequence[Span], stage: str, limits: ScanLimits
+    job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits
 ) -> dict[int, _Pair]:
     """Return the candidates by key; scan again for all pairs if the first scan found too few."""
-    total = sum(requested_numbers(job.config).values())
+    total = sum(requested_sizes(job.config).values())
     candidates = _merge_candidates(job, spans, stage)
-    is_complete = total < 1 or limits.held_out == NUM_KEYS
+    is_complete = total < 1 or limits.held_out_below == NUM_KEYS
     if not is_complete and len(candidates) < _num_candidates(total):
         stage = f"{stage} for held-out pairs"
-        scan(job, spans, stage, replace(limits, held_out=NUM_KEYS))
+        scan(job, spans, stage, replace(limits, held_out_below=NUM_KEYS))
         candidates = _merge_candidates(job, spans, stage)
     return candidates
 

@@ -1,12 +1,14 @@
-"""Decide everything that must be known before the training text is encoded, after one scan of it:
-the held-out sets that are taken out of it, the tokenizers, and which pairs are duplicates.
+"""Prepare for encoding, after one scan of the training text: take held-out sets out of the text,
+train the tokenizers, and mark duplicate pairs.
+
+The results lie in the plan folder, so that an interrupted run does not repeat this work.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import compress
@@ -24,110 +26,130 @@ from nmt.preprocess.clean import PairCounts
 from nmt.preprocess.duplicates import find_duplicates, hash_forms
 from nmt.preprocess.filters import no_pairs_left
 from nmt.preprocess.held_out import (
-    first_held_out_limit,
+    held_out_key_limit,
     read_taken_lines,
-    requested_numbers,
+    requested_sizes,
     take_held_out,
 )
-from nmt.preprocess.scan import ALL_KEYS, Keys, ScanLimits, scan
+from nmt.preprocess.scan import MAX_KEY, KeyLimits, Keys, scan
 from nmt.preprocess.workspace import Job, read_records
 from nmt.runtime.files import replace_file, replace_json
 from nmt.runtime.pool import Processes, Workers
 
 log = logging.getLogger(__name__)
-_PLAN = "plan.json"
+_DONE_MARKER = "plan.json"  # in the plan folder, as soon as it is complete
 _STAGE = "scan"
-_SPARE_FACTOR = 2  # the first limit leaves twice the needed pairs if none is dropped
-_MAX_BYTES_IN_PROCESS = 1 << 20  # of text: training on it is as fast as starting a process
+_SPARE_FACTOR = 2  # the first scan samples twice the pairs it needs, since some may be dropped
+_SPARE_PAIRS = 1000
+_MAX_BYTES_IN_PROCESS = 1 << 20  # training on less text is faster than starting a process
 _BLOCK_PAIRS = 5_000
 
 
 def scan_training_text(job: Job, spans: Sequence[Span]) -> Job:
-    """Scan the training text if needed, and return the job with its held-out sets.
+    """Scan the training text if the settings require it, and take the held-out sets out of it.
 
-    Raises a `ConfigError` if the text has too few pairs for them.
+    Returns the job with these sets. Raises a `ConfigError` if the text has too few pairs for them.
     """
-    numbers = requested_numbers(job.config)
-    trains_tokenizer = job.config.tokenizer.model is None
-    limits = _first_limits(job, spans)
-    if trains_tokenizer or numbers or job.config.filter.drops_duplicates:
+    config = job.config
+    trains_tokenizer = config.tokenizer.model is None
+    limits = _first_scan_limits(job, spans)
+    if trains_tokenizer or requested_sizes(config) or config.filter.drops_duplicates:
         scan(job, spans, _STAGE, limits)
     return take_held_out(job, spans, _STAGE, limits)
 
 
-def make_tokenizers(job: Job, spans: Sequence[Span]) -> Tokenizers:
-    """Return the tokenizers, and find the duplicates, unless an earlier run did so.
+def prepare_encoding(job: Job, spans: Sequence[Span]) -> Tokenizers:
+    """Train or copy the tokenizers, mark duplicate pairs, and return the tokenizers.
 
-    The plan folder keeps both.
+    Only loads the tokenizers if an earlier run completed the plan folder.
     """
     folder = job.work.plan
-    if (folder / _PLAN).exists():
+    if (folder / _DONE_MARKER).exists():
         return load_tokenizers(folder)
-    lines = read_taken_lines(job)
+    taken_lines = read_taken_lines(job)
     if job.config.tokenizer.model is not None:
         save_tokenizers(folder, open_tokenizers(job.config))
     else:
-        end = _draw_sample(job, spans, lines)
-        log.info("training the tokenizer")
-        paths = [folder / f"{span.name}.pairs" for span in spans]
-        make_trainer = partial(partial, _train, job.config, paths, end)
-        # in a process, since SentencePiece ignores Ctrl-C and never releases its memory
-        worker: Workers[Path, None] = Workers(make_trainer)
-        if sum(path.stat().st_size for path in paths) > _MAX_BYTES_IN_PROCESS:
-            worker = Processes(1, make_trainer)
-        with worker:
-            list(worker.map([folder]))
+        _train_tokenizers(job, spans, taken_lines)
     if job.config.filter.drops_duplicates:
-        find_duplicates(job.work.hashes, _hash_taken(lines))
-    replace_json(folder / _PLAN, {})
+        find_duplicates(job.work.hashes, _hash_normal_forms(taken_lines))
+    replace_json(folder / _DONE_MARKER, {})
     for path in itertools.chain(folder.glob("*.keys"), folder.glob("*.pairs")):
         path.unlink()
     return load_tokenizers(folder)
 
 
-def _first_limits(job: Job, spans: Sequence[Span]) -> ScanLimits:
+def _first_scan_limits(job: Job, spans: Sequence[Span]) -> KeyLimits:
     num_pairs = sum(span.num_pairs for span in spans)
-    sample = 0
+    sample_below = 0
     if job.config.tokenizer.model is None:
-        sample = first_limit(sample_size(job.config.tokenizer), num_pairs)
-    return ScanLimits(sample, first_held_out_limit(requested_numbers(job.config), num_pairs))
+        sample_below = sample_key_limit(sample_size(job.config.tokenizer), num_pairs)
+    return KeyLimits(
+        sample_below=sample_below,
+        held_out_below=held_out_key_limit(requested_sizes(job.config), num_pairs),
+    )
 
 
-def _hash_taken(lines: Sequence[str]) -> Keys | None:
-    """Return the hashes of the normal forms of sentences that were taken for held-out sets."""
-    forms = list(filter(None, map(normal_form, lines)))
+def _hash_normal_forms(lines: Sequence[str]) -> Keys | None:
+    """Return the hashes of the normal forms of lines, or None if every normal form is empty."""
+    forms = [form for form in map(normal_form, lines) if form]
     return hash_forms(forms, forms)[:, 0] if forms else None
 
 
-def _train(config: PreprocessConfig, paths: list[Path], end: np.uint64, folder: Path) -> None:
-    """Train tokenizers on the sample, the pairs with keys below `end`; write them to `folder`."""
+def _train_tokenizers(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]) -> None:
+    """Train the tokenizers on a sample of the training text; write them to the plan folder."""
+    end_key = _find_sample_end(job, spans, taken_lines)
+    log.info("training the tokenizer")
+    pair_files = _pair_files(job, spans)
+    make_trainer = partial(_make_trainer, job.config, pair_files, end_key)
+    worker: Workers[Path, None] = Workers(make_trainer)
+    if sum(path.stat().st_size for path in pair_files) > _MAX_BYTES_IN_PROCESS:
+        # SentencePiece ignores Ctrl-C and never releases its memory
+        worker = Processes(1, make_trainer)
+    with worker:
+        for _ in worker.map([job.work.plan]):  # trains, and waits until the files are written
+            pass
 
-    def lines(side: int) -> Iterator[str]:
-        for path in paths:
-            is_sampled = np.fromfile(path.with_suffix(".keys"), np.uint64) < end
+
+def _make_trainer(
+    config: PreprocessConfig, pair_files: list[Path], end_key: np.uint64
+) -> Callable[[Path], None]:
+    """Return a function that trains on the pairs with keys below `end_key`.
+
+    It writes the tokenizers to the folder that it is called with.
+    """
+
+    def read_sample(side: int) -> Iterator[str]:
+        for path in pair_files:
+            is_sampled = _read_keys(path) < end_key
             with path.open(encoding="utf-8", newline="\n") as stream:
+                # a pair is two consecutive lines
                 for pair in compress(zip(stream, stream, strict=True), is_sampled.tolist()):
                     yield pair[side].removesuffix("\n")
 
-    save_tokenizers(folder, train_tokenizers(config, lines(0), lines(1)))
+    def train(folder: Path) -> None:
+        save_tokenizers(folder, train_tokenizers(config, read_sample(0), read_sample(1)))
+
+    return train
 
 
-def _draw_sample(job: Job, spans: Sequence[Span], taken: Sequence[str]) -> np.uint64:
-    """Return the key that ends the sample; the pairs below it lie in the files of the spans.
+def _find_sample_end(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]) -> np.uint64:
+    """Return the smallest key that is not in the sample for the tokenizer.
 
-    Scans the text again, for all pairs, if the first scan found too few.
+    If the first scan wrote fewer pairs than the sample needs, scans again and writes all pairs.
     """
     size = sample_size(job.config.tokenizer)
-    limits = _first_limits(job, spans)
-    keys = _read_keys(job, spans, taken)
+    limits = _first_scan_limits(job, spans)
+    pair_files = _pair_files(job, spans)
     stage = _STAGE
-    # an interrupted second scan may have written some of the larger keys
-    num_below_limit = np.count_nonzero(keys < np.uint64(limits.sample))
-    if num_below_limit < size and limits.sample < ALL_KEYS:
+    keys = _exclude_taken(pair_files, taken_lines)
+    # keys above the limit come from an interrupted second scan, which did not write all of them
+    num_below_limit = np.count_nonzero(keys < np.uint64(limits.sample_below))
+    if num_below_limit < size and limits.sample_below < MAX_KEY:
         stage = f"{_STAGE} for the sample"
-        scan(job, spans, stage, replace(limits, sample=ALL_KEYS))
-        keys = _read_keys(job, spans, taken)
-    if not (keys < np.uint64(ALL_KEYS)).any():
+        scan(job, spans, stage, replace(limits, sample_below=MAX_KEY))
+        keys = _exclude_taken(pair_files, taken_lines)
+    if not (keys < np.uint64(MAX_KEY)).any():
         counts = PairCounts()
         for record in read_records(job, spans, stage):
             counts.merge(PairCounts.from_json(record["pairs"]))
@@ -140,29 +162,42 @@ def _draw_sample(job: Job, spans: Sequence[Span], taken: Sequence[str]) -> np.ui
     return sample_end(keys, size)
 
 
-def _read_keys(job: Job, spans: Sequence[Span], taken: Sequence[str]) -> Keys:
-    """Return the keys of the sampled pairs, after pairs with sentences in `taken` are removed."""
-    paths = [job.work.plan / f"{span.name}.pairs" for span in spans]
-    if taken:
-        line_set = LineSet(taken)
-        for path in paths:
-            _remove_pairs(path, line_set)
-    return np.concatenate([np.fromfile(path.with_suffix(".keys"), np.uint64) for path in paths])
+def _pair_files(job: Job, spans: Sequence[Span]) -> list[Path]:
+    """Return the file of each span with the pairs that `scan` sampled."""
+    return [job.work.plan / f"{span.name}.pairs" for span in spans]
 
 
-def _remove_pairs(path: Path, taken: LineSet) -> None:
-    """Remove the keys of sampled pairs with a sentence in `taken`.
+def _read_keys(pair_file: Path) -> Keys:
+    """Read the keys of the pairs in a file that `scan` wrote."""
+    return np.fromfile(pair_file.with_suffix(".keys"), np.uint64)
 
-    A removed pair gets the largest key, which is never part of a sample.
+
+def _exclude_taken(pair_files: Sequence[Path], taken_lines: Sequence[str]) -> Keys:
+    """Exclude pairs with a held-out sentence from the sample; return the keys of all pairs.
+
+    Rewrites the files of keys: an excluded pair gets `MAX_KEY`, which is never in the sample.
     """
-    keys = np.fromfile(path.with_suffix(".keys"), np.uint64)
-    with path.open(encoding="utf-8", newline="\n") as stream:
-        for start in range(0, len(keys), _BLOCK_PAIRS):
+    taken_set = LineSet(taken_lines) if taken_lines else None
+    keys_by_file = []
+    for path in pair_files:
+        keys = _read_keys(path)
+        if taken_set is not None:
+            keys[_find_taken(path, len(keys), taken_set)] = MAX_KEY
+            with replace_file(path.with_suffix(".keys")) as temporary:
+                keys.tofile(temporary)
+        keys_by_file.append(keys)
+    return np.concatenate(keys_by_file)
+
+
+def _find_taken(pair_file: Path, num_pairs: int, taken_set: LineSet) -> list[int]:
+    """Return the numbers of the pairs in a file that have a sentence in `taken_set`."""
+    taken_pairs: list[int] = []
+    with pair_file.open(encoding="utf-8", newline="\n") as stream:
+        for start in range(0, num_pairs, _BLOCK_PAIRS):
             lines = [line.removesuffix("\n") for line in itertools.islice(stream, 2 * _BLOCK_PAIRS)]
-            is_taken = taken.mask(lines[::2]) | taken.mask(lines[1::2])
-            keys[start : start + _BLOCK_PAIRS][is_taken] = ALL_KEYS
-    with replace_file(path.with_suffix(".keys")) as temporary:
-        keys.tofile(temporary)
+            is_taken = taken_set.mask(lines[::2]) | taken_set.mask(lines[1::2])
+            taken_pairs += (start + np.flatnonzero(is_taken)).tolist()
+    return taken_pairs
 
 
 def sample_size(config: TokenizerConfig) -> int:
@@ -170,11 +205,14 @@ def sample_size(config: TokenizerConfig) -> int:
     return config.max_sentences if config.separate else max(1, config.max_sentences // 2)
 
 
-def first_limit(size: int, num_pairs: int) -> int:
-    """Return a key with probably `size` of `num_pairs` pairs below it after some are dropped."""
-    return min(ALL_KEYS, _SPARE_FACTOR * (size + 1000) * ALL_KEYS // max(num_pairs, 1))
+def sample_key_limit(size: int, num_pairs: int) -> int:
+    """Return a limit that probably leaves a sample of `size` pairs after some are dropped.
+
+    Keys are uniform, so the limit is the wanted share of all keys.
+    """
+    return min(MAX_KEY, _SPARE_FACTOR * (size + _SPARE_PAIRS) * MAX_KEY // max(num_pairs, 1))
 
 
 def sample_end(keys: Keys, size: int) -> np.uint64:
-    """Return the key that ends the sample of the `size` smallest keys."""
-    return np.partition(keys, size)[size] if len(keys) > size else np.uint64(ALL_KEYS)
+    """Return the key after the `size` smallest keys."""
+    return np.partition(keys, size)[size] if len(keys) > size else np.uint64(MAX_KEY)

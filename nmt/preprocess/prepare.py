@@ -22,10 +22,10 @@ from nmt.errors import ConfigError, DataError
 from nmt.preprocess.chunks import Span, find_spans
 from nmt.preprocess.clean import CleanChunk, PairCounts
 from nmt.preprocess.duplicates import count_repeats
-from nmt.preprocess.encode import ShardEncoder, start_encoding
+from nmt.preprocess.encode import ShardEncoder, make_encoding_task
 from nmt.preprocess.filters import HELD_OUT, check_filters, no_pairs_left
 from nmt.preprocess.held_out import read_held_out, text_of, write_lines
-from nmt.preprocess.plan import make_tokenizers, scan_training_text
+from nmt.preprocess.plan import prepare_encoding, scan_training_text
 from nmt.preprocess.report import build_report, report_page
 from nmt.preprocess.sources import find_sources, has_split
 from nmt.preprocess.statistics import Statistics
@@ -63,8 +63,8 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
             )
         job = scan_training_text(job, spans)
         splits = read_held_out(job)
-        tokenizers = make_tokenizers(job, spans)
-        run_stage(job, spans, _STAGE, start_encoding)
+        tokenizers = prepare_encoding(job, spans)
+        run_stage(job, spans, _STAGE, make_encoding_task)
         report = _finish_folder(job, splits, tokenizers, spans)
         work.finish()
     return report
@@ -100,7 +100,7 @@ def _finish_folder(
         write_lines(folder / f"{split}.tgt", tgt)
         results[split] = {}
         index[split] = []
-        for name, group in groupby(chunks, key=lambda chunk: chunk.chunk.source.corpus):
+        for name, group in groupby(chunks, key=lambda chunk: chunk.raw_chunk.source.corpus):
             file = f"{split}-{name}-00000" if name else f"{split}-00000"
             results[split][name], shards = encoder.write(file, group)
             index[split].append(CorpusIndex(name, 1.0, shards))

@@ -1,16 +1,16 @@
-"""Read the training text once, to collect everything that must be known before it is encoded:
+"""Scan the training text once, to collect everything that must be known before it is encoded:
 a sample for the tokenizer, the hashes of duplicates, and candidates for held-out sets.
 
-Which pairs a task writes depends only on keys, so that the result is the same for every division
-of the work. The sample consists of the pairs with the smallest keys, which are hashes of the seed,
-the corpus and the number of the pair there (bottom-k sampling; Cohen and Kaplan, 2007). Candidates
-for held-out sets are the pairs with the smallest hashes of their text.
+Every pair has two keys, uniform 64-bit hashes. The sample consists of the pairs with the smallest
+sample keys, hashes of the seed, the corpus and the number of the pair in it (bottom-k sampling;
+Cohen and Kaplan, 2007). Held-out sets consist of the pairs with the smallest held-out keys, hashes
+of their text. Keys do not depend on the division of the text into spans, so neither do the results.
 
-A task writes the pairs whose keys are below a limit that probably leaves enough of them. If more
-than half of the pairs are dropped, too few may be left, and the text is scanned once more.
+How many pairs the filters will drop is not known before the scan. It writes all pairs with keys
+below limits that are expected to leave enough pairs. If they do not, the text is scanned again.
 """
 
-# N pairs of a chunk that are kept
+# In shapes, N is the number of pairs of a chunk that were not dropped.
 
 from __future__ import annotations
 
@@ -32,65 +32,66 @@ from nmt.preprocess.workspace import Job, Task, run_stage
 from nmt.runtime.files import replace_file
 
 Keys = np.ndarray[Any, np.dtype[np.uint64]]
-ALL_KEYS = (1 << 64) - 1
 NUM_KEYS = 1 << 64
+MAX_KEY = NUM_KEYS - 1
 
 
 @dataclass(frozen=True)
-class ScanLimits:
-    """The keys below which pairs are written; 0 writes none."""
+class KeyLimits:
+    """A scan writes the pairs with keys below these limits; 0 writes no pair."""
 
-    sample: int
-    held_out: int
+    sample_below: int
+    held_out_below: int
 
 
-def scan(job: Job, spans: Sequence[Span], stage: str, limits: ScanLimits) -> None:
+def scan(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits) -> None:
     """Scan all spans that have no record of this stage yet.
 
     The record of a span holds the counts of its pairs and its candidates for held-out sets. The
-    sample lies in `SPAN.pairs` and `SPAN.keys` of the plan folder.
+    pairs for the sample are written to `SPAN.pairs` in the plan folder, two lines each, and their
+    keys to `SPAN.keys`.
     """
-    run_stage(job, spans, stage, partial(_start_scan, limits=limits))
+    run_stage(job, spans, stage, partial(_make_scan_task, limits=limits))
 
 
-def _start_scan(job: Job, limits: ScanLimits) -> Task:
-    """Return the task that scans one span."""
+def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
+    """Return a function that scans one span and returns its record."""
     config = job.config
     drops_duplicates = config.filter.drops_duplicates
 
     def scan_span(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
-        keys = [np.empty(0, np.uint64)]
+        sampled_keys = [np.empty(0, np.uint64)]
         candidates: list[tuple[int, str, str, str]] = []
         counts = PairCounts()
-        path = job.work.plan / f"{span.name}.pairs"
+        pair_file = job.work.plan / f"{span.name}.pairs"
         with (
-            replace_file(path) as temporary,
+            replace_file(pair_file) as temporary,
             temporary.open("w", encoding="utf-8", newline="\n") as stream,
-            HashWriter(job.work.hashes, span.order) as hashes,
+            HashWriter(job.work.hashes, span.order) as hash_writer,
         ):
             for raw_chunk in chunks:
                 chunk = clean(raw_chunk, config, held_out=False)
                 drop_by_text(chunk, config)
                 counts.merge(chunk.counts)
-                numbers = raw_chunk.first_pair + chunk.rows  # in the corpus
-                chunk_keys = sample_keys(config.seed, span.corpus, numbers)
-                sampled = np.flatnonzero(chunk_keys < np.uint64(limits.sample))
-                keys.append(chunk_keys[sampled])
-                for i in sampled.tolist():
+                pair_numbers = raw_chunk.first_pair + chunk.kept_rows  # (N,), in the corpus
+                keys = sample_keys(config.seed, span.corpus, pair_numbers)  # (N,)
+                is_sampled = keys < np.uint64(limits.sample_below)
+                sampled_keys.append(keys[is_sampled])
+                for i in np.flatnonzero(is_sampled).tolist():
                     stream.write(f"{chunk.src[i]}\n{chunk.tgt[i]}\n")
-                forms = None
-                if limits.held_out:
+                form_hashes = None
+                if limits.held_out_below:
                     src_forms = [normal_form(line) for line in chunk.src]
                     tgt_forms = [normal_form(line) for line in chunk.tgt]
                     candidates += _find_candidates(
-                        chunk, src_forms, tgt_forms, limits.held_out, config.seed
+                        chunk, src_forms, tgt_forms, limits.held_out_below, config.seed
                     )
-                    forms = hash_forms(src_forms, tgt_forms)
+                    form_hashes = hash_forms(src_forms, tgt_forms)
                 if drops_duplicates:
-                    values = hash_duplicates(chunk.src, chunk.tgt, config.filter.duplicates)
-                    hashes.add_rows(values, numbers - span.first_pair, forms)
-        with replace_file(path.with_suffix(".keys")) as temporary:
-            np.concatenate(keys).tofile(temporary)
+                    pair_hashes = hash_duplicates(chunk.src, chunk.tgt, config.filter.duplicates)
+                    hash_writer.add_rows(pair_hashes, pair_numbers - span.first_pair, form_hashes)
+        with replace_file(pair_file.with_suffix(".keys")) as temporary:
+            np.concatenate(sampled_keys).tofile(temporary)
         return {"candidates": candidates, "pairs": vars(counts)}
 
     return scan_span
@@ -99,21 +100,24 @@ def _start_scan(job: Job, limits: ScanLimits) -> Task:
 def _find_candidates(
     chunk: CleanChunk, src_forms: list[str], tgt_forms: list[str], limit: int, seed: int
 ) -> Iterator[tuple[int, str, str, str]]:
-    """Yield key, corpus, source and target of the pairs with keys below the limit."""
+    """Yield held-out key, corpus, source and target of the pairs with keys below `limit`.
+
+    `src_forms` and `tgt_forms` are the normal forms of the sentences.
+    """
     for i, (src_form, tgt_form) in enumerate(zip(src_forms, tgt_forms, strict=True)):
         key = xxhash.xxh3_64_intdigest(f"{src_form}\n{tgt_form}".encode(), seed=seed)
         if key < limit and src_form and tgt_form:
-            yield key, chunk.chunk.source.corpus, chunk.src[i], chunk.tgt[i]
+            yield key, chunk.raw_chunk.source.corpus, chunk.src[i], chunk.tgt[i]
 
 
-def sample_keys(seed: int, corpus: str, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Keys:
-    """Return the keys of the pairs with these numbers in their corpus, (N,).
+def sample_keys(seed: int, corpus: str, pair_numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Keys:
+    """Return the sample keys (N,) of the pairs of a corpus with these numbers (N,).
 
-    The mixing function of SplitMix64 (Steele et al., 2014) is a bijection: no two pairs of a corpus
-    have the same key.
+    No two pairs of a corpus have the same key, since the mixing function of SplitMix64 (Steele et
+    al., 2014) is a bijection.
     """
     digest = hashlib.blake2b(f"{seed} {corpus}".encode(), digest_size=8).digest()
-    keys = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    keys = pair_numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     keys += np.frombuffer(digest, dtype="<u8").astype(np.uint64)
     keys ^= keys >> np.uint64(30)
     keys *= np.uint64(0xBF58476D1CE4E5B9)

@@ -35,7 +35,7 @@ STDIN = "-"
 DATASET_SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # default names
 # Replaces line breaks inside texts of datasets. Cleaning turns it into a space and counts it.
 LINE_SEPARATOR = "\u2028".encode()
-_ROWS_A_BATCH = 10_000
+_ROWS_PER_BATCH = 10_000
 _BLOCK_BYTES = 1 << 20
 _SAVED = ("state.json", "dataset_dict.json")  # files that save_to_disk writes
 
@@ -282,11 +282,11 @@ def _read_tables(split: SplitConfig, split_name: str) -> Iterator[pa.Table]:
     else:
         builder = _make_builder(datasets, path, split, split_name)
         if hasattr(builder.config, "batch_size"):  # Parquet; the default is a whole row group
-            builder.config.batch_size = _ROWS_A_BATCH
+            builder.config.batch_size = _ROWS_PER_BATCH
         splits = builder.as_streaming_dataset()
     if split_name not in splits:
         raise DataError(f"{split.dataset} has no split {split_name}; {nearest(split_name, splits)}")
-    yield from splits[split_name].with_format("arrow").iter(batch_size=_ROWS_A_BATCH)
+    yield from splits[split_name].with_format("arrow").iter(batch_size=_ROWS_PER_BATCH)
 
 
 def _make_builder(datasets: Any, path: Path, split: SplitConfig, split_name: str) -> Any:

@@ -20,8 +20,8 @@ from nmt.preprocess.clean import NUM_EXAMPLES, CleanChunk, PairCounts
 from nmt.preprocess.duplicates import UNITS
 
 EXACT_LENGTHS = 256  # shorter lengths have a bin each
-_BINS_AN_OCTAVE = 16
-NUM_BINS = EXACT_LENGTHS + 12 * _BINS_AN_OCTAVE  # the last bin starts just below a million tokens
+_BINS_PER_OCTAVE = 16
+NUM_BINS = EXACT_LENGTHS + 12 * _BINS_PER_OCTAVE  # the last bin starts just below a million tokens
 STRICTNESS = ("exact", "normalised")
 PLAIN, _UNKNOWN, _BYTE = range(3)  # kinds of tokens
 TokenKinds = np.ndarray[Any, np.dtype[np.uint8]]
@@ -212,7 +212,7 @@ class HeldOut:
         may_match = is_among(signatures[0], self._src_signatures)  # (N,)
         may_match |= is_among(signatures[1], self._tgt_signatures)
         for row in np.flatnonzero(may_match).tolist():
-            location = chunk.chunk.location(int(chunk.rows[row]))
+            location = chunk.raw_chunk.location(int(chunk.kept_rows[row]))
             pair = (chunk.src[row], chunk.tgt[row])
             forms = (normal_form(pair[0]), normal_form(pair[1]))
             for split, tables in self._rows.items():
@@ -245,13 +245,13 @@ def _rows_by_text(texts: Iterable[str]) -> RowsByText:
 def length_bins(lengths: Ints) -> Ints:
     """Return the bin (N,) of each length: its own below `EXACT_LENGTHS`, then 16 an octave."""
     octaves = np.log2(np.maximum(lengths, 1) / EXACT_LENGTHS)
-    bins = EXACT_LENGTHS + np.floor(octaves * _BINS_AN_OCTAVE).astype(np.int64)
+    bins = EXACT_LENGTHS + np.floor(octaves * _BINS_PER_OCTAVE).astype(np.int64)
     bins = np.minimum(bins, NUM_BINS - 1)
     return np.where(lengths < EXACT_LENGTHS, lengths, bins)
 
 
 def bin_starts() -> Ints:
     """Return the least length of each bin, and the end of the last."""
-    steps = np.arange(NUM_BINS - EXACT_LENGTHS + 1) / _BINS_AN_OCTAVE
+    steps = np.arange(NUM_BINS - EXACT_LENGTHS + 1) / _BINS_PER_OCTAVE
     long = np.ceil(EXACT_LENGTHS * 2**steps).astype(np.int64)
     return np.concatenate([np.arange(EXACT_LENGTHS), long])
