@@ -17,7 +17,7 @@ from nmt.preprocess.duplicates import (
     find_duplicates,
     hash_duplicates,
     hash_sides,
-    read_seen,
+    read_repeats,
 )
 
 Pair = tuple[str, str]
@@ -76,7 +76,7 @@ def test_all_but_the_first_in_the_order_of_reading_are_found_and_counted(
             for row, pair in enumerate(pairs):
                 expected[3 * row] = KEYS[kind](pair) in earlier
                 earlier.add(KEYS[kind](pair))
-            np.testing.assert_array_equal(read_seen(folder, task, len(expected)), expected)
+            np.testing.assert_array_equal(read_repeats(folder, task, len(expected)), expected)
         assert len(earlier) < sum(map(len, tasks.values()))
     write_tasks(tmp_path / "counted", tasks, Duplicates.keep)
     pairs = list(itertools.chain.from_iterable(tasks.values()))
@@ -102,7 +102,7 @@ def test_a_task_that_failed_leaves_no_file_and_can_be_written_again(tmp_path: Pa
         with HashWriter(tmp_path, 1) as writer:
             writer.add_rows(hashes, np.arange(2))
     find_duplicates(tmp_path)
-    assert read_seen(tmp_path, 1, 2).tolist() == [False, True]
+    assert read_repeats(tmp_path, 1, 2).tolist() == [False, True]
 
 
 def test_swapped_sides_are_another_pair() -> None:
@@ -121,4 +121,4 @@ def test_the_ends_of_the_range_of_hashes_are_searched_too(
     with HashWriter(tmp_path, 1) as writer:
         writer.add_rows(hashes, np.arange(10))
     find_duplicates(tmp_path)
-    assert np.flatnonzero(read_seen(tmp_path, 1, 10)).tolist() == [4, 6, 7, 8]
+    assert np.flatnonzero(read_repeats(tmp_path, 1, 10)).tolist() == [4, 6, 7, 8]

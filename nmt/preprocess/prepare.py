@@ -1,9 +1,9 @@
-"""Turn parallel text into a data folder: divide the corpora into spans, scan them once, make the
+"""Turn parallel text into a data folder: divide the corpora into spans, scan them once, train the
 tokenizers, encode each span into a shard, and write report and index.
 
-A shard is one Arrow file. The task that writes it reads its own pairs from the input, so any
-process on any machine can do it, in any order. A span is done when its record exists; written
-again, its shard has the same bytes.
+A span is a range of pairs, and its shard is one Arrow file. Any process on any machine can encode
+any span, since it reads the pairs from the input itself. A span is done when its record exists; a
+repeated task writes a shard with the same bytes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from nmt.data.binary import CorpusIndex, ShardFile, write_index
 from nmt.data.languages import describe_languages
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
-from nmt.preprocess.chunks import Span, find_spans
+from nmt.preprocess.chunks import Source, Span, find_spans
 from nmt.preprocess.clean import CleanChunk, PairCounts
 from nmt.preprocess.duplicates import count_repeats
 from nmt.preprocess.encode import ShardEncoder, make_encoding_task
 from nmt.preprocess.filters import HELD_OUT, check_filters, no_pairs_left
-from nmt.preprocess.held_out import read_held_out, text_of, write_lines
+from nmt.preprocess.held_out import collect_lines, read_held_out, write_lines
 from nmt.preprocess.plan import prepare_encoding, scan_training_text
 from nmt.preprocess.report import build_report, report_page
 from nmt.preprocess.sources import find_sources, has_split
@@ -34,7 +34,7 @@ from nmt.runtime.files import remove_all_temporary, write_json
 
 log = logging.getLogger(__name__)
 _HELD_OUT_SPLITS = ("valid", "test")
-_MANY_DROPPED = 0.05  # share of the pairs
+_MAX_DROPPED_SHARE = 0.05  # of the training pairs, before a warning
 _STAGE = "encode"
 
 
@@ -44,10 +44,11 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
     Raises subclasses of `NmtError` for mistakes of the user; an older data folder then stays.
     """
     check_filters(config)
-    for split, alternative in (
-        ("train", "choose a corpus: data=numbers"),
-        ("valid", "take pairs out of the training text: data.valid.num_pairs=2000"),
-    ):
+    alternatives = {
+        "train": "choose a corpus: data=numbers",
+        "valid": "take pairs out of the training text: data.valid.num_pairs=2000",
+    }
+    for split, alternative in alternatives.items():
         if not has_split(config.data, split):
             raise ConfigError(
                 f"data.{split} is missing; give data.{split}.src=FILE and data.{split}.tgt=FILE "
@@ -71,14 +72,16 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
 
 
 def _find_all_sources(config: PreprocessConfig, work: Workspace) -> Job:
-    """List the sources of all splits."""
-    train = find_sources(config, "train", work.spool)
-    sources = {name: list(group) for name, group in groupby(train, key=lambda s: s.corpus)}
+    """Return the job of this run, with the sources of all splits."""
+    train_sources = find_sources(config, "train", work.spool)
+    by_corpus: dict[str, list[Source]] = {}
+    for source in train_sources:
+        by_corpus.setdefault(source.corpus, []).append(source)
     held_out = {}
     for split in _HELD_OUT_SPLITS:
         if has_split(config.data, split):
             held_out[split] = find_sources(config, split, work.spool)
-    return Job(config, work, sources, held_out)
+    return Job(config, work, sources=by_corpus, held_out=held_out)
 
 
 def _finish_folder(
@@ -89,25 +92,26 @@ def _finish_folder(
     Writes held-out splits, report, tokenizers and index. Reads no training text.
     """
     folder = job.work.data
-    remove_all_temporary(folder)  # of lost workers
-    corpora, index = _merge_records(job, spans)
-    _check_kept(corpora)
-    results = {"train": corpora}
-    encoder = ShardEncoder(job, None)
+    remove_all_temporary(folder)  # temporary files of workers that were killed
+    train_statistics, train_index = _merge_records(job, spans)
+    _check_dropped(train_statistics)
+    statistics = {"train": train_statistics}
+    index = {"train": train_index}
+    encoder = ShardEncoder(job, held_out=None)
     for split, chunks in splits.items():
-        src, tgt = text_of(chunks)
+        src, tgt = collect_lines(chunks)
         write_lines(folder / f"{split}.src", src)
         write_lines(folder / f"{split}.tgt", tgt)
-        results[split] = {}
+        statistics[split] = {}
         index[split] = []
-        for name, group in groupby(chunks, key=lambda chunk: chunk.raw_chunk.source.corpus):
-            file = f"{split}-{name}-00000" if name else f"{split}-00000"
-            results[split][name], shards = encoder.write(file, group)
-            index[split].append(CorpusIndex(name, 1.0, shards))
+        for corpus, group in groupby(chunks, key=lambda chunk: chunk.raw_chunk.source.corpus):
+            shard_name = f"{split}-{corpus}-00000" if corpus else f"{split}-00000"
+            statistics[split][corpus], shards = encoder.write(shard_name, group)
+            index[split].append(CorpusIndex(corpus, 1.0, shards))
     repeats = None  # counted as dropped pairs if duplicates are dropped
     if not job.config.filter.drops_duplicates:
         repeats = count_repeats(job.work.hashes)
-    report = build_report(results, config=job.config, tokenizers=tokenizers, duplicates=repeats)
+    report = build_report(statistics, config=job.config, tokenizers=tokenizers, duplicates=repeats)
     save_tokenizers(folder, tokenizers)
     write_json(folder / "report.json", report)
     (folder / "report.html").write_text(report_page(report), encoding="utf-8", newline="\n")
@@ -127,24 +131,25 @@ def _finish_folder(
 
 def _merge_records(
     job: Job, spans: Sequence[Span]
-) -> tuple[dict[str, Statistics], dict[str, list[CorpusIndex]]]:
-    """Merge the records of the spans: the statistics and the index of each training corpus."""
-    results = {}
+) -> tuple[dict[str, Statistics], list[CorpusIndex]]:
+    """Merge the records of all spans into the statistics and the index of each training corpus."""
+    statistics_by_corpus = {}
     index = []
     for corpus in job.sources:
         statistics = Statistics()
         shards = []
-        for record in read_records(job, [s for s in spans if s.corpus == corpus], _STAGE):
+        corpus_spans = [span for span in spans if span.corpus == corpus]
+        for record in read_records(job, corpus_spans, _STAGE):
             statistics.merge(Statistics.from_json(record["statistics"]))
             shards += [ShardFile(**shard) for shard in record["shards"]]
-        results[corpus] = statistics
+        statistics_by_corpus[corpus] = statistics
         if shards:
             weight = job.config.data.corpora[corpus].weight if corpus else 1.0
             index.append(CorpusIndex(corpus, weight, shards))
-    return results, {"train": index}
+    return statistics_by_corpus, index
 
 
-def _check_kept(corpora: Mapping[str, Statistics]) -> None:
+def _check_dropped(corpora: Mapping[str, Statistics]) -> None:
     """Raise a `DataError` if no training pair is kept; warn if many were dropped."""
     total = PairCounts()
     for corpus in corpora.values():
@@ -153,8 +158,8 @@ def _check_kept(corpora: Mapping[str, Statistics]) -> None:
         raise no_pairs_left(total)
     percent = 100 * (1 - total.kept / total.read)
     dropped = Counter(total.dropped)
-    del dropped[HELD_OUT]
-    if dropped.total() > _MANY_DROPPED * total.read:
+    del dropped[HELD_OUT]  # on purpose
+    if dropped.total() > _MAX_DROPPED_SHARE * total.read:
         log.warning(
             "warning: %.1f %% of the training pairs were dropped, most of them for: %s (%s)",
             percent,

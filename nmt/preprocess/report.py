@@ -19,23 +19,23 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.preprocess.characters import Ints, describe_characters
 from nmt.preprocess.duplicates import UNITS
 from nmt.preprocess.filters import HELD_OUT
-from nmt.preprocess.statistics import NUM_BINS, STRICTNESS, Overlap, Statistics, bin_starts
+from nmt.preprocess.statistics import MATCH_LEVELS, NUM_BINS, Overlap, Statistics, bin_starts
 from nmt.runtime.pages import page_templates
 
 Report = dict[str, Any]
-Corpora = Mapping[str, Statistics]  # of a split, by name; "" for the only one
+Corpora = Mapping[str, Statistics]  # of a split, by corpus; "" is the name of an only corpus
 
 FORMAT_VERSION = 1
 _MAX_BARS = 50  # of a histogram
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
-_STEEP_RATIO = 3.0
+_STEEP_RATIO = 3.0  # pairs with a larger ratio of lengths are probably no translations
 _UNSPACED_SCRIPTS = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar"}
-# by unit: the filter that drops them, and the share of pairs from which it is recommended
+# by unit: the value of filter.duplicates that drops repeats, and the share that leads to advice
 _DUPLICATE_FILTERS = {"pairs": ("pair", 0.1), "sources": ("src", 0.3), "targets": ("tgt", 0.3)}
 
 _SPLITS = ("train", "valid", "test")
-_SIDES = {"src": "source", "tgt": "target"}
-_LANGUAGES = {"src": "src_lang", "tgt": "tgt_lang"}
+_SIDE_NAMES = {"src": "source", "tgt": "target"}
+_LANGUAGE_KEYS = {"src": "src_lang", "tgt": "tgt_lang"}
 _MAX_LISTED = 8  # corpora, and pieces of advice, on the terminal
 _BAR_CHARACTERS = " ▁▂▃▄▅▆▇█"
 _SIDE_COLUMNS = {  # columns of the table: key and format of the number
@@ -119,12 +119,18 @@ def _summarize(statistics: Statistics) -> Report:
 
 
 def _ratio(numerator: float, denominator: float) -> float:
-    """Divide and round, so that the file is equal on every machine; 0 if the denominator is 0."""
+    """Divide, or return 0 if the denominator is 0.
+
+    The result is rounded, so that the report has the same bytes on every machine.
+    """
     return round(numerator / denominator, 6) if denominator else 0.0
 
 
 def _length_bins(statistics: Statistics) -> tuple[Ints, Ints, Ints]:
-    """Return the bins of source and target length that occur together, and how often (K,) each."""
+    """Return the K combinations of a source and a target bin that occur, and how often.
+
+    The arrays (K,) have the source bin, the target bin and the number of pairs.
+    """
     keys = np.array(list(statistics.lengths), np.int64)
     counts = np.array(list(statistics.lengths.values()), np.int64)
     return keys // NUM_BINS, keys % NUM_BINS, counts
@@ -134,7 +140,7 @@ def _count_steep_pairs(statistics: Statistics) -> int:
     """Count pairs with a side of more than `_STEEP_RATIO` times the tokens of the other."""
     src_bins, tgt_bins, counts = _length_bins(statistics)
     starts = bin_starts()
-    middles = (starts[:-1] + starts[1:] - 1) // 2  # of all bins
+    middles = (starts[:-1] + starts[1:] - 1) // 2  # of all bins, in tokens
     src = np.minimum(middles[src_bins], statistics.src.longest)
     tgt = np.minimum(middles[tgt_bins], statistics.tgt.longest)
     is_steep = np.maximum(src, tgt) / np.minimum(src, tgt) > _STEEP_RATIO
@@ -142,42 +148,43 @@ def _count_steep_pairs(statistics: Statistics) -> int:
 
 
 def _describe_lengths(statistics: Statistics, side: str) -> Report:
-    """Describe the lengths of one side, with EOS: quantiles, and a histogram of equal bars."""
+    """Describe the lengths of one side, with EOS, by quantiles and a histogram with equal bars."""
     src_bins, tgt_bins, counts = _length_bins(statistics)
     bins = src_bins if side == "src" else tgt_bins
     starts = bin_starts()[:-1]
     num_lengths = getattr(statistics, side).longest + 1
-    width = max(1, -(-num_lengths // _MAX_BARS))
-    bars = np.bincount(starts[bins] // width, weights=counts).astype(np.int64)
-    sums = np.cumsum(np.bincount(bins, weights=counts, minlength=NUM_BINS).astype(np.int64))
-    lengths: Report = {"bar_width": width, "bars": bars.tolist()}
+    bar_width = max(1, -(-num_lengths // _MAX_BARS))
+    bars = np.bincount(starts[bins] // bar_width, weights=counts).astype(np.int64)
+    pairs_by_bin = np.bincount(bins, weights=counts, minlength=NUM_BINS).astype(np.int64)
+    running_sums = np.cumsum(pairs_by_bin)
+    lengths: Report = {"bar_width": bar_width, "bars": bars.tolist()}
     for name, share in _QUANTILES.items():
-        lengths[name] = int(starts[np.searchsorted(sums, share * sums[-1])])
+        lengths[name] = int(starts[np.searchsorted(running_sums, share * running_sums[-1])])
     return lengths
 
 
 def _add_times(summaries: Mapping[str, Report], config: PreprocessConfig) -> None:
-    """Add to each corpus how many times an epoch contains each of its pairs."""
+    """Add `times` to the summary of each corpus: how often an epoch contains each of its pairs."""
     sizes = [summary["kept"] for summary in summaries.values()]
     weights = [config.data.corpora[name].weight for name in summaries]
-    nums_drawn = compute_pairs_per_epoch(sizes, weights, config.data.temperature)
-    for summary, num_drawn in zip(summaries.values(), nums_drawn, strict=True):
+    drawn_per_corpus = compute_pairs_per_epoch(sizes, weights, config.data.temperature)
+    for summary, num_drawn in zip(summaries.values(), drawn_per_corpus, strict=True):
         summary["times"] = _ratio(num_drawn, summary["kept"])
 
 
 def _describe_overlap(split: str, num_rows: int, overlaps: Mapping[str, Overlap]) -> Report:
     """Describe how many pairs, sources and targets of a held-out split are in the training text."""
     description: Report = {"num_rows": num_rows, "examples": {}}
-    for strictness in STRICTNESS:
-        description[strictness] = {}
+    for level in MATCH_LEVELS:
+        description[level] = {}
         for unit in UNITS:
-            overlap = overlaps.get(f"{split} {strictness} {unit}", Overlap())
-            description[strictness][unit] = {
+            overlap = overlaps.get(f"{split} {level} {unit}", Overlap())
+            description[level][unit] = {
                 "held_out_rows": len(overlap.rows),
                 "train_pairs": overlap.matches,
             }
             if overlap.matches:
-                description["examples"][f"{strictness} {unit}"] = overlap.examples
+                description["examples"][f"{level} {unit}"] = overlap.examples
     return description
 
 
@@ -200,18 +207,18 @@ def _advise(report: Report) -> Iterator[str]:
         )
     for split in _SPLITS:
         if split in report:
-            for side in _SIDES:
-                yield from _advise_on_tokens(split, _SIDES[side], report[split][side])
-    for side in _SIDES:
-        yield from _advise_on_words(_SIDES[side], train[side])
-    for side in _SIDES:
-        yield from _advise_on_characters(_SIDES[side], train[side])
-    for unit, (option, share) in _DUPLICATE_FILTERS.items():
+            for side in _SIDE_NAMES:
+                yield from _advise_on_tokens(split, _SIDE_NAMES[side], report[split][side])
+    for side in _SIDE_NAMES:
+        yield from _advise_on_words(_SIDE_NAMES[side], train[side])
+    for side in _SIDE_NAMES:
+        yield from _advise_on_characters(_SIDE_NAMES[side], train[side])
+    for unit, (filter_value, min_share) in _DUPLICATE_FILTERS.items():
         number = report["duplicates"][unit] if report["duplicates"] else 0
-        if number > share * num_kept:
+        if number > min_share * num_kept:
             yield (
                 f"{number / num_kept:.0%} of the training {unit} came before: "
-                f"filter.duplicates={option} keeps the first of each."
+                f"filter.duplicates={filter_value} keeps the first of each."
             )
             break  # repeated pairs repeat sources and targets too
     ratio = train["length_ratio"]
@@ -297,11 +304,11 @@ def report_table(report: Report) -> str:
     num_more = len(report["advice"]) - _MAX_LISTED
     if num_more > 0:
         advice.append(("!", f"and {num_more} more, in report.json"))
-    blocks = [_counts_table(report)]
+    tables = [_counts_table(report)]
     for entries in (list(_details(report)), advice):
         if entries:
-            blocks.append(_entry_table(entries))
-    return "\n\n".join(blocks)
+            tables.append(_entry_table(entries))
+    return "\n\n".join(tables)
 
 
 def _counts_table(report: Report) -> str:
@@ -334,19 +341,23 @@ def _counts_table(report: Report) -> str:
 
 
 def _entry_table(entries: list[tuple[str, str]]) -> str:
-    """Return a table of names and texts, in which a repeated name is left out."""
+    """Return a table of names and texts. A name that repeats the one above is left out.
+
+    The name "!", which marks advice, is always shown.
+    """
     rows = []
     previous = ""
     for name, text in entries:
-        rows.append(["" if name == previous != "!" else name, text])
+        is_repeated = name == previous and name != "!"
+        rows.append(["" if is_repeated else name, text])
         previous = name
-    widths = [None, 98 - max(len(name) for name, _ in entries)]
-    table: str = tabulate(rows, tablefmt="plain", maxcolwidths=widths, disable_numparse=True)
+    max_widths = [None, 98 - max(len(name) for name, _ in entries)]  # 2 columns between them
+    table: str = tabulate(rows, tablefmt="plain", maxcolwidths=max_widths, disable_numparse=True)
     return table
 
 
 def _details(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield the lines below the counts, each with its name."""
+    """Yield the entries below the table of counts, as name and text."""
     train = report["train"]
     for key in ("dropped", "replaced"):
         for split in _SPLITS:
@@ -361,18 +372,18 @@ def _details(report: Report) -> Iterator[tuple[str, str]]:
         yield "duplicates", ", ".join(texts)
     for split, overlap in report["overlap"].items():
         matches = []
-        for strictness in STRICTNESS:
-            numbers = [f"{overlap[strictness][unit]['held_out_rows']:,}" for unit in UNITS]
-            matches.append(f"{' '.join(numbers)} {strictness}")
+        for level in MATCH_LEVELS:
+            numbers = [f"{overlap[level][unit]['held_out_rows']:,}" for unit in UNITS]
+            matches.append(f"{' '.join(numbers)} {level}")
         yield (
             "overlap",
             f"{split}, pairs sources targets of {overlap['num_rows']:,} that are in train: "
             f"{', '.join(matches)}",
         )
-    for side, language in _LANGUAGES.items():
-        yield "lengths", f"{report[language]:<3} {_length_text(train[side]['lengths'])}"
-    for side, language in _LANGUAGES.items():
-        yield "characters", f"{report[language]:<3} {_character_text(train[side])}"
+    for side, language_key in _LANGUAGE_KEYS.items():
+        yield "lengths", f"{report[language_key]:<3} {_length_text(train[side]['lengths'])}"
+    for side, language_key in _LANGUAGE_KEYS.items():
+        yield "characters", f"{report[language_key]:<3} {_character_text(train[side])}"
 
 
 def _list_reasons(summary: Report, key: str, split: str) -> Iterator[str]:
@@ -407,8 +418,11 @@ def _character_text(counts: Report) -> str:
     scripts = [f"{name} {share:.1%}" for name, share in list(counts["scripts"].items())[:3]]
     text = f"{counts['covered_share']:.3%} have a piece; {', '.join(scripts)}"
     if counts["odd"]:
-        odd = [f"{c['code']} {c['name'].lower()} {c['count']:,}" for c in counts["odd"][:2]]
-        text += f"; {counts['odd_characters']:,} odd: {', '.join(odd)}"
+        examples = []
+        for character in counts["odd"][:2]:
+            name = character["name"].lower()
+            examples.append(f"{character['code']} {name} {character['count']:,}")
+        text += f"; {counts['odd_characters']:,} odd: {', '.join(examples)}"
     return text
 
 
@@ -416,4 +430,4 @@ def report_page(report: Report) -> str:
     """Return report.html. All text is escaped."""
     splits = {name: report[name] for name in _SPLITS if name in report}
     template = page_templates(Path(__file__).parent).get_template("report.html.j2")
-    return template.render(report=report, splits=splits, languages=_LANGUAGES)
+    return template.render(report=report, splits=splits, languages=_LANGUAGE_KEYS)

@@ -11,18 +11,18 @@ import regex  # type: ignore[import-untyped]
 
 from nmt.errors import ConfigError
 
-# scripts in which newspapers are printed, with their codes
+# scripts in which newspapers are printed, with their codes in ISO 15924
 _ISO_15924 = """
 Latin Latn, Greek Grek, Cyrillic Cyrl, Armenian Armn, Georgian Geor, Hebrew Hebr, Arabic Arab,
 Syriac Syrc, Thaana Thaa, Devanagari Deva, Bengali Beng, Gurmukhi Guru, Gujarati Gujr, Oriya Orya,
 Tamil Taml, Telugu Telu, Kannada Knda, Malayalam Mlym, Sinhala Sinh, Thai Thai, Lao Laoo,
 Tibetan Tibt, Myanmar Mymr, Khmer Khmr, Ethiopic Ethi, Mongolian Mong, Hangul Hang, Hiragana Hira,
 Katakana Kana, Bopomofo Bopo, Han Hani, Tifinagh Tfng, Cherokee Cher"""
-_CODES = dict(item.split() for item in _ISO_15924.split(","))
-_OTHER = "Other"
-SCRIPTS = (*_CODES, _OTHER)
+_ISO_CODES = dict(item.split() for item in _ISO_15924.split(","))
+_OTHER = "Other"  # any script that is not in the list
+SCRIPTS = (*_ISO_CODES, _OTHER)
 
-# combinations of scripts, and the languages that use them
+# languages by the scripts that they are written in
 _LANGUAGES = """
 Latin: aa af ak an ast ay bi bm br ca ceb ch co crh cs cy da de dsb ee en eo es et eu ff fi fil fj
 fo fr fur fy ga gd gl gn gv ha haw hil hr hsb ht hu ia id ie ig ilo io is it jv kg ki kl kw la lb
@@ -36,52 +36,52 @@ Lao: lo; Tibetan: bo dz; Myanmar: my shn; Khmer: km; Ethiopic: am ti; Tifinagh: 
 Han Hiragana Katakana: ja; Hangul Han: ko; Han Bopomofo: zh yue; Latin Cyrillic: bs uz az; Cyrillic
 Latin: sr kk; Latin Arabic: ku; Cyrillic Mongolian: mn; Gurmukhi Arabic: pa; Arabic Devanagari: sd
 ks"""
-_BY_LANGUAGE: dict[str, tuple[str, ...]] = {}
+_SCRIPTS_BY_LANGUAGE: dict[str, tuple[str, ...]] = {}
 for _scripts, _languages in (item.split(":") for item in _LANGUAGES.split(";")):
     for _language in _languages.split():
-        _BY_LANGUAGE[_language] = tuple(_scripts.split())
+        _SCRIPTS_BY_LANGUAGE[_language] = tuple(_scripts.split())
 
-_BY_CODE = {
-    **{code: (script,) for script, code in _CODES.items()},
+_SCRIPTS_BY_CODE = {
+    **{code: (script,) for script, code in _ISO_CODES.items()},
     "Zyyy": (_OTHER,),
     # codes of several scripts
-    "Hans": _BY_LANGUAGE["zh"],
-    "Hant": _BY_LANGUAGE["zh"],
-    "Jpan": _BY_LANGUAGE["ja"],
-    "Kore": _BY_LANGUAGE["ko"],
+    "Hans": _SCRIPTS_BY_LANGUAGE["zh"],
+    "Hant": _SCRIPTS_BY_LANGUAGE["zh"],
+    "Jpan": _SCRIPTS_BY_LANGUAGE["ja"],
+    "Kore": _SCRIPTS_BY_LANGUAGE["ko"],
 }
 
 
 def scripts_of(language: str, key: str) -> tuple[str, ...]:
-    """Return the scripts of a language code such as de, pt_BR, zh-Hant or eng_Latn.
+    """Return the scripts of a language with a code such as de, pt_BR, zh-Hant or eng_Latn.
 
     Raises `ConfigError` for unknown languages, with advice to set the option `key`.
     """
     code, *subtags = re.split("[-_]", language)
-    for subtag in subtags:
-        if subtag.title() in _BY_CODE:
-            return _BY_CODE[subtag.title()]
-    if code.lower() not in _BY_LANGUAGE:
+    for subtag in subtags:  # a script, such as Hant, precedes the language
+        if subtag.title() in _SCRIPTS_BY_CODE:
+            return _SCRIPTS_BY_CODE[subtag.title()]
+    if code.lower() not in _SCRIPTS_BY_LANGUAGE:
         raise ConfigError(
             f"the scripts of the language {language} are not known; name them: {key}=[Latin]"
         )
-    return _BY_LANGUAGE[code.lower()]
+    return _SCRIPTS_BY_LANGUAGE[code.lower()]
 
 
 @functools.cache
 def script_table() -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return an array with the number of the script of each code point, 0 if it has none.
 
-    The number of a script is its index in `SCRIPTS` plus 1. Only letters have a script, but not
-    raised letters such as the ordinal ª and letters that all scripts share.
+    The number of a script is its index in `SCRIPTS` plus 1. Only letters have a number, except for
+    superscript letters such as the ordinal ª and letters that several scripts share.
     """
     code_points = np.r_[0:0xD800, 0xE000:0x40000].astype("<u4")  # there are no letters above
-    text = code_points.tobytes().decode("utf-32-le")
+    all_characters = code_points.tobytes().decode("utf-32-le")
     excluded = r"[\p{Decomposition_Type=Super}\p{Script=Common}\p{Script=Inherited}]"
-    letters = "".join(regex.findall(rf"(?V1)[\p{{L}}--{excluded}]+", text))
+    letters = "".join(regex.findall(rf"(?V1)[\p{{L}}--{excluded}]+", all_characters))
     table = np.zeros(0x110000, np.uint8)
     table[list(map(ord, letters))] = len(SCRIPTS)  # the number of "Other"
-    for number, name in enumerate(_CODES, start=1):
+    for number, name in enumerate(_ISO_CODES, start=1):
         script_letters = "".join(regex.findall(rf"\p{{Script={name}}}+", letters))
         table[list(map(ord, script_letters))] = number
     return table

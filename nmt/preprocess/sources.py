@@ -37,12 +37,12 @@ DATASET_SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # de
 LINE_SEPARATOR = "\u2028".encode()
 _ROWS_PER_BATCH = 10_000
 _BLOCK_BYTES = 1 << 20
-_SAVED = ("state.json", "dataset_dict.json")  # files that save_to_disk writes
+_SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
 
 
 @dataclass(frozen=True)
 class _CorpusSettings:
-    """The settings of one corpus in a split."""
+    """The text of one corpus in one split."""
 
     key: str  # of the settings, such as data.corpora.news.valid
     corpus: str  # name in data.corpora, or ""
@@ -69,7 +69,7 @@ def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
 
 
 def has_split(config: DataConfig, split: str) -> bool:
-    """Return whether the settings name a corpus for `split` (train, valid or test)."""
+    """Return whether the settings name text for `split` (train, valid or test)."""
     if config.corpus is not Corpus.files:
         return True
     return any(corpus.split.source_keys for corpus in _list_corpora(config, split))
@@ -115,20 +115,20 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
 
 
 def _find_files(corpus: _CorpusSettings, template: Source, spool_prefix: Path) -> Iterator[Source]:
-    """Yield the sources of a corpus that is stored in files, like `template`."""
+    """Yield the sources of a corpus in files: copies of `template` with paths, names and format."""
     if corpus.split.tsv is not None:
         template = replace(template, format=Format.tsv)
     elif corpus.split.jsonl is not None:
         template = replace(template, format=Format.jsonl)
-    for number, files in enumerate(corpus.file_names()):
+    for number, file_names in enumerate(corpus.file_names()):
         paths = []
-        for side, file in enumerate(files):
+        for side, file in enumerate(file_names):
             path = resolve(file)
             if is_stream(file) or is_compressed(file):
                 path = spool_prefix.with_name(f"{spool_prefix.name}-{number}-{side}")
                 _spool_blocks([path], _unpacked_blocks(file))
             paths.append(path)
-        names = tuple("stdin" if file == STDIN else file for file in files)
+        names = tuple("stdin" if file == STDIN else file for file in file_names)
         yield replace(template, paths=tuple(paths), names=names)
 
 
@@ -190,7 +190,7 @@ def _pair_in_order(src: list[str], tgt: list[str], key: str) -> list[tuple[str, 
 
 
 def match_files(name: str) -> dict[tuple[str, ...], str]:
-    """Return the files that match a name or pattern, sorted, by the text of the wildcards."""
+    """Return the files that match a name or pattern, by the texts that its wildcards match."""
     path = os.path.expanduser(name)
     if name == STDIN or not re.search(r"[*?]", name) or os.path.exists(path):
         return {(): name}
@@ -214,12 +214,12 @@ def _unpacked_blocks(name: str) -> Iterator[tuple[bytes]]:
 
 
 def _spool_blocks(paths: Sequence[Path], blocks: Iterable[Sequence[bytes]]) -> None:
-    """Write blocks, which have one part for each of the files."""
+    """Write blocks of bytes to files; each block holds the next bytes of every file."""
     with ExitStack() as stack:
         files = [stack.enter_context(spool(path)) for path in paths]
         for block in blocks:
-            for file, content in zip(files, block, strict=True):
-                file.write(content)
+            for file, file_block in zip(files, block, strict=True):
+                file.write(file_block)
 
 
 @contextlib.contextmanager
@@ -245,7 +245,7 @@ def spool(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _describe(split: SplitConfig) -> str:
-    """Return a dataset with its configuration and split, for messages."""
+    """Describe a dataset with its configuration and split, for messages."""
     details = ", ".join(filter(None, [split.dataset_config, split.dataset_split]))
     return f"{split.dataset} ({details})" if details else str(split.dataset)
 
@@ -253,9 +253,9 @@ def _describe(split: SplitConfig) -> str:
 def read_dataset(
     split: SplitConfig, fields: Sequence[str], default_split: str
 ) -> Iterator[list[bytes]]:
-    """Yield blocks of source lines and target lines; a missing text is an empty line.
+    """Yield blocks of the source and target lines of a dataset; a missing text is an empty line.
 
-    `fields` are two columns, or two fields of the column `translation` as in wmt14. Raises
+    `fields` name two columns, or two fields of the column `translation`, as wmt14 has it. Raises
     `DataError` if the dataset is missing or damaged, or has no such fields.
     """
     name = _describe(split)
@@ -276,7 +276,7 @@ def _read_tables(split: SplitConfig, split_name: str) -> Iterator[pa.Table]:
     assert split.dataset is not None
     datasets = _import_datasets()
     path = resolve(split.dataset)
-    if any((path / name).is_file() for name in _SAVED):
+    if any((path / name).is_file() for name in _SAVED_DATASET_FILES):
         saved = datasets.load_from_disk(str(path))
         splits = saved if isinstance(saved, dict) else {split_name: saved}
     else:

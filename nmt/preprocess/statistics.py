@@ -2,7 +2,7 @@
 find sentences of held-out sets in it. The sums do not depend on the division into chunks.
 """
 
-# N pairs of a chunk, V vocabulary
+# In shapes, N is the number of pairs of a chunk and V the size of the vocabulary.
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ from nmt.preprocess.chunks import Location
 from nmt.preprocess.clean import NUM_EXAMPLES, CleanChunk, PairCounts
 from nmt.preprocess.duplicates import UNITS
 
-EXACT_LENGTHS = 256  # shorter lengths have a bin each
+NUM_EXACT_LENGTHS = 256  # lengths below this have a bin each
 _BINS_PER_OCTAVE = 16
-NUM_BINS = EXACT_LENGTHS + 12 * _BINS_PER_OCTAVE  # the last bin starts just below a million tokens
-STRICTNESS = ("exact", "normalised")
-PLAIN, _UNKNOWN, _BYTE = range(3)  # kinds of tokens
+NUM_BINS = (
+    NUM_EXACT_LENGTHS + 12 * _BINS_PER_OCTAVE
+)  # the last bin starts just below a million tokens
+MATCH_LEVELS = ("exact", "normalised")
+# kinds of tokens
+PLAIN = 0
+_UNKNOWN = 1
+_BYTE = 2
 TokenKinds = np.ndarray[Any, np.dtype[np.uint8]]
 RowsByText = dict[str, set[int]]
 Texts = tuple[Sequence[str], Sequence[str]]  # source and target lines
@@ -32,7 +37,7 @@ FlatIds = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids of all lines,
 
 @dataclass
 class SideStatistics:
-    """The counts of one side, under their names in the report."""
+    """The counts of one side of a text."""
 
     tokens: int = 0  # without EOS
     words: int = 0  # separated by spaces
@@ -53,10 +58,10 @@ class SideStatistics:
 
 @dataclass
 class Overlap:
-    """Training pairs that match pairs of a held-out split, by one way to compare."""
+    """Training pairs that match a held-out split in one way, such as on both sides and exactly."""
 
     matches: int = 0  # training pairs
-    rows: set[int] = field(default_factory=set)  # matched pairs of the split
+    rows: set[int] = field(default_factory=set)  # pairs of the split that are matched
     examples: list[dict[str, Any]] = field(default_factory=list)
 
     def merge(self, following: Overlap) -> None:
@@ -74,9 +79,9 @@ class Statistics:
     src: SideStatistics = field(default_factory=SideStatistics)
     tgt: SideStatistics = field(default_factory=SideStatistics)
     lengths: Counter[int] = field(default_factory=Counter)
-    """Pairs by source bin * NUM_BINS + target bin, see `length_bins`."""
+    """Number of pairs, by source bin * NUM_BINS + target bin; see `length_bins`."""
     overlaps: dict[str, Overlap] = field(default_factory=dict)
-    """By split, strictness and unit, such as "valid exact pairs"; without empty ones."""
+    """By split, match level and unit, such as "valid exact pairs"; without empty ones."""
 
     @property
     def sides(self) -> tuple[SideStatistics, SideStatistics]:
@@ -93,7 +98,10 @@ class Statistics:
             self.overlaps.setdefault(name, Overlap()).merge(overlap)
 
     def to_json(self) -> dict[str, Any]:
-        """Return values that JSON can store; it has no keys that are numbers."""
+        """Return values that JSON can store.
+
+        Counters become lists of pairs, since JSON has no numbers as keys.
+        """
         sides = [
             {**vars(side), "characters": sorted(side.characters.items())} for side in self.sides
         ]
@@ -181,12 +189,12 @@ def _measure_side(
 class HeldOut:
     """Finds the lines of held-out splits in training text.
 
-    Lines match exactly, or by their normal forms: without case, punctuation and spaces. Signatures
-    of whole chunks select the few lines that may match; only these are compared one by one.
+    Lines match exactly, or by their normal forms: without case, punctuation and spaces. Comparing
+    signatures first is fast, and leaves few lines to compare one by one.
     """
 
     def __init__(self, splits: Mapping[str, Texts]) -> None:
-        # by split: for each strictness the rows by source text and by target text
+        # by split: for each match level, the rows by source text and the rows by target text
         self._rows: dict[str, list[tuple[RowsByText, RowsByText]]] = {}
         src_lines: list[str] = []
         tgt_lines: list[str] = []
@@ -207,7 +215,10 @@ class HeldOut:
     def find_overlaps(
         self, chunk: CleanChunk, signatures: tuple[Signatures, Signatures]
     ) -> dict[str, Overlap]:
-        """Look for the pairs of a chunk in every split; `signatures` (N,) are given by side."""
+        """Find the pairs of a chunk that match rows of a split, by split, match level and unit.
+
+        `signatures` holds the signatures of source lines (N,) and of target lines (N,).
+        """
         overlaps: dict[str, Overlap] = {}
         may_match = is_among(signatures[0], self._src_signatures)  # (N,)
         may_match |= is_among(signatures[1], self._tgt_signatures)
@@ -216,20 +227,23 @@ class HeldOut:
             pair = (chunk.src[row], chunk.tgt[row])
             forms = (normal_form(pair[0]), normal_form(pair[1]))
             for split, tables in self._rows.items():
-                src: set[int] = set()  # rows of the split with this source
-                tgt: set[int] = set()
-                for i, (src_text, tgt_text) in enumerate([pair, forms]):
-                    src |= tables[i][0].get(src_text, set())  # exact matches are also normalised
-                    tgt |= tables[i][1].get(tgt_text, set())
-                    for unit, rows in zip(UNITS, (src & tgt, src, tgt), strict=True):
+                src_rows: set[int] = set()  # rows of the split with this source
+                tgt_rows: set[int] = set()
+                for level, (src_text, tgt_text) in enumerate([pair, forms]):
+                    # exact matches count as normalised matches too
+                    src_rows |= tables[level][0].get(src_text, set())
+                    tgt_rows |= tables[level][1].get(tgt_text, set())
+                    for unit, rows in zip(
+                        UNITS, (src_rows & tgt_rows, src_rows, tgt_rows), strict=True
+                    ):
                         if rows:
-                            name = f"{split} {STRICTNESS[i]} {unit}"
+                            name = f"{split} {MATCH_LEVELS[level]} {unit}"
                             overlap = overlaps.setdefault(name, Overlap())
-                            overlap.merge(_overlap_of_line(location, rows))
+                            overlap.merge(_overlap_of_pair(location, rows))
         return overlaps
 
 
-def _overlap_of_line(location: Location, rows: set[int]) -> Overlap:
+def _overlap_of_pair(location: Location, rows: set[int]) -> Overlap:
     """Return the overlap of one training pair with rows of a held-out split."""
     example = {"file": location.file, "line": location.line, "held_out_line": min(rows) + 1}
     return Overlap(1, rows, [example])
@@ -243,15 +257,15 @@ def _rows_by_text(texts: Iterable[str]) -> RowsByText:
 
 
 def length_bins(lengths: Ints) -> Ints:
-    """Return the bin (N,) of each length: its own below `EXACT_LENGTHS`, then 16 an octave."""
-    octaves = np.log2(np.maximum(lengths, 1) / EXACT_LENGTHS)
-    bins = EXACT_LENGTHS + np.floor(octaves * _BINS_PER_OCTAVE).astype(np.int64)
+    """Return the bin (N,) of each length: its own below `NUM_EXACT_LENGTHS`, then 16 an octave."""
+    octaves = np.log2(np.maximum(lengths, 1) / NUM_EXACT_LENGTHS)
+    bins = NUM_EXACT_LENGTHS + np.floor(octaves * _BINS_PER_OCTAVE).astype(np.int64)
     bins = np.minimum(bins, NUM_BINS - 1)
-    return np.where(lengths < EXACT_LENGTHS, lengths, bins)
+    return np.where(lengths < NUM_EXACT_LENGTHS, lengths, bins)
 
 
 def bin_starts() -> Ints:
-    """Return the least length of each bin, and the end of the last."""
-    steps = np.arange(NUM_BINS - EXACT_LENGTHS + 1) / _BINS_PER_OCTAVE
-    long = np.ceil(EXACT_LENGTHS * 2**steps).astype(np.int64)
-    return np.concatenate([np.arange(EXACT_LENGTHS), long])
+    """Return the smallest length of each bin, and the end of the last bin."""
+    octaves = np.arange(NUM_BINS - NUM_EXACT_LENGTHS + 1) / _BINS_PER_OCTAVE
+    long_starts = np.ceil(NUM_EXACT_LENGTHS * 2**octaves).astype(np.int64)
+    return np.concatenate([np.arange(NUM_EXACT_LENGTHS), long_starts])

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 MARKER = "meta.json"
 _FINGERPRINT = "job.json"
 _LOCK = "lock"
-_FORMAT = 6  # of the work folder
+_FORMAT_VERSION = 6  # of the work folder
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Job:
                 status = path.stat()
                 inputs[str(path)] = [status.st_size, status.st_mtime_ns]
         return {
-            "format": _FORMAT,
+            "format": _FORMAT_VERSION,
             **settings_to_compare(self.config),
             "inputs": inputs,
             "models": [hashlib.sha256(read_regular(path)).hexdigest() for path in models],
@@ -81,6 +81,7 @@ class Job:
 
 
 Task = Callable[[Span, Iterator[Chunk]], dict[str, Any]]
+"""Processes the chunks of a span, writes files, and returns the record of the span."""
 
 
 def run_stage(
@@ -88,27 +89,26 @@ def run_stage(
 ) -> None:
     """Run a task for each span that has no record of this stage, on local or remote workers.
 
-    Each worker calls `make_task`. The task gets a span and its chunks, writes its own files and
-    returns the record. A repeated task writes the same bytes.
+    Each worker calls `make_task` once. A task that is run again for a span writes the same bytes.
     """
     folder = job.work.records / stage
     folder.mkdir(exist_ok=True)
     # listed once: some network file systems remember for a while that a file is missing
     finished = {path.stem for path in folder.iterdir()}
-    open_spans = [span for span in spans if span.name not in finished]
-    if not open_spans:
+    remaining_spans = [span for span in spans if span.name not in finished]
+    if not remaining_spans:
         return
     num_pairs = sum(span.num_pairs for span in spans)
-    num_open_pairs = sum(span.num_pairs for span in open_spans)
+    num_remaining_pairs = sum(span.num_pairs for span in remaining_spans)
     workers = open_workers(
         job.config.scheduler,
-        min(count_workers(job.config.num_threads), len(open_spans)),
+        min(count_workers(job.config.num_threads), len(remaining_spans)),
         partial(_make_span_runner, job, folder, make_task),
         folder=folder,
     )
-    done = num_pairs - num_open_pairs
-    with Progress(stage, "pairs", total=num_pairs, done=done) as progress, workers:
-        for span, num_bytes in workers.map(open_spans):
+    num_done = num_pairs - num_remaining_pairs
+    with Progress(stage, "pairs", total=num_pairs, done=num_done) as progress, workers:
+        for span, num_bytes in workers.map(remaining_spans):
             progress.update(span.num_pairs, text_bytes=num_bytes)
         progress.finish()
 
@@ -116,26 +116,29 @@ def run_stage(
 def _make_span_runner(
     job: Job, folder: Path, make_task: Callable[[Job], Task]
 ) -> Callable[[Span], int]:
-    """Return a function that runs the task of a span, and returns the bytes of its text."""
+    """Return a function that runs the task for a span and writes its record.
+
+    The function returns the number of bytes of text that it read.
+    """
     task = make_task(job)
 
-    def run(span: Span) -> int:
+    def run_span(span: Span) -> int:
         num_bytes = 0
 
-        def chunks() -> Iterator[Chunk]:
+        def count_chunks() -> Iterator[Chunk]:
             nonlocal num_bytes
             for chunk in read_span(job.sources[span.corpus], span):
                 num_bytes += sum(map(len, chunk.raw))
                 yield chunk
 
-        replace_json(folder / f"{span.name}.json", task(span, chunks()))
+        replace_json(folder / f"{span.name}.json", task(span, count_chunks()))
         return num_bytes
 
-    return run
+    return run_span
 
 
 def read_records(job: Job, spans: Iterable[Span], stage: str) -> Iterator[dict[str, Any]]:
-    """Yield the records of these spans."""
+    """Yield the records of these spans, which a stage has written."""
     for span in spans:
         path = job.work.records / stage / f"{span.name}.json"
         yield read_json(path)
@@ -152,13 +155,13 @@ class Workspace:
         self.hashes = folder / "hashes"
         self.spool = folder / "spool"  # text that is not read from uncompressed files
         self.plan = folder / "plan"
-        self._fingerprint: dict[str, Any] = {}  # of the job that an earlier run began
+        self._fingerprint: dict[str, Any] = {}  # of the job of an earlier, interrupted run
         with contextlib.suppress(FileNotFoundError, DamagedError):
             self._fingerprint = read_json(folder / _FINGERPRINT)
         self.is_new = not self._fingerprint
 
     def start(self, fingerprint: dict[str, Any]) -> None:
-        """Create the folders for a job, and remove the results of a job that was different."""
+        """Create the folders of a job; remove the results of an earlier run of another job."""
         if fingerprint == self._fingerprint and self.data.exists():
             log.info("continuing an earlier run in %s", self.folder)
         else:
@@ -192,7 +195,7 @@ class Workspace:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def has_results(self) -> bool:
-        """Return whether another run can use files of this one."""
+        """Return whether the work folder holds files that the next run can use."""
         return any(any(folder.glob("*")) for folder in (self.records, self.plan, self.spool))
 
 
