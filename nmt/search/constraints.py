@@ -22,7 +22,7 @@ class Constraint(Protocol):
     """Changes the log-probabilities of the next token before search chooses among them.
 
     A constraint may lower a value, to minus infinity to forbid a token; hypotheses report the
-    lowered values. It must not raise values, since search drops hypotheses that cannot win any more
+    lowered values. It must not raise values, since search drops hypotheses that can no longer win
     if log-probabilities only fall.
     """
 

@@ -1,4 +1,4 @@
-"""The input of a search: the sentences of a batch, the settings, and what follows from them."""
+"""The input of a search: the sentences of a batch, the settings, and the constraints and limits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SearchRequest:
     """
     n_best: int | None = None  # hypotheses to return per sentence; None for `beam_size`
     with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
-    constraints: Sequence[Constraint] = ()  # added to those of `config`; native engine only
+    constraints: Sequence[Constraint] = ()  # besides `config`; native engine only
 
     @property
     def num_results(self) -> int:
@@ -77,7 +77,7 @@ class SearchRequest:
                     )
 
     def all_constraints(self, tokenizer: Tokenizers) -> list[Constraint]:
-        """Return the constraints of the settings, of the forced prefixes, and `constraints`."""
+        """Return the constraints of the settings and the forced prefixes, then `constraints`."""
         constraints: list[Constraint] = [ForbiddenTokens(forbidden_ids(tokenizer.tgt))]
         if self.config.min_length:
             constraints.append(MinLength(self.config.min_length, tokenizer.tgt.eos_id))

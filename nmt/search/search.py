@@ -79,8 +79,8 @@ def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list
             complete_rows = is_complete.nonzero().squeeze(1)
             hypotheses = state.to_hypotheses(beam.select(complete_rows))
             for row, (sentence, hypothesis) in zip(complete_rows.tolist(), hypotheses, strict=True):
-                # All samples of a sentence go on until the last one is complete; what a complete
-                # sample gets after its end is ignored.
+                # A complete sample stays in the beam until all samples of its sentence are
+                # complete; keep its first end.
                 complete[sentence].setdefault(row % num_samples, hypothesis)
             _drop_complete_sentences(state, complete, num_samples)
     results = [[samples[number] for number in range(num_samples)] for samples in complete]

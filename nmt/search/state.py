@@ -108,7 +108,7 @@ class SearchState:
         return numbered_hypotheses
 
     def join(self, sources: Sequence[Ids]) -> None:
-        """Add sentences after those in the beam; drop columns that no hypothesis uses any more."""
+        """Append sentences to the beam, and drop columns that no hypothesis uses now."""
         beam = self.beam
         num_unused = int(self.first_columns[beam.sentences].min())
         length = beam.length - num_unused

@@ -58,7 +58,7 @@ class Stepper(Protocol):
         """
 
     def join(self, state: Any, src: Tensor, src_lengths: Tensor) -> Any:
-        """Add sentences (B, S) after those of `state`, with one empty hypothesis each."""
+        """Append sentences (B, S) to `state`, with one empty hypothesis each."""
 
     def attention(self, state: Any) -> Tensor:
         """Return the attention of the last step to the source (R, S or more) in float32.

@@ -1,5 +1,5 @@
-"""The attention of every layer and head while a model reads a sentence and predicts its
-translation, from one teacher-forced forward pass with the unfused attention.
+"""Attention weights of every layer and head for a sentence and its translation, from one forward
+pass with teacher forcing.
 """
 
 # L layers, H heads, S source tokens with EOS, T target tokens
@@ -25,7 +25,7 @@ from nmt.translate.engines.native import NativeBackend
 
 KINDS = ("cross", "encoder", "decoder")
 
-# A piece that begins a word: after a space, or in a script without spaces
+# A piece that begins a word: it starts with a space, or in a script without spaces
 _WORD_START = re.compile("▁|[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]")
 
 
@@ -60,13 +60,13 @@ class PairAttention:
 
 
 def word_numbers(pieces: list[str]) -> list[int]:
-    """Return the number of the word that each piece belongs to; BOS and EOS count as words."""
+    """Return for each piece the number of its word, from 0; BOS and EOS count as words."""
     numbers = [0] * len(pieces)
     for i, piece in enumerate(pieces[1:], start=1):
         is_end = i == len(pieces) - 1 and piece == "</s>"
         after_start = i == 1 and pieces[0] == "<s>"
-        is_new = is_end or after_start or bool(_WORD_START.match(piece))
-        numbers[i] = numbers[i - 1] + is_new
+        starts_word = is_end or after_start or _WORD_START.match(piece)
+        numbers[i] = numbers[i - 1] + 1 if starts_word else numbers[i - 1]
     return numbers
 
 
@@ -92,7 +92,7 @@ def attention_shape(backend: Backend) -> dict[str, int] | None:
 
 @torch.inference_mode()
 def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) -> PairAttention:
-    """Return the attention for source and target ids, both without control symbols.
+    """Return the attention weights for source and target ids, both without control symbols.
 
     Raises `ConfigError` for an engine without access to attention weights.
     """

@@ -21,16 +21,16 @@ from nmt.translate.engines.native import NativeBackend
 log = logging.getLogger(__name__)
 
 MAX_FAILURES = 32
-"""After this many failures in a row, a segment that was translated before is tried again, to see
-whether the engine still works.
+"""After this many failed segments in a row, `BatchSearch` repeats one that worked before, to find
+out whether the engine is broken.
 """
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One line, or a part of a long one."""
+    """A line or a part of a long line, as token ids."""
 
-    ids: list[int]  # of the source, without EOS, at least one
+    ids: list[int]  # source ids without EOS, at least one
     prefix: list[int]  # target ids that the translation starts with; may be empty
 
 
@@ -42,40 +42,44 @@ class Failure:
 
 
 SearchResult = list[Hypothesis] | Failure
-"""The hypotheses of a segment, best first, or why there are none."""
+"""The hypotheses of a segment, best first, or the reason why it has no translation."""
 
 _KeyedSegment = tuple[Segment, int]
-"""A segment and the key of its samples, see `SearchRequest.keys`."""
+"""A segment and its key for sampling, see `SearchRequest.keys`."""
 
 
 @dataclass
 class BatchSearch:
-    """Translates segments with fixed settings, and notices when the engine fails for good."""
+    """Translates segments with fixed settings.
+
+    A batch that fails is retried in halves, so that one bad segment does not fail the others.
+    """
 
     backend: Backend
     config: SearchConfig
-    n_best: int  # hypotheses of each segment
-    max_tokens: int  # bound on a batch: rows * beam size * longest source, EOS included
-    with_scores: bool = True  # whether the caller uses scores
-    num_failed: int = 0  # segments that failed in a row, over all threads
-    last_translated: Segment | None = None
+    n_best: int  # hypotheses to return for each segment
+    max_tokens: int  # of a batch: segments * beam size * longest source, EOS included
+    with_scores: bool = True  # see `SearchRequest.with_scores`
+    num_failed: int = 0  # segments in a row that failed, counted over all threads
+    last_translated: Segment | None = None  # the latest one that did not fail
 
     def translate(self, segments: Sequence[Segment]) -> list[SearchResult]:
-        """Return the result of each segment. Each worker of the engine searches a batch at a
-        time.
+        """Return the result of each segment, in order.
 
-        Raises the engine's error when `MAX_FAILURES` segments in a row fail, and then one that it
-        translated before.
+        Forms batches of similar length, and searches `num_workers` of them at a time. Raises the
+        engine's error when `MAX_FAILURES` segments in a row have failed and the engine can no
+        longer translate a segment that worked before.
         """
         results: list[SearchResult] = [[] for _ in segments]
         if not segments:
             return results
+        # `bucket_by_length` takes the lengths of source and target; the latter are unknown
         lengths = np.array([[len(segment.ids) + 1] * 2 for segment in segments], dtype=np.int32)
         max_tokens = max(self.max_tokens // self.config.beam_size, int(lengths.max()))
         keys = count_repeats(segment.ids for segment in segments)
         keyed = list(zip(segments, keys, strict=True))
-        indices = bucket_by_length(lengths, max_tokens, np.arange(len(segments)))
-        batches = [[keyed[i] for i in batch] for batch in indices]
+        batch_indices = bucket_by_length(lengths, max_tokens, np.arange(len(segments)))
+        batches = [[keyed[i] for i in indices] for indices in batch_indices]
         if self.backend.num_workers == 1 or len(batches) == 1:
             batch_results = []
             for batch in batches:
@@ -83,8 +87,8 @@ class BatchSearch:
         else:
             with ThreadPoolExecutor(self.backend.num_workers) as pool:
                 batch_results = list(pool.map(self._search, batches))
-        for batch_indices, batch_result in zip(indices, batch_results, strict=True):
-            for i, result in zip(batch_indices, batch_result, strict=True):
+        for indices, batch_result in zip(batch_indices, batch_results, strict=True):
+            for i, result in zip(indices, batch_result, strict=True):
                 results[i] = result
         return results
 
@@ -94,12 +98,12 @@ class BatchSearch:
         take: Callable[[int], Sequence[Segment]],
         deliver: Callable[[list[tuple[int, SearchResult]]], None],
     ) -> int:
-        """Translate segments without prefixes, and more that arrive while the search runs; return
-        their number. Only for a native engine whose `can_join` allows it.
+        """Translate segments without prefixes and others that arrive meanwhile; return how many.
 
-        Between two steps, `take` receives the number of segments in the search and returns more.
-        `deliver` receives the numbers and results of segments that are done. Raises the same errors
-        as `translate`.
+        Only for a native engine whose `can_join` allows it. Segments are numbered in the order of
+        arrival. Between two steps of the search, `deliver` is called with the numbers and results
+        of segments that are done, then `take` with the number of segments still in the search; it
+        returns new ones. Raises the same errors as `translate`.
         """
         assert isinstance(self.backend, NativeBackend)
         remaining = dict(enumerate(segments))
@@ -119,7 +123,7 @@ class BatchSearch:
                     remaining.update(enumerate(arrived, start=num_taken))
                     num_taken += len(arrived)
                     search.join([segment.ids for segment in arrived])
-        except Exception as error:  # of any kind: each sentence is translated without the others
+        except Exception as error:  # of any kind: `translate` finds the sentence that causes it
             log.warning("a search of %d sentences failed (%s); retrying", len(remaining), error)
         if remaining:
             retried = self.translate(list(remaining.values()))
@@ -127,11 +131,12 @@ class BatchSearch:
         return num_taken
 
     def _search(self, batch: list[_KeyedSegment]) -> list[SearchResult]:
+        """Search a batch; if that fails, search its halves, down to single segments."""
         request = SearchRequest(
             [segment.ids for segment, _ in batch],
             self.config,
-            [segment.prefix for segment, _ in batch],
-            [key for _, key in batch],
+            prefixes=[segment.prefix for segment, _ in batch],
+            keys=[key for _, key in batch],
             n_best=self.n_best,
             with_scores=self.with_scores,
         )
@@ -147,7 +152,7 @@ class BatchSearch:
             self.num_failed = 0
             self.last_translated = batch[0][0]
             return list(hypotheses)
-        # outside of the except block, where the error keeps the memory of the batch alive
+        # not in the except block: there, the error's traceback keeps the tensors of the batch alive
         if len(batch) == 1:
             return [Failure(reason)]
         torch.cuda.empty_cache()  # does nothing if no GPU is used
@@ -156,7 +161,7 @@ class BatchSearch:
         return self._search(batch[:half]) + self._search(batch[half:])
 
     def _still_works(self) -> bool:
-        """Translate a segment again that was translated before."""
+        """Return whether the latest translation can be repeated; if so, reset `num_failed`."""
         if self.last_translated is None:
             return False
         segment = self.last_translated

@@ -1,7 +1,8 @@
-"""Translate a line together with the lines before it, with a model of documents (`data.context`).
+"""Translate a line together with the lines before it, for models trained on documents
+(`data.context`).
 
-The model reads the lines with separators between them. The translation of the last line follows
-the last separator of the output.
+The model reads the lines with separators between them and repeats them in the translation. The
+translation of the last line follows the last separator.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from nmt.translate.windows import Window
 
 
 def add_context(window: Window, context: int) -> list[list[str]]:
-    """Return each line of the window after up to `context` lines before it.
+    """Return a group for each line of the window: up to `context` lines before it, and the line.
 
-    The lines before an empty line are not used, and an empty line has no context.
+    Context does not cross an empty line, and an empty line gets none.
     """
     lines = [*window.context, *window.lines]
     groups = []
@@ -37,9 +38,9 @@ def join_lines(groups: Sequence[Sequence[str]]) -> list[str]:
 def take_last(result: LineResult, num_lines: int) -> LineResult | None:
     """Return the result of the last of `num_lines` lines that were translated together.
 
-    Returns None if the translation failed or is unfinished, has a wrong number of separators, or
-    has no text after the last one. From a line that was translated by itself,
-    separators are removed.
+    Returns None if the group failed, is unfinished, has a wrong number of separators, or has no
+    text after the last one. A line that was translated by itself always has a result; separators
+    in it are removed.
     """
     if result.error is not None:
         return result if num_lines == 1 else None

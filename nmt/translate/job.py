@@ -1,9 +1,8 @@
-"""Write a translation to a file in a way that survives a kill.
+"""Write the output of a translation job so that the job can resume after a kill.
 
-`OUTPUT.partial`, next to the output, has the lines so far, and `OUTPUT.partial.json` has their
-number and the job that they belong to: the models, the settings, and a hash of the input up
-to there. The state is written after the lines are safe on disk, so it is true even after a power
-failure.
+`OUTPUT.partial`, next to the output, contains the lines so far. `OUTPUT.partial.json` contains
+their number and a description of the job: the models, the settings, and a hash of the lines read.
+It is written after the lines are safe on disk, so that it is correct even after a power failure.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ _SAVE_SECONDS = 1.0  # minimum time between two saved states
 
 
 def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, Any]:
-    """Return the models and settings that must be the same when a job is resumed.
+    """Return the models and settings that must be the same when a job resumes.
 
-    These are the settings of `config` that declare `on_resume="refuse"`, the default, and all
-    settings of `search`.
+    These are all settings of `search`, and the settings of `config` that declare
+    `on_resume="refuse"`, the default.
     """
     folders = [resolve(folder) for folder in config.model_dir]
     if config.backend is Engine.native:
@@ -62,7 +61,7 @@ def _fingerprint(folder: Path) -> str:
     """Return the SHA-256 of the names and bytes of the files of a model folder."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name != "trainer.pt":  # which does not affect translations
+        if path.is_file() and path.name != "trainer.pt":  # it does not affect translations
             digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
             with open_regular(path) as stream:
                 while block := stream.read(1 << 20):
@@ -75,26 +74,26 @@ class JobState:
     """The progress of a job."""
 
     lines: int = 0  # number of input lines whose output has been written
-    bytes: int = 0  # size of their output
-    sha256: str = ""  # of these lines and their prefixes
+    bytes: int = 0  # size of that output
+    sha256: str = ""  # hash of these lines and their prefixes, see `Window.sha256`
     counts: LineCounts = field(default_factory=LineCounts)
 
 
 class PartialFile:
-    """The file to which a job appends its output until it is complete.
+    """The file to which a job appends its output until the output is complete.
 
-    In a `with` block, this process has exclusive access to the file. When an error ends the block,
-    the state is saved. `counts` is the type of the counts in the state.
+    Use it in a `with` block, which locks the file for this process and saves the state if an error
+    ends the block: call `resume`, then `append` for each window, then `finish`.
     """
 
     def __init__(
-        self, output: Path, job: dict[str, Any], counts: type[LineCounts] = LineCounts
+        self, output: Path, job: dict[str, Any], counts_type: type[LineCounts] = LineCounts
     ) -> None:
         self.path = partial_path(output)
-        self.state = JobState(counts=counts())
+        self.state = JobState(counts=counts_type())
         self._output = output
         self._job = job
-        self._counts = counts
+        self._counts_type = counts_type
         self._saved_seconds = time.monotonic()
 
     def __enter__(self) -> PartialFile:
@@ -109,10 +108,10 @@ class PartialFile:
         difference = self._load_state()
         if difference:
             log.warning("%s is of another job (%s); starting over", self.path, difference)
-            self.state = JobState(counts=self._counts())
+            self.state = JobState(counts=self._counts_type())
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             with contextlib.suppress(NmtError, ValueError):  # the disk may have caused the error
                 if self.state.lines:
@@ -120,14 +119,13 @@ class PartialFile:
                     log.info("kept %d lines; repeat the command to resume", self.state.lines)
                 else:
                     remove_partial(self._output)
-        with contextlib.suppress(OSError):  # for lines that no saved state counts
+        with contextlib.suppress(OSError):  # closing may fail for lines that no saved state counts
             self._stream.close()
 
     def resume(self, open_input: Callable[[], WindowReader], *, is_stream: bool) -> WindowReader:
-        """Read the input up to the end of the saved lines, and return its reader.
+        """Return a reader of the input that has skipped the lines translated before.
 
-        If the input has changed, the job starts over; a stream cannot be read twice and raises a
-        `ConfigError`.
+        If the input has changed, start over. A stream cannot be read twice: raise a `ConfigError`.
         """
         reader = open_input()
         reader.skip(self.state.lines)
@@ -142,7 +140,7 @@ class PartialFile:
             else:
                 log.warning("%s is of another input; starting over", self.path)
                 reader = open_input()
-                self.state = JobState(counts=self._counts())
+                self.state = JobState(counts=self._counts_type())
         with self._disk_errors():
             self._stream.truncate(self.state.bytes)
         return reader
@@ -151,7 +149,7 @@ class PartialFile:
         """Add the output of `window`."""
         with self._disk_errors():
             unwritten = memoryview(data)
-            while unwritten:  # without a buffer, whose flush would fail again on a full disk
+            while unwritten:  # unbuffered: after a full disk, flushing a buffer would fail again
                 unwritten = unwritten[self._stream.write(unwritten) :]
         self.state.lines = window.next_line
         self.state.sha256 = window.sha256
@@ -165,7 +163,7 @@ class PartialFile:
     ) -> LineCounts:
         """Replace `output` with the complete file in one step, and return the counts.
 
-        `publish` writes the output in another form instead; after a kill it is called again.
+        If given, `publish` writes the output instead. After a kill it is called again.
         """
         self.state.lines = reader.num_lines
         self.state.sha256 = reader.sha256
@@ -187,7 +185,7 @@ class PartialFile:
         return self.state.counts
 
     def _lock(self) -> bool:
-        """Lock the file; return whether this process has it and it still has its name."""
+        """Lock the file; return False if another process has locked or already renamed it."""
         try:
             if fcntl is not None:
                 fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -196,13 +194,16 @@ class PartialFile:
             return False
 
     def _load_state(self) -> str:
-        """Load the saved state, if any; return how it differs from this job, "" if it does not."""
+        """Load the saved state if there is one.
+
+        Return a description of how it differs from this job, empty if it does not.
+        """
         try:
             content = read_json(_state_path(self.path))
             if content.pop("format_version") != _FORMAT_VERSION:
                 return "the version of nmt"
             job = content.pop("job")
-            counts = self._counts(**content.pop("counts"))
+            counts = self._counts_type(**content.pop("counts"))
             self.state = JobState(**content, counts=counts)
         except FileNotFoundError:
             return ""

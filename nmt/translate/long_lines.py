@@ -1,7 +1,7 @@
 """Split a line that is too long for the model, and join the translations of its parts.
 
-A line is split at sentence ends; a sentence that is still too long at clause ends, then at spaces,
-then anywhere. This module depends on text and a function that encodes it, not on models or files.
+A line is split at the ends of sentences. A sentence that is still too long is split at the ends of
+clauses, else at spaces, else anywhere.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-Encode = Callable[[Sequence[str]], list[list[int]]]
+Encode = Callable[[Sequence[str]], list[list[int]]]  # from texts to token ids
 
 _CLOSING = "[\"'”’»)\\]}」』）】》›]*"
 _SENTENCE_END = re.compile(
@@ -26,16 +26,16 @@ _UNSPACED = re.compile(
 )
 # Zero-width joiners and variation selectors
 _JOINERS = "\u200d\u200c\ufe0e\ufe0f"
-_MAX_JOINED = 16  # code points that may form one character
+_MAX_JOINED = 16  # code points of one visible character
 
 
 def split_line(text: str, max_tokens: int, encode: Encode) -> list[list[int]]:
-    """Return the ids of the parts of `text` in order, each of 1 to `max_tokens` tokens.
+    """Return the ids of the fragments of `text` in order, each of 1 to `max_tokens` tokens.
 
-    A sentence that fits becomes one part, since models are trained on sentences. Parts of a longer
-    sentence are as long as possible.
+    A sentence that fits becomes one fragment, since models are trained on sentences. A longer one
+    is divided into fragments that are as long as possible.
     """
-    rows = _encode_parts(_cut(text, sentence_ends(text)), max_tokens, encode)
+    rows = _encode_fragments(_cut(text, sentence_ends(text)), max_tokens, encode)
     return [ids for ids in rows if ids]
 
 
@@ -49,62 +49,67 @@ def join_parts(texts: Iterable[str]) -> str:
 
 
 def sentence_ends(text: str) -> Iterator[int]:
-    """Yield the ends of sentences. A lower-case letter does not begin one, as after "e.g."."""
+    """Yield the position after each sentence. Before a lower-case letter, as in "e.g. this", a
+    period does not end one.
+    """
     for match in _SENTENCE_END.finditer(text):
         following = text[match.end() : match.end() + 1]
         if not following.islower():
             yield match.end()
 
 
-def _encode_parts(parts: list[str], max_tokens: int, encode: Encode) -> Iterator[list[int]]:
-    """Yield the ids of each part; parts that are too long are divided further."""
-    for ids, part in zip(encode(parts), parts, strict=True):
+def _encode_fragments(fragments: list[str], max_tokens: int, encode: Encode) -> Iterator[list[int]]:
+    """Yield the ids of each fragment; fragments that are too long are divided further."""
+    for ids, fragment in zip(encode(fragments), fragments, strict=True):
         if len(ids) <= max_tokens:
             yield ids
             continue
-        smaller_parts = _divide(part, len(ids), max_tokens, encode)
-        if len(smaller_parts) > 1:
-            yield from _encode_parts(smaller_parts, max_tokens, encode)
-        else:  # one character of more bytes than max_tokens
-            yield encode(smaller_parts)[0][:max_tokens]
+        smaller = _divide(fragment, len(ids), max_tokens, encode)
+        if len(smaller) > 1:
+            yield from _encode_fragments(smaller, max_tokens, encode)
+        else:  # a single character with more tokens (bytes) than allowed
+            yield encode(smaller)[0][:max_tokens]
 
 
 def _divide(text: str, num_tokens: int, max_tokens: int, encode: Encode) -> list[str]:
-    """Divide a text of too many tokens at clause ends, else at spaces, else anywhere."""
+    """Divide a text of too many tokens at the ends of clauses, else at spaces, else anywhere."""
     for pattern in (_CLAUSE_END, _SPACE):
         ends = (match.end() for match in pattern.finditer(text))
-        parts = _merge(_cut(text, ends), max_tokens, encode)
-        if len(parts) > 1:
-            return parts
+        fragments = _merge(_cut(text, ends), max_tokens, encode)
+        if len(fragments) > 1:
+            return fragments
     step = max(1, len(text) * max_tokens // num_tokens - 1)
     max_shift = min(step - 1, _MAX_JOINED)
     positions = range(step, len(text), step)
     return _cut(text, (_character_start(text, position, max_shift) for position in positions))
 
 
-def _merge(parts: list[str], max_tokens: int, encode: Encode) -> list[str]:
-    """Merge neighboring parts as long as their tokens fit."""
+def _merge(fragments: list[str], max_tokens: int, encode: Encode) -> list[str]:
+    """Merge neighboring fragments as long as the result has at most `max_tokens` tokens."""
     merged: list[str] = []
-    num_free = 0  # tokens that still fit in the last merged part
-    for ids, part in zip(encode(parts), parts, strict=True):
+    num_free = 0  # tokens that still fit in the last merged fragment
+    for ids, fragment in zip(encode(fragments), fragments, strict=True):
         if merged and len(ids) <= num_free:
-            merged[-1] += part
+            merged[-1] += fragment
             num_free -= len(ids)
         else:
-            merged.append(part)
+            merged.append(fragment)
             num_free = max_tokens - len(ids)
     return merged
 
 
 def _cut(text: str, positions: Iterable[int]) -> list[str]:
-    """Cut `text` at these positions; parts without any character are dropped."""
+    """Cut `text` at these positions; drop fragments that are empty or white space."""
     bounds = [0, *positions, len(text)]
-    parts = [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
-    return [part for part in parts if part.strip()]
+    fragments = [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [fragment for fragment in fragments if fragment.strip()]
 
 
 def _character_start(text: str, position: int, max_shift: int) -> int:
-    """Move a position back by at most `max_shift`, so that it splits no accent or joined emoji."""
+    """Move a position back, by at most `max_shift`, to where a visible character starts.
+
+    Otherwise a cut could separate an accent from its letter, or split a joined emoji.
+    """
     for start in range(position, position - max_shift - 1, -1):
         is_joined = unicodedata.combining(text[start]) or text[start] in _JOINERS
         if not is_joined and text[start - 1] != "\u200d":

@@ -1,4 +1,4 @@
-"""Options of the methods of `Translator`, and how lines pass through a model."""
+"""Keyword arguments of the methods of `Translator`, and how they are checked."""
 
 from __future__ import annotations
 
@@ -67,18 +67,18 @@ class TranslateOptions(ScoreOptions, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class LineOptions:
-    """How lines pass through a model.
+    """How lines are encoded, batched and translated.
 
-    Apart from `tags` and `context`, no option changes the translation of a line unless the line is
-    longer than `max_source_length`.
+    Only `tags` and `context` change the translation of a line of at most `max_source_length`
+    tokens.
     """
 
     n_best: int = 1
     """Maximum number of translations per line, at most the beam size."""
     with_scores: bool = True
-    """Whether scores are needed; without, some engines leave them out (empty lists and nan)."""
+    """Whether scores are needed; if not, an engine may leave them out (empty lists and nan)."""
     max_tokens: int | None = None
-    """Size of a batch: rows * beam * longest source, EOS included; None: the engine's choice."""
+    """Batch size: segments * beam size * longest source, EOS included; None: the engine's."""
     too_long: TooLong = TooLong.split
     max_source_length: int = MAX_SOURCE_LENGTH
     """Maximum number of tokens of a segment, EOS and tag included."""
@@ -95,10 +95,10 @@ class LineOptions:
 
 
 def check_options(options: Mapping[str, Any], accepted: type) -> dict[str, Any]:
-    """Check the names and types of options, and return those that are not None.
+    """Check the names and types of options; return those that are not None.
 
-    `accepted` is one of the classes above. Raises a `ConfigError` that names the nearest valid
-    option for an unknown one, and a `TypeError` for a value of another type.
+    `accepted` is one of the typed dictionaries above. Raises a `ConfigError` for an unknown option,
+    which suggests the nearest one, and a `TypeError` for a value of another type.
     """
     hints = get_type_hints(accepted)
     for name, value in options.items():
@@ -111,8 +111,8 @@ def check_options(options: Mapping[str, Any], accepted: type) -> dict[str, Any]:
 
 
 def _has_type(value: Any, expected: Any) -> bool:
-    """Return whether an option may have a value; also a number of NumPy."""
-    if get_origin(expected) is not None:  # prefixes, which `check_lines` checks
+    """Return whether `value` has the type `expected`; numbers of NumPy count as int or float."""
+    if get_origin(expected) is not None:  # Iterable[str]: `check_lines` checks the prefixes
         return True
     if isinstance(value, bool):
         return expected is bool

@@ -1,4 +1,4 @@
-"""Turn hypotheses into translations of lines, and lines into text or JSON."""
+"""Build the translations of lines from hypotheses, and write them as text or JSON."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Translation:
-    """A hypothesis as text.
+    """The translation of a line: a hypothesis as text.
 
-    For a line in several segments, scores are sums over the segments. Tokens and their scores
-    cover all segments in order, with the EOS of each segment except the last one.
+    For a line that was split into segments, scores are sums over the segments, and tokens are those
+    of all segments in order, with the EOS of each segment except the last one.
     """
 
     text: str
     score: float  # defined in docs/search.md
-    log_prob: float  # nats, sum over all tokens and EOS
+    log_prob: float  # in nats, EOS included
     tokens: list[str]  # pieces, without EOS
-    finished: bool  # False if the length limit ended it
+    finished: bool  # False if the length limit cut it off
     token_log_probs: list[float] = field(default_factory=list)
-    """Nats, one value per token, and one for EOS if `finished`."""
+    """In nats, one value per token, and one for EOS if `finished`."""
     alignment: list[int] | None = None
-    """For each token an index into `LineResult.source_tokens`."""
+    """For each token, the index of its source token in `LineResult.source_tokens`."""
 
 
 EMPTY = Translation(text="", score=0.0, log_prob=0.0, tokens=[], finished=True)
@@ -43,15 +43,15 @@ EMPTY = Translation(text="", score=0.0, log_prob=0.0, tokens=[], finished=True)
 
 @dataclass(frozen=True)
 class LineResult:
-    """The translations of a line, or the reason why there are none."""
+    """The translations of a line, or the reason why it has no translation."""
 
     translations: list[Translation]
-    """Best first; `EMPTY` for an empty line, no translation if `error` is set."""
+    """Best first. `EMPTY` for an empty line; an empty list if `error` is set."""
     error: str | None = None
-    num_segments: int = 1  # more than 1 if the line was longer than `max_source_length`
-    num_truncated: int = 0  # source tokens that were removed
+    num_segments: int = 1  # more than 1 if the line was split
+    num_truncated: int = 0  # source tokens removed from the end
     source_tokens: list[str] = field(default_factory=list)
-    """Pieces of all segments, each with its EOS; only set with `alignment`."""
+    """Pieces of all segments, with the EOS of each; only set with `alignment`."""
 
     @property
     def text(self) -> str:
@@ -68,9 +68,9 @@ class LineResult:
 class LineCounts:
     """Numbers of lines, for the report at the end of a job."""
 
-    failed: int = 0
-    met_limit: int = 0
-    too_long: int = 0
+    failed: int = 0  # not translated
+    met_limit: int = 0  # with an unfinished best translation
+    too_long: int = 0  # split or truncated
 
     def add(self, counts: LineCounts) -> None:
         """Add the counts of further lines."""
@@ -91,16 +91,16 @@ def build_line_results(
     `search_results` holds the results of all segments of the window in order.
     """
     line_results = []
-    position = 0
+    first = 0  # of the search results of the line
     for i, segments in enumerate(encoded.segments):
         hypotheses: list[list[Hypothesis]] = []  # of each segment
         error = None
-        for search_result in search_results[position : position + len(segments)]:
+        for search_result in search_results[first : first + len(segments)]:
             if isinstance(search_result, Failure):
                 error = error or search_result.reason
             else:
                 hypotheses.append(search_result)
-        position += len(segments)
+        first += len(segments)
         translations = [] if segments else [EMPTY]
         source_tokens = []
         if segments and error is None:
@@ -115,6 +115,7 @@ def build_line_results(
 
 
 def _source_tokens(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[str]:
+    """Return the pieces of all segments, with the EOS of each."""
     ids: list[int] = []
     for segment in segments:
         ids += [*segment.ids, tokenizer.eos_id]
@@ -129,28 +130,31 @@ def _join_segments(
 ) -> list[Translation]:
     """Return up to `n_best` translations of a line from the hypotheses of each segment.
 
-    The k-th translation joins the k-th hypotheses; a segment with fewer contributes its last one.
+    The k-th translation joins the k-th best hypotheses; where a segment has fewer, its last one.
     """
-    starts = [0]  # of each segment in the source tokens of the line
+    segment_starts = [0]  # positions in the source tokens of the line
     for segment in segments:
-        starts.append(starts[-1] + len(segment.ids) + 1)
-    num_translations = min(n_best, max(len(ranking) for ranking in hypotheses))
+        segment_starts.append(segment_starts[-1] + len(segment.ids) + 1)
+    num_translations = min(n_best, max(len(n_best_list) for n_best_list in hypotheses))
     translations = []
     for k in range(num_translations):
-        selected = [ranking[min(k, len(ranking) - 1)] for ranking in hypotheses]
-        translations.append(_join_hypotheses(selected, starts, tokenizer))
+        selected = [n_best_list[min(k, len(n_best_list) - 1)] for n_best_list in hypotheses]
+        translations.append(_join_hypotheses(selected, segment_starts, tokenizer))
     return translations
 
 
 def _join_hypotheses(
-    hypotheses: Sequence[Hypothesis], starts: Sequence[int], tokenizer: Tokenizer
+    hypotheses: Sequence[Hypothesis], segment_starts: Sequence[int], tokenizer: Tokenizer
 ) -> Translation:
-    """Return the translation of a line from one hypothesis for each segment."""
+    """Return the translation of a line from one hypothesis per segment.
+
+    `segment_starts` are the positions of the segments in the source tokens of the line.
+    """
     texts = []
     ids: list[int] = []
     token_log_probs: list[float] = []
     alignment: list[int] = []
-    for hypothesis, start in zip(hypotheses, starts, strict=False):
+    for hypothesis, start in zip(hypotheses, segment_starts, strict=False):
         without_eos = hypothesis.tokens[:-1] if hypothesis.finished else hypothesis.tokens
         texts.append(tokenizer.decode(without_eos))
         ids += hypothesis.tokens
@@ -172,10 +176,10 @@ def _join_hypotheses(
 def render(
     window: Window, results: Sequence[LineResult], *, output_format: OutputFormat, n_best: int
 ) -> tuple[bytes, LineCounts]:
-    """Return the output for the lines of a window, and their counts; log the lines that failed.
+    """Return the encoded output for a window, and the counts of its lines; log lines that failed.
 
-    Text is the best translation of each line, or an n-best list as Moses writes it. JSON is one
-    object per line.
+    As text, a line becomes its best translation or, with `n_best` above 1, an n-best list in the
+    format of Moses. As JSON, it becomes one object.
     """
     lines = []
     counts = LineCounts()
@@ -186,7 +190,8 @@ def render(
             counts.failed += 1
         elif not result.translations[0].finished:
             counts.met_limit += 1
-        counts.too_long += result.was_too_long
+        if result.was_too_long:
+            counts.too_long += 1
         if output_format is OutputFormat.json:
             lines.append(json.dumps(_result_to_json(result, index), ensure_ascii=False))
         elif n_best == 1:

@@ -1,8 +1,8 @@
 """Select the pairs of a synthetic corpus from a text and its translations, and write its files.
 
-Distillation (Kim and Rush, 2016) translates sources, back-translation (Sennrich et al., 2016)
-targets. While a text is translated, its pairs are in one file: the source line and the target line
-of each pair in turn.
+Distillation (Kim and Rush, 2016) translates source text, back-translation (Sennrich et al., 2016)
+target text. Until all of it is translated, one file contains the pairs: each source line is
+followed by its target line.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _FORMAT_VERSION = 1
 
 @dataclass
 class SynthesisCounts(LineCounts):
-    """Numbers of lines by outcome. A dropped line counts once, under the first reason."""
+    """Numbers of lines by outcome. A dropped line is counted under the first reason only."""
 
     lines: int = 0
     pairs: int = 0
     blank: int = 0  # lines without text
     truncated: int = 0  # lines that too_long=truncate translated in part
     empty: int = 0  # translations without text
-    looping: int = 0
-    ratio: int = 0
+    looping: int = 0  # see `max_repeats`
+    ratio: int = 0  # see `max_ratio`
 
     def table(self, config: SynthesisConfig) -> str:
-        """Return one line per count, with the settings that decide."""
+        """Return one line of text per count, with the setting behind it."""
         dropped = {
             "no text": self.blank,
             "could not be translated, see the warnings above": self.failed,
@@ -72,9 +72,9 @@ def select_pairs(
     tokenizer: Tokenizer,
     is_reversed: bool,
 ) -> tuple[bytes, SynthesisCounts]:
-    """Return the pairs to keep, the source line of each before its target line, and counts.
+    """Return the text of the pairs to keep, each source line before its target line, and counts.
 
-    `tokenizer` encodes the lines that were translated; these are targets if `is_reversed`.
+    `tokenizer` encodes the input of the translation, which is the target side if `is_reversed`.
     """
     counts = SynthesisCounts(lines=len(results))
     pair_lines: list[str] = []
@@ -82,7 +82,8 @@ def select_pairs(
     for number, (line, ids, result) in enumerate(rows, start=window.first_line + 1):
         if result.error is not None:
             log.warning("line %d could not be translated; dropped it: %s", number, result.error)
-        counts.too_long += result.was_too_long
+        if result.was_too_long:
+            counts.too_long += 1
         if reason := _drop_reason(line, ids, result, config):
             setattr(counts, reason, getattr(counts, reason) + 1)
         else:
@@ -94,7 +95,7 @@ def select_pairs(
 def _drop_reason(
     line: str, ids: Sequence[int], result: LineResult, config: SynthesisConfig
 ) -> str | None:
-    """Return the name of the count that a dropped line belongs to, or None to keep the pair."""
+    """Return why to drop a line, as the name of a count, or None to keep the pair."""
     if not line.strip():
         return "blank"
     if result.error is not None:
@@ -124,22 +125,25 @@ def is_looping(source: Sequence[Any], target: Sequence[Any], max_repeats: int) -
 
 
 def count_repeats(tokens: Sequence[Any]) -> int:
-    """Return how often a sequence of tokens occurs in a row at most: 3 times in `x a b a b a b`."""
-    numbers = {token: number for number, token in enumerate(tokens)}
-    ids = np.array([numbers[token] for token in tokens])
+    """Return how many times in a row any sequence of tokens occurs: 3 in `x a b a b a b`."""
+    number_of = {token: number for number, token in enumerate(tokens)}
+    ids = np.array([number_of[token] for token in tokens])
     num_repeats = min(len(ids), 1)
     for period in range(1, len(ids) // 2 + 1):
+        # In `a b a b a b`, with period 2, the first 4 tokens equal the token one period later: a
+        # run of 4 equal tokens between differences, and 4 // 2 + 1 repeats.
         differences = np.flatnonzero(ids[period:] != ids[:-period])
         gaps = np.diff(differences, prepend=-1, append=len(ids) - period)
-        longest = int(gaps.max()) - 1  # run of tokens that equal the token one period later
-        num_repeats = max(num_repeats, longest // period + 1)
+        longest_run = int(gaps.max()) - 1
+        num_repeats = max(num_repeats, longest_run // period + 1)
     return num_repeats
 
 
 def publish(folder: Path, pairs: Path, state: JobState, description: dict[str, Any]) -> None:
-    """Write the files of a corpus from the file of its pairs; the summary comes last.
+    """Write the files of a corpus from the file of its pairs, and last of all a summary.
 
-    A summary says that the files next to it are complete. It holds `description` and the counts.
+    The summary contains `description` and the counts. That it exists means that the files next to
+    it are complete.
     """
     (folder / SUMMARY).unlink(missing_ok=True)
     sizes = {}
@@ -162,7 +166,7 @@ def publish(folder: Path, pairs: Path, state: JobState, description: dict[str, A
 def read_counts(
     folder: Path, job: dict[str, Any], open_input: Callable[[], WindowReader]
 ) -> SynthesisCounts | None:
-    """Return the counts of a complete corpus of this job and input, or None if there is none."""
+    """Return the counts in `folder` if it contains the complete corpus of this job and input."""
     try:
         summary = read_json(folder / SUMMARY)
         sizes = {name: (folder / name).stat().st_size for name in TEXT_FILES}

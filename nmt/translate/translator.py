@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _SCORE_TOKENS = 4096  # rows * longest side of a batch
+# the score of an empty target for an empty source; compared by identity
 _EMPTY_PAIR = Hypothesis([], log_prob=0.0, score=0.0, finished=True, token_log_probs=[])
 
 
@@ -55,10 +56,10 @@ class TranslationError(NmtError):
 class Translator:
     """Translates and scores text with one model or an ensemble.
 
-    Several threads may use a translator at once: it keeps no state between calls. Scores are in
-    nats (natural logarithms of probabilities).
+    Several threads may use a translator at once: it keeps no state between calls. Scores are
+    log-probabilities in nats.
 
-    The methods take `config`, the settings of search, by default those saved with the model, and
+    The methods take `config`, the settings of search (by default those saved with the model), and
     keyword arguments that change single settings; see `TranslateOptions` and `ScoreOptions`. They
     raise `ConfigError` for an option that is unknown or out of range, `TypeError` for a value of
     the wrong type, `TranslationError` for a sentence that fails, and `DataError` when the number
@@ -88,9 +89,9 @@ class Translator:
         combine: Combine | str = Combine.probabilities,
         num_threads: int = 0,
     ) -> Translator:
-        """Load a run, a checkpoint or a model folder; several are an ensemble.
+        """Load a run, a checkpoint or a model folder; several form an ensemble.
 
-        `num_threads` only applies to backend=ctranslate2; 0 is torch's number of threads. Raises
+        `num_threads` is for backend=ctranslate2 only; 0 takes torch's number of threads. Raises
         `ModelError` for a folder without a model, `DeviceError` for a device that does not exist.
         """
         folders = [model_dir] if isinstance(model_dir, str | Path) else list(model_dir)
@@ -124,7 +125,9 @@ class Translator:
 
     @property
     def common_tags(self) -> Tags:
-        """The tags that all default directions share, or none if texts bring their tags."""
+        """The tags of the default directions if all have the same, or else none: the text itself
+        must then contain tags.
+        """
         tags = {direction.tags for direction in default_directions(self.directions)}
         return tags.pop() if len(tags) == 1 else Tags()
 
@@ -144,10 +147,10 @@ class Translator:
         config: SearchConfig | None = None,
         **options: Unpack[TranslateOptions],
     ) -> Iterator[str]:
-        """Yield the best translation of each line, in order, with memory for `window_lines` lines.
+        """Yield the best translation of each line, in order; memory holds a few windows of lines.
 
-        The first windows are small, so that results come soon. Another thread reads the lines,
-        about two windows ahead of the results.
+        The first windows are small, so that results come soon. A thread reads the lines, about two
+        windows ahead of the results.
         """
         results = self._translate_lines(lines, config, options, best_only=True, is_stream=True)
         return (result.text for result in results)
@@ -187,7 +190,7 @@ class Translator:
         if options.context:
             yield from self._translate_in_context(windows, config, options)
             return
-        if config.sampling:  # samples do not depend on their number: draw only those needed
+        if config.sampling:  # a sample does not depend on how many are drawn: draw no others
             config = replace(config, beam_size=options.n_best)
         self.backend.check(config)
         batches = BatchSearch(
@@ -212,29 +215,30 @@ class Translator:
     def _translate_in_context(
         self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
     ) -> Iterator[tuple[Window, list[LineResult]]]:
-        """Translate each line together with the lines before it, or by itself where that fails."""
+        """Translate each line together with the lines before it; where that fails, by itself."""
         max_tokens = options.max_source_length - 1  # without EOS
         options_without_context = replace(options, context=0)
 
-        def translate(window: Window, lines: list[str]) -> list[LineResult]:
+        def translate_lines(window: Window, lines: list[str]) -> list[LineResult]:
             window = replace(window, lines=lines)
-            ((_, results),) = self.translate_windows([window], config, options_without_context)
+            [(_, results)] = self.translate_windows([window], config, options_without_context)
             return results
 
         for window in windows:
             groups = add_context(window, options.context)
-            rows = encode_sources(self.tokenizer.src, join_lines(groups), options.tags)
-            for i, ids in enumerate(rows):
+            group_ids = encode_sources(self.tokenizer.src, join_lines(groups), options.tags)
+            for i, ids in enumerate(group_ids):
                 if len(ids) > max_tokens:
-                    groups[i] = groups[i][-1:]
+                    groups[i] = groups[i][-1:]  # the line without context
+            group_results = translate_lines(window, join_lines(groups))
             results = []
-            for result, group in zip(translate(window, join_lines(groups)), groups, strict=True):
+            for result, group in zip(group_results, groups, strict=True):
                 results.append(take_last(result, len(group)))
             retried = [i for i, result in enumerate(results) if result is None]
-            retried_results = translate(window, [window.lines[i] for i in retried])
+            retried_results = translate_lines(window, [window.lines[i] for i in retried])
             for i, result in zip(retried, retried_results, strict=True):
                 results[i] = take_last(result, 1)
-            yield window, [result for result in results if result is not None]  # all have one
+            yield window, [result for result in results if result is not None]  # none is, by now
 
     def score(
         self,
@@ -246,9 +250,9 @@ class Translator:
         """Return each target, scored as a translation of its source, in order.
 
         `log_prob` and `token_log_probs` are the log-probabilities that the model assigns to the
-        tokens of the target and to EOS; `score` and `alignment` are those that search would
-        report. Lines are scored whole, however long. A pair of empty lines has the score 0.
-        `max_tokens` bounds rows * longest side of a batch.
+        tokens of the target and to EOS. `score` and `alignment` are computed as in search. Lines
+        are scored whole, however long. A pair of empty lines has the score 0. `max_tokens` bounds
+        the size of a batch: pairs * longest side.
         """
         texts = list(check_lines("targets", targets))
         hypotheses = self.score_hypotheses(sources, texts, config, **options)
@@ -278,7 +282,7 @@ class Translator:
         first_line: int = 0,
         **options: Unpack[ScoreOptions],
     ) -> list[Hypothesis]:
-        """Return the results of `score` as ids that end with EOS; no ids for two empty lines.
+        """Score pairs as `score` does; return token ids with EOS, or no ids for two empty lines.
 
         `first_line` is the number of lines before these, for error messages.
         """
@@ -292,16 +296,14 @@ class Translator:
         source_ids = encode_sources(self.tokenizer.src, source_lines, tags, first_line=first_line)
         target_ids = self._encode_targets(targets, tags, num_sources=len(source_ids))
         empty_target = self.tokenizer.tgt.encode(tags.tgt)
-        hypotheses = [_EMPTY_PAIR] * len(source_ids)
-        scored = []
-        scored_sources = []
-        scored_targets = []
+        scored = []  # numbers of the pairs that are not both empty
         for i, ids in enumerate(source_ids):
             if ids or target_ids[i] != empty_target:
                 scored.append(i)
-                scored_sources.append(ids)
-                scored_targets.append(target_ids[i])
-        scored_hypotheses = self.backend.score(scored_sources, scored_targets, config, max_tokens)
+        scored_hypotheses = self.backend.score(
+            [source_ids[i] for i in scored], [target_ids[i] for i in scored], config, max_tokens
+        )
+        hypotheses = [_EMPTY_PAIR] * len(source_ids)
         for i, hypothesis in zip(scored, scored_hypotheses, strict=True):
             hypotheses[i] = hypothesis
         return hypotheses
@@ -316,9 +318,9 @@ class Translator:
     ) -> list[PairAttention]:
         """Return the attention weights of every layer and head for each pair of lines.
 
-        Without `targets`, they are the translations that search finds with `options`. The lines
-        get `tags`, by default `common_tags`, and are used whole, however long. Raises
-        `ConfigError` for an ensemble and for backend=ctranslate2.
+        `targets` default to the translations that search finds with `options`. Lines get `tags`, by
+        default `common_tags`, and are used whole, however long. Raises `ConfigError` for an
+        ensemble and for backend=ctranslate2.
         """
         config = self.search_config(**options)
         if tags is None:
@@ -369,7 +371,7 @@ class Translator:
         best_only: bool,
         is_stream: bool,
     ) -> Iterator[LineResult]:
-        """Check the options now, and return an iterator over the results of the lines."""
+        """Check the options at once, and return an iterator that translates the lines."""
         checked_options = check_options(options, TranslateOptions)
         config = self._update_config(config, checked_options)
         window_lines = checked_options.get("window_lines", WINDOW_LINES)
@@ -394,7 +396,7 @@ class Translator:
     def _raise_errors(
         self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
     ) -> Iterator[LineResult]:
-        """Yield the results of lines; raise `TranslationError` for the first one that failed."""
+        """Yield the result of each line; raise `TranslationError` at the first that failed."""
         for window, results in self.translate_windows(windows, config, options):
             for number, result in enumerate(results, start=window.first_line + 1):
                 if result.error is not None:
@@ -404,6 +406,7 @@ class Translator:
     def _update_config(
         self, config: SearchConfig | None, checked_options: Mapping[str, Any]
     ) -> SearchConfig:
+        """Return `config`, by default the model's, with the search settings among the options."""
         if config is None:
             config = self.defaults
         if not isinstance(config, SearchConfig):
@@ -416,5 +419,6 @@ class Translator:
         return replace(config, **changes)
 
     def _tags_from(self, checked_options: Mapping[str, Any]) -> Tags:
+        """Return the tags of the direction that the options select."""
         names = checked_options.keys() & set(DIRECTION)
         return self.choose_tags(**{name: checked_options[name] for name in names})

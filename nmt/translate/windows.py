@@ -1,8 +1,8 @@
 """Cut a stream of lines into windows and encode them.
 
-The lines of a window are sorted by length and translated together, so that memory does not grow
-with the length of the input. Where a window ends depends only on the lines: a job that is resumed
-after a kill has the same windows again.
+The lines of a window are sorted by length and translated together; memory holds a window or two,
+however long the input is. The ends of windows depend only on the lines, so that a job that resumes
+after a kill gets the same windows again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from nmt.translate.long_lines import split_line
 from nmt.translate.options import LineOptions
 
 WINDOW_LINES = 2048
-_FIRST_LINES = 64  # of the first window of a stream
-_MAX_CHARACTERS = 1 << 21  # a window ends with the line that exceeds them
+_FIRST_WINDOW_LINES = 64  # of a stream
+_MAX_CHARACTERS = 1 << 21  # the line that exceeds this is the last of its window
 
 
 @dataclass(frozen=True)
@@ -33,28 +33,28 @@ class Window:
 
     first_line: int  # number of lines before the window
     lines: list[str]
-    prefixes: list[str] | None = None  # texts that the translations start with
-    context: tuple[str, ...] = ()  # the lines before the window that its lines may need
-    num_bytes: int = 0  # of the input, up to the end of the window
-    sha256: str = ""  # of the input and the prefixes, up to the end of the window
+    prefixes: list[str] | None = None  # text that the translation of each line starts with
+    context: tuple[str, ...] = ()  # up to `context` lines before the window
+    num_bytes: int = 0  # of the input up to the end of the window
+    sha256: str = ""  # hash of the input and the prefixes up to the end of the window
 
     @property
     def next_line(self) -> int:
-        """The number of lines up to the end of the window."""
+        """Number of the first line after the window."""
         return self.first_line + len(self.lines)
 
 
 class WindowReader:
-    """Reads lines and yields them in windows; counts and hashes the lines it has read.
+    """Iterates over the lines of an input in windows; counts and hashes the lines read so far.
 
     Args:
-        lines: the lines of the input, without their ends.
-        prefixes: one text for each line that its translation starts with.
+        lines: the lines of the input, without line ends.
+        prefixes: for each line, the text that its translation starts with.
         window_lines: maximum number of lines of a window.
-        context: number of preceding lines that a window gets.
-        has_more: says whether another line can be read now. It is given for a stream: there a
-            window ends when no further line is waiting, and the first windows are small and
-            double in size, so that output starts soon.
+        context: number of lines before a window to include in `Window.context`.
+        has_more: for a stream: return whether another line can be read without waiting. A window
+            ends where none can. The first windows are small and double in size, so that output
+            starts soon.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class WindowReader:
 
     @property
     def sha256(self) -> str:
-        """The fingerprint of the lines and prefixes that have been read."""
+        """Hash of the lines and prefixes read so far."""
         return self._line_hash.hexdigest() + self._prefix_hash.hexdigest()
 
     def skip(self, num_lines: int | None) -> None:
-        """Read `num_lines` lines and their prefixes, or fewer if the input ends; None: all."""
+        """Read `num_lines` lines (None: all) and their prefixes, or fewer if the input ends."""
         for line in islice(self._lines, num_lines):
-            self._count(line)
+            self._add_to_hash(line)
             self._context.append(line)
             self._read_prefixes(1)
 
@@ -96,6 +96,7 @@ class WindowReader:
         while True:
             first_line = self.num_lines
             lines = self._read_lines()
+            # after the last line, try to read a prefix more, to notice if there is one
             prefixes = self._read_prefixes(max(len(lines), 1))
             if prefixes is not None and len(prefixes) != len(lines):
                 difference = "fewer" if len(prefixes) < len(lines) else "more"
@@ -110,16 +111,16 @@ class WindowReader:
 
     def _read_lines(self) -> list[str]:
         """Read the lines of the next window."""
-        end = (self.num_lines // self._window_lines + 1) * self._window_lines
+        end_line = (self.num_lines // self._window_lines + 1) * self._window_lines
         if self._has_more is not None and self.num_lines < self._window_lines:
-            end = min(end, self.num_lines + max(self.num_lines, _FIRST_LINES))
+            end_line = min(end_line, self.num_lines + max(self.num_lines, _FIRST_WINDOW_LINES))
         lines: list[str] = []
         num_characters = 0
         for line in self._lines:
-            self._count(line)
+            self._add_to_hash(line)
             lines.append(line)
             num_characters += len(line)
-            if self.num_lines == end or num_characters > _MAX_CHARACTERS:
+            if self.num_lines == end_line or num_characters > _MAX_CHARACTERS:
                 break
             if self._has_more is not None and not self._has_more():
                 break
@@ -133,7 +134,7 @@ class WindowReader:
             self._prefix_hash.update(prefix.encode("utf-8") + b"\n")
         return prefixes
 
-    def _count(self, line: str) -> None:
+    def _add_to_hash(self, line: str) -> None:
         data = line.encode("utf-8") + b"\n"
         self._line_hash.update(data)
         self.num_lines += 1
@@ -141,24 +142,25 @@ class WindowReader:
 
 
 def check_lines(name: str, lines: Iterable[str]) -> Iterator[str]:
-    """Return an iterator over `lines`.
+    """Return an iterator over `lines` that checks the type of each one.
 
-    Raises a `ConfigError` for a single text, whose characters would count as lines. Raises a
-    `TypeError` for an item that is not a text when the iterator reaches it.
+    `name` is the argument in messages. Raises a `ConfigError` at once for a single text, which
+    would be iterated by character, and a `TypeError` when the iterator reaches an item that is not
+    a text.
     """
     if isinstance(lines, str):
         raise ConfigError(f"{name} is one text; give a list of lines, such as [text]")
     if not isinstance(lines, Iterable):
         raise TypeError(f"{name}={lines!r}: give a list of texts, or any iterable of them")
 
-    def iterate() -> Iterator[str]:
+    def checked_lines() -> Iterator[str]:
         for i, line in enumerate(lines):
             if not isinstance(line, str):
                 rule = f"must be a text (str), not {type(line).__name__}"
                 raise TypeError(f"{name}[{i}]={line!r}: {rule}")
             yield line
 
-    return iterate()
+    return checked_lines()
 
 
 @dataclass(frozen=True)
@@ -166,25 +168,25 @@ class EncodedWindow:
     """A window with the token ids of its lines."""
 
     window: Window
-    segments: list[list[Segment]]  # of each line: none if it is empty, several if it is long
-    num_truncated: list[int]  # tokens that were removed from the end of each line
+    segments: list[list[Segment]]  # of each line: none for an empty line, several for a long one
+    num_truncated: list[int]  # tokens removed from the end of each line
 
 
 def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -> EncodedWindow:
-    """Encode the lines of a window; split or truncate those that are too long.
+    """Encode the lines of a window; split or truncate lines that are too long.
 
-    A prefix applies to the first segment of its line. Raises `DataError` for a line that is too
-    long with `too_long=error`.
+    The prefix of a line applies to its first segment. With `too_long=error`, raises a `DataError`
+    for a line that is too long.
     """
     max_tokens = options.max_source_length - 1  # without EOS
     tags = options.tags
-    rows = encode_sources(tokenizer.src, window.lines, tags, first_line=window.first_line)
-    prefixes = window.prefixes or [""] * len(rows)
-    line_starts = encode_starts(tokenizer.tgt, prefixes, tags.tgt)
-    [segment_start] = encode_starts(tokenizer.tgt, [""], tags.tgt)
+    line_ids = encode_sources(tokenizer.src, window.lines, tags, first_line=window.first_line)
+    prefixes = window.prefixes or [""] * len(line_ids)
+    line_prefixes = encode_starts(tokenizer.tgt, prefixes, tags.tgt)
+    [tag_prefix] = encode_starts(tokenizer.tgt, [""], tags.tgt)  # of all segments but the first
     segments = []
-    num_truncated = [0] * len(rows)
-    for i, ids in enumerate(rows):
+    num_truncated = [0] * len(line_ids)
+    for i, ids in enumerate(line_ids):
         segment_ids = [ids] if ids else []
         if len(ids) > max_tokens:
             if options.too_long is TooLong.error:
@@ -198,14 +200,19 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
                 num_truncated[i] = len(ids) - max_tokens
             else:
                 segment_ids = _split_tagged(window.lines[i], max_tokens, tokenizer.src, tags)
-        starts = [line_starts[i]] + [segment_start] * (len(segment_ids) - 1)
-        pairs = zip(segment_ids, starts, strict=False)
-        segments.append([Segment(source_ids, start) for source_ids, start in pairs])
+        line_segments = []
+        for number, source_ids in enumerate(segment_ids):
+            prefix = line_prefixes[i] if number == 0 else tag_prefix
+            line_segments.append(Segment(source_ids, prefix))
+        segments.append(line_segments)
     return EncodedWindow(window, segments, num_truncated)
 
 
 def _split_tagged(line: str, max_tokens: int, tokenizer: Tokenizer, tags: Tags) -> list[list[int]]:
-    """Return the ids of the segments of a line, each with the tag that the line begins with."""
+    """Split a line and return the ids of its segments.
+
+    If the line begins with one of `tags.choices`, each segment gets that tag.
+    """
     for tag in tags.choices:
         if line.startswith(tag):
             line = line.removeprefix(tag)

@@ -18,38 +18,37 @@ class Backend(Protocol):
     """A translation engine. Several threads may call its methods at once."""
 
     max_tokens: int
-    """Size of a batch, rows * beam size * longest source, at which it is fastest."""
+    """Batch size at which it is fastest: sentences * beam size * longest source in tokens."""
     num_workers: int
-    """Number of batches that it computes at the same time."""
+    """Number of batches that it can compute at the same time, one per thread that calls it."""
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
-        """Raise a `ConfigError` for a setting of search, or of scoring, that it does not support.
-
-        Callers check before they read the first line.
+        """Raise a `ConfigError` if it does not support a setting of search or, with `scoring`, of
+        `score`. Call it before any text is read.
         """
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each row, best first, at least one."""
+        """Return the hypotheses of each sentence, best first, at least one."""
 
     def score(
-        self, rows: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
+        self, sources: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
     ) -> list[Hypothesis]:
-        """Return each target, with EOS appended, and its scores as a translation of its row.
+        """Score each target as the translation of its source; return it as a hypothesis with EOS.
 
-        Neither `rows` nor `targets` contain EOS; a target may be empty. `max_tokens` bounds the
-        size of a batch, rows * longest side.
+        Neither `sources` nor `targets` contain EOS; a target may be empty. `max_tokens` bounds the
+        size of a batch: sentences * longest side in tokens.
         """
 
 
 class LoadedModel(NamedTuple):
-    """The contents of one or several model folders, as `Translator` needs them."""
+    """What `Translator` needs of the model folders it loads."""
 
     backend: Backend
     tokenizer: Tokenizers
-    defaults: SearchConfig  # of the first folder
+    defaults: SearchConfig  # search settings saved in the first folder
     directions: list[LanguagePair]
 
 
 def directions_of(info: ModelInfo, tokenizer: Tokenizers) -> list[LanguagePair]:
-    """Return the directions of a model; see `find_directions`."""
+    """Return the translation directions of a model; see `find_directions`."""
     return find_directions(info.directions, info.src_lang, info.tgt_lang, tokenizer.src)

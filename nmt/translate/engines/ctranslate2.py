@@ -60,10 +60,11 @@ class CTranslate2Backend:
             raise _unsupported("top_k", 1, " below 2 for several samples")
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each row as CTranslate2 ranks them.
+        """Return the hypotheses of each sentence as CTranslate2 ranks them.
 
-        One length limit, the largest, holds for all rows. Scores are log P / length^length_exponent
-        without the tokens of a prefix, and nan unless `with_scores`. There are no token scores.
+        The largest length limit holds for all sentences. A score is log P / length^length_exponent,
+        where log P leaves out the tokens of a forced prefix; it is nan unless `with_scores`. There
+        are no token scores.
         """
         if request.constraints:
             raise _unsupported("constraints", list(request.constraints))
@@ -91,12 +92,12 @@ class CTranslate2Backend:
         return hypotheses
 
     def score(
-        self, rows: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
+        self, sources: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
     ) -> list[Hypothesis]:
         """See `Backend.score`; scores with teacher forcing, without attention."""
-        self._check_lengths([*rows, *targets])
+        self._check_lengths([*sources, *targets])
         results = self._engine.score_batch(
-            _to_pieces(rows, self._src_pieces),
+            _to_pieces(sources, self._src_pieces),
             _to_pieces(targets, self._tgt_pieces),
             max_input_length=0,
             max_batch_size=min(max_tokens, _MAX_SCORED_TOKENS),
@@ -108,8 +109,8 @@ class CTranslate2Backend:
             for target, result in zip(targets, results, strict=True)
         ]
 
-    def _check_lengths(self, rows: Sequence[Ids]) -> None:
-        longest = max((len(row) for row in rows), default=0)
+    def _check_lengths(self, sentences: Sequence[Ids]) -> None:
+        longest = max((len(ids) for ids in sentences), default=0)
         if longest >= self._max_positions:
             raise DataError(
                 f"a sentence has {longest} tokens and the exported model takes "
@@ -128,7 +129,7 @@ class CTranslate2Backend:
                 score=score,
                 finished=tokens[-1] == self._tokenizer.tgt.eos_id,
                 token_log_probs=[],
-                alignment=_align(result.attention[i]) if config.alignment else None,
+                alignment=_strongest_positions(result.attention[i]) if config.alignment else None,
             )
             hypotheses.append(hypothesis)
         return hypotheses
@@ -150,15 +151,16 @@ class CTranslate2Backend:
             return_attention=True,
         )
         for result, row_hypotheses in zip(results, hypotheses, strict=True):
-            first_position = _align(result.attention[0])[0]
+            first_position = _strongest_positions(result.attention[0])[0]
             for hypothesis in row_hypotheses:
                 assert hypothesis.alignment is not None
                 hypothesis.alignment[0] = first_position
 
 
-def _unsupported(name: str, value: object, where: str = "") -> ConfigError:
+def _unsupported(name: str, value: object, purpose: str = "") -> ConfigError:
+    """Build the error for a setting that CTranslate2 does not have."""
     return ConfigError(
-        f"{name}={value}: backend=ctranslate2 has no {name}{where}; use backend=native"
+        f"{name}={value}: backend=ctranslate2 has no {name}{purpose}; use backend=native"
     )
 
 
@@ -177,12 +179,13 @@ def _strategy(config: SearchConfig) -> dict[str, Any]:
     }
 
 
-def _to_pieces(rows: Sequence[Ids], pieces: list[str]) -> list[list[str]]:
-    return [[pieces[token] for token in row] for row in rows]
+def _to_pieces(sentences: Sequence[Ids], pieces: list[str]) -> list[list[str]]:
+    """Map ids to pieces, which CTranslate2 takes; `pieces` is the vocabulary."""
+    return [[pieces[token] for token in ids] for ids in sentences]
 
 
-def _align(attention: list[list[float]]) -> list[int]:
-    """Return the source position with the highest attention for each target token; EOS is S.
+def _strongest_positions(attention: list[list[float]]) -> list[int]:
+    """Return the source position with the highest attention for each target token; S is EOS.
 
     CTranslate2 leaves EOS out of `attention` (T, S); its weight is the difference from 1.
     """

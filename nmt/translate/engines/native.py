@@ -40,9 +40,9 @@ _GPU_TOKENS = 65536  # an estimate, not measured
 
 
 class NativeBackend:
-    """Searches and scores with PyTorch. It supports everything that `SearchConfig` allows."""
+    """Searches and scores with PyTorch; supports every setting of `SearchConfig`."""
 
-    num_workers = 1  # PyTorch computes one matrix multiplication with several threads
+    num_workers = 1  # PyTorch uses all threads for one matrix multiplication
 
     def __init__(self, stepper: Stepper, tokenizer: Tokenizers) -> None:
         self.stepper = stepper
@@ -57,36 +57,36 @@ class NativeBackend:
         return search(self.stepper, request, self.tokenizer)
 
     def can_join(self, request: SearchRequest) -> bool:
-        """Return whether more sentences can join the search of a request while it runs."""
+        """Return whether sentences can join the search of such a request, see `begin`."""
         return request.can_join(self.tokenizer)
 
     def begin(self, request: SearchRequest) -> BeamSearch:
-        """Begin a search that sentences can join."""
+        """Begin a search that the caller advances, and that sentences can join between steps."""
         return BeamSearch(self.stepper, request, self.tokenizer)
 
     def score(
-        self, rows: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
+        self, sources: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
     ) -> list[Hypothesis]:
         """See `Backend.score`; a batch takes one forward pass (teacher forcing)."""
-        if not rows:
+        if not sources:
             return []
-        pairs = zip(rows, targets, strict=True)
+        pairs = zip(sources, targets, strict=True)
         lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs], dtype=np.int32)
         max_tokens = max(max_tokens, int(lengths.max()))
         hypotheses: dict[int, Hypothesis] = {}
         for batch in bucket_by_length(lengths, max_tokens, np.arange(len(lengths))):
             indices = batch.tolist()
             scored = self._score_batch(
-                [rows[i] for i in indices], [targets[i] for i in indices], config
+                [sources[i] for i in indices], [targets[i] for i in indices], config
             )
             hypotheses.update(zip(indices, scored, strict=True))
-        return [hypotheses[i] for i in range(len(rows))]
+        return [hypotheses[i] for i in range(len(sources))]
 
     def _score_batch(
-        self, rows: list[Ids], targets: list[Ids], config: SearchConfig
+        self, sources: list[Ids], targets: list[Ids], config: SearchConfig
     ) -> list[Hypothesis]:
         tokenizer = self.tokenizer.tgt
-        src, src_lengths = pad_source(rows, self.tokenizer)  # (B, S), (B,)
+        src, src_lengths = pad_source(sources, self.tokenizer)  # (B, S), (B,)
         tgt_in = pad(targets, pad_id=tokenizer.pad_id, bos=tokenizer.bos_id)  # (B, T)
         tgt_out = pad(targets, pad_id=tokenizer.pad_id, eos=tokenizer.eos_id)  # (B, T)
         scored = self.stepper.score(
@@ -149,8 +149,10 @@ def load_models(
     for requested, folder, info in zip(folders, model_folders, infos, strict=True):
         model = build_model(info, load_weights(folder), torch_device)
         steppers.append(ModelStepper(model, freeze(model, torch_dtype)))
-        hint = other_models(resolve(requested), folder)
-        log.info("model %s, %d updates, on %s%s", folder, info.updates, torch_device, hint)
+        ignored_models = other_models(resolve(requested), folder)
+        log.info(
+            "model %s, %d updates, on %s%s", folder, info.updates, torch_device, ignored_models
+        )
     stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, combine)
     tokenizer = load_tokenizer(model_folders[0], infos[0])
     backend = NativeBackend(stepper, tokenizer)
