@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,16 @@ from nmt.config import (
     SearchConfig,
 )
 from nmt.data.batch import pad
-from nmt.data.tokenizer import Tokenizer, TokenizerPair
+from nmt.data.tokenizer import (
+    MappedTokenizer,
+    Tokenizer,
+    TokenizerPair,
+    Vocabulary,
+    read_model,
+)
 from nmt.errors import ConfigError
 from nmt.export.export_model import export_model
+from nmt.importing.piece_ids import find_language, list_pieces
 from nmt.model.positions import sinusoidal_positions
 from nmt.search.request import SearchRequest
 from nmt.translate.engines.native import load_models
@@ -153,8 +161,10 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def write_m2m100(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
-    """Write a random M2M100 model with its tokenizer."""
+def write_m2m100(
+    folder: Path, seed: int, shape: dict[str, Any], more_pieces: Sequence[str] = ()
+) -> Path:
+    """Write a random M2M100 model with its tokenizer; `more_pieces` are added to its vocabulary."""
     transformers = quiet_transformers()
     folder.mkdir()
     spm = folder / "sentencepiece.bpe.model"
@@ -162,7 +172,7 @@ def write_m2m100(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
     start = ["<s>", "<pad>", "</s>", "<unk>"]
     if shape.get("pad_token_id") == 3:
         start[1], start[3] = start[3], start[1]
-    vocab = number_pieces([*start, *pieces])
+    vocab = number_pieces([*start, *pieces, *more_pieces])
     write_json(folder / "vocab.json", vocab)
     files = {"vocab_file": str(folder / "vocab.json"), "spm_file": str(spm)}
     tokenizer = transformers.M2M100Tokenizer(**files, src_lang="en", tgt_lang="fr")
@@ -359,6 +369,28 @@ def test_folders_of_older_versions_hold_copies_and_shards_in_pickles(tmp_path: P
     assert_same_weights(imported(folder), expected)
 
 
+def test_a_language_is_not_the_ordinary_piece_of_the_same_name() -> None:
+    ids = {"en": 7, "de": 8, "__en__": 100, "__fr__": 101, "deu_Latn": 102}
+    found = [find_language(ids, "src_lang", lang) for lang in ("en", "__en__", "fr", "deu_Latn")]
+    assert found == [100, 100, 101, 102]
+    with pytest.raises(ConfigError, match="tgt_lang=de: did you mean"):
+        find_language(ids, "tgt_lang", "de")
+
+
+def test_ids_without_a_piece_are_not_part_of_a_translation(tmp_path: Path) -> None:
+    pieces = train_spm(tmp_path / "spm.model", 1, 60)
+    spm = read_model(tmp_path / "spm.model")
+    start = ["<s>", "<pad>", "</s>", "<unk>"]
+    ids = number_pieces([*start, *pieces])
+    size = len(ids) + 5
+    padded = list_pieces(tmp_path / "vocab.json", ids.items(), size)
+    vocabulary = Vocabulary(pieces=padded, pad_id=1, unk_id=3, bos_id=0, eos_id=2)
+    tokenizer = MappedTokenizer(spm, vocabulary, [])
+    text = tokenizer.encode(LINES[0])
+    assert tokenizer.decode([size - 1, *text, size - 5, size - 2]) == tokenizer.decode(text)
+    assert tokenizer.decode([size - 1]) == ""
+
+
 @pytest.mark.slow
 def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -409,7 +441,8 @@ def run_readme(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_many_to_many_model_translates_between_all_its_languages(tmp_path: Path) -> None:
     import transformers
 
-    folder = write_m2m100(tmp_path / "m2m", 3, M2M100["m2m"])
+    ordinary_pieces = ["en", "fr"]  # with the names of languages
+    folder = write_m2m100(tmp_path / "m2m", 3, M2M100["m2m"], ordinary_pieces)
     theirs = transformers.M2M100ForConditionalGeneration.from_pretrained(
         folder, dtype=torch.float32
     ).eval()

@@ -34,6 +34,8 @@ TGT_VOCABULARY = "tokenizer.tgt.vocab.json"
 
 LANGUAGE = re.compile(r"__(\w+)__|[a-z]{3}_[A-Z][a-z]{3}")
 """Pieces that are languages in M2M100 and NLLB: `__en__`, `eng_Latn`."""
+UNUSED_PREFIX = "<unused "
+"""Start of the names of ids without a piece, in vocabularies that round up their size."""
 
 
 class Tokenizer:
@@ -190,6 +192,9 @@ class MappedTokenizer(Tokenizer):
         self.bos_id = vocabulary.bos_id
         self.eos_id = vocabulary.eos_id
         control_ids = {*self.control_ids, *vocabulary.src_prefix, *vocabulary.tgt_prefix}
+        control_ids.update(
+            i for i, piece in enumerate(vocabulary.pieces) if piece.startswith(UNUSED_PREFIX)
+        )
         has_languages = bool(vocabulary.src_prefix and vocabulary.tgt_prefix)
         self._text_ids: dict[str, int] = {}  # by piece, without control symbols and languages
         for i, piece in enumerate(vocabulary.pieces):

@@ -13,6 +13,7 @@ from typing import Any
 from nmt.config import ImportConfig, resolve
 from nmt.data.tokenizer import (
     LANGUAGE,
+    UNUSED_PREFIX,
     MappedTokenizer,
     Tokenizer,
     TokenizerPair,
@@ -91,7 +92,7 @@ def list_pieces(path: Path, ids: Iterable[tuple[str, Any]], size: int) -> list[s
     missing = sorted(set(range(size)) - names.keys())
     if missing and (missing[0] != len(names) or len(missing) > max(_MAX_UNNAMED, size // 8)):
         raise ModelError(f"{path} has no piece of id {missing[0]}; the vocabulary has a hole")
-    names |= {i: f"<unused {i}>" for i in missing}
+    names |= {i: f"{UNUSED_PREFIX}{i}>" for i in missing}
     if len(set(names.values())) < size:
         raise ModelError(f"{path} gives a piece two ids; the files do not belong together")
     return [names[i] for i in range(size)]
@@ -157,10 +158,13 @@ def find_id(ids: Mapping[str, int], name: str, path: Path) -> int:
 
 
 def find_language(ids: Mapping[str, int], key: str, lang: str | None) -> int:
-    """Return the id of a language; raise `ConfigError` that names similar ones if it is missing."""
-    for name in (f"{lang}", f"__{lang}__"):
-        if name in ids:
-            return ids[name]
+    """Return the id of a language; raise `ConfigError` that names similar ones if it is missing.
+
+    M2M100 writes the language en as `__en__`; its ordinary piece "en" is part of words.
+    """
+    for piece in (f"__{lang}__", f"{lang}"):
+        if piece in ids and LANGUAGE.fullmatch(piece):
+            return ids[piece]
     languages = [piece.strip("_") for piece in ids if LANGUAGE.fullmatch(piece)]
     text = "null" if lang is None else lang
     raise ConfigError(f"{key}={text}: {nearest(text, languages)}")
