@@ -28,9 +28,9 @@ test test-slow test-all: export PYTHONDONTWRITEBYTECODE =
 gpu:
 	$(PYTHON) scripts/gpu.py $(foreach name,wheels text output,$(if $($(name)),--$(name) $($(name))))
 
-# Damage files and kill commands for an hour
+# Damage files and kill commands for an hour; TORTURE="--minutes 5 --seed 2" changes that
 torture: $(INSTALLED)
-	$(BIN)/python scripts/torture.py --minutes 60 --output docs/reliability.md
+	$(BIN)/python scripts/torture.py $(TORTURE)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist loadfile

@@ -10,15 +10,16 @@
 val.* or test_2016_flickr.*. All runs use one thread, and finished runs are not repeated.
 
 The baseline is a small model that learns fast: `experiment=multi30k_quick` with 3+3 layers of 128,
-one thread and the other settings of `BASELINE`. A variant changes some of them. Its last checkpoint
-translates test_2016_flickr with beam 5. A row has means over the seeds, each with half of its 95 %
-interval (Student's t), and the difference to the BLEU of the baseline, marked as noise if it lies
-within the 95 % interval of the difference (t with pooled variance). Variants named x2 or x4 have
-two or four times the updates, and are compared with the baseline of the same length.
+one thread and the other settings of `BASELINE`. A variant changes some of these settings. Its last
+checkpoint translates test_2016_flickr with beam 5. A row of the table has means over the seeds with
+half of the 95 % confidence interval (Student's t). Its last column is the difference to the BLEU of
+the baseline, marked as noise if it lies within the 95 % interval of the difference (t with pooled
+variance). Variants named x2 or x4 have two or four times the updates, and are compared with the
+baseline of the same number of updates.
 
-`fairseq` trains the same sizes on the same pieces with both toolkits, either for a number of
-updates with the same schedule, or for the same CPU time: there nmt has a cosine schedule that ends
-with the time, and fairseq is stopped when it has used as much CPU time as nmt.
+`fairseq` trains models of the same size on the same SentencePiece tokens with both toolkits. With
+`--updates`, both have the same schedule. With `--seconds`, both have the same CPU time: nmt has a
+cosine schedule that ends with the time, and fairseq is stopped after as much CPU time as nmt used.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ import time
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any
+from statistics import fmean, stdev, variance
 
+import psutil
 import torch
+from processes import tree_cpu_seconds
 
 import nmt
 from nmt.checkpoint import load_weights
@@ -52,13 +54,13 @@ from nmt.runtime.metrics_log import read_metrics_log
 
 SPLITS = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-SHARED = """experiment=multi30k_quick valid_bleu=false tracker=[] num_threads=1 device=cpu
+SHARED_SETTINGS = """experiment=multi30k_quick valid_bleu=false tracker=[] num_threads=1 device=cpu
     keep_best=1"""
 
-# --- variants
+# settings of `variants`
 UPDATES = 1000
 UPDATE_TOKENS = 700
-BASELINE = f"""{SHARED} model.d_model=128 model.d_ff=512 model.dropout=0.1
+BASELINE = f"""{SHARED_SETTINGS} model.d_model=128 model.d_ff=512 model.dropout=0.1
     optimizer.warmup_steps=300 optimizer.peak_learning_rate=0.0035
     tokens_per_update={UPDATE_TOKENS} max_tokens=1000 keep_last=1 average_last=1"""
 VARIANTS = {
@@ -89,21 +91,31 @@ VARIANTS = {
     "BPE-dropout x4": "subword_sampling=0.1",
     "dropout 0.2 x4": "model.dropout=0.2",
 }
-T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306]  # for 1, 2, ... degrees of freedom
-FIGURES = {"valid_loss": 3, "bleu": 2, "bleu_lowercase": 2, "chrf": 2, "tokens_per_cpu_second": 0}
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom
+T_QUANTILES = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306]
+NUM_DIGITS = {
+    "valid_loss": 3,
+    "bleu": 2,
+    "bleu_lowercase": 2,
+    "chrf": 2,
+    "tokens_per_cpu_second": 0,
+}
 
-# --- fairseq
+# settings of `fairseq`
 NUM_AVERAGED = 8
 MAX_TOKENS = 2250  # a batch is an update, of 2,003 target tokens in nmt and 2,020 in fairseq
-SAME_SCHEDULE = f"""{SHARED} optimizer.schedule=inverse_sqrt optimizer.peak_learning_rate=0.002
+SAME_SCHEDULE = f"""{SHARED_SETTINGS}
+    optimizer.schedule=inverse_sqrt optimizer.peak_learning_rate=0.002
     optimizer.warmup_steps=600 optimizer.max_grad_norm=1 tokens_per_update=2000
     max_tokens={MAX_TOKENS}"""
-SAME_TIME = f"{SHARED} model.dropout=0.1"
-FAIRSEQ_DATA = "--dataset-impl raw --source-lang src --target-lang tgt --task translation --cpu"
+SAME_TIME = f"{SHARED_SETTINGS} model.dropout=0.1"
+# fairseq drops the last sentences of a test set whose size is not a multiple of the batch size's
+FAIRSEQ_DATA = """--dataset-impl raw --source-lang src --target-lang tgt --task translation --cpu
+    --required-batch-size-multiple 1"""
 FAIRSEQ_SIZES = {"layers": 3, "embed-dim": 192, "ffn-embed-dim": 768, "attention-heads": 4}
 FAIRSEQ_TRAIN = f"""{FAIRSEQ_DATA}
     --num-workers 0 --no-epoch-checkpoints --no-progress-bar --log-format json --log-interval 50
-    --required-batch-size-multiple 1 --arch transformer --share-all-embeddings
+    --arch transformer --share-all-embeddings
     --encoder-normalize-before --decoder-normalize-before
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --clip-norm 1
     --optimizer adam --adam-betas (0.9,0.98) --adam-eps 1e-9 --lr 0.002
@@ -131,7 +143,7 @@ class Result:
     chrf: float
     tokens_per_cpu_second: float  # target tokens of training
     parameters: int
-    about: str  # date, versions and CPU
+    about: str  # date, versions of nmt and torch, CPU
 
 
 def main() -> None:
@@ -139,8 +151,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     variants = commands.add_parser("variants", help="layers and methods of nmt")
-    single_length = [name for name in VARIANTS if length_factor(name) == 1]
-    variants.add_argument("--only", nargs="*", default=single_length, choices=list(VARIANTS))
+    short_variants = [name for name in VARIANTS if length_factor(name) == 1]
+    variants.add_argument("--only", nargs="*", default=short_variants, choices=list(VARIANTS))
     variants.add_argument("--results", type=Path, default=Path("docs/ablation.jsonl"))
     variants.add_argument("--table", type=Path, help="Markdown file to write")
     fairseq = commands.add_parser("fairseq", help="nmt and fairseq")
@@ -148,12 +160,12 @@ def main() -> None:
     budget.add_argument("--updates", type=int, help="updates of each training")
     budget.add_argument("--seconds", type=float, help="CPU seconds of each training")
     fairseq.add_argument("--fairseq", help="Python of an environment with fairseq-fixed")
-    fairseq.add_argument("--change", action="append", default=[], help="setting of nmt")
+    fairseq.add_argument("--change", action="append", default=[], help="another setting of nmt")
     for command in (variants, fairseq):
         command.add_argument("--text", type=Path, required=True, help="folder with train.en, ...")
         command.add_argument("--output", type=Path, required=True)
         command.add_argument(
-            "--vocab-size", type=int, help="pieces; default: as in experiment=multi30k_quick"
+            "--vocab-size", type=int, help="default: as in experiment=multi30k_quick"
         )
         command.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     options = parser.parse_args()
@@ -165,31 +177,32 @@ def main() -> None:
         compare_with_fairseq(options, data_dir)
 
 
-def prepare(text: Path, data_dir: Path, vocab_size: int | None) -> None:
-    """Preprocess the text, if that is not done yet."""
+def prepare(text_dir: Path, data_dir: Path, vocab_size: int | None) -> None:
+    """Preprocess the text files of a folder, unless `data_dir` exists."""
     if data_dir.exists():
         return
     settings = ["experiment=multi30k_quick", f"data_dir={data_dir}"]
     if vocab_size is not None:
         settings.append(f"tokenizer.vocab_size={vocab_size}")
     for split, name in SPLITS.items():
-        if not list(text.glob(f"{name}.en*")):
+        if not list(text_dir.glob(f"{name}.en*")):
             settings += [f"data.{split}.dataset=null", f"data.{split}.num_pairs=2000"]
             continue
         for side, lang in (("src", "en"), ("tgt", "de")):
-            plain = text / f"{name}.{lang}"
-            path = plain if plain.exists() else text / f"{name}.{lang}.gz"
+            path = text_dir / f"{name}.{lang}"
+            if not path.exists():
+                path = text_dir / f"{name}.{lang}.gz"
             settings.append(f"data.{split}.{side}={path}")
-    run_nmt("preprocess", *settings)
+    run_nmt("preprocess", settings)
 
 
-def run_nmt(name: str, *settings: str) -> None:
-    """Run a command of nmt, whose log goes to the terminal."""
+def run_nmt(name: str, settings: list[str]) -> None:
+    """Run a command of nmt with its log on the terminal; raise if it fails."""
     subprocess.run([sys.executable, "-m", "nmt", name, *settings], check=True)
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time of all ended child processes."""
+    """Return the CPU time of all child processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -204,22 +217,16 @@ def score_test_set(hypotheses: list[str], data_dir: Path) -> dict[str, float]:
 
 def translate_test_set(model_dir: Path, data_dir: Path, output: Path) -> list[str]:
     """Translate the test set with beam 5; return the translations."""
-    test_set = f"input={data_dir / 'test.src'}"
-    run_nmt(
-        "translate",
-        f"model_dir={model_dir}",
-        test_set,
-        f"output={output}",
-        "beam_size=5",
-        "num_threads=1",
-    )
+    files = [f"model_dir={model_dir}", f"input={data_dir / 'test.src'}", f"output={output}"]
+    run_nmt("translate", [*files, "beam_size=5", "num_threads=1"])
     return list(read_lines(output))
 
 
 def last_valid_loss(run_dir: Path) -> float:
     """Return the validation loss that a run logged last."""
     records = read_metrics_log(run_dir / "metrics.jsonl")
-    return [record["valid_loss"] for record in records if "valid_loss" in record][-1]
+    losses = [record["valid_loss"] for record in records if "valid_loss" in record]
+    return losses[-1]
 
 
 # --- variants
@@ -227,49 +234,47 @@ def last_valid_loss(run_dir: Path) -> float:
 
 def compare_variants(options: argparse.Namespace, data_dir: Path) -> None:
     """Measure the requested variants and print the table of all results."""
+    results = load_results(options.results)
+    finished = {(result.variant, result.seed) for result in results}
     for seed in options.seeds:
         for name in options.only:
-            finished = [(result.variant, result.seed) for result in load_results(options.results)]
-            if (name, seed) not in finished:
-                folder = options.output / f"{name.replace(' ', '-')}-{seed}"
-                result = measure_variant(folder, data_dir, name, seed)
-                with options.results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(result)) + "\n")
-    text = make_table(load_results(options.results))
-    print(text)
+            if (name, seed) in finished:
+                continue
+            run_dir = options.output / f"{name.replace(' ', '-')}-{seed}"
+            result = measure_variant(run_dir, data_dir, name, seed)
+            results.append(result)
+            with options.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(result)) + "\n")
+    page = make_page(results)
+    print(page)
     if options.table:
-        options.table.write_text(text, encoding="utf-8")
+        options.table.write_text(page, encoding="utf-8")
 
 
 def load_results(path: Path) -> list[Result]:
-    """Return all results of a file."""
+    """Read all results of a JSON Lines file, none if it does not exist."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [Result(**json.loads(line)) for line in lines]
 
 
-def measure_variant(folder: Path, data_dir: Path, name: str, seed: int) -> Result:
+def measure_variant(run_dir: Path, data_dir: Path, name: str, seed: int) -> Result:
     """Train a variant, translate the test set with its last checkpoint and score it."""
     updates = UPDATES * length_factor(name)
     start_seconds = cpu_seconds()
-    run_nmt(
-        "train",
-        *variant_settings(name),
-        f"data_dir={data_dir}",
-        f"run_dir={folder}",
-        f"seed={seed}",
-        f"max_updates={updates}",
-        f"validate_every_updates={updates}",
-    )
+    settings = variant_settings(name)
+    settings += [f"data_dir={data_dir}", f"run_dir={run_dir}", f"seed={seed}"]
+    settings += [f"max_updates={updates}", f"validate_every_updates={updates}"]
+    run_nmt("train", settings)
     tokens_per_second = UPDATE_TOKENS * updates / (cpu_seconds() - start_seconds)
-    model_dir = folder / "checkpoints" / "latest"
-    hypotheses = translate_test_set(model_dir, data_dir, folder / "test.de")
+    model_dir = run_dir / "checkpoints" / "latest"
+    hypotheses = translate_test_set(model_dir, data_dir, run_dir / "test.de")
     about = f"{date.today()}, nmt {nmt.__version__}, torch {torch.__version__}, "
     about += f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     return Result(
         variant=name,
         seed=seed,
         updates=updates,
-        valid_loss=last_valid_loss(folder),
+        valid_loss=last_valid_loss(run_dir),
         tokens_per_cpu_second=round(tokens_per_second, 1),
         parameters=sum(weight.numel() for weight in load_weights(model_dir).values()),
         about=about,
@@ -291,57 +296,75 @@ def length_factor(name: str) -> int:
     return int(name[-1]) if name.endswith((" x2", " x4")) else 1
 
 
-def make_table(results: list[Result]) -> str:
-    """Return the page of all results as Markdown."""
-    lines = ["# Layers and methods on Multi30k en-de", ""]
-    lines += ["    python scripts/compare.py variants --text multi30k --output build/ablation", ""]
-    lines += [(__doc__ or "").split("\n\n")[3], ""]
-    lines += [f"{UPDATES} updates of {UPDATE_TOKENS} target tokens. Measured with:", ""]
-    lines += [f"- {about}" for about in sorted({result.about for result in results})]
+def make_page(results: list[Result]) -> str:
+    """Return the page docs/ablation.md: the method and a table of all results."""
+    method = (__doc__ or "").split("\n\n")[3]
+    machines = sorted({result.about for result in results})
     heading = ["variant", "seeds", "parameters", "validation loss", "BLEU", "lower-cased", "chrF2"]
     heading += ["tokens a CPU-second", "BLEU over baseline"]
-    lines += ["", f"| {' | '.join(heading)} |", "|" + " --- |" * len(heading)]
-    for name in VARIANTS:
-        runs = [result for result in results if result.variant == name]
-        if not runs:
-            continue
-        row = [name, str(len(runs)), f"{runs[0].parameters:,}"]
-        for key, digits in FIGURES.items():
-            row.append(format_mean([getattr(result, key) for result in runs], digits))
+    lines = [
+        "# Layers and methods on Multi30k en-de",
+        "",
+        "    python scripts/compare.py variants --text multi30k --output build/ablation",
+        "",
+        method,
+        "",
+        f"{UPDATES} updates of {UPDATE_TOKENS} target tokens. Measured with:",
+        "",
+        *(f"- {machine}" for machine in machines),
+        "",
+        f"| {' | '.join(heading)} |",
+        "|" + " --- |" * len(heading),
+    ]
+    results_by_variant: dict[str, list[Result]] = {name: [] for name in VARIANTS}
+    for result in results:
+        results_by_variant[result.variant].append(result)
+    for name, variant_results in results_by_variant.items():
         factor = length_factor(name)
         baseline = "baseline" if factor == 1 else f"baseline x{factor}"
-        baseline_bleu = [result.bleu for result in results if result.variant == baseline]
-        if name == baseline or not baseline_bleu:
-            row.append("")
-        else:
-            row.append(format_difference([result.bleu for result in runs], baseline_bleu))
-        lines.append(f"| {' | '.join(row)} |")
+        baseline_results = [] if name == baseline else results_by_variant[baseline]
+        if variant_results:
+            row = make_row(variant_results, baseline_results)
+            lines.append(f"| {' | '.join(row)} |")
     return "\n".join([*lines, ""])
 
 
-def t_95(degrees_of_freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t; beyond the table its last, larger entry."""
-    return T_95[min(degrees_of_freedom, len(T_95)) - 1]
+def make_row(results: list[Result], baseline_results: list[Result]) -> list[str]:
+    """Return the cells of a variant; without results of the baseline, the last cell is empty."""
+    row = [results[0].variant, str(len(results)), f"{results[0].parameters:,}"]
+    for key, digits in NUM_DIGITS.items():
+        row.append(format_mean([getattr(result, key) for result in results], digits))
+    difference = ""
+    if baseline_results:
+        baseline_bleu = [result.bleu for result in baseline_results]
+        difference = format_difference([result.bleu for result in results], baseline_bleu)
+    return [*row, difference]
+
+
+def t_quantile(degrees_of_freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t, or a slightly larger one beyond the table."""
+    return T_QUANTILES[min(degrees_of_freedom, len(T_QUANTILES)) - 1]
 
 
 def format_mean(values: list[float], digits: int) -> str:
-    """Return the mean, with half of its 95 % interval if there are several values."""
+    """Format the mean, with half of its 95 % confidence interval if there are several values."""
     text = f"{fmean(values):.{digits}f}"
     if len(values) > 1:
-        half = t_95(len(values) - 1) * stdev(values) / math.sqrt(len(values))
-        text += f" ± {half:.{digits}f}"
+        standard_error = stdev(values) / math.sqrt(len(values))
+        text += f" ± {t_quantile(len(values) - 1) * standard_error:.{digits}f}"
     return text
 
 
 def format_difference(values: list[float], baseline: list[float]) -> str:
-    """Return the difference of the means, and whether it is noise."""
+    """Format the difference of the means, and whether it is noise (t-test, pooled variance)."""
     difference = fmean(values) - fmean(baseline)
     if min(len(values), len(baseline)) < 2:
         return f"{difference:+.2f} (one seed)"
     degrees_of_freedom = len(values) + len(baseline) - 2
-    squares = (len(values) - 1) * stdev(values) ** 2 + (len(baseline) - 1) * stdev(baseline) ** 2
-    error = math.sqrt(squares / degrees_of_freedom * (1 / len(values) + 1 / len(baseline)))
-    is_noise = abs(difference) <= t_95(degrees_of_freedom) * error
+    squares = (len(values) - 1) * variance(values) + (len(baseline) - 1) * variance(baseline)
+    pooled_variance = squares / degrees_of_freedom
+    standard_error = math.sqrt(pooled_variance * (1 / len(values) + 1 / len(baseline)))
+    is_noise = abs(difference) <= t_quantile(degrees_of_freedom) * standard_error
     return f"{difference:+.2f}{' (noise)' if is_noise else ''}"
 
 
@@ -349,64 +372,68 @@ def format_difference(values: list[float], baseline: list[float]) -> str:
 
 
 def compare_with_fairseq(options: argparse.Namespace, data_dir: Path) -> None:
-    """Train with both toolkits, seed by seed, and print the figures of all finished runs."""
+    """Train with both toolkits for each seed, and print the results of all finished runs."""
     for seed in options.seeds:
         budget = f"{options.updates} updates" if options.updates else f"{options.seconds:g} s"
-        name = " ".join(["nmt", *options.change, budget, str(seed)])
-        nmt_result = options.output / name / "result.json"
+        folder_name = " ".join(["nmt", *options.change, budget, str(seed)])
+        nmt_result = options.output / folder_name / "result.json"
         if not nmt_result.exists():
             train_nmt(options, data_dir, nmt_result.parent, seed)
         fairseq_result = options.output / f"fairseq {budget} {seed}" / "result.json"
         if options.fairseq and not fairseq_result.exists():
-            seconds = json.loads(nmt_result.read_text(encoding="utf-8"))["cpu_seconds"]
-            train_fairseq(options, data_dir, fairseq_result.parent, seed, seconds)
+            nmt_seconds = json.loads(nmt_result.read_text(encoding="utf-8"))["cpu_seconds"]
+            train_fairseq(options, data_dir, fairseq_result.parent, seed, nmt_seconds)
     for path in sorted(options.output.glob("*/result.json")):
-        figures = json.loads(path.read_text(encoding="utf-8"))
-        print(path.parent.name, *(f"{key} {value}" for key, value in figures.items()), sep="\t")
+        result = json.loads(path.read_text(encoding="utf-8"))
+        cells = [path.parent.name] + [f"{key} {value}" for key, value in result.items()]
+        print("\t".join(cells))
 
 
 def train_nmt(options: argparse.Namespace, data_dir: Path, folder: Path, seed: int) -> None:
-    """Train with nmt, average, translate and score."""
+    """Train with nmt, average, translate and score; write the result to `folder`."""
     settings = (SAME_SCHEDULE if options.updates else SAME_TIME).split()
     settings += [f"data_dir={data_dir}", f"seed={seed}", *options.change]
     updates = options.updates or plan_updates(settings, folder, options.seconds)
     run_dir = folder / "run"
     start_seconds = cpu_seconds()
-    run_nmt(
-        "train",
-        *settings,
+    settings += [
         f"run_dir={run_dir}",
         f"max_updates={updates}",
         f"validate_every_updates={updates}",
         f"checkpoint_every_updates={max(1, updates // 60)}",
         f"keep_last={NUM_AVERAGED}",
         f"average_last={NUM_AVERAGED}",
-    )
-    seconds = cpu_seconds() - start_seconds
-    run_nmt("average", f"run_dir={run_dir}")
+    ]
+    run_nmt("train", settings)
+    result: dict[str, float] = {
+        "updates": updates,
+        "cpu_seconds": round(cpu_seconds() - start_seconds),
+        "valid_loss": last_valid_loss(run_dir),
+    }
+    run_nmt("average", [f"run_dir={run_dir}"])
     hypotheses = translate_test_set(run_dir, data_dir, folder / "test.out")
-    figures = {"updates": updates, "cpu_seconds": round(seconds)}
-    figures |= {"valid_loss": last_valid_loss(run_dir)} | score_test_set(hypotheses, data_dir)
-    write_result(folder, figures)
+    write_result(folder, result | score_test_set(hypotheses, data_dir))
 
 
 def plan_updates(settings: list[str], folder: Path, seconds: float) -> int:
-    """Return the number of updates that take some CPU seconds, estimated by two short runs."""
-    measured = []
+    """Estimate by two short runs how many updates take `seconds` of CPU time."""
+    run_seconds = {}
     for updates in (10, 40):
         start_seconds = cpu_seconds()
-        run_dir = f"run_dir={folder}-{updates}-updates"
-        lengths = [f"max_updates={updates}", f"validate_every_updates={updates}"]
-        run_nmt("train", *settings, run_dir, *lengths)
-        measured.append(cpu_seconds() - start_seconds)
-    seconds_per_update = (measured[1] - measured[0]) / 30
-    return max(1, 10 + round((seconds - measured[0]) / seconds_per_update))
+        length = [f"max_updates={updates}", f"validate_every_updates={updates}"]
+        run_nmt("train", [*settings, f"run_dir={folder}-{updates}-updates", *length])
+        run_seconds[updates] = cpu_seconds() - start_seconds
+    seconds_per_update = (run_seconds[40] - run_seconds[10]) / 30
+    return max(1, 10 + round((seconds - run_seconds[10]) / seconds_per_update))
 
 
 def train_fairseq(
     options: argparse.Namespace, data_dir: Path, folder: Path, seed: int, nmt_seconds: float
 ) -> None:
-    """Train with fairseq, average its last checkpoints, translate and score."""
+    """Train with fairseq, average its last checkpoints, translate and score.
+
+    With `--seconds`, training may use as much CPU time as nmt used.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     pieces_dir = write_pieces(data_dir, options.output / "pieces")
     command = [options.fairseq, "-m", "fairseq_cli.train", str(pieces_dir), *FAIRSEQ_TRAIN.split()]
@@ -415,16 +442,16 @@ def train_fairseq(
     command += [f"--seed={seed}", f"--save-dir={folder}", f"--keep-interval-updates={NUM_AVERAGED}"]
     if options.updates:
         save_every = max(1, options.updates // 60)
-        seconds = math.inf
+        max_seconds = math.inf
         command += [f"--max-update={options.updates}", "--dropout=0.2"]
         command += [f"--validate-interval-updates={options.updates}", "--validate-interval=100000"]
     else:
         save_every = max(10, round(options.seconds / 100))
-        seconds = max(options.seconds, nmt_seconds)
+        max_seconds = max(options.seconds, nmt_seconds)
         command += ["--disable-validation", "--dropout=0.1"]
     command.append(f"--save-interval-updates={save_every}")
     log = folder / "log.txt"
-    used_seconds = run_for(command, log, seconds)
+    used_seconds = run_for(command, log, max_seconds)
     checkpoints = {}
     for path in folder.glob("checkpoint_*_*.pt"):
         checkpoints[int(path.stem.split("_")[-1])] = path
@@ -432,50 +459,49 @@ def train_fairseq(
         raise SystemExit(
             f"fairseq saved no checkpoint in {used_seconds:.0f} CPU seconds; see {log}"
         )
-    figures: dict[str, Any] = {"updates": max(checkpoints), "cpu_seconds": round(used_seconds)}
+    result: dict[str, float] = {
+        "updates": max(checkpoints),
+        "cpu_seconds": round(used_seconds),
+    }
     losses = re.findall(r'"valid_nll_loss": "([\d.]+)"', log.read_text(encoding="utf-8"))
     if losses:
-        figures["valid_loss"] = float(losses[-1]) * math.log(2)  # fairseq logs bits
+        result["valid_loss"] = float(losses[-1]) * math.log(2)  # fairseq logs bits
     average = folder / "average.pt"
     paths = [str(checkpoints[update]) for update in sorted(checkpoints)]
     subprocess.run([options.fairseq, "-c", FAIRSEQ_AVERAGE, str(average), *paths], check=True)
     hypotheses = generate_with_fairseq(options.fairseq, pieces_dir, average, data_dir)
-    write_result(folder, figures | score_test_set(hypotheses, data_dir))
+    write_result(folder, result | score_test_set(hypotheses, data_dir))
 
 
-def run_for(command: list[str], log: Path, seconds: float) -> float:
-    """Run a command until it ends or has used this much CPU time; return its CPU time."""
+def run_for(command: list[str], log: Path, max_seconds: float) -> float:
+    """Run a command until it ends or has used `max_seconds` of CPU time; return its CPU time."""
     used_seconds = 0.0
     with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file)
-    while process.poll() is None and used_seconds < seconds:
+    while process.poll() is None and used_seconds < max_seconds:
         time.sleep(0.2)
-        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8")
-        fields = stat.rpartition(")")[2].split()
-        used_seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        used_seconds = tree_cpu_seconds(psutil.Process(process.pid))
     process.kill()
     process.wait()
     return used_seconds
 
 
 def write_pieces(data_dir: Path, folder: Path) -> Path:
-    """Write all pairs as pieces, and the vocabulary, in fairseq's format; return the folder."""
+    """Write the tokens of all pairs, and the vocabulary, in fairseq's format; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.load(data_dir / "tokenizer.model")
-    words = []
+    dictionary = ""
     for i, piece in enumerate(tokenizer.all_pieces()):
         if i not in tokenizer.control_ids:
-            words.append(piece)
-    dictionary = "".join(f"{word} 1\n" for word in words)
+            dictionary += f"{piece} 1\n"
     for index, side in enumerate(("src", "tgt")):
         (folder / f"dict.{side}.txt").write_text(dictionary, encoding="utf-8")
         test_lines = read_lines(data_dir / f"test.{side}")
-        sentences = {"test": [tokenizer.encode(line) for line in test_lines]}
+        split_ids = {"test": [tokenizer.encode(line) for line in test_lines]}
         for split in ("train", "valid"):
-            data = ParallelData(data_dir, split)
-            sentences[split] = [data[row][index].tolist() for row in range(len(data))]
-        for split, rows in sentences.items():
-            text = "".join(f"{' '.join(tokenizer.pieces(ids))}\n" for ids in rows)
+            split_ids[split] = [pair[index].tolist() for pair in ParallelData(data_dir, split)]
+        for split, sentences in split_ids.items():
+            text = "".join(f"{' '.join(tokenizer.pieces(ids))}\n" for ids in sentences)
             (folder / f"{split}.src-tgt.{side}").write_text(text, encoding="utf-8")
     return folder
 
@@ -500,9 +526,9 @@ def generate_with_fairseq(
     return [translations[i] for i in range(len(translations))]
 
 
-def write_result(folder: Path, figures: dict[str, Any]) -> None:
-    """Write the figures of a run."""
-    rounded = {key: round(value, 4) for key, value in figures.items()}
+def write_result(folder: Path, result: dict[str, float]) -> None:
+    """Write the result of a run to result.json."""
+    rounded = {key: round(value, 4) for key, value in result.items()}
     (folder / "result.json").write_text(json.dumps(rounded) + "\n", encoding="utf-8")
 
 

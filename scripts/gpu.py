@@ -1,11 +1,11 @@
-"""Run everything that needs a GPU, on a machine that has one, in at most nine minutes.
+"""Test and benchmark nmt on a machine with a GPU, in at most nine minutes.
 
     make gpu                                     text in shared/data/multi30k, results in build/gpu
-    make gpu wheels=DIR text=DIR output=DIR      missing packages are unpacked from wheels in DIR
+    make gpu wheels=DIR text=DIR output=DIR      installs missing packages from the wheels in DIR
     python scripts/gpu.py --rehearse             the same on a CPU, at a tiny size
 
-Each part is a process with a time limit, so that a failure does not end the others. After each,
-`gpu.json` and `gpu.md` are written again. The exit status is 1 if a part failed.
+Each part runs in a process with a time limit, so that a failure does not end the others. After
+each part, `gpu.json` and `gpu.md` are written again. The exit status is 1 if a part failed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).with_suffix("")))
 
 from page import describe, make_page  # noqa: E402
-from parts import PARTS, REHEARSAL, ROOT, Job, Part, PartError, PartSkipped, exiting  # noqa: E402
+from parts import PARTS, REHEARSAL, ROOT, Job, PartError, PartFunction, PartSkipped, exiting  # noqa: E402
 
 TOTAL_SECONDS = 540
-REHEARSAL_SLOWDOWN = 20  # of a busy CPU, compared with a GPU
+REHEARSAL_SLOWDOWN = 20  # factor of all time limits on a CPU
 
 
 def main() -> int:
-    """Run the parts and write their figures; return the exit status."""
+    """Run the parts and write their results; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu")
     parser.add_argument("--text", type=Path, default=ROOT / "shared" / "data" / "multi30k")
@@ -54,25 +54,30 @@ def main() -> int:
         job = replace(job, device="cpu", **REHEARSAL)
         slowdown = REHEARSAL_SLOWDOWN
     results: dict[str, Any] = {}
-    for name, (part, limit_seconds) in PARTS.items():
+    for name, (run_function, limit_seconds) in PARTS.items():
         if name not in options.parts:
             continue
         seconds_left = slowdown * TOTAL_SECONDS - (time.perf_counter() - start_seconds)
         if seconds_left < min(limit_seconds, 20):
-            results[name] = {"status": "failed", "reason": "no time is left", "seconds": 0.0}
+            result = {"status": "failed", "reason": "no time is left", "seconds": 0.0}
         else:
-            results[name] = run_part(name, part, job, min(slowdown * limit_seconds, seconds_left))
-        if name == "machine" and "figures" in results[name]:
-            job = replace(job, num_devices=results[name]["figures"].get("devices", 1))
-        print(f"{name}: {describe(results[name])}", flush=True)
+            max_seconds = min(slowdown * limit_seconds, seconds_left)
+            result = run_part(name, run_function, job, max_seconds)
+        results[name] = result
+        if name == "machine" and "figures" in result:
+            job = replace(job, num_devices=result["figures"].get("devices", 1))
+        print(f"{name}: {describe(result)}", flush=True)
         content = {"rehearsal": job.is_rehearsal, "installed": installed, "parts": results}
         write_atomically(output / "gpu.json", json.dumps(content, indent=1))
         write_atomically(output / "gpu.md", make_page(content))
     return int(any(result["status"] == "failed" for result in results.values()))
 
 
-def run_part(name: str, part: Part, job: Job, seconds: float) -> dict[str, Any]:
-    """Run a part in a process and process group of its own; return its figures or why it failed."""
+def run_part(name: str, run_function: PartFunction, job: Job, max_seconds: float) -> dict[str, Any]:
+    """Run a part in a forked process with a time limit.
+
+    Returns its status, its seconds, and its figures or the reason of the failure.
+    """
     start_seconds = time.perf_counter()
     answer_file = job.output / f"{name}.answer"
     answer_file.unlink(missing_ok=True)
@@ -86,21 +91,21 @@ def run_part(name: str, part: Part, job: Job, seconds: float) -> dict[str, Any]:
             os.dup2(log.fileno(), 2)
             sys.stdout = sys.stderr = log
             try:
-                answer: dict[str, Any] = {"status": "ok", "figures": part(job)}
+                answer: dict[str, Any] = {"status": "ok", "figures": run_function(job)}
             except PartSkipped as error:
                 answer = {"status": "left out", "reason": str(error)}
             except PartError as error:
                 answer = {"status": "failed", "reason": str(error)}
             answer_file.write_text(json.dumps(answer), encoding="utf-8")
-    has_ended = wait_for(pid, start_seconds + seconds)
+    has_ended = wait_until(start_seconds + max_seconds, pid)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)  # the part, or processes that it left behind
+        os.killpg(pid, signal.SIGKILL)  # the process, or children that it left running
     if not has_ended:
         os.waitpid(pid, 0)
     log_text = log_file.read_text("utf-8", "replace").strip()
     last_line = log_text.splitlines()[-1].strip()[:300] if log_text else "no output"
     if not has_ended:
-        reason = f"not done after {seconds:.0f} seconds; last line: {last_line}"
+        reason = f"not done after {max_seconds:.0f} seconds; last line: {last_line}"
         answer = {"status": "failed", "reason": reason}
     elif answer_file.exists():
         answer = json.loads(answer_file.read_text(encoding="utf-8"))
@@ -112,8 +117,8 @@ def run_part(name: str, part: Part, job: Job, seconds: float) -> dict[str, Any]:
     return answer
 
 
-def wait_for(pid: int, deadline: float) -> bool:
-    """Wait for a process until a time of `perf_counter`; return whether it has ended."""
+def wait_until(deadline: float, pid: int) -> bool:
+    """Wait for a process until `perf_counter` reaches the deadline; return whether it has ended."""
     while time.perf_counter() < deadline:
         if os.waitpid(pid, os.WNOHANG)[0]:
             return True
@@ -122,46 +127,51 @@ def wait_for(pid: int, deadline: float) -> bool:
 
 
 def install_wheels(wheels_dir: Path | None, packages: Path) -> list[str]:
-    """Unpack wheels of packages that are not installed into `packages`; return their file names.
+    """Install wheels of packages that are missing into the folder `packages`; return their names.
 
     Needs no network. Installed packages, such as torch, stay unchanged.
     """
-    installed = set()
-    for distribution in importlib.metadata.distributions():
-        installed.add(re.sub(r"[-_.]+", "-", distribution.name).lower())
-    missing = []
+    installed = {normalize_name(package.name) for package in importlib.metadata.distributions()}
+    missing_wheels = []
     for wheel in sorted(wheels_dir.glob("*.whl")) if wheels_dir else []:
-        if wheel.name.split("-")[0].replace("_", "-").lower() not in installed:
-            missing.append(wheel)
-    if missing:
+        if normalize_name(wheel.name.split("-")[0]) not in installed:
+            missing_wheels.append(wheel)
+    if missing_wheels:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-        subprocess.run([*command, "--target", str(packages), *map(str, missing)], check=True)
+        command += ["--target", str(packages)]
+        command += map(str, missing_wheels)
+        subprocess.run(command, check=True)
     sys.path[:0] = [str(ROOT), str(packages)]
     prepend_to_variable("PYTHONPATH", [ROOT, packages])
-    # new processes find shared libraries of CUDA there
+    # so that new processes find the shared libraries of CUDA
     prepend_to_variable("LD_LIBRARY_PATH", list(packages.glob("nvidia/*/lib")))
-    return [wheel.name for wheel in missing]
+    return [wheel.name for wheel in missing_wheels]
+
+
+def normalize_name(package: str) -> str:
+    """Return the name of a package with lower-case letters and hyphens."""
+    return re.sub(r"[-_.]+", "-", package).lower()
 
 
 def prepend_to_variable(name: str, paths: list[Path]) -> None:
-    """Put paths before those that an environment variable has."""
-    texts = [str(path) for path in paths]
+    """Prepend paths to an environment variable such as PYTHONPATH."""
+    entries = [str(path) for path in paths]
     if os.environ.get(name):
-        texts.append(os.environ[name])
-    os.environ[name] = os.pathsep.join(texts)
+        entries.append(os.environ[name])
+    os.environ[name] = os.pathsep.join(entries)
 
 
 def import_everything() -> None:
-    """Import all modules that parts need, so that their forks start quickly.
+    """Import all modules that the parts need, so that their forks start quickly.
 
-    CUDA is not initialized here: it would not survive a fork.
+    Does not initialize CUDA, which would not survive a fork.
     """
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # count devices without initializing CUDA
-    import torch._dynamo  # noqa: F401  # imported by the first step of an optimizer
+    import torch._dynamo  # noqa: F401  # otherwise imported by the first step of an optimizer
 
     import nmt
 
-    nmt.__path__.append(str(ROOT))  # if nmt is not installed, `nmt.configs` is configs/
+    nmt.__path__.append(str(ROOT))  # so that `nmt.configs` exists if nmt is not installed
 
     import nmt.cli.compose
     import nmt.evaluate
@@ -172,7 +182,7 @@ def import_everything() -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file that is complete at any moment."""
+    """Write a file, so that readers see the old or the new content, never a part of it."""
     temporary = path.with_suffix(".new")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

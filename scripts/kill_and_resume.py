@@ -2,8 +2,7 @@
 
 Each kill is SIGKILL to the launcher, to one rank or to all processes, at a random moment: during
 start-up, in the first update, while a checkpoint is written, during validation, at any other time,
-and right after the last update. The same command is started again at once. Linux only: it finds
-processes in /proc.
+and right after the last update. Then the same command is started again. Linux only.
 
     python scripts/kill_and_resume.py --devices 2 --kills 20 --seed 1
 """
@@ -24,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BIN = Path(sys.executable).parent
+import psutil
+from processes import BIN, environment_of
+
 UPDATES = 400
 CHECKPOINT_EVERY = 7
 VALIDATE_EVERY = 20
@@ -44,20 +45,20 @@ MAX_DELAYS = {  # seconds between the start of a phase and the kill
 }
 PHASES = ["start", "first", "write", "valid", "any"]
 MARK = "NMT_KILL_AND_RESUME"  # an environment variable that all processes of a run inherit
-FIRST_UPDATE_FOLLOWS = b"at its peak"  # in the last line of the log before the first update
+LAST_LINE_OF_STARTUP = b"at its peak"  # a part of the last log line before the first update
 END_SECONDS = 60  # for a run to end by itself after one of its processes was killed
 POLL_SECONDS = 0.002
-# seconds differ between runs, and means over several updates start again after a kill
-NOT_COMPARED = re.compile("second|memory|utilisation|^loss$|^nll$|padding")
+# metrics that may differ: times, and means over several updates, which start again after a kill
+IGNORED_METRICS = re.compile("second|memory|utilisation|^loss$|^nll$|padding")
 
 
 @dataclass
 class Kill:
-    """One kill: when it comes, and whom it hits."""
+    """The moment of a kill and its victim."""
 
-    phase: str
+    phase: str  # a key of MAX_DELAYS
     update: int  # the kill comes after the checkpoint of this update
-    victim: str
+    victim: str  # "all", "launcher" or "rank N"
 
 
 class Command:
@@ -84,34 +85,35 @@ class Command:
         return last_line(self.output())
 
     def finish(self) -> None:
-        """Wait for the end; any exit status but 0 ends this script."""
+        """Wait for the command; end this script if it fails."""
         status = self.process.wait()
         if status:
             sys.exit(f"nmt-train ended with {status}: {self.last_line()} ({self.log})")
 
     def wait_for_kill(self, kill: Kill, rng: random.Random) -> None:
         """Return at the moment of the kill, or when the command has ended before."""
-        first_checkpoint = max(
-            kill.update // CHECKPOINT_EVERY * CHECKPOINT_EVERY, newest_checkpoint(self.run_dir) + 1
-        )
-        while self.process.poll() is None and not self._is_in_phase(kill, first_checkpoint):
+        last_checkpoint_before_kill = kill.update // CHECKPOINT_EVERY * CHECKPOINT_EVERY
+        next_update = newest_checkpoint(self.run_dir) + 1
+        min_checkpoint = max(last_checkpoint_before_kill, next_update)
+        while self.process.poll() is None and not self._is_in_phase(kill, min_checkpoint):
             time.sleep(POLL_SECONDS)
         time.sleep(rng.uniform(0, MAX_DELAYS[kill.phase]))
 
-    def _is_in_phase(self, kill: Kill, first_checkpoint: int) -> bool:
+    def _is_in_phase(self, kill: Kill, min_checkpoint: int) -> bool:
+        """Return whether the phase has begun; phases after start-up wait for `min_checkpoint`."""
         newest = newest_checkpoint(self.run_dir)
         if kill.phase == "start":
             return True
         if kill.phase == "first":
-            return FIRST_UPDATE_FOLLOWS in self.output()
+            return LAST_LINE_OF_STARTUP in self.output()
         if kill.phase == "write" and newest >= kill.update - CHECKPOINT_EVERY:
             return any((self.run_dir / "checkpoints").glob(".step-*.tmp"))
         if kill.phase == "valid" and newest % VALIDATE_EVERY:
             return False
-        return newest >= first_checkpoint
+        return newest >= min_checkpoint
 
     def end_after_kill(self) -> int:
-        """Return the exit status; if the command hangs, kill it and end this script."""
+        """Wait for the end and return the exit status; if the command hangs, end this script."""
         try:
             return self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -121,7 +123,7 @@ class Command:
 
 
 def main() -> int:
-    """Run both, print the kills and the differences; return 0 if nothing differs."""
+    """Run without and with kills, print the kills and the differences; return 0 without any."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--devices", type=int, default=1, help="number of ranks")
@@ -136,13 +138,15 @@ def main() -> int:
         command = [BIN / "nmt-preprocess", "data=numbers", f"data_dir={data_dir}"]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     settings = [*SETTINGS, f"data_dir={data_dir}", f"devices={options.devices}"]
-    Command(folder / "whole", settings, folder / "whole.log").finish()
+    uninterrupted = folder / "uninterrupted"
+    killed = folder / "killed"
+    Command(uninterrupted, settings, folder / "uninterrupted.log").finish()
     rng = random.Random(options.seed)
     print_row("phase", "victim", "checkpoint", "status", "seconds", "last line of the log")
     for kill in plan_kills(rng, options.kills, options.devices):
-        interrupt(kill, rng, Command(folder / "killed", settings, folder / "killed.log"))
-    Command(folder / "killed", settings, folder / "killed.log").finish()
-    differences = compare_runs(folder / "whole", folder / "killed")
+        interrupt(kill, rng, Command(killed, settings, folder / "killed.log"))
+    Command(killed, settings, folder / "killed.log").finish()
+    differences = compare_runs(uninterrupted, killed)
     print("\n".join(differences) or f"nothing differs after {options.kills} kills")
     return 1 if differences else 0
 
@@ -193,14 +197,13 @@ def read_from(log: Path, offset: int) -> bytes:
 
 def last_line(output: bytes) -> str:
     """Return the last line that is not empty."""
-    lines = output.decode(errors="replace").strip().split("\n")
-    return lines[-1]
+    return output.decode(errors="replace").strip().split("\n")[-1]
 
 
 def newest_checkpoint(run_dir: Path) -> int:
     """Return the update of the newest checkpoint, 0 without one."""
-    updates = [int(path.name[5:]) for path in run_dir.glob("checkpoints/step-*")]
-    return max(updates, default=0)
+    paths = run_dir.glob("checkpoints/step-*")
+    return max((int(path.name.removeprefix("step-")) for path in paths), default=0)
 
 
 def find_victims(victim: str, launcher: int) -> list[int]:
@@ -209,24 +212,14 @@ def find_victims(victim: str, launcher: int) -> list[int]:
         return find_processes()
     if victim.startswith("rank"):
         rank = victim.split()[1]
-        ranks = [pid for pid in find_processes() if environment_of(pid).get("RANK") == rank]
-        return ranks or [launcher]
+        pids = [pid for pid in find_processes() if environment_of(pid).get("RANK") == rank]
+        return pids or [launcher]
     return [launcher]
 
 
 def find_processes() -> list[int]:
-    """Return all processes of the runs, by the mark that they inherit."""
-    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
-    return [pid for pid in pids if environment_of(pid).get(MARK) == str(os.getpid())]
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    """Return the environment variables that a process was started with, none if it has ended."""
-    try:
-        entries = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
-    except OSError:
-        return {}
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+    """Return all processes that this script has started, by the variable that they inherit."""
+    return [pid for pid in psutil.pids() if environment_of(pid).get(MARK) == str(os.getpid())]
 
 
 def compare_runs(uninterrupted: Path, killed: Path) -> list[str]:
@@ -236,17 +229,19 @@ def compare_runs(uninterrupted: Path, killed: Path) -> list[str]:
         path = Path("checkpoints/latest") / name
         if (uninterrupted / path).read_bytes() != (killed / path).read_bytes():
             differences.append(f"{path} differs")
-    expected = sorted(path.name for path in (uninterrupted / "checkpoints").iterdir())
-    checkpoints = sorted(path.name for path in (killed / "checkpoints").iterdir())
+    expected = list_checkpoints(uninterrupted)
+    checkpoints = list_checkpoints(killed)
     if checkpoints != expected:
-        differences.append(
-            f"checkpoints: {', '.join(expected)} without kills, {', '.join(checkpoints)} with"
-        )
-    expected_best = (uninterrupted / "checkpoints/best").resolve().name
-    best = (killed / "checkpoints/best").resolve().name
-    if best != expected_best:
-        differences.append(f"best is {expected_best} without kills, {best} with")
+        differences.append(f"checkpoints: {expected} without kills, {checkpoints} with kills")
     return differences + compare_metrics(uninterrupted / "metrics.jsonl", killed / "metrics.jsonl")
+
+
+def list_checkpoints(run_dir: Path) -> list[str]:
+    """Return the names of the checkpoints, those of links with their target."""
+    names = []
+    for path in sorted((run_dir / "checkpoints").iterdir()):
+        names.append(f"{path.name} -> {path.resolve().name}" if path.is_symlink() else path.name)
+    return names
 
 
 def compare_metrics(uninterrupted: Path, killed: Path) -> list[str]:
@@ -255,23 +250,27 @@ def compare_metrics(uninterrupted: Path, killed: Path) -> list[str]:
     records: dict[str, dict[str, Any]] = {}
     for line in killed.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        if name_of(record) in records:
-            differences.append(f"metrics.jsonl: {name_of(record)} is repeated")
-        records[name_of(record)] = record
+        name = name_of(record)
+        if name in records:
+            differences.append(f"metrics.jsonl: {name} is repeated")
+        records[name] = record
     for line in uninterrupted.read_text(encoding="utf-8").splitlines():
         expected = json.loads(line)
-        record = records.pop(name_of(expected), None)
-        if record is None:
-            differences.append(f"metrics.jsonl: {name_of(expected)} is missing")
+        name = name_of(expected)
+        record = records.pop(name, {})
+        if not record:
+            differences.append(f"metrics.jsonl: {name} is missing")
             continue
         for key, value in expected.items():
-            if not NOT_COMPARED.search(key) and record.get(key) != value:
-                differences.append(f"{name_of(expected)}: {key} {value} and {record.get(key)}")
-    return differences + [f"metrics.jsonl: {name} is not in the whole run" for name in records]
+            if not IGNORED_METRICS.search(key) and record.get(key) != value:
+                differences.append(f"{name}: {key} {value} and {record.get(key)}")
+    for name in records:
+        differences.append(f"metrics.jsonl: {name} is only in the killed run")
+    return differences
 
 
 def name_of(record: dict[str, Any]) -> str:
-    """Name a record of metrics by its update and event."""
+    """Return the update and the event of a record of metrics."""
     event = "validation" if "valid_loss" in record else record.get("event", "training")
     return f"update {record['update']} ({event})"
 

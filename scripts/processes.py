@@ -1,4 +1,4 @@
-"""Start servers, and find and measure processes, for the scripts that need it."""
+"""Helpers of the scripts: start servers, find processes and measure their CPU time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -69,8 +69,13 @@ def process_tree(root: psutil.Process) -> list[psutil.Process]:
 
 def tree_cpu_seconds(root: psutil.Process) -> float:
     """Return the CPU time that a process and its running descendants have used."""
+    return cpu_seconds_of(process_tree(root))
+
+
+def cpu_seconds_of(processes: Iterable[psutil.Process]) -> float:
+    """Return the CPU time that processes have used, without those that have ended."""
     seconds = 0.0
-    for process in process_tree(root):
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             times = process.cpu_times()
             seconds += times.user + times.system

@@ -1,13 +1,13 @@
 """Test how runs, models, exports and data folders survive damage, kills and extreme settings.
 
-    python scripts/torture.py [--minutes 60] [--seed 1] [--output docs/reliability.md]
+    python scripts/torture.py [--minutes 60] [--seed 1] [--output FILE]
 
-Prepares a small corpus, trains, averages and exports. Then it runs random cases of five classes
-until the time is over:
+Prepares a small corpus, trains, averages and exports. Then runs random cases of five classes until
+the time is over, and prints how they ended:
 
-- `flip`: one bit of any file is flipped.
-- `damage`: a file is truncated, emptied or removed, one sector of it is zeroed, or it is replaced
-  by the same file of another folder.
+- `flip`: one bit of a file is flipped.
+- `damage`: a file is truncated, emptied, removed or replaced by the same file of another folder, or
+  one sector of it is zeroed.
 - `metadata`: a value of a JSON file gets another type or size, and the manifest is updated.
 - `kill`: average, export, preprocess, train or visualize gets SIGKILL at a random call that changes
   the file system, and the command is started again.
@@ -23,6 +23,7 @@ may use 60 seconds of CPU time; it is repeated once if it takes more than 10 min
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import re
@@ -53,17 +54,26 @@ TINY = """model=tiny model.d_model=32 model.d_ff=64 model.num_heads=2 device=cpu
     log_every_updates=5 optimizer.schedule=noam optimizer.peak_learning_rate=null average_last=3
     keep_best=1"""
 WORDS = ["the", "red", "green", "old", "tree", "house", "sees", "finds", "big", "cat"]
-VALUES: list[Any] = [None, True, -1, 0, 10**9, 10**18, 1e300, "", "x" * 1000, "../x", [], {}, [[]]]
-NUMBERS = ("-1", "0", "1e300", "inf", "nan", str(2**63))
-TEMPORARY = re.compile(r"\.(tmp|old|work|partial)$")
-SERVER_SECONDS = 4.0
-DAMAGES = ("flip", "damage", "metadata")
-PAGE = """# Reliability
-
-How runs, models, exports and data folders survive damage, and how commands survive
-kills and extreme numbers. Made by `make torture`; `scripts/torture.py` describes the cases.
-
-{about}
+METADATA_VALUES: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    10**9,
+    10**18,
+    1e300,
+    "",
+    "x" * 1000,
+    "../x",
+    [],
+    {},
+    [[]],
+]
+EXTREME_NUMBERS = ("-1", "0", "1e300", "inf", "nan", str(2**63))
+TEMPORARY_NAME = re.compile(r"\.(tmp|old|work|partial)$")
+SERVER_SECONDS = 4.0  # then nmt-serve is stopped
+DAMAGE_CLASSES = ("flip", "damage", "metadata")
+REPORT = """{about}
 
 | class | cases | one line | same result or end | repeated, slow | failures |
 |---|---|---|---|---|---|
@@ -77,20 +87,20 @@ Different calls at which a command was killed: {calls}.
 class Tally:
     """Results of the cases of one class."""
 
-    refused: int = 0
-    harmless: int = 0
-    repeated: int = 0  # for the time limit
+    refused: int = 0  # with one line on stderr
+    harmless: int = 0  # the output did not change, or the command finished
+    repeated: int = 0  # once, after the time limit
     failures: list[str] = field(default_factory=list)
 
     @property
     def num_cases(self) -> int:
-        """All cases of the class."""
+        """Number of cases of the class."""
         return self.refused + self.harmless + len(self.failures)
 
 
 @dataclass
 class Command:
-    """A command, and the file or folder that it writes, relative to a copy of the folders."""
+    """A command, and the file that it writes, relative to the copy that it reads."""
 
     name: str
     arguments: list[str]
@@ -98,28 +108,28 @@ class Command:
 
 
 def main() -> int:
-    """Run cases until the time is over, print the table, and return 1 after a failure."""
+    """Run cases until the time is over and print the report; return 1 after a failure."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--output", type=Path, help="file for the table, as Markdown")
+    parser.add_argument("--output", type=Path, help="file for the report, as Markdown")
     options = parser.parse_args()
     import_everything()
     with tempfile.TemporaryDirectory() as folder:
         torture = Torture(Workspace(Path(folder)), random.Random(options.seed))
         torture.run_cases(options.minutes * 60)
-    page = torture.make_page(f"{options.minutes:g} minutes, seed {options.seed}")
-    print(page)
+    report = torture.make_report(f"{options.minutes:g} minutes, seed {options.seed}")
+    print(report)
     if options.output:
-        options.output.write_text(page, encoding="utf-8")
+        options.output.write_text(report, encoding="utf-8")
     return int(any(tally.failures for tally in torture.tallies.values()))
 
 
 class Workspace:
-    """Folders that commands have written, undamaged, and copies of them to be damaged."""
+    """Undamaged folders of data, a run, a model, an export and a report, and a copy to damage."""
 
     def __init__(self, root: Path, *, has_second: bool = True) -> None:
-        """Write them; `has_second` writes others as well, to exchange files with."""
+        """Write the folders, with `has_second` also folders of another seed to exchange files."""
         self.root = root
         self.undamaged = root / "undamaged"
         self.second = root / "second"
@@ -130,12 +140,12 @@ class Workspace:
         seeds = {self.undamaged: 1}
         if has_second:
             seeds[self.second] = 2
-        for copy, seed in seeds.items():
-            self._run("preprocess", [*self.preprocess, f"data_dir={copy}/data", f"seed={seed}"])
-            self._run("train", [*train_settings(copy, 30), f"seed={seed}"])
-            self._run("average", [f"run_dir={copy}/run", "last=2", f"output={copy}/model"])
-            self._run("export", [f"model_dir={copy}/model", f"output={copy}/export"])
-            self._run("visualize", report_settings(copy))
+        for folder, seed in seeds.items():
+            self._run("preprocess", [*self.preprocess, f"data_dir={folder}/data", f"seed={seed}"])
+            self._run("train", [*train_settings(folder, 30), f"seed={seed}"])
+            self._run("average", [f"run_dir={folder}/run", "last=2", f"output={folder}/model"])
+            self._run("export", [f"model_dir={folder}/model", f"output={folder}/export"])
+            self._run("visualize", report_settings(folder))
 
     def _write_text(self) -> None:
         rng = random.Random(7)
@@ -152,14 +162,14 @@ class Workspace:
         assert result.status == 0, result.errors
 
     def copy(self) -> Path:
-        """Return a new copy of the undamaged folders; there is one at a time."""
+        """Copy the undamaged folders, in the place of the previous copy."""
         copy = self.root / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(self.undamaged, copy, symlinks=True)
         return copy
 
     def readers(self, copy: Path) -> dict[str, list[Command]]:
-        """Return the commands that read each folder."""
+        """Return the commands that read each folder of the copy."""
         text = [f"input={self.src}", "num_threads=1"]
         data = f"data_dir={copy}/data"
         model = f"model_dir={copy}/model"
@@ -193,7 +203,7 @@ class Workspace:
         }
 
     def writers(self, copy: Path) -> dict[str, Command]:
-        """Return a command that replaces each folder or file."""
+        """Return a command for each folder or file of the copy that replaces it."""
         model = f"model_dir={copy}/model"
         average = [f"run_dir={copy}/run", "last=1", f"output={copy}/model"]
         export = [model, f"output={copy}/export", "max_positions=99"]
@@ -207,7 +217,7 @@ class Workspace:
         }
 
     def arguments(self, name: str, copy: Path) -> list[str]:
-        """Return valid arguments of any command."""
+        """Return valid arguments of a command."""
         model = [f"model_dir={copy}/model", "num_threads=1"]
         out = f"output={copy}/out"
         train = [f"data_dir={copy}/data", f"run_dir={copy}/out", "max_updates=4"]
@@ -227,19 +237,24 @@ class Workspace:
         return arguments[name]
 
 
-def train_settings(copy: Path, updates: int) -> list[str]:
-    """Return the arguments that train the run of a copy."""
-    return [*TINY.split(), f"data_dir={copy}/data", f"run_dir={copy}/run", f"max_updates={updates}"]
+def train_settings(folder: Path, updates: int) -> list[str]:
+    """Return the arguments to train in a folder of the workspace."""
+    return [
+        *TINY.split(),
+        f"data_dir={folder}/data",
+        f"run_dir={folder}/run",
+        f"max_updates={updates}",
+    ]
 
 
-def report_settings(copy: Path) -> list[str]:
-    """Return the arguments that write a report of the run of a copy."""
-    paths = [f"run_dir={copy}/run", f"data_dir={copy}/data", f"output={copy}/report.html"]
+def report_settings(folder: Path) -> list[str]:
+    """Return the arguments to write a report in a folder of the workspace."""
+    paths = [f"run_dir={folder}/run", f"data_dir={folder}/data", f"output={folder}/report.html"]
     return ["what=report", *paths, "device=cpu", "num_threads=1"]
 
 
 def run_reader(copy: Path, command: Command) -> Result:
-    """Run a command; its output is the content of the file that it writes, if there is one."""
+    """Run a command; the output of the result is the content of the file that it writes, if any."""
     result = run(command.name, command.arguments)
     if result.status == 0 and command.output:
         result.output = (copy / command.output).read_bytes()
@@ -255,29 +270,30 @@ class Torture:
     def __init__(self, workspace: Workspace, rng: random.Random) -> None:
         self.workspace = workspace
         self.rng = rng
-        self.tallies = {name: Tally() for name in (*DAMAGES, "kill", "setting")}
+        self.tallies = {name: Tally() for name in (*DAMAGE_CLASSES, "kill", "setting")}
         self.kills = Kills(workspace)
 
     def run_cases(self, seconds: float) -> None:
-        """Run cases until the time is over, at least one of each class."""
+        """Run cases of all classes in turn until the time is over, at least one of each class."""
         expected = self._run_all_readers()
         kills = repeat_shuffled(self.kills.cases(), self.rng)
         settings = repeat_shuffled(setting_cases(), self.rng)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline or not self._has_every_class():
-            for name in ("flip", *DAMAGES):
+            for name in ("flip", "flip", "damage", "metadata"):
                 folder, number = self.rng.choice(sorted(expected))
                 self._damage_file(name, folder, number, expected[folder, number])
-            for _ in range(2):
-                output, call = next(kills)
+            for output, call in itertools.islice(kills, 2):
                 self.kills.check(self.tallies["kill"], output, call)
-            for _ in range(6):
-                name, key, value = next(settings)
+            for name, key, value in itertools.islice(settings, 6):
                 check_setting(self.tallies["setting"], self.workspace, name, key, value)
             self._print_progress()
 
     def _run_all_readers(self) -> dict[tuple[str, int], bytes]:
-        """Return the output of each command that reads an undamaged folder."""
+        """Return the output of each command that reads an undamaged folder.
+
+        A key is the folder and the position of the command in its list of `readers`.
+        """
         outputs = {}
         for folder, commands in self.workspace.readers(self.workspace.root / "copy").items():
             for number, command in enumerate(commands):
@@ -313,34 +329,34 @@ class Torture:
             failures += tally.failures[-1:]
         print(", ".join(counts), " ".join(failures), file=sys.stderr)
 
-    def make_page(self, about: str) -> str:
-        """Return the table as Markdown."""
+    def make_report(self, options_text: str) -> str:
+        """Return the counts of all classes and the failures as Markdown."""
         git = ["git", "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
         rows = []
-        failures: dict[str, None] = {}  # each once, in their order
+        failures: list[str] = []
         for name, tally in self.tallies.items():
             counts = f"{tally.num_cases} | {tally.refused} | {tally.harmless} | {tally.repeated}"
             rows.append(f"| {name} | {counts} | {len(tally.failures)} |")
-            failures |= dict.fromkeys(tally.failures)
-        page = PAGE.format(
-            about=f"{time.strftime('%Y-%m-%d')}, nmt {nmt.__version__} ({commit}), {about}.",
+            failures += tally.failures
+        report = REPORT.format(
+            about=f"{time.strftime('%Y-%m-%d')}, nmt {nmt.__version__} ({commit}), {options_text}.",
             rows="\n".join(rows),
             calls=self.kills.describe(),
         )
-        if failures:
-            page += "".join(f"\n- {failure}" for failure in failures) + "\n"
-        return page
+        for failure in sorted(set(failures)):
+            report += f"\n- {failure}"
+        return report
 
 
 def repeat_shuffled(cases: list[Any], rng: random.Random) -> Iterator[Any]:
-    """Yield all cases in random order, again and again."""
+    """Yield all cases in random order, endlessly, each time in another order."""
     while True:
         yield from rng.sample(cases, len(cases))
 
 
 def list_files(folder: Path, suffix: str = "") -> list[Path]:
-    """Return all files below a folder, links excluded, sorted."""
+    """Return all files below a folder whose names end with `suffix`, without links, sorted."""
     paths = []
     for path in folder.rglob(f"*{suffix}"):
         if path.is_file() and not path.is_symlink():
@@ -363,7 +379,7 @@ def check_reader(tally: Tally, copy: Path, path: Path, command: Command, expecte
     elif is_success and result.output == expected:
         tally.harmless += 1
     elif is_success and path.name in result.errors:
-        tally.refused += 1  # a checkpoint or a line that is skipped with a warning
+        tally.refused += 1  # a warning says that a checkpoint or a line was skipped
     else:
         tally.failures.append(
             f"{path.relative_to(copy)}, nmt-{command.name} {' '.join(command.arguments)}: "
@@ -372,7 +388,7 @@ def check_reader(tally: Tally, copy: Path, path: Path, command: Command, expecte
 
 
 def flip(path: Path, rng: random.Random) -> bool:
-    """Flip one bit of a file; return whether the file has changed, as the next functions do."""
+    """Flip one bit of a file; return whether the file has changed."""
     content = bytearray(path.read_bytes())
     if not content:
         return False
@@ -382,19 +398,19 @@ def flip(path: Path, rng: random.Random) -> bool:
 
 
 def damage(path: Path, replacement: Path, rng: random.Random) -> bool:
-    """Truncate, empty or remove a file, zero one sector of it, or replace it."""
+    """Truncate, empty, remove or replace a file, or zero a sector; return whether it changed."""
     content = path.read_bytes()
-    damage_number = rng.randrange(5)
+    action = rng.choice(["truncate", "empty", "zero a sector", "remove", "replace"])
     position = rng.randrange(len(content) or 1)
-    if damage_number == 0:
+    if action == "truncate":
         path.write_bytes(content[:position])
-    elif damage_number == 1:
+    elif action == "empty":
         path.write_bytes(b"")
-    elif damage_number == 2:
+    elif action == "zero a sector":
         start = position // 512 * 512
         zeros = bytes(min(512, len(content) - start))
         path.write_bytes(content[:start] + zeros + content[start + len(zeros) :])
-    elif damage_number == 3:
+    elif action == "remove":
         path.unlink()
         return True
     elif replacement.is_file():
@@ -403,7 +419,7 @@ def damage(path: Path, replacement: Path, rng: random.Random) -> bool:
 
 
 def change_metadata(path: Path, rng: random.Random) -> bool:
-    """Replace a value of a JSON file, and update the manifest of its folder."""
+    """Replace a value of a JSON file and update its manifest; return whether the file changed."""
     if path.suffix != ".json" or path.name in (MANIFEST, "report.json") or "trackers" in path.parts:
         return False
     content = json.loads(path.read_text())
@@ -414,7 +430,7 @@ def change_metadata(path: Path, rng: random.Random) -> bool:
         if is_leaf or rng.random() < 0.2:
             break
         node = node[key]
-    value = rng.choice(VALUES)
+    value = rng.choice(METADATA_VALUES)
     if type(value) is type(node[key]) and isinstance(value, (int, float, str)):
         return False  # another valid setting, such as beam_size, is no damage
     node[key] = value
@@ -427,42 +443,43 @@ def change_metadata(path: Path, rng: random.Random) -> bool:
 
 
 class Kills:
-    """Kills commands that replace a file or folder, each at every call that it makes."""
+    """Kills commands that replace a file or folder at each call that changes the file system."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
+        # by name of the file or folder that a command replaces
         self.num_calls: dict[str, int] = {}
-        self.killed: dict[str, set[int]] = {}
-        self.old: dict[str, bytes] = {}
-        self.new: dict[str, bytes] = {}
+        self.killed_calls: dict[str, set[int]] = {}
+        self.old_contents: dict[str, bytes] = {}
+        self.new_contents: dict[str, bytes] = {}
         (workspace.undamaged / "report.html").write_text("another report")
         for output, command in workspace.writers(workspace.root / "copy").items():
             copy = workspace.copy()
-            self.old[output] = identify(copy / output)
+            self.old_contents[output] = content_of(copy / output)
             status, self.num_calls[output] = run_and_kill(command.name, command.arguments, 0)
             assert status == 0
-            self.new[output] = identify(copy / output)
-            assert self.old[output] != self.new[output], output
-            self.killed[output] = set()
+            self.new_contents[output] = content_of(copy / output)
+            assert self.old_contents[output] != self.new_contents[output], output
+            self.killed_calls[output] = set()
 
     def cases(self) -> list[tuple[str, int]]:
-        """Return all pairs of a file or folder and a call."""
+        """Return all pairs of a file or folder and the number of a call, from 1."""
         cases = []
         for output, num_calls in self.num_calls.items():
             cases += [(output, call) for call in range(1, num_calls + 1)]
         return cases
 
     def describe(self) -> str:
-        """Return for each command at how many of its calls it was killed."""
+        """Say for each command at how many of its calls it was killed."""
         counts = []
         for output, command in self.workspace.writers(self.workspace.undamaged).items():
-            num_killed = len(self.killed[output])
+            num_killed = len(self.killed_calls[output])
             counts.append(f"{command.name} {num_killed} of {self.num_calls[output]}")
         return ", ".join(counts)
 
     def check(self, tally: Tally, output: str, call: int) -> None:
-        """Kill a command at a call, and count the result."""
-        self.killed[output].add(call)
+        """Kill the command that replaces `output` at a call, and count the result."""
+        self.killed_calls[output].add(call)
         failure = self.find_failure(output, call)
         if failure:
             tally.failures.append(failure)
@@ -470,9 +487,9 @@ class Kills:
             tally.harmless += 1
 
     def find_failure(self, output: str, call: int) -> str:
-        """Kill a command at a call, check its output, and run it again.
+        """Kill the command at a call, check `output`, and run the command again.
 
-        Returns a description of the failure, empty without one.
+        Returns a description of the failure, or "".
         """
         copy = self.workspace.copy()
         command = self.workspace.writers(copy)[output]
@@ -485,21 +502,21 @@ class Kills:
             return f"{case}: {error!r}"
         result = run(command.name, command.arguments)
         paths = set(copy.rglob("*"))
-        leftovers = {path for path in paths if TEMPORARY.search(path.name)}
-        if output != "run":  # training writes new checkpoints
+        leftovers = {path for path in paths if TEMPORARY_NAME.search(path.name)}
+        if output != "run":  # only training may leave new files: its checkpoints
             leftovers |= paths - paths_before
         if result.status != 0 or leftovers:
             names = sorted(str(path.relative_to(copy)) for path in leftovers)[:3]
             return f"{case}, again: status {result.status}, {names}, {result.error_tail!r}"
-        if identify(copy / output) != self.new[output]:
+        if content_of(copy / output) != self.new_contents[output]:
             return f"{case}, again: the result differs"
         return ""
 
     def check_complete(self, copy: Path, output: str) -> None:
         """Raise unless a file or folder is complete, and equal to the old or the new one."""
         path = copy / output
-        is_known = identify(path) in (self.old[output], self.new[output])
-        assert is_known, "neither the old nor the new one"
+        is_old_or_new = content_of(path) in (self.old_contents[output], self.new_contents[output])
+        assert is_old_or_new, "neither the old nor the new one"
         if output == "run":
             for folder in list_checkpoints(path):
                 verify(folder)
@@ -510,7 +527,7 @@ class Kills:
             verify(path)
 
 
-def identify(path: Path) -> bytes:
+def content_of(path: Path) -> bytes:
     """Return the bytes of a file, or of the manifest of a folder or of a run's last checkpoint."""
     if path.is_file():
         return path.read_bytes()
@@ -523,20 +540,20 @@ def identify(path: Path) -> bytes:
 
 
 def setting_cases() -> list[tuple[str, str, str]]:
-    """Return all triples of a command, a numeric setting and an extreme value."""
+    """Return all triples of a command, a numeric setting and an extreme number."""
     cases = []
     for name, command in COMMANDS.items():
         for setting in command.accepted_settings:
             types = {setting.type_hint, *typing.get_args(setting.type_hint)}
             if types & {int, float} and name != "import":  # there is nothing to import here
-                cases += [(name, setting.key, value) for value in NUMBERS]
+                cases += [(name, setting.key, value) for value in EXTREME_NUMBERS]
     return cases
 
 
 def check_setting(tally: Tally, workspace: Workspace, name: str, key: str, value: str) -> None:
-    """Run a command with a number, and count the result."""
+    """Run a command with an extreme number, and count the result."""
     copy = workspace.copy()
-    key = key.replace("NAME", "a")
+    key = key.replace("NAME", "a")  # data.corpora.NAME.weight
     arguments = workspace.arguments(name, copy)
     if "corpora" in key:
         for side in ("src", "tgt"):

@@ -1,11 +1,11 @@
-"""Run nmt on two hosts, network namespaces of this machine, and cause failures. Linux and root.
+"""Run nmt on two hosts, simulated by network namespaces, and cause failures. Linux and root only.
 
     python scripts/two_hosts.py train
     python scripts/two_hosts.py preprocess text.src text.tgt --kills 10 --turns 5
 
-`train` runs the torchrun command of docs/training.md with gloo and one rank on each host. It loses
-a rank, each host and the network; training continues by torchrun's restarts, or when the command is
-started again. The final weights must be bit-identical to a run of two ranks on one machine.
+`train` runs the torchrun command of docs/training.md with gloo and one rank on each host. It kills
+a rank and each host, and cuts the network. torchrun restarts the ranks, or the command is started
+again. The final weights must be bit-identical to a run of two ranks on one machine.
 
 `preprocess` uses a Dask cluster with a worker on each host, and the scheduler and the command on
 host 0, as in docs/clusters.md. It compares CPU time with `num_threads=2` on one machine, kills
@@ -30,7 +30,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kill_and_resume import BIN, SETTINGS, environment_of, last_line, newest_checkpoint, read_from
+import psutil
+from kill_and_resume import SETTINGS, last_line, newest_checkpoint, read_from
+from processes import BIN, cpu_seconds_of, environment_of
 
 TRAIN_SETTINGS = [
     *SETTINGS,
@@ -40,10 +42,10 @@ TRAIN_SETTINGS = [
 ]
 TORCHRUN_PORT = 29400
 DASK_PORT = 8786
-# otherwise torch 2.13 does not send a restarted host the address of rank 0
-RESTARTABLE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+# otherwise torchrun of torch 2.13 does not send a restarted host the address of rank 0
+TORCHRUN_ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 END_SECONDS = 90  # for torchrun to end after a failure: timeout_seconds, and its own grace period
-QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+DISCARD_OUTPUT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
 @dataclass(frozen=True)
@@ -62,24 +64,24 @@ class Host:
         """Address of its network card."""
         return f"10.77.0.{self.number + 1}"
 
-    def command(self, *words: str) -> list[str]:
-        """Return a command that runs `words` on this host."""
+    def wrap(self, command: list[str]) -> list[str]:
+        """Return the command that runs `command` on this host."""
         script = f'echo {self.name} > /proc/sys/kernel/hostname; exec "$@"'
-        namespace = ["ip", "netns", "exec", self.name, "unshare", "--uts"]
-        return [*namespace, "sh", "-c", script, "sh", *words]
+        enter_namespaces = ["ip", "netns", "exec", self.name, "unshare", "--uts"]
+        return [*enter_namespaces, "sh", "-c", script, "sh", *command]
 
     def pids(self) -> list[int]:
-        """Return the processes of this host."""
-        return [int(pid) for pid in run("ip", "netns", "pids", self.name).split()]
+        """Return the ids of the processes on this host."""
+        return [int(pid) for pid in run_ip(f"netns pids {self.name}").split()]
 
     def kill_all(self) -> None:
-        """Kill all processes of this host."""
+        """Kill all processes on this host."""
         for pid in self.pids():
             os.kill(pid, signal.SIGKILL)
 
     def set_link(self, state: str) -> None:
-        """Set the network card up or down."""
-        run("ip", "-n", self.name, "link", "set", "eth0", state)
+        """Set the network card `up` or `down`."""
+        run_ip(f"-n {self.name} link set eth0 {state}")
 
 
 HOST_0 = Host(0)
@@ -89,20 +91,20 @@ HOSTS = (HOST_0, HOST_1)
 
 @contextlib.contextmanager
 def network() -> Iterator[None]:
-    """Make the two hosts with a cable between them; remove them at the end."""
+    """Create the two hosts and a network between them; remove them after the block."""
     remove_network()
     try:
         addresses = "".join(f"{host.address} {host.name}\n" for host in HOSTS)
         for host in HOSTS:
-            run("ip", "netns", "add", host.name)
+            run_ip(f"netns add {host.name}")
             etc = Path("/etc/netns") / host.name  # `ip netns exec` mounts it over /etc
             etc.mkdir(parents=True)
             (etc / "hosts").write_text(f"127.0.0.1 localhost\n{addresses}", encoding="utf-8")
-        peer = ["type", "veth", "peer", "name", "eth0", "netns", HOST_1.name]
-        run("ip", "link", "add", "eth0", "netns", HOST_0.name, *peer)
+        peer = f"peer name eth0 netns {HOST_1.name}"
+        run_ip(f"link add eth0 netns {HOST_0.name} type veth {peer}")
         for host in HOSTS:
-            run("ip", "-n", host.name, "address", "add", f"{host.address}/24", "dev", "eth0")
-            run("ip", "-n", host.name, "link", "set", "lo", "up")
+            run_ip(f"-n {host.name} address add {host.address}/24 dev eth0")
+            run_ip(f"-n {host.name} link set lo up")
             host.set_link("up")
         yield
     finally:
@@ -111,26 +113,27 @@ def network() -> Iterator[None]:
 
 def remove_network() -> None:
     """Remove the hosts with all their processes."""
-    namespaces = run("ip", "netns", "list").split()
+    namespaces = run_ip("netns list").split()
     for host in HOSTS:
         if host.name in namespaces:
             host.kill_all()
-            run("ip", "netns", "delete", host.name)
+            run_ip(f"netns delete {host.name}")
         shutil.rmtree(Path("/etc/netns") / host.name, ignore_errors=True)
 
 
-def run(*command: str) -> str:
-    """Run a command and return its output."""
+def run_ip(arguments: str) -> str:
+    """Run the ip command of iproute2 and return its output."""
+    command = ["ip", *arguments.split()]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def main() -> int:
-    """Run the command named first; return 0 if its results are identical."""
+    """Run the subcommand; return 0 if its results are identical."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    train = commands.add_parser("train", help="lose ranks, hosts and the network during training")
+    train = commands.add_parser("train", help="kill a rank and hosts, and cut the network")
     train.add_argument("--folder", type=Path, help="for the runs; default: a new one")
-    preprocess = commands.add_parser("preprocess", help="lose workers and the scheduler of Dask")
+    preprocess = commands.add_parser("preprocess", help="kill workers and the scheduler of Dask")
     preprocess.add_argument("src", type=Path)
     preprocess.add_argument("tgt", type=Path)
     preprocess.add_argument("--kills", type=int, default=10)
@@ -138,7 +141,7 @@ def main() -> int:
     preprocess.add_argument("--shard-pairs", type=int, default=10_000)
     preprocess.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    # remove the hosts also after SIGTERM
+    # exit normally after SIGTERM, so that the hosts are removed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if options.command == "train":
         return train_on_two_hosts(options.folder or Path(tempfile.mkdtemp(prefix="nmt-two-hosts-")))
@@ -154,21 +157,27 @@ def train_on_two_hosts(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     print(f"runs and logs: {folder}", flush=True)
     data_dir = f"data_dir={folder / 'data'}"
-    run(str(BIN / "nmt-preprocess"), "data=numbers", data_dir)
-    one_machine_run = [f"run_dir={folder / 'whole'}", "devices=2"]
-    run(str(BIN / "nmt-train"), *TRAIN_SETTINGS, data_dir, *one_machine_run)
+    one_machine_dir = folder / "one-machine"
+    check_run([str(BIN / "nmt-preprocess"), "data=numbers", data_dir])
+    settings = [*TRAIN_SETTINGS, data_dir, f"run_dir={one_machine_dir}", "devices=2"]
+    check_run([str(BIN / "nmt-train"), *settings])
     with network():
         cause_failures(TrainingRun(folder, data_dir))
     weights = "checkpoints/latest/model.safetensors"
-    is_same = (folder / "whole" / weights).read_bytes() == (folder / "0" / weights).read_bytes()
-    print("the weights are", "the same" if is_same else "NOT the same", "as without failures")
-    has_one_writer = not (folder / "1").exists()
-    print("host 1 wrote", "nothing" if has_one_writer else "to its run_dir")
-    return 0 if is_same and has_one_writer else 1
+    is_same = (one_machine_dir / weights).read_bytes() == (folder / "0" / weights).read_bytes()
+    print(f"the weights are {'' if is_same else 'NOT '}the same as without failures")
+    only_rank_0_wrote = not (folder / "1").exists()
+    print(f"host 1 wrote {'nothing' if only_rank_0_wrote else 'to its run_dir'}")
+    return 0 if is_same and only_rank_0_wrote else 1
+
+
+def check_run(command: list[str]) -> None:
+    """Run a command without its output; raise if it fails."""
+    subprocess.run(command, check=True, capture_output=True)
 
 
 def cause_failures(training: TrainingRun) -> None:
-    """Cause five failures, and let training continue after each."""
+    """Cause five failures, and let training continue after each of them."""
     training.start(HOST_0, restarts=3)
     training.start(HOST_1, restarts=3)
     training.wait_for_update(100)
@@ -202,7 +211,7 @@ def cause_failures(training: TrainingRun) -> None:
 
 
 class TrainingRun:
-    """The torchrun commands of one training run; each host has its own run_dir."""
+    """The torchrun commands of one training run; each host has its own run_dir and log."""
 
     def __init__(self, folder: Path, data_dir: str) -> None:
         self.folder = folder
@@ -214,8 +223,8 @@ class TrainingRun:
         return self.folder / f"host-{host.number}.log"
 
     def start(self, host: Host, *, restarts: int = 0) -> None:
-        """Start the command on a host."""
-        command = host.command(
+        """Start torchrun on a host; it may restart the ranks `restarts` times."""
+        command = [
             str(BIN / "torchrun"),
             "--nnodes=2",
             "--nproc-per-node=1",
@@ -228,14 +237,15 @@ class TrainingRun:
             *TRAIN_SETTINGS,
             self.data_dir,
             f"run_dir={self.folder / str(host.number)}",
-        )
+        ]
+        environment = os.environ | TORCHRUN_ENVIRONMENT
         with self.log(host).open("ab") as file:
             self.processes[host] = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | RESTARTABLE
+                host.wrap(command), stdout=file, stderr=subprocess.STDOUT, env=environment
             )
 
     def newest_checkpoint(self) -> int:
-        """Return the update of the newest checkpoint."""
+        """Return the update of the newest checkpoint; rank 0 writes it on host 0."""
         return newest_checkpoint(self.folder / "0")
 
     def wait_for_update(self, update: int) -> None:
@@ -247,11 +257,11 @@ class TrainingRun:
             time.sleep(0.05)
 
     def rank_pids(self, host: Host) -> list[int]:
-        """Return the processes on a host that torchrun has started as ranks."""
+        """Return the ids of the processes on a host that torchrun started as ranks."""
         return sorted(pid for pid in host.pids() if "RANK" in environment_of(pid))
 
     def expect_progress(self, failure: str) -> None:
-        """Print how long it takes until training has continued after a failure."""
+        """Wait until training has made 20 more updates after a failure; print how long it took."""
         start_seconds = time.perf_counter()
         update = self.newest_checkpoint()
         self.wait_for_update(update + 20)
@@ -287,22 +297,22 @@ class TrainingRun:
 
 
 def preprocess_on_two_hosts(folder: Path, options: argparse.Namespace) -> int:
-    """Compare CPU time, kill workers and the scheduler; compare all data folders."""
+    """Compare CPU time, kill workers and the scheduler; return 0 if all data folders are equal."""
     cluster = Cluster(folder, options)
     cluster.start_services()
     cluster.compare_cpu_time(options.turns)
     cluster.kill_workers(options.kills, random.Random(options.seed))
     cluster.kill_scheduler()
     expected = read_folder(cluster.data_dirs[0])
-    different = [path.name for path in cluster.data_dirs if read_folder(path) != expected]
-    print(f"{len(cluster.data_dirs)} data folders, different from the first: {different or 'none'}")
-    return 1 if different else 0
+    differing = [path.name for path in cluster.data_dirs if read_folder(path) != expected]
+    print(f"{len(cluster.data_dirs)} data folders, different from the first: {differing or 'none'}")
+    return 1 if differing else 0
 
 
 class Cluster:
-    """The services of Dask, and nmt-preprocess on one machine or on two hosts."""
+    """The scheduler and the workers of Dask, and the nmt-preprocess commands that use them."""
 
-    scheduler = f"tcp://{HOST_0.address}:{DASK_PORT}"
+    scheduler_address = f"tcp://{HOST_0.address}:{DASK_PORT}"
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self.folder = folder
@@ -320,59 +330,65 @@ class Cluster:
         """Start the scheduler, and a worker on each host."""
         dask = str(BIN / "dask")
         scheduler = [dask, "scheduler", "--port", str(DASK_PORT), "--no-dashboard"]
-        worker = [dask, "worker", self.scheduler, "--nthreads", "1", "--no-dashboard"]
-        for number, (host, command) in enumerate(
-            [(HOST_0, scheduler), (HOST_0, worker), (HOST_1, worker)]
-        ):
-            folder = self.folder / f"service-{number}"
-            folder.mkdir(exist_ok=True)
-            with (folder / "log").open("ab") as log:
-                subprocess.Popen(host.command(*command), cwd=folder, stdout=log, stderr=log)
+        worker = [dask, "worker", self.scheduler_address, "--nthreads", "1", "--no-dashboard"]
+        self._start_service("scheduler", HOST_0.wrap(scheduler))
+        for host in HOSTS:
+            self._start_service(f"worker-{host.number}", host.wrap(worker))
         time.sleep(8)
 
+    def _start_service(self, name: str, command: list[str]) -> None:
+        """Start a service in a folder of its own, with its log there."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        with (folder / "log").open("ab") as log:
+            subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+
     def new_command(self, *, on_two_hosts: bool) -> list[str]:
-        """Return the command for a new data folder."""
+        """Return the command that preprocesses the text into a new data folder."""
         self.data_dirs.append(self.folder / f"data-{len(self.data_dirs)}")
         data_dir = f"data_dir={self.data_dirs[-1]}"
         command = [str(BIN / "nmt-preprocess"), *self.settings, data_dir]
         if on_two_hosts:
-            return HOST_0.command(*command, f"scheduler={self.scheduler}")
+            return HOST_0.wrap([*command, f"scheduler={self.scheduler_address}"])
         return [*command, "num_threads=2"]
 
     def compare_cpu_time(self, turns: int) -> None:
-        """Print the CPU time on two hosts and of two processes on one machine, alternating."""
-        run(*self.new_command(on_two_hosts=True))  # let the workers import everything
-        seconds: dict[bool, list[float]] = {False: [], True: []}
+        """Measure CPU time with num_threads=2 and on two hosts in turn; print the medians."""
+        self.measure_cpu_seconds(on_two_hosts=True)  # let the workers import everything
+        local_seconds = []
+        cluster_seconds = []
+        ratios = []
         for _ in range(turns):
-            for on_two_hosts in (False, True):
-                command = self.new_command(on_two_hosts=on_two_hosts)
-                start_seconds = cpu_seconds()
-                run(*command)
-                seconds[on_two_hosts].append(cpu_seconds() - start_seconds)
-        ratios = [
-            cluster_seconds / local_seconds
-            for local_seconds, cluster_seconds in zip(seconds[False], seconds[True], strict=True)
-        ]
+            local_seconds.append(self.measure_cpu_seconds(on_two_hosts=False))
+            cluster_seconds.append(self.measure_cpu_seconds(on_two_hosts=True))
+            ratios.append(cluster_seconds[-1] / local_seconds[-1])
         print(
-            f"CPU time, medians of {turns} turns: {statistics.median(seconds[False]):.2f} s with "
-            f"num_threads=2, {statistics.median(seconds[True]):.2f} s on two hosts; ratio "
+            f"CPU time, medians of {turns} turns: {statistics.median(local_seconds):.2f} s with "
+            f"num_threads=2, {statistics.median(cluster_seconds):.2f} s on two hosts; ratio "
             f"{statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}",
             flush=True,
         )
 
+    def measure_cpu_seconds(self, *, on_two_hosts: bool) -> float:
+        """Preprocess once; return the CPU time of the command and of the services."""
+        command = self.new_command(on_two_hosts=on_two_hosts)
+        start_seconds = total_cpu_seconds()
+        check_run(command)
+        return total_cpu_seconds() - start_seconds
+
     def kill_workers(self, kills: int, rng: random.Random) -> None:
         """Kill a worker at a random moment of each of several runs."""
         start_seconds = time.perf_counter()
-        run(*self.new_command(on_two_hosts=True))
-        whole_seconds = time.perf_counter() - start_seconds
+        check_run(self.new_command(on_two_hosts=True))
+        run_seconds = time.perf_counter() - start_seconds
         for _ in range(kills):
             start_seconds = time.perf_counter()
-            with subprocess.Popen(self.new_command(on_two_hosts=True), **QUIET) as process:
-                time.sleep(rng.uniform(0, whole_seconds))
+            with subprocess.Popen(self.new_command(on_two_hosts=True), **DISCARD_OUTPUT) as process:
+                time.sleep(rng.uniform(0, run_seconds))
                 host = rng.choice(HOSTS)
                 finished = self.finished_shards()
-                for pid in worker_pids(host):
-                    os.kill(pid, signal.SIGKILL)
+                for worker in find_workers(host):
+                    worker.kill()
                 status = process.wait()
             self.report(f"worker on host {host.number} killed", status, finished, start_seconds)
 
@@ -385,20 +401,19 @@ class Cluster:
             while len(self.finished_shards()) < 3:
                 time.sleep(0.01)
             finished = self.finished_shards()
-            for pid in HOST_0.pids():
-                if b"scheduler" in arguments_of(pid):
-                    os.kill(pid, signal.SIGKILL)
+            for scheduler in find_processes(HOST_0, "scheduler"):
+                scheduler.kill()
             _, errors = process.communicate()
         print(f"scheduler killed: status {process.returncode}: {last_line(errors)}", flush=True)
         for host in HOSTS:
             host.kill_all()
         self.start_services()
         start_seconds = time.perf_counter()
-        status = subprocess.run(command, **QUIET).returncode
+        status = subprocess.run(command, **DISCARD_OUTPUT).returncode
         self.report("command started again", status, finished, start_seconds)
 
     def finished_shards(self) -> dict[str, int]:
-        """Return the finished shards of the newest data folder, with the inode of each file."""
+        """Return the inode of each finished shard of the newest data folder, by name."""
         data_dir = self.data_dirs[-1]
         work_dir = data_dir.with_name(f".{data_dir.name}.work")
         shards = {}
@@ -409,48 +424,45 @@ class Cluster:
     def report(
         self, event: str, status: int, finished: dict[str, int], start_seconds: float
     ) -> None:
-        """Print how a run ended, and how many of the finished shards were not written again."""
-        num_kept = 0
+        """Print how a run ended, and how many of the shards finished before were not rewritten."""
+        num_same = 0
         for name, inode in finished.items():
-            num_kept += (self.data_dirs[-1] / f"{name}.arrow").stat().st_ino == inode
+            if (self.data_dirs[-1] / f"{name}.arrow").stat().st_ino == inode:
+                num_same += 1
         seconds = time.perf_counter() - start_seconds
-        shards = f"{num_kept} of {len(finished)} finished shards are the same files"
+        shards = f"{num_same} of {len(finished)} finished shards are the same files"
         print(f"{event}: status {status} after {seconds:.0f} s; {shards}", flush=True)
 
 
-def arguments_of(pid: int) -> list[bytes]:
-    """Return the command line of a process, empty if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
-def stat_of(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on."""
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-
-
-def worker_pids(host: Host) -> list[int]:
-    """Return the processes that run tasks; the nanny of a worker restarts them."""
-    pids = []
+def find_processes(host: Host, word: str) -> list[psutil.Process]:
+    """Return the processes on a host that have `word` as an argument."""
+    processes = []
     for pid in host.pids():
-        parent = int(stat_of(pid)[1])
-        is_tracker = any(b"tracker" in word for word in arguments_of(pid))
-        if b"worker" in arguments_of(parent) and not is_tracker:
-            pids.append(pid)
-    return pids
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            process = psutil.Process(pid)
+            if word in process.cmdline():
+                processes.append(process)
+    return processes
 
 
-def cpu_seconds() -> float:
+def find_workers(host: Host) -> list[psutil.Process]:
+    """Return the processes that run tasks: children of the `dask worker` command."""
+    workers = []
+    for command in find_processes(host, "worker"):
+        for process in command.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if not any("tracker" in argument for argument in process.cmdline()):
+                    workers.append(process)
+    return workers
+
+
+def total_cpu_seconds() -> float:
     """Return the CPU time of ended children and of all processes on the hosts."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ticks = 0
+    seconds = usage.ru_utime + usage.ru_stime
     for host in HOSTS:
-        for pid in host.pids():
-            fields = stat_of(pid)
-            ticks += int(fields[11]) + int(fields[12])
-    return usage.ru_utime + usage.ru_stime + ticks / os.sysconf("SC_CLK_TCK")
+        seconds += cpu_seconds_of(psutil.Process(pid) for pid in host.pids())
+    return seconds
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:

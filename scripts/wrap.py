@@ -1,4 +1,4 @@
-"""Wrap the prose of the Markdown files at 110 columns: `python scripts/wrap.py FILE ...`.
+"""Wrap the paragraphs of Markdown files at 110 columns: `python scripts/wrap.py FILE ...`.
 
 Tables, code, headings and lines without spaces stay unchanged.
 """
@@ -11,36 +11,40 @@ import textwrap
 from pathlib import Path
 
 COLUMNS = 110
-KEPT = re.compile(r"    |\||#|```|$|<!--|!\[")  # the start of a line that is no prose
-ITEM = re.compile(r"( *(?:[-*]|\d+\.) +)\S")
-HELD = "\x00"  # replaces a space at which no line may be broken
+NO_PARAGRAPH = re.compile(r"    |\||#|```|$|<!--|!\[")  # the start of code, a table, a heading, ...
+LIST_ITEM = re.compile(r"( *(?:[-*]|\d+\.) +)\S")
+UNBREAKABLE_SPACE = "\x00"  # replaces a space at which no line may be broken
 
 
 def wrap(text: str) -> str:
     """Return the text with each paragraph and list item wrapped."""
-    done: list[str] = []
+    wrapped: list[str] = []
     paragraph: list[str] = []
     is_code = False
-    for line in [*text.split("\n"), ""]:
-        starts = bool(KEPT.match(line)) and not (paragraph and line.startswith("    "))
-        if paragraph and (is_code or starts or ITEM.match(line)):
-            done += _fill(paragraph)
+    for line in [*text.split("\n"), ""]:  # the empty line ends the last paragraph
+        is_continuation = bool(paragraph) and line.startswith("    ")
+        is_unchanged = bool(NO_PARAGRAPH.match(line)) and not is_continuation
+        if paragraph and (is_code or is_unchanged or LIST_ITEM.match(line)):
+            wrapped += _fill(paragraph)
             paragraph = []
-        is_code ^= line.startswith("```")
-        if is_code or starts:
-            done.append(line)
+        if line.startswith("```"):
+            is_code = not is_code
+        if is_code or is_unchanged:
+            wrapped.append(line)
         else:
             paragraph.append(line)
-    return "\n".join(done[:-1])
+    return "\n".join(wrapped[:-1])
 
 
 def _fill(lines: list[str]) -> list[str]:
-    item = ITEM.match(lines[0])
+    """Wrap a paragraph or a list item."""
+    item = LIST_ITEM.match(lines[0])
     indent = item[1] if item else re.match(" *", lines[0])[0]  # type: ignore[index]
     text = " ".join(line.strip() for line in lines)[len(indent.strip()) :].strip()
-    text = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", HELD), text)
-    text = re.sub(r" (?=([-+*=#>|]|\d+\.)( |$))", HELD, text)  # would begin a list, heading, table
-    filled = textwrap.wrap(
+    text = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", UNBREAKABLE_SPACE), text)
+    # a line must not begin with what Markdown takes for a list item, a heading or a table
+    text = re.sub(r" (?=([-+*=#>|]|\d+\.)( |$))", UNBREAKABLE_SPACE, text)
+    wrapped = textwrap.wrap(
         text,
         COLUMNS,
         initial_indent=indent,
@@ -48,7 +52,7 @@ def _fill(lines: list[str]) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return [line.replace(HELD, " ") for line in filled]
+    return [line.replace(UNBREAKABLE_SPACE, " ") for line in wrapped]
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_a_row_has_means_intervals_and_a_verdict(compare: Any) -> None:
     results += make_results(compare, "R-Drop", [40.0, 41.0, 42.0])
     results += make_results(compare, "one head of keys", [36.5, 37.5, 38.5])
     results += make_results(compare, "Muon", [39.0])
-    cells = read_table(compare.make_table(results))
+    cells = read_table(compare.make_page(results))
     assert list(cells) == ["baseline", "one head of keys", "R-Drop", "Muon"]
     # 95 % of Student's t with 2 degrees of freedom: 4.303 * 1 / sqrt(3) = 2.48
     assert cells["baseline"][3] == "37.00 ± 2.48"
@@ -62,7 +62,7 @@ def test_a_variant_is_compared_with_the_baseline_of_as_many_updates(compare: Any
     results = []
     for name, bleu in scores.items():
         results += make_results(compare, name, [bleu])
-    differences = {name: row[-1] for name, row in read_table(compare.make_table(results)).items()}
+    differences = {name: row[-1] for name, row in read_table(compare.make_page(results)).items()}
     assert differences == {
         "baseline": " |",
         "baseline x2": " |",
@@ -78,11 +78,11 @@ def test_results_in_the_file_are_not_measured_again(
 ) -> None:
     measured = []
 
-    def measure(folder: Path, data_dir: Path, name: str, seed: int) -> Any:
+    def measure(run_dir: Path, data_dir: Path, name: str, seed: int) -> Any:
         measured.append((name, seed))
         return make_results(compare, name, [30.0] * seed)[-1]
 
-    monkeypatch.setattr(compare, "prepare", lambda text, data_dir, vocab_size: None)
+    monkeypatch.setattr(compare, "prepare", lambda text_dir, data_dir, vocab_size: None)
     monkeypatch.setattr(compare, "measure_variant", measure)
     file = tmp_path / "results.jsonl"
     command = ["compare", "variants", "--text=x", f"--output={tmp_path}", f"--results={file}"]

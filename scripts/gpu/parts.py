@@ -1,4 +1,4 @@
-"""The parts of scripts/gpu.py: each returns its figures or raises a `PartError`."""
+"""The parts of scripts/gpu.py. Each is a function that returns figures or raises `PartError`."""
 
 from __future__ import annotations
 
@@ -50,41 +50,46 @@ ENGINES = {  # driver, format of the model, dtype
 
 
 class PartError(Exception):
-    """Why a part has no figures, or wrong ones, in one line."""
+    """A part failed, or its figures are wrong; the message has one line."""
 
 
 class PartSkipped(PartError):
-    """Why a part does not apply to this machine."""
+    """A part does not apply to this machine."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Folders, device and sizes; a rehearsal changes the device and the sizes."""
+    """Folders, device and sizes of all parts; a rehearsal changes the device and the sizes."""
 
     output: Path
-    text: Path
+    text_dir: Path
     device: str = "cuda"
     num_devices: int = 1
-    num_pairs: int = 40_000  # random text, to measure speed with a vocabulary as large as WMT's
+    # random text to measure training speed, with a vocabulary as large as WMT's
+    num_pairs: int = 40_000
     num_words: int = 40_000
     vocab_size: int = 37_000
-    curve_updates: int = 300
+    # training speed
     speed_updates: int = 120
     log_every: int = 10
     update_tokens: int = 25_000
+    # loss curves in bfloat16 and float32
+    curve_updates: int = 300
+    # translation speed
     model_updates: int = 600
     num_lines: int = 4_000
     turns: int = 3
+    # the Multi30k recipe
     bleu_updates: int = 3_600
 
     @property
     def is_rehearsal(self) -> bool:
-        """Whether a CPU takes the place of the GPU."""
+        """Whether all parts run on the CPU, at a tiny size."""
         return self.device == "cpu"
 
     @property
     def model_settings(self) -> list[str]:
-        """Settings that make any model tiny, in a rehearsal."""
+        """Settings that make any model tiny in a rehearsal, otherwise none."""
         return TINY if self.is_rehearsal else []
 
 
@@ -101,13 +106,13 @@ REHEARSAL = {
     "turns": 1,
     "bleu_updates": 2,
 }
-Part = Callable[[Job], dict[str, Any]]
+PartFunction = Callable[[Job], dict[str, Any]]
 
 
 # --- helpers
 
 
-def run_nmt(name: str, *arguments: object) -> None:
+def run_nmt(name: str, settings: list[str]) -> None:
     """Run `nmt-NAME` in a fork of this process, which has imported everything."""
     from nmt.cli.commands import COMMANDS
     from nmt.cli.main import main
@@ -116,7 +121,7 @@ def run_nmt(name: str, *arguments: object) -> None:
     pid = os.fork()
     if pid == 0:
         with exiting():
-            os._exit(main(COMMANDS[name], [str(argument) for argument in arguments]))
+            os._exit(main(COMMANDS[name], settings))
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status:
         raise PartError(f"nmt-{name} ended with exit status {status}")
@@ -124,7 +129,7 @@ def run_nmt(name: str, *arguments: object) -> None:
 
 @contextlib.contextmanager
 def exiting() -> Iterator[None]:
-    """End this process after the block, also after an error."""
+    """End this process with status 1 after the block, and print the traceback of an error."""
     try:
         yield
     except BaseException:
@@ -135,24 +140,18 @@ def exiting() -> Iterator[None]:
         os._exit(1)
 
 
-def train(job: Job, name: str, *settings: object) -> list[dict[str, Any]]:
+def train(job: Job, name: str, settings: list[str]) -> list[dict[str, Any]]:
     """Train in the run folder `name`; return the logged metrics of its updates."""
     run_dir = job.output / "runs" / name
     shutil.rmtree(run_dir, ignore_errors=True)  # of an earlier run of this script
-    run_nmt(
-        "train",
-        f"run_dir={run_dir}",
-        f"device={job.device}",
-        *NO_VALIDATION,
-        *job.model_settings,
-        *settings,
-    )
+    folders = [f"run_dir={run_dir}", f"device={job.device}"]
+    run_nmt("train", [*folders, *NO_VALIDATION, *job.model_settings, *settings])
     lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [record for record in map(json.loads, lines) if "nll" in record]
 
 
 def speed_figures(records: list[dict[str, Any]]) -> dict[str, float]:
-    """Return medians over the second half of a run, after compilation and warm-up."""
+    """Return median speeds over the second half of a run, after compilation, and peak memory."""
     second_half = records[len(records) // 2 :]
     figures = {}
     for key in ("target_tokens_per_second", "model_flops_per_second", "model_flops_utilisation"):
@@ -170,7 +169,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def inspect_machine(job: Job) -> dict[str, Any]:
-    """Return versions and the device; check that a matrix multiplication on it is exact."""
+    """Return versions and the GPU; check that it multiplies matrices of integers exactly."""
     import torch
 
     figures: dict[str, Any] = {"python": sys.version.split()[0]}
@@ -191,30 +190,32 @@ def inspect_machine(job: Job) -> dict[str, Any]:
 
 
 def preprocess(job: Job) -> dict[str, Any]:
-    """Preprocess the given text, and random text with a large vocabulary; return the seconds."""
-    vocab_size = [f"tokenizer.vocab_size={job.vocab_size}"]
-    real_settings = ["experiment=multi30k_quick", *find_text(job.text)]
+    """Preprocess the real text, and random text with a large vocabulary; return the seconds."""
+    vocab_size = f"tokenizer.vocab_size={job.vocab_size}"
+    real_settings = ["experiment=multi30k_quick", *find_text(job.text_dir)]
     if job.is_rehearsal:
-        real_settings += vocab_size
+        real_settings.append(vocab_size)
+    random_settings = [vocab_size, *write_random_text(job)]
     figures = {}
-    for name, settings in (("real", real_settings), ("drawn", vocab_size + write_random_text(job))):
+    for name, settings in (("real", real_settings), ("random", random_settings)):
         start_seconds = time.perf_counter()
         data_dir = f"data_dir={job.output / name}"
-        run_nmt("preprocess", *settings, "data.tgt_lang=de", data_dir)
+        run_nmt("preprocess", [*settings, "data.tgt_lang=de", data_dir])
         figures[f"{name}_seconds"] = time.perf_counter() - start_seconds
     return figures
 
 
 def find_text(folder: Path) -> list[str]:
-    """Return settings that name the files of the folder."""
+    """Return settings that name the text files of a folder."""
     settings = []
     for split, names in SPLITS.items():
         for side, lang in (("src", "en"), ("tgt", "de")):
-            candidates = [folder / f"{name}.{lang}{end}" for name in names for end in ("", ".gz")]
-            files = [path for path in candidates if path.exists()]
-            if not files:
+            paths: list[Path] = []
+            for name in names:
+                paths += sorted(folder.glob(f"{name}.{lang}")) + [*folder.glob(f"{name}.{lang}.gz")]
+            if not paths:
                 raise PartError(f"{folder} has no {names[0]}.{lang}; give text=FOLDER")
-            settings.append(f"data.{split}.{side}={files[0]}")
+            settings.append(f"data.{split}.{side}={paths[0]}")
     return settings
 
 
@@ -224,10 +225,10 @@ def write_random_text(job: Job) -> list[str]:
     Lengths are distributed as in WMT, with a mean of 29 tokens a side.
     """
     rng = random.Random(1)
-    consonants = "bcdfghjklmnprstvwz"
-    syllables = [a + b + c for a in consonants for b in "aeiou" for c in ["", "n", "r", "s", "t"]]
-    # Zipf's law
-    weights = list(itertools.accumulate((i + 3) ** -0.9 for i in range(job.num_words)))
+    letters = itertools.product("bcdfghjklmnprstvwz", "aeiou", ["", "n", "r", "s", "t"])
+    syllables = ["".join(syllable) for syllable in letters]
+    word_weights = ((rank + 3) ** -0.9 for rank in range(job.num_words))  # Zipf's law
+    cumulative_weights = list(itertools.accumulate(word_weights))
     folder = job.output / "text"
     folder.mkdir(parents=True, exist_ok=True)
     vocabularies: dict[str, list[str]] = {}
@@ -243,8 +244,8 @@ def write_random_text(job: Job) -> list[str]:
             path = folder / f"{split}.{side}"
             with path.open("w", encoding="utf-8") as file:
                 for length in lengths:
-                    words_of_line = rng.choices(vocabulary, cum_weights=weights, k=length)
-                    file.write(" ".join(words_of_line) + "\n")
+                    sentence = rng.choices(vocabulary, cum_weights=cumulative_weights, k=length)
+                    file.write(" ".join(sentence) + "\n")
             settings.append(f"data.{split}.{side}={path}")
     return settings
 
@@ -259,114 +260,123 @@ def run_tests(job: Job) -> dict[str, Any]:
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     print(result.stdout, result.stderr)
-    passed = re.search(r"(\d+) passed", result.stdout)
-    if result.returncode or passed is None:
-        failed = re.findall(r"^FAILED \S+::(\S+)", result.stdout, re.MULTILINE)
+    num_passed = re.search(r"(\d+) passed", result.stdout)
+    if result.returncode or num_passed is None:
+        failed_tests = re.findall(r"^FAILED \S+::(\S+)", result.stdout, re.MULTILINE)
+        if failed_tests:
+            raise PartError(f"failed: {', '.join(failed_tests)}")
         last_line = (result.stdout + result.stderr).strip().split("\n")[-1]
-        raise PartError(f"failed: {', '.join(failed)}" if failed else f"pytest: {last_line}")
-    return {"passed": int(passed[1])}
+        raise PartError(f"pytest: {last_line}")
+    return {"passed": int(num_passed[1])}
 
 
 def measure_training(job: Job, *, model: str, compiled: bool) -> dict[str, Any]:
     """Train in bfloat16 with one batch an update; return speed, utilization and memory."""
-    records = train(
-        job,
-        f"{model}-{compiled}",
+    settings = [
         f"model={model}",
-        f"data_dir={job.output / 'drawn'}",
+        f"data_dir={job.output / 'random'}",
         f"compile={str(compiled).lower()}",
         "dtype=bfloat16",
         f"tokens_per_update={job.update_tokens}",
         f"max_tokens={job.update_tokens}",
         f"max_updates={job.speed_updates}",
         f"log_every_updates={job.log_every}",
-    )
+    ]
+    records = train(job, f"{model}-{compiled}", settings)
     if len(records) != job.speed_updates // job.log_every:
         raise PartError(f"{len(records)} lines of metrics")
-    # a wrongly compiled graph may return a gradient of 0
+    # a miscompiled graph may return a gradient of 0
     if not all(record["gradient_norm"] > 0 for record in records):
         raise PartError("the gradient is 0 or not a number")
     return speed_figures(records)
 
 
 def compare_precision(job: Job) -> dict[str, Any]:
-    """Compare loss curves in bfloat16 and float32; another seed in float32 shows the noise."""
+    """Compare losses in bfloat16 and float32.
+
+    They may differ by 1 %, or by as much as float32 with another seed differs.
+    """
+    shared_settings = [
+        "experiment=multi30k_quick",
+        f"data_dir={job.output / 'real'}",
+        "compile=false",
+        "optimizer.warmup_steps=100",
+        "tokens_per_update=4000",
+        "max_tokens=4000",
+        f"max_updates={job.curve_updates}",
+        "log_every_updates=1",
+    ]
+    runs = {
+        "float32": ["dtype=float32", "seed=1"],
+        "bfloat16": ["dtype=bfloat16", "seed=1"],
+        "other_seed": ["dtype=float32", "seed=2"],
+    }
     curves = {}
-    for name, dtype, seed in (
-        ("float32", "float32", 1),
-        ("bfloat16", "bfloat16", 1),
-        ("noise", "float32", 2),
-    ):
-        records = train(
-            job,
-            f"curve-{name}",
-            "experiment=multi30k_quick",
-            f"data_dir={job.output / 'real'}",
-            f"dtype={dtype}",
-            f"seed={seed}",
-            "compile=false",
-            "optimizer.warmup_steps=100",
-            "tokens_per_update=4000",
-            "max_tokens=4000",
-            f"max_updates={job.curve_updates}",
-            "log_every_updates=1",
-        )
+    final_losses = {}
+    for name, settings in runs.items():
+        records = train(job, f"curve-{name}", [*shared_settings, *settings])
         curves[name] = [record["nll"] for record in records]
-    final = {name: statistics.fmean(curve[-100:]) for name, curve in curves.items()}
-    gap = abs(final["bfloat16"] - final["float32"])
-    limit = max(abs(final["noise"] - final["float32"]), 0.01 * final["float32"])
+        final_losses[name] = statistics.fmean(curves[name][-100:])
+    loss = final_losses["float32"]
+    gap = abs(final_losses["bfloat16"] - loss)
+    limit = max(abs(final_losses["other_seed"] - loss), 0.01 * loss)
     if not gap <= limit:  # also if a loss is not a number
         raise PartError(f"bfloat16 is {gap:.4f} nats from float32, and {limit:.4f} are allowed")
-    return {**final, "gap": gap, "limit": limit, "curves": curves}
+    return {**final_losses, "gap": gap, "limit": limit, "curves": curves}
 
 
 def compare_devices(job: Job) -> dict[str, Any]:
-    """Compare losses on all devices, connected by NCCL, with those on one."""
+    """Compare losses on all devices, connected by NCCL, with losses on one device."""
     num_devices = 2 if job.is_rehearsal else job.num_devices
     if num_devices < 2:
         raise PartSkipped("there is one device")
-    runs = []
-    for devices, sharding in ((1, "none"), (num_devices, "none"), (num_devices, "full")):
-        records = train(
-            job,
-            f"devices-{devices}-{sharding}",
-            "experiment=multi30k_quick",
-            f"data_dir={job.output / 'real'}",
-            "dtype=float32",
-            "compile=false",
-            "model.dropout=0",
-            "tokens_per_update=8000",
-            "max_tokens=2000",
-            "max_updates=8",
-            "log_every_updates=1",
-            "num_threads=1",
-            f"devices={devices}",
-            f"sharding={sharding}",
+    shared_settings = [
+        "experiment=multi30k_quick",
+        f"data_dir={job.output / 'real'}",
+        "dtype=float32",
+        "compile=false",
+        "model.dropout=0",
+        "tokens_per_update=8000",
+        "max_tokens=2000",
+        "max_updates=8",
+        "log_every_updates=1",
+        "num_threads=1",
+    ]
+
+    def train_on(devices: int, sharding: str) -> list[dict[str, Any]]:
+        settings = [*shared_settings, f"devices={devices}", f"sharding={sharding}"]
+        return train(job, f"devices-{devices}-{sharding}", settings)
+
+    single_records = train_on(1, "none")
+    replicated_records = train_on(num_devices, "none")
+    sharded_records = train_on(num_devices, "full")
+    max_difference = 0.0
+    for records in (replicated_records, sharded_records):
+        for record, single in zip(records, single_records, strict=True):
+            difference = abs(record["loss"] - single["loss"]) / single["loss"]
+            max_difference = max(max_difference, difference)
+    if not max_difference < 1e-3:
+        raise PartError(
+            f"losses on {num_devices} devices differ by {max_difference:.1e} from one device"
         )
-        runs.append(records)
-    largest = 0.0
-    for single, replicated, sharded in zip(*runs, strict=True):
-        for record in (replicated, sharded):
-            largest = max(largest, abs(record["loss"] - single["loss"]) / single["loss"])
-    if not largest < 1e-3:
-        raise PartError(f"losses on {num_devices} devices differ by {largest:.1e} from one device")
-    return {"devices": num_devices, "largest_difference": largest} | speed_figures(runs[1])
+    figures = {"devices": num_devices, "largest_difference": max_difference}
+    return figures | speed_figures(replicated_records)
 
 
 def compare_translation(job: Job) -> dict[str, Any]:
-    """Train base briefly, and translate with beam 4 in turns with other engines."""
+    """Train base briefly, and translate with beam 4; nmt and other engines take turns."""
     sys.path.insert(0, str(ROOT / "scripts" / "benchmark"))
     from workers import Worker, take_turns
 
     from nmt.config import SearchConfig
 
-    # the part fails if time runs out, so no round begins after 60 % of it
+    # the part fails when its time is over, so no round of turns begins after 60 % of it
     deadline = time.perf_counter() + 0.6 * TRANSLATION_SECONDS
     folders = export_base(job)
     data_dir = job.output / "real"
     lines = read_lines(data_dir / "test.src") + read_lines(data_dir / "valid.src")
     lines = list(itertools.islice(itertools.cycle(lines), job.num_lines))
-    shared = {
+    shared_job = {
         "folders": folders,
         "device": job.device,
         "beam_size": 4,
@@ -378,7 +388,7 @@ def compare_translation(job: Job) -> dict[str, Any]:
     }
     workers = []
     for name, (driver, model_format, dtype) in ENGINES.items():
-        engine_job = shared | {"options": {"format": model_format}, "dtype": dtype}
+        engine_job = shared_job | {"options": {"format": model_format}, "dtype": dtype}
         folder = job.output / "workers"
         workers.append(Worker(name, Path(sys.executable), driver, engine_job, folder))
     _, turns, failures = take_turns(workers, job.turns, print, deadline=deadline)
@@ -392,15 +402,13 @@ def compare_translation(job: Job) -> dict[str, Any]:
             memory_bytes[name] = max(turn["peak_bytes"] for turn in records)
     if not {"nmt-float32", "nmt-bfloat16"} <= set(rates):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
-        raise PartError(f"{reasons}; tokens a second of the others: {rates}")
+        raise PartError(f"{reasons}; tokens per second of other engines: {rates}")
     return {"tokens_per_second": rates, "memory_bytes": memory_bytes, "failed": failures}
 
 
 def export_base(job: Job) -> dict[str, str]:
     """Train base briefly and export it; return the folder of each format."""
-    train(
-        job,
-        "base-model",
+    settings = [
         "model=base",
         f"data_dir={job.output / 'real'}",
         "model.dropout=0.2",
@@ -409,24 +417,20 @@ def export_base(job: Job) -> dict[str, str]:
         "max_tokens=8000",
         "compile=false",
         f"max_updates={job.model_updates}",
-    )
+    ]
+    train(job, "base-model", settings)
     native = job.output / "runs" / "base-model" / "checkpoints/latest"
     folders = {"native": str(native)}
     for name, quantization in (("ctranslate2", "float16"), ("huggingface", "float32")):
         folders[name] = str(job.output / "exports" / name)
+        settings = [f"format={name}", f"quantization={quantization}", f"output={folders[name]}"]
         with contextlib.suppress(PartError):  # the engine then reports that the model is missing
-            run_nmt(
-                "export",
-                f"model_dir={native}",
-                f"output={folders[name]}",
-                f"format={name}",
-                f"quantization={quantization}",
-            )
+            run_nmt("export", [f"model_dir={native}", *settings])
     return folders
 
 
 def measure_bleu(job: Job) -> dict[str, Any]:
-    """Train the recipe of Multi30k from start to end; score its test set in both dtypes."""
+    """Train the recipe of Multi30k; return the BLEU of its test set in float32 and bfloat16."""
     from nmt.evaluate import bleu
 
     start_seconds = time.perf_counter()
@@ -436,28 +440,24 @@ def measure_bleu(job: Job) -> dict[str, Any]:
     shutil.rmtree(run_dir, ignore_errors=True)
     settings = [experiment, f"data_dir={data_dir}", f"run_dir={run_dir}", "compile=false"]
     settings += [f"device={job.device}", "tracker=[]", f"max_updates={job.bleu_updates}"]
+    settings += job.model_settings
     if job.is_rehearsal:
         settings += ["checkpoint_every_updates=1", "average_last=2", "keep_last=2"]
-    run_nmt("train", *settings, *job.model_settings)
+    run_nmt("train", settings)
     figures = {"training_seconds": time.perf_counter() - start_seconds}
-    run_nmt("average", f"run_dir={run_dir}")
+    run_nmt("average", [f"run_dir={run_dir}"])
     for dtype in ("float32", "bfloat16"):
         output = job.output / f"test.{dtype}"
         output.unlink(missing_ok=True)
-        run_nmt(
-            "translate",
-            experiment,
-            f"model_dir={run_dir}",
-            f"input={data_dir / 'test.src'}",
-            f"output={output}",
-            f"device={job.device}",
-            f"dtype={dtype}",
-        )
+        settings = [experiment, f"model_dir={run_dir}", f"device={job.device}", f"dtype={dtype}"]
+        settings += [f"input={data_dir / 'test.src'}", f"output={output}"]
+        run_nmt("translate", settings)
         figures[dtype] = bleu(read_lines(output), [read_lines(data_dir / "test.tgt")])
     return figures
 
 
-PARTS: dict[str, tuple[Part, int]] = {  # most important first, with limits in seconds
+# the most important part first; each with its time limit in seconds
+PARTS: dict[str, tuple[PartFunction, int]] = {
     "machine": (inspect_machine, 30),
     "data": (preprocess, 60),
     "tests": (run_tests, 120),
