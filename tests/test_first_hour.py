@@ -19,7 +19,7 @@ from toy import TINY, command, read_records, train, write_corpus
 
 from nmt.checkpoint import find_model
 from nmt.cli import compose
-from nmt.cli.commands import COMMANDS, command_line
+from nmt.cli.commands import COMMANDS, shell_command
 from nmt.cli.data_folder import ensure_data
 from nmt.cli.main import import_and_run, main
 from nmt.cli.main import nmt as nmt_alone
@@ -78,7 +78,7 @@ def test_every_hint_is_the_command_that_works(
     expected = "model=tiny 'data_dir=no where' 'run_dir=runs/no where'"
     assert last_hint(capfd, "train").endswith(expected)
     assert (home / "no where/meta.json").is_file()
-    hint = command_line("export", model_dir="$x y", format="ctranslate2")
+    hint = shell_command("export", model_dir="$x y", format="ctranslate2")
     assert follow(hint) == 0
     assert follow(last_hint(capfd, "translate")) == 0
     assert (home / "$x y-ctranslate2-float32/nmt.json").is_file()

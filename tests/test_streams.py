@@ -15,7 +15,7 @@ from translating import fork, status, translate, write_lines, write_model
 
 from nmt.cli import translate as cli
 from nmt.config import TranslateConfig
-from nmt.data.text import packed, read_lines
+from nmt.data.text import compress, read_lines
 from nmt.runtime import progress
 
 LINES = [*sentences(5, seed=4), "", "the last"]
@@ -30,9 +30,9 @@ def test_the_size_is_known_of_text_in_a_plain_file_alone(
     for name in ("in.txt", "in.gz", "in.xz", "in.zst"):
         (tmp_path / name).write_bytes(TEXT)
         config = TranslateConfig(model_dir=["x"], input=str(tmp_path / name), output="x")
-        cli._open_progress(config, 0, is_typed=False)
+        cli._open_progress(config, 0, is_interactive=False)
     os.mkfifo(tmp_path / "pipe")
-    cli._open_progress(replace(config, input=str(tmp_path / "pipe")), 0, is_typed=False)
+    cli._open_progress(replace(config, input=str(tmp_path / "pipe")), 0, is_interactive=False)
     assert seen == [len(TEXT), None, None, None, None]
 
 
@@ -143,7 +143,7 @@ def test_remaining_time_compares_no_packed_bytes_with_text(
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     for suffix, is_known in ((".txt", True), (".gz", False), (".xz", False), (".zst", False)):
         source = tmp_path / f"in{suffix}"
-        with source.open("wb") as file, packed(file, suffix) as stream:
+        with source.open("wb") as file, compress(file, suffix) as stream:
             stream.write(TEXT * 4)
         arguments = [f"input={source}", f"output={tmp_path / 'out'}", "window_lines=8"]
         assert translate(f"model_dir={model}", *arguments) == 0

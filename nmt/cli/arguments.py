@@ -76,7 +76,7 @@ def read_arguments(words: list[str], command: Command) -> CommandLine:
 
 
 def _read_folders(value: str) -> list[Path]:
-    """Parse a folder, or folders in Hydra's notation: [file://a,b]."""
+    """Parse the path of a folder, or a list of folders in Hydra's notation: [file://a,b]."""
     names = value.strip("[]").split(",")
     return [resolve(name.strip(" '\"").removeprefix("file://")) for name in names]
 
@@ -118,7 +118,10 @@ def _check_group(group: str, value: str, command: Command) -> None:
 
 
 def _fill_names(key: str, command: Command) -> dict[str, Setting]:
-    """Return the settings of a command by key, with each `NAME` replaced by the word in `key`."""
+    """Return the settings of a command by key, without the placeholder `NAME` where possible.
+
+    The word of `key` at the same position replaces the placeholder.
+    """
     words = key.split(".")
     settings = {}
     for setting in command.accepted_settings:
@@ -133,7 +136,7 @@ def _fill_names(key: str, command: Command) -> dict[str, Setting]:
 
 
 def _check_mapping(key: str, value: str, settings: dict[str, Setting]) -> None:
-    """Raise a `ConfigError` unless `key` is a mapping with names of the user, as mix={news:2}."""
+    """Raise a `ConfigError` unless `key` is a mapping that takes a whole value: mix={news:2}."""
     first_member = next(name for name in settings if name.startswith(f"{key}."))
     has_user_names = first_member.startswith(f"{key}.{NAME}")
     if not has_user_names or not value.startswith("{"):
@@ -161,7 +164,6 @@ def _complete_key(key: str, value: str, settings: dict[str, Setting], command: C
 
 
 def is_list(type_hint: Any) -> bool:
-    """Return whether the type of a setting is a list, or a list or None."""
-    return any(
-        typing.get_origin(choice) is list for choice in (type_hint, *typing.get_args(type_hint))
-    )
+    """Return whether the type of a setting is `list[...]` or `list[...] | None`."""
+    types = (type_hint, *typing.get_args(type_hint))
+    return any(typing.get_origin(member) is list for member in types)

@@ -22,7 +22,7 @@ from typing import Any
 
 from nmt import config
 
-NAME = "NAME"  # placeholder for a name that the user chooses
+NAME = "NAME"  # stands in keys for a name that the user chooses
 _KEY_WIDTH = 34  # columns of --help for a key and its default
 _PREPROCESS_ONLY_KEYS = {"scheduler"}  # settings of nmt-preprocess that nmt-train does not accept
 # --help shows files and folders first, then settings of the command, then device and workers
@@ -51,12 +51,19 @@ class Command:
 
     @functools.cached_property
     def accepted_settings(self) -> tuple[Setting, ...]:
-        """The settings that a user may give: its own, and for nmt-train those that prepare data."""
+        """The settings that a user may give.
+
+        These are the settings of the command. nmt-train, which prepares missing data, also accepts
+        those of nmt-preprocess.
+        """
         if self.name != "train":
             return self.settings
-        excluded = {setting.key for setting in self.settings} | _PREPROCESS_ONLY_KEYS
-        data = [s for s in list_settings(config.PreprocessConfig) if s.key not in excluded]
-        return (*self.settings, *data)
+        excluded_keys = {setting.key for setting in self.settings} | _PREPROCESS_ONLY_KEYS
+        data_settings = []
+        for setting in list_settings(config.PreprocessConfig):
+            if setting.key not in excluded_keys:
+                data_settings.append(setting)
+        return (*self.settings, *data_settings)
 
 
 _COMMANDS = (
@@ -247,8 +254,8 @@ def list_settings(
 ) -> Iterator[Setting]:
     """Yield the settings of a dataclass and of the groups in it, in the order of `--help`.
 
-    `prefix` is the key of the group with a dot, and `inherited_rule` the resume rule of settings
-    that declare none.
+    For a mapping whose names the user chooses, the key has the placeholder `NAME`. `prefix` is the
+    key of the group with a dot, and `inherited_rule` the resume rule of settings that declare none.
     """
     type_hints = typing.get_type_hints(schema)
     for field in sorted(dataclasses.fields(schema), key=_help_position):
@@ -282,8 +289,8 @@ def _default_text(field: dataclasses.Field[Any]) -> str:
     else:
         default = field.default
     default_json = json.dumps(default, separators=(",", ":"))
-    unquoted = default_json.replace('"', "")  # the command line needs no quotes around text
-    return f"[{unquoted}]"
+    default_text = default_json.replace('"', "")  # the command line needs no quotes around text
+    return f"[{default_text}]"
 
 
 def keys_with_resume_rule(command: Command, resume_rule: config.ResumeRule) -> list[str]:
@@ -305,8 +312,11 @@ def command_help(command: Command) -> str:
     ]
     groups = [_help_line(f"{group}=NAME", ", ".join(choices(group))) for group in command.groups]
     sections.append("\n".join(["ready-made settings:", *groups]))
-    lines = [_help_line(f"{s.key} {s.default}".strip(), s.help) for s in command.settings]
-    sections.append("\n".join(["settings, as key=value (default in brackets):", *lines]))
+    setting_lines = ["settings, as key=value (default in brackets):"]
+    for setting in command.settings:
+        key_and_default = f"{setting.key} {setting.default}".strip()
+        setting_lines.append(_help_line(key_and_default, setting.help))
+    sections.append("\n".join(setting_lines))
     if command.can_resume:
         sections.append(_resume_help(command))
     sections.append(
@@ -317,7 +327,7 @@ def command_help(command: Command) -> str:
 
 
 def _resume_help(command: Command) -> str:
-    """Return the paragraph of `--help` on settings that may change when the command resumes."""
+    """Return the paragraph of `--help` that lists which settings may change before a resume."""
     free_keys = ", ".join(keys_with_resume_rule(command, "free"))
     logged_keys = ", ".join(keys_with_resume_rule(command, "log"))
     text = f"may change when the command resumes: {free_keys}"
@@ -327,7 +337,7 @@ def _resume_help(command: Command) -> str:
 
 
 def _help_line(key: str, text: str) -> str:
-    """Format one line of --help; a long key gets a line of its own."""
+    """Format the help of one key; a long key stands on a separate line before its text."""
     if len(key) >= _KEY_WIDTH:
         return f"  {key}\n  {'':<{_KEY_WIDTH}}{text}"
     return f"  {key:<{_KEY_WIDTH}}{text}"
@@ -356,8 +366,11 @@ def choices(group: str) -> list[str]:
 # --- shell commands, for messages that say what to run next
 
 
-def command_line(name: str, arguments: Iterable[str] = (), **settings: str) -> str:
-    """Return a shell command that runs `nmt-NAME` with arguments and settings."""
+def shell_command(name: str, arguments: Iterable[str] = (), **settings: str) -> str:
+    """Return a shell command that runs `nmt-NAME` with arguments and `key=value` settings.
+
+    It also works where the shell does not find the program `nmt-NAME`.
+    """
     program = [f"nmt-{name}"]
     if shutil.which(program[0]) is None:  # the virtual environment is not active
         script = Path(sys.argv[0]).with_name(program[0])
@@ -366,15 +379,16 @@ def command_line(name: str, arguments: Iterable[str] = (), **settings: str) -> s
     return shlex.join([*program, *arguments, *overrides])
 
 
-def script_line(command: str) -> str:
-    """Make the command `python SCRIPT ...` run from any folder, with the Python that runs nmt.
+def script_command(command: str) -> str:
+    """Return the command `python SCRIPT ...` in a form that runs from the current folder.
 
-    SCRIPT is a path relative to the root of the checkout.
+    SCRIPT is a path relative to the root of the checkout. Its absolute path replaces it unless the
+    root is the current folder, and the Python that runs nmt replaces another `python`.
     """
     program, script, *arguments = shlex.split(command)
-    checkout_path = Path(__file__).parents[2] / script
-    if checkout_path.is_file() and not Path(script).is_file():
-        script = str(checkout_path)
+    absolute_script = Path(__file__).parents[2] / script
+    if absolute_script.is_file() and not Path(script).is_file():
+        script = str(absolute_script)
     if shutil.which(program) != sys.executable:
         program = sys.executable
     return shlex.join([program, script, *arguments])

@@ -36,7 +36,7 @@ from nmt.cli.arguments import (
     parse_argument,
     read_arguments,
 )
-from nmt.cli.commands import COMMANDS, Command, script_line
+from nmt.cli.commands import COMMANDS, Command, script_command
 from nmt.cli.yaml_files import (
     IS_HYDRA_1_3,
     convert,
@@ -86,7 +86,9 @@ def compose_configs(
     """
     line = read_arguments(words, command)
     files = find_yaml_files(line.config_folders)
-    arguments = [find_choices(argument, files, line.is_sweep) for argument in line.arguments]
+    arguments = [
+        find_choices(argument, files, is_sweep=line.is_sweep) for argument in line.arguments
+    ]
     try:
         if line.is_sweep or line.hydra_words:
             _run_hydra(command, line, arguments, run)
@@ -128,36 +130,43 @@ def _run_arguments(
 def _data_preparation(
     composed: DictConfig, config: TrainConfig, arguments: Iterable[Argument]
 ) -> DataPreparation:
-    """Return the config and the arguments of nmt-preprocess for the data of a training run."""
+    """Return how nmt-preprocess makes the data folder of a training run.
+
+    Its config has the settings in `composed` that nmt-train lacks, and shares the data folder, the
+    experiment and the number of threads with the config of the run.
+    """
     training_keys = {setting.name for setting in fields(TrainConfig)}
     content = {key: value for key, value in composed.items() if key not in training_keys}
-    data, _ = to_config(OmegaConf.create(content), PreprocessConfig)
-    data.data_dir = config.data_dir
-    data.experiment = config.experiment
-    data.num_threads = config.num_threads
-    _complete_script(data)
+    preprocess_config, _ = to_config(OmegaConf.create(content), PreprocessConfig)
+    preprocess_config.data_dir = config.data_dir
+    preprocess_config.experiment = config.experiment
+    preprocess_config.num_threads = config.num_threads
+    _complete_script(preprocess_config)
     values = {argument.key: argument.value for argument in arguments}
     if "experiment" in values:
-        values["experiment"] = str(config.experiment)  # a file of the user is named by its path
-    words = []
+        values["experiment"] = str(config.experiment)  # the path, if it is a file of the user
+    preprocess_arguments = []
     for key, value in values.items():
         group, _, _ = key.partition(".")
         if key in ("experiment", "data_dir") or group not in training_keys:
-            words.append(f"{key}={value}")
-    return DataPreparation(data, words)
+            preprocess_arguments.append(f"{key}={value}")
+    return DataPreparation(preprocess_config, preprocess_arguments)
 
 
 def _complete_script(config: PreprocessConfig) -> None:
-    """Make `data.made_by`, the command that makes missing files, run from any folder."""
+    """Complete the paths in `data.made_by`, the command that makes missing files."""
     if config.data.made_by:
-        config.data.made_by = script_line(config.data.made_by)
+        config.data.made_by = script_command(config.data.made_by)
 
 
 # --- composition
 
 
 def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
-    """Merge the defaults of a command, the chosen YAML files and the overrides of the user."""
+    """Merge the defaults of a command, the chosen YAML files and the settings that the user gave.
+
+    Inside a sweep, Hydra is initialized already.
+    """
     is_in_sweep = GlobalHydra.instance().is_initialized()
     _store_defaults(command, arguments, () if is_in_sweep else _UNUSED_HYDRA_GROUPS)
     choices = {}
@@ -215,7 +224,7 @@ def _store_defaults(
 
 @functools.cache
 def _schema_defaults(name: str) -> Any:
-    """Return the defaults of a command's settings, for nmt-train also those that prepare data."""
+    """Return the defaults of a command's settings; nmt-train also has those of nmt-preprocess."""
     defaults = OmegaConf.to_container(OmegaConf.structured(COMMANDS[name].schema))
     if name == "train":
         return {**_schema_defaults("preprocess"), **typing.cast(dict[str, Any], defaults)}
@@ -223,7 +232,7 @@ def _schema_defaults(name: str) -> Any:
 
 
 def _replaced_text_keys(overrides: Iterable[Argument]) -> list[str]:
-    """Return the keys in YAML files that files of the command line replace.
+    """Return the keys of text in YAML files to clear, because the user gives other files.
 
     Files for one split replace the text of this split, files for training the text of all splits.
     """
@@ -275,7 +284,11 @@ def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
 def _run_hydra(
     command: Command, line: CommandLine, arguments: list[Argument], run: Callable[..., Any]
 ) -> None:
-    """Run Hydra, which calls `run` once, for each run of a sweep, or not at all for completion."""
+    """Let Hydra run a command with flags of Hydra.
+
+    Hydra calls `run` for each run of a sweep, once for other flags, and not at all for shell
+    completion. Raises the first error of `run`.
+    """
     swept = []
     fixed = []
     for argument in arguments:
@@ -293,7 +306,7 @@ def _run_hydra(
         try:
             subfolder = _name_run(values, arguments) if is_named else ""
             return run(*_run_arguments(command, [*fixed, *values], subfolder))
-        except Exception as error:  # kept from Hydra, which would print it; raised below
+        except Exception as error:  # Hydra would print it; it is raised below instead
             errors.append(error)
 
     _store_defaults(command, arguments, unused_groups=())
@@ -326,13 +339,16 @@ def _is_sweep(argument: Argument) -> bool:
     """Return whether a setting has several values in Hydra's grammar: 1,2 or range(1,9)."""
     try:
         override = OverridesParser.create().parse_override(f"key={argument.value}")
-    except HydraException:  # text that is not in Hydra's grammar
+    except HydraException:  # the text does not follow Hydra's grammar
         return False
     return bool(override.is_sweep_override())
 
 
 def _name_run(values: Iterable[Argument], arguments: Iterable[Argument]) -> str:
-    """Return the name of one run of a sweep: the keys that the sweep changes, with their values."""
+    """Return the folder name of one run of a sweep: the swept keys but run_dir, with values.
+
+    `values` are the arguments of this run, `arguments` those of the command line.
+    """
     swept = {argument.key: argument.value for argument in values}
     for argument in arguments:
         if argument.key == "run_dir" or not _is_sweep(argument):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 
-from nmt.cli.commands import command_line
+from nmt.cli.commands import shell_command
 from nmt.cli.compose import DataPreparation
 from nmt.config import DEFAULT_DATA_DIR, DEFAULT_RUN_DIR, PreprocessConfig, TrainConfig, resolve
 from nmt.errors import DataError
@@ -33,11 +33,11 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
     problem = "is no data folder" if folder.is_dir() else "does not exist"
     has_text = has_split(preparation.config.data, "train")
     if has_text:
-        command = command_line("preprocess", preparation.arguments)
+        command = shell_command("preprocess", preparation.arguments)
     elif config.data_dir == DEFAULT_DATA_DIR:
-        command = command_line("preprocess")  # prepares the corpus that comes with nmt
+        command = shell_command("preprocess")  # prepares the corpus that comes with nmt
     else:
-        command = command_line("preprocess", [*_FILES, f"data_dir={config.data_dir}"])
+        command = shell_command("preprocess", [*_FILES, f"data_dir={config.data_dir}"])
     if not (has_text and may_write):
         raise DataError(f"{folder} {problem}; make it with: {command}")
     log.info("%s does not exist; preparing it, as this does: %s", config.data_dir, command)
@@ -46,16 +46,19 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
 
 
 def train_command(config: PreprocessConfig) -> str:
-    """Return the command that trains on the data folder in a run folder that does not exist yet."""
+    """Return the shell command that trains on the data folder and writes a new run folder."""
     if config.experiment is not None:
-        return command_line("train", experiment=config.experiment, data_dir=config.data_dir)
+        return shell_command("train", experiment=config.experiment, data_dir=config.data_dir)
     settings = {}
     run_dir = DEFAULT_RUN_DIR
     if config.data_dir != DEFAULT_DATA_DIR:
         settings["data_dir"] = config.data_dir
         run_dir = f"runs/{resolve(config.data_dir).name}"
-    names = itertools.chain([run_dir], (f"{run_dir}-{number}" for number in itertools.count(2)))
-    unused = next(name for name in names if not resolve(name).exists())
-    if unused != DEFAULT_RUN_DIR:
-        settings["run_dir"] = unused
-    return command_line("train", ["model=tiny"], **settings)
+    new_run_dir = run_dir
+    for number in itertools.count(2):
+        if not resolve(new_run_dir).exists():
+            break
+        new_run_dir = f"{run_dir}-{number}"
+    if new_run_dir != DEFAULT_RUN_DIR:
+        settings["run_dir"] = new_run_dir
+    return shell_command("train", ["model=tiny"], **settings)

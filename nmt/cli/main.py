@@ -26,7 +26,7 @@ from nmt.errors import (
     nearest,
 )
 
-_WITHOUT_TRACEBACK = (*LINE_ERRORS, OSError, KeyboardInterrupt)
+_ERRORS_WITHOUT_TRACEBACK = (*LINE_ERRORS, OSError, KeyboardInterrupt)
 
 
 def __getattr__(name: str) -> Callable[[], int]:
@@ -42,17 +42,21 @@ def __getattr__(name: str) -> Callable[[], int]:
 
 def nmt() -> int:
     """Run `nmt NAME ...` or `nmt help NAME`; without a name, list the commands."""
-    name, *words = sys.argv[1:] or ["--help"]
-    if name == "help":
-        name, *words = [*words, "--help"]
-    name = name.removeprefix("nmt-")
+    words = sys.argv[1:] or ["--help"]
+    if words[0] == "help":
+        words = [*words[1:], "--help"]
+    name = words[0].removeprefix("nmt-")
     if name in COMMANDS:
-        return main(COMMANDS[name], words)
+        return main(COMMANDS[name], words[1:])
     return main(None, [name])
 
 
 def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
-    """Run `command`, or `nmt` without one, with these words; return the exit status."""
+    """Run a command with the words that follow its name; return the exit status.
+
+    `command` is None for `nmt --help`, `nmt --version` and unknown names. `argv` holds the words,
+    by default those of this process.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if sys.stderr is None:  # closed with 2>&-; the next opened file would get its descriptor
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
@@ -72,7 +76,7 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
                 import_function(command)(*configs)
         if sys.stdout is not None:  # closed with >&-
             sys.stdout.flush()
-    except _WITHOUT_TRACEBACK as error:
+    except _ERRORS_WITHOUT_TRACEBACK as error:
         return report_error(error, f"nmt-{command.name}" if command else "nmt")
     return EXIT_DONE
 
@@ -80,7 +84,7 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
 def report_error(error: BaseException, program: str) -> int:
     """Print the line for an error that needs no traceback; return the exit status.
 
-    Raises an `OSError` again that does not concern a file that the user named.
+    Raises an `OSError` that names no file again, since it is a bug unless the disk is full.
     """
     if isinstance(error, BrokenPipeError):
         # The reader, for example head, has ended. Python would fail again when it flushes at exit.
@@ -100,30 +104,30 @@ def report_error(error: BaseException, program: str) -> int:
 
 
 def import_and_run(command: Command, *configs: Any) -> Any:
-    """Run a command and return its score, if it has one."""
+    """Run a command; return its result, which is a score for nmt-train and else None."""
     return import_function(command)(*configs)
 
 
 def import_function(command: Command) -> Callable[..., Any]:
     """Import the function that runs a command.
 
-    Garbage collection is off during the imports and skips the imported modules afterwards: to
-    traverse torch again and again would take 0.35 of 1.2 s.
+    Turns garbage collection off during the imports and excludes the imported objects from later
+    collections, because traversing those of torch repeatedly takes 0.35 of 1.2 s.
     """
     module, function = command.run.split(":")
-    is_new = module not in sys.modules
+    is_first_import = module not in sys.modules
     gc.disable()
     try:
         run: Callable[..., Any] = getattr(importlib.import_module(module), function)
     finally:
         gc.enable()
-    if is_new:  # a later command in this process must not freeze the garbage of an earlier one
+    if is_first_import:  # a second command would freeze the garbage of the first one
         gc.freeze()
     return run
 
 
 class _EscapingFormatter(logging.Formatter):
-    """Escapes control characters, which may come from file names and texts of others."""
+    """Escapes control characters, which file names and input text may contain."""
 
     def format(self, record: logging.LogRecord) -> str:
         return escape_controls(super().format(record))

@@ -1,4 +1,4 @@
-"""Runs `nmt-score`."""
+"""Run `nmt-score`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nmt.translate.translator import Translator
 def score(config: ScoreConfig) -> None:
     """Score the pairs of `src` and `tgt`, and write one line for each to `output`.
 
-    A stream gets each score as soon as possible; a file is renamed into place when complete.
+    Writes each line to a stream as soon as possible. Renames a file into place when it is complete.
     """
     src = str(config.src)  # ScoreConfig refuses None
     tgt = str(config.tgt)
@@ -51,9 +51,10 @@ def score(config: ScoreConfig) -> None:
 def _score_pairs(
     pairs: Iterator[tuple[str, str]], translator: Translator, config: ScoreConfig
 ) -> Iterator[dict[str, Any]]:
-    """Yield the scores of each pair."""
+    """Yield the JSON record of each pair, scored in windows of `window_lines` pairs."""
     search = translator.search_config(**config.search_changes())
-    translator.backend.check(search, scoring=True)  # before the first line is read
+    # raises for settings that the backend lacks, before the first line is read
+    translator.backend.check(search, scoring=True)
     tags = translator.choose_tags(**config.direction)
     first_line = 0
     while window := list(islice(pairs, config.window_lines)):
@@ -74,7 +75,7 @@ def _score_pairs(
 def _to_record(
     source: str, hypothesis: Hypothesis, translator: Translator, tags: Tags
 ) -> dict[str, Any]:
-    """Return the scores of a pair for JSON."""
+    """Return the measures, tokens and alignment of a pair, under their names in JSON."""
     tokenizer = translator.tokenizer
     record: dict[str, Any] = {
         "log_prob": hypothesis.log_prob,

@@ -25,7 +25,7 @@ from nmt.errors import ConfigError
 def find_output(output: str, inputs: Iterable[str]) -> Path | None:
     """Return the file to write, or None for a stream: stdout, a pipe or a device.
 
-    Raises a `ConfigError` for a path that cannot be a file, and for one of the inputs.
+    Raises a `ConfigError` if the path cannot be a file or is one of the inputs.
     """
     if output == "-":
         if sys.stdout is None:
@@ -38,7 +38,7 @@ def find_output(output: str, inputs: Iterable[str]) -> Path | None:
         raise ConfigError(f"output={output}: is a folder; give the path of a file")
     if is_stream(path):
         return None
-    file = path.resolve()  # a link stays, and its file is replaced
+    file = path.resolve()  # a link is kept, and the file that it points to is replaced
     for name in inputs:
         if name != "-" and resolve(name).resolve() == file:
             raise ConfigError(f"output={output}: is the input; give the path of another file")
@@ -46,7 +46,7 @@ def find_output(output: str, inputs: Iterable[str]) -> Path | None:
 
 
 def check_input(path: str) -> None:
-    """Raise an error for a file that cannot be read, before a model is loaded."""
+    """Open and close a file, to raise an error before the model is loaded if it cannot be read."""
     if not is_stream(path):
         with open_bytes(resolve(path)):
             pass
@@ -58,7 +58,7 @@ def open_output(output: str, stack: contextlib.ExitStack) -> IO[bytes]:
 
 
 def open_input(path: str, stack: contextlib.ExitStack) -> tuple[Iterator[str], Callable[[], bool]]:
-    """Open an input; return its lines, and a function that says whether more can be read now."""
+    """Open an input; return its lines and a function that tells if more can be read at once."""
     status = _stdin_status() if path == "-" else None
     if status is not None and not stat.S_ISREG(status.st_mode):  # a terminal, pipe or socket
         waiting = WaitingLines(sys.stdin.buffer.fileno())
@@ -73,8 +73,9 @@ def input_size(path: str) -> int | None:
     """Return the bytes of an input, or None if its size or its unpacked size is unknown."""
     if path == "-":
         status = _stdin_status()
-        is_file = status is not None and stat.S_ISREG(status.st_mode)
-        return status.st_size if status is not None and is_file else None
+        if status is None or not stat.S_ISREG(status.st_mode):
+            return None
+        return status.st_size
     if is_compressed(path) or is_stream(path):
         return None
     return resolve(path).stat().st_size

@@ -1,4 +1,4 @@
-"""Runs `nmt-distill` and `nmt-backtranslate`, which make a corpus of text and its translations."""
+"""Run `nmt-distill` and `nmt-backtranslate`: make a corpus of text and its translations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from nmt.cli.commands import command_line
+from nmt.cli.commands import shell_command
 from nmt.cli.translate import TranslationJob
 from nmt.config import (
     BacktranslateConfig,
@@ -37,37 +37,41 @@ from nmt.translate.synthesis import (
 from nmt.translate.windows import WINDOW_LINES, WindowReader
 
 log = logging.getLogger(__name__)
+_PAIRS = "pairs"  # file in the output folder to which a job appends; removed when it is complete
 
 
 def distill(config: DistillConfig) -> None:
-    """Make a corpus of sources and their translations by a teacher; log the next command."""
+    """Translate source text with a teacher to make a corpus; log the next command."""
     direction = synthesize(config, is_reversed=False)
-    _log_next(
-        config,
-        direction,
-        {
-            "data.train.src": f"{config.output}/src.txt",
-            "data.train.tgt": f"{config.output}/tgt.txt",
-        },
-    )
+    corpus_settings = {
+        "data.train.src": f"{config.output}/src.txt",
+        "data.train.tgt": f"{config.output}/tgt.txt",
+    }
+    _log_next(config, direction, corpus_settings)
 
 
 def backtranslate(config: BacktranslateConfig) -> None:
-    """Make a corpus of targets and their translations by a reverse model; log the next command."""
+    """Translate target text with a reverse model to make a corpus; log the next command."""
     direction = synthesize(config, is_reversed=True)
-    settings = {
+    corpus_settings = {
         "data.corpora.parallel.src": "TRAIN.src",
         "data.corpora.parallel.tgt": "TRAIN.tgt",
         "data.corpora.bt.src": f"{config.output}/src.txt",
         "data.corpora.bt.tgt": f"{config.output}/tgt.txt",
     }
     if config.tag:
-        settings["data.corpora.bt.src_tag"] = config.tag
-    _log_next(config, direction, settings)
+        corpus_settings["data.corpora.bt.src_tag"] = config.tag
+    _log_next(config, direction, corpus_settings)
 
 
-def _log_next(config: SynthesisConfig, direction: LanguagePair, settings: dict[str, str]) -> None:
-    """Log the nmt-preprocess command that makes a data folder of the corpus."""
+def _log_next(
+    config: SynthesisConfig, direction: LanguagePair, corpus_settings: dict[str, str]
+) -> None:
+    """Log the nmt-preprocess command that prepares the corpus for training.
+
+    `corpus_settings` are the settings of this command that name the training text.
+    """
+    settings = dict(corpus_settings)
     if direction.src_lang:
         settings["data.src_lang"] = direction.src_lang
     if direction.tgt_lang:
@@ -75,67 +79,95 @@ def _log_next(config: SynthesisConfig, direction: LanguagePair, settings: dict[s
     settings["data.valid.src"] = "VALID.src"
     settings["data.valid.tgt"] = "VALID.tgt"
     settings["data_dir"] = f"{config.output}/prepared"
-    log.info("wrote %s; next: %s", config.output, command_line("preprocess", **settings))
+    log.info("wrote %s; next: %s", config.output, shell_command("preprocess", **settings))
 
 
 def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
-    """Translate `input`, write the pairs to keep to the folder `output`, and print their counts.
+    """Translate the files of `input`, write a corpus to the folder `output`, print its counts.
 
-    A killed job is resumed. Returns the direction of the pairs.
+    With `is_reversed`, the input is the target side of the corpus. Resumes a killed job, and does
+    nothing if the corpus is complete already. Returns the languages of the corpus.
     """
-    files = [file for name in config.input or [] for file in match_files(name).values()]
-    for file in files:
-        if file != "-":
-            check_file(resolve(file))
+    files = _find_inputs(config)
     folder = resolve(config.output)
     _check_output(folder, files)
-    shared = {setting.name: getattr(config, setting.name) for setting in fields(TranslationConfig)}
-    job = TranslationJob(TranslateConfig(**shared, input="-", output="-"))
-    description = {**describe_job(config, job.search), "is_reversed": is_reversed}
+    job = _make_job(config)
+    job_fingerprint = {**describe_job(config, job.search), "is_reversed": is_reversed}
     counts = None
-    if not any(is_stream(file) for file in files):
-        counts = read_counts(folder, description, lambda: _open_files(files))
-    if counts is not None:
-        remove_partial(folder / "pairs")  # left by a kill just after the summary was written
-        log.info("%s is complete already, for this model, text and settings", config.output)
+    if not any(is_stream(file) for file in files):  # a stream cannot be read twice
+        counts = read_counts(folder, job_fingerprint, lambda: _open_files(files))
+    if counts is None:
+        _check_default_output(config)
+        counts = _translate(config, files, job, job_fingerprint)
     else:
-        is_default = config.output == type(config).output
-        if is_default and (folder / SUMMARY).exists():
-            raise DataError(
-                f"{config.output} holds a corpus of another model, text or settings; give "
-                f"output=FOLDER, or remove {config.output} first"
-            )
-        counts = _translate(config, files, job, description)
+        # remains if a kill came after the summary was written and before this file was removed
+        remove_partial(folder / _PAIRS)
+        log.info("%s is complete already, for this model, text and settings", config.output)
     print(counts.table(config))
     if not counts.pairs:
         raise DataError(f"no pair is left in {config.output}; the lines above say why")
     return _find_direction(config, job.directions, is_reversed=is_reversed)
 
 
+def _find_inputs(config: SynthesisConfig) -> list[str]:
+    """Return the files that `input` names; raise an error for one that cannot be read."""
+    files: list[str] = []
+    for pattern in config.input or []:
+        files += match_files(pattern).values()
+    for file in files:
+        if file != "-":
+            check_file(resolve(file))
+    return files
+
+
+def _make_job(config: SynthesisConfig) -> TranslationJob:
+    """Load the models for a job with the translation settings of `config`."""
+    names = [setting.name for setting in fields(TranslationConfig)]
+    settings = {name: getattr(config, name) for name in names}
+    return TranslationJob(TranslateConfig(**settings, input="-", output="-"))
+
+
 def _check_output(folder: Path, files: list[str]) -> None:
-    """Raise a `DataError` for text files in the output folder that this command did not write."""
-    inputs = {resolve(file).resolve() for file in files}
-    is_ours = (folder / SUMMARY).exists() or partial_path(folder / "pairs").exists()
+    """Raise a `DataError` if the corpus would overwrite its input or files of the user."""
+    input_paths = {resolve(file).resolve() for file in files}
+    is_corpus = (folder / SUMMARY).exists() or partial_path(folder / _PAIRS).exists()
     for name in TEXT_FILES:
         path = folder / name
-        if path.resolve() in inputs or (path.exists() and not is_ours):
+        is_input = path.resolve() in input_paths
+        is_file_of_user = path.exists() and not is_corpus
+        if is_input or is_file_of_user:
             raise DataError(
                 f"{path} is the input, or was not written by this command; give output=FOLDER"
             )
 
 
+def _check_default_output(config: SynthesisConfig) -> None:
+    """Raise a `DataError` if another corpus is in the default folder; a named one is replaced."""
+    is_default = config.output == type(config).output
+    if is_default and (resolve(config.output) / SUMMARY).exists():
+        raise DataError(
+            f"{config.output} holds a corpus of another model, text or settings; give "
+            f"output=FOLDER, or remove {config.output} first"
+        )
+
+
 def _translate(
-    config: SynthesisConfig, files: list[str], job: TranslationJob, description: dict[str, Any]
+    config: SynthesisConfig,
+    files: list[str],
+    job: TranslationJob,
+    job_fingerprint: dict[str, Any],
 ) -> SynthesisCounts:
-    """Translate the remaining lines, and write the files of the corpus."""
+    """Translate the lines that a killed job has not translated, and write the corpus."""
     folder = resolve(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     total_bytes: int | None = None
     if not any(is_stream(file) or is_compressed(file) for file in files):
         total_bytes = sum(resolve(file).stat().st_size for file in files)
     with contextlib.ExitStack() as stack:
-        pairs = stack.enter_context(PartialFile(folder / "pairs", description, SynthesisCounts))
-        reader = pairs.resume(
+        partial_file = stack.enter_context(
+            PartialFile(folder / _PAIRS, job_fingerprint, SynthesisCounts)
+        )
+        reader = partial_file.resume(
             lambda: _open_files(files, config.window_lines),
             is_stream=any(is_stream(file) for file in files),
         )
@@ -143,26 +175,26 @@ def _translate(
             Progress("translate", "lines", total_bytes=total_bytes, done=reader.num_lines)
         )
         for window, results in job.translate_windows(reader, stack):
-            data, counts = select_pairs(
+            pair_bytes, window_counts = select_pairs(
                 window,
                 results,
                 config=config,
                 tokenizer=job.tokenizer.src,
-                is_reversed=description["is_reversed"],
+                is_reversed=job_fingerprint["is_reversed"],
             )
-            pairs.append(data, counts, window)
+            partial_file.append(pair_bytes, window_counts, window)
             progress.update(len(window.lines), read_bytes=window.num_bytes)
         progress.finish()
-        summary = {"input": config.input, "job": description}
-        total_counts = pairs.finish(
-            reader, lambda state: publish(folder, pairs.path, state, summary)
+        summary = {"input": config.input, "job": job_fingerprint}
+        total_counts = partial_file.finish(
+            reader, lambda job_state: publish(folder, partial_file.path, job_state, summary)
         )
     assert isinstance(total_counts, SynthesisCounts)
     return total_counts
 
 
 def _open_files(files: list[str], window_lines: int = WINDOW_LINES) -> WindowReader:
-    """Return a reader of the lines of all files in turn."""
+    """Open a reader of the lines of all files, one file after the other."""
     lines = chain.from_iterable(read_input(file) for file in files)
     return WindowReader(lines, window_lines=window_lines)
 
@@ -170,9 +202,17 @@ def _open_files(files: list[str], window_lines: int = WINDOW_LINES) -> WindowRea
 def _find_direction(
     config: SynthesisConfig, directions: Sequence[LanguagePair], *, is_reversed: bool
 ) -> LanguagePair:
-    """Return the languages of the corpus, from the settings or from a model of one direction."""
+    """Return the languages of the corpus.
+
+    Languages that the settings do not name are those of the model, if it has a single direction.
+    """
+    src_lang = config.src_lang
+    tgt_lang = config.tgt_lang
     languages = {(pair.src_lang, pair.tgt_lang) for pair in default_directions(directions)}
-    src_lang, tgt_lang = languages.pop() if len(languages) == 1 else ("", "")
-    src_lang = config.src_lang or src_lang
-    tgt_lang = config.tgt_lang or tgt_lang
-    return LanguagePair(tgt_lang, src_lang) if is_reversed else LanguagePair(src_lang, tgt_lang)
+    if len(languages) == 1:
+        [(model_src_lang, model_tgt_lang)] = languages
+        src_lang = src_lang or model_src_lang
+        tgt_lang = tgt_lang or model_tgt_lang
+    if is_reversed:
+        return LanguagePair(src_lang=tgt_lang, tgt_lang=src_lang)
+    return LanguagePair(src_lang=src_lang, tgt_lang=tgt_lang)

@@ -11,7 +11,7 @@ import os
 import shlex
 from pathlib import Path
 
-from nmt.cli.commands import command_line
+from nmt.cli.commands import shell_command
 from nmt.config import (
     AverageConfig,
     BestMetric,
@@ -38,7 +38,7 @@ def preprocess(config: PreprocessConfig) -> None:
 
 
 def average(config: AverageConfig) -> None:
-    """Average checkpoints; log their names and the next command."""
+    """Average the weights of checkpoints; log their names and the next command."""
     from nmt.average import average
 
     if config.checkpoints:
@@ -52,25 +52,28 @@ def average(config: AverageConfig) -> None:
     log.info("averaged %s", ", ".join(folder.name for folder in folders))
     is_in_run = not config.checkpoints and config.output is None
     model_dir = config.run_dir if is_in_run else output
-    log.info("wrote %s; next: %s", output, command_line("translate", model_dir=model_dir))
+    log.info("wrote %s; next: %s", output, shell_command("translate", model_dir=model_dir))
 
 
 def _average_folder(config: AverageConfig) -> str:
     """Return the default output folder: `average` in the run of the checkpoints."""
     if not config.checkpoints:
         return f"{config.run_dir}/average"
-    parents = {resolve(folder).parent for folder in config.checkpoints}
-    folder = os.path.relpath(min(parents).parent / "average")
-    key = f"checkpoints={','.join(config.checkpoints)}"
-    if [parent.name for parent in parents] != ["checkpoints"]:
-        raise ConfigError(f"{key}: the folders are not of one run; give output=FOLDER")
+    setting = f"checkpoints={','.join(config.checkpoints)}"
+    parents = list({resolve(folder).parent for folder in config.checkpoints})
+    if len(parents) > 1 or parents[0].name != "checkpoints":
+        raise ConfigError(f"{setting}: the folders are not of one run; give output=FOLDER")
+    folder = os.path.relpath(parents[0].parent / "average")
     if resolve(folder).exists():
-        raise ConfigError(f"{key}: {folder} exists already; give output=FOLDER")
+        raise ConfigError(f"{setting}: {folder} exists already; give output=FOLDER")
     return folder
 
 
 def _choose_checkpoints(config: AverageConfig) -> list[Path]:
-    """Choose checkpoints of a run: by default the newest, as many as `average_last` of the run."""
+    """Choose the best or the last checkpoints of a run, as many as `best` or `last` says.
+
+    Without these settings, chooses the last checkpoints, as many as `average_last` of the run says.
+    """
     from nmt.average import best_checkpoints, last_checkpoints
     from nmt.checkpoint import list_checkpoints
     from nmt.runtime.manifest import read_config
@@ -111,7 +114,7 @@ def export(config: ExportConfig) -> None:
         other_models(resolve(config.model_dir), folder),
     )
     if config.format is ExportFormat.ctranslate2:
-        command = command_line("translate", backend="ctranslate2", model_dir=output)
+        command = shell_command("translate", backend="ctranslate2", model_dir=output)
         log.info("next: %s, or without nmt as its README.md shows", command)
     elif config.format is ExportFormat.argos:
         [package] = resolve(output).glob("*.argosmodel")

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from nmt.average import validation_scores
-from nmt.cli.commands import command_line
+from nmt.cli.commands import shell_command
 from nmt.cli.compose import DataPreparation
 from nmt.cli.data_folder import ensure_data
 from nmt.cli.launch import launch
@@ -74,5 +74,5 @@ def run_rank(config: TrainConfig, config_yaml: str) -> None:
                 print(report, describe_exports(config.model), sep="\n", flush=True)
         else:
             num_updates = train(config, config_yaml, world, device)
-            next_command = command_line("average", run_dir=config.run_dir)
+            next_command = shell_command("average", run_dir=config.run_dir)
             log.info("done after %d updates; next: %s", num_updates, next_command)

@@ -1,4 +1,4 @@
-"""Runs `nmt-translate`."""
+"""Run `nmt-translate`."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ log = logging.getLogger(__name__)
 def translate(config: TranslateConfig) -> None:
     """Translate `input` to `output`.
 
-    A stream gets the translations of each window without delay. A file is written under another
-    name and renamed when it is complete; a killed job is resumed.
+    Writes each window of translations to a stream as soon as it is translated. Writes a file under
+    another name, renames it when it is complete, and resumes it after a kill.
     """
     output_file = _check_paths(config)
     job = TranslationJob(config)
-    is_typed = config.input == "-" and sys.stdin is not None and sys.stdin.buffer.isatty()
-    if is_typed:
+    is_interactive = config.input == "-" and sys.stdin is not None and sys.stdin.buffer.isatty()
+    if is_interactive:
         log.info("type a line and Enter for its translation, Ctrl-D to end; or give input=FILE")
     with contextlib.ExitStack() as stack:
         output: PartialFile | _OutputStream
         if output_file is None:
             lines, has_more = open_input(config.input, stack)
-            reader = _open_reader(config, lines, has_more if job.is_alone else None)
+            reader = _open_reader(config, lines, has_more if job.is_in_process else None)
             output = _OutputStream(open_output(config.output, stack))
         else:
             output = stack.enter_context(PartialFile(output_file, describe_job(config, job.search)))
@@ -62,17 +62,19 @@ def translate(config: TranslateConfig) -> None:
                 lambda: _open_reader(config, read_input(config.input)),
                 is_stream=is_stream(config.input) or is_stream(config.prefixes or ""),
             )
-        progress = stack.enter_context(_open_progress(config, reader.num_lines, is_typed=is_typed))
+        progress = stack.enter_context(
+            _open_progress(config, reader.num_lines, is_interactive=is_interactive)
+        )
         for window, results in job.translate_windows(reader, stack):
-            data, counts = render(
+            output_bytes, counts = render(
                 window, results, output_format=config.format, n_best=config.n_best
             )
-            output.append(data, counts, window)
+            output.append(output_bytes, counts, window)
             progress.update(len(window.lines), read_bytes=window.num_bytes)
-        if not is_typed or output_file is not None:
+        if not is_interactive or output_file is not None:
             progress.finish()
         total_counts = output.finish(reader)
-    _report(total_counts, config)
+    _report_counts(total_counts, config)
 
 
 class _OutputStream:
@@ -98,34 +100,36 @@ class TranslationJob:
         self.config = config
         set_num_threads(config.num_threads)
         self._num_workers = choose_num_processes(config.devices, config.device)
-        self.is_alone = config.scheduler is None and self._num_workers == 1
+        self.is_in_process = config.scheduler is None and self._num_workers == 1
         # Workers load the model on their devices; here it only provides the default settings
-        translator = load_translator(config, config.device if self.is_alone else "cpu")
+        translator = load_translator(config, config.device if self.is_in_process else "cpu")
         self.search, self._options = _resolve_settings(config, translator)
         self.tokenizer = translator.tokenizer
         self.directions = translator.directions
-        self._translator = translator if self.is_alone else None
+        self._translator = translator if self.is_in_process else None
 
     def translate_windows(
         self, reader: WindowReader, stack: contextlib.ExitStack
     ) -> Iterable[tuple[Window, list[LineResult]]]:
-        """Return an iterator over windows and the results of their lines.
+        """Iterate over the windows of `reader` and the results of their lines, in order.
 
-        Worker processes stop when `stack` is closed.
+        `stack` stops the worker processes when it is closed.
         """
         if self._translator is not None:
             return self._translator.translate_windows(reader, self.search, self._options)
         folders = [str(resolve(folder)) for folder in self.config.model_dir]
         config = replace(self.config, model_dir=folders)
-        start_worker = partial(_start_worker, config, self._num_workers, self.search, self._options)
-        workers = open_workers(config.scheduler, self._num_workers, start_worker)
+        function_factory = partial(
+            _load_window_function, config, self._num_workers, self.search, self._options
+        )
+        workers = open_workers(config.scheduler, self._num_workers, function_factory)
         return stack.enter_context(workers).map(reader)
 
 
-def _start_worker(
+def _load_window_function(
     config: TranslateConfig, num_workers: int, search: SearchConfig, options: LineOptions
 ) -> Callable[[Window], list[LineResult]]:
-    """Load the model in a worker; return the function that translates a window there.
+    """Load the model in a worker; return a function that translates a window with it.
 
     Workers on this machine share its cores and use one GPU each; Dask sets up its own workers.
     """
@@ -138,11 +142,11 @@ def _start_worker(
         torch.set_num_threads(config.num_threads)
     translator = load_translator(config, device)
 
-    def run(window: Window) -> list[LineResult]:
-        ((_, results),) = translator.translate_windows([window], search, options)
+    def translate_window(window: Window) -> list[LineResult]:
+        [(_, results)] = translator.translate_windows([window], search, options)
         return results
 
-    return run
+    return translate_window
 
 
 def load_translator(config: DirectionConfig, device: str) -> Translator:
@@ -160,7 +164,10 @@ def load_translator(config: DirectionConfig, device: str) -> Translator:
 def _resolve_settings(
     config: TranslateConfig, translator: Translator
 ) -> tuple[SearchConfig, LineOptions]:
-    """Return the settings of search, with the defaults of the model, and of lines."""
+    """Return the search settings, with the defaults of the model, and the options of lines.
+
+    Raises a `ConfigError` for settings that the model or its backend cannot fulfill.
+    """
     search = translator.search_config(**config.search_changes())
     if config.n_best > search.beam_size and not search.sampling:
         raise ConfigError(
@@ -188,10 +195,10 @@ def _resolve_settings(
 
 
 def _check_paths(config: TranslateConfig) -> Path | None:
-    """Check inputs and output before the model is loaded; return the file to write.
+    """Check inputs and output before the model is loaded; return the file to write, if any.
 
-    Returns None for a stream. Raises an error for files that cannot be read or written, and if the
-    numbers of prefixes and lines differ.
+    Returns None if the output is a stream. Raises an error for files that cannot be read or
+    written, and if the numbers of prefixes and lines differ.
     """
     path = find_output(config.output, [config.input, config.prefixes or "-"])
     if path is not None and not os.access(path.parent, os.W_OK):
@@ -205,7 +212,8 @@ def _check_paths(config: TranslateConfig) -> Path | None:
         raise ConfigError("prefixes=-: stdin is for the text; give the path of a file")
     check_input(config.prefixes)
     if not is_stream(config.input) and not is_stream(config.prefixes):
-        num_lines, num_prefixes = count_lines(config.input), count_lines(config.prefixes)
+        num_lines = count_lines(config.input)
+        num_prefixes = count_lines(config.prefixes)
         if num_lines != num_prefixes:
             raise DataError(
                 f"{config.input} has {num_lines} lines, {config.prefixes} {num_prefixes}; "
@@ -217,6 +225,7 @@ def _check_paths(config: TranslateConfig) -> Path | None:
 def _open_reader(
     config: TranslateConfig, lines: Iterator[str], has_more: Callable[[], bool] | None = None
 ) -> WindowReader:
+    """Read windows of lines and their prefixes; see `WindowReader` for `has_more`."""
     return WindowReader(
         lines,
         None if config.prefixes is None else read_input(config.prefixes),
@@ -226,19 +235,20 @@ def _open_reader(
     )
 
 
-def _open_progress(config: TranslateConfig, done_lines: int, *, is_typed: bool) -> Progress:
+def _open_progress(config: TranslateConfig, done_lines: int, *, is_interactive: bool) -> Progress:
+    """Show the progress, without a bar if text is typed or printed on the same terminal."""
     shows_output = config.output == "-" and sys.stdout is not None and sys.stdout.isatty()
     return Progress(
         "translate",
         "lines",
         total_bytes=input_size(config.input),
         done=done_lines,
-        has_bar=not shows_output and not is_typed,
+        has_bar=not shows_output and not is_interactive,
     )
 
 
-def _report(counts: LineCounts, config: TranslateConfig) -> None:
-    """Log the counts of lines; raise an `NmtError` if some could not be translated."""
+def _report_counts(counts: LineCounts, config: TranslateConfig) -> None:
+    """Log the counts that need attention; raise an `NmtError` if lines were not translated."""
     if counts.met_limit:
         message = "%d translations met the length limit; see max_length_a and max_length_b"
         log.warning(message, counts.met_limit)

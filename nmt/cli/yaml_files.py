@@ -24,7 +24,7 @@ from nmt.errors import ConfigError, nearest
 from nmt.runtime.reading import MAX_BYTES, open_regular
 
 IS_HYDRA_1_3 = hydra.__version__.startswith("1.3")
-_registered_paths: dict[str, Path] = {}  # by the name that Hydra knows
+_registered_paths: dict[str, Path] = {}  # files of the user by their names in Hydra
 
 
 def find_yaml_files(folders: Iterable[Path]) -> dict[tuple[str, str], Path]:
@@ -47,11 +47,12 @@ def find_yaml_files(folders: Iterable[Path]) -> dict[tuple[str, str], Path]:
 
 
 def find_choices(
-    argument: Argument, files: dict[tuple[str, str], Path], is_sweep: bool
+    argument: Argument, files: dict[tuple[str, str], Path], *, is_sweep: bool
 ) -> Argument:
-    """Replace the choices of a config group, several in a sweep, by the names that Hydra knows.
+    """Replace the YAML files that an argument chooses by their names in Hydra.
 
-    Returns other arguments unchanged.
+    In a sweep, an argument may choose several files, separated by commas. Returns an argument that
+    is no config group unchanged.
     """
     if argument.key not in GROUPS:
         return argument
@@ -61,14 +62,18 @@ def find_choices(
 
 
 def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> str:
-    """Return Hydra's name of a file in a folder of the user, a path, or a file in `configs/`."""
+    """Return the name in Hydra of a YAML file.
+
+    `name` is the name of a file in a folder of the user, a path, or the name of a file in
+    `configs/`, in this order.
+    """
     path = files.get((group, name), Path(name).expanduser())
     if path.is_file():
         return _register(group, path)
-    ours = choices(group)
-    if name not in ours and name not in _registered_paths:
-        theirs = [file_name for file_group, file_name in files if file_group == group]
-        suggestion = nearest(name, [*ours, *theirs])
+    our_names = choices(group)
+    if name not in our_names and name not in _registered_paths:
+        user_names = [file_name for file_group, file_name in files if file_group == group]
+        suggestion = nearest(name, [*our_names, *user_names])
         raise ConfigError(
             f"{group}={name}: there is no such choice and no such YAML file; {suggestion}"
         )
@@ -76,12 +81,12 @@ def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> s
 
 
 def describe_choice(name: str) -> str:
-    """Return the path of a file of the user, or the name of another choice."""
+    """Return the path of a file of the user, or the unchanged name of a file in `configs/`."""
     return os.path.relpath(_registered_paths[name]) if name in _registered_paths else name
 
 
 def _register(group: str, path: Path) -> str:
-    """Check a YAML file and store it for Hydra; return its name there."""
+    """Check a YAML file of the user and store it for Hydra; return its name in Hydra."""
     try:
         with open_regular(path, max_bytes=MAX_BYTES) as file:
             content: Any = OmegaConf.to_container(OmegaConf.load(file))
@@ -99,7 +104,7 @@ def _register(group: str, path: Path) -> str:
 
 
 def check_content(content: dict[Any, Any], path: Path) -> None:
-    """Raise a `ConfigError` for a key of a YAML file that no command has."""
+    """Raise a `ConfigError` for a key of a YAML file that no command has, also within groups."""
     schemas = [command.schema for command in COMMANDS.values()]
     keys = {setting.name for schema in schemas for setting in dataclasses.fields(schema)}
     for key in content.keys() - {"defaults"}:

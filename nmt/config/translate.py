@@ -32,13 +32,13 @@ class ScoreMeasure(str, Enum):
     """The number that `nmt-score` reports for a pair, in nats."""
 
     log_prob = "log_prob"  # the sum of log-probabilities over all tokens, EOS included
-    per_token = "per_token"  # that sum divided by the number of tokens, EOS included
+    per_token = "per_token"  # log_prob divided by the number of tokens, EOS included
     score = "score"  # the score that search ranks by: normalized, with rewards and penalties
 
 
 @dataclass(kw_only=True)
 class DirectionConfig(InferenceConfig):
-    """Settings of the commands that process aligned or plain text line by line."""
+    """Settings of the commands that translate or score text line by line."""
 
     combine: Combine = option(
         Combine.probabilities, "mean over an ensemble: probabilities or log_probabilities"
@@ -98,15 +98,15 @@ class TranslationConfig(SearchOverrides, DirectionConfig):
 
     def check(self) -> None:
         super().check()
-        is_alone = self.scheduler is None or self.devices == 1
-        self.require(is_alone, "devices", "does not work with scheduler")
+        if self.scheduler is not None:
+            self.require(self.devices == 1, "devices", "does not work with scheduler")
 
 
 @dataclass(kw_only=True)
 class TranslateConfig(TranslationConfig):
     """Settings of `nmt-translate`."""
 
-    # a resumed job compares the text instead
+    # no path decides whether a job can be resumed, since a resumed job compares the text itself
     input: str = option(
         "-", "file of text to translate, one sentence per line; -: stdin", on_resume="free"
     )
@@ -146,7 +146,7 @@ class TranslateConfig(TranslationConfig):
 class SynthesisConfig(TranslationConfig):
     """Settings of the commands that make a corpus of text and its translations."""
 
-    # a resumed job compares the text instead
+    # as in TranslateConfig, a resumed job compares the text itself
     input: list[str] | None = option(
         None, "text to translate: file, glob, list or - (stdin)", on_resume="free"
     )
