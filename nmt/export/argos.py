@@ -36,8 +36,9 @@ def write_argos(
     before its texts: Argos has one SentencePiece model and adds nothing to a text.
     """
     needs_tags = bool(info.directions) and all(any(pair.tags) for pair in info.directions)
-    needs_prefix = needs_tags or tokenizers.src.prefix or tokenizers.tgt.prefix
-    if tokenizers.src.model != tokenizers.tgt.model or needs_prefix:
+    has_prefix = bool(tokenizers.src.prefix or tokenizers.tgt.prefix)
+    has_two_models = tokenizers.src.model != tokenizers.tgt.model
+    if has_two_models or needs_tags or has_prefix:
         raise ModelError(
             "a package of Argos has one SentencePiece model for both languages, and this model "
             "has two, or a language or tag before each text; use format=ctranslate2"
@@ -45,7 +46,8 @@ def write_argos(
     model_folder = folder / "model"
     model_folder.mkdir()
     write_ctranslate2(model_folder, info, weights, tokenizers, config)
-    name = f"translate-{info.src_lang}_{info.tgt_lang}-{_PACKAGE_VERSION.replace('.', '_')}"
+    version = _PACKAGE_VERSION.replace(".", "_")
+    name = f"translate-{info.src_lang}_{info.tgt_lang}-{version}"
     metadata = {
         "package_version": _PACKAGE_VERSION,
         "argos_version": _MIN_ARGOS_VERSION,
@@ -64,6 +66,7 @@ def write_argos(
 
 
 def _add_file(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    """Add a file that everybody may read, without the time of its creation."""
     entry = zipfile.ZipInfo(name, date_time=_ZIP_DATE)
     entry.external_attr = 0o644 << 16  # permissions of the unpacked file
     archive.writestr(entry, content)

@@ -1,5 +1,5 @@
-"""Export a model to a folder: the converted model, its tokenizer, `nmt.json` and a README with the
-Python that translates with it. Tables list the architectures that each format supports.
+"""Export a model to a folder with the converted model, its tokenizer, `nmt.json`, and a README that
+shows how to translate with it in Python. `SUPPORTED` lists the architectures of each format.
 """
 
 from __future__ import annotations
@@ -87,21 +87,19 @@ SUPPORTED = {
 
 
 def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
-    """Convert the model folder `folder` to `config.format` and write it to `output` in one step.
+    """Convert the model folder `folder` to `config.format`, and write it to `output` in one step.
 
     Raises `ConfigError` for an architecture that the format does not support, `ModelError` if
-    `folder` is no model, and `NmtError` if `output` holds anything but an export or a package is
-    missing.
+    `folder` is no model, and `NmtError` if `output` exists and is no export, or if a Python package
+    is missing.
     """
     info = load_info(folder)
     if unsupported := find_unsupported(info.model, config.format):
-        alternatives = " or ".join(
-            f"format={name.value}" for name in SUPPORTED if not find_unsupported(info.model, name)
-        )
-        raise ConfigError(
-            f"format={config.format.value} does not support {' and '.join(unsupported)}"
-            + (f"; use {alternatives}" if alternatives else "")
-        )
+        message = f"format={config.format.value} does not support {' and '.join(unsupported)}"
+        alternatives = [name for name in SUPPORTED if not find_unsupported(info.model, name)]
+        if alternatives:
+            message += f"; use {' or '.join(f'format={name.value}' for name in alternatives)}"
+        raise ConfigError(message)
     tokenizers = load_tokenizer(folder, info)
     model = build_model(info, load_weights(folder), torch.device("cpu"))  # checks names and shapes
     with replace_folder(output, marker=EXPORTED) as temporary:
@@ -122,14 +120,14 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
 
 
 def find_unsupported(model: ModelConfig, export_format: ExportFormat) -> list[str]:
-    """Return the settings of an architecture that a format cannot hold, each with its valid values.
+    """Return the settings that a format does not support, each with its valid values.
 
-    Dropout affects training only, so it is never listed. A setting that is missing from the
-    format's table, such as `head_size` or one that is added later, has to have its default.
+    Dropout affects training only, so it is never listed. A setting that is missing from `SUPPORTED`
+    must have its default.
     """
     unsupported = []
     if model.head_size == model.d_model // model.num_heads:
-        model = dataclasses.replace(model, head_size=None)  # the default, written out
+        model = dataclasses.replace(model, head_size=None)  # the default means the same size
     for setting in dataclasses.fields(model):
         if "dropout" in setting.name:
             continue
@@ -142,16 +140,19 @@ def find_unsupported(model: ModelConfig, export_format: ExportFormat) -> list[st
 
 
 def describe_exports(model: ModelConfig) -> str:
-    """List the formats that the architecture can be exported to, and the reasons against others."""
+    """Return a line for each format: whether it supports the architecture, or why not."""
     lines = []
     for export_format in SUPPORTED:
         unsupported = find_unsupported(model, export_format)
-        answer = f"no, {', '.join(unsupported)}" if unsupported else "yes"
+        answer = "yes"
+        if unsupported:
+            answer = f"no, {', '.join(unsupported)}"
         lines.append(f"export to {export_format.value}: {answer}")
     return "\n".join(lines)
 
 
 def _format_value(value: Any) -> str:
+    """Write a value as in YAML."""
     return json.dumps(value).strip('"')
 
 
@@ -164,7 +165,7 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["literal"] = json.dumps  # as a literal of Python
+    environment.filters["literal"] = json.dumps  # writes text as a literal of Python
     tokenizer_files = {"source": SOURCE, "target": TARGET}
     if isinstance(tokenizers, Tokenizer):
         tokenizer_files = {"tokenizer": JOINT}

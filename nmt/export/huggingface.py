@@ -1,10 +1,11 @@
-"""Export to Hugging Face transformers: weights, config and tokenizer files, written without it.
+"""Export to Hugging Face transformers. The library need not be installed.
 
 A post-norm model becomes a MarianMT model. A pre-norm model becomes an M2M100 model if it has the
 positions that M2M100 computes, else a Pegasus model, which is MarianMT with pre-norm.
 
-MarianMT has all sines of the positional encoding before all cosines. If a model interleaves them,
-the export permutes the D dimensions of the residual stream in every weight that reads or writes it.
+In the positional encoding of MarianMT, all sines come before all cosines. If a model interleaves
+them, the export permutes the D dimensions of the residual stream in all weights that read or write
+it. The permutation is called `order`.
 """
 
 # D d_model, F d_ff, V vocab, P positions
@@ -27,7 +28,10 @@ from nmt.search.constraints import forbidden_ids
 
 Weights = dict[str, Tensor]
 _MAX_LENGTH = 512  # tokens that `generate` writes by default
-MARIAN, M2M100, PEGASUS = "marian", "m2m_100", "pegasus"  # values of `model_type`
+# values of `model_type`
+MARIAN = "marian"
+M2M100 = "m2m_100"
+PEGASUS = "pegasus"
 _CLASSES = {
     MARIAN: "MarianMTModel",
     M2M100: "M2M100ForConditionalGeneration",
@@ -66,8 +70,8 @@ def write_huggingface(
         "eos_token_id": tgt.eos_id,
         "decoder_start_token_id": tgt.bos_id,
     }
-    write_json(folder / "config.json", _architecture(model_type, info, special_ids, config))
-    generation = {  # defaults of `generate`, as close to ours as its rules allow (docs/export.md)
+    write_json(folder / "config.json", _make_config(model_type, info, special_ids, config))
+    generation = {  # defaults of `generate`, as close to ours as possible (docs/export.md)
         "num_beams": info.search.beam_size,
         "length_penalty": info.search.length_exponent,
         "max_length": min(_MAX_LENGTH, config.max_positions),
@@ -96,11 +100,10 @@ def choose_model_type(info: ModelInfo, tokenizers: Tokenizers) -> str:
 def rename_weights(
     model_type: str, info: ModelInfo, weights: Weights, max_positions: int
 ) -> Weights:
-    """Return the weights under the names of transformers, with the residual stream permuted if the
-    positions require it.
+    """Return the weights under the names of transformers, permuted if the positions require it.
 
-    MarianMT and Pegasus models get their position tables too, since transformers computes only
-    Marian's positions from 0.
+    MarianMT and Pegasus models get position tables, since transformers computes only the positional
+    encoding of Marian, with positions counted from 0.
     """
     config = info.model
     order = torch.arange(config.d_model)  # (D,)
@@ -115,7 +118,7 @@ def rename_weights(
         renamed["lm_head.weight"] = weights["output_weight"][:, order]  # (V, D)
     if info.src_vocab_size is None:
         renamed["model.shared.weight"] = embedding
-        if not config.tied_output:  # transformers then reads a copy for each stack as well
+        if not config.tied_output:  # transformers then also reads a copy for encoder and decoder
             renamed["model.encoder.embed_tokens.weight"] = embedding.clone()
             renamed["model.decoder.embed_tokens.weight"] = embedding.clone()
     else:
@@ -136,10 +139,13 @@ def rename_weights(
 
 
 def position_table(config: ModelConfig, stack: str, weights: Weights, length: int) -> Tensor:
-    """Return the table (P, D) that the encoder or decoder adds to embeddings, P = `length`."""
+    """Return the positions (P, D) that the encoder or decoder adds to embeddings; P = `length`.
+
+    Positions beyond a learned table use its last row.
+    """
     if config.positions is Positions.learned:
         table = weights[f"{stack}_positions"]
-        return table[torch.arange(length).clamp(max=len(table) - 1)]  # later ones use the last
+        return table[torch.arange(length).clamp(max=len(table) - 1)]
     return sinusoidal_positions(length, config.d_model, config.positions, config.position_offset)
 
 
@@ -162,7 +168,7 @@ def _rename_layer(weights: Weights, ours: str, theirs: str, order: Tensor) -> We
 
 
 def _rename_attention(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
-    """Rename an attention and its norm; our one projection of (3D, D) becomes three."""
+    """Rename an attention and its norm; one projection (3D, D) becomes three (D, D)."""
     renamed: Weights = {}
     projections = weights[f"{ours}.in_projection.weight"].chunk(3)
     biases = weights[f"{ours}.in_projection.bias"].chunk(3)
@@ -174,14 +180,14 @@ def _rename_attention(weights: Weights, ours: str, theirs: str, order: Tensor) -
 
 
 def _permute_output(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
-    """Rename a linear layer or norm that writes to the residual stream, and permute its rows."""
+    """Rename a linear layer or norm that writes to the residual stream, and permute its output."""
     return {
         f"{theirs}.weight": weights[f"{ours}.weight"][order],  # (D, ...)
         f"{theirs}.bias": weights[f"{ours}.bias"][order],  # (D,)
     }
 
 
-def _architecture(
+def _make_config(
     model_type: str, info: ModelInfo, special_ids: dict[str, int], export: ExportConfig
 ) -> dict[str, Any]:
     """Return the content of `config.json`."""

@@ -1,6 +1,7 @@
-"""Import fairseq's `transformer` from a `.pt` next to `dict.*.txt`.
+"""Import a `transformer` of fairseq from a `.pt` file next to `dict.*.txt`.
 
-It has Tensor2Tensor's positions, counted from 2, and starts decoding from EOS.
+These models have the positional encoding of Tensor2Tensor, with positions counted from 2, and start
+decoding from EOS.
 """
 
 from __future__ import annotations
@@ -10,29 +11,37 @@ from pathlib import Path
 
 from nmt.config import Activation, ImportConfig, ModelConfig, Norm, Positions, SearchConfig
 from nmt.errors import ModelError
-from nmt.importing.piece_ids import Side, SpecialIds, find_spm, list_pieces, make_tokenizers
+from nmt.importing.piece_ids import (
+    Side,
+    SpecialIds,
+    find_spm,
+    ids_by_order,
+    list_pieces,
+    make_tokenizers,
+)
 from nmt.importing.settings import ImportedModel, Settings, read_text
 from nmt.importing.weights import Tensors, find_pickle, load_pickle, make_state, merge_embeddings
 
-_SPM = (
+_SPM_NAMES = (  # of source and target
     ("source.spm", "target.spm"),
     ("sentencepiece.bpe.model", "sentencepiece.bpe.model"),
     ("sentencepiece.model", "sentencepiece.model"),
 )
 _ACTIVATIONS = {"relu": Activation.relu, "gelu": Activation.gelu, "swish": Activation.silu}
-_CONTROL = ["<s>", "<pad>", "</s>", "<unk>"]  # the first four ids of every vocabulary
-_SPECIAL = SpecialIds(pad=1, unk=3, start=2, eos=2)
+_CONTROL_PIECES = ["<s>", "<pad>", "</s>", "<unk>"]  # the first four ids of every vocabulary
+_SPECIAL_IDS = SpecialIds(pad=1, unk=3, start=2, eos=2)
 
 
 def read(path: Path, config: ImportConfig) -> ImportedModel:
-    """Read a `.pt`, or a folder with one, next to its vocabularies and SentencePiece model.
+    """Read a `.pt` file, or a folder with one; the vocabularies and the SentencePiece model are in
+    the same folder.
 
-    Raises `ModelError` for an architecture that nmt does not have, for a file with other classes
+    Raises `ModelError` for an architecture that nmt does not have, for a file with classes other
     than `argparse.Namespace`, and for files that do not belong together.
     """
     path = find_pickle(path)
     content = load_pickle(path)
-    options = content.get("args") or dict(content.get("cfg") or {}).get("model")
+    options = content.get("args") or dict(content.get("cfg") or {}).get("model")  # old or new files
     if isinstance(options, argparse.Namespace):
         options = vars(options)
     if not isinstance(options, dict) or not isinstance(content.get("model"), dict):
@@ -45,16 +54,16 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
         tensors.drop(f"{stack}.embed_positions._float_tensor")
     is_tied = settings.flag("share_decoder_input_output_embed", False)
     sizes = merge_embeddings(tensors, is_tied=is_tied)
-    model = _architecture(settings, is_tied=sizes.is_tied)
+    model = _convert_architecture(settings, is_tied=sizes.is_tied)
     folder = path.parent
     src_lang = settings.text("source_lang") or config.src_lang
     tgt_lang = settings.text("target_lang") or config.tgt_lang
-    src_spm, tgt_spm = find_spm(folder, config, *_SPM)
+    src_spm, tgt_spm = find_spm(folder, config, _SPM_NAMES)
     return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
-            Side(src_spm, _read_pieces(folder, src_lang, sizes.num_src_rows), _SPECIAL),
-            Side(tgt_spm, _read_pieces(folder, tgt_lang, sizes.vocab_size), _SPECIAL),
+            Side(src_spm, _read_pieces(folder, src_lang, sizes.num_src_rows), _SPECIAL_IDS),
+            Side(tgt_spm, _read_pieces(folder, tgt_lang, sizes.vocab_size), _SPECIAL_IDS),
             is_joint=sizes.is_joint,
         ),
         weights=make_state(tensors, model, sizes),
@@ -65,21 +74,24 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
 
 
 def _read_pieces(folder: Path, lang: str | None, size: int) -> list[str]:
-    """Return the control symbols and the pieces of `dict.LANG.txt`, which has a count for each."""
+    """Return the control symbols and the pieces of `dict.LANG.txt`, whose lines are `piece count`.
+
+    Raises `ModelError` if these are not `size` pieces.
+    """
     path = folder / f"dict.{lang}.txt"
     if not path.exists():
         path = folder / "dict.txt"
-    pieces = list(_CONTROL)
+    pieces = list(_CONTROL_PIECES)
     for line in read_text(path).split("\n"):
         if line:
             piece, space, _ = line.rpartition(" ")
             if not space:
                 raise ModelError(f"{path}: a line has no piece with a count; copy it again")
             pieces.append(piece)
-    return list_pieces(path, [(piece, i) for i, piece in enumerate(pieces)], size)
+    return list_pieces(path, ids_by_order(pieces), size)
 
 
-def _architecture(settings: Settings, *, is_tied: bool) -> ModelConfig:
+def _convert_architecture(settings: Settings, *, is_tied: bool) -> ModelConfig:
     """Convert the architecture; raise `ModelError` for a setting that nmt does not have."""
     is_pre_norm = settings.flag("encoder_normalize_before", False)
     d_model = settings.number("encoder_embed_dim")

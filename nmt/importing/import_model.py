@@ -35,7 +35,7 @@ _READER_ERRORS = (
 
 
 def import_model(config: ImportConfig) -> Path:
-    """Write the model at `config.input` to the folder `config.output`, and return that folder.
+    """Convert the model at `config.input` to the model folder `config.output`, which is returned.
 
     Raises `ModelError` for files that are missing or damaged, do not belong together, hold code or
     describe an architecture that nmt does not have, and `ConfigError` for settings that do not fit.
@@ -46,7 +46,9 @@ def import_model(config: ImportConfig) -> Path:
         raise ModelError(f"input={path} does not exist; give a folder or a file with a model")
     if path.name == huggingface.CONFIG:
         path = path.parent
-    toolkit = config.format if config.format is not ImportFormat.auto else find_format(path)
+    toolkit = config.format
+    if toolkit is ImportFormat.auto:
+        toolkit = find_format(path)
     try:
         imported = _READERS[toolkit](path, config)
         info = ModelInfo(
@@ -75,8 +77,9 @@ def find_format(path: Path) -> ImportFormat:
     if (path / huggingface.CONFIG).exists():
         return ImportFormat.huggingface
     folder = path if path.is_dir() else path.parent
-    suffixes = {file.suffix for file in path.iterdir()} if path.is_dir() else {path.suffix}
-    if suffixes & {".npz", ".bin"}:
+    files = path.iterdir() if path.is_dir() else [path]
+    suffixes = {file.suffix for file in files}
+    if ".npz" in suffixes or ".bin" in suffixes:
         return ImportFormat.marian
     if ".pt" in suffixes:
         has_dictionary = any(folder.glob("dict.*.txt")) or (folder / "dict.txt").exists()

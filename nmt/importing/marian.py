@@ -1,7 +1,8 @@
-"""Import Marian's `.npz`: weights, with the settings as YAML (Junczys-Dowmunt et al., 2018).
+"""Import a model of Marian (Junczys-Dowmunt et al., 2018) from a `.npz` file, which holds the
+weights, and the settings as YAML.
 
-Marian starts decoding from an embedding of zeros. We add a row of zeros for a padding piece and
-start from it; a large negative output bias keeps it out of the softmax.
+Marian starts decoding from an embedding of zeros. The import adds a padding piece with this
+embedding, from which decoding starts; a large negative output bias keeps it out of the softmax.
 """
 
 # V vocab, D d_model
@@ -27,6 +28,7 @@ from nmt.importing.piece_ids import (
     SpecialIds,
     find_id,
     find_spm,
+    ids_by_order,
     list_pieces,
     make_tokenizers,
     read_yaml_vocabulary,
@@ -45,7 +47,7 @@ _NORMS = {  # by Marian's operations before a sub-layer, after it, and after the
 _MAX_COMPRESSION = 20  # a file that unpacks to more than 20 times its size is refused
 _PAD = "<pad>"
 _PADDING_BIAS = -1e4  # bias of padding: far below every logit, and within float16
-_SPM = (("source.spm", "target.spm"), ("vocab.spm", "vocab.spm"))
+_SPM_NAMES = (("source.spm", "target.spm"), ("vocab.spm", "vocab.spm"))
 _RULES: list[Rule] = [  # from the names of Marian to fairseq's
     (r"^Wemb$", "shared.weight"),
     (r"^(encoder|decoder)_Wemb$", r"\1.embed_tokens.weight"),
@@ -68,53 +70,56 @@ _RULES: list[Rule] = [  # from the names of Marian to fairseq's
 
 
 def read(path: Path, config: ImportConfig) -> ImportedModel:
-    """Read a `.npz`, or a folder with one, next to its vocabulary: `.spm` files, or `.yml` files
-    and the `.spm` files that cut text into their pieces.
+    """Read a `.npz` file, or a folder with one.
 
-    Raises `ModelError` for an architecture that nmt does not have, such as the SSRU of student
-    models, and for files that do not belong together.
+    The same folder has the SentencePiece models, and `.yml` files with the vocabularies if their
+    ids differ. Raises `ModelError` for an architecture that nmt does not have, such as the SSRU of
+    student models, and for files that do not belong together.
     """
     folder = path if path.is_dir() else path.parent
     decoder_path = folder / "decoder.yml"  # in folders of OPUS-MT
     if not decoder_path.exists():  # Marian names it after the weights
         decoder_path = Path(f"{_find_weights(path, [])}.decoder.yml")
-    decoder = Settings(decoder_path, {})
+    decoder_settings = Settings(decoder_path, {})
     if decoder_path.exists():
-        decoder = Settings(decoder_path, _parse(decoder_path, read_text(decoder_path)))
-    path = _find_weights(path, decoder.file_names("models"))
+        text = read_text(decoder_path)
+        decoder_settings = Settings(decoder_path, _parse_settings(decoder_path, text))
+    path = _find_weights(path, decoder_settings.file_names("models"))
     arrays = _load(path)
     text = bytes(arrays.pop(_SETTINGS).tolist()).rstrip(b"\0").decode("utf-8", "replace")
-    settings = Settings(path, _parse(path, text))
+    settings = Settings(path, _parse_settings(path, text))
     tensors = Tensors(path, {name: _to_tensor(name, array) for name, array in arrays.items()})
     tensors.rename(_RULES)
     tensors.rename_output_bias("decoder_ff_logit_out_b")
     sizes = _add_padding(tensors, merge_embeddings(tensors, is_tied=False))
-    spm = find_spm(folder, config, *_SPM)
-    src_vocabulary, tgt_vocabulary = _find_vocabularies(folder, decoder, spm)
-    model = _architecture(settings, is_tied=sizes.is_tied)
+    spm_paths = find_spm(folder, config, _SPM_NAMES)
+    src_vocabulary, tgt_vocabulary = _find_vocabularies(folder, decoder_settings, spm_paths)
+    model = _convert_architecture(settings, is_tied=sizes.is_tied)
     return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
-            _make_side(spm[0], src_vocabulary, sizes.num_src_rows),
-            _make_side(spm[1], tgt_vocabulary, sizes.vocab_size),
+            _make_side(spm_paths[0], src_vocabulary, sizes.num_src_rows),
+            _make_side(spm_paths[1], tgt_vocabulary, sizes.vocab_size),
             is_joint=sizes.is_joint,
         ),
         weights=make_state(tensors, model, sizes),
-        search=decoder.search_config(beam_size="beam-size", exponent="normalize", default=0.0),
+        search=decoder_settings.search_config(
+            beam_size="beam-size", exponent="normalize", default=0.0
+        ),
         src_lang=config.src_lang,
         tgt_lang=config.tgt_lang,
     )
 
 
 def _find_weights(path: Path, names: list[str]) -> Path:
-    """Return the `.npz` file at `path`; in a folder the one of `names`, or the only one.
+    """Return the `.npz` file at `path`; in a folder the file in `names`, or the only one.
 
-    Raises `ModelError` for several files, and for Marian's binary format.
+    Raises `ModelError` if there are several, and for Marian's binary format.
     """
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     files = [file for file in files if file.name in names] or files
-    for state in (".optimizer.npz", ".progress.npz"):
-        files = [file for file in files if not file.name.endswith(state)]
+    training_state = (".optimizer.npz", ".progress.npz")
+    files = [file for file in files if not file.name.endswith(training_state)]
     if len(files) != 1:
         listed = ", ".join(file.name for file in files) or "none"
         note = "; its binary format (.bin) is not imported" if any(path.glob("*.bin")) else ""
@@ -146,8 +151,8 @@ def _load(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     return arrays
 
 
-def _parse(path: Path, text: str) -> dict[str, Any]:
-    """Parse settings; raise `ModelError` if they are no mapping in YAML."""
+def _parse_settings(path: Path, text: str) -> dict[str, Any]:
+    """Parse YAML from the file `path`; raise `ModelError` if it is no mapping."""
     try:
         content = parse_yaml(text)
     except (yaml.YAMLError, RecursionError, ValueError):
@@ -158,20 +163,25 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
 
 
 def _to_tensor(name: str, array: np.ndarray[Any, Any]) -> Tensor:
-    """Convert an array: transpose matrices (in, out), and reshape vectors (1, n) to (n,)."""
+    """Convert an array: transpose matrices (in, out), and reshape vectors (1, n) to (n,).
+
+    Embeddings (V, D) and output layers whose name ends with "Wt" are not transposed.
+    """
     tensor = torch.from_numpy(array)
     if name.endswith("Wemb"):
         return tensor
     if tensor.dim() == 2 and tensor.size(0) == 1:
         return tensor[0]
-    return tensor if name.endswith("Wt") else tensor.T.contiguous()
+    if name.endswith("Wt"):
+        return tensor
+    return tensor.T.contiguous()
 
 
 def _add_padding(tensors: Tensors, sizes: EmbeddingSizes) -> EmbeddingSizes:
-    """Add a row of zeros to embeddings and output layer, and its bias to the output bias."""
+    """Add a row for padding to embeddings, output layer and output bias; return the new sizes."""
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "output.weight"):
         if name in tensors:
-            tensors.add(name, F.pad(tensors.peek(name), (0, 0, 0, 1)))
+            tensors.add(name, F.pad(tensors.peek(name), (0, 0, 0, 1)))  # (V + 1, D)
     bias = torch.zeros(sizes.vocab_size)
     if "output.bias" in tensors:
         bias = tensors.take("output.bias", sizes.vocab_size)
@@ -184,15 +194,17 @@ def _add_padding(tensors: Tensors, sizes: EmbeddingSizes) -> EmbeddingSizes:
 
 
 def _find_vocabularies(
-    folder: Path, decoder: Settings, spm: tuple[Path, Path]
+    folder: Path, decoder_settings: Settings, spm_paths: tuple[Path, Path]
 ) -> tuple[Path, Path]:
-    """Return the files of source and target pieces: the `.yml` files that `decoder.yml` names or
-    the folder holds, or else the SentencePiece models.
+    """Return the files with the pieces of source and target.
+
+    These are the `.yml` files that `decoder.yml` names or the folder holds, or else the
+    SentencePiece models.
     """
-    names = decoder.file_names("vocabs")
+    names = decoder_settings.file_names("vocabs")
     files = [folder / name for name in names] or sorted(folder.glob("*vocab*.yml"))
     if not files or files[0].suffix == ".spm":
-        return spm
+        return spm_paths
     if len(files) > 2:
         listed = ", ".join(file.name for file in files)
         raise ModelError(f"{folder} holds several vocabularies ({listed}); keep the model's")
@@ -205,23 +217,23 @@ def _find_vocabularies(
 
 
 def _make_side(spm: Path, vocabulary: Path, size: int) -> Side:
-    """Return the vocabulary of one side, of `size` ids; padding is the last."""
+    """Return the vocabulary of one side, with `size` pieces. Adds the last one, for padding."""
     if vocabulary.suffix == ".yml":
-        pairs = read_yaml_vocabulary(vocabulary)
+        pieces_and_ids = read_yaml_vocabulary(vocabulary)
     else:
-        names = Tokenizer(read_model(vocabulary)).all_pieces()
-        pairs = [(piece, i) for i, piece in enumerate(names)]
-    pieces = list_pieces(vocabulary, pairs, size - 1)
+        pieces_and_ids = ids_by_order(Tokenizer(read_model(vocabulary)).all_pieces())
+    pieces = list_pieces(vocabulary, pieces_and_ids, size - 1)
     pieces.append("<nmt:pad>" if _PAD in pieces else _PAD)
     ids = {piece: i for i, piece in enumerate(pieces)}
     unk = find_id(ids, "<unk>", vocabulary.parent)
     eos = find_id(ids, "</s>", vocabulary.parent)
-    return Side(spm, pieces, SpecialIds(pad=size - 1, unk=unk, start=size - 1, eos=eos))
+    pad = size - 1
+    return Side(spm, pieces, SpecialIds(pad=pad, unk=unk, start=pad, eos=eos))
 
 
-def _architecture(settings: Settings, *, is_tied: bool) -> ModelConfig:
+def _convert_architecture(settings: Settings, *, is_tied: bool) -> ModelConfig:
     """Convert the architecture; raise `ModelError` for a setting that nmt does not have."""
-    expected: dict[str, Any] = {  # keys with hyphens are no keyword arguments
+    expected: dict[str, Any] = {  # a dictionary, since names of arguments have no hyphens
         "type": "transformer",
         "transformer-decoder-autoreg": "self-attention",
         "transformer-no-projection": False,

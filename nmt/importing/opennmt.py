@@ -1,6 +1,6 @@
-"""Import OpenNMT-py's `.pt`: pre-norm models with the paper's positions and no EOS in sources.
+"""Import a model of OpenNMT-py 2 or 3 from a `.pt` file whose vocabularies are lists of pieces.
 
-Versions 2 and 3 are read, if their vocabulary is a list of pieces.
+These are pre-norm models with sinusoidal positions. Their sources have no EOS.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from nmt.importing.piece_ids import (
     SpecialIds,
     find_id,
     find_spm,
+    ids_by_order,
     list_pieces,
     make_tokenizers,
 )
@@ -34,13 +35,13 @@ from nmt.importing.weights import (
 )
 from nmt.model.positions import sinusoidal_positions
 
-_SPM = (("source.spm", "target.spm"), ("sentencepiece.model", "sentencepiece.model"))
+_SPM_NAMES = (("source.spm", "target.spm"), ("sentencepiece.model", "sentencepiece.model"))
 _ACTIVATIONS = {"relu": Activation.relu, "gelu": Activation.gelu, "silu": Activation.silu}
 _POSITIONS = {
     "SinusoidalInterleaved": Positions.sinusoidal,
     "SinusoidalConcat": Positions.sinusoidal_concat,
 }
-_KERNELS = {"scaled-dot": None, "scaled-dot-flash": None}  # two kernels of the same attention
+_ATTENTION_TYPES = {"scaled-dot": None, "scaled-dot-flash": None}  # kernels of equal results
 _RULES: list[Rule] = [  # from the names of OpenNMT-py to fairseq's
     (r"encoder\.transformer\.(\d+)\.", r"encoder.layers.\1."),
     (r"decoder\.transformer_layers\.(\d+)\.", r"decoder.layers.\1."),
@@ -64,36 +65,41 @@ _RULES: list[Rule] = [  # from the names of OpenNMT-py to fairseq's
 
 
 def read(path: Path, config: ImportConfig) -> ImportedModel:
-    """Read a `.pt`, or a folder with one, next to the SentencePiece model that cuts its text.
+    """Read a `.pt` file, or a folder with one; the SentencePiece model is in the same folder.
 
-    Raises `ModelError` for an architecture that nmt does not have, for a file with other classes
+    Raises `ModelError` for an architecture that nmt does not have, for a file with classes other
     than `argparse.Namespace`, and for files that do not belong together.
     """
     path = find_pickle(path)
     content = load_pickle(path)
     options = content.get("opt")
-    vocab = content.get("vocab")
-    output = content.get("generator")
+    vocabularies = content.get("vocab")
+    output_layer = content.get("generator")
     if isinstance(options, argparse.Namespace):
         options = vars(options)
-    if not (isinstance(options, dict) and isinstance(vocab, dict) and isinstance(output, dict)):
+    if (
+        not isinstance(options, dict)
+        or not isinstance(vocabularies, dict)
+        or not isinstance(output_layer, dict)
+    ):
         raise ModelError(f"{path} lacks opt, vocab or generator; it is no model of OpenNMT-py")
     settings = Settings(path, options)
     weights = dict(content.get("model") or {})
-    weights |= {f"generator.{name}": tensor for name, tensor in output.items()}
+    weights |= {f"generator.{name}": tensor for name, tensor in output_layer.items()}
     tensors = Tensors(path, weights)
     tensors.rename(_RULES)
     _add_missing_biases(tensors)
     has_bias = tensors.rename_output_bias("output.bias")
     sizes = merge_embeddings(tensors, is_tied=False)
-    model = _architecture(settings, tensors, is_tied=sizes.is_tied, has_bias=has_bias)
-    start = str(vocab.get("decoder_start_token", settings.get("decoder_start_token", "<s>")))
-    src_spm, tgt_spm = find_spm(path.parent, config, *_SPM)
+    model = _convert_architecture(settings, tensors, is_tied=sizes.is_tied, has_bias=has_bias)
+    default_start = settings.get("decoder_start_token", "<s>")
+    start_piece = str(vocabularies.get("decoder_start_token", default_start))
+    src_spm, tgt_spm = find_spm(path.parent, config, _SPM_NAMES)
     return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
-            _make_side(path, src_spm, vocab.get("src"), sizes.num_src_rows, start),
-            _make_side(path, tgt_spm, vocab.get("tgt"), sizes.vocab_size, start),
+            _make_side(path, src_spm, vocabularies.get("src"), sizes.num_src_rows, start_piece),
+            _make_side(path, tgt_spm, vocabularies.get("tgt"), sizes.vocab_size, start_piece),
             is_joint=sizes.is_joint,
         ),
         weights=make_state(tensors, model, sizes),
@@ -105,32 +111,38 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
 
 def _add_missing_biases(tensors: Tensors) -> None:
     """Add the zero biases that version 3 leaves out."""
-    for name in tensors.names():
-        bias = name.removesuffix("weight") + "bias"
-        has_bias = re.search(r"(_proj|\.fc[12]|layer_norm)\.weight$", name)
-        if has_bias and bias not in tensors:
-            tensors.add(bias, torch.zeros(tensors.num_rows(name)))
+    for weight_name in tensors.names():
+        bias_name = weight_name.removesuffix("weight") + "bias"
+        needs_bias = re.search(r"(_proj|\.fc[12]|layer_norm)\.weight$", weight_name)
+        if needs_bias and bias_name not in tensors:
+            tensors.add(bias_name, torch.zeros(tensors.num_rows(weight_name)))
 
 
-def _make_side(path: Path, spm: Path, vocab: Any, size: int, start: str) -> Side:
-    """Return the vocabulary of one side from its list of pieces."""
-    if not isinstance(vocab, list):
+def _make_side(path: Path, spm: Path, vocabulary: Any, size: int, start_piece: str) -> Side:
+    """Return the vocabulary of one side from its list of pieces in the file `path`.
+
+    `size` is the number of rows of its embedding.
+    """
+    if not isinstance(vocabulary, list):
         raise ModelError(f"{path}: a vocabulary is missing or no list of pieces")
-    pieces = list_pieces(path, [(str(piece), i) for i, piece in enumerate(vocab)], size)
+    pieces = list_pieces(path, ids_by_order(map(str, vocabulary)), size)
     ids = {piece: i for i, piece in enumerate(pieces)}
     special = SpecialIds(
         pad=ids.get("<blank>", ids.get("<pad>", -1)),
         unk=find_id(ids, "<unk>", path),
-        start=find_id(ids, start, path),
+        start=find_id(ids, start_piece, path),
         eos=find_id(ids, "</s>", path),
     )
     return Side(spm, pieces, special)
 
 
-def _architecture(
+def _convert_architecture(
     settings: Settings, tensors: Tensors, *, is_tied: bool, has_bias: bool
 ) -> ModelConfig:
-    """Convert the architecture; raise `ModelError` for a setting that nmt does not have."""
+    """Convert the architecture, and remove the position tables from the tensors.
+
+    Raises `ModelError` for a setting that nmt does not have.
+    """
     settings.demand(
         encoder_type="transformer",
         decoder_type="transformer",
@@ -145,12 +157,12 @@ def _architecture(
         num_experts=0,
         aan_useffn=False,
     )
-    settings.choose("self_attn_type", _KERNELS, "scaled-dot")
+    settings.choose("self_attn_type", _ATTENTION_TYPES, "scaled-dot")
     positions = settings.choose("position_encoding_type", _POSITIONS, "SinusoidalInterleaved")
     d_model = settings.number("hidden_size", settings.get("enc_rnn_size", settings.get("rnn_size")))
-    compute = partial(sinusoidal_positions, d_model=d_model, layout=positions)
+    compute_table = partial(sinusoidal_positions, d_model=d_model, layout=positions)
     for stack in ("encoder", "decoder"):
-        if not tensors.has_positions(f"{stack}.pe", compute):
+        if not tensors.has_positions(f"{stack}.pe", compute_table):
             raise ModelError(f"{settings.path}: {stack}.pe does not fit position_encoding_type")
         tensors.drop(f"{stack}.pe")
     return settings.model_config(
@@ -161,7 +173,7 @@ def _architecture(
         num_heads=settings.number("heads", 8),
         dropout=settings.dropout("dropout", 0.1),
         attention_dropout=settings.dropout("attention_dropout"),
-        activation_dropout=settings.dropout("dropout", 0.1),  # also in its feed-forward layers
+        activation_dropout=settings.dropout("dropout", 0.1),  # the same in feed-forward layers
         norm=Norm.pre,
         positions=positions,
         activation=settings.choose("pos_ffn_activation_fn", _ACTIVATIONS, "relu"),

@@ -1,11 +1,12 @@
-"""The vocabulary of an imported model: pieces and ids from its files, and the SentencePiece models
-that cut text into these pieces.
+"""Read the vocabularies of an imported model, and make its tokenizers from them and from its
+SentencePiece models.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from nmt.data.tokenizer import (
 from nmt.errors import ConfigError, ModelError, nearest
 from nmt.importing.settings import read_text
 
-_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
-_ESCAPED = {  # escapes of YAML's double-quoted scalars; other characters are kept
+_ESCAPE = re.compile(
+    r"\\(?:x(?P<x>[0-9a-fA-F]{2})|u(?P<u>[0-9a-fA-F]{4})|U(?P<U>[0-9a-fA-F]{8})|(?P<character>.))"
+)
+_ESCAPED_CHARACTERS = {  # in double-quoted text of YAML; other characters are kept
     "a": "\a",
     "b": "\b",
     "t": "\t",
@@ -41,7 +44,7 @@ _ESCAPED = {  # escapes of YAML's double-quoted scalars; other characters are ke
     "P": "\u2029",
 }
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot encode
-_MAX_UNNAMED = 1024  # rows at the end of an embedding that only round up its size
+_MAX_UNNAMED = 1024  # rows without a piece, at the end of an embedding whose size is rounded up
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class SpecialIds:
     unk: int
     start: int  # the first input of the decoder
     eos: int
-    language: int | None = None
+    language: int | None = None  # the id that every text begins with, if any
 
     @property
     def control_ids(self) -> list[int]:
@@ -69,22 +72,29 @@ class SpecialIds:
 class Side:
     """The vocabulary of the source or target."""
 
-    spm: Path  # the SentencePiece model
+    spm: Path  # the file with the SentencePiece model
     pieces: list[str]  # piece i has the id i
     special: SpecialIds
 
 
-def list_pieces(path: Path, ids: Iterable[tuple[str, Any]], size: int) -> list[str]:
-    """Return the pieces in the order of their ids, `size` of them; the last ones may be unnamed.
+def ids_by_order(pieces: Iterable[str]) -> list[tuple[str, int]]:
+    """Return each piece with its position as its id."""
+    return [(piece, i) for i, piece in enumerate(pieces)]
 
-    Raises `ModelError` for a missing id, an id with two pieces, or an id of `size` or above.
+
+def list_pieces(path: Path, ids: Iterable[tuple[str, Any]], size: int) -> list[str]:
+    """Return the `size` pieces of a vocabulary in the order of their ids.
+
+    `ids` are the pieces and ids in the file `path`. Missing ids at the end get the piece
+    `<unused ID>`. Raises `ModelError` for other missing ids, for an id or a piece that occurs
+    twice, and for an id of `size` or above.
     """
     names: dict[int, str] = {}
     for piece, i in ids:
         if not isinstance(piece, str) or _SURROGATE.search(piece):
             raise ModelError(f"{path}: the piece {piece!r:.60} of id {i!r:.60} is no text")
-        is_id = isinstance(i, int) and not isinstance(i, bool) and 0 <= i < size
-        if not is_id or names.setdefault(i, piece) != piece:
+        is_row = type(i) is int and 0 <= i < size
+        if not is_row or names.setdefault(i, piece) != piece:
             raise ModelError(
                 f"{path} gives {piece!r} the id {i!r}, which is taken or no row of the embedding "
                 f"({size} rows); the files do not belong together"
@@ -99,26 +109,28 @@ def list_pieces(path: Path, ids: Iterable[tuple[str, Any]], size: int) -> list[s
 
 
 def read_yaml_vocabulary(path: Path) -> list[tuple[str, Any]]:
-    """Return the pieces and ids of Marian's YAML: lines `piece: id`, or `? piece` and `: id`.
+    """Return the pieces and ids of Marian's YAML, whose lines are `piece: id`.
 
-    A YAML parser would read some pieces as numbers, dates or line breaks.
+    Long pieces take two lines, `? piece` and `: id`. A YAML parser would read some pieces as
+    numbers, dates or line breaks.
     """
     ids: list[tuple[str, Any]] = []
-    piece = ""
+    long_piece = ""
     for line in read_text(path).split("\n"):
         if line.startswith("? "):
-            piece = line[2:]
+            long_piece = line.removeprefix("? ")
             continue
         if not line.strip():
             continue
-        name, colon, number = line.removesuffix("\r").rpartition(":")
+        piece, colon, number = line.removesuffix("\r").rpartition(":")
         if not colon or not number.strip().isdecimal():
             raise ModelError(f"{path}: {line[:60]!r} is no piece with an id; copy it again")
-        ids.append((_unquote(name or piece), int(number)))
+        ids.append((_unquote(piece or long_piece), int(number)))
     return ids
 
 
 def _unquote(text: str) -> str:
+    """Return a scalar of YAML without quotes and escapes."""
     if len(text) > 1 and text[0] == text[-1] == "'":
         return text[1:-1].replace("''", "'")
     if len(text) > 1 and text[0] == text[-1] == '"':
@@ -127,15 +139,19 @@ def _unquote(text: str) -> str:
 
 
 def _unescape(match: re.Match[str]) -> str:
-    digits = match[1] or match[2] or match[3]
+    digits = match["x"] or match["u"] or match["U"]
     if digits:
-        return chr(min(int(digits, 16), 0x10FFFF))
-    return _ESCAPED.get(match[4], match[4])
+        return chr(min(int(digits, 16), sys.maxunicode))
+    return _ESCAPED_CHARACTERS.get(match["character"], match["character"])
 
 
-def find_spm(folder: Path, config: ImportConfig, *names: tuple[str, str]) -> tuple[Path, Path]:
-    """Return the SentencePiece models of source and target: the files of the settings, or the
-    first pair of `names` in the folder.
+def find_spm(
+    folder: Path, config: ImportConfig, names: Sequence[tuple[str, str]]
+) -> tuple[Path, Path]:
+    """Return the SentencePiece models of source and target.
+
+    These are the files of the settings, or the first pair of `names` that the folder holds. Raises
+    `ModelError` if it holds no such pair.
     """
     if config.src_tokenizer is not None:
         src_path = resolve(config.src_tokenizer)
@@ -158,9 +174,10 @@ def find_id(ids: Mapping[str, int], name: str, path: Path) -> int:
 
 
 def find_language(ids: Mapping[str, int], key: str, lang: str | None) -> int:
-    """Return the id of a language; raise `ConfigError` that names similar ones if it is missing.
+    """Return the id of the language `lang`, which is the value of the setting `key`.
 
-    M2M100 writes the language en as `__en__`; its ordinary piece "en" is part of words.
+    M2M100 writes the language en as `__en__`; its ordinary piece "en" is part of words. Raises
+    `ConfigError` that names similar languages if the vocabulary lacks it.
     """
     for piece in (f"__{lang}__", f"{lang}"):
         if piece in ids and LANGUAGE.fullmatch(piece):
@@ -171,10 +188,10 @@ def find_language(ids: Mapping[str, int], key: str, lang: str | None) -> int:
 
 
 def make_tokenizers(src: Side, tgt: Side, *, is_joint: bool) -> Tokenizers:
-    """Make the tokenizers of a model; `is_joint` says that one embedding serves both sides.
+    """Make the tokenizers of a model; with `is_joint`, both sides share an embedding.
 
-    If the ids equal the ids of the SentencePiece models, as in exports of nmt, no mapping is
-    stored.
+    They get a `Vocabulary` with the ids of the model, unless the SentencePiece models have the same
+    ids, as in exports of nmt.
     """
     folder = src.spm.parent
     for side in (src, tgt):
@@ -185,13 +202,13 @@ def make_tokenizers(src: Side, tgt: Side, *, is_joint: bool) -> Tokenizers:
         raise ModelError(f"{folder} has one embedding and two vocabularies; copy it again")
     src_tokenizer = Tokenizer(read_model(src.spm))
     tgt_tokenizer = Tokenizer(read_model(tgt.spm))
-    if _has_own_ids(src_tokenizer, src) and _has_own_ids(tgt_tokenizer, tgt):
+    if _has_equal_ids(src_tokenizer, src) and _has_equal_ids(tgt_tokenizer, tgt):
         if not is_joint:
             return TokenizerPair(src_tokenizer, tgt_tokenizer)
         if src_tokenizer.model == tgt_tokenizer.model:
             return src_tokenizer
-    tokenizers = []
-    for side, tokenizer in ((src, src_tokenizer), (tgt, tgt_tokenizer)):
+
+    def map_ids(tokenizer: Tokenizer, side: Side) -> Tokenizer:
         vocabulary = Vocabulary(
             pieces=side.pieces,
             pad_id=side.special.pad,
@@ -201,11 +218,16 @@ def make_tokenizers(src: Side, tgt: Side, *, is_joint: bool) -> Tokenizers:
             src_prefix=src.special.prefix,
             tgt_prefix=tgt.special.prefix,
         )
-        tokenizers.append(MappedTokenizer(tokenizer.model, vocabulary, side.special.prefix))
-    return TokenizerPair(tokenizers[0], tokenizers[1], shares_vocabulary=is_joint)
+        return MappedTokenizer(tokenizer.model, vocabulary, side.special.prefix)
+
+    return TokenizerPair(
+        src=map_ids(src_tokenizer, src),
+        tgt=map_ids(tgt_tokenizer, tgt),
+        shares_vocabulary=is_joint,
+    )
 
 
-def _has_own_ids(tokenizer: Tokenizer, side: Side) -> bool:
+def _has_equal_ids(tokenizer: Tokenizer, side: Side) -> bool:
     """Return whether the ids of a SentencePiece model are the ids of the imported model."""
     special = side.special
     return (

@@ -1,4 +1,4 @@
-"""The settings of another toolkit's model, read by name and checked, and the result of a reader."""
+"""The settings of another toolkit's model, with checks of their values, and an imported model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGEST = 1 << 20  # a file with a larger width or depth is damaged
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """An imported model: all that a model folder holds."""
+    """The content of a model folder, from the files of another toolkit."""
 
     model: ModelConfig
     tokenizers: Tokenizers
@@ -33,7 +33,10 @@ class ImportedModel:
 
 
 class Settings:
-    """The settings of a file; methods raise `ModelError` for values that cannot be imported."""
+    """The settings in the file `path`.
+
+    Methods raise `ModelError` for values that cannot be imported.
+    """
 
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         self.path = path
@@ -45,19 +48,19 @@ class Settings:
         return cls(path, read_json(path))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of a setting; the default if it is missing or null."""
+        """Return the value of a setting, unchecked; the default if it is missing or null."""
         value = self._values.get(name)
         return default if value is None else value
 
     def number(self, name: str, default: int | None = None) -> int:
-        """Return a setting that is a number, 0 or more."""
+        """Return a setting that is a whole number, 0 or more."""
         value = self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
             raise self.make_error(name, value, "a whole number")
         return value
 
     def dropout(self, name: str, default: float = 0.0) -> float:
-        """Return a dropout; the last one of OpenNMT-py's list, one per `dropout_steps`."""
+        """Return a dropout; the last one of a list, which OpenNMT-py has for phases of training."""
         value = self.get(name, default)
         if isinstance(value, list) and value:
             value = value[-1]
@@ -66,7 +69,7 @@ class Settings:
         return float(value)
 
     def choose(self, name: str, choices: Mapping[Any, Choice], default: Any = None) -> Choice:
-        """Return the choice for the value of a setting."""
+        """Return the value of `choices` whose key is the value of a setting."""
         value = self.get(name, default)
         if not isinstance(value, (str, bool)) or value not in choices:
             raise self.make_error(name, value, " or ".join(map(str, choices)))
@@ -77,7 +80,10 @@ class Settings:
         return self.choose(name, {True: True, False: False}, default)
 
     def text(self, name: str) -> str | None:
-        """Return a text, or None; transformers wraps some tokens in a mapping with `content`."""
+        """Return a text, or None if it is missing.
+
+        transformers wraps some texts in a mapping with the key `content`.
+        """
         value = self.get(name)
         if isinstance(value, dict):
             value = value.get("content")
@@ -86,7 +92,7 @@ class Settings:
         return value
 
     def file_names(self, name: str) -> list[str]:
-        """Return a list of file names, without folders, which belong to another machine."""
+        """Return a list of file names, without their folders on the machine of the training."""
         values = self.get(name, [])
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
             raise self.make_error(name, values, "a list of files")

@@ -28,17 +28,17 @@ from nmt.runtime.reading import check_regular
 
 Weights = dict[str, Tensor]
 Rule = tuple[str, str | Callable[[re.Match[str]], str]]
-"""A pattern in names of tensors, and its replacement."""
-_POSITIONS_TOLERANCE = 2e-3  # error of float16, and of large angles in float32
+"""A regular expression for names of tensors, and its replacement, as arguments of `re.sub`."""
+_POSITIONS_TOLERANCE = 2e-3  # rounding errors of float16, and of large angles in float32
 
 
 @dataclass(frozen=True)
 class EmbeddingSizes:
-    """Sizes of the embeddings of a file, and whether it has one embedding for several purposes."""
+    """The sizes of the embeddings of a model, and which of them are shared."""
 
     vocab_size: int  # rows of the target's embedding
     src_vocab_size: int | None  # rows of the source's embedding; None if both sides share one
-    is_tied: bool  # the output layer is the target's embedding
+    is_tied: bool  # whether the output layer is the target's embedding
 
     @property
     def is_joint(self) -> bool:
@@ -47,12 +47,12 @@ class EmbeddingSizes:
 
     @property
     def num_src_rows(self) -> int:
-        """Rows of the embedding that the source uses."""
+        """Rows of the embedding of the source, which may be shared."""
         return self.vocab_size if self.src_vocab_size is None else self.src_vocab_size
 
 
 class Tensors:
-    """The tensors of a file by name; `take` removes them."""
+    """The tensors of the file `path`, by name. `take` removes them; `finish` finds others."""
 
     def __init__(self, path: Path, tensors: Weights) -> None:
         self.path = path
@@ -116,9 +116,12 @@ class Tensors:
 
     def are_equal(self, name: str, other_name: str) -> bool:
         """Return whether two tensors hold the same numbers."""
-        a = self._tensors[name]
-        b = self._tensors[other_name]
-        return a.shape == b.shape and (a.data_ptr() == b.data_ptr() or bool((a == b).all()))
+        tensor = self._tensors[name]
+        other_tensor = self._tensors[other_name]
+        if tensor.shape != other_tensor.shape:
+            return False
+        is_same_memory = tensor.data_ptr() == other_tensor.data_ptr()
+        return is_same_memory or bool((tensor == other_tensor).all())
 
     def drop(self, name: str) -> None:
         """Remove a tensor that the model does not need, if the file has it."""
@@ -128,24 +131,24 @@ class Tensors:
         """Add a tensor that the file leaves out."""
         self._tensors[name] = tensor
 
-    def has_positions(self, name: str, compute: Callable[[int], Tensor]) -> bool:
-        """Return whether a position table (P, D), or (P, 1, D), equals `compute(P)`.
+    def has_positions(self, name: str, compute_table: Callable[[int], Tensor]) -> bool:
+        """Return whether the position table `name`, (P, D) or (P, 1, D), equals `compute_table(P)`.
 
-        True if the file has no table of that name.
+        Returns True if the file has no table of that name.
         """
         if name not in self._tensors:
             return True
         stored = self._tensors[name].float()
-        stored = stored.reshape(-1, stored.size(-1))
-        expected = compute(len(stored))
+        stored = stored.reshape(-1, stored.size(-1))  # (P, D)
+        expected = compute_table(len(stored))
         if stored.shape != expected.shape:
             return False
         return bool((stored - expected).abs().max() <= _POSITIONS_TOLERANCE)
 
     def rename_output_bias(self, name: str) -> bool:
-        """Rename the bias of the output layer, (V,) or (1, V), to `output.bias`; remove a zero one.
+        """Rename the bias of the output layer, (V,) or (1, V), to `output.bias`.
 
-        Return whether there is a bias.
+        Removes a bias of zeros. Returns whether the model has a bias.
         """
         bias = self._tensors.pop(name, None)
         if bias is None or not bias.any():
@@ -154,7 +157,7 @@ class Tensors:
         return True
 
     def finish(self) -> None:
-        """Raise `ModelError` that names tensors which have not been taken."""
+        """Raise `ModelError` if any tensors have not been taken."""
         if self._tensors:
             names = ", ".join(sorted(self._tensors)[:3])
             raise ModelError(
@@ -164,10 +167,10 @@ class Tensors:
 
 
 def make_state(tensors: Tensors, config: ModelConfig, sizes: EmbeddingSizes) -> Weights:
-    """Take all tensors and return them as our state dict.
+    """Take all tensors, which have the names of fairseq, and return them as our state dict.
 
-    Their names are `{encoder,decoder}.layers.N.self_attn.q_proj.weight` etc., as in fairseq,
-    and `output.weight` and `output.bias` for the output layer. docs/formats.md lists our names.
+    The names are `{encoder,decoder}.layers.N.self_attn.q_proj.weight` etc., and `output.weight` and
+    `output.bias` for the output layer. docs/formats.md lists our names.
     """
     d_model = config.d_model
     state: Weights = {}
@@ -182,56 +185,57 @@ def make_state(tensors: Tensors, config: ModelConfig, sizes: EmbeddingSizes) -> 
         state["output_weight"] = tensors.take("output.weight", sizes.vocab_size, d_model)
     if config.output_bias:
         state["output_bias"] = tensors.take("output.bias", sizes.vocab_size)
-    depths = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
-    for stack, depth in depths.items():
-        for i in range(depth):
-            has_memory = stack == "decoder"
-            layer = _take_layer(tensors, config, f"{stack}.layers.{i}", has_memory=has_memory)
-            state |= {f"{stack}_layers.{i}.{name}": tensor for name, tensor in layer.items()}
-        if config.norm is Norm.pre:
-            state |= _take_norm(tensors, f"{stack}_norm", f"{stack}.layer_norm", d_model)
+    for i in range(config.num_encoder_layers):
+        state |= _take_layer(tensors, config, f"encoder_layers.{i}", f"encoder.layers.{i}")
+    for i in range(config.num_decoder_layers):
+        ours = f"decoder_layers.{i}"
+        theirs = f"decoder.layers.{i}"
+        state |= _take_layer(tensors, config, ours, theirs)
+        state |= _take_attention(
+            tensors, f"{ours}.cross_attention", f"{theirs}.encoder_attn", d_model
+        )
+    if config.norm is Norm.pre:
+        state |= _take(tensors, "encoder_norm", "encoder.layer_norm", d_model)
+        state |= _take(tensors, "decoder_norm", "decoder.layer_norm", d_model)
     tensors.finish()
     return state
 
 
-def _take_layer(tensors: Tensors, config: ModelConfig, prefix: str, *, has_memory: bool) -> Weights:
-    """Take the tensors of one layer; return them under our names within a layer."""
+def _take_layer(tensors: Tensors, config: ModelConfig, ours: str, theirs: str) -> Weights:
+    """Take the self-attention and the feed-forward network of one layer.
+
+    `ours` and `theirs` are the prefixes of our names and of the names in the file.
+    """
     d_model = config.d_model
     d_ff = config.d_ff
-    layer = _take_attention(tensors, "self_attention", f"{prefix}.self_attn", d_model)
-    if has_memory:
-        layer |= _take_attention(tensors, "cross_attention", f"{prefix}.encoder_attn", d_model)
-    layer |= _take_linear(tensors, "feed_forward.inner", f"{prefix}.fc1", d_ff, d_model)
-    layer |= _take_linear(tensors, "feed_forward.outer", f"{prefix}.fc2", d_model, d_ff)
-    return layer | _take_norm(tensors, "feed_forward_norm", f"{prefix}.final_layer_norm", d_model)
+    layer = _take_attention(tensors, f"{ours}.self_attention", f"{theirs}.self_attn", d_model)
+    layer |= _take(tensors, f"{ours}.feed_forward.inner", f"{theirs}.fc1", d_ff, d_model)
+    layer |= _take(tensors, f"{ours}.feed_forward.outer", f"{theirs}.fc2", d_model, d_ff)
+    layer |= _take(tensors, f"{ours}.feed_forward_norm", f"{theirs}.final_layer_norm", d_model)
+    return layer
 
 
 def _take_attention(tensors: Tensors, ours: str, theirs: str, d_model: int) -> Weights:
-    """Take an attention and its norm; the three projections (D, D) become one of (3D, D)."""
-    projections = [
-        _take_linear(tensors, ours, f"{theirs}.{name}", d_model, d_model)
-        for name in ("q_proj", "k_proj", "v_proj")
-    ]
-    return {
-        f"{ours}.in_projection.{name}": torch.cat([p[f"{ours}.{name}"] for p in projections])
-        for name in ("weight", "bias")
-    } | {
-        **_take_linear(tensors, f"{ours}.out_projection", f"{theirs}.out_proj", d_model, d_model),
-        **_take_norm(tensors, f"{ours}_norm", f"{theirs}_layer_norm", d_model),
+    """Take an attention and its norm. Three projections (D, D) become one (3D, D)."""
+    projection_weights = []
+    projection_biases = []
+    for name in ("q_proj", "k_proj", "v_proj"):
+        projection_weights.append(tensors.take(f"{theirs}.{name}.weight", d_model, d_model))
+        projection_biases.append(tensors.take(f"{theirs}.{name}.bias", d_model))
+    attention = {
+        f"{ours}.in_projection.weight": torch.cat(projection_weights),  # (3D, D)
+        f"{ours}.in_projection.bias": torch.cat(projection_biases),  # (3D,)
     }
+    attention |= _take(tensors, f"{ours}.out_projection", f"{theirs}.out_proj", d_model, d_model)
+    attention |= _take(tensors, f"{ours}_norm", f"{theirs}_layer_norm", d_model)
+    return attention
 
 
-def _take_linear(tensors: Tensors, ours: str, theirs: str, out: int, inner: int) -> Weights:
+def _take(tensors: Tensors, ours: str, theirs: str, *shape: int) -> Weights:
+    """Take the weight, of this shape, and the bias of a linear layer or a layer norm."""
     return {
-        f"{ours}.weight": tensors.take(f"{theirs}.weight", out, inner),
-        f"{ours}.bias": tensors.take(f"{theirs}.bias", out),
-    }
-
-
-def _take_norm(tensors: Tensors, ours: str, theirs: str, size: int) -> Weights:
-    return {
-        f"{ours}.weight": tensors.take(f"{theirs}.weight", size),
-        f"{ours}.bias": tensors.take(f"{theirs}.bias", size),
+        f"{ours}.weight": tensors.take(f"{theirs}.weight", *shape),
+        f"{ours}.bias": tensors.take(f"{theirs}.bias", shape[0]),
     }
 
 
@@ -241,25 +245,26 @@ def merge_embeddings(tensors: Tensors, *, is_tied: bool) -> EmbeddingSizes:
     Raises `ModelError` if the config says that the output layer is tied, with `is_tied`, and the
     file has another one.
     """
-    src, tgt = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
+    src = "encoder.embed_tokens.weight"
+    tgt = "decoder.embed_tokens.weight"
     for name in (src, tgt):
         if "shared.weight" in tensors and name not in tensors:
             tensors.add(name, tensors.peek("shared.weight"))
     tensors.drop("shared.weight")
     vocab_size = len(tensors.peek(tgt))
     src_vocab_size = len(tensors.peek(src))
-    is_same = "output.weight" not in tensors or tensors.are_equal("output.weight", tgt)
-    if is_tied and not is_same:
+    has_tied_output = "output.weight" not in tensors or tensors.are_equal("output.weight", tgt)
+    if is_tied and not has_tied_output:
         raise ModelError(
             f"{tensors.path} has an output layer that is not the embedding, though its config says "
             "that they are tied; correct the config"
         )
-    if is_same:
+    if has_tied_output:
         tensors.drop("output.weight")
     if tensors.are_equal(src, tgt):
         tensors.drop(src)
-        return EmbeddingSizes(vocab_size, None, is_same)
-    return EmbeddingSizes(vocab_size, src_vocab_size, is_same)
+        return EmbeddingSizes(vocab_size, None, has_tied_output)
+    return EmbeddingSizes(vocab_size, src_vocab_size, has_tied_output)
 
 
 # --- files
