@@ -97,7 +97,7 @@ class DaskWorkers(Workers[Item, Result]):
         except OSError as error:
             if error.errno is not None:
                 raise  # the function failed, for example because the disk is full
-            raise lost_scheduler from None  # Dask's errors of connections have no errno
+            raise lost_scheduler from None  # Dask raises errors without errno for lost connections
         except MemoryError:
             raise NmtError("a worker has no memory left; give workers more") from None
 
@@ -179,10 +179,10 @@ def run_task(
     pickled_function_factory: bytes,
     pickled_item: bytes,
 ) -> Any:
-    """Apply a function to an item on this worker, for a client with `version` of nmt.
+    """Apply a function to an item on this worker, for a client with nmt of this `version`.
 
-    The factory builds the function at the first item; later items with the same `function_id` use
-    it again. Raises `NmtError` if the worker has another version or does not see `marker`.
+    The factory builds the function for the first item; later items with the same `function_id` use
+    it again. Raises `NmtError` if the worker has another version or does not see the file `marker`.
     """
     global _function, _function_id
     worker_name = f"worker {socket.gethostname()}"

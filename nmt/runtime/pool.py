@@ -36,7 +36,7 @@ def count_workers(num_threads: int) -> int:
 
 
 class Workers(contextlib.AbstractContextManager["Workers[Item, Result]"], Generic[Item, Result]):
-    """Applies a function to items, in this process; subclasses have several workers.
+    """Applies a function to items: in this process, or in subclasses by several workers.
 
     Args:
         function_factory: builds the function. Each worker calls it once, before its first item.
@@ -51,9 +51,9 @@ class Workers(contextlib.AbstractContextManager["Workers[Item, Result]"], Generi
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Yield each item with its result, in order.
 
-        Takes only a few more items from `items` than it has yielded. If the function raises for an
-        item, that exception is raised after the results of all items before it. The same holds for
-        an `NmtError` from `items`. Raises `NmtError` if a worker is lost.
+        Takes only a few more items from `items` than it has yielded. An exception of the function
+        is raised after the results of all items before it. The same holds for an `NmtError` of
+        `items`. Raises `NmtError` if a worker is lost.
         """
         function = self._function_factory()
         for item in items:
@@ -70,11 +70,11 @@ class Processes(Workers[Item, Result]):
         self._max_pending = ITEMS_PER_WORKER * num_workers
         self._older_children = set(multiprocessing.active_children())
         context = multiprocessing.get_context("spawn")
-        numbers = context.SimpleQueue()
-        for number in range(num_workers):
-            numbers.put(number)
+        worker_indices = context.SimpleQueue()
+        for index in range(num_workers):
+            worker_indices.put(index)
         self._executor = ProcessPoolExecutor(
-            num_workers, context, _start_worker, (function_factory, numbers)
+            num_workers, context, _start_worker, (function_factory, worker_indices)
         )
 
     def __exit__(self, *exc_info: object) -> None:
@@ -98,8 +98,8 @@ class Processes(Workers[Item, Result]):
 
     def _submit(self, item: Item) -> Future[Result]:
         try:
-            with _delayed_interrupts():  # this may start a process
-                return self._executor.submit(_work, item)
+            with _delayed_interrupts():  # `submit` may start a process
+                return self._executor.submit(_apply_function, item)
         except OSError as error:
             if error.errno is None:  # the pipe of a pool that just lost a worker is closed
                 raise BrokenProcessPool from error
@@ -117,10 +117,12 @@ def map_in_order(
 ) -> Iterator[tuple[Item, Result]]:
     """Submit all items and yield each with its result, in order.
 
-    `wait_for_result` gets the future that `submit` returned. Fewer than `max_pending()` items are
-    submitted but not yielded when the next one is taken from `items`.
+    Args:
+        submit: starts the work on an item and returns a future.
+        wait_for_result: returns the result of a future.
+        max_pending: returns the maximum number of items that are submitted and not yet yielded.
     """
-    pending: deque[tuple[Item, Any]] = deque()
+    pending: deque[tuple[Item, Any]] = deque()  # items with their futures
     iterator = iter(items)
     items_error: NmtError | None = None
     while True:
@@ -143,7 +145,7 @@ def map_in_order(
 
 @contextlib.contextmanager
 def _delayed_interrupts() -> Iterator[None]:
-    """Delay SIGINT until the end of the block; processes that start in it never receive SIGINT.
+    """Delay SIGINT until the end of the block; processes that start in the block ignore it.
 
     Ctrl-C sends SIGINT to all processes of a terminal, but only the parent should react to it.
     """
@@ -163,23 +165,25 @@ def _delayed_interrupts() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-# State of a worker process
+# --- functions and state of a worker process
 
 _function_factory: Callable[[], Callable[[Any], Any]]
 _function: Callable[[Any], Any] | None = None
-_number = 0
+_worker_index = 0
 
 
-def worker_number() -> int:
-    """Return the number of this worker process in its pool, from 0."""
-    return _number
+def worker_index() -> int:
+    """Return the index of this worker process in its pool."""
+    return _worker_index
 
 
-def _start_worker(function_factory: Callable[[], Callable[[Any], Any]], numbers: Any) -> None:
-    """Prepare a worker process, which takes its number from the queue `numbers`."""
-    global _function_factory, _number
+def _start_worker(
+    function_factory: Callable[[], Callable[[Any], Any]], worker_indices: Any
+) -> None:
+    """Prepare a worker process, which takes its index from the queue `worker_indices`."""
+    global _function_factory, _worker_index
     _function_factory = function_factory
-    _number = numbers.get()
+    _worker_index = worker_indices.get()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -191,7 +195,8 @@ def _start_worker(function_factory: Callable[[], Callable[[Any], Any]], numbers:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _work(item: Any) -> Any:
+def _apply_function(item: Any) -> Any:
+    """Apply the function to an item in a worker process, and build it before the first item."""
     global _function
     if _function is None:  # not in _start_worker, whose exceptions do not reach the parent
         _function = _function_factory()
