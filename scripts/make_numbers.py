@@ -44,7 +44,7 @@ _DE_MONTHS = get_month_names(locale="de")
 
 
 def _for_each_weekday(english: str, german: str) -> list[Pair]:
-    """Return the templates with each weekday in the place of DAY."""
+    """Return the templates for each weekday, which replaces DAY."""
     en_names = get_day_names(locale="en")
     de_names = get_day_names(locale="de")
     templates = []

@@ -162,7 +162,7 @@ class Workspace:
         assert result.status == 0, result.errors
 
     def copy(self) -> Path:
-        """Copy the undamaged folders, in the place of the previous copy."""
+        """Copy the undamaged folders, replacing the previous copy."""
         copy = self.root / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(self.undamaged, copy, symlinks=True)

@@ -122,7 +122,7 @@ def test_no_sentence_is_in_two_splits_or_twice_in_a_held_out_split(tmp_path: Pat
         for side in (0, 1):
             seen: set[str] = set()
             for name, pairs in splits.items():
-                sentences = {homeassistant.normalise(pair[side]) for pair in pairs}
+                sentences = {homeassistant.normalize(pair[side]) for pair in pairs}
                 assert seen.isdisjoint(sentences), name
                 seen |= sentences
                 if side == 0 and name != "train":
