@@ -32,7 +32,7 @@ from nmt.data.binary import ParallelData
 from nmt.data.text import MAX_LINE_BYTES, read_lines
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.errors import DamagedError, ModelError, NmtError, escape_controls
-from nmt.importing.marian import _parse as parse_settings
+from nmt.importing.marian import _parse_settings as parse_settings
 from nmt.runtime.manifest import read_config, render_manifest, verify, write_manifest
 from nmt.runtime.metadata import to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
