@@ -41,7 +41,7 @@ def average(folders: list[Path], output: Path) -> None:
 
 
 def mean_weights(folders: list[Path]) -> dict[str, Tensor]:
-    """Return the mean of each tensor, summed in float64 and rounded once."""
+    """Return the mean of each tensor, summed in float64 and rounded once to its dtype."""
     first = load_weights(folders[0])
     sums = {name: tensor.double() for name, tensor in first.items()}
     for folder in folders[1:]:
@@ -81,7 +81,7 @@ def best_checkpoints(run_dir: Path, count: int, metric: BestMetric) -> list[Path
 
 
 def validation_scores(run_dir: Path, metric: BestMetric) -> dict[int, float]:
-    """Return the score of each validated update of a run."""
+    """Return the validation loss or BLEU of a run by the number of updates."""
     path = run_dir / "metrics.jsonl"
     if not path.exists():
         raise ModelError(f"{path} does not exist; best=N needs the run folder of nmt-train")
@@ -90,6 +90,7 @@ def validation_scores(run_dir: Path, metric: BestMetric) -> dict[int, float]:
 
 
 def _require_enough(run_dir: Path, num_checkpoints: int, count: int) -> None:
+    """Raise a `ModelError` if a run has fewer than `count` checkpoints."""
     if num_checkpoints < count:
         raise ModelError(
             f"{run_dir} has {num_checkpoints} suitable checkpoints, {count} are needed; ask for "

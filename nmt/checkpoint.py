@@ -28,7 +28,7 @@ from nmt.runtime.reading import open_regular
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-EXPORTED = "nmt.json"  # our own file in a folder of nmt-export, whose config.json is another's
+EXPORTED = "nmt.json"  # replaces config.json in exported folders, where other tools need that name
 _MAX_HEADER_BYTES = 1 << 22  # of a safetensors file; a deep model has 0.3 MB
 _STEP = re.compile(r"step-(\d{8,})")
 
@@ -75,17 +75,20 @@ def save_model(
     folder: Path,
     weights: dict[str, Tensor],
     info: ModelInfo,
-    tokenizer: Tokenizers,
-    extra: Callable[[Path], None] | None = None,
+    tokenizers: Tokenizers,
+    write_more: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a model folder and rename it into place; `extra` may add files before."""
+    """Write a model folder under another name and rename it when it is complete.
+
+    `write_more` may write more files to the folder, whose temporary path it receives.
+    """
     with replace_folder(folder, marker=CONFIG) as temporary:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
         save_weights(temporary / WEIGHTS, tensors)
         write_json(temporary / CONFIG, {"format_version": FORMAT_VERSION, **info.content()})
-        save_tokenizers(temporary, tokenizer)
-        if extra is not None:
-            extra(temporary)
+        save_tokenizers(temporary, tokenizers)
+        if write_more is not None:
+            write_more(temporary)
 
 
 def save_weights(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -97,7 +100,7 @@ def save_weights(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def load_info(folder: Path) -> ModelInfo:
-    """Read `config.json`; raise `ModelError` for other folders and newer formats."""
+    """Read `config.json`; raise `ModelError` if the folder is no model or its format is newer."""
     if (folder / EXPORTED).exists():
         raise ModelError(
             f"{folder} is an export (nmt-export); give the model it was exported from, or for "
@@ -120,17 +123,20 @@ def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
         )
     verify(folder)
     note_unverified(folder)
-    info, export = _read_info(path)
-    return info, to_dataclass(ExportInfo, export, path, "export")
+    info, export_content = _read_info(path)
+    return info, to_dataclass(ExportInfo, export_content, path, "export")
 
 
 def _read_info(path: Path) -> tuple[ModelInfo, object]:
-    """Read the info of a model and, from `nmt.json`, the content of the `ExportInfo`."""
+    """Read the info of a model from `config.json` or `nmt.json`.
+
+    Also returns the content of the `ExportInfo`, which is empty in `config.json`.
+    """
     verify(path.parent, path.name)
     content = read_json(path)
     pop_version(content, path, FORMAT_VERSION)
-    export = content.pop("export", {})
-    return to_dataclass(ModelInfo, content, path), export
+    export_content = content.pop("export", {})
+    return to_dataclass(ModelInfo, content, path), export_content
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
@@ -141,7 +147,8 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     for name, tensor in weights.items():
         if not torch.isfinite(tensor.sum(dtype=torch.float64)):
             raise ModelError(f"{path}: {name} holds numbers that are not finite; use another")
-        # safetensors maps the file: a file that is overwritten later would end this process
+        # safetensors maps the file to memory; without a copy, a later change of the file could end
+        # this process
         weights[name] = tensor.clone()
     return weights
 
@@ -149,7 +156,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file; raise `ModelError` if it is missing or damaged.
 
-    Every tensor takes time, so the size of the header limits their number, to some 40,000.
+    Refuses files with a large header, which limits the number of tensors to about 40,000.
     """
     try:
         with open_regular(path) as file:
@@ -171,9 +178,10 @@ def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizers:
 def build_model(
     info: ModelInfo, weights: dict[str, Tensor] | None, device: torch.device
 ) -> FastTransformer:
-    """Make the accelerated Transformer of `info` with `weights`, whose names and shapes must match.
+    """Build the accelerated Transformer of `info` with `weights`.
 
-    With None the weights are undefined; they take no memory until they are written.
+    Raises `ModelError` if the names or shapes of the weights do not match. If `weights` is None,
+    the weights are undefined and take no memory until they are written.
     """
     with _SkipInitialization():
         model = Transformer(info.model, info.vocab_size, src_vocab_size=info.src_vocab_size)
@@ -187,7 +195,10 @@ def build_model(
 
 
 class _SkipInitialization(TorchFunctionMode):
-    """Leaves new weights undefined. (The device `meta` would make torch import its compiler.)"""
+    """Leaves new weights undefined, to save the time of random initialization.
+
+    The device `meta` would do the same, but makes torch import its compiler.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.Tensor.normal_, torch.Tensor.uniform_):
@@ -217,21 +228,25 @@ def find_model(folder: Path) -> Path:
     return latest if has_more_updates and is_written_later else average
 
 
-def other_models(folder: Path, taken: Path) -> str:
-    """Describe for the log the models of a run folder other than `taken`."""
+def other_models(folder: Path, used_model: Path) -> str:
+    """Describe for the log the models of a run folder other than `used_model`, "" if none."""
     if (folder / CONFIG).exists():
         return ""
     descriptions = [
         f"{name} ({_num_updates(path)} updates)"
         for name, path in _run_models(folder).items()
-        if path != taken
+        if path != used_model
     ]
     return f"; not taken: {', '.join(descriptions)}" if descriptions else ""
 
 
 def _run_models(run_dir: Path) -> dict[str, Path]:
-    names = ("average", "checkpoints/latest", "checkpoints/best")
-    return {n: (run_dir / n).resolve() for n in names if (run_dir / n / CONFIG).exists()}
+    """Return the models in a run folder by name, without symbolic links in their paths."""
+    models = {}
+    for name in ("average", "checkpoints/latest", "checkpoints/best"):
+        if (run_dir / name / CONFIG).exists():
+            models[name] = (run_dir / name).resolve()
+    return models
 
 
 def _num_updates(folder: Path) -> int:

@@ -210,6 +210,7 @@ def compare(
         baseline_counts = _line_counts(metric, baseline, references)
         system_counts = _line_counts(metric, hypotheses, references)
         num_changed = int((baseline_counts != system_counts).any(axis=1).sum())
+        smallest_p_value = min(1.0, 2.0 ** (1 - num_changed))
         low, high = _difference_interval(metric, baseline_counts, system_counts, seed=test.seed)
         comparison = Comparison(
             name=name,
@@ -222,7 +223,7 @@ def compare(
             difference=float(system_result.score - baseline_result.score),
             difference_low=low,
             difference_high=high,
-            p_value=float(max(system_result.p_value, min(1.0, 2.0 ** (1 - num_changed)))),
+            p_value=float(max(system_result.p_value, smallest_p_value)),
             signature=str(signatures[name]),
         )
         comparisons.append(comparison)
@@ -287,11 +288,12 @@ def check_lines(systems: Mapping[str, Lines], references: Sequence[Lines], *, fo
     for name, lines in systems.items():
         if not lines:
             raise DataError(f"{name}: 0 lines, nothing to score; give a file that is not empty")
-        for number, reference in enumerate(references, start=1):
-            if len(reference) != len(lines):  # sacreBLEU would silently ignore surplus lines
+        for number, reference_lines in enumerate(references, start=1):
+            # sacreBLEU would silently ignore surplus lines
+            if len(reference_lines) != len(lines):
                 raise DataError(
-                    f"{name}: {len(lines)} lines, reference set {number}: {len(reference)}; they "
-                    "must match line by line: give the whole translation of the same test set"
+                    f"{name}: {len(lines)} lines, reference set {number}: {len(reference_lines)}; "
+                    "they must match line by line: give the whole translation of the same test set"
                 )
     if not force:
         for name, lines in systems.items():
@@ -301,6 +303,7 @@ def check_lines(systems: Mapping[str, Lines], references: Sequence[Lines], *, fo
 
 
 def _check_detokenized(name: str, lines: Lines) -> None:
+    """Raise a `DataError` if many lines end in a separate period."""
     num_tokenized = sum(line.rstrip().endswith(" .") for line in lines)
     if num_tokenized > MAX_TOKENIZED_LINES:
         raise DataError(
@@ -310,6 +313,7 @@ def _check_detokenized(name: str, lines: Lines) -> None:
 
 
 def _build_metric(metric: Metric, tokenize: str, lowercase: bool) -> SacreMetric:
+    """Build the metric of sacreBLEU; only BLEU uses `tokenize`."""
     if metric is Metric.bleu:
         return bleu_metric(tokenize, lowercase=lowercase)
     if metric is Metric.ter:
@@ -319,6 +323,7 @@ def _build_metric(metric: Metric, tokenize: str, lowercase: bool) -> SacreMetric
 
 
 def _score(metric: SacreMetric, hypotheses: Lines, references: Sequence[Lines]) -> Score:
+    """Compute one metric over all lines, with the components of its value."""
     score = metric.corpus_score(hypotheses, references)
     detail: dict[str, float] = {}
     if isinstance(score, BLEUScore):
@@ -348,7 +353,7 @@ def _difference_interval(
     num_lines = len(system)
     differences = []
     for _ in range(NUM_INTERVAL_SAMPLES):
-        sample = rng.integers(num_lines, size=num_lines)
-        differences.append(score(system[sample]) - score(baseline[sample]))
+        rows = rng.integers(num_lines, size=num_lines)  # the same for both, so samples are paired
+        differences.append(score(system[rows]) - score(baseline[rows]))
     low, high = np.percentile(differences, [2.5, 97.5])
     return float(low), float(high)

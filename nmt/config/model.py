@@ -28,7 +28,7 @@ class Positions(str, Enum):
     # added to embeddings
     sinusoidal = "sinusoidal"  # sines and cosines interleaved, as the paper writes it
     sinusoidal_concat = "sinusoidal_concat"  # all sines, then all cosines, as in Tensor2Tensor
-    sinusoidal_halves = "sinusoidal_halves"  # that order with the paper's wavelengths, as in Marian
+    sinusoidal_halves = "sinusoidal_halves"  # the same with the paper's wavelengths, as in Marian
     learned = "learned"  # a vector per position and side (table 3, row E)
     # in self-attention
     relative = "relative"  # vectors of distances for keys and values, Shaw et al. (2018)

@@ -241,12 +241,13 @@ class DataConfig(Settings):
 
     def _check_num_pairs(self) -> None:
         """Raise a `ConfigError` for counts and shares that cannot be taken out together."""
-        numbers = [n for n in (self.valid.num_pairs, self.test.num_pairs) if n is not None]
-        if any(number < 1 for number in numbers):
+        counts = [split.num_pairs for split in (self.valid, self.test)]
+        set_counts = [count for count in counts if count is not None]
+        if any(count < 1 for count in set_counts):
             require(
-                sum(numbers) < 1,
+                sum(set_counts) < 1,
                 "num_pairs of data.valid and data.test",
-                numbers,
+                set_counts,
                 "must both be numbers, or both be shares, below 1 together",
             )
 

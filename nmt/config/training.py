@@ -150,7 +150,7 @@ class StageConfig(Settings):
     )
 
 
-# (setting, other setting, rule): the setting only works if the other one is set, see `_is_set`
+# (setting, needed setting, rule): the first is refused unless the second is set, see `_is_set`
 _REQUIREMENTS = (
     ("freeze", "init_from", "needs init_from=FOLDER, a trained model"),
     ("adapter", "init_from", "needs init_from=FOLDER, a trained model"),
@@ -308,8 +308,8 @@ class TrainConfig(RuntimeConfig):
             self.model.activation_dropout,
             self.model.embedding_dropout,
         )
-        has_dropout = self.r_drop == 0 or any(dropouts)
-        self.require(has_dropout, "r_drop", "needs dropout, such as model.dropout=0.1")
+        if self.r_drop > 0:
+            self.require(any(dropouts), "r_drop", "needs dropout, such as model.dropout=0.1")
         rule = f"must be at least average_last={self.average_last}, which nmt-average takes"
         self.require(self.keep_last >= self.average_last, "keep_last", rule)
 

@@ -45,7 +45,8 @@ class AttentionKind(str, Enum):
     decoder = "decoder"  # self-attention of the target
 
 
-_SCHEDULE = re.compile(  # D_MODEL:WARMUP, then a schedule, then a peak learning rate
+# D_MODEL:WARMUP, then a schedule, then a peak learning rate; d_model must be even and positive
+_SCHEDULE = re.compile(
     r"(?!0)\d*[02468]:[1-9]\d*"
     r"(:noam|:(inverse_sqrt|cosine|linear|wsd)(:\d*\.?\d+(e-?\d+)?)?)?"
 )

@@ -183,7 +183,7 @@ class Saver:
             torch.save(content, temporary / FILE)
 
         def write() -> None:
-            save_model(folder, weights, info, tokenizer, extra=write_trainer)
+            save_model(folder, weights, info, tokenizer, write_more=write_trainer)
             self.update = info.updates
             replace_link(self.run_dir / "checkpoints/latest", folder.name)
             self._remove_old(best)

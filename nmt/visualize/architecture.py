@@ -21,8 +21,8 @@ from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer, num_p
 from nmt.visualize.style import Style
 
 _COLORS = {"feed-forward": 0, "attention": 1, "other": 2, "norm": 6}  # indices of `Style.colors`
-_BOX_HEIGHT = 0.62  # boxes are 1 wide, and begin 1 above each other
-_GAP = 0.35  # more space, below and above the layer
+_BOX_HEIGHT = 0.62  # each box is 1 wide and begins 1 above the box below it
+_GAP = 0.35  # additional space below and above the layer
 _ROUNDED = "round,pad=0,rounding_size=0.06"
 _CROSS_ATTENTION = "Attention to the source"
 
@@ -35,7 +35,7 @@ class Box:
     text: str
     num_parameters: int = 0
     color: str = "other"
-    num_skipped: int = 0  # boxes that a residual connection into this one goes around
+    num_skipped: int = 0  # number of boxes below that the residual connection into this one skips
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ def draw_architecture(config: VisualizeConfig, style: Style) -> Figure:
     decoder_ys = _draw_column(axes, style, 1.3, decoder, model.num_decoder_layers)
     names = [box.name for box in [*decoder.below, *decoder.layer]]
     top = encoder_ys[-1] + _BOX_HEIGHT
-    cross = decoder_ys[names.index(_CROSS_ATTENTION)] + _BOX_HEIGHT / 2
+    cross_y = decoder_ys[names.index(_CROSS_ATTENTION)] + _BOX_HEIGHT / 2
     memory_xs = [0.5, 0.5, 1.21, 1.21, 1.3]
-    memory_ys = [top, top + 0.25, top + 0.25, cross, cross]
+    memory_ys = [top, top + 0.25, top + 0.25, cross_y, cross_y]
     axes.plot(memory_xs, memory_ys, color=style.colors[1], linewidth=1.4)
     axes.text(0.54, top + 0.32, f"memory (B, S, {model.d_model})", fontsize=8)
     axes.set(xlim=(-0.15, 2.5), ylim=(-0.2, max(encoder_ys + decoder_ys) + 0.8))
@@ -78,7 +78,8 @@ def draw_architecture(config: VisualizeConfig, style: Style) -> Figure:
 def make_column(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Column:
     """Return the boxes of the encoder or the decoder."""
     d_model = config.d_model
-    side, width = ("Target", "T") if is_decoder else ("Source", "S")
+    side = "Target" if is_decoder else "Source"
+    length = "T" if is_decoder else "S"
     scale = f" × √{d_model}" if config.scale_embedding else ""
     embedding = Box(
         f"Embedding{scale}",
@@ -90,7 +91,7 @@ def make_column(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Co
         is_learned = config.positions is Positions.learned
         positions = Box(
             "+ positions",
-            f"{config.positions.value}, (B, {width}, {d_model})",
+            f"{config.positions.value}, (B, {length}, {d_model})",
             config.num_positions * d_model if is_learned else 0,
         )
     layer = make_layer(config, is_decoder=is_decoder)
@@ -100,10 +101,11 @@ def make_column(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Co
         above.append(Box(norm.name, "", norm.num_parameters, norm.color))
     if is_decoder:
         above.append(_make_output(config, vocab_size))
-    return Column([Box(f"{side} ids", f"(B, {width})"), embedding, positions], layer, above)
+    return Column([Box(f"{side} ids", f"(B, {length})"), embedding, positions], layer, above)
 
 
 def _make_output(config: ModelConfig, vocab_size: int) -> Box:
+    """Return the box of the output layer."""
     matrix = "the embedding, transposed"
     count = 0
     if not config.tied_output:
@@ -117,7 +119,7 @@ def _make_output(config: ModelConfig, vocab_size: int) -> Box:
 def make_layer(config: ModelConfig, *, is_decoder: bool) -> list[Box]:
     """Return the boxes of one layer, from bottom to top."""
     with torch.device("meta"):
-        layer: Any = (DecoderLayer if is_decoder else EncoderLayer)(config)
+        layer: Any = DecoderLayer(config) if is_decoder else EncoderLayer(config)
     heads = f"{config.num_heads} heads of {config.d_k}"
     if config.num_kv_heads not in (None, config.num_heads):
         heads += f", {config.num_kv_heads} of keys"
@@ -130,17 +132,20 @@ def make_layer(config: ModelConfig, *, is_decoder: bool) -> list[Box]:
     text = f"{config.d_model} → {config.d_ff} → {config.d_model}, {config.activation.value}"
     count = num_parameters(layer.feed_forward)
     sublayers.append(Box("Feed-forward", text, count, "feed-forward"))
-    norm = "RMS norm" if config.norm_layer is NormLayer.rms else "Layer norm"
+    norm_name = "Layer norm"
+    add_norm_name = "Add, layer norm"
+    if config.norm_layer is NormLayer.rms:
+        norm_name = "RMS norm"
+        add_norm_name = "Add, RMS norm"
     shape = f"(B, {'T' if is_decoder else 'S'}, {config.d_model})"
     count = num_parameters(layer.feed_forward_norm)
     boxes = []
     for sublayer in sublayers:
         if config.norm is Norm.pre:
-            boxes += [Box(norm, shape, count, "norm"), sublayer]
+            boxes += [Box(norm_name, shape, count, "norm"), sublayer]
             boxes.append(Box("Add", shape, color="norm", num_skipped=2))
         else:
-            name = f"Add, {norm.replace('L', 'l')}"
-            boxes += [sublayer, Box(name, shape, count, "norm", num_skipped=1)]
+            boxes += [sublayer, Box(add_norm_name, shape, count, "norm", num_skipped=1)]
     return boxes
 
 
@@ -149,7 +154,8 @@ def shorten(count: int) -> str:
     if count < 1000:
         return str(count)
     power = min(int(math.log10(count) // 3), 3)
-    return f"{count / 1000**power:.3g} {' kMG'[power]}"
+    unit = ("", "k", "M", "G")[power]
+    return f"{count / 1000**power:.3g} {unit}"
 
 
 def _draw_column(

@@ -38,10 +38,10 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
     replacements = style.add_fonts_for([*words, *tokenizer.pieces(ids)])
     figure = style.figure(13, 6.5)
     map_axes, list_axes = figure.subplots(1, 2, width_ratios=[1.5, 1])
-    ids_drawn = ids[: config.num_pieces]
-    points = principal_components(vectors[ids_drawn]).numpy()  # (N, 2)
+    drawn_ids = ids[: config.num_pieces]
+    points = principal_components(vectors[drawn_ids]).numpy()  # (N, 2)
     map_axes.scatter(points[:, 0], points[:, 1], s=6, color=style.colors[5])
-    labels = [piece.translate(replacements) for piece in tokenizer.pieces(ids_drawn)]
+    labels = [piece.translate(replacements) for piece in tokenizer.pieces(drawn_ids)]
     _label_points(map_axes, points, labels)
     map_axes.set(
         title=f"{len(points)} pieces, first two principal components", xticks=[], yticks=[]
@@ -62,8 +62,8 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
 
 def list_text_ids(tokenizer: Tokenizer) -> list[int]:
     """Return the ids of pieces that are text: no control symbol, language or single byte."""
-    special = {*tokenizer.control_ids, *tokenizer.languages.values(), *tokenizer.byte_ids}
-    return [i for i in range(tokenizer.vocab_size) if i not in special]
+    special_ids = {*tokenizer.control_ids, *tokenizer.languages.values(), *tokenizer.byte_ids}
+    return [i for i in range(tokenizer.vocab_size) if i not in special_ids]
 
 
 def _choose_words(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
@@ -76,11 +76,11 @@ def _choose_words(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 def _label_points(axes: Axes, points: np.ndarray[Any, Any], labels: list[str]) -> None:
     """Write labels at points (N, 2), in order, except where they would cover an earlier label."""
-    width, height = np.ptp(points, axis=0) / (9, 32)
+    width, height = np.ptp(points, axis=0) / (9, 32)  # of a label, about 1/9 by 1/32 of the plot
     labeled: list[tuple[float, float]] = []
     for i, label in enumerate(labels):
         x, y = points[i].tolist()
-        if all(abs(x - a) > width or abs(y - b) > height for a, b in labeled):
+        if all(abs(x - left) > width or abs(y - low) > height for left, low in labeled):
             labeled.append((x, y))
             axes.text(x, y, label, fontsize=8)
 
@@ -108,6 +108,6 @@ def find_neighbors(
 def principal_components(vectors: Tensor) -> Tensor:
     """Project `vectors` (N, D) to their first two principal components (N, 2)."""
     centered = vectors - vectors.mean(dim=0)
-    u, s, _ = torch.linalg.svd(centered.double(), full_matrices=False)
-    components: Tensor = (u * s)[:, :2].float()
+    u, singular_values, _ = torch.linalg.svd(centered.double(), full_matrices=False)
+    components: Tensor = (u * singular_values)[:, :2].float()
     return components

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 _NUM_WORST = 8  # sentences of the page
 _NUM_BEST = 4
 _NUM_BINS = 5  # of sentence lengths
-_SLOW = 0.7  # of the median speed; the page says 70 %
+_SLOW_SHARE = 0.7  # of the median speed; slower updates are listed. The page says 70 %
 # the plot in a chart of 520 x 190 units
 _WIDTH = 448
 _HEIGHT = 146
@@ -61,7 +61,8 @@ def report_page(config: VisualizeConfig) -> str:
     records = read_metrics(run_dir)
     settings = read_settings(run_dir)
     data_dir = _find_data(run_dir, config.data_dir, settings["data_dir"])
-    data, test = None, None
+    data = None
+    test = None
     if data_dir is None:
         log.info("no data folder has the run's tokenizer, so the page has no test set")
     else:
@@ -87,13 +88,13 @@ def report_page(config: VisualizeConfig) -> str:
     )
 
 
-def _find_data(run_dir: Path, configured: str, trained: str) -> Path | None:
-    """Return the configured data folder, or the one of the training, if it has the run's tokenizer.
+def _find_data(run_dir: Path, configured_dir: str, training_dir: str) -> Path | None:
+    """Return the first of two data folders that has a report and the run's tokenizer, if any.
 
-    A configured folder goes first, unless it is the default.
+    Tries the folder of the settings before the folder of the training, unless it is the default.
     """
-    folders = [resolve(configured), resolve(trained)]
-    if configured == DEFAULT_DATA_DIR:
+    folders = [resolve(configured_dir), resolve(training_dir)]
+    if configured_dir == DEFAULT_DATA_DIR:
         folders.reverse()
     info = checkpoint.load_info(checkpoint.find_model(run_dir))
     for folder in folders:
@@ -138,7 +139,7 @@ def make_chart(records: Records, metric_chart: MetricChart) -> Chart | None:
     if not curves:
         return None
     last_update = max(updates[-1] for updates, _ in curves.values())
-    # values above the settled ones are drawn at the top
+    # early values above the highest settled value are drawn at the top of the plot
     highest = max(max(settled_values(values)) for _, values in curves.values()) or 1.0
 
     def scale_x(update: float) -> float:
@@ -149,9 +150,9 @@ def make_chart(records: Records, metric_chart: MetricChart) -> Chart | None:
 
     lines = []
     for label, (updates, values) in curves.items():
-        points = [
-            f"{scale_x(u):.1f},{scale_y(v):.1f}" for u, v in zip(updates, values, strict=True)
-        ]
+        points = []
+        for update, value in zip(updates, values, strict=True):
+            points.append(f"{scale_x(update):.1f},{scale_y(value):.1f}")
         lines.append((label, " ".join(points)))
     return Chart(
         title=metric_chart.title,
@@ -162,10 +163,14 @@ def make_chart(records: Records, metric_chart: MetricChart) -> Chart | None:
 
 
 def round_values(end: float, max_steps: int) -> list[float]:
-    """Return at most `max_steps` + 1 round numbers from 0 to `end`, which is positive."""
+    """Return at most `max_steps` + 1 round numbers from 0 to `end`, for the ticks of an axis.
+
+    `end` must be positive. The distance of two numbers is 1, 2 or 5 times a power of ten.
+    """
     power = 10.0 ** math.floor(math.log10(end / max_steps))
     step = next(digit * power for digit in (1, 2, 5, 10) if digit * power * max_steps >= end)
-    return [float(f"{i * step:.12g}") for i in range(int(end / step + 1e-9) + 1)]
+    num_steps = int(end / step + 1e-9)  # without the addition, rounding might lose the last one
+    return [float(f"{i * step:.12g}") for i in range(num_steps + 1)]
 
 
 # --- the test set
@@ -220,7 +225,7 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
         sentences.append(ScoredSentence(sources[i], references[i], hypothesis, chrf))
     sentences.sort(key=lambda sentence: sentence.chrf)
     worst = sentences[:_NUM_WORST]
-    best = sentences[_NUM_WORST:][: -_NUM_BEST - 1 : -1]  # the best first
+    best = sentences[_NUM_WORST:][::-1][:_NUM_BEST]  # the best first, none of the worst
     tokenize = evaluate.tokenizer_for(read_report(str(data_dir))["tgt_lang"])
     return TestResult(
         split=split,
@@ -238,12 +243,16 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
 def score_by_length(
     sentences: Sequence[ScoredSentence], tokenize: str
 ) -> list[tuple[str, int, float]]:
-    """Return source words, number of sentences and BLEU of bins of equally many sentences."""
+    """Divide sentences by length into bins of equal size, and return the BLEU of each bin.
+
+    Returns for each bin a text such as "5 to 8" with its numbers of source words, its number of
+    sentences, and BLEU.
+    """
     ordered = sorted(sentences, key=lambda sentence: len(sentence.source.split()))
-    size = max(1, math.ceil(len(ordered) / _NUM_BINS))
+    bin_size = max(1, math.ceil(len(ordered) / _NUM_BINS))
     rows = []
-    for start in range(0, len(ordered), size):
-        bin_sentences = ordered[start : start + size]
+    for start in range(0, len(ordered), bin_size):
+        bin_sentences = ordered[start : start + bin_size]
         shortest = len(bin_sentences[0].source.split())
         longest = len(bin_sentences[-1].source.split())
         words = str(shortest) if shortest == longest else f"{shortest} to {longest}"
@@ -258,14 +267,16 @@ def score_by_length(
 
 
 def summarize_speed(records: Records) -> dict[str, Any]:
-    """Return the numbers of the page's section on speed."""
+    """Return the values of the section on speed, by their names in the template."""
     updates, speeds = read_curve(records, "tokens_per_second")
     median = statistics.median(speeds or [0.0])
     return {
         "speeds": speeds,
         "median": median,
         "slowest_update": updates[speeds.index(min(speeds))] if speeds else None,
-        "slow_updates": [updates[i] for i, speed in enumerate(speeds) if speed < _SLOW * median],
+        "slow_updates": [
+            updates[i] for i, speed in enumerate(speeds) if speed < _SLOW_SHARE * median
+        ],
         "padding_shares": read_curve(records, "padding_share")[1],
         "utilizations": read_curve(records, "model_flops_utilisation")[1],
         "flops": read_curve(records, "model_flops")[1],

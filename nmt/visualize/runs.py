@@ -101,7 +101,7 @@ def read_curve(records: Records, key: str) -> tuple[list[int], list[float]]:
 
 
 def settled_values(values: list[float]) -> list[float]:
-    """Leave out the first tenth, whose values may be too large for the scale of the chart."""
+    """Return all values but the first tenth, which may be too large for the scale of a chart."""
     return values[len(values) // 10 :]
 
 
@@ -146,14 +146,13 @@ def _draw_curves(
     is_comparison = len(runs) > 1
     highest = 0.0
     for run_index, records in enumerate(runs):
-        for curve_index, (key, label) in enumerate(labels.items()):
+        for curve_index, (key, metric_label) in enumerate(labels.items()):
             updates, values = read_curve(records, key)
             line_style = "o--" if key.startswith("valid_") else "-"
             color = style.curve_color(run_index if is_comparison else curve_index)
-            if is_comparison:
-                label = names[run_index]
-                if curve_index > 0:
-                    label = "_"  # the legend has one entry per run; matplotlib leaves out "_"
+            label = metric_label
+            if is_comparison:  # the legend has one entry per run; matplotlib leaves out "_"
+                label = names[run_index] if curve_index == 0 else "_"
             axes.plot(updates, values, line_style, color=color, label=label, markersize=4)
             highest = max([highest, *settled_values(values)])
     axes.set_xlabel("update")

@@ -26,7 +26,7 @@ from nmt.translate.translator import Translator
 from nmt.visualize.attention_figure import load_translator, read_sentences
 from nmt.visualize.style import Style
 
-_MAX_STEPS = 100  # of a search that is drawn
+_MAX_STEPS = 100  # a longer search is not drawn
 _MAX_STEPS_PER_ROW = 18
 _NUM_LIKELIEST = 6  # words of each step
 
@@ -57,7 +57,7 @@ class SearchRecord:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the search."""
+        """Number of steps of the search, one more than the tokens of the longest node."""
         return 1 + max(map(len, self.log_probs))
 
 
@@ -114,7 +114,7 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
 
 
 def _name_nodes(tokenizer: Tokenizer, style: Style, layout: Layout) -> dict[Node, str]:
-    """Return the piece of each node's last token; the root is the start."""
+    """Return the text of each node: the piece of its last token, or "start" for the root."""
     nodes = [node for node in layout if node]
     pieces = tokenizer.pieces([node[-1] for node in nodes])
     replacements = style.add_fonts_for(pieces)
@@ -123,7 +123,10 @@ def _name_nodes(tokenizer: Tokenizer, style: Style, layout: Layout) -> dict[Node
 
 
 def layout_tree(record: SearchRecord, hypotheses: list[Hypothesis]) -> Layout:
-    """Place all nodes: leaves get heights from 0, a parent the height of its likeliest child."""
+    """Return the position of every node that was in the beam or is a result.
+
+    Leaves get the heights 0, 1, 2 and so on, and a parent the height of its likeliest child.
+    """
     log_probs = dict(record.log_probs)
     for hypothesis in hypotheses:
         log_probs[tuple(hypothesis.tokens)] = hypothesis.log_prob
@@ -134,25 +137,28 @@ def layout_tree(record: SearchRecord, hypotheses: list[Hypothesis]) -> Layout:
     layout: Layout = {}
     num_leaves = 0
 
-    def place(node: Node) -> float:
+    def place_subtree(node: Node) -> float:
+        """Place a node and its descendants; return the height of the node."""
         nonlocal num_leaves
         if node in children:
             ordered = sorted(children[node], key=log_probs.__getitem__, reverse=True)
-            height = [place(child) for child in ordered][0]
+            child_heights = [place_subtree(child) for child in ordered]
+            height = child_heights[0]
         else:
             height = float(num_leaves)
             num_leaves += 1
         layout[node] = (len(node), height)
         return height
 
-    place(())
+    place_subtree(())
     return layout
 
 
 def layout_row(layout: Layout, start: int, width: int) -> Layout:
-    """Return the nodes of the steps that one row of the figure shows, without empty heights.
+    """Return the layout of one row of the figure: `width` steps after the step `start`.
 
-    A row begins with the nodes of the previous row's last step that go on.
+    The row also shows the nodes of step `start` that have children. Heights are numbered anew, so
+    that the row has no empty lines.
     """
     parents = {node[:-1] for node in layout if node}
     row: Layout = {}
@@ -174,7 +180,9 @@ def _draw_tree(
     """Draw the nodes of `layout`: blue for the best hypothesis, green for the other results."""
     best = tuple(hypotheses[0].tokens)
     ends = [tuple(hypothesis.tokens) for hypothesis in hypotheses]
-    returned = {end[:i] for end in ends for i in range(len(end) + 1)}
+    returned: set[Node] = set()  # nodes on the way from the root to a returned hypothesis
+    for end in ends:
+        returned.update(end[:i] for i in range(len(end) + 1))
     parents = {node[:-1] for node in (*record.log_probs, *ends) if node}
     for node, (x, y) in layout.items():
         is_best = node == best[: len(node)]
@@ -185,7 +193,10 @@ def _draw_tree(
             parent_x, parent_y = layout[node[:-1]]
             xs = [parent_x, parent_x + 0.5, parent_x + 0.6, x]
             ys = [parent_y, parent_y, y, y]
-            axes.plot(xs, ys, color=color, linewidth=2.2 if is_best else 1, zorder=1 + is_best)
+            if is_best:
+                axes.plot(xs, ys, color=color, linewidth=2.2, zorder=2)
+            else:
+                axes.plot(xs, ys, color=color, linewidth=1, zorder=1)
         text = names[node]
         log_prob = record.log_probs.get(node)
         if log_prob and node not in ends:

@@ -57,7 +57,7 @@ class Style:
         return self.colors[index % _NUM_CURVE_COLORS]
 
     def applied(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context manager: inside it, matplotlib draws in this style."""
+        """Return a context manager inside which matplotlib draws in this style."""
         return matplotlib.rc_context(
             {
                 "figure.facecolor": self.background,
@@ -96,27 +96,27 @@ class Style:
         as U+4E2D, and logs a warning about them.
         """
         uncovered = {ord(character) for character in "".join(texts) if character.isprintable()}
-        files = {
+        font_files = {
             font.name: font.fname
             for font in sorted(font_manager.fontManager.ttflist, key=lambda font: font.name)
             if font.weight == 400 and font.style == "normal"
         }
-        for name in [*self.fonts, *files]:
+        for name in [*self.fonts, *font_files]:
             if not uncovered:
                 break
-            if name not in files:
+            if name not in font_files:
                 continue
-            covered = uncovered & set(font_manager.get_font(files[name]).get_charmap())
+            covered = uncovered & set(font_manager.get_font(font_files[name]).get_charmap())
             uncovered -= covered
             if covered and name not in self.fonts:
                 self.fonts.append(name)
         if uncovered:
-            first = chr(min(uncovered))
+            first_code = min(uncovered)
             log.warning(
                 "no installed font has %s (%s) and %d other characters, which are shown as codes; "
                 "install one, such as Debian's fonts-noto-core and fonts-noto-cjk",
-                f"U+{ord(first):04X}",
-                unicodedata.name(first, "no name").lower(),
+                f"U+{first_code:04X}",
+                unicodedata.name(chr(first_code), "no name").lower(),
                 len(uncovered) - 1,
             )
         return {code: f"U+{code:04X}" for code in uncovered}

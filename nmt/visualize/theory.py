@@ -27,7 +27,8 @@ from nmt.visualize.style import Style
 
 _MAX_MASK_LENGTH = 20  # tokens: cells of larger masks are too small to see
 _NUM_WORDS = 5  # in the vocabulary of the figure of label smoothing
-_LAYOUTS = {
+_LINE_STYLES = ("-", "--", "-.", ":")
+_LAYOUTS = {  # titles of the sinusoidal encodings
     Positions.sinusoidal: "sinusoidal (the paper): sine, cosine in turn",
     Positions.sinusoidal_concat: "sinusoidal_concat (Tensor2Tensor)",
     Positions.sinusoidal_halves: "sinusoidal_halves (Marian)",
@@ -93,7 +94,7 @@ def draw_schedule(config: VisualizeConfig, style: Style) -> Figure:
             f"{optimizer.schedule.value}, d_model {settings.model.d_model}, "
             f"warm-up {optimizer.warmup_steps}: {peak_learning_rate(settings):.2e}"
         )
-        axes.plot(updates, rates, ["-", "--", "-.", ":"][i % 4], label=label)
+        axes.plot(updates, rates, _LINE_STYLES[i % len(_LINE_STYLES)], label=label)
     axes.set(xlabel="update", ylabel="learning rate", xlim=(0, config.steps), ylim=0)
     axes.set_title("Learning rate, with its peak")
     axes.grid()
@@ -141,9 +142,7 @@ def draw_smoothing(config: VisualizeConfig, style: Style) -> Figure:
     confidences = np.linspace(0.01, 0.999, 200)
     for i, value in enumerate(sorted({0.0, smoothing, 0.4})):
         losses = np.array([smoothed_loss(value, float(c), _NUM_WORDS) for c in confidences])
-        [line] = loss_axes.plot(
-            confidences, losses, ["-", "--", "-."][i], label=f"smoothing {value:g}"
-        )
+        [line] = loss_axes.plot(confidences, losses, _LINE_STYLES[i], label=f"smoothing {value:g}")
         if value:
             lowest = losses.argmin()
             loss_axes.plot(confidences[lowest], losses[lowest], "o", color=line.get_color())
@@ -154,7 +153,10 @@ def draw_smoothing(config: VisualizeConfig, style: Style) -> Figure:
 
 
 def smoothed_target(smoothing: float, word: int, num_words: int) -> torch.Tensor:
-    """Return the target distribution of a word, (V,): softmax minus the gradient of the loss."""
+    """Return the target distribution of a word, (V,).
+
+    It is computed from the loss of the training, whose gradient is softmax minus target.
+    """
     logits = torch.zeros(1, num_words, requires_grad=True)
     loss, _ = smoothed_cross_entropy(
         logits, torch.eye(num_words), torch.tensor([word]), smoothing=smoothing
