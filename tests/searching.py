@@ -19,7 +19,7 @@ from tiny import BOS, EOS, PAD, UNK, hidden_states, plain, random_source, tiny_m
 from torch import Tensor, nn
 
 from nmt.checkpoint import ModelInfo, save_model
-from nmt.config import Norm, SearchConfig
+from nmt.config import Norm, SearchConfig, Stop
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast import FastTransformer
 from nmt.search.hypotheses import Hypothesis
@@ -37,10 +37,21 @@ Source = tuple[Tensor, Tensor]  # ids (B, S) and lengths (B,)
 
 
 def config(
-    beam_size: int, alpha: float = 0.6, *, a: float = 0.0, b: int = 5, **changes: Any
+    beam_size: int,
+    alpha: float = 0.6,
+    *,
+    a: float = 0.0,
+    b: int = 5,
+    stop: Stop = Stop.exact,
+    **changes: Any,
 ) -> SearchConfig:
     return SearchConfig(
-        beam_size=beam_size, length_penalty=alpha, max_length_a=a, max_length_b=b, **changes
+        beam_size=beam_size,
+        length_penalty=alpha,
+        max_length_a=a,
+        max_length_b=b,
+        stop=stop,
+        **changes,
     )
 
 
@@ -194,8 +205,9 @@ def enumerate_all(source: Sentence, limit: int, settings: SearchConfig) -> list[
 def beam_by_lists(
     source: Sentence, limit: int, settings: SearchConfig, taste: Taste = NO_TASTE
 ) -> tuple[list[Hypothesis], int]:
-    """Search one sentence with a beam and never stop before the limit; also return after how many
-    steps nothing better could come.
+    """Search one sentence with a beam; also return the number of steps after which search ends.
+
+    With `stop=exact`, go on to the limit and only count the steps until nothing better can come.
     """
     live: list[tuple[float, Sentence]] = [(0.0, ())]
     finished: list[Hypothesis] = []
@@ -212,10 +224,15 @@ def beam_by_lists(
                 finished.append(judge(tokens, source, settings, taste))
         live = [pair for pair in extended if pair[1][-1] != EOS][: settings.beam_size]
         finished.sort(key=lambda h: h.score, reverse=True)
+        if len(finished) < settings.beam_size:
+            continue
+        worst = finished[settings.beam_size - 1].score
+        if settings.stop is Stop.first and length < limit:
+            live = [pair for pair in live if normalized(pair[0], length + 1, settings) > worst]
+            if not live:
+                return finished[: settings.beam_size], length
         lengths = range(max(length, settings.min_length) + 1, limit + 1)
-        reachable = [normalized(live[0][0], more, settings) for more in lengths]
-        worst = finished[: settings.beam_size][-1:] if len(finished) >= settings.beam_size else []
-        if worst and all(score <= worst[0].score for score in reachable):
+        if all(normalized(live[0][0], more, settings) <= worst for more in lengths):
             num_steps = min(num_steps, length)
     cut = [judge(tokens, source, settings, taste) for _, tokens in live]
     cut.sort(key=lambda h: h.score, reverse=True)

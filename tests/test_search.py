@@ -30,7 +30,7 @@ from searching import (
 from tiny import BOS, EOS, UNK, VOCAB_SIZE
 from torch import Tensor
 
-from nmt.config import Normalization
+from nmt.config import Normalization, Stop
 from nmt.errors import ModelError
 from nmt.search.request import SearchRequest
 
@@ -62,27 +62,41 @@ def test_a_wide_beam_finds_the_truth(rule: dict[str, Any]) -> None:
 
 
 @every_rule
-def test_beam_search_equals_one_by_lists_that_never_stops_early(rule: dict[str, Any]) -> None:
+def test_beam_search_equals_one_by_lists(rule: dict[str, Any]) -> None:
     source = toy_source(6, 2, 9, 4, 1, 3)
     limits = [2 * (length - 1) + 3 for length in source[1].tolist()]
-    for beam_size, taste in itertools.product([2, 5], TASTES):
-        settings = config(beam_size, a=2.0, b=3, **rule)
+    for beam_size, taste, stop in itertools.product([2, 5], TASTES, Stop):
+        settings = config(beam_size, a=2.0, b=3, stop=stop, **rule)
         found = find(ToyStepper(taste), source, settings)
         for row, (hypotheses, limit) in enumerate(zip(found, limits, strict=True)):
             expected, _ = beam_by_lists(source_of(source, row), limit, settings, taste)
-            assert_same(hypotheses, expected, case=(beam_size, taste, row))
+            assert_same(hypotheses, expected, case=(beam_size, taste, stop, row))
 
 
 @every_rule
 def test_search_ends_with_the_first_step_after_which_nothing_better_can_come(
     rule: dict[str, Any],
 ) -> None:
-    settings = config(3, b=12, **rule)
-    for length, taste in itertools.product((6, 2, 9), TASTES):
+    for length, taste, stop in itertools.product((6, 2, 9), TASTES, Stop):
+        settings = config(3, b=12, stop=stop, **rule)
         stepper, source = ToyStepper(taste), toy_source(length)
         find(stepper, source, settings)
         _, num_steps = beam_by_lists(source_of(source, 0), 12, settings, taste)
-        assert len(stepper.num_rows) == num_steps, (length, taste)
+        assert len(stepper.num_rows) == num_steps, (length, taste, stop)
+
+
+def test_stopping_first_takes_fewer_steps_where_longer_hypotheses_score_higher() -> None:
+    for rule in RULES.values():
+        num_steps = {}
+        for stop in Stop:
+            stepper = ToyStepper(Taste(eos_bonus=1.5))
+            find(stepper, toy_source(6), config(3, b=40, stop=stop, **rule), n_best=1)
+            num_steps[stop] = len(stepper.num_rows)
+        gains_by_length = rule.get("alpha", 0.6) > 0 or rule.get("word_reward", 0) > 0
+        if rule == RULES["none"] or not gains_by_length:
+            assert num_steps[Stop.first] == num_steps[Stop.exact], rule
+        else:
+            assert num_steps[Stop.first] < num_steps[Stop.exact], rule
 
 
 class Scripted(ToyStepper):

@@ -268,6 +268,7 @@ def test_v1_refuses_settings_beyond_the_bounds(server: Running) -> None:
         ({"search": {"length_penalty": "1"}}, "length_penalty is no float"),
         ({"search": {"top_k": 3}}, "only works with sampling=true"),
         ({"search": {"normalization": "wuu"}}, "did you mean wu"),
+        ({"search": {"stop": "frist"}}, "did you mean first"),
         ({"search": {"model_dir": "/"}}, "no setting 'model_dir'"),
         ({"search": []}, "search is no object"),
         ({"n_best": 5}, "n_best=5 is more than beam_size=4"),

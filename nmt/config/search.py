@@ -23,6 +23,13 @@ class Normalization(str, Enum):
     none = "none"
 
 
+class Stop(str, Enum):
+    """When beam search drops a live hypothesis, and stops after the last one (docs/search.md)."""
+
+    first = "first"  # if it could not become a result by ending with its next token
+    exact = "exact"  # if it could not become a result at any length
+
+
 @dataclass(kw_only=True)
 class SearchConfig(Settings):
     """How translations are searched (docs/search.md), saved with the model as its defaults.
@@ -46,6 +53,11 @@ class SearchConfig(Settings):
     coverage_penalty: float = option(
         0.0, "beta of the coverage penalty of Wu et al. (2016); 0 disables", low=0, high=100
     )
+    stop: Stop = option(
+        Stop.first,
+        "beam search: drop hypotheses that cannot win with one more token (first) or at any length "
+        "(exact)",
+    )
     max_length_a: float = option(1.0, "output limit: a * source tokens + b", low=0, high=1000)
     max_length_b: int = option(50, "output limit: a * source tokens + b", low=1, high=100_000)
     min_length: int = option(0, "minimum number of output tokens, EOS excluded", low=0, high=10_000)
@@ -68,6 +80,7 @@ class SearchConfig(Settings):
     def __post_init__(self) -> None:
         # config.json holds text
         self.normalization = choose(Normalization, "normalization", self.normalization)
+        self.stop = choose(Stop, "stop", self.stop)
         super().__post_init__()
 
     def check(self) -> None:
@@ -124,6 +137,7 @@ class SearchOverrides(ScoringOverrides):
     """All settings of search but `alignment`, which needs an output format that can hold it."""
 
     beam_size: int | None = override("beam_size")
+    stop: Stop | None = override("stop")
     max_length_a: float | None = override("max_length_a")
     max_length_b: int | None = override("max_length_b")
     min_length: int | None = override("min_length")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from nmt.config import Stop
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.fast.cache import BeamGrid
 from nmt.model.fast.top import NEG_INF, Candidates, best_candidates
@@ -132,13 +133,14 @@ class BeamSearch:
         The shortest continuation has one more token, EOS: where the results are full, forced
         prefixes and `min_length` lie behind.
         """
+        config = self._state.request.config
         scores = [self._results[i].worst_score for i in sentences.tolist()]
         next_lengths = lengths.double() + 1  # (B,)
+        max_lengths = None
+        if config.stop is Stop.exact:
+            max_lengths = limits.double().maximum(next_lengths)  # (B,)
         threshold = min_log_prob(
-            torch.tensor(scores, dtype=torch.float64),
-            next_lengths,
-            self._state.request.config,
-            max_lengths=limits.double().maximum(next_lengths),
+            torch.tensor(scores, dtype=torch.float64), next_lengths, config, max_lengths=max_lengths
         )
         return threshold.unsqueeze(1)
 

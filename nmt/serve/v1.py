@@ -136,7 +136,7 @@ def _check_search(search: object, max_beam_size: int) -> dict[str, Any]:
     for name, value in search.items():
         if name == "sampling":
             Parameters(search).flag(name)
-        elif name == "normalization":
+        elif name in ("normalization", "stop"):
             Parameters(search).text(name)
         elif name in ranges:
             _check_number(name, value, ranges[name])

@@ -24,6 +24,7 @@ class SearchOptions(TypedDict, total=False):
     normalization: str | None
     word_reward: float | None
     coverage_penalty: float | None
+    stop: str | None
     max_length_a: float | None
     max_length_b: int | None
     min_length: int | None
