@@ -56,8 +56,9 @@ def name_files(folder: Path, split: str, key: str = "") -> list[str]:
 
 
 def preprocess(data_dir: Path, *arguments: str | list[str]) -> Path:
-    """Make a data folder with nmt-preprocess in this process, and return it."""
-    assert command("preprocess", "num_threads=1", arguments, f"data_dir={data_dir}") == 0, arguments
+    """Make or replace a data folder with nmt-preprocess in this process, and return it."""
+    settings = ["num_threads=1", "overwrite=true", f"data_dir={data_dir}"]
+    assert command("preprocess", arguments, settings) == 0, arguments
     return data_dir
 
 

@@ -32,6 +32,7 @@ from test_import_toolkits import write_fairseq, write_opennmt
 from test_import_toolkits import write_marian as write_npz
 from toy import command
 
+from nmt.checkpoint import load_info
 from nmt.config import ExportFormat
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
@@ -262,6 +263,17 @@ def test_files_of_other_toolkits_that_do_not_fit_are_refused(
         path.write_bytes(original[: len(original) // 2])
         refuse(folder, "cannot be read", capsys)
         path.write_bytes(original)
+
+
+def test_a_model_that_was_trained_is_not_replaced(
+    tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = random_model(tmp_path / "model", tokenizer)
+    before = (model / "config.json").read_bytes()
+    assert load_info(model).updates > 0
+    assert command("import", f"input={tmp_path}", f"output={model}") == 2
+    assert "holds a model that was trained for" in capsys.readouterr().err
+    assert (model / "config.json").read_bytes() == before
 
 
 @pytest.mark.slow

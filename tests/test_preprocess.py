@@ -25,6 +25,7 @@ from preprocessing import (
     write_corpus,
     write_text,
 )
+from toy import command
 
 from nmt.config import PreprocessConfig, TokenizerConfig
 from nmt.data.binary import read_meta
@@ -181,6 +182,32 @@ def test_text_is_read_three_times_and_cleaned_twice(
     preprocess(tmp_path / "data", files, settings, "tokenizer.vocab_size=300")
     assert (num_opened["train.src.txt"], num_opened["train.tgt.txt"]) == (3, 3)
     assert num_cleaned == {1: 2 * 3000}
+
+
+def test_a_data_folder_is_replaced_only_on_request(
+    corpus_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = write_corpus(corpus_dir)
+    data = preprocess(tmp_path / "data", settings)
+    expected = tree(data)
+    target = f"data_dir={data}"
+    assert command("preprocess", "num_threads=1", settings, target, "max_length=9") == 2
+    assert "holds other data; runs that were trained on it need it" in capsys.readouterr().err
+    assert tree(data) == expected
+    # what was made stays for the same command with overwrite=true
+    preprocess(data, settings, "max_length=9")
+    replaced = tree(data)
+    assert replaced != expected
+    assert not list(tmp_path.glob(".data.work"))
+    for side in ("src", "tgt"):
+        write_text(tmp_path / f"train.{side}.txt", [f"{n} red house" for n in range(50)])
+    files = name_files(tmp_path, "train") + name_files(tmp_path, "train", "valid")
+    assert command("preprocess", "num_threads=1", files, target) == 2
+    assert "training pairs, and the new text has 50; runs" in capsys.readouterr().err
+    assert tree(data) == replaced
+    # the same data again
+    assert command("preprocess", "num_threads=1", settings, target, "max_length=9") == 0
+    assert tree(data) == replaced
 
 
 @pytest.mark.parametrize("limit", [0, pytest.param(1 << 63, marks=pytest.mark.slow)])

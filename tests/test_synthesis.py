@@ -313,7 +313,7 @@ def test_a_kill_at_any_call_that_changes_a_name_at_the_end_loses_nothing(
 
 
 @pytest.mark.slow
-def test_a_whole_corpus_is_left_as_it_is_and_another_job_or_input_replaces_it(
+def test_a_whole_corpus_is_left_as_it_is_until_another_job_or_input_is_to_replace_it(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -327,12 +327,17 @@ def test_a_whole_corpus_is_left_as_it_is_and_another_job_or_input_replaces_it(
     ]
     for options, is_same in changes:
         capfd.readouterr()
-        distill(folder, out, **options)
+        if not is_same:
+            before = corpus(out)
+            with pytest.raises(DataError, match=r"out holds \d+ pairs of another .*overwrite=true"):
+                distill(folder, out, **options)
+            assert corpus(out) == before, options
+        distill(folder, out, **options, overwrite=True)
         assert (written_at == (out / "src.txt").stat().st_mtime_ns) == is_same, options
         written_at = (out / "src.txt").stat().st_mtime_ns
     assert corpus(out) == corpus(folder / "distill")
     (out / "tgt.txt").write_bytes(b"")  # a user's mistake
-    distill(folder, out)
+    distill(folder, out, overwrite=True)
     assert corpus(out) == corpus(folder / "distill")
 
 
@@ -368,7 +373,7 @@ def test_what_cannot_be_is_one_line(
         assert (out / name).read_bytes() == (folder / "distill" / name).read_bytes()
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folder / "distill", tmp_path / "data/distilled")
-    with pytest.raises(DataError, match="give output=FOLDER, or remove data/distilled first"):
+    with pytest.raises(DataError, match="data/distilled holds .* give another output"):
         distill(folder, Path("data/distilled"), max_ratio=3.0)
 
 

@@ -72,7 +72,7 @@ def test_a_finished_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> Non
         fill(work)
         (work.data / "meta.json").write_text('{"format_version": 2}', encoding="utf-8")
         assert (data_dir / "train-00009.arrow").exists()
-        work.finish()
+        work.finish(overwrite=True)
     assert sorted(path.name for path in tmp_path.rglob("*")) == [
         "data",
         "manifest.json",
@@ -109,6 +109,6 @@ def test_a_foreign_folder_or_file_stays_and_so_does_a_link(tmp_path: Path) -> No
     with open_workspace(tmp_path / "data") as work:
         fill(work)
         (work.data / "meta.json").write_text("{}", encoding="utf-8")
-        work.finish()
+        work.finish(overwrite=True)
     assert (tmp_path / "data").is_symlink()
     assert (tmp_path / "disk/data/meta.json").exists()

@@ -22,8 +22,9 @@ from nmt.config import (
 )
 from nmt.data.languages import LanguagePair, default_directions
 from nmt.data.text import check_file, is_compressed, is_stream, read_input
-from nmt.errors import DataError
+from nmt.errors import DamagedError, DataError
 from nmt.preprocess.sources import match_files
+from nmt.runtime.metadata import read_json
 from nmt.runtime.progress import Progress
 from nmt.translate.job import PartialFile, describe_job, partial_path, remove_partial
 from nmt.translate.synthesis import (
@@ -97,7 +98,7 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
     if not any(is_stream(file) for file in files):  # a stream cannot be read twice
         counts = read_counts(folder, job_fingerprint, lambda: _open_files(files))
     if counts is None:
-        _check_default_output(config)
+        _check_replacement(config)
         counts = _translate(config, files, job, job_fingerprint)
     else:
         # remains if a kill came after the summary was written and before this file was removed
@@ -141,14 +142,19 @@ def _check_output(folder: Path, files: list[str]) -> None:
             )
 
 
-def _check_default_output(config: SynthesisConfig) -> None:
-    """Raise a `DataError` if another corpus is in the default folder; a named one is replaced."""
-    is_default = config.output == type(config).output
-    if is_default and (resolve(config.output) / SUMMARY).exists():
-        raise DataError(
-            f"{config.output} holds a corpus of another model, text or settings; give "
-            f"output=FOLDER, or remove {config.output} first"
-        )
+def _check_replacement(config: SynthesisConfig) -> None:
+    """Raise a `DataError` if `output` holds a complete corpus that is not to be replaced."""
+    path = resolve(config.output) / SUMMARY
+    if config.overwrite or not path.exists():
+        return
+    try:
+        pairs = f"{read_json(path)['counts']['pairs']:,} pairs"
+    except (DamagedError, KeyError, TypeError, ValueError):
+        pairs = "pairs"
+    raise DataError(
+        f"{config.output} holds {pairs} of another model, text or settings; give another output, "
+        "or overwrite=true to replace them"
+    )
 
 
 def _translate(

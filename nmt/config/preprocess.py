@@ -309,6 +309,9 @@ class PreprocessConfig(Settings):
     tokenizer: TokenizerConfig = option(TokenizerConfig, "the subword tokenizer")
     filter: FilterConfig = option(FilterConfig, "which training pairs are dropped")
     data_dir: str = option(DEFAULT_DATA_DIR, "folder to write", on_resume="free")
+    overwrite: bool = option(
+        False, "replace a data folder of other text or settings", on_resume="free"
+    )
     experiment: str | None = option(
         None, "name or YAML file of settings for all commands", on_resume="free"
     )

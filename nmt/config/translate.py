@@ -153,6 +153,9 @@ class SynthesisConfig(TranslationConfig):
     output: str = option(
         "data/synthetic", "folder to write: src.txt, tgt.txt, summary.json", on_resume="free"
     )
+    overwrite: bool = option(
+        False, "replace a corpus of another model, text or settings", on_resume="free"
+    )
     max_ratio: float = option(
         3.0,
         "maximum ratio of the token counts of both sides; longer pairs are dropped; 0 disables",

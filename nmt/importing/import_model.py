@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from nmt.checkpoint import ModelInfo, build_model, save_model
+from nmt.checkpoint import ModelInfo, build_model, load_info, save_model
 from nmt.config import ImportConfig, ImportFormat, resolve
-from nmt.errors import ConfigError, ModelError
+from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.importing import fairseq, huggingface, marian, opennmt
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ def import_model(config: ImportConfig) -> Path:
     output = resolve(config.output)
     if not path.exists():
         raise ModelError(f"input={path} does not exist; give a folder or a file with a model")
+    _check_output(output)
     if path.name == huggingface.CONFIG:
         path = path.parent
     toolkit = config.format
@@ -70,6 +71,19 @@ def import_model(config: ImportConfig) -> Path:
         ) from error
     save_model(output, imported.weights, info, imported.tokenizers)
     return output
+
+
+def _check_output(output: Path) -> None:
+    """Raise a `ModelError` if `output` holds a model that nmt-train trained."""
+    try:
+        num_updates = load_info(output).updates
+    except NmtError:  # missing, or a folder that `save_model` refuses to replace
+        return
+    if num_updates:
+        raise ModelError(
+            f"output={output} holds a model that was trained for {num_updates:,} updates; choose "
+            "another folder"
+        )
 
 
 def find_format(path: Path) -> ImportFormat:

@@ -62,12 +62,14 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
             raise DataError(
                 "the training corpus is empty; give data.train a file with sentence pairs"
             )
+        if not config.overwrite:
+            work.check_replacement(sum(span.num_pairs for span in spans))
         job = scan_training_text(job, spans)
         splits = read_held_out(job)
         tokenizers = prepare_encoding(job, spans)
         run_stage(job, spans, _STAGE, make_encoding_task)
         report = _finish_folder(job, splits, tokenizers, spans)
-        work.finish()
+        work.finish(overwrite=config.overwrite)
     return report
 
 

@@ -33,6 +33,7 @@ from nmt.runtime.files import (
     removing_empty_parents,
     replace_json,
 )
+from nmt.runtime.manifest import read_entries, write_manifest
 from nmt.runtime.metadata import read_json
 from nmt.runtime.pool import count_workers
 from nmt.runtime.progress import Progress
@@ -41,6 +42,10 @@ from nmt.runtime.reading import read_regular
 log = logging.getLogger(__name__)
 
 MARKER = "meta.json"
+_OVERWRITE_ADVICE = (
+    "runs that were trained on it need it, so nothing was replaced; give another data_dir, or "
+    "overwrite=true to replace it"
+)
 _FINGERPRINT = "job.json"
 _LOCK = "lock"
 _FORMAT_VERSION = 6  # of the work folder
@@ -185,8 +190,31 @@ class Workspace:
             elif path.is_dir() and path != self.spool:
                 shutil.rmtree(path)
 
-    def finish(self) -> None:
-        """Replace `data_dir` with the new data folder, and remove the work folder."""
+    def check_replacement(self, num_pairs: int) -> None:
+        """Raise a `ConfigError` if `data_dir` was made of another number of training pairs.
+
+        This is known before the work begins; `finish` compares all data.
+        """
+        try:
+            num_existing_pairs = read_json(self.data_dir / "report.json")["train"]["read"]
+        except (FileNotFoundError, DamagedError, KeyError, TypeError):
+            return
+        if num_existing_pairs != num_pairs:
+            raise ConfigError(
+                f"{self.data_dir} holds the data of {num_existing_pairs:,} training pairs, and the "
+                f"new text has {num_pairs:,}; {_OVERWRITE_ADVICE}"
+            )
+
+    def finish(self, *, overwrite: bool) -> None:
+        """Replace `data_dir` with the new data folder, and remove the work folder.
+
+        Unless `overwrite` is set, raises an `NmtError` if `data_dir` holds other data. Both folders
+        stay, so that the same command with overwrite=true ends at once.
+        """
+        if (self.data_dir / MARKER).exists() and not overwrite:
+            write_manifest(self.data)
+            if _list_data_files(self.data) != _list_data_files(self.data_dir):
+                raise NmtError(f"{self.data_dir} holds other data; {_OVERWRITE_ADVICE}")
         put_in_place(self.data, self.data_dir)
         self.remove()
 
@@ -197,6 +225,15 @@ class Workspace:
     def has_results(self) -> bool:
         """Return whether the work folder holds files that the next run can use."""
         return any(any(folder.glob("*")) for folder in (self.records, self.plan, self.spool))
+
+
+def _list_data_files(folder: Path) -> dict[str, Any]:
+    """Return the size and checksum of each file of a data folder but the report."""
+    try:
+        entries = read_entries(folder)
+    except DamagedError:
+        return {}
+    return {name: entry for name, entry in entries.items() if not name.startswith("report.")}
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ def verify(folder: Path, *names: str) -> None:
     """
     if not _is_verifying:
         return
-    entries = _read_entries(folder)
+    entries = read_entries(folder)
     for name in names or entries:
         path = folder / name
         if not path.exists():
@@ -78,13 +78,13 @@ def note_unverified(folder: Path) -> None:
 def read_config(run_dir: Path) -> dict[str, Any]:
     """Read `config.yaml` of a run. Raises `FileNotFoundError` or `DamagedError`."""
     path = run_dir / "config.yaml"
-    entry = _read_entries(run_dir).get(path.name) if _is_verifying else None
+    entry = read_entries(run_dir).get(path.name) if _is_verifying else None
     if entry is not None and not _is_intact(path, entry):
         raise DamagedError(f"{path} is damaged; if you changed it, remove {run_dir / MANIFEST}")
     return read_yaml(path)
 
 
-def _read_entries(folder: Path) -> dict[str, Any]:
+def read_entries(folder: Path) -> dict[str, Any]:
     """Return the size and checksum of each file in the manifest; {} without a manifest."""
     path = folder / MANIFEST
     try:
