@@ -1,5 +1,6 @@
-"""A toy model whose probabilities are a function of source and prefix, and slow searches over it:
-the oracles of the tests of search.
+"""A toy model for tests of search, and slow searches over it that are easy to verify.
+
+The toy model draws the probabilities of the next symbol at random, seeded by source and prefix.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tiny import BOS, EOS, PAD, UNK, hidden_states, plain, random_source, tiny_model
 from torch import Tensor, nn
@@ -31,7 +33,7 @@ from nmt.translate.engines.native import NativeBackend
 _CONTROL = SimpleNamespace(pad_id=PAD, bos_id=BOS, eos_id=EOS)
 TOKENIZER: Any = SimpleNamespace(src=_CONTROL, tgt=_CONTROL)  # for searches over ids
 SYMBOLS = 6
-ALLOWED = [UNK, EOS, 4, 5]  # of the six symbols, all but PAD and BOS
+ALLOWED_SYMBOLS = [UNK, EOS, 4, 5]  # all but PAD and BOS
 Sentence = tuple[int, ...]
 Source = tuple[Tensor, Tensor]  # ids (B, S) and lengths (B,)
 
@@ -79,58 +81,58 @@ def score_ids(
 
 
 @dataclass(frozen=True)
-class Taste:
-    """How the toy model likes its sentences."""
+class ToySettings:
+    """Settings of the toy model."""
 
-    eos_bonus: float = 0.0  # above 0 they are short
-    sharpness: float = 1.5  # of the choice among symbols
-    certain_after: int = 99  # from this length on one word is all but certain
+    eos_bonus: float = 0.0  # added to the logit of EOS: above 0, sentences are short
+    sharpness: float = 1.5  # standard deviation of the logits
+    certain_after: int = 99  # from this length on, symbol 4 is nearly certain
 
 
-NO_TASTE = Taste()
-TASTES = [
-    Taste(eos_bonus=-3.0),
-    Taste(),
-    Taste(eos_bonus=1.5),
-    Taste(eos_bonus=1.5, certain_after=2),
-    Taste(eos_bonus=-1.0, sharpness=4.0),
+DEFAULT_TOY = ToySettings()
+TOY_SETTINGS = [
+    ToySettings(eos_bonus=-3.0),
+    ToySettings(),
+    ToySettings(eos_bonus=1.5),
+    ToySettings(eos_bonus=1.5, certain_after=2),
+    ToySettings(eos_bonus=-1.0, sharpness=4.0),
 ]
 
 
 @functools.cache
-def toy_log_probs(source: Sentence, prefix: Sentence, taste: Taste = NO_TASTE) -> Any:
-    """Draw log-probabilities of the next symbol (6,), PAD and BOS likely too."""
-    draw = np.random.default_rng([*source, 99, *prefix])
-    logits = draw.normal(size=SYMBOLS) * taste.sharpness
-    logits[EOS] += taste.eos_bonus
-    if len(prefix) > taste.certain_after:
+def toy_log_probs(source: Sentence, prefix: Sentence, toy: ToySettings = DEFAULT_TOY) -> Any:
+    """Return the log-probabilities of the next symbol (6,); PAD and BOS have some, too."""
+    rng = np.random.default_rng([*source, 99, *prefix])
+    logits = rng.normal(size=SYMBOLS) * toy.sharpness
+    logits[EOS] += toy.eos_bonus
+    if len(prefix) > toy.certain_after:
         logits[4] += 9.0
     return logits - np.log(np.exp(logits).sum())
 
 
 @functools.cache
 def toy_attention(source: Sentence, prefix: Sentence) -> Any:
-    """Draw the attention weights of the step after `prefix` over the source (S,)."""
+    """Return the attention weights of the step after `prefix` over the source (S,)."""
     weights = np.random.default_rng([7, *source, 99, *prefix]).exponential(size=len(source))
     return weights / weights.sum()
 
 
 @dataclass
 class ToyState:
-    rows: list[tuple[Sentence, Sentence]]  # source and prefix of each
-    is_watched: bool = False
+    rows: list[tuple[Sentence, Sentence]]  # source and prefix
+    with_attention: bool = False
 
 
 class ToyStepper:
-    """Knows every row's source and prefix, so that any row mixed up shows."""
+    """Steps the toy model; its state holds source and prefix, so that mixed-up rows are noticed."""
 
     device = torch.device("cpu")
 
-    def __init__(self, taste: Taste = NO_TASTE) -> None:
-        self.taste = taste
-        self.num_rows: list[int] = []  # of each step
-        self.sources: list[set[Sentence]] = []  # that each step works on
-        self.width = 0
+    def __init__(self, toy: ToySettings = DEFAULT_TOY) -> None:
+        self.toy = toy
+        self.num_rows: list[int] = []  # one entry per step
+        self.sources: list[set[Sentence]] = []  # one entry per step
+        self.width = 0  # of the padded sources
 
     def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> ToyState:
         pairs = zip(src.tolist(), src_lengths.tolist(), strict=True)
@@ -142,30 +144,30 @@ class ToyStepper:
         state.rows = [(source, (*prefix, token)) for (source, prefix), token in pairs]
         self.num_rows.append(len(state.rows))
         self.sources.append({source for source, _ in state.rows})
-        table = [toy_log_probs(*row, self.taste) for row in state.rows]
-        return torch.tensor(np.array(table), dtype=torch.float32)
+        log_probs = [toy_log_probs(source, prefix, self.toy) for source, prefix in state.rows]
+        return torch.tensor(np.array(log_probs), dtype=torch.float32)
 
     def reorder(self, state: ToyState, rows: Tensor) -> ToyState:
-        return ToyState([state.rows[row] for row in rows.tolist()], state.is_watched)
+        return ToyState([state.rows[row] for row in rows.tolist()], state.with_attention)
 
     def attention(self, state: ToyState) -> Tensor:
-        assert state.is_watched
-        table = torch.zeros(len(state.rows), self.width)
+        assert state.with_attention
+        weights = torch.zeros(len(state.rows), self.width)
         for row, (source, prefix) in enumerate(state.rows):
-            table[row, : len(source)] = torch.from_numpy(toy_attention(source, prefix))
-        return table
+            weights[row, : len(source)] = torch.from_numpy(toy_attention(source, prefix))
+        return weights
 
 
 def toy_source(*lengths: int) -> Source:
     return random_source(list(lengths), seed=5)
 
 
-def source_of(source: Source, row: int) -> Sentence:
+def source_ids(source: Source, row: int) -> Sentence:
     return tuple(source[0][row, : source[1][row]].tolist())
 
 
 def normalized(log_prob: float, length: int, settings: SearchConfig) -> float:
-    """Return the score without coverage."""
+    """Return the normalized score, without the coverage penalty."""
     divisor = {
         "wu": (5 + length) ** settings.length_penalty / (5 + 1) ** settings.length_penalty,
         "average": length,
@@ -174,14 +176,17 @@ def normalized(log_prob: float, length: int, settings: SearchConfig) -> float:
     return (log_prob + settings.word_reward * length) / divisor
 
 
-def judge(
-    tokens: Sentence, source: Sentence, settings: SearchConfig, taste: Taste = NO_TASTE
+def score_by_formula(
+    tokens: Sentence, source: Sentence, settings: SearchConfig, toy: ToySettings = DEFAULT_TOY
 ) -> Hypothesis:
     """Score a translation in float64, by the formulas of docs/search.md."""
-    prefixes = [(BOS, *tokens[:i]) for i in range(len(tokens))]
-    pairs = zip(prefixes, tokens, strict=True)
-    log_probs = [float(toy_log_probs(source, prefix, taste)[token]) for prefix, token in pairs]
-    weights = np.array([toy_attention(source, prefix) for prefix in prefixes])  # (T, S)
+    log_probs = []
+    attention = []
+    for i, token in enumerate(tokens):
+        prefix = (BOS, *tokens[:i])
+        log_probs.append(float(toy_log_probs(source, prefix, toy)[token]))
+        attention.append(toy_attention(source, prefix))
+    weights = np.array(attention)  # (T, S)
     total = sum(log_probs)
     coverage = sum(math.log(min(p, 1.0)) for p in weights.sum(axis=0)[:-1])  # without EOS
     score = normalized(total, len(tokens), settings) + settings.coverage_penalty * coverage
@@ -189,25 +194,27 @@ def judge(
     return Hypothesis(list(tokens), total, score, tokens[-1] == EOS, log_probs, alignment)
 
 
-def enumerate_all(source: Sentence, limit: int, settings: SearchConfig) -> list[Hypothesis]:
-    """Return every sequence that ends with EOS or meets the limit, best first, finished ones
-    before the others.
+def enumerate_hypotheses(source: Sentence, limit: int, settings: SearchConfig) -> list[Hypothesis]:
+    """Return all sequences that end with EOS or reach the limit.
+
+    The order is that of search results: finished hypotheses first, then by score.
     """
-    others = [symbol for symbol in ALLOWED if symbol != EOS]
-    found: list[Sentence] = []
+    words = [symbol for symbol in ALLOWED_SYMBOLS if symbol != EOS]
+    sentences: list[Sentence] = []
     for length in range(settings.min_length, limit):
-        found += [(*words, EOS) for words in itertools.product(others, repeat=length)]
-    found += list(itertools.product(others, repeat=limit))
-    hypotheses = [judge(tokens, source, settings) for tokens in found]
+        sentences += [(*prefix, EOS) for prefix in itertools.product(words, repeat=length)]
+    sentences += itertools.product(words, repeat=limit)
+    hypotheses = [score_by_formula(tokens, source, settings) for tokens in sentences]
     return sorted(hypotheses, key=lambda h: (h.finished, h.score), reverse=True)
 
 
 def beam_by_lists(
-    source: Sentence, limit: int, settings: SearchConfig, taste: Taste = NO_TASTE
+    source: Sentence, limit: int, settings: SearchConfig, toy: ToySettings = DEFAULT_TOY
 ) -> tuple[list[Hypothesis], int]:
     """Search one sentence with a beam; also return the number of steps after which search ends.
 
-    With `stop=exact`, go on to the limit and only count the steps until nothing better can come.
+    With `stop=exact`, goes on to the limit and only counts the steps until no live hypothesis can
+    become a result.
     """
     live: list[tuple[float, Sentence]] = [(0.0, ())]
     finished: list[Hypothesis] = []
@@ -215,13 +222,13 @@ def beam_by_lists(
     for length in range(1, limit + 1):
         extended = []
         for log_prob, tokens in live:
-            log_probs = toy_log_probs(source, (BOS, *tokens), taste)
-            symbols = [s for s in ALLOWED if s != EOS or length > settings.min_length]
+            log_probs = toy_log_probs(source, (BOS, *tokens), toy)
+            symbols = [s for s in ALLOWED_SYMBOLS if s != EOS or length > settings.min_length]
             extended += [(log_prob + log_probs[s], (*tokens, s)) for s in symbols]
         extended.sort(reverse=True)
         for _, tokens in extended[: settings.beam_size]:
             if tokens[-1] == EOS:
-                finished.append(judge(tokens, source, settings, taste))
+                finished.append(score_by_formula(tokens, source, settings, toy))
         live = [pair for pair in extended if pair[1][-1] != EOS][: settings.beam_size]
         finished.sort(key=lambda h: h.score, reverse=True)
         if len(finished) < settings.beam_size:
@@ -232,39 +239,41 @@ def beam_by_lists(
             if not live:
                 return finished[: settings.beam_size], length
         lengths = range(max(length, settings.min_length) + 1, limit + 1)
-        if all(normalized(live[0][0], more, settings) <= worst for more in lengths):
+        if all(normalized(live[0][0], n, settings) <= worst for n in lengths):
             num_steps = min(num_steps, length)
-    cut = [judge(tokens, source, settings, taste) for _, tokens in live]
-    cut.sort(key=lambda h: h.score, reverse=True)
-    return (finished + cut)[: settings.beam_size], num_steps
+    unfinished = [score_by_formula(tokens, source, settings, toy) for _, tokens in live]
+    unfinished.sort(key=lambda h: h.score, reverse=True)
+    return (finished + unfinished)[: settings.beam_size], num_steps
 
 
 def assert_same(
-    found: Sequence[Hypothesis],
+    hypotheses: Sequence[Hypothesis],
     expected: Sequence[Hypothesis],
     *,
     tolerance: float = 1e-5,
     case: object = "",
 ) -> None:
-    """Compare all that a hypothesis holds, numbers to a tolerance; `case` is named on failure."""
-    for name in ("tokens", "finished", "alignment"):
-        assert [getattr(h, name) for h in found] == [getattr(h, name) for h in expected], case
-    values, wanted = (
-        np.array([x for h in some for x in (h.score, h.log_prob, *h.token_log_probs)])
-        for some in (found, expected)
-    )
-    assert len(values) == len(wanted), case
-    assert (np.abs(values - wanted) <= tolerance).all(), case
+    """Compare all fields, scores up to a tolerance; a failure names `case`."""
+    assert len(hypotheses) == len(expected), case
+    for hypothesis, reference in zip(hypotheses, expected, strict=True):
+        assert hypothesis.tokens == reference.tokens, case
+        assert hypothesis.finished == reference.finished, case
+        assert hypothesis.alignment == reference.alignment, case
+        assert scores_of(hypothesis) == pytest.approx(scores_of(reference), abs=tolerance), case
 
 
-# --- a Transformer, untrained but with clear preferences
+def scores_of(hypothesis: Hypothesis) -> list[float]:
+    return [hypothesis.score, hypothesis.log_prob, *hypothesis.token_log_probs]
+
+
+# --- a Transformer with random weights and sharp distributions
 
 LENGTHS = [9, 2, 6, 1, 4, 12, 3, 7, 2, 5, 10, 8]
 
 
 @torch.no_grad()
 def decided_model(norm: Norm = Norm.post, seed: int = 1, **changes: Any) -> FastTransformer:
-    """Make a model whose layers outweigh its embeddings, so that it does not repeat one word."""
+    """Make a model with large weights in its layers, so that it does not repeat a single word."""
     model = tiny_model(seed, sharpness=2.0, norm=norm, **changes)
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -276,27 +285,33 @@ def decided_model(norm: Norm = Norm.post, seed: int = 1, **changes: Any) -> Fast
 def teacher_forced(
     model: FastTransformer, source: Source, row: int, tokens: list[int]
 ) -> list[float]:
-    """Score `tokens` by one forward pass of the plain model over one sentence."""
+    """Return the log-probabilities of `tokens`, by one forward pass of the plain model."""
     length = source[1][row : row + 1]
     tgt_in = torch.tensor([[BOS, *tokens[:-1]]])
     hidden = hidden_states(plain(model), source[0][row : row + 1, : int(length)], length, tgt_in)
     log_probs = model.logits(hidden)[0].double().log_softmax(-1)
-    chosen: list[float] = log_probs[torch.arange(len(tokens)), tokens].tolist()
-    return chosen
+    token_log_probs: list[float] = log_probs[torch.arange(len(tokens)), tokens].tolist()
+    return token_log_probs
 
 
 def save_tiny(folder: Path, tokenizer: Tokenizer, seed: int = 1, beam_size: int = 4) -> Path:
-    """Write a model folder of such a model."""
+    """Save a `decided_model`; return its folder."""
     model = decided_model(seed=seed, vocab_size=tokenizer.vocab_size)
-    names = {"src_lang": "en", "tgt_lang": "de", "tokenizer_sha256": tokenizer.sha256}
-    search = config(beam_size, a=1.0, b=8)
-    info = ModelInfo(model.config, search, tokenizer.vocab_size, updates=1, **names)
+    info = ModelInfo(
+        model.config,
+        config(beam_size, a=1.0, b=8),
+        tokenizer.vocab_size,
+        updates=1,
+        src_lang="en",
+        tgt_lang="de",
+        tokenizer_sha256=tokenizer.sha256,
+    )
     save_model(folder, model.state_dict(), info, tokenizer)
     return folder
 
 
 class Copier(ToyStepper):
-    """Wants the source, and any other id far less."""
+    """Copies the source: each of its tokens is far more likely than others."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()

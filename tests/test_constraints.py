@@ -7,14 +7,14 @@ from itertools import pairwise
 import pytest
 from searching import (
     Sentence,
-    Taste,
+    ToySettings,
     ToyStepper,
     assert_same,
     config,
-    enumerate_all,
+    enumerate_hypotheses,
     find,
-    judge,
-    source_of,
+    score_by_formula,
+    source_ids,
     toy_log_probs,
     toy_source,
 )
@@ -37,20 +37,22 @@ def test_a_forced_prefix_leaves_the_best_of_those_that_start_with_it(alpha: floa
     source, settings = toy_source(4, 2, 3, 5), config(400, alpha)
     found = find(ToyStepper(), source, settings, prefixes=PREFIXES)
     for row, (hypotheses, prefix) in enumerate(zip(found[:3], PREFIXES[:3], strict=True)):
-        everything = enumerate_all(source_of(source, row), 5, settings)
+        everything = enumerate_hypotheses(source_ids(source, row), 5, settings)
         size = len(prefix)
         assert_same(hypotheses, [h for h in everything if h.tokens[:size] == prefix])
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_a_prefix_beyond_the_limit_may_still_end(beam_size: int) -> None:
-    stepper = ToyStepper(Taste(eos_bonus=30.0))
+    stepper = ToyStepper(ToySettings(eos_bonus=30.0))
     source, settings = toy_source(4, 2, 3, 5), config(beam_size)
     best = find(stepper, source, settings, prefixes=PREFIXES)[3][0]
     assert best.tokens == [*PREFIXES[3], EOS]
     assert best.finished
     assert len(best.tokens) > settings.max_length_b
-    assert_same([best], [judge(tuple(best.tokens), source_of(source, 3), settings, stepper.taste)])
+    assert_same(
+        [best], [score_by_formula(tuple(best.tokens), source_ids(source, 3), settings, stepper.toy)]
+    )
 
 
 def test_control_symbols_in_a_prefix_are_refused() -> None:
@@ -62,7 +64,7 @@ def test_control_symbols_in_a_prefix_are_refused() -> None:
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_no_translation_is_shorter_than_the_least_length(beam_size: int) -> None:
     source = toy_source(4, 2, 6)
-    eager = ToyStepper(Taste(eos_bonus=9.0))
+    eager = ToyStepper(ToySettings(eos_bonus=9.0))
     short = find(eager, source, config(beam_size, b=9))
     found = find(eager, source, config(beam_size, b=9, min_length=4))
     assert {len(h[0].tokens) for h in short} == {1}
@@ -85,7 +87,7 @@ def test_a_further_rule_is_one_function() -> None:
 
     found = find(ToyStepper(), source, settings, constraints=[NoRepetition()])
     for row, hypotheses in enumerate(found):
-        everything = enumerate_all(source_of(source, row), 5, settings)
+        everything = enumerate_hypotheses(source_ids(source, row), 5, settings)
         allowed = [h for h in everything if all(a != b for a, b in pairwise(h.tokens))]
         assert len(allowed) < len(everything)
         assert_same(hypotheses, allowed)
@@ -103,7 +105,7 @@ def test_a_further_rule_sees_each_hypothesis_with_its_sentence() -> None:
                 tokens = tuple(beam.tokens[row].tolist())
                 if beam.total_log_probs[row] > float("-inf"):
                     seen.add((sentence, tokens))
-                    expected = toy_log_probs(source_of(source, sentence), (BOS, *tokens))[4]
+                    expected = toy_log_probs(source_ids(source, sentence), (BOS, *tokens))[4]
                     assert float(log_probs[row, 4]) == pytest.approx(expected, abs=1e-5)
             return log_probs
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from searching import (
-    ALLOWED,
+    ALLOWED_SYMBOLS,
     LENGTHS,
     Sentence,
     ToyStepper,
@@ -18,8 +18,8 @@ from searching import (
     config,
     decided_model,
     find,
-    judge,
-    source_of,
+    score_by_formula,
+    source_ids,
     toy_log_probs,
     toy_source,
 )
@@ -46,7 +46,7 @@ def exact(source: Sentence, prefix: Sentence, cut: dict[str, Any]) -> dict[int, 
     """Return the probability of each next symbol, token by token as docs/search.md says."""
     log_probs = toy_log_probs(source, (BOS, *prefix))
     temperature = cut.get("temperature", 1.0)
-    weights = {s: math.exp(log_probs[s] / temperature) for s in ALLOWED}
+    weights = {s: math.exp(log_probs[s] / temperature) for s in ALLOWED_SYMBOLS}
     ranked = sorted(weights, key=lambda s: -weights[s])[: cut.get("top_k", 0) or None]
     total, share, kept = sum(weights[s] for s in ranked), 0.0, []
     for symbol in ranked:
@@ -80,13 +80,15 @@ def test_draws_follow_the_exact_distribution_and_are_scored_without_temperature_
     source, settings = toy_source(4), config(DRAWS, b=3, sampling=True, **cut)
     (found,) = find(ToyStepper(), source, settings)
     counts = Counter(tuple(h.tokens) for h in found)
-    expected = exact_sentences(source_of(source, 0), 3, cut)
+    expected = exact_sentences(source_ids(source, 0), 3, cut)
     assert sum(expected.values()) == pytest.approx(1.0)
     assert set(counts) <= set(expected)
     for sentence, p in expected.items():
         spread = math.sqrt(DRAWS * p * (1 - p))
         assert abs(counts[sentence] - DRAWS * p) <= 4.5 * spread + 1, sentence
-    judged = [judge(tuple(h.tokens), source_of(source, 0), settings) for h in found[:40]]
+    judged = [
+        score_by_formula(tuple(h.tokens), source_ids(source, 0), settings) for h in found[:40]
+    ]
     assert_same(found[:40], judged)
 
 
