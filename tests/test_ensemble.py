@@ -1,11 +1,11 @@
-"""Several models as one."""
+"""Ensembles of models."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from searching import (
@@ -31,24 +31,25 @@ MODELS = [decided_model(seed=1), decided_model(Norm.pre, seed=2), decided_model(
 
 
 @torch.no_grad()
-def test_each_step_is_the_mean_of_full_forward_passes_and_scored_the_same() -> None:
-    source, count = random_source(LENGTHS[:4]), 0
+def test_search_and_scoring_use_the_mean_over_the_models() -> None:
+    source = random_source(LENGTHS[:4])
+    count = 0
     for combine, beam_size in itertools.product(Combine, (1, 4)):
         stepper = EnsembleStepper([ModelStepper(model) for model in MODELS], combine)
         settings = config(beam_size, a=1.0, b=8, alignment=True, coverage_penalty=0.2)
         for row, hypotheses in enumerate(find(stepper, source, settings)):
             for h in hypotheses:
-                each = [teacher_forced(model, source, row, h.tokens) for model in MODELS]
-                for found, parts in zip(h.token_log_probs, zip(*each, strict=True), strict=True):
-                    mean = sum(parts) / 3
-                    if combine is Combine.probabilities:
-                        mean = math.log(sum(map(math.exp, parts)) / 3)
-                    assert found == pytest.approx(mean, abs=1e-4)
+                model_log_probs = [teacher_forced(m, source, row, h.tokens) for m in MODELS]
+                log_probs = np.array(model_log_probs)  # (models, T)
+                expected = log_probs.mean(axis=0)
+                if combine is Combine.probabilities:
+                    expected = np.log(np.exp(log_probs).mean(axis=0))
+                assert h.token_log_probs == pytest.approx(expected.tolist(), abs=1e-4)
             finished = [h for h in hypotheses if h.finished]
             rows = [source[0][row, : source[1][row] - 1].tolist()] * len(finished)
             targets = [h.tokens[:-1] for h in finished]
-            again = score_ids(stepper, rows, targets, settings)
-            assert_same(again, finished, tolerance=1e-4)
+            rescored = score_ids(stepper, rows, targets, settings)
+            assert_same(rescored, finished, tolerance=1e-4)
             count += len(finished)
     assert count > 3
 
@@ -68,9 +69,9 @@ def test_folders_load_as_an_ensemble_with_the_settings_of_the_first(
 def test_models_with_different_tokenizers_are_refused_in_one_line(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    other = train_tokenizer(sentences(100, seed=3), tokenizer_config())
+    other_tokenizer = train_tokenizer(sentences(100, seed=3), tokenizer_config())
     first = save_tiny(tmp_path / "first", tokenizer, 0, 1)
-    second = save_tiny(tmp_path / "second", other, 0, 1)
+    second = save_tiny(tmp_path / "second", other_tokenizer, 0, 1)
     with pytest.raises(ModelError, match="second has another tokenizer than .*first") as caught:
         load_models([first, second], device="cpu")
     assert "\n" not in str(caught.value)

@@ -28,34 +28,35 @@ def bound(score: float, min_length: int, max_length: int, config: SearchConfig) 
     return float(min_log_prob(values[0], values[1], config, max_lengths=values[2]))
 
 
-def test_what_a_hypothesis_needs_is_the_least_of_all_lengths() -> None:
-    draw, inside = random.Random(0), 0
+def test_min_log_prob_is_the_least_that_reaches_a_score_at_any_length() -> None:
+    rng = random.Random(0)
+    num_inside = 0
     for _ in range(1500):
         settings = SearchConfig(
-            normalization=draw.choice(list(Normalization)),
-            length_penalty=draw.choice(
-                [-0.5, 0.0, 0.6, 1.0, 2.0, draw.uniform(0, 1), draw.uniform(-3, 3)]
+            normalization=rng.choice(list(Normalization)),
+            length_penalty=rng.choice(
+                [-0.5, 0.0, 0.6, 1.0, 2.0, rng.uniform(0, 1), rng.uniform(-3, 3)]
             ),
-            word_reward=draw.choice([0.0, draw.uniform(-3, 3), draw.uniform(-0.6, 0.6)]),
+            word_reward=rng.choice([0.0, rng.uniform(-3, 3), rng.uniform(-0.6, 0.6)]),
         )
-        wanted, first = draw.uniform(-9, 3), draw.randint(1, 20)
-        last = first + draw.randint(0, 60)
-        least = bound(wanted, first, last, settings)
-
-        def best(log_prob: float) -> tuple[float, int]:
-            lengths = range(first, last + 1)  # noqa: B023
-            return max((score(log_prob, length, settings), length) for length in lengths)  # noqa: B023
-
-        assert best(least + 1e-6)[0] > wanted > best(least - 1e-6)[0]
-        inside += first < best(least)[1] < last
-    assert inside > 5  # the best length is neither the first nor the last
+        target_score = rng.uniform(-9, 3)
+        min_length = rng.randint(1, 20)
+        max_length = min_length + rng.randint(0, 60)
+        log_prob = bound(target_score, min_length, max_length, settings)
+        lengths = range(min_length, max_length + 1)
+        assert max(score(log_prob + 1e-6, length, settings) for length in lengths) > target_score
+        assert max(score(log_prob - 1e-6, length, settings) for length in lengths) < target_score
+        _, best_length = max((score(log_prob, length, settings), length) for length in lengths)
+        if min_length < best_length < max_length:
+            num_inside += 1
+    assert num_inside > 5  # the best length is not always the first or the last
     assert bound(-math.inf, 3, 9, SearchConfig(word_reward=0.5)) == -math.inf
 
 
-def test_coverage_counts_what_each_word_was_left_without() -> None:
+def test_coverage_penalizes_source_words_with_little_attention() -> None:
     attended = torch.tensor([[0.5, 2.0, 0.25, 0.9], [0.1, 0.0, 9.0, 9.0]])
-    found = coverage_score(attended, torch.tensor([3, 1]))
-    assert found.tolist() == pytest.approx([math.log(0.5) + math.log(0.25), math.log(0.1)])
+    scores = coverage_score(attended, torch.tensor([3, 1]))
+    assert scores.tolist() == pytest.approx([math.log(0.5) + math.log(0.25), math.log(0.1)])
     unseen = coverage_score(torch.zeros(1, 2), torch.tensor([1]))
     assert -90 < float(unseen) < -80
 

@@ -1,9 +1,10 @@
-"""Scores of given translations, in Python and by `nmt-score`."""
+"""Scores of pairs of source and translation, in Python and by `nmt-score`."""
 
 from __future__ import annotations
 
 import io
 import json
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,53 +28,49 @@ TGT = [*sentences(13, seed=4), "a </s>", "", ""]
 
 
 def random_rows(count: int, seed: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(0, 12, (count,), generator=generator).tolist()
-    return [
-        torch.randint(4, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths
-    ]
+    """Draw sentences of 0 to 11 ids."""
+    rng = random.Random(seed)
+    return [rng.choices(range(4, VOCAB_SIZE), k=rng.randrange(12)) for _ in range(count)]
 
 
 def log_probs_of(
     stepper: ModelStepper, rows: Rows, targets: Rows, max_tokens: int = 4096
 ) -> list[list[float]]:
-    found = score_ids(stepper, rows, targets, SearchConfig(), max_tokens)
-    return [hypothesis.token_log_probs for hypothesis in found]
+    hypotheses = score_ids(stepper, rows, targets, SearchConfig(), max_tokens)
+    return [hypothesis.token_log_probs for hypothesis in hypotheses]
 
 
-def test_scores_equal_those_of_each_pair_alone() -> None:
+def test_scores_equal_a_forward_pass_over_each_pair() -> None:
     model = decided_model()
-    rows, targets = random_rows(25, 1), random_rows(25, 2)
-    pairs = list(zip(rows, targets, strict=True))
-    sources = [(torch.tensor([[*row, EOS]]), torch.tensor([len(row) + 1])) for row in rows]
-    expected = [
-        teacher_forced(model, source, 0, [*target, EOS])
-        for source, target in zip(sources, targets, strict=True)
-    ]
+    rows = random_rows(25, seed=1)
+    targets = random_rows(25, seed=2)
+    expected = []
+    for row, target in zip(rows, targets, strict=True):
+        source = torch.tensor([[*row, EOS]]), torch.tensor([len(row) + 1])
+        expected.append(teacher_forced(model, source, 0, [*target, EOS]))
     for max_tokens in (1, 40, 4096):
-        found = log_probs_of(ModelStepper(model), rows, targets, max_tokens)
-        for pair, log_probs, wanted in zip(pairs, found, expected, strict=True):
-            assert log_probs == pytest.approx(wanted, abs=1e-4), (max_tokens, pair)
+        for i, log_probs in enumerate(log_probs_of(ModelStepper(model), rows, targets, max_tokens)):
+            assert log_probs == pytest.approx(expected[i], abs=1e-4), (max_tokens, i)
     assert log_probs_of(ModelStepper(model), [], []) == []
 
 
-def test_scores_do_not_depend_on_the_pieces_that_logits_come_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stepper, pairs = ModelStepper(decided_model()), (random_rows(9, 1), random_rows(9, 2))
-    whole = log_probs_of(stepper, *pairs)
-    sizes: list[int] = []
-    usual = stepper.model.logits
+def test_scores_do_not_depend_on_the_chunks_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    stepper = ModelStepper(decided_model())
+    rows = random_rows(9, seed=1)
+    targets = random_rows(9, seed=2)
+    expected = log_probs_of(stepper, rows, targets)
+    chunk_sizes: list[int] = []
+    compute_logits = stepper.model.logits
 
-    def watched(hidden: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(hidden))
-        return usual(hidden)
+    def record_chunk(hidden: torch.Tensor) -> torch.Tensor:
+        chunk_sizes.append(len(hidden))
+        return compute_logits(hidden)
 
-    monkeypatch.setattr(stepper.model, "logits", watched)
+    monkeypatch.setattr(stepper.model, "logits", record_chunk)
     monkeypatch.setattr(stepper_module, "MAX_LOGITS", 3 * VOCAB_SIZE)
-    for some, all_at_once in zip(log_probs_of(stepper, *pairs), whole, strict=True):
-        assert some == pytest.approx(all_at_once, abs=1e-5)
-    assert max(sizes) == 3
+    for i, log_probs in enumerate(log_probs_of(stepper, rows, targets)):
+        assert log_probs == pytest.approx(expected[i], abs=1e-5)
+    assert max(chunk_sizes) == 3
 
 
 # --- nmt-score
@@ -90,56 +87,65 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Pa
     return folder
 
 
-def run_score(folder: Path, *arguments: str, status: int = 0) -> list[str]:
+def run_score(folder: Path, *settings: str, status: int = 0) -> list[str]:
+    """Run nmt-score with model1 on the files of the folder; return the lines of its output."""
     output = folder / "scores"
     output.unlink(missing_ok=True)
-    places = [f"src={folder / 'src'}", f"tgt={folder / 'tgt'}", f"output={output}"]
-    given = [f"model_dir={folder / 'model1'}", "num_threads=1", "device=cpu", *places, *arguments]
-    assert command("score", *given) == status
+    files = [f"src={folder / 'src'}", f"tgt={folder / 'tgt'}", f"output={output}"]
+    options = [f"model_dir={folder / 'model1'}", "num_threads=1", "device=cpu"]
+    assert command("score", options, files, list(settings)) == status
     return output.read_text(encoding="utf-8").splitlines() if output.exists() else []
 
 
-def scored(folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in run_score(folder, "format=json", *arguments)]
+def score_as_json(folder: Path, *settings: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run_score(folder, "format=json", *settings)]
 
 
 @pytest.mark.slow
 def test_text_output_is_the_measure_that_is_asked_for(folder: Path) -> None:
-    objects = scored(folder)
-    assert [o["index"] for o in objects] == list(range(len(SRC)))
+    records = score_as_json(folder)
+    assert [record["index"] for record in records] == list(range(len(SRC)))
     for measure in ("log_prob", "per_token", "score"):
         lines = run_score(folder, f"measure={measure}")
-        assert [float(line) for line in lines] == [o[measure] for o in objects]
-    settings = ["measure=score", "normalization=none", "word_reward=0.5", "window_lines=3"]
-    rewarded = run_score(folder, *settings)
-    for o, reward in zip(objects[:-1], rewarded, strict=False):
-        length = len(o["token_log_probs"])
-        assert length == len(o["tokens"]) + 1
-        assert o["log_prob"] == pytest.approx(sum(o["token_log_probs"]), abs=1e-9)
-        assert o["per_token"] == pytest.approx(o["log_prob"] / length)
-        assert o["score"] == pytest.approx(o["log_prob"] / ((5 + length) / 6) ** 0.6)
-        assert float(reward) == pytest.approx(o["log_prob"] + 0.5 * length, abs=1e-4)
+        assert [float(line) for line in lines] == [record[measure] for record in records]
+    reward_lines = run_score(
+        folder, "measure=score", "normalization=none", "word_reward=0.5", "window_lines=3"
+    )
+    for i, record in enumerate(records[:-1]):
+        log_prob = record["log_prob"]
+        length = len(record["token_log_probs"])
+        assert length == len(record["tokens"]) + 1
+        assert log_prob == pytest.approx(sum(record["token_log_probs"]), abs=1e-9)
+        assert record["per_token"] == pytest.approx(log_prob / length)
+        assert record["score"] == pytest.approx(log_prob / ((5 + length) / 6) ** 0.6)
+        assert float(reward_lines[i]) == pytest.approx(log_prob + 0.5 * length, abs=1e-4)
 
 
-def test_two_empty_lines_score_0_and_one_is_scored_as_it_is(
+def test_a_pair_of_empty_lines_scores_0_and_a_single_empty_line_is_scored(
     folder: Path, tokenizer: Tokenizer
 ) -> None:
-    objects = scored(folder)
-    assert (SRC[-1], TGT[-1]) == ("", "")
-    assert (objects[-1]["log_prob"], objects[-1]["tokens"]) == (0.0, [])
+    records = score_as_json(folder)
+    assert SRC[-1] == TGT[-1] == ""
+    assert records[-1]["log_prob"] == 0.0
+    assert records[-1]["tokens"] == []
     backend = load_models([folder / "model1"], device="cpu").backend
-    encoded = [tokenizer.encode_batch(lines) for lines in (SRC, TGT)]
-    for o, h in zip(objects[:-1], backend.score(*encoded, SearchConfig(), 100), strict=False):
-        assert o["token_log_probs"] == pytest.approx(h.token_log_probs, abs=1e-5)
-    lengths = [len(o["token_log_probs"]) for o in objects]
+    src_ids = tokenizer.encode_batch(SRC)
+    tgt_ids = tokenizer.encode_batch(TGT)
+    hypotheses = backend.score(src_ids, tgt_ids, SearchConfig(), 100)
+    for i, record in enumerate(records[:-1]):
+        expected = hypotheses[i].token_log_probs
+        assert record["token_log_probs"] == pytest.approx(expected, abs=1e-5)
+    lengths = [len(record["token_log_probs"]) for record in records]
     assert lengths[0] > 1  # a target without a source
     assert lengths[-2] == 1  # a source without a target: EOS
 
 
 @pytest.mark.slow
-def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_refused_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "short").write_text("a\nb\n", encoding="utf-8")
-    for arguments, message in (
+    for settings, message in (
         ([f"tgt={folder / 'short'}"], f"src has {len(SRC)} lines, {folder / 'short'} 2;"),
         (["src=null"], "give src=FILE and tgt=FILE"),
         (["src=-", "tgt=-"], "src is stdin already"),
@@ -148,7 +154,7 @@ def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str])
         (["output=/nowhere/scores"], "/nowhere does not exist"),
         ([f"output={folder / 'tgt'}"], "is the input; give the path of another file"),
     ):
-        assert run_score(folder, *arguments, status=2) == []
+        assert run_score(folder, *settings, status=2) == []
         errors = [line for line in capsys.readouterr().err.split("\n") if " model /" not in line]
         assert message in errors[0]
         assert errors[1:] == [""]
@@ -163,39 +169,44 @@ def test_one_side_may_come_from_stdin(folder: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_an_ensemble_scores_the_mean_of_its_models(folder: Path) -> None:
-    models = [f"model_dir={folder / name}" for name in ("model1", "model2")]
-    both = f"model_dir=[{folder / 'model1'},{folder / 'model2'}]"
-    first, second = (run_score(folder, model) for model in models)
-    found = run_score(folder, both, "combine=log_probabilities")
-    for line, one, other in zip(found, first, second, strict=True):
-        assert float(line) == pytest.approx((float(one) + float(other)) / 2, abs=1e-4)
-    assert found != run_score(folder, both)
+    first_scores = run_score(folder, f"model_dir={folder / 'model1'}")
+    second_scores = run_score(folder, f"model_dir={folder / 'model2'}")
+    ensemble = f"model_dir=[{folder / 'model1'},{folder / 'model2'}]"
+    scores = run_score(folder, ensemble, "combine=log_probabilities")
+    for i, line in enumerate(scores):
+        mean = (float(first_scores[i]) + float(second_scores[i])) / 2
+        assert float(line) == pytest.approx(mean, abs=1e-4)
+    assert len(scores) == len(first_scores)
+    assert scores != run_score(folder, ensemble)
 
 
-# --- what nmt-translate says of the same tokens
+# --- the same scores as nmt-translate
 
 
 @pytest.mark.slow
-def test_nmt_score_gives_of_a_translation_what_nmt_translate_gave(
+def test_nmt_score_gives_a_translation_the_scores_of_nmt_translate(
     trained_models: dict[str, Path], tmp_path: Path
 ) -> None:
     model = f"model_dir={trained_models['post-sinusoidal']}"  # mostly copies
     lines = "".join(f"{line}\n" for line in short_sentences(40))
     (tmp_path / "src").write_text(lines, encoding="utf-8")
     output = tmp_path / "translations"
-    places = [model, f"input={tmp_path / 'src'}", f"output={output}"]
-    options = ["format=json", "num_threads=1", "device=cpu", "beam_size=4"]
-    assert command("translate", *places, *options) == 0
+    files = [f"input={tmp_path / 'src'}", f"output={output}"]
+    options = [model, "format=json", "num_threads=1", "device=cpu", "beam_size=4"]
+    assert command("translate", files, options) == 0
     records = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    best = [record["hypotheses"][0] for record in records]
-    (tmp_path / "tgt").write_text("".join(f"{h['text']}\n" for h in best), encoding="utf-8")
-    pairs = zip(best, scored(tmp_path, model), strict=True)
-    same = [(h, s) for h, s in pairs if h["tokens"] == s["tokens"]]
-    assert len(same) > 30
-    for h, s in same:
-        assert h["finished"]
+    translations = [record["hypotheses"][0] for record in records]
+    text = "".join(f"{translation['text']}\n" for translation in translations)
+    (tmp_path / "tgt").write_text(text, encoding="utf-8")
+    num_compared = 0
+    for i, record in enumerate(score_as_json(tmp_path, model)):
+        if record["tokens"] != translations[i]["tokens"]:
+            continue  # the tokenizer splits the text of the translation otherwise
+        num_compared += 1
+        assert translations[i]["finished"]
         for name in ("log_prob", "score", "token_log_probs"):
-            assert s[name] == pytest.approx(h[name], abs=1e-4)
+            assert record[name] == pytest.approx(translations[i][name], abs=1e-4)
+    assert num_compared > 30
 
 
 def test_json_has_one_alignment_for_each_token(tokenizer: Tokenizer, tmp_path: Path) -> None:
