@@ -51,7 +51,7 @@ def test_help_needs_less_than_a_second() -> None:
         result = run(f"nmt-{name}", "--help")
         assert os.times().children_user - start.children_user < 0.5  # seconds of CPU time
         assert result.returncode == 0
-        assert "75 training stopped by a\nsignal and saved" in result.stdout
+        assert "75 training stopped\nby a signal after saving a checkpoint" in result.stdout
     assert result.stdout == run("nmt", name, "--help").stdout
 
 

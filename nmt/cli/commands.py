@@ -22,7 +22,7 @@ from typing import Any
 
 from nmt import config
 
-NAME = "NAME"  # stands in keys for a name that the user chooses
+NAME = "NAME"  # placeholder in keys for a name that the user chooses
 _KEY_WIDTH = 34  # columns of --help for a key and its default
 _PREPROCESS_ONLY_KEYS = {"scheduler"}  # settings of nmt-preprocess that nmt-train does not accept
 # --help shows files and folders first, then settings of the command, then device and workers
@@ -54,7 +54,7 @@ class Command:
         """The settings that a user may give.
 
         These are the settings of the command. nmt-train, which prepares missing data, also accepts
-        those of nmt-preprocess.
+        settings of nmt-preprocess.
         """
         if self.name != "train":
             return self.settings
@@ -337,7 +337,7 @@ def _resume_help(command: Command) -> str:
 
 
 def _help_line(key: str, text: str) -> str:
-    """Format the help of one key; a long key stands on a separate line before its text."""
+    """Format the help of one key; a long key gets a separate line before its text."""
     if len(key) >= _KEY_WIDTH:
         return f"  {key}\n  {'':<{_KEY_WIDTH}}{text}"
     return f"  {key:<{_KEY_WIDTH}}{text}"

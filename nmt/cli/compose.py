@@ -224,7 +224,7 @@ def _store_defaults(
 
 @functools.cache
 def _schema_defaults(name: str) -> Any:
-    """Return the defaults of a command's settings; nmt-train also has those of nmt-preprocess."""
+    """Return the defaults of a command; nmt-train also has the settings of nmt-preprocess."""
     defaults = OmegaConf.to_container(OmegaConf.structured(COMMANDS[name].schema))
     if name == "train":
         return {**_schema_defaults("preprocess"), **typing.cast(dict[str, Any], defaults)}
@@ -347,7 +347,7 @@ def _is_sweep(argument: Argument) -> bool:
 def _name_run(values: Iterable[Argument], arguments: Iterable[Argument]) -> str:
     """Return the folder name of one run of a sweep: the swept keys but run_dir, with values.
 
-    `values` are the arguments of this run, `arguments` those of the command line.
+    `values` are the arguments of this run, and `arguments` come from the command line.
     """
     swept = {argument.key: argument.value for argument in values}
     for argument in arguments:

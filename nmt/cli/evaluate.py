@@ -39,12 +39,13 @@ def evaluate(config: EvaluateConfig) -> None:
             "force": config.force,
         }
         for score in metrics.evaluate(test_set.hypotheses, test_set.references, **options):
-            scores.append(replace(score, name=f"{test_set.corpus} {score.name}".strip()))
+            name = f"{test_set.corpus} {score.name}" if test_set.corpus else score.name
+            scores.append(replace(score, name=name))
         if baseline is not None:
             significance = metrics.Significance(
                 method=config.method, num_samples=config.num_samples, seed=config.seed
             )
-            comparisons = metrics.compare(
+            comparisons += metrics.compare(
                 test_set.hypotheses,
                 test_set.references,
                 baseline=baseline,
@@ -70,7 +71,7 @@ def _read_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[
 
 
 def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[_TestSet]:
-    """Return the test sets with the translations of the model."""
+    """Translate the test sets with the model, after checking that they can be scored."""
     from nmt.data.languages import default_directions
     from nmt.runtime.distributed import set_num_threads
     from nmt.translate.translator import Translator
@@ -91,8 +92,8 @@ def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> 
         )
         metrics.check_lines({"src": test_set.sources}, test_set.references, force=True)
         test_sets = [test_set]
+    other_systems = {} if baseline is None else {"baseline": baseline}
     for test_set in test_sets:  # checked before the translation, which may take long
-        other_systems = {} if baseline is None else {"baseline": baseline}
         metrics.check_lines(other_systems, test_set.references, force=config.force)
     translated = []
     for test_set in test_sets:

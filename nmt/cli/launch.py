@@ -108,11 +108,11 @@ class _Cause:
     """Why a rank failed. The smallest of several causes is the likely origin of the others."""
 
     severity: int  # 0 failed itself, 1 killed or timed out, 2 lost a rank, 3 ended by torch
-    seconds: int
+    timestamp: int  # seconds, when the rank failed
     rank: int
     exit_code: int
-    text: str
-    log_line: str
+    text: str  # the message of the error
+    log_line: str  # the message with the name of the error, if its name says more
 
 
 def raise_first_cause(failures: Iterable[errors.ProcessFailure]) -> NoReturn:

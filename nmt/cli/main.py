@@ -54,8 +54,8 @@ def nmt() -> int:
 def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
     """Run a command with the words that follow its name; return the exit status.
 
-    `command` is None for `nmt --help`, `nmt --version` and unknown names. `argv` holds the words,
-    by default those of this process.
+    `command` is None for `nmt --help`, `nmt --version` and unknown names. `argv` holds the words
+    and is by default `sys.argv[1:]`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if sys.stderr is None:  # closed with 2>&-; the next opened file would get its descriptor
@@ -112,7 +112,7 @@ def import_function(command: Command) -> Callable[..., Any]:
     """Import the function that runs a command.
 
     Turns garbage collection off during the imports and excludes the imported objects from later
-    collections, because traversing those of torch repeatedly takes 0.35 of 1.2 s.
+    collections, because traversing torch's objects repeatedly takes 0.35 of 1.2 s.
     """
     module, function = command.run.split(":")
     is_first_import = module not in sys.modules

@@ -210,7 +210,7 @@ def _find_direction(
 ) -> LanguagePair:
     """Return the languages of the corpus.
 
-    Languages that the settings do not name are those of the model, if it has a single direction.
+    Languages that the settings do not name come from the model, if it has a single direction.
     """
     src_lang = config.src_lang
     tgt_lang = config.tgt_lang

@@ -78,18 +78,20 @@ def translate(config: TranslateConfig) -> None:
 
 
 class _OutputStream:
-    """Writes translations to a stream, with the interface of `PartialFile`."""
+    """Writes translations to a stream; has the methods `append` and `finish` of `PartialFile`."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._counts = LineCounts()
 
     def append(self, data: bytes, counts: LineCounts, window: Window) -> None:
+        """Write the output of `window` at once."""
         self._stream.write(data)
         self._stream.flush()
         self._counts.add(counts)
 
     def finish(self, reader: WindowReader) -> LineCounts:
+        """Return the counts of all windows."""
         return self._counts
 
 
@@ -101,7 +103,7 @@ class TranslationJob:
         set_num_threads(config.num_threads)
         self._num_workers = choose_num_processes(config.devices, config.device)
         self.is_in_process = config.scheduler is None and self._num_workers == 1
-        # Workers load the model on their devices; here it only provides the default settings
+        # workers load the model on their devices; this process needs its settings and tokenizers
         translator = load_translator(config, config.device if self.is_in_process else "cpu")
         self.search, self._options = _resolve_settings(config, translator)
         self.tokenizer = translator.tokenizer

@@ -176,7 +176,7 @@ def settings_to_log(config: Any) -> set[str]:
 
 
 def to_primitive(value: Any) -> Any:
-    """Return the value of an enum and a list as text, so that JSON can hold the result."""
+    """Return an enum member as its value and a list as text, so that JSON can hold the result."""
     if isinstance(value, list):
         return ",".join(str(to_primitive(item)) for item in value)
     return value.value if isinstance(value, Enum) else value
@@ -191,5 +191,5 @@ def normalize_stream(name: str) -> str:
 
 
 def resolve(path: str | Path) -> Path:
-    """Expand `~` and make `path` absolute against the current folder."""
+    """Expand `~` and return an absolute path; a relative one starts at the current folder."""
     return Path(os.path.abspath(os.path.expanduser(str(path))))

@@ -142,6 +142,11 @@ class TranslateConfig(TranslationConfig):
         self.output = normalize_stream(self.output)
 
 
+def _corpus_folder(default: str) -> Any:
+    """Declare the setting `output` of a command that makes a corpus."""
+    return option(default, "folder to write: src.txt, tgt.txt, summary.json", on_resume="free")
+
+
 @dataclass(kw_only=True)
 class SynthesisConfig(TranslationConfig):
     """Settings of the commands that make a corpus of text and its translations."""
@@ -150,9 +155,7 @@ class SynthesisConfig(TranslationConfig):
     input: list[str] | None = option(
         None, "text to translate: file, glob, list or - (stdin)", on_resume="free"
     )
-    output: str = option(
-        "data/synthetic", "folder to write: src.txt, tgt.txt, summary.json", on_resume="free"
-    )
+    output: str = _corpus_folder("data/synthetic")
     overwrite: bool = option(
         False, "replace a corpus of another model, text or settings", on_resume="free"
     )
@@ -183,18 +186,14 @@ class SynthesisConfig(TranslationConfig):
 class DistillConfig(SynthesisConfig):
     """Settings of `nmt-distill`."""
 
-    output: str = option(
-        "data/distilled", "folder to write: src.txt, tgt.txt, summary.json", on_resume="free"
-    )
+    output: str = _corpus_folder("data/distilled")
 
 
 @dataclass(kw_only=True)
 class BacktranslateConfig(SynthesisConfig):
     """Settings of `nmt-backtranslate`."""
 
-    output: str = option(
-        "data/backtranslated", "folder to write: src.txt, tgt.txt, summary.json", on_resume="free"
-    )
+    output: str = _corpus_folder("data/backtranslated")
     tag: str = option(
         "<bt>", "tag to put before these sources in training; may be empty", on_resume="free"
     )

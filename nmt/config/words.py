@@ -9,9 +9,20 @@ from __future__ import annotations
 
 import re
 import typing
+from collections.abc import Iterable
 from typing import Any
 
 from nmt.config.runtime import DType
+
+
+def _map_keys(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Map each of several keys to one value, given pairs of the value and a text with the keys."""
+    values = {}
+    for value, keys in pairs:
+        for key in keys.split():
+            values[key] = value
+    return values
+
 
 # our key, or the end of our key: keys of other toolkits. run_dir and model_dir are synonyms of each
 # other, since a command that reads a model has only model_dir, and training has only run_dir.
@@ -72,9 +83,9 @@ _SYNONYMS = {
     "vocab_size": "vocab bpe_size",
     "warmup_steps": "warmup warmup_updates num_warmup_steps",
 }
-OUR_KEY = {synonym: key for key, synonyms in _SYNONYMS.items() for synonym in synonyms.split()}
+OUR_KEY = _map_keys(_SYNONYMS.items())
 
-_TIME_ADVICE = (
+_EPOCH_ADVICE = (
     "training is counted in updates: max_updates=N; dry_run=true shows the updates per epoch"
 )
 _BATCH_ADVICE = "a batch is counted in tokens: max_tokens (what fits in memory)"
@@ -82,7 +93,7 @@ _UPDATE_ADVICE = (
     f"{_BATCH_ADVICE}, and in training tokens_per_update (target tokens, over all devices)"
 )
 _ADVICE_AND_KEYS = (  # "{value}" stands for the value that the user gave
-    (_TIME_ADVICE, "epochs max_epoch max_epochs num_epochs num_train_epochs epoch"),
+    (_EPOCH_ADVICE, "epochs max_epoch max_epochs num_epochs num_train_epochs epoch"),
     (
         _UPDATE_ADVICE,
         "batch_size bsz per_device_train_batch_size max_sentences accum_count update_freq "
@@ -105,7 +116,7 @@ _ADVICE_AND_KEYS = (  # "{value}" stands for the value that the user gave
     ("write model=base, big, tiny, modern or deep_shallow", "arch architecture model_name"),
     ("translations and references are detokenized text already", "remove_bpe post_process"),
 )
-ADVICE_FOR_KEY = {key: advice for advice, keys in _ADVICE_AND_KEYS for key in keys.split()}
+ADVICE_FOR_KEY = _map_keys(_ADVICE_AND_KEYS)
 
 _DTYPES = {
     "bf16": DType.bfloat16,

@@ -80,7 +80,7 @@ def _label_points(axes: Axes, points: np.ndarray[Any, Any], labels: list[str]) -
     labeled: list[tuple[float, float]] = []
     for i, label in enumerate(labels):
         x, y = points[i].tolist()
-        if all(abs(x - left) > width or abs(y - low) > height for left, low in labeled):
+        if all(abs(x - x0) > width or abs(y - y0) > height for x0, y0 in labeled):
             labeled.append((x, y))
             axes.text(x, y, label, fontsize=8)
 
