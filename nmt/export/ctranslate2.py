@@ -42,13 +42,25 @@ def write_ctranslate2(
     These are `shared_vocabulary.json`, or for separate vocabularies `source_vocabulary.json` and
     `target_vocabulary.json`. Raises `NmtError` if CTranslate2 is not installed.
     """
+    spec = build_spec(info, tensors, tokenizers, config.max_positions)
+    spec.optimize(quantization=config.quantization.value)
+    spec.save(str(folder))
+
+
+def build_spec(
+    info: ModelInfo, tensors: dict[str, Tensor], tokenizers: Tokenizers, max_positions: int
+) -> Any:
+    """Return a valid `TransformerSpec` with the weights and vocabularies of a model.
+
+    Raises `NmtError` if CTranslate2 is not installed.
+    """
     model = info.model
     weights: Arrays = {name: tensor.float().numpy() for name, tensor in tensors.items()}
-    spec = _build_spec(model)
+    spec = _new_spec(model)
     _set_stack(spec.encoder, "encoder", model, weights)
-    _set_positions(spec.encoder, "encoder", model, tensors, config.max_positions)
+    _set_positions(spec.encoder, "encoder", model, tensors, max_positions)
     _set_stack(spec.decoder, "decoder", model, weights)
-    _set_positions(spec.decoder, "decoder", model, tensors, config.max_positions)
+    _set_positions(spec.decoder, "decoder", model, tensors, max_positions)
     src_embedding = "embedding.weight" if info.src_vocab_size is None else "src_embedding.weight"
     spec.encoder.embeddings[0].weight = weights[src_embedding]  # (V, D)
     spec.decoder.embeddings.weight = weights["embedding.weight"]  # (V, D)
@@ -67,11 +79,10 @@ def write_ctranslate2(
     spec.config.add_source_eos = model.source_eos
     spec.config.layer_norm_epsilon = NORM_EPS
     spec.validate()
-    spec.optimize(quantization=config.quantization.value)
-    spec.save(str(folder))
+    return spec
 
 
-def _build_spec(model: ModelConfig) -> Any:
+def _new_spec(model: ModelConfig) -> Any:
     """Return a `TransformerSpec` of this architecture, without weights."""
     try:
         from ctranslate2.specs import TransformerSpec, common_spec, transformer_spec

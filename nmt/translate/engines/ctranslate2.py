@@ -29,6 +29,7 @@ from nmt.search.constraints import forbidden_ids
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import Ids, SearchRequest
 from nmt.translate.engines.base import LoadedModel, directions_of
+from nmt.translate.engines.model_bin import check_model_bin
 
 _MAX_SCORED_TOKENS = 1024  # source tokens of a batch, whose logits are all in memory at once
 
@@ -212,6 +213,7 @@ def load_ctranslate2(folder: Path, *, device: str, dtype: DType, num_threads: in
     for path in folder.iterdir():  # CTranslate2 would wait for a pipe
         check_regular(path)
     _check_engine_config(folder / "config.json")
+    check_model_bin(folder / "model.bin", info, tokenizer, export.max_positions)
     engine = _load_engine(folder, device, dtype, num_threads or torch.get_num_threads())
     max_tokens = 65536  # an estimate for GPUs, not measured
     if engine.device == "cpu":

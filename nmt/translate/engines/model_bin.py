@@ -1,0 +1,151 @@
+"""Check CTranslate2's `model.bin` before the library loads it.
+
+The library checks that sizes are consistent, but not that the tensors fit the architecture: some
+files raise errors or crash the process at the first translation.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+
+from nmt.checkpoint import ModelInfo, build_model
+from nmt.config import Positions
+from nmt.data.tokenizer import Tokenizers
+from nmt.errors import DamagedError
+from nmt.export.ctranslate2 import build_spec
+from nmt.runtime.reading import open_regular
+
+_BINARY_VERSION = 6
+_TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")  # by their code in the file
+_TYPE_BYTES = (4, 1, 2, 4, 2, 2)
+_FLOAT_TYPES = ("float32", "float16", "bfloat16")
+_MAX_VARIABLES = 1 << 16
+
+
+class Variable(NamedTuple):
+    """A tensor or a setting in `model.bin`."""
+
+    shape: tuple[int, ...]  # () for a setting
+    dtype: str
+    value: bytes  # of a setting; the values of tensors are not read
+
+
+def check_model_bin(
+    path: Path, info: ModelInfo, tokenizers: Tokenizers, max_positions: int
+) -> None:
+    """Raise `DamagedError` unless the file has the variables that an export of this model has."""
+    try:
+        with open_regular(path) as file:
+            variables = read_variables(file)
+        _check_variables(variables, info, tokenizers, max_positions)
+    except (ValueError, struct.error, RuntimeError) as error:
+        raise DamagedError(
+            f"{path} is no export of this model ({error}); export it again"
+        ) from None
+
+
+def read_variables(file: BinaryIO) -> dict[str, Variable]:
+    """Read the names, shapes and types of all variables, and the values of settings.
+
+    Raises `ValueError` or `struct.error` if the file is not a whole `model.bin`.
+    """
+    num_bytes = os.fstat(file.fileno()).st_size
+    version = _read_number(file, "<I")
+    name = _read_text(file)
+    if version != _BINARY_VERSION or name != "TransformerSpec":
+        raise ValueError(f"it has version {version} of {name[:40]!r}")
+    _read_number(file, "<I")  # the revision, which CTranslate2 checks
+    variables = {}
+    for _ in range(_read_count(file)):
+        name = _read_text(file)
+        rank = _read_number(file, "<B")
+        shape = tuple(_read_number(file, "<I") for _ in range(rank))
+        type_code = _read_number(file, "<B")
+        size = _read_number(file, "<I")
+        if type_code >= len(_TYPES) or size != math.prod(shape) * _TYPE_BYTES[type_code]:
+            raise ValueError(f"{name[:80]!r} has an invalid type or size")
+        value = b""
+        if shape:
+            file.seek(size, os.SEEK_CUR)
+        else:
+            value = file.read(size)
+        if file.tell() > num_bytes:
+            raise ValueError("it ends too early")
+        variables[name] = Variable(shape, _TYPES[type_code], value)
+    for _ in range(_read_count(file)):  # other names of tensors
+        alias = _read_text(file)
+        name = _read_text(file)
+        if name not in variables or not variables[name].shape:
+            raise ValueError(f"{alias[:80]!r} refers to no tensor")
+        variables[alias] = variables[name]
+        if f"{name}_scale" in variables:
+            variables[f"{alias}_scale"] = variables[f"{name}_scale"]
+    return variables
+
+
+def _read_number(file: BinaryIO, number_format: str) -> int:
+    (number,) = struct.unpack(number_format, file.read(struct.calcsize(number_format)))
+    return int(number)
+
+
+def _read_count(file: BinaryIO) -> int:
+    count = _read_number(file, "<I")
+    if count > _MAX_VARIABLES:
+        raise ValueError(f"it has {count} variables")
+    return count
+
+
+def _read_text(file: BinaryIO) -> str:
+    """Read a text that ends with NUL, after its length."""
+    text = file.read(_read_number(file, "<H"))
+    if not text.endswith(b"\0"):
+        raise ValueError("a name has no end")
+    return text[:-1].decode("utf-8")
+
+
+def _check_variables(
+    variables: dict[str, Variable], info: ModelInfo, tokenizers: Tokenizers, max_positions: int
+) -> None:
+    """Raise `ValueError` unless these are the variables of the architecture."""
+    if info.model.positions.is_added:  # checked before a table of this size is built below
+        table = variables.get("encoder/position_encodings/encodings")
+        if table is None or table.shape != (max_positions, info.model.d_model):
+            raise ValueError(f"it has no table of {max_positions} positions")
+        # learned positions have the same variables, and nothing has to be computed for them
+        model = replace(info.model, positions=Positions.learned, num_positions=1, position_offset=0)
+        info = replace(info, model=model)
+    # views of one zero, which take no memory
+    state = build_model(info, None, torch.device("cpu")).state_dict()
+    zeros = {name: torch.zeros(()).expand(tensor.shape) for name, tensor in state.items()}
+    expected = build_spec(info, zeros, tokenizers, max_positions).variables()
+    for name in variables:
+        if name not in expected and name.removesuffix("_scale") not in expected:
+            raise ValueError(f"{name[:80]!r} is unknown")
+    for name, variable in expected.items():
+        _check_variable(name, variables, variable)
+
+
+def _check_variable(name: str, variables: dict[str, Variable], expected: Any) -> None:
+    """Raise `ValueError` unless a variable has its expected shape, and a setting its value."""
+    if name not in variables:
+        raise ValueError(f"{name!r} is missing")
+    variable = variables[name]
+    if variable.shape != tuple(expected.shape):
+        raise ValueError(f"{name!r} has the shape {variable.shape} instead of {expected.shape}")
+    if not variable.shape:
+        is_valid = variable.dtype == expected.dtype and variable.value == expected.to_bytes()
+    elif variable.dtype in ("int8", "int16"):  # with a scale per row, or one per matrix
+        scale = variables.get(f"{name}_scale")
+        scale_shape = variable.shape[:1] if variable.dtype == "int8" else ()
+        is_valid = scale is not None and scale.shape == scale_shape and scale.dtype in _FLOAT_TYPES
+    else:
+        is_valid = variable.dtype in _FLOAT_TYPES
+    if not is_valid:
+        raise ValueError(f"{name!r} has another value or type")
