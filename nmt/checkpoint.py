@@ -114,13 +114,8 @@ def load_info(folder: Path) -> ModelInfo:
 
 
 def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
-    """Read `nmt.json` of an exported folder; raise `ModelError` for other folders."""
+    """Read `nmt.json` of an exported folder, which must exist."""
     path = folder / EXPORTED
-    if not path.exists():
-        problem = "is no exported folder (no nmt.json)" if folder.is_dir() else "does not exist"
-        raise ModelError(
-            f"{folder} {problem}; make one with nmt-export model_dir={folder} format=ctranslate2"
-        )
     verify(folder)
     note_unverified(folder)
     info, export_content = _read_info(path)

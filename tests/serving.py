@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 from exporting import random_model
 
-from nmt.config import SearchConfig, ServeConfig
+from nmt.config import Engine, SearchConfig, ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.runtime.manifest import write_manifest
 from nmt.search.hypotheses import Hypothesis
@@ -110,7 +110,8 @@ class Running:
 @contextlib.contextmanager
 def running(models: Models, **settings: Any) -> Iterator[Running]:
     """Serve `models` on a free port for the time of the block."""
-    config = ServeConfig(model_dir=["unused"], port=0, **{"access_log": False, **settings})
+    defaults = {"access_log": False, "backend": Engine.native}
+    config = ServeConfig(model_dir=["unused"], port=0, **defaults | settings)
     service = Service(config, models)
     options = {"log_config": None, "timeout_graceful_shutdown": 5, "lifespan": "on"}
     served = uvicorn.Config(make_app(service), port=0, http=http_protocol(), **options)  # type: ignore[arg-type]
@@ -149,9 +150,11 @@ def one_model(translator: Translator, source: str = "xx", target: str = "yy") ->
     return Models({(source, target): Direction(translator, "a folder")})
 
 
-def loaded(folder: Path, num_workers: int = 0) -> Models:
+def loaded(folder: Path, num_workers: int = 0, backend: Engine = Engine.native) -> Models:
     """Return the model of a folder, from xx to yy: in this process or in `num_workers` others."""
-    config = ServeConfig(model_dir=[str(folder)], device="cpu", num_workers=num_workers)
+    config = ServeConfig(
+        model_dir=[str(folder)], device="cpu", num_workers=num_workers, backend=backend
+    )
     return Models.load(config)
 
 

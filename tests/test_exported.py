@@ -238,7 +238,9 @@ def test_attention_in_transformers_is_ours(
     folders: dict[str, Path], outputs: dict[ExportFormat, dict[Any, Any]]
 ) -> None:
     for name, output in outputs[ExportFormat.huggingface].items():
-        [ours] = Translator.load(folders[name], device="cpu").attention(LINES[:1], LINES[:1])
+        [ours] = Translator.load(folders[name], device="cpu", backend="native").attention(
+            LINES[:1], LINES[:1]
+        )
         for kind in KINDS:
             weights = getattr(ours, kind)
             theirs = torch.tensor(output["attentions"][kind])  # (L, H, T or S and padding, same)

@@ -167,15 +167,15 @@ def test_an_imported_model_trains_on_translates_and_exports(tmp_path: Path) -> N
     assert trained_info.tokenizer_sha256 == imported_info.tokenizer_sha256
     source = " ".join(WORDS)
     target = " ".join(WORDS.values())
-    (old_score,) = Translator.load(model_dir).score([source], [target])
-    (new_score,) = Translator.load(tmp_path / "run").score([source], [target])
+    (old_score,) = Translator.load(model_dir, backend="native").score([source], [target])
+    (new_score,) = Translator.load(tmp_path / "run", backend="native").score([source], [target])
     assert new_score.log_prob > old_score.log_prob + 1  # it has learned
     assert command("average", f"run_dir={tmp_path / 'run'}", "last=2") == 0
     for name in ("ctranslate2", "huggingface"):
         output = f"output={tmp_path / name}"
         assert command("export", f"model_dir={tmp_path / 'run'}", f"format={name}", output) == 0
-    ours = Translator.load(tmp_path / "run").translate([source] * 3)
+    ours = Translator.load(tmp_path / "run", backend="native").translate([source] * 3)
     theirs = Translator.load(tmp_path / "ctranslate2", backend="ctranslate2")
     assert theirs.translate([source] * 3) == ours
     reimported = imported(tmp_path / "huggingface")
-    assert Translator.load(reimported).translate([source] * 3) == ours
+    assert Translator.load(reimported, backend="native").translate([source] * 3) == ours

@@ -290,8 +290,8 @@ def test_what_nmt_exports_comes_back_as_it_was(tmp_path: Path, tokenizer: Tokeni
             copy_info.model.positions = Positions.sinusoidal
         assert copy_info.model == info.model, name
         assert (copy_info.src_lang, copy_info.tgt_lang) == ("xx", "yy")
-        translator = Translator.load(model_dir, device="cpu")
-        copy = Translator.load(copy_dir, device="cpu")
+        translator = Translator.load(model_dir, device="cpu", backend="native")
+        copy = Translator.load(copy_dir, device="cpu", backend="native")
         expected = translator.score(LINES[:5], LINES[5:10])
         for i, score in enumerate(copy.score(LINES[:5], LINES[5:10])):
             assert score.token_log_probs == pytest.approx(expected[i].token_log_probs, abs=1e-4), (
@@ -406,7 +406,7 @@ def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(
     write_json(folder / "tokenizer_config.json", settings)
     model_dir = imported(folder, src_lang="eng_Latn", tgt_lang="fra_Latn")
     info = load_info(model_dir)
-    translator = Translator.load(model_dir)
+    translator = Translator.load(model_dir, backend="native")
     assert (info.src_lang, info.tgt_lang) == ("eng_Latn", "fra_Latn")
     src, tgt = translator.tokenizer.src, translator.tokenizer.tgt
     ids = tgt.encode(LINES[0])
@@ -447,7 +447,7 @@ def test_a_many_to_many_model_translates_between_all_its_languages(tmp_path: Pat
         folder, dtype=torch.float32
     ).eval()
     model_dir = imported(folder, src_lang="en", tgt_lang="fr")
-    translator = Translator.load(model_dir, device="cpu")
+    translator = Translator.load(model_dir, device="cpu", backend="native")
     search: dict[str, Any] = {"beam_size": 1, "max_length_a": 0, "max_length_b": 12}
     assert len(translator.directions) == 1 + 100 * 99
     texts = {}

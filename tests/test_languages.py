@@ -90,7 +90,7 @@ def output(root: Path, name: str, arguments: str | list[str]) -> list[str]:
 
 @pytest.mark.slow
 def test_direction_asked_for_comes_out_by_language_by_tag_and_in_python(root: Path) -> None:
-    translator = Translator.load(root / "run", device="cpu")
+    translator = Translator.load(root / "run", device="cpu", backend="native")
     for name, tags in {
         "de-en": ["src_tag=<2en>"],
         "en-de": ["src_tag=<2de>"],
@@ -114,7 +114,7 @@ def test_direction_asked_for_comes_out_by_language_by_tag_and_in_python(root: Pa
 
 
 def test_long_lines_keep_their_tag_in_every_part(root: Path) -> None:
-    translator = Translator.load(root / "run", device="cpu")
+    translator = Translator.load(root / "run", device="cpu", backend="native")
     line = " ".join(["red house sees green tree"] * 6)
     for language, tag in (("de", "<2de>"), ("fr", "<French>")):
         tags = translator.choose_tags(tgt_lang=language)
@@ -164,7 +164,7 @@ def test_exports_without_nmt_go_in_the_direction_of_their_tags(
     assert command("export", f"model_dir={root / 'run'}", "format=argos") == 2
     assert "a language or tag before each text" in capsys.readouterr().err
     exported = Translator.load(root / "ctranslate2", backend="ctranslate2", device="cpu")
-    native = Translator.load(root / "run", device="cpu")
+    native = Translator.load(root / "run", device="cpu", backend="native")
     for language in ("de", "fr"):
         lines = spell("en", rows("test.en-de", 20))
         translations = exported.translate(lines, tgt_lang=language, length_penalty=0.0)
@@ -175,7 +175,7 @@ def test_exports_without_nmt_go_in_the_direction_of_their_tags(
 
 @pytest.mark.slow
 def test_pictures_are_of_what_the_model_reads(root: Path) -> None:
-    translator = Translator.load(root / "run", device="cpu")
+    translator = Translator.load(root / "run", device="cpu", backend="native")
     [mixed] = translator.attention(["<2de> red tree"])
     translator.directions = [LanguagePair("en", "de", "<2de>")]  # of one direction
     [pair] = translator.attention(["red tree"])
@@ -193,7 +193,7 @@ def test_pictures_are_of_what_the_model_reads(root: Path) -> None:
 
 @pytest.mark.slow
 def test_server_translates_in_every_direction_and_shows_no_tag(root: Path) -> None:
-    translator = Translator.load(root / "run", device="cpu")
+    translator = Translator.load(root / "run", device="cpu", backend="native")
     with running(loaded(root / "run")) as server, ThreadPoolExecutor(4) as clients:
         targets = {item["code"]: item["targets"] for item in server.get("/languages").json}
         assert targets == {"de": ["de", "en"], "en": ["de", "en", "fr"], "fr": ["en", "fr"]}
@@ -227,7 +227,7 @@ def test_server_translates_in_every_direction_and_shows_no_tag(root: Path) -> No
 def test_what_a_model_does_not_have_is_refused_with_what_it_has(
     root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    translator = Translator.load(root / "run", device="cpu")
+    translator = Translator.load(root / "run", device="cpu", backend="native")
     for options, message in (
         ({"tgt_lang": "es"}, "tgt_lang=es: the model translates de to en, en to de, en to fr, fr"),
         ({"src_lang": "de", "tgt_lang": "fr"}, "src_lang=de tgt_lang=fr: the model translates de"),
@@ -256,7 +256,7 @@ def test_scores_are_higher_in_the_direction_of_the_text(
         assert command("score", f"model_dir={root / 'run'}", files, f"tgt_lang={language}") == 0
         sums[language] = sum(map(float, capfd.readouterr().out.split()))
     assert sums["de"] > sums["fr"] + 20, sums
-    translator = Translator.load(root / "run", device="cpu")
+    translator = Translator.load(root / "run", device="cpu", backend="native")
     for language in ("de", "fr"):  # what search reports, a tag of the target included
         ((best, *_),) = translator.n_best(["red tree"], tgt_lang=language)
         (scored,) = translator.score(["red tree"], [best.text], tgt_lang=language)

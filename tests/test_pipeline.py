@@ -75,7 +75,7 @@ def test_translations_cut_at_the_limit_are_counted(
 
 def test_a_run_a_model_and_a_checkpoint_translate_in_python(root: Path) -> None:
     for name in ("run", "run/average", "run/checkpoints/latest"):
-        translator = Translator.load(root / name, device="cpu")
+        translator = Translator.load(root / name, device="cpu", backend="native")
         assert len(translator.translate(["red house", ""])) == 2
         assert translator.translate([""]) == [""]
         assert translator.translate([]) == []
@@ -160,7 +160,9 @@ def test_bfloat16_learns_like_float32(root: Path, tmp_path: Path) -> None:
     losses = [read_records(tmp_path / d, "loss")[-1]["loss"] for d in ("float32", "bfloat16")]
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
     assert read_weights(tmp_path / "bfloat16")["embedding.weight"].dtype is torch.float32
-    translator = Translator.load(tmp_path / "bfloat16", device="cpu", dtype="bfloat16")
+    translator = Translator.load(
+        tmp_path / "bfloat16", device="cpu", dtype="bfloat16", backend="native"
+    )
     assert len(translator.translate(["red house", "big tree sees"])) == 2
 
 

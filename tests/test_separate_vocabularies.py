@@ -144,7 +144,7 @@ def test_folders_hold_a_model_for_each_side_and_those_of_another_model_are_refus
     assert "not the one that the folder was made with" in capfd.readouterr().err
     folders = [work_dir / "run", random_model(tmp_path / "joint", tokenizer)]
     with pytest.raises(ModelError, match="another tokenizer"):
-        Translator.load(folders, device="cpu")
+        Translator.load(folders, device="cpu", backend="native")
     with pytest.raises(ConfigError, match=r"<pad> <unk> <s> </s>.*\[END\].*the same names"):
         open_tokenizers(foreign_models(tmp_path, eos_piece="[END]"))
 
@@ -162,7 +162,7 @@ def test_a_model_learns_through_the_commands(
     translations = output.read_text(encoding="utf-8").split("\n")[:-1]
     expected = [" ".join(WORDS[word] for word in line.split()) for line in lines]
     assert sum(map(str.__eq__, translations, expected)) >= 0.8 * len(expected)
-    translator = Translator.load(work_dir / "run", device="cpu")
+    translator = Translator.load(work_dir / "run", device="cpu", backend="native")
     (prefixed,) = translator.n_best(["red"], BEAM, prefixes=["grün"])
     assert all(translation.text.startswith("grün") for translation in prefixed)
 
@@ -173,7 +173,7 @@ def test_given_translations_score_as_search_scores_them(work_dir: Path, lines: l
     tokenizer = load_tokenizer(folder, load_info(folder))
     texts = [tokenizer.tgt.decode(hypothesis.tokens) for hypothesis in searched]
     compared = 0
-    scored = Translator.load(folder, device="cpu").score(lines, texts)
+    scored = Translator.load(folder, device="cpu", backend="native").score(lines, texts)
     for hypothesis, text, score in zip(searched, texts, scored, strict=True):
         if [*tokenizer.tgt.encode(text), tokenizer.tgt.eos_id] == hypothesis.tokens:
             assert score.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-4)
@@ -189,7 +189,7 @@ def test_our_ctranslate2_backend_scores_and_translates_alike(
         (foreign, sentences(8, seed=6)),
     ):
         output = exported(folder, ExportFormat.ctranslate2)
-        native_translator = Translator.load(folder, device="cpu")
+        native_translator = Translator.load(folder, device="cpu", backend="native")
         exported_translator = Translator.load(
             output, device="cpu", backend="ctranslate2", num_threads=1
         )

@@ -16,7 +16,7 @@ from exporting import short_sentences
 from serving import Running, change_config, copying, loaded, running, tiny_folder
 from tiny import sentences, tokenizer_config
 
-from nmt.config import SearchConfig, ServeConfig
+from nmt.config import Engine, SearchConfig, ServeConfig
 from nmt.data.languages import Tags
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Pa
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Running]:
-    with running(loaded(folder)) as server:
+    with running(loaded(folder, backend=Engine.auto), backend=Engine.auto) as server:
         yield server
 
 

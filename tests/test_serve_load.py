@@ -53,7 +53,7 @@ def test_answers_equal_those_alone_with_64_clients_of_mixed_lengths_and_options(
     tmp_path: Path, tokenizer: Tokenizer, pool: ThreadPoolExecutor
 ) -> None:
     folder = tiny_folder(tmp_path / "model", tokenizer)
-    translator = Translator.load(folder, device="cpu")
+    translator = Translator.load(folder, device="cpu", backend="native")
     lines = [*sentences(40), " ".join(sentences(120)), "Ein Satz. " * 3 + "Ende"]
     searches: list[dict[str, Any]] = [{}, {"beam_size": 1}, {"beam_size": 2, "length_penalty": 1.0}]
     expected = []  # translations by line, for each search
@@ -163,7 +163,7 @@ def test_who_comes_while_others_are_searched_joins_them_and_a_failure_there_harm
 ) -> None:
     folder = tiny_folder(tmp_path / "model", tokenizer)
     lines = ["the house", "a tree", "the small tree"]
-    expected = Translator.load(folder, device="cpu").translate(lines)
+    expected = Translator.load(folder, device="cpu", backend="native").translate(lines)
     entered = threading.Event()
     gate = threading.Event()
     sizes = []
@@ -496,7 +496,10 @@ def test_signals_drain_and_reload_without_a_lost_request(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     folders = [tiny_folder(tmp_path / "a", tokenizer, 3), tiny_folder(tmp_path / "b", tokenizer, 4)]
-    expected = [Translator.load(f, device="cpu").translate(["the house"])[0] for f in folders]
+    expected = [
+        Translator.load(f, device="cpu", backend="native").translate(["the house"])[0]
+        for f in folders
+    ]
     link = tmp_path / "model"
     link.symlink_to(folders[0])
     code = "import sys; from nmt.cli.main import main, COMMANDS; sys.exit(main(COMMANDS['serve']))"

@@ -45,7 +45,7 @@ def test_workers_answer_as_one_process_does_and_lose_nothing_when_they_are_kille
 ) -> None:
     folder = tiny_folder(tmp_path / "model", tokenizer)
     lines = sentences(60)
-    translator = Translator.load(folder, device="cpu")
+    translator = Translator.load(folder, device="cpu", backend="native")
     expected = {size: translator.translate(lines, beam_size=size) for size in (1, 4)}
     earlier = set(processes(os.getpid()))
     with running(loaded(folder, num_workers=2)) as server, ThreadPoolExecutor(16) as clients:
@@ -141,13 +141,16 @@ def test_weights_that_a_worker_cannot_load_are_one_error(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     folder = tiny_folder(tmp_path / "model", tokenizer)
-    config = ServeConfig(model_dir=[str(folder)], device="cpu", num_workers=1)
+    config = ServeConfig(
+        model_dir=[str(folder)], device="cpu", num_workers=1, backend=Engine.native
+    )
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-40])
     with pytest.raises(ModelError, match="model.safetensors"):
         Models.load(config)
     assert count_workers(config) == 1
     assert count_workers(replace(config, backend=Engine.ctranslate2)) == 0
+    assert count_workers(replace(config, backend=Engine.auto)) == 0
 
 
 @pytest.mark.slow
@@ -158,6 +161,7 @@ def test_no_process_is_left_after_failed_reloads_or_a_killed_server(
     contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     code = "import sys; from nmt.cli.main import main, COMMANDS; sys.exit(main(COMMANDS['serve']))"
     command = [sys.executable, "-c", code, f"model_dir={folder}", "port=0", "num_workers=2"]
+    command.append("backend=native")
     for stop in (signal.SIGTERM, signal.SIGKILL):
         for name, content in contents.items():
             (folder / name).write_bytes(content)
@@ -188,6 +192,6 @@ def test_weights_that_are_overwritten_do_not_reach_the_models_in_memory(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     folder = tiny_folder(tmp_path / "model", tokenizer)
-    translator = Translator.load(folder, device="cpu")
+    translator = Translator.load(folder, device="cpu", backend="native")
     assert str(folder) not in Path("/proc/self/maps").read_text()
     assert translator.translate(["the house"])

@@ -62,7 +62,7 @@ def output_of(model: Path, *arguments: str, folder: Path) -> list[str]:
 @pytest.mark.slow
 def test_line_i_answers_line_i_whatever_is_in_the_text(model: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"\n".join(HOSTILE))
-    translator = Translator.load(model, device="cpu")
+    translator = Translator.load(model, device="cpu", backend="native")
     alone = [translator.translate([*read_stream([raw], "here")])[0] for raw in HOSTILE]
     assert all(len(text.splitlines()) <= 1 for text in alone)  # of which no other tool makes two
     assert output_of(model, f"input={tmp_path / 'in'}", folder=tmp_path) == alone
@@ -269,7 +269,10 @@ def test_several_model_folders_are_an_ensemble(model: Path, tmp_path: Path) -> N
     assert single == twice
     assert ensemble not in (single, second)
     lines = sentences(20, seed=2)
-    assert Translator.load([model, second_model], device="cpu").translate(lines) == ensemble
+    assert (
+        Translator.load([model, second_model], device="cpu", backend="native").translate(lines)
+        == ensemble
+    )
 
 
 @pytest.mark.slow

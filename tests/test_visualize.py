@@ -221,7 +221,9 @@ def test_neighbors_and_components_are_those_of_numpy() -> None:
 def test_a_chosen_head_is_drawn_and_masked_cells_are_gray(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    translator = Translator.load(random_model(tmp_path / "model", tokenizer), device="cpu")
+    translator = Translator.load(
+        random_model(tmp_path / "model", tokenizer), device="cpu", backend="native"
+    )
     [pair] = translator.attention(["the $small$ tree"], ["das Haus _ ^"])
     for kind in AttentionKind:
         figure = attention_figure.attention_figure(pair, LIGHT, kind=kind, layers=[2], heads=[3, 0])
@@ -297,7 +299,9 @@ def test_a_report_shows_what_the_commands_return(
     test = run_report.translate_test(folder / "runs/mine", folder / "data/mine", config)
     sources = list(read_lines(folder / "data/mine/test.src"))
     references = list(read_lines(folder / "data/mine/test.tgt"))
-    hypotheses = Translator.load(folder / "runs/mine", device="cpu").translate(sources)
+    hypotheses = Translator.load(folder / "runs/mine", device="cpu", backend="native").translate(
+        sources
+    )
     assert test.scores == evaluate.evaluate(hypotheses, [references], force=True)
     assert sum(count for _, count, _ in test.lengths) == len(sources)
     pairs = set(zip(sources, hypotheses, strict=True))

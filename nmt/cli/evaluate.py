@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nmt import evaluate as metrics
-from nmt.config import EvaluateConfig, Metric, OutputFormat, resolve
+from nmt.config import Engine, EvaluateConfig, Metric, OutputFormat, resolve
 from nmt.data.text import read_input
 from nmt.evaluate import Comparison, Score
 
@@ -78,7 +78,7 @@ def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> 
 
     assert config.model_dir is not None
     set_num_threads(config.num_threads)
-    translator = Translator.load(config.model_dir, device=config.device)
+    translator = Translator.load(config.model_dir, device=config.device, backend=Engine.native)
     if config.src is None:
         test_sets = _read_held_out(config)
     else:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from nmt.cli.streams import find_output, open_output
 from nmt.cli.translate import load_translator
-from nmt.config import OutputFormat, ScoreConfig
+from nmt.config import Engine, OutputFormat, ScoreConfig
 from nmt.data.languages import Tags, encode_sources
 from nmt.data.text import compress, pair_lines, read_input
 from nmt.runtime.distributed import set_num_threads
@@ -28,6 +29,8 @@ def score(config: ScoreConfig) -> None:
     tgt = str(config.tgt)
     output_file = find_output(config.output, [src, tgt])
     set_num_threads(config.num_threads)
+    if config.backend is Engine.auto:  # quantized weights would change the scores
+        config = replace(config, backend=Engine.native, quantization=None)
     translator = load_translator(config, config.device)
     names = ("stdin" if src == "-" else src, "stdin" if tgt == "-" else tgt)
     pairs = pair_lines(read_input(src), read_input(tgt), names=names)

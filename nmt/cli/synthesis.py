@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.cli.commands import shell_command
-from nmt.cli.translate import TranslationJob
+from nmt.cli.translate import TranslationJob, choose_backend
 from nmt.config import (
     BacktranslateConfig,
     DistillConfig,
@@ -89,6 +89,7 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
     With `is_reversed`, the input is the target side of the corpus. Resumes a killed job, and does
     nothing if the corpus is complete already. Returns the languages of the corpus.
     """
+    config = choose_backend(config)
     files = _find_inputs(config)
     folder = resolve(config.output)
     _check_output(folder, files)

@@ -10,26 +10,31 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import torch
 
 from nmt.cli.streams import check_input, find_output, input_size, open_input, open_output
 from nmt.config import (
     DirectionConfig,
+    Engine,
     OutputFormat,
     SearchConfig,
     TooLong,
     TranslateConfig,
+    TranslationConfig,
     resolve,
 )
 from nmt.data.languages import SEPARATOR
 from nmt.data.text import count_lines, is_stream, read_input
 from nmt.errors import ConfigError, DataError, NmtError
+from nmt.export.conversion import MAX_POSITIONS
 from nmt.runtime.cluster import open_workers
 from nmt.runtime.distributed import choose_num_processes, set_num_threads
 from nmt.runtime.pool import worker_index
 from nmt.runtime.progress import Progress
+from nmt.translate.engines.auto import check_reproducible, choose_engine
+from nmt.translate.engines.ctranslate2 import check_search
 from nmt.translate.job import PartialFile, describe_job
 from nmt.translate.options import LineOptions
 from nmt.translate.results import LineCounts, LineResult, render
@@ -37,6 +42,7 @@ from nmt.translate.translator import Translator
 from nmt.translate.windows import Window, WindowReader
 
 log = logging.getLogger(__name__)
+C = TypeVar("C", bound=TranslationConfig)
 
 
 def translate(config: TranslateConfig) -> None:
@@ -46,6 +52,7 @@ def translate(config: TranslateConfig) -> None:
     another name, renames it when it is complete, and resumes it after a kill.
     """
     output_file = _check_paths(config)
+    config = choose_backend(config)
     job = TranslationJob(config)
     is_interactive = config.input == "-" and sys.stdin is not None and sys.stdin.buffer.isatty()
     if is_interactive:
@@ -151,6 +158,33 @@ def _load_window_function(
     return translate_window
 
 
+def choose_backend(config: C) -> C:
+    """Return the settings of a command with a backend other than auto.
+
+    The choice is made once, so that all workers and a resumed job use the same engine.
+    """
+    if config.backend is not Engine.auto:
+        return config
+
+    def check_settings(defaults: SearchConfig) -> None:
+        search = replace(defaults, **config.search_changes())
+        check_search(search)
+        check_reproducible(search)
+        if config.max_source_length > MAX_POSITIONS:
+            raise ConfigError(
+                f"max_source_length={config.max_source_length}: CTranslate2 takes {MAX_POSITIONS}"
+            )
+
+    choice = choose_engine(
+        config.model_dir,
+        device=config.device,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        check_settings=check_settings,
+    )
+    return replace(config, backend=choice.backend, quantization=choice.quantization)
+
+
 def load_translator(config: DirectionConfig, device: str) -> Translator:
     """Load the models of a command on `device`."""
     return Translator.load(
@@ -158,6 +192,7 @@ def load_translator(config: DirectionConfig, device: str) -> Translator:
         device=device,
         dtype=config.dtype,
         backend=config.backend,
+        quantization=config.quantization,
         combine=config.combine,
         num_threads=config.num_threads,
     )

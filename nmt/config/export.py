@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from nmt.config.options import DEFAULT_RUN_DIR, Settings, option
-from nmt.config.runtime import ChecksumConfig
+from nmt.config.runtime import ChecksumConfig, Quantization
 from nmt.errors import ConfigError
 
 
@@ -16,22 +16,6 @@ class ExportFormat(str, Enum):
     ctranslate2 = "ctranslate2"
     huggingface = "huggingface"
     argos = "argos"  # Argos Translate, LibreTranslate
-
-
-class Quantization(str, Enum):
-    """Number format of exported weights: int8 with one scale per row, int16 with one per matrix.
-
-    The name after `int8_` is the format of everything but matrix multiplications.
-    """
-
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    int8 = "int8"
-    int8_float32 = "int8_float32"
-    int8_float16 = "int8_float16"
-    int8_bfloat16 = "int8_bfloat16"
-    int16 = "int16"
 
 
 class ImportFormat(str, Enum):

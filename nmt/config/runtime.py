@@ -7,6 +7,7 @@ from enum import Enum
 
 from nmt.config.options import DEFAULT_RUN_DIR, Settings, option
 
+BACKEND_HELP = "native (PyTorch), ctranslate2, or auto: ctranslate2 where it can do what is asked"
 DTYPE_HELP = "number format of matrix multiplications: float32, bfloat16, float16 or auto"
 
 
@@ -22,8 +23,26 @@ class DType(str, Enum):
 class Engine(str, Enum):
     """The library that runs the model."""
 
+    auto = "auto"  # CTranslate2 where it can do what is asked, else native
     native = "native"  # PyTorch
-    ctranslate2 = "ctranslate2"  # for a folder that nmt-export wrote
+    ctranslate2 = "ctranslate2"  # needs the package, and an architecture that it supports
+
+
+class Quantization(str, Enum):
+    """Number format of the weights in a converted model.
+
+    int8 has one scale per row, int16 one per matrix. The name after `int8_` is the format of
+    everything but matrix multiplications.
+    """
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+    int8_float32 = "int8_float32"
+    int8_float16 = "int8_float16"
+    int8_bfloat16 = "int8_bfloat16"
+    int16 = "int16"
 
 
 @dataclass(kw_only=True)
@@ -58,7 +77,15 @@ class InferenceConfig(RuntimeConfig):
         "run, checkpoint or model folder; several, as in [a,b]: an ensemble",
         on_resume="free",
     )
-    backend: Engine = option(
-        Engine.native, "native (PyTorch), or ctranslate2 for folders that nmt-export wrote"
+    backend: Engine = option(Engine.native, BACKEND_HELP)
+    quantization: Quantization | None = option(
+        None,
+        "weights for CTranslate2: float32, int8, int16, ...; null: int8 on a CPU with VNNI, else "
+        "float32",
     )
     dtype: DType = option(DType.float32, DTYPE_HELP)
+
+    def check(self) -> None:
+        is_native = self.backend is Engine.native
+        rule = "only works with backend=auto or ctranslate2"
+        self.require(not (is_native and self.quantization), "quantization", rule)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nmt.config.options import DEFAULT_RUN_DIR, option
-from nmt.config.runtime import InferenceConfig
+from nmt.config.runtime import BACKEND_HELP, Engine, InferenceConfig
 
 
 @dataclass(kw_only=True)
@@ -16,6 +16,7 @@ class ServeConfig(InferenceConfig):
         [DEFAULT_RUN_DIR],
         "run, checkpoint or model folders, each for one or more language pairs: [a,b]",
     )
+    backend: Engine = option(Engine.auto, BACKEND_HELP)
     num_workers: int | None = option(
         None,
         "worker processes (native backend, Linux CPU); 0: search in the server process; null: one "
@@ -72,4 +73,5 @@ class ServeConfig(InferenceConfig):
     log_texts: bool = option(False, "include texts in the access log")
 
     def check(self) -> None:
+        super().check()
         self.require(bool(self.model_dir), "model_dir", "name at least one model folder")

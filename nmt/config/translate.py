@@ -49,6 +49,7 @@ class DirectionConfig(InferenceConfig):
     tgt_tag: str = option("", "tag before every target line; it is not part of the translation")
 
     def check(self) -> None:
+        super().check()
         if len(self.model_dir) == 1:
             is_default = self.combine is Combine.probabilities
             self.require(is_default, "combine", "needs several models: model_dir=[a,b]")
@@ -177,7 +178,7 @@ class SynthesisConfig(TranslationConfig):
         self.input = [normalize_stream(file) for file in self.input]
         if self.sampling:
             rule = "would draw other samples with sampling=true when it resumes; use native"
-            self.require(self.backend is Engine.native, "backend", rule)
+            self.require(self.backend is not Engine.ctranslate2, "backend", rule)
         is_valid = self.max_ratio == 0 or self.max_ratio >= 1
         self.require(is_valid, "max_ratio", "must be 0 or at least 1")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from nmt.errors import DamagedError
+from nmt.errors import DamagedError, ModelError
 from nmt.runtime.metadata import read_json, read_yaml
 from nmt.runtime.reading import open_regular, read_regular
 
@@ -63,10 +63,26 @@ def verify(folder: Path, *names: str) -> None:
             if not names:
                 raise DamagedError(f"{path} is missing; copy or make the folder again")
         elif name in entries and not _is_intact(path, entries[name]):
-            raise DamagedError(
-                f"{path} is damaged: its size or checksum differs from {MANIFEST}; "
-                "copy or make the folder again, or set verify=false to use it unchecked"
-            )
+            raise _damaged(path)
+
+
+def compute_checksums(folder: Path, names: Iterable[str]) -> list[str]:
+    """Return the checksums of files of `folder`.
+
+    Raises `DamagedError` for a file whose checksum in the manifest differs, unless checks are off,
+    and `ModelError` for a missing file.
+    """
+    entries = _read_entries(folder) if _is_verifying else {}
+    checksums = []
+    for name in names:
+        path = folder / name
+        if not path.exists():
+            raise ModelError(f"{path} does not exist; copy the model folder again")
+        checksum = _checksum(path)
+        if name in entries and entries[name]["xxh3"] != checksum:
+            raise _damaged(path)
+        checksums.append(checksum)
+    return checksums
 
 
 def note_unverified(folder: Path) -> None:
@@ -102,6 +118,13 @@ def read_entries(folder: Path) -> dict[str, Any]:
 
 def _is_intact(path: Path, entry: dict[str, Any]) -> bool:
     return bool(path.stat().st_size == entry["bytes"] and _checksum(path) == entry["xxh3"])
+
+
+def _damaged(path: Path) -> DamagedError:
+    return DamagedError(
+        f"{path} is damaged: its size or checksum differs from {MANIFEST}; "
+        "copy or make the folder again, or set verify=false to use it unchecked"
+    )
 
 
 def _checksum(path: Path) -> str:

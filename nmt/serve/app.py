@@ -30,7 +30,7 @@ from nmt.errors import ConfigError, DataError
 from nmt.runtime.distributed import set_num_threads
 from nmt.serve import api, middleware, v1
 from nmt.serve.access import HttpError, is_same_secret, read_token
-from nmt.serve.models import Models
+from nmt.serve.models import Models, choose_serve_engine
 from nmt.serve.parameters import service_of
 from nmt.serve.service import ClientDisconnectedError, Service
 
@@ -181,6 +181,7 @@ def serve(config: ServeConfig) -> None:
     """
     set_num_threads(config.num_threads)
     listener = _listen(config)
+    config = choose_serve_engine(config)
     service = Service(config, Models.load(config))
     settings = uvicorn.Config(
         make_app(service),

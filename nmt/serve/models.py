@@ -8,15 +8,16 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nmt.config import ServeConfig
+from nmt.config import Engine, ServeConfig
 from nmt.data.languages import Tags
 from nmt.errors import ConfigError, DataError, ModelError, first_of
 from nmt.serve.codes import language_name, maximize_code, shorten_codes
 from nmt.serve.queues import BatchOptions
 from nmt.serve.workers import WorkerPool, count_workers
+from nmt.translate.engines.auto import choose_engine
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -171,12 +172,29 @@ def _normalize(code: str) -> str:
     return code.lower().replace("_", "-")
 
 
+def choose_serve_engine(config: ServeConfig) -> ServeConfig:
+    """Return `config` with backend=native instead of auto unless CTranslate2 can run all models."""
+    if config.backend is not Engine.auto:
+        return config
+    for folder in config.model_dir:
+        choice = choose_engine(
+            [folder],
+            device=config.device,
+            dtype=config.dtype,
+            quantization=config.quantization,
+        )
+        if choice.backend is Engine.native:
+            return replace(config, backend=Engine.native, quantization=None)
+    return config
+
+
 def _load_translator(folder: str, config: ServeConfig) -> Translator:
     return Translator.load(
         folder,
         device=config.device,
         dtype=config.dtype,
         backend=config.backend,
+        quantization=config.quantization,
         num_threads=config.num_threads,
     )
 

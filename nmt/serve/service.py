@@ -102,7 +102,7 @@ class Service:
         self.metrics = Metrics()
         backends = [direction.translator.backend for direction in models.directions.values()]
         num_rounds = max(backend.num_workers for backend in backends)
-        if config.backend is Engine.ctranslate2:
+        if config.backend is not Engine.native:
             num_rounds += 1  # one waits inside the engine, so that its threads never do
         self.scheduler = Scheduler(config.max_queue, self.metrics, num_rounds)
         self.bodies = Bodies(config.body_timeout_seconds)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nmt.config import SearchConfig, ServeConfig
+from nmt.config import Engine, SearchConfig, ServeConfig
 from nmt.errors import ModelError, NmtError
 from nmt.runtime.manifest import set_verify
 from nmt.serve.round_engine import JoiningSearch
@@ -90,9 +90,12 @@ def _load_and_fork(control: socket.socket) -> None:
     torch.set_num_threads(1)  # a pool of OpenMP threads would not survive the fork
     set_verify(config.verify)
     try:
-        translators = [
-            Translator.load(folder, device="cpu", dtype=config.dtype) for folder in config.model_dir
-        ]
+        translators = []
+        for folder in config.model_dir:
+            translator = Translator.load(
+                folder, device="cpu", dtype=config.dtype, backend=Engine.native
+            )
+            translators.append(translator)
     except (NmtError, OSError) as error:
         connection.send(error)
         return

@@ -20,6 +20,7 @@ from nmt.model.fast import FastTransformer
 from nmt.model.transformer import AttentionWeights, causal_mask, padding_mask
 from nmt.search.request import Ids
 from nmt.search.stepper import ModelStepper
+from nmt.translate.engines.auto import AutoBackend
 from nmt.translate.engines.base import Backend
 from nmt.translate.engines.native import NativeBackend
 
@@ -71,17 +72,25 @@ def word_numbers(pieces: list[str]) -> list[int]:
 
 
 def attention_model(backend: Backend) -> FastTransformer | None:
-    """Return the model whose attention can be shown, or None for an ensemble or another engine."""
+    """Return the model whose attention can be shown, or None for an ensemble or for CTranslate2.
+
+    backend=auto loads the native engine.
+    """
+    if isinstance(backend, AutoBackend):
+        backend = backend.native
     stepper = backend.stepper if isinstance(backend, NativeBackend) else None
     return stepper.model if isinstance(stepper, ModelStepper) else None
 
 
 def attention_shape(backend: Backend) -> dict[str, int] | None:
     """Return the number of layers of each kind and of heads, or None without `attention_model`."""
-    model = attention_model(backend)
-    if model is None:
-        return None
-    config = model.config
+    if isinstance(backend, AutoBackend):
+        config = backend.model_config
+    else:
+        model = attention_model(backend)
+        if model is None:
+            return None
+        config = model.config
     return {
         "encoder": config.num_encoder_layers,
         "decoder": config.num_decoder_layers,

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from nmt import __version__
-from nmt.checkpoint import find_model
-from nmt.config import Engine, SearchConfig, TranslationConfig, resolve, settings_to_compare
+from nmt.checkpoint import EXPORTED, find_model
+from nmt.config import SearchConfig, TranslationConfig, resolve, settings_to_compare
 from nmt.data.text import compress, is_compressed
 from nmt.errors import ConfigError, DamagedError, NmtError
 from nmt.runtime.files import disk_errors, replace_file, sync, write_json
@@ -47,8 +47,7 @@ def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, A
     `on_resume="refuse"`, the default.
     """
     folders = [resolve(folder) for folder in config.model_dir]
-    if config.backend is Engine.native:
-        folders = [find_model(folder) for folder in folders]
+    folders = [folder if (folder / EXPORTED).exists() else find_model(folder) for folder in folders]
     return {
         "nmt": __version__,
         "model": [_fingerprint(folder) for folder in folders],

@@ -8,7 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmt.config import Combine, DType, Engine, SearchConfig, TooLong, choose, require, resolve
+from nmt.config import (
+    Combine,
+    DType,
+    Engine,
+    Quantization,
+    SearchConfig,
+    TooLong,
+    choose,
+    require,
+    resolve,
+)
 from nmt.data.languages import (
     DIRECTION,
     LanguagePair,
@@ -28,7 +38,9 @@ from nmt.search.stepper import Stepper
 from nmt.translate.attention import PairAttention, pair_attention
 from nmt.translate.batch_search import BatchSearch
 from nmt.translate.context import add_context, join_lines, take_last
+from nmt.translate.engines.auto import load_auto
 from nmt.translate.engines.base import Backend
+from nmt.translate.engines.ctranslate2 import load_ctranslate2
 from nmt.translate.engines.native import NativeBackend, load_models
 from nmt.translate.options import (
     MAX_SOURCE_LENGTH,
@@ -85,21 +97,39 @@ class Translator:
         *,
         device: str = "auto",
         dtype: DType | str = DType.float32,
-        backend: Engine | str = Engine.native,
+        backend: Engine | str = Engine.auto,
+        quantization: Quantization | str | None = None,
         combine: Combine | str = Combine.probabilities,
         num_threads: int = 0,
     ) -> Translator:
         """Load a run, a checkpoint or a model folder; several form an ensemble.
 
-        `num_threads` is for backend=ctranslate2 only; 0 takes torch's number of threads. Raises
-        `ModelError` for a folder without a model, `DeviceError` for a device that does not exist.
+        backend=auto takes CTranslate2 where it can do what is asked, else the native engine.
+        `quantization` and `num_threads` only apply to CTranslate2; they are the weights of its
+        conversion (see `default_quantization`) and the number of batches at a time, where 0 is
+        torch's number of threads. Raises `ModelError` for a folder without a model, `DeviceError`
+        for a device that does not exist.
         """
         folders = [model_dir] if isinstance(model_dir, str | Path) else list(model_dir)
-        if choose(Engine, "backend", backend) is Engine.native:
+        engine = choose(Engine, "backend", backend)
+        dtype = choose(DType, "dtype", dtype)
+        combine = choose(Combine, "combine", combine)
+        if quantization is not None:
+            quantization = choose(Quantization, "quantization", quantization)
+            rule = "only works with backend=auto or ctranslate2"
+            require(engine is not Engine.native, "quantization", quantization, rule)
+        if engine is Engine.native:
             model = load_models(folders, device=device, dtype=dtype, combine=combine)
+        elif engine is Engine.auto:
+            model = load_auto(
+                folders,
+                device=device,
+                dtype=dtype,
+                combine=combine,
+                num_threads=num_threads,
+                quantization=quantization,
+            )
         else:
-            from nmt.translate.engines.ctranslate2 import load_ctranslate2  # optional dependency
-
             if len(folders) != 1:
                 raise ConfigError(
                     f"model_dir names {len(folders)} folders: backend=ctranslate2 has no "
@@ -108,8 +138,9 @@ class Translator:
             model = load_ctranslate2(
                 resolve(folders[0]),
                 device=device,
-                dtype=choose(DType, "dtype", dtype),
+                dtype=dtype,
                 num_threads=num_threads,
+                quantization=quantization,
             )
         return cls(model.backend, model.tokenizer, model.defaults, model.directions)
 
@@ -320,7 +351,7 @@ class Translator:
 
         `targets` default to the translations that search finds with `options`. Lines get `tags`, by
         default `common_tags`, and are used whole, however long. Raises `ConfigError` for an
-        ensemble and for backend=ctranslate2.
+        ensemble and for backend=ctranslate2; backend=auto computes attention natively.
         """
         config = self.search_config(**options)
         if tags is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from nmt.config import AttentionKind, VisualizeConfig
+from nmt.config import AttentionKind, Engine, VisualizeConfig
 from nmt.data.text import read_input
 from nmt.errors import ConfigError, DataError
 from nmt.model.transformer import causal_mask
@@ -36,7 +36,7 @@ _AXES = {  # sides of rows and columns, title
 def load_translator(config: VisualizeConfig) -> Translator:
     """Load the model of the settings."""
     set_num_threads(config.num_threads)
-    return Translator.load(config.model_dir, device=config.device)
+    return Translator.load(config.model_dir, device=config.device, backend=Engine.native)
 
 
 def read_sentences(source: str | None, name: str) -> list[str]:

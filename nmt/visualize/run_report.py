@@ -15,7 +15,7 @@ from typing import Any
 from sacrebleu.metrics.chrf import CHRF
 
 from nmt import checkpoint, evaluate
-from nmt.config import DEFAULT_DATA_DIR, VisualizeConfig, resolve
+from nmt.config import DEFAULT_DATA_DIR, Engine, VisualizeConfig, resolve
 from nmt.data.binary import read_held_out, read_meta
 from nmt.data.languages import tag_lines
 from nmt.errors import ConfigError
@@ -201,7 +201,7 @@ class TestResult:
 def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> TestResult:
     """Translate the test set of a data folder, or its validation set, and score it."""
     split = config.split if (data_dir / f"{config.split}.src").exists() else "valid"
-    translator = Translator.load(run_dir, device=config.device)
+    translator = Translator.load(run_dir, device=config.device, backend=Engine.native)
     sources: list[str] = []
     references: list[str] = []
     hypotheses: list[str] = []

@@ -1,4 +1,4 @@
-"""The CTranslate2 engine: search and scoring with a folder that `nmt-export` wrote.
+"""The CTranslate2 engine: search and scoring with a model that was converted for it.
 
 CTranslate2 has a beam search of its own. This module translates settings into its arguments, and
 returns its hypotheses in its order and with its scores; docs/export.md lists the differences from
@@ -9,19 +9,28 @@ the native engine.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from nmt.checkpoint import load_export_info, load_tokenizer
-from nmt.config import DType, ExportFormat, SearchConfig
+from nmt.checkpoint import (
+    EXPORTED,
+    find_model,
+    load_export_info,
+    load_info,
+    load_tokenizer,
+    other_models,
+)
+from nmt.config import DType, ExportFormat, Quantization, SearchConfig
 from nmt.data.tokenizer import Tokenizers
-from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
+from nmt.errors import ConfigError, DataError, DeviceError, ModelError
+from nmt.export.conversion import convert_once, remove_conversion
 from nmt.runtime.distributed import find_device
 from nmt.runtime.metadata import read_json, to_dataclass
 from nmt.runtime.reading import check_regular
@@ -30,6 +39,8 @@ from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import Ids, SearchRequest
 from nmt.translate.engines.base import LoadedModel, directions_of
 from nmt.translate.engines.model_bin import check_model_bin
+
+log = logging.getLogger(__name__)
 
 _MAX_SCORED_TOKENS = 1024  # source tokens of a batch, whose logits are all in memory at once
 
@@ -50,15 +61,8 @@ class CTranslate2Backend:
         self._max_positions = max_positions
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
-        """Raise a `ConfigError` for settings that CTranslate2 has no counterpart of."""
-        if config.coverage_penalty:
-            raise _unsupported("coverage_penalty", config.coverage_penalty)
-        if config.word_reward and not scoring:
-            raise _unsupported("word_reward", config.word_reward)
-        if config.alignment and scoring:
-            raise _unsupported("alignment", "true", " in scoring")
-        if config.sampling and config.top_k == 1 < config.beam_size:
-            raise _unsupported("top_k", 1, " below 2 for several samples")
+        """See `check_search`."""
+        check_search(config, scoring=scoring)
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
         """Return the hypotheses of each sentence as CTranslate2 ranks them.
@@ -158,6 +162,18 @@ class CTranslate2Backend:
                 hypothesis.alignment[0] = first_position
 
 
+def check_search(config: SearchConfig, *, scoring: bool = False) -> None:
+    """Raise a `ConfigError` for settings that CTranslate2 has no counterpart of."""
+    if config.coverage_penalty:
+        raise _unsupported("coverage_penalty", config.coverage_penalty)
+    if config.word_reward and not scoring:
+        raise _unsupported("word_reward", config.word_reward)
+    if config.alignment and scoring:
+        raise _unsupported("alignment", "true", " in scoring")
+    if config.sampling and config.top_k == 1 < config.beam_size:
+        raise _unsupported("top_k", 1, " below 2 for several samples")
+
+
 def _unsupported(name: str, value: object, purpose: str = "") -> ConfigError:
     """Build the error for a setting that CTranslate2 does not have."""
     return ConfigError(
@@ -196,13 +212,73 @@ def _strongest_positions(attention: list[list[float]]) -> list[int]:
     return positions.tolist()  # type: ignore[no-any-return]
 
 
-def load_ctranslate2(folder: Path, *, device: str, dtype: DType, num_threads: int) -> LoadedModel:
-    """Load an exported folder.
+def default_quantization(dtype: DType = DType.float32) -> Quantization:
+    """Return int8 where the CPU multiplies int8 with VNNI instructions, else float32.
+
+    A number format in `dtype` that asks for other multiplications gets float32 weights.
+    """
+    if dtype in (DType.bfloat16, DType.float16):
+        return Quantization.float32
+    try:
+        cpu_info = Path("/proc/cpuinfo").read_text(encoding="utf-8")  # of Linux
+    except OSError:
+        return Quantization.float32
+    return Quantization.int8 if has_vnni(cpu_info) else Quantization.float32
+
+
+def has_vnni(cpu_info: str) -> bool:
+    """Return whether the text of /proc/cpuinfo lists instructions that multiply int8."""
+    for line in cpu_info.splitlines():
+        if line.startswith("flags"):
+            return not {"avx512_vnni", "avx_vnni"}.isdisjoint(line.split())
+    return False
+
+
+def load_ctranslate2(
+    folder: Path,
+    *,
+    device: str,
+    dtype: DType,
+    num_threads: int,
+    quantization: Quantization | None = None,
+) -> LoadedModel:
+    """Load an exported folder, or a run, checkpoint or model folder, which is converted once.
 
     With `dtype` bfloat16 or float16, compute in that type; otherwise in the type of the stored
-    weights. Raises a `ModelError` for a folder that is not such an export, and a `DeviceError` for
-    a device that does not exist or does not support the type.
+    weights, which `quantization` sets for the conversion, by default `default_quantization`.
+    Raises a `ModelError` for a folder that contains neither, and a `DeviceError` for a device that
+    does not exist or does not support the type.
     """
+    placement = find_placement(device, dtype)
+    num_threads = num_threads or torch.get_num_threads()
+    if (folder / EXPORTED).exists():
+        if quantization is not None:
+            raise ConfigError(
+                f"quantization={quantization.value}: {folder} is converted already; give the "
+                "model that it was made from, or leave quantization out"
+            )
+        return _load_export(folder, placement, num_threads)
+    model_folder = find_model(folder)
+    quantization = quantization or default_quantization(dtype)
+    converted = convert_once(model_folder, quantization)
+    try:
+        model = _load_export(converted, placement, num_threads)
+    except ModelError as error:
+        log.warning("%s; converting the model again", error)
+        remove_conversion(converted)
+        model = _load_export(convert_once(model_folder, quantization), placement, num_threads)
+    log.info(
+        "model %s, %d updates, on %s by CTranslate2 in %s%s",
+        model_folder,
+        load_info(model_folder).updates,
+        placement.device_type,
+        quantization.value,
+        other_models(folder, model_folder),
+    )
+    return model
+
+
+def _load_export(folder: Path, placement: Placement, num_threads: int) -> LoadedModel:
     info, export = load_export_info(folder)
     if export.format is not ExportFormat.ctranslate2:
         raise ModelError(
@@ -214,7 +290,7 @@ def load_ctranslate2(folder: Path, *, device: str, dtype: DType, num_threads: in
         check_regular(path)
     _check_engine_config(folder / "config.json")
     check_model_bin(folder / "model.bin", info, tokenizer, export.max_positions)
-    engine = _load_engine(folder, device, dtype, num_threads or torch.get_num_threads())
+    engine = _load_engine(folder, placement, num_threads)
     max_tokens = 65536  # an estimate for GPUs, not measured
     if engine.device == "cpu":
         max_tokens = 6144
@@ -243,11 +319,29 @@ def _check_engine_config(path: Path) -> None:
         raise ModelError(f"{path}: layer_norm_epsilon is {epsilon}, must be between 0 and 1")
 
 
-def _load_engine(folder: Path, device: str, dtype: DType, num_threads: int) -> Any:
+def _import_ctranslate2() -> Any:
     try:
         import ctranslate2
     except ImportError:
-        raise NmtError("backend=ctranslate2 needs CTranslate2; pip install nmt[export]") from None
+        raise ConfigError("backend=ctranslate2 needs CTranslate2; pip install nmt[fast]") from None
+    return ctranslate2
+
+
+class Placement(NamedTuple):
+    """Where CTranslate2 computes, and in which number format."""
+
+    device_type: str
+    device_index: int
+    compute_type: str  # "default" for the type of the stored weights
+
+
+def find_placement(device: str, dtype: DType) -> Placement:
+    """Return where CTranslate2 computes.
+
+    Raises a `ConfigError` if CTranslate2 is not installed, and a `DeviceError` for a device that
+    does not exist or does not support the type.
+    """
+    ctranslate2 = _import_ctranslate2()
     torch_device = find_device(device)
     if torch_device.type == "mps":
         if device != "auto":
@@ -263,13 +357,17 @@ def _load_engine(folder: Path, device: str, dtype: DType, num_threads: int) -> A
                 f"dtype={compute_type}: CTranslate2 does not support it on this {device_type}; "
                 "use dtype=float32"
             )
+    return Placement(device_type, device_index, compute_type)
+
+
+def _load_engine(folder: Path, placement: Placement, num_threads: int) -> Any:
     try:
-        return ctranslate2.Translator(
+        return _import_ctranslate2().Translator(
             str(folder),
-            device=device_type,
-            device_index=device_index,
-            compute_type=compute_type,
-            inter_threads=num_threads if device_type == "cpu" else 1,
+            device=placement.device_type,
+            device_index=placement.device_index,
+            compute_type=placement.compute_type,
+            inter_threads=num_threads if placement.device_type == "cpu" else 1,
             intra_threads=1,  # several threads in one multiplication take twice the CPU time
         )
     except (RuntimeError, ValueError, LookupError, MemoryError) as error:

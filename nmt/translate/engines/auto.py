@@ -1,0 +1,173 @@
+"""backend=auto: CTranslate2 where it can do what is asked, else the native engine.
+
+A command knows all its settings before it loads the model, so it takes the engine that
+`choose_engine` returns. `Translator.load` does not know them: its `AutoBackend` searches with
+CTranslate2, and loads the native engine when a call needs something that CTranslate2 cannot do.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from nmt.checkpoint import EXPORTED, find_model, load_info
+from nmt.config import Combine, DType, Engine, ModelConfig, Quantization, SearchConfig, resolve
+from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
+from nmt.export.conversion import convert_once
+from nmt.search.hypotheses import Hypothesis
+from nmt.search.request import Ids, SearchRequest
+from nmt.translate.engines.base import Backend, LoadedModel
+from nmt.translate.engines.ctranslate2 import (
+    default_quantization,
+    find_placement,
+    load_ctranslate2,
+)
+from nmt.translate.engines.native import NativeBackend, load_models
+
+log = logging.getLogger(__name__)
+
+
+class EngineChoice(NamedTuple):
+    """The engine that backend=auto stands for, and the weights of its conversion."""
+
+    backend: Engine
+    quantization: Quantization | None  # None for the native engine and for an exported folder
+
+
+class AutoBackend:
+    """Searches with CTranslate2 where that can do what is asked; else, and for scores, natively.
+
+    Args:
+        fast: the engine of CTranslate2.
+        model_config: the architecture of the model.
+        load_native: loads the native engine; called at most once, when a call first needs it.
+    """
+
+    def __init__(
+        self, fast: Backend, model_config: ModelConfig, load_native: Callable[[], Backend]
+    ) -> None:
+        self.max_tokens = fast.max_tokens
+        self.num_workers = fast.num_workers
+        self.model_config = model_config
+        self._fast = fast
+        self._load_native = load_native
+        self._native: NativeBackend | None = None
+        self._lock = threading.Lock()
+        self._logged_reasons: set[str] = set()
+
+    @property
+    def native(self) -> NativeBackend:
+        """The native engine, which is loaded at the first use."""
+        with self._lock:
+            if self._native is None:
+                backend = self._load_native()
+                assert isinstance(backend, NativeBackend)
+                self._native = backend
+            return self._native
+
+    def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
+        """See `Backend.check`; one of the engines supports every setting."""
+
+    def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
+        """See `Backend.search`."""
+        try:
+            check_reproducible(request.config)
+            self._fast.check(request.config)
+            return self._fast.search(request)
+        except (ConfigError, DataError) as error:
+            self._log_reason(error)
+        return self.native.search(request)
+
+    def score(
+        self, rows: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
+    ) -> list[Hypothesis]:
+        """See `Backend.score`; scores natively, since quantization changes scores."""
+        return self.native.score(rows, targets, config, max_tokens)
+
+    def _log_reason(self, error: NmtError) -> None:
+        """Log once why the native engine takes a call."""
+        reason = _to_reason(error)
+        if reason not in self._logged_reasons:
+            self._logged_reasons.add(reason)
+            log.info("backend=auto: native, since %s", reason)
+
+
+def load_auto(
+    folders: Sequence[str | Path],
+    *,
+    device: str,
+    dtype: DType,
+    combine: Combine | str,
+    num_threads: int,
+    quantization: Quantization | None,
+) -> LoadedModel:
+    """Load a model for CTranslate2 if it suits, else natively; see `choose_engine`."""
+    choice = choose_engine(folders, device=device, dtype=dtype, quantization=quantization)
+    if choice.backend is Engine.native:
+        return load_models(folders, device=device, dtype=dtype, combine=combine)
+    folder = resolve(folders[0])
+    loaded = load_ctranslate2(
+        folder,
+        device=device,
+        dtype=dtype,
+        num_threads=num_threads,
+        quantization=choice.quantization,
+    )
+    if (folder / EXPORTED).exists():  # which the native engine cannot load
+        return loaded
+    model_folder = find_model(folder)
+
+    def load_native() -> Backend:
+        return load_models([model_folder], device=device, dtype=dtype).backend
+
+    backend = AutoBackend(loaded.backend, load_info(model_folder).model, load_native)
+    return loaded._replace(backend=backend)
+
+
+def choose_engine(
+    folders: Sequence[str | Path],
+    *,
+    device: str,
+    dtype: DType,
+    quantization: Quantization | None,
+    check_settings: Callable[[SearchConfig], None] = lambda config: None,
+) -> EngineChoice:
+    """Return the engine that backend=auto stands for; if it is the native one, log the reason.
+
+    `check_settings` gets the search settings that are saved with the model, and raises a
+    `ConfigError` if the caller asks for something that CTranslate2 cannot do. A model that was
+    not converted yet is converted.
+    """
+    try:
+        placement = find_placement(device, dtype)
+        if placement.device_type != "cpu":
+            raise DeviceError(f"CTranslate2 was not measured on {placement.device_type}")
+        if len(folders) != 1:
+            raise ConfigError("CTranslate2 has no ensembles")
+        folder = resolve(folders[0])
+        if (folder / EXPORTED).exists():
+            return EngineChoice(Engine.ctranslate2, quantization)
+        model_folder = find_model(folder)
+        check_settings(load_info(model_folder).search)
+        quantization = quantization or default_quantization(dtype)
+        convert_once(model_folder, quantization)
+    except ModelError:  # the native engine could not load it either
+        raise
+    except NmtError as error:
+        log.info("backend=auto: native, since %s", _to_reason(error))
+        return EngineChoice(Engine.native, None)
+    return EngineChoice(Engine.ctranslate2, quantization)
+
+
+def check_reproducible(config: SearchConfig) -> None:
+    """Raise a `ConfigError` for sampling, which CTranslate2 does not repeat with the same seed."""
+    if config.sampling:
+        raise ConfigError("sampling=true: CTranslate2 draws other samples with the same seed")
+
+
+def _to_reason(error: NmtError) -> str:
+    """Return the message of an error without its advice."""
+    return str(error).partition("; ")[0]
