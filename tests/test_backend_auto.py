@@ -30,6 +30,8 @@ from nmt.translate.engines.ctranslate2 import CTranslate2Backend, has_vnni
 from nmt.translate.engines.native import NativeBackend
 
 LINES = sentences(20)
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -249,15 +251,15 @@ while True:
 
 def start_conversion(folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", CONVERT, str(folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT)
 
 
 @pytest.mark.slow
 def test_sixteen_processes_that_start_at_once_share_one_whole_conversion(folder: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", CONVERT_AT_ONCE, str(folder)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=True,
