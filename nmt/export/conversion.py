@@ -22,7 +22,7 @@ from nmt.checkpoint import CONFIG, EXPORTED, FORMAT_VERSION, WEIGHTS, load_info
 from nmt.config import ExportConfig, ExportFormat, Quantization
 from nmt.errors import ConfigError, NmtError
 from nmt.export.export_model import export_model, find_unsupported
-from nmt.runtime.files import remove_leftovers
+from nmt.runtime.files import remove_all_temporary
 from nmt.runtime.manifest import compute_checksums
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def _convert(model_folder: Path, folder: Path, quantization: Quantization) -> No
 
     Removes what killed processes left behind, and conversions of earlier contents of the model.
     """
-    remove_leftovers(folder.parent)
+    remove_all_temporary(folder.parent)
     if (folder / EXPORTED).exists():
         return
     start_seconds = time.monotonic()
