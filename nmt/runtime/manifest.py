@@ -72,7 +72,7 @@ def compute_checksums(folder: Path, names: Iterable[str]) -> list[str]:
     Raises `DamagedError` for a file whose checksum in the manifest differs, unless checks are off,
     and `ModelError` for a missing file.
     """
-    entries = _read_entries(folder) if _is_verifying else {}
+    entries = read_entries(folder) if _is_verifying else {}
     checksums = []
     for name in names:
         path = folder / name
