@@ -219,4 +219,4 @@ def a_device(*, has_autograd: bool = True) -> Iterator[Device]:
                 yield device
         finally:
             torch.__future__.set_overwrite_module_params_on_conversion(False)
-            packing.find_flash.cache_clear()
+            packing.find_flash_attention.cache_clear()

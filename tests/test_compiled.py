@@ -64,8 +64,8 @@ def trace(
     draw = random.Random(0)
     for count, longest in ((5, 20), (1, 44), (28, 26), (6, 12), (3, 1)):
         batch = make_batch(draw_pairs(draw, count, longest), tokenizer, round_to=8)
-        src_packing = replace(batch.src_packing, flash=flash)
-        tgt_packing = replace(batch.tgt_packing, flash=flash)
+        src_packing = replace(batch.src_packing, flash_attention=flash)
+        tgt_packing = replace(batch.tgt_packing, flash_attention=flash)
         with pytest.raises(Traced), torch.autocast("cpu", dtype=torch.bfloat16):
             forward(batch.src, src_packing, batch.tgt_in, tgt_packing)
     return backend.graphs

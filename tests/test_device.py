@@ -273,7 +273,7 @@ def test_attention_over_variable_lengths_is_called_as_torch_declares_it() -> Non
         calls.append(signature.bind(*args, **named).arguments)
         return args[0]  # type: ignore[no-any-return]
 
-    sides = replace(pack([3, 2]), flash=flash)
+    sides = replace(pack([3, 2]), flash_attention=flash)
     x = torch.zeros(5, 2, 8, dtype=torch.bfloat16)
     for is_causal, window in ((True, (-1, 0)), (False, (-1, -1))):
         attend_packed(x, x, x, PackedContext.of(sides, sides, is_causal=is_causal))

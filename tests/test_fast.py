@@ -44,7 +44,7 @@ from nmt.model.fast import FastTransformer, accelerate, freeze, layers
 from nmt.model.fast.cache import BeamGrid
 from nmt.model.fast.layers import FastDropout, FastLinear, linear, transposed_matmul
 from nmt.model.fast.packing import PackedContext, attend_packed, pack
-from nmt.model.fast.top import NEG_INF, Candidates, best_candidates, likeliest
+from nmt.model.fast.top import NEG_INF, Candidates, best_candidates, most_likely_tokens
 from nmt.model.transformer import Transformer, attend, padding_mask
 from nmt.runtime.manifest import write_manifest
 from nmt.training.batches import make_batch
@@ -143,8 +143,8 @@ def test_steps_with_frozen_weights_are_the_plain_model_at_once(library: bool) ->
         hidden = decode_by_steps(model, src, lengths, tgt)
         assert_near(hidden, expected, case)
         assert_near(model.logits(hidden), twin.logits(hidden), case, atol=1e-4)
-        assert bool(model.encoder_layers[0].feed_forward.inner.reordered) is library
-        assert bool(model.reordered) is library
+        assert bool(model.encoder_layers[0].feed_forward.inner.reordered_weights) is library
+        assert bool(model.reordered_weights) is library
 
 
 @torch.inference_mode()
@@ -163,12 +163,12 @@ def test_weights_frozen_in_bfloat16_are_packed_once_and_change_nothing_but_round
         assert hidden.dtype is torch.float32, case
         assert 1e-4 < (hidden - exact).norm() / exact.norm() < 0.02, case
         linears = [module for module in model.modules() if isinstance(module, FastLinear)]
-        copies = [dict(layer.reordered) for layer in linears]
+        copies = [dict(layer.reordered_weights) for layer in linears]
         decode_by_steps(model, src, lengths, tgt)
         for layer, weights_before in zip(linears, copies, strict=True):
             assert weights_before, case
             for key, (weight, _) in weights_before.items():
-                assert layer.reordered[key][0] is weight, case
+                assert layer.reordered_weights[key][0] is weight, case
                 assert weight.dtype is torch.bfloat16, case
 
 
@@ -177,7 +177,7 @@ def test_weights_frozen_in_bfloat16_are_packed_once_and_change_nothing_but_round
 def test_a_batch_encoded_in_pieces_is_that_of_the_plain_model(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast, "_ENCODED_TOKENS", size)
+    monkeypatch.setattr(fast, "_CPU_ENCODER_TOKENS", size)
     for positions in (Positions.sinusoidal, Positions.rotary):
         model = tiny_model(positions=positions)
         (src, lengths) = random_source(LENGTHS)
@@ -308,8 +308,8 @@ def test_flash_attention_over_variable_lengths_is_called_for_every_attention() -
     model = tiny_model(d_model=32)
     src, lengths = random_source([9, 2, 5])
     tgt = random_target(3, 8)
-    src_packing = replace(pack(lengths.tolist()), flash=flash)
-    tgt_packing = replace(pack([3, 8, 1]), flash=flash)
+    src_packing = replace(pack(lengths.tolist()), flash_attention=flash)
+    tgt_packing = replace(pack([3, 8, 1]), flash_attention=flash)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden = model(src_packing.unpad(src), src_packing, tgt_packing.unpad(tgt), tgt_packing)
     assert len(calls) == 2 + 4  # of every attention
@@ -584,7 +584,7 @@ def test_rows_go_to_their_cells_and_come_back() -> None:
             assert torch.equal(cells[sentence, :count], rows[sentences == sentence])
             assert torch.equal(grid.is_empty[sentence], torch.arange(max(counts)) >= count)
         assert torch.equal(grid.collect(cells)[: len(rows)], rows), counts
-        assert len(grid.collect(cells)) == grid.num_collected >= len(rows)
+        assert len(grid.collect(cells)) == grid.num_padded_rows >= len(rows)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -636,4 +636,4 @@ def test_the_likeliest_token_is_the_first_of_the_highest() -> None:
         generator = torch.Generator().manual_seed(vocab)
         log_probs = torch.randn(50, vocab, generator=generator).mul(2).round()
         expected = [row.index(max(row)) for row in log_probs.tolist()]
-        assert likeliest(log_probs).tolist() == expected, vocab
+        assert most_likely_tokens(log_probs).tolist() == expected, vocab

@@ -23,7 +23,7 @@ from toy import write_data
 
 from nmt.config import DType, OptimizerConfig, SearchConfig, TrainConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.model.fast.packing import PackedContext, attend_packed, find_flash, pack
+from nmt.model.fast.packing import PackedContext, attend_packed, find_flash_attention, pack
 from nmt.runtime.distributed import World
 from nmt.search.request import SearchRequest
 from nmt.search.search import search
@@ -68,7 +68,7 @@ def test_attention_over_variable_lengths_is_the_padded_one_forward_and_backward(
             for exact, other in zip(*found, strict=True):
                 assert_like(other, exact, share, (dtype, is_causal))
     if DEVICE.type == "cuda" and torch.cuda.get_device_capability() >= (8, 0):
-        assert find_flash(DEVICE) is not None
+        assert find_flash_attention(DEVICE) is not None
 
 
 def update(folder: Path, device: torch.device, **settings: Any) -> tuple[float, dict[str, Tensor]]:

@@ -226,17 +226,17 @@ def test_half_precision_rounds_gradients_but_loses_none(data_dir: Path, tmp_path
 def test_weights_are_rounded_once_an_update_and_again_when_it_changed_them(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reordered: int
 ) -> None:
-    monkeypatch.setattr(LAYERS, "_REORDERED", reordered)
+    monkeypatch.setattr(LAYERS, "_MIN_REORDERED_WEIGHT", reordered)
     learner = make_run(data_dir, tmp_path, dtype=DType.bfloat16).learner
     update = make_update(CUTS["two"])
     layers = [m for m in learner.model.modules() if isinstance(m, FastLinear)]
-    if layers[0].rounded is None:
+    if layers[0].rounded_weights is None:
         pytest.skip("torch has no linear layers of oneDNN here")
 
     def copies() -> list[Tensor]:
         tensors: list[Tensor] = []
         for layer in layers:
-            for block in layer.rounded.values():
+            for block in layer.rounded_weights.values():
                 tensors.extend(block[1:])  # the first is a version
         return tensors
 
@@ -254,7 +254,7 @@ def test_weights_are_rounded_once_an_update_and_again_when_it_changed_them(
     assert list(map(id, copies())) == list(map(id, new_copies))
     learner.zero_grad()
     for layer in layers:
-        layer.rounded = {}
+        layer.rounded_weights = {}
     accumulate(learner, update)
     assert_same_tensors(gradient(learner.model), first_gradient)
 

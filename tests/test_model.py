@@ -108,7 +108,7 @@ def test_sentences_longer_than_the_table_of_positions_work(monkeypatch: pytest.M
     src, lengths = random_source([5, 3])
     tgt = random_target(2, 33)
     expected = hidden_states(plain(tiny_model()), src, lengths, tgt)
-    monkeypatch.setattr(positions, "NUM_POSITIONS", 4)
+    monkeypatch.setattr(positions, "INITIAL_TABLE_ROWS", 4)
     for model, run in (
         (plain(tiny_model()), hidden_states),
         (tiny_model(), hidden_states),

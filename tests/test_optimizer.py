@@ -241,7 +241,7 @@ def check_muon(settings: OptimizerConfig, model: FastTransformer) -> None:
         expected = adam_by_hand(weights, gradients[name], settings, decay)
         if weight.dim() == 2 and "layers" in name and name.endswith("weight"):
             attention = model.encoder_layers[0].self_attention
-            sizes = attention.sizes if "in_projection" in name else [len(weight)]
+            sizes = attention.qkv_sizes if "in_projection" in name else [len(weight)]
             start_blocks = weights.split(sizes)
             gradient_blocks = gradients[name].split(sizes, dim=1)
             blocks = []

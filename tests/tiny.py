@@ -60,7 +60,7 @@ def draw_large(model: Transformer) -> None:
                     child.reset_parameters()
                     linears.append((name, child))
             for name, linear in linears:
-                rows = module.sizes if name == "in_projection" else [len(linear.weight)]
+                rows = module.qkv_sizes if name == "in_projection" else [len(linear.weight)]
                 for block in linear.weight.split(rows):
                     nn.init.xavier_uniform_(block)
 

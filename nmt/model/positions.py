@@ -6,8 +6,8 @@ self-attention. To add an encoding, write its class and its line in `ENCODINGS` 
 `nmt.config.Positions`, and a row of the table in docs/layers.md.
 """
 
-# B batch, T queries, S keys, N tokens of packed sentences, H heads, D d_model, d dimensions of a
-# head, P rows of a table of positions, K max_distance
+# B batch, T queries, S keys, H heads, D d_model, d dimensions of a head, K max_distance
+# N tokens of packed sentences: all sentences of a batch, one after the other, without padding
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig, Positions
 
-NUM_POSITIONS = 512  # rows of the first table of sinusoids; it grows with longer sentences
+INITIAL_TABLE_ROWS = 512  # of sinusoids; a longer sentence enlarges the table
 ROTARY_BASE = 10_000.0
 
 
 @dataclass(eq=False)
 class TokenPositions:
-    """The positions of the tokens of one side, counted from 0 in each sentence.
+    """The positions of source or target tokens, counted from 0 in each sentence.
 
-    `index` broadcasts to queries without their last dimension: it is (T,) for queries (B, H, T, d),
-    and (N, 1) for (N, H, d). Every position is below `num_positions`.
+    `index` has the shape of queries without the last dimension, or broadcasts to it: (T,) for
+    queries (B, H, T, d), (N, 1) for queries (N, H, d). Every position is below `num_positions`.
+    `rotations` is a cache of `Rotary`: its first layer sets it, and all layers use it.
     """
 
     index: Tensor
     num_positions: int
-    rotations: Tensor | None = None  # computed by the first layer with `Rotary`, used by all
+    rotations: Tensor | None = None
 
     @classmethod
     def up_to(cls, length: int, device: torch.device) -> TokenPositions:
@@ -43,31 +44,31 @@ class TokenPositions:
 
 
 class PositionEncoding(nn.Module):
-    """The interface of all encodings; this one adds nothing anywhere."""
+    """Base class of all encodings. By itself it encodes nothing."""
 
-    has_bias = False  # whether attention has to call `bias` and `value_bias`
+    has_bias = False  # whether attention has to add `bias` and `value_bias`
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
 
     def add(self, x: Tensor, positions: TokenPositions) -> Tensor:
-        """Return embeddings (B, T, D) or (N, D) plus vectors of their positions."""
+        """Return embeddings `x`, (B, T, D) or (N, D), plus the vectors of their positions."""
         return x
 
     def rotate(self, q: Tensor, k: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
-        """Return the queries and keys (..., d) of the same tokens, turned by their positions."""
+        """Rotate the queries and keys (..., d) of the same tokens by their positions."""
         return q, k
 
     def bias(self, q: Tensor, distances: Tensor) -> Tensor:
-        """Return what to add to the logits, broadcasting to (B, H, T, S).
+        """Return the bias of the logits, broadcasting to (B, H, T, S).
 
-        `distances` (T, S) or (B, T, S) are key positions minus query positions.
+        `distances`, (T, S) or (B, T, S), are key positions minus query positions.
         """
         return q.new_zeros(())
 
     def value_bias(self, weights: Tensor, distances: Tensor) -> Tensor:
-        """Return what to add to the outputs (B, H, T, d) of attention weights (B, H, T, S)."""
+        """Return the bias of the attended values (B, H, T, d) for `weights` (B, H, T, S)."""
         return weights.new_zeros(())
 
 
@@ -77,29 +78,30 @@ class Sinusoidal(PositionEncoding):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.table: Tensor
-        self.register_buffer("table", self.new_table(NUM_POSITIONS), persistent=False)
+        self.register_buffer("table", self.make_table(INITIAL_TABLE_ROWS), persistent=False)
 
-    def new_table(self, length: int) -> Tensor:
-        """Compute the encodings (length, D) of the first positions."""
+    def make_table(self, length: int) -> Tensor:
+        """Compute the encodings (length, D) of the first `length` positions."""
         config = self.config
         return sinusoidal_positions(
             length, config.d_model, config.positions, offset=config.position_offset
         )
 
     def add(self, x: Tensor, positions: TokenPositions) -> Tensor:
-        """Add the row of each position."""
-        table = self.table  # another thread may replace it meanwhile
+        """Add the row of the table for each position."""
+        table = self.table  # read once, since another thread may replace it
         if positions.num_positions > table.size(0):
-            table = self.table = self.new_table(2 * positions.num_positions).to(table)
+            table = self.make_table(2 * positions.num_positions).to(table)
+            self.table = table
         return x + table.index_select(0, positions.index.flatten())
 
 
 def sinusoidal_positions(length: int, d_model: int, layout: Positions, offset: int = 0) -> Tensor:
     """Compute the encodings (length, D) of the positions from `offset` on, in float32.
 
-    The paper interleaves sines and cosines. `sinusoidal_concat` and `sinusoidal_halves` have all
-    sines first, then the cosines; `sinusoidal_concat` with the D/2 wavelengths of Tensor2Tensor,
-    the last of which is 2 pi * 10000.
+    `sinusoidal` is the paper's layout, which interleaves sines and cosines. `sinusoidal_halves`
+    has all sines first, then all cosines. So has `sinusoidal_concat`, with the wavelengths of
+    Tensor2Tensor, the largest of which is 2 pi * 10000.
     """
     half = d_model // 2
     pos = torch.arange(offset, offset + length, dtype=torch.float64).unsqueeze(1)  # (length, 1)
@@ -117,9 +119,9 @@ def sinusoidal_positions(length: int, d_model: int, layout: Positions, offset: i
 
 
 class Learned(PositionEncoding):
-    """A learned vector for each of `num_positions`, added to embeddings (Gehring et al., 2017).
+    """A learned vector for each position, added to embeddings (Gehring et al., 2017).
 
-    Later positions share the last vector.
+    Positions from `config.num_positions` on share the last vector.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -134,26 +136,28 @@ class Learned(PositionEncoding):
 
 
 class Rotary(PositionEncoding):
-    """Queries and keys turned by their positions (Su et al., 2021, equation 34).
+    """Rotation of queries and keys by their positions (Su et al., 2021, equation 34).
 
-    Dimensions 2i and 2i + 1 turn by the angle position / 10000^(2i / d), so that the dot product of
-    a query and a key depends on their distance only. Angles are at least float32.
+    Dimensions 2i and 2i + 1 rotate by the angle position / 10000^(2i / d), so that the dot product
+    of a query and a key depends on their distance only. Angles are at least float32.
     """
 
     def rotate(self, q: Tensor, k: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
-        """Turn queries and keys; without gradients on a CPU in place, as complex numbers."""
-        in_place = (
-            not torch.is_grad_enabled() and q.device.type == "cpu" and q.dtype is torch.float32
-        )
+        """Rotate queries and keys (..., d); in place on a CPU without gradients."""
+        if not torch.is_grad_enabled() and q.device.type == "cpu" and q.dtype is torch.float32:
+            return self._rotate_in_place(q, k, positions)
         if positions.rotations is None:
             angle = rotary_angles(positions.index, q.size(-1), q.dtype)  # (..., d/2)
-            positions.rotations = (
-                torch.polar(torch.ones_like(angle), angle)
-                if in_place
-                else torch.stack([angle.cos(), angle.sin()])
-            )
-        if not in_place:
-            return rotate_pairs(q, positions.rotations), rotate_pairs(k, positions.rotations)
+            positions.rotations = torch.stack([angle.cos(), angle.sin()])  # (2, ..., d/2)
+        return rotate_pairs(q, positions.rotations), rotate_pairs(k, positions.rotations)
+
+    def _rotate_in_place(
+        self, q: Tensor, k: Tensor, positions: TokenPositions
+    ) -> tuple[Tensor, Tensor]:
+        """Multiply the pairs of dimensions, as complex numbers, by e^(i * angle)."""
+        if positions.rotations is None:
+            angle = rotary_angles(positions.index, q.size(-1), q.dtype)  # (..., d/2)
+            positions.rotations = torch.polar(torch.ones_like(angle), angle)
         for x in (q, k):
             pairs = x.view(*x.shape[:-1], x.size(-1) // 2, 2)  # (..., d/2, 2)
             torch.view_as_complex(pairs).mul_(positions.rotations)
@@ -161,25 +165,25 @@ class Rotary(PositionEncoding):
 
 
 def rotary_angles(positions: Tensor, head_size: int, dtype: torch.dtype) -> Tensor:
-    """Return the angles (..., d/2) of the pairs of dimensions at `positions` (...)."""
+    """Return the angle of each pair of dimensions, (..., d/2), at `positions` (...)."""
     dtype = torch.promote_types(dtype, torch.float32)
     i = torch.arange(0, head_size, 2, device=positions.device, dtype=dtype)  # (d/2,)
     return positions.unsqueeze(-1) * ROTARY_BASE ** (-i / head_size)
 
 
 def rotate_pairs(x: Tensor, rotations: Tensor) -> Tensor:
-    """Turn the pairs of `x` (..., d) by the cosines and sines in `rotations` (2, ..., d/2)."""
+    """Rotate pairs of dimensions of `x` (..., d) by the cosines and sines (2, ..., d/2)."""
     cos, sin = rotations.unbind()
     even = x[..., 0::2].to(cos.dtype)  # (..., d/2)
     odd = x[..., 1::2].to(cos.dtype)
-    turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
-    return turned.flatten(-2).to(x.dtype)  # (..., d)
+    rotated = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
+    return rotated.flatten(-2).to(x.dtype)  # (..., d)
 
 
 class Relative(PositionEncoding):
-    """Vectors of distances, added to keys and values (Shaw et al., 2018, equations 3 and 4).
+    """Learned vectors of distances, added to keys and values (Shaw et al., 2018, equations 3, 4).
 
-    The heads of a layer share them. A distance beyond K is taken as K (equation 5).
+    The heads of a layer share them. Distances are clipped to -K and K (equation 5).
     """
 
     has_bias = True
@@ -197,26 +201,26 @@ class Relative(PositionEncoding):
         """Return q_i a^K_ij / sqrt(d), (B, H, T, S)."""
         scaled = q * q.size(-1) ** -0.5
         by_distance = scaled @ self.keys.to(q.dtype).T  # (B, H, T, 2K+1)
-        return by_distance.gather(-1, self._rows(distances, by_distance))  # type: ignore[no-any-return]
+        return by_distance.gather(-1, self._table_rows(distances, by_distance))  # type: ignore[no-any-return]
 
     def value_bias(self, weights: Tensor, distances: Tensor) -> Tensor:
         """Return the sum over keys of w_ij a^V_ij, (B, H, T, d)."""
         shape = (*weights.shape[:-1], len(self.values))
         by_distance = weights.new_zeros(shape)  # (B, H, T, 2K+1)
-        by_distance = by_distance.scatter_add(-1, self._rows(distances, weights), weights)
+        by_distance = by_distance.scatter_add(-1, self._table_rows(distances, weights), weights)
         return by_distance @ self.values.to(weights.dtype)
 
-    def _rows(self, distances: Tensor, like: Tensor) -> Tensor:
-        """Return the row of each distance in the tables, (B, H, T, S)."""
+    def _table_rows(self, distances: Tensor, x: Tensor) -> Tensor:
+        """Return the row of each distance in the tables, (B, H, T, S), for `x` (B, H, T, ...)."""
         rows = distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
-        return rows.unsqueeze(-3).expand(*like.shape[:-1], distances.size(-1))
+        return rows.unsqueeze(-3).expand(*x.shape[:-1], distances.size(-1))
 
 
 class Alibi(PositionEncoding):
-    """Logits that fall with distance (Press et al., 2022, section 3), by a slope of 2^(-8h / H) in
-    head h = 1 to H.
+    """Logits that fall linearly with distance (Press et al., 2022, section 3).
 
-    The paper has a decoder only. In the encoder, tokens before and after count alike.
+    The slope in head h, from 1 to H, is 2^(-8h / H). The paper has causal attention only; in the
+    encoder, distances to the left and to the right count alike.
     """
 
     has_bias = True
@@ -242,27 +246,32 @@ ENCODINGS: dict[Positions, type[PositionEncoding]] = {
 
 
 def new_embedding_encoding(config: ModelConfig) -> PositionEncoding:
-    """Make the encoding that is added to the embeddings of one side."""
-    is_added = config.positions.is_added
-    return (ENCODINGS[config.positions] if is_added else PositionEncoding)(config)
+    """Make the encoding of source or target embeddings; it adds nothing if attention has it."""
+    if config.positions.is_added:
+        return ENCODINGS[config.positions](config)
+    return PositionEncoding(config)
 
 
 def new_attention_encoding(config: ModelConfig) -> PositionEncoding:
-    """Make the encoding of a self-attention."""
-    is_added = config.positions.is_added
-    return (PositionEncoding if is_added else ENCODINGS[config.positions])(config)
+    """Make the encoding of a self-attention layer; it does nothing if embeddings have it."""
+    if config.positions.is_added:
+        return PositionEncoding(config)
+    return ENCODINGS[config.positions](config)
 
 
-def distances(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """Return the distance from each query to each key, (T, S), both counted from 0."""
+def distance_matrix(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """Return key position minus query position, (T, S), both counted from 0."""
     keys = torch.arange(num_keys, device=device)
     return keys - torch.arange(num_queries, device=device).unsqueeze(1)
 
 
-def write_file_names(
+def to_file_names(
     module: nn.Module, state_dict: dict[str, Tensor], prefix: str, local_metadata: Any
 ) -> None:
-    """Give weights of encodings the names of docs/formats.md, in a state dict in place."""
+    """Rename the weights of encodings as in model files (docs/formats.md), in place.
+
+    A hook of `nn.Module.state_dict`.
+    """
     for name in list(state_dict):
         file_name = name.replace(".position_encoding.", ".relation.")
         if name.endswith("coder_positions.table"):
@@ -270,8 +279,8 @@ def write_file_names(
         state_dict[file_name] = state_dict.pop(name)
 
 
-def read_file_names(module: nn.Module, state_dict: dict[str, Tensor], *_: Any) -> None:
-    """Undo `write_file_names`, in a state dict in place."""
+def from_file_names(module: nn.Module, state_dict: dict[str, Tensor], *_: Any) -> None:
+    """Undo `to_file_names`, in place. A hook of `nn.Module.load_state_dict`."""
     for file_name in list(state_dict):
         name = file_name.replace(".relation.", ".position_encoding.")
         if name.endswith("coder_positions"):

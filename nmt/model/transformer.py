@@ -1,19 +1,20 @@
-"""The Transformer of "Attention Is All You Need" (Vaswani et al., 2017) on one page of plain torch.
+"""The Transformer of "Attention Is All You Need" (Vaswani et al., 2017) in plain PyTorch.
 
-It goes from small to large: masks, attention, feed-forward, a layer of the encoder and of the
-decoder, the model. Sections, equations, figures and tables refer to the paper. Positional
-encodings are in `nmt.model.positions`.
+The file goes from small to large: masks, attention, feed-forward, encoder and decoder layers, the
+model. Sections, equations and figures refer to the paper. Positional encodings are in
+`nmt.model.positions`.
 
     model = Transformer(ModelConfig(), vocab_size=8000)
     hidden = model(src, padding_mask(src_lengths, S), tgt, causal_mask(T))  # (B, T, D)
     logits = model.logits(hidden)  # (B, T, V)
 
-The model knows token ids and masks, but neither the tokenizer nor any loss or search. Training and
-translation run it with the kernels of `nmt.model.fast`, which tests compare with this page.
+Training and translation use the faster layers of `nmt.model.fast` instead, which tests compare with
+these.
 """
 
-# B batch, S source length, T target length (in attention: T queries, S keys)
-# D d_model, H heads, K heads of keys and values, d dimensions of a head, F d_ff, V vocab
+# B batch, S source length, T target length (in attention: T queries, S keys), V vocab
+# D d_model, F d_ff, H heads, K heads of keys and values (H unless they are shared), d dimensions of
+# a head
 
 from __future__ import annotations
 
@@ -32,11 +33,11 @@ from nmt.config import Activation, ModelConfig, Norm, NormLayer
 from nmt.model.positions import (
     PositionEncoding,
     TokenPositions,
-    distances,
+    distance_matrix,
+    from_file_names,
     new_attention_encoding,
     new_embedding_encoding,
-    read_file_names,
-    write_file_names,
+    to_file_names,
 )
 
 NORM_EPS = 1e-5
@@ -58,34 +59,35 @@ record; a forward pass sets their values.
 
 
 def padding_mask(lengths: Tensor, width: int) -> Tensor:
-    """Return which tokens are real in sentences of `lengths` (B,), padded on the right to `width`,
-    (B, 1, 1, S).
+    """Return a mask (B, 1, 1, S), False for padding.
 
-    The first token of an empty sentence counts as real: a softmax over nothing gives NaN.
+    Sentences have `lengths` (B,) and are padded on the right to `width`. The first token of an
+    empty sentence is not masked, since a softmax over masked logits only is NaN.
     """
     mask = torch.arange(width, device=lengths.device) < lengths.clamp(min=1)[:, None]  # (B, S)
     return mask[:, None, None, :]  # (B, 1, 1, S)
 
 
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
-    """Return the lower triangle (T, T): a position may attend to itself and to those before it, to
+    """Return the lower triangle (T, T): a position attends to itself and to earlier ones only, to
     "prevent leftward information flow in the decoder".
     """
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
 class AttentionContext(Protocol):
-    """What queries may attend to, and their positions. Masks become a `PaddedContext`;
-    `nmt.model.fast` adds one for packed sentences.
+    """The mask of an attention, and the positions of its tokens.
+
+    `PaddedContext` is for padded sentences; `nmt.model.fast` has another for packed sentences.
     """
 
     @property
     def positions(self) -> TokenPositions:
-        """Of the queries, and in self-attention of the keys, too."""
+        """Positions of the queries; in self-attention also of the keys."""
 
     @property
     def mask(self) -> Tensor:
-        """Boolean, broadcasts to (B, H, T, S), True = may be attended to."""
+        """Boolean, broadcasts to (B, H, T, S); True = may be attended to."""
 
     @property
     def distances(self) -> Tensor:
@@ -94,7 +96,7 @@ class AttentionContext(Protocol):
 
 @dataclass(frozen=True)
 class PaddedContext:
-    """The context of padded sentences (B, T)."""
+    """An `AttentionContext` of padded sentences."""
 
     mask: Tensor
     positions: TokenPositions
@@ -103,11 +105,11 @@ class PaddedContext:
     def distances(self) -> Tensor:
         """See `AttentionContext.distances`."""
         length = self.positions.num_positions
-        return distances(length, length, self.mask.device)
+        return distance_matrix(length, length, self.mask.device)
 
 
 def as_context(mask: Tensor | AttentionContext, ids: Tensor) -> AttentionContext:
-    """Return the context of padded `ids` (B, T) with a boolean mask; keep any other context."""
+    """Make a boolean mask the context of queries at `ids` (B, T); return a context unchanged."""
     if not isinstance(mask, Tensor):
         return mask
     return PaddedContext(mask, TokenPositions.up_to(ids.size(1), ids.device))
@@ -133,9 +135,12 @@ def attend(
         v: values (B, H, S, d).
         mask: boolean, broadcasts to (B, H, T, S), True = may be attended to.
         dropout: applied to the weights.
-        encoding: adds biases for `distances`, (T, S) or (B, T, S), if given.
+        encoding: gives biases of logits and values, if `distances` are given.
+        distances: key positions minus query positions, (T, S) or (B, T, S).
 
-    Returns the attended values (B, H, T, d) and the weights (B, H, T, S), at least float32.
+    Returns:
+        The attended values (B, H, T, d), and the weights (B, H, T, S) before dropout, at least in
+        float32.
     """
     # equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
     logits = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
@@ -144,28 +149,33 @@ def attend(
     logits = logits.masked_fill(~mask, float("-inf"))
     dtype = torch.promote_types(logits.dtype, torch.float32)
     weights = torch.softmax(logits, dim=-1, dtype=dtype)  # (B, H, T, S)
-    dropped = (weights if dropout is None else dropout(weights)).to(v.dtype)
-    heads = dropped @ v  # (B, H, T, d)
+    value_weights = weights if dropout is None else dropout(weights)
+    value_weights = value_weights.to(v.dtype)
+    heads = value_weights @ v  # (B, H, T, d)
     if encoding is not None and distances is not None:
-        heads = heads + encoding.value_bias(dropped, distances)
-    return heads, weights  # (B, H, T, d), (B, H, T, S)
+        heads = heads + encoding.value_bias(value_weights, distances)
+    return heads, weights
 
 
 def repeat_heads(x: Tensor, num_heads: int, dim: int = 1) -> Tensor:
-    """Repeat keys or values, of which `x` has K heads in dimension `dim`, for `num_heads` heads of
-    queries: neighbors share them (Ainslie et al., 2023, grouped-query attention, figure 2).
+    """Repeat the K heads of keys or values `x`, in dimension `dim`, to `num_heads` heads.
+
+    In grouped-query attention neighboring query heads share keys and values (Ainslie et al., 2023,
+    figure 2).
     """
     repeats = num_heads // x.size(dim)
     return x if repeats == 1 else x.repeat_interleave(repeats, dim=dim)
 
 
 class MultiHeadAttention(nn.Module):
-    """Attention by `num_heads` heads side by side (section 3.2.2, right half of figure 2):
-    MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V
-    W_i^V).
+    """Multi-head attention (section 3.2.2, right half of figure 2).
 
-    `in_projection` stacks the W_i^Q, W_i^K and W_i^V of all heads. Positional encodings and the
-    norm of queries and keys (Dehghani et al., 2023, section 2, here RMS) are for self-attention.
+    MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O
+    where head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)
+
+    `in_projection` stacks the W_i^Q of all heads, then the W_i^K, then the W_i^V. Only
+    self-attention has a positional encoding and a norm of queries and keys (Dehghani et al., 2023,
+    section 2, here an RMS norm).
     """
 
     def __init__(self, config: ModelConfig, *, is_self: bool) -> None:
@@ -174,16 +184,16 @@ class MultiHeadAttention(nn.Module):
         self.head_size = config.d_k
         q_size = config.num_heads * config.d_k
         kv_size = (config.num_kv_heads or config.num_heads) * config.d_k
-        self.sizes = [q_size, kv_size, kv_size]  # rows of the W^Q, W^K and W^V of all heads
+        self.qkv_sizes = [q_size, kv_size, kv_size]  # rows of in_projection.weight
         has_norm = config.qk_norm and is_self
         encoding = new_attention_encoding(config) if is_self else PositionEncoding(config)
         self.position_encoding: PositionEncoding = encoding
         self.query_norm = new_norm(NormLayer.rms, config.d_k) if has_norm else None
         self.key_norm = new_norm(NormLayer.rms, config.d_k) if has_norm else None
         self.dropout = nn.Dropout(config.attention_dropout)
-        self.in_projection = nn.Linear(config.d_model, sum(self.sizes))
+        self.in_projection = nn.Linear(config.d_model, sum(self.qkv_sizes))
         self.out_projection = nn.Linear(q_size, config.d_model)
-        # over the whole 3D x D matrix: its blocks start smaller than three separate matrices would
+        # Xavier's bound of the stacked matrix is smaller than the bounds of W^Q, W^K and W^V
         nn.init.xavier_uniform_(self.in_projection.weight)
         nn.init.xavier_uniform_(self.out_projection.weight)
         nn.init.zeros_(self.in_projection.bias)
@@ -193,17 +203,17 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Tensor,
         memory: Tensor,
-        mask: AttentionContext,
+        context: AttentionContext,
         attention_out: AttentionWeights | None = None,
     ) -> Tensor:
         """Let `x` (B, T, D) attend to `memory` (B, S, D), which is `x` in self-attention."""
         q, k, v = self.project(x, memory)  # (B, H, T, d), 2 x (B, K, S, d)
-        q, k = self.rotate_and_normalize(q, k, mask.positions)
+        q, k = self.normalize_and_rotate(q, k, context.positions)
         k = repeat_heads(k, self.num_heads)  # (B, H, S, d)
         v = repeat_heads(v, self.num_heads)
         encoding = self.position_encoding
-        distances = mask.distances if encoding.has_bias else None
-        heads, weights = attend(q, k, v, mask.mask, self.dropout, encoding, distances)
+        distances = context.distances if encoding.has_bias else None
+        heads, weights = attend(q, k, v, context.mask, self.dropout, encoding, distances)
         if attention_out is not None and self in attention_out:
             attention_out[self] = weights
         concatenated = heads.transpose(1, 2).flatten(2)  # (B, T, H * d)
@@ -211,17 +221,17 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute queries (B, H, T, d) of `x`, keys and values (B, K, S, d) of `memory`."""
-        w_q, w_k, w_v = torch.split(self.in_projection.weight, self.sizes)
-        b_q, b_k, b_v = torch.split(self.in_projection.bias, self.sizes)
+        w_q, w_k, w_v = torch.split(self.in_projection.weight, self.qkv_sizes)
+        b_q, b_k, b_v = torch.split(self.in_projection.bias, self.qkv_sizes)
         q = self._split_heads(F.linear(x, w_q, b_q))
         k = self._split_heads(F.linear(memory, w_k, b_k))
         v = self._split_heads(F.linear(memory, w_v, b_v))
         return q, k, v
 
-    def rotate_and_normalize(
+    def normalize_and_rotate(
         self, q: Tensor, k: Tensor, positions: TokenPositions
     ) -> tuple[Tensor, Tensor]:
-        """Apply the QK norm and rotary positions to queries and keys (..., d), if configured."""
+        """Apply the norm of queries and keys (..., d) and the rotary encoding, if configured."""
         if self.query_norm is not None and self.key_norm is not None:
             q = self.query_norm(q)
             k = self.key_norm(k)
@@ -235,9 +245,7 @@ class MultiHeadAttention(nn.Module):
 
 
 class RmsNorm(nn.RMSNorm):
-    """x / sqrt(mean(x^2) + eps) * g over the last dimension (Zhang and Sennrich, 2019, equation 4),
-    in the dtype of x.
-    """
+    """x / sqrt(mean(x^2) + eps) * g (Zhang and Sennrich, 2019, equation 4), in the dtype of x."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., D) to (..., D)."""
@@ -251,11 +259,10 @@ def new_norm(norm_layer: NormLayer, size: int) -> nn.Module:
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = max(0, x W1 + b1) W2 + b2 at every position (section 3.3, equation 2), with any
-    `activation` for the max and `dropout` after it.
+    """FFN(x) = max(0, x W1 + b1) W2 + b2 (section 3.3, equation 2).
 
-    SwiGLU is silu(x Wg + bg) * (x W1 + b1) instead (Shazeer, 2020, equation 6, with biases); `gate`
-    is Wg.
+    `activation` may replace the max, and `dropout` follows it. SwiGLU computes
+    (silu(x Wg + bg) * (x W1 + b1)) W2 + b2 (Shazeer, 2020, equation 6, with biases).
     """
 
     def __init__(
@@ -264,11 +271,11 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = activation
         self.dropout = nn.Dropout(dropout)
-        # torch's initialization: with d_ff = 4 d_model `outer` has 0.46 times Xavier's bound
-        self.inner = nn.Linear(d_model, d_ff)
-        self.outer = nn.Linear(d_ff, d_model)
+        # torch's initialization; with F = 4 D, the bound of `outer` is 0.46 times Xavier's
+        self.inner = nn.Linear(d_model, d_ff)  # W1, b1
+        self.outer = nn.Linear(d_ff, d_model)  # W2, b2
         is_gated = activation is Activation.swiglu
-        self.gate = nn.Linear(d_model, d_ff) if is_gated else None
+        self.gate = nn.Linear(d_model, d_ff) if is_gated else None  # Wg, bg
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., D) to (..., D)."""
@@ -281,11 +288,11 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """What both kinds of layers share: sub-layers, each with dropout, residual sum and norm.
+    """Base class of encoder and decoder layers, which are sub-layers with residual sums and norms.
 
     Post-norm is LayerNorm(x + Sublayer(x)) (section 3.1). Pre-norm is x + Sublayer(LayerNorm(x)),
-    as in the Annotated Transformer; it trains without warm-up (Xiong et al., 2020) and in deep
-    stacks.
+    as in the Annotated Transformer; it trains without warm-up, and with many layers (Xiong et al.,
+    2020).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -299,12 +306,12 @@ class Layer(nn.Module):
         )
         self.feed_forward_norm = new_norm(config.norm_layer, config.d_model)
 
-    def before(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """Return the input of a sub-layer, normalized in pre-norm."""
+    def sublayer_input(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """Return `x` as a sub-layer reads it: normalized in pre-norm, unchanged in post-norm."""
         return x if self.is_post_norm else norm(x)
 
-    def after(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Add the output `y` of a sub-layer to `x`, with residual dropout (section 5.4)."""
+    def add_and_norm(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Add a sub-layer's output `y` to `x` with dropout (section 5.4); post-norm normalizes."""
         x = x + self.dropout(y)
         return norm(x) if self.is_post_norm else x
 
@@ -316,15 +323,15 @@ class EncoderLayer(Layer):
         self, x: Tensor, src_mask: AttentionContext, attention_out: AttentionWeights | None = None
     ) -> Tensor:
         """Map (B, S, D) to (B, S, D)."""
-        y = self.before(self.self_attention_norm, x)
+        y = self.sublayer_input(self.self_attention_norm, x)
         y = self.self_attention(y, y, src_mask, attention_out)
-        x = self.after(self.self_attention_norm, x, y)
-        y = self.feed_forward(self.before(self.feed_forward_norm, x))
-        return self.after(self.feed_forward_norm, x, y)
+        x = self.add_and_norm(self.self_attention_norm, x, y)
+        y = self.feed_forward(self.sublayer_input(self.feed_forward_norm, x))
+        return self.add_and_norm(self.feed_forward_norm, x, y)
 
 
 class DecoderLayer(Layer):
-    """Causal self-attention, attention to the source, feed-forward (right half of figure 1)."""
+    """Causal self-attention, cross-attention, feed-forward (right half of figure 1)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -339,25 +346,25 @@ class DecoderLayer(Layer):
         src_mask: AttentionContext,
         attention_out: AttentionWeights | None = None,
     ) -> Tensor:
-        """Map (B, T, D) to (B, T, D), given the encoder's output `memory` (B, S, D)."""
-        y = self.before(self.self_attention_norm, x)
+        """Map (B, T, D) to (B, T, D); `memory` (B, S, D) is the encoder's output."""
+        y = self.sublayer_input(self.self_attention_norm, x)
         y = self.self_attention(y, y, tgt_mask, attention_out)
-        x = self.after(self.self_attention_norm, x, y)
-        y = self.before(self.cross_attention_norm, x)
+        x = self.add_and_norm(self.self_attention_norm, x, y)
+        y = self.sublayer_input(self.cross_attention_norm, x)
         y = self.cross_attention(y, memory, src_mask, attention_out)  # section 3.2.3
-        x = self.after(self.cross_attention_norm, x, y)
-        y = self.feed_forward(self.before(self.feed_forward_norm, x))
-        return self.after(self.feed_forward_norm, x, y)
+        x = self.add_and_norm(self.cross_attention_norm, x, y)
+        y = self.feed_forward(self.sublayer_input(self.feed_forward_norm, x))
+        return self.add_and_norm(self.feed_forward_norm, x, y)
 
 
 # --- the model (figure 1)
 
 
 class Transformer(nn.Module):
-    """Encoder, decoder and the embedding that both share with the output (section 3.4).
+    """An encoder-decoder model. Both embeddings and the output share one matrix (section 3.4).
 
-    With `src_vocab_size` the source has a vocabulary, and an embedding, of its own. With
-    `activation_checkpointing` training keeps only the inputs of layers and recomputes activations
+    With `src_vocab_size`, the source has its own vocabulary and embedding. With
+    `activation_checkpointing`, training keeps only the inputs of layers and recomputes activations
     in the backward pass (Chen et al., 2016): same gradients, less memory.
     """
 
@@ -394,14 +401,14 @@ class Transformer(nn.Module):
         )
         self.encoder_positions = new_embedding_encoding(config)
         self.decoder_positions = new_embedding_encoding(config)
-        # in pre-norm the sum of the last layer has not been normalized
+        # in pre-norm, no layer normalizes its output
         self.encoder_norm: nn.Module = nn.Identity()
         self.decoder_norm: nn.Module = nn.Identity()
         if config.norm is Norm.pre:
             self.encoder_norm = new_norm(config.norm_layer, config.d_model)
             self.decoder_norm = new_norm(config.norm_layer, config.d_model)
-        self.register_state_dict_post_hook(write_file_names)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(read_file_names)  # type: ignore[no-untyped-call]
+        self.register_state_dict_post_hook(to_file_names)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(from_file_names)  # type: ignore[no-untyped-call]
 
     def forward(
         self,
@@ -411,14 +418,14 @@ class Transformer(nn.Module):
         tgt_mask: Tensor | AttentionContext,
         attention_out: AttentionWeights | None = None,
     ) -> Tensor:
-        """Return hidden states (B, T, D) that predict the token after each target token.
+        """Return hidden states (B, T, D), from which `logits` predicts the next target tokens.
 
         Args:
             src: source ids (B, S).
-            src_mask: source tokens that may be attended to, see `padding_mask`.
-            tgt: target ids (B, T), the first is BOS.
-            tgt_mask: what each target token may attend to, see `causal_mask`.
-            attention_out: receives the attention weights of the modules that are its keys.
+            src_mask: the source tokens to attend to, see `padding_mask`.
+            tgt: target ids (B, T), beginning with BOS.
+            tgt_mask: the target tokens to attend to, see `causal_mask`.
+            attention_out: receives the weights of the `MultiHeadAttention` modules among its keys.
         """
         memory = self.encode(src, src_mask, attention_out)  # (B, S, D)
         return self.decode(tgt, tgt_mask, memory, src_mask, attention_out)
@@ -445,9 +452,11 @@ class Transformer(nn.Module):
         src_mask: Tensor | AttentionContext,
         attention_out: AttentionWeights | None = None,
     ) -> Tensor:
-        """Map target ids (B, T) to hidden states (B, T, D), given the encoder's output `memory`."""
+        """Map target ids (B, T) to hidden states (B, T, D); `memory` (B, S, D) is the encoder's
+        output.
+        """
         tgt_mask = as_context(tgt_mask, tgt)
-        src_mask = as_context(src_mask, tgt)
+        src_mask = as_context(src_mask, tgt)  # of cross-attention, whose queries are `tgt`
         positions = tgt_mask.positions
         x = self.embed(tgt, self.embedding, self.decoder_positions, positions)  # (B, T, D)
         for layer in self.decoder_layers:
@@ -456,13 +465,11 @@ class Transformer(nn.Module):
 
     @property
     def output_matrix(self) -> Tensor:
-        """The output layer (V, D): the target embedding (section 3.4), or a matrix of its own."""
+        """The weight of the output layer (V, D): by default the target embedding (section 3.4)."""
         return self.embedding.weight if self.output_weight is None else self.output_weight
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Map hidden states (..., D) to unnormalized log-probabilities (..., V); a tied output is
-        unscaled (section 3.4).
-        """
+        """Map hidden states (..., D) to unnormalized log-probabilities (..., V)."""
         return F.linear(hidden, self.output_matrix, self.output_bias)
 
     def embed(
@@ -472,14 +479,14 @@ class Transformer(nn.Module):
         encoding: PositionEncoding,
         positions: TokenPositions,
     ) -> Tensor:
-        """Map ids (B, T) to (B, T, D): embeddings times sqrt(d_model) (section 3.4) plus positions
-        (section 3.5), with dropout on the sum (section 5.4).
+        """Embed ids (B, T) in (B, T, D): token embeddings times sqrt(d_model) (section 3.4) plus
+        positional encodings (section 3.5), with dropout on the sum (section 5.4).
         """
         x = embedding(ids) * self.embedding_scale
         return self.dropout(encoding.add(x, positions))  # type: ignore[no-any-return]
 
     def checkpointed(self, layer: nn.Module) -> Callable[..., Any]:
-        """Return `layer`, with its activations recomputed in training if the model does so."""
+        """Return `layer`, wrapped in activation checkpointing if that is on in training."""
         if self.activation_checkpointing and self.training:
             return functools.partial(checkpoint, layer, use_reentrant=False)
         return layer
@@ -493,12 +500,14 @@ def new_embedding(vocab_size: int, d_model: int) -> nn.Embedding:
 
 
 def alignment_layer(num_decoder_layers: int) -> int:
-    """Return the decoder layer, from 0, whose attention to the source gives the word alignment.
+    """Return the index of the decoder layer whose cross-attention gives the word alignment.
 
-    Of six layers or more the last but one aligns best (Garg et al., 2019); of two or three the
-    last, as docs/search.md shows.
+    Of six layers or more the last but one aligns best (Garg et al., 2019), of two or three the
+    last (docs/search.md).
     """
-    return num_decoder_layers - (2 if num_decoder_layers >= 6 else 1)
+    if num_decoder_layers >= 6:
+        return num_decoder_layers - 2
+    return num_decoder_layers - 1
 
 
 def num_parameters(model: nn.Module) -> int:

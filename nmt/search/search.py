@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from nmt.data.tokenizer import Tokenizers
-from nmt.model.fast.top import likeliest
+from nmt.model.fast.top import most_likely_tokens
 from nmt.model.fast.transfer import fetch
 from nmt.search.beam import BeamSearch
 from nmt.search.hypotheses import Hypothesis, check_finite
@@ -69,7 +69,9 @@ def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list
     while len(state.beam):
         log_probs = state.next_log_probs()  # (R, V)
         beam = state.beam
-        tokens = sampler.draw(log_probs, beam.sentences) if sampler else likeliest(log_probs)
+        tokens = (
+            sampler.draw(log_probs, beam.sentences) if sampler else most_likely_tokens(log_probs)
+        )
         token_log_probs = log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)  # (R,)
         beam = beam.append(tokens, token_log_probs, beam.total_log_probs + token_log_probs)
         state.beam = beam

@@ -19,7 +19,7 @@ from nmt.data import Rows
 from nmt.data.batching import Update
 from nmt.errors import ModelError
 from nmt.model.fast import FastTransformer
-from nmt.model.fast.layers import round_once
+from nmt.model.fast.layers import cache_rounded_weights
 from nmt.model.fast.transfer import send
 from nmt.runtime.distributed import World, find_dtype, gather, sum_over_ranks
 from nmt.training.adapters import merged_state
@@ -85,7 +85,7 @@ class Learner:
         elif self.dtype is torch.bfloat16:
             # not with FSDP, which gathers weights again without a new version number, so that
             # rounded copies would be stale
-            round_once(model)
+            cache_rounded_weights(model)
         self.objective: nn.Module = Objective(
             model,
             smoothing=config.label_smoothing,
@@ -175,7 +175,9 @@ class Learner:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
             optimizer.step()
-        if self.sharded is None:  # `round_once` reads versions, which fused kernels do not increase
+        if (
+            self.sharded is None
+        ):  # `cache_rounded_weights` reads versions, which fused kernels do not increase
             torch.autograd.graph.increment_version(list(self.model.parameters()))
         if self.average is not None:
             self.average.update(self.model)

@@ -71,7 +71,7 @@ def _make_muon(model: nn.Module, matrices: list[nn.Parameter], config: Optimizer
     block_rows: dict[Tensor, list[int]] = {}
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
-            block_rows[module.in_projection.weight] = module.sizes
+            block_rows[module.in_projection.weight] = module.qkv_sizes
     groups: list[dict[str, Any]] = [
         {
             "params": [p for p in matrices if p in block_rows],

@@ -1,12 +1,12 @@
 """Optimized drop-in replacements for the layers of `nmt.model.transformer`, with packing and a KV
 cache.
 
-`accelerate` gives a model these layers; results change by rounding only. Private operators
-of torch are used in this package only, each with a public one to fall back on.
+`accelerate` gives a model these layers; results change by rounding only. Only this package uses
+private operators of torch, and each has a public one as a fallback.
 """
 
-# N source tokens, M target tokens of all sentences, one sentence after the other; R rows, the live
-# hypotheses; D d_model, V vocab
+# B sentences, S source length; N source tokens, M target tokens of packed sentences
+# R live hypotheses of the search, one row each; H heads, D d_model, V vocab
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nmt.model.fast.layers import (
     FastDropout,
     FastFeedForward,
     FastLinear,
-    Reordered,
+    ReorderedWeights,
     linear,
     multiplies_bfloat16,
     reorder,
@@ -36,18 +36,18 @@ from nmt.model.transformer import (
     Transformer,
 )
 
-_ENCODED_TOKENS = 1024  # that a CPU encodes at a time, so that its caches hold their activations
+_CPU_ENCODER_TOKENS = 1024  # encoded at a time on a CPU, so that activations fit in its caches
 
 
 class FastTransformer(Transformer):
     """A `Transformer` that also takes packed sentences, and decodes step by step with a cache."""
 
-    reordered: Reordered | None = None  # of the output matrix, once weights are frozen
-    step_decoder: StepDecoder | None = None  # with frozen weights, made by the first `start`
+    reordered_weights: ReorderedWeights | None = None  # of the output layer, set by `freeze`
+    step_decoder: StepDecoder | None = None  # of frozen weights, made by the first `start`
 
     @property
     def drops_eos(self) -> bool:
-        """Whether the encoder does not read the EOS at the end of a source."""
+        """Whether sources are encoded without their EOS."""
         return not self.config.source_eos
 
     def forward(
@@ -60,9 +60,8 @@ class FastTransformer(Transformer):
     ) -> Tensor:
         """Return hidden states (M, D) that predict the token after each target token.
 
-        With a `Packing` as `src_mask` and `tgt_mask`, source ids are (N,) and target ids (M,), and
-        a token attends to its own sentence, up to itself, and to its source. With boolean masks see
-        `Transformer.forward`.
+        With packings in place of masks, `src` is (N,) and `tgt` is (M,), and attention stays within
+        each sentence pair. With boolean masks see `Transformer.forward`.
         """
         if not isinstance(src_mask, Packing) or not isinstance(tgt_mask, Packing):
             return super().forward(src, src_mask, tgt, tgt_mask, attention_out)  # type: ignore[arg-type]
@@ -72,17 +71,18 @@ class FastTransformer(Transformer):
         return self.decode(tgt, causal, memory, cross, attention_out)
 
     def start(self, src: Tensor, src_lengths: Tensor) -> DecodingState:
-        """Encode source ids (B, S), right-padded, of `src_lengths` (B,) real tokens each; return
-        the state of decoding, with one hypothesis a sentence.
+        """Encode source ids (B, S), padded on the right, of `src_lengths` (B,) without padding.
+
+        Returns the state of decoding with one empty hypothesis for each sentence.
         """
         memory, packing = self.encode_padded(src, src_lengths)
         return DecodingState(self._choose_decoder(), memory, packing)
 
     def encode_padded(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Packing]:
-        """Encode padded source ids (B, S) as packed sentences; return (N, D) and their packing."""
-        lengths = src_lengths - int(self.drops_eos)  # (B,)
+        """Pack and encode padded source ids (B, S); return the memory (N, D) and its packing."""
+        lengths = src_lengths - 1 if self.drops_eos else src_lengths  # (B,)
         is_cpu = src.device.type == "cpu"
-        num_chunks = 1 + int(lengths.sum()) // _ENCODED_TOKENS if is_cpu else 1
+        num_chunks = 1 + int(lengths.sum()) // _CPU_ENCODER_TOKENS if is_cpu else 1
         memory = []
         for ids, sizes in zip(src.chunk(num_chunks), lengths.chunk(num_chunks), strict=True):
             packing = pack(sizes.tolist()).to(src.device)
@@ -93,32 +93,32 @@ class FastTransformer(Transformer):
     def step(
         self, tokens: Tensor, state: DecodingState, attention_out: AttentionWeights | None = None
     ) -> Tensor:
-        """Decode the newest token of each live hypothesis, ids (R,), to hidden states (R, D), and
-        add it to `state`.
+        """Map the newest token of each live hypothesis, (R,), to hidden states (R, D); add it to
+        `state`.
 
-        `attention_out` receives the weights of cross-attention (R, H, 1, S or more, the rest 0).
+        `attention_out` receives the weights of cross-attention (R, H, 1, S), padded with zeros.
         """
         num_rows = len(tokens)
-        tokens = F.pad(tokens, (0, state.grid.num_collected - num_rows))  # (R, and some for speed)
+        tokens = F.pad(tokens, (0, state.grid.num_padded_rows - num_rows))
         state.advance()
         x = self.embed(tokens, self.embedding, self.decoder_positions, state.positions)
         x = state.decoder.step(x, state, attention_out)
         return self.decoder_norm(x)[:num_rows]  # type: ignore[no-any-return]
 
     def join(self, state: DecodingState, src: Tensor, src_lengths: Tensor) -> None:
-        """Add sentences to a state that has made a step at least; see `start`."""
+        """Add sentences to `state`, which has made at least one step; arguments as in `start`."""
         state.join(self.start(src, src_lengths))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (..., D) to unnormalized log-probabilities (..., V)."""
-        weight, bias = reorder(self.reordered, self.output_matrix, self.output_bias, hidden)
+        weight, bias = reorder(self.reordered_weights, self.output_matrix, self.output_bias, hidden)
         return linear(hidden, weight, bias)
 
     def _choose_decoder(self) -> StepDecoder:
-        """Return the decoder for steps; keep it where weights are frozen for it."""
+        """Return the decoder for steps, which is made once for frozen float32 weights on a CPU."""
         weight = self.embedding.weight
         is_float32_cpu = weight.device.type == "cpu" and weight.dtype is torch.float32
-        is_frozen = self.reordered is not None and is_float32_cpu
+        is_frozen = self.reordered_weights is not None and is_float32_cpu
         if not is_frozen or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return StepDecoder(self.decoder_layers, is_frozen=False)
         if self.step_decoder is None:
@@ -126,7 +126,7 @@ class FastTransformer(Transformer):
         return self.step_decoder
 
 
-FAST: dict[type[nn.Module], type[nn.Module]] = {
+FAST_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     Transformer: FastTransformer,
     MultiHeadAttention: FastAttention,
     FeedForward: FastFeedForward,
@@ -136,30 +136,33 @@ FAST: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def accelerate(model: Transformer) -> FastTransformer:
-    """Give `model` and its modules their fast classes, in place; return it.
+    """Replace the classes of `model` and its modules by `FAST_CLASSES`, in place; return the model.
 
-    Parameters, buffers, hooks and the names in the state dict stay. The fast classes have no state
-    of their own, so that several threads may use one model.
+    Parameters, buffers, hooks and the names in the state dict stay the same.
     """
     for module in model.modules():
-        module.__class__ = FAST.get(type(module), type(module))
+        module.__class__ = FAST_CLASSES.get(type(module), type(module))
     return cast(FastTransformer, model)
 
 
 def freeze(model: nn.Module, dtype: torch.dtype = torch.float32) -> torch.dtype:
-    """Let linear layers keep copies of their weights in the layout of oneDNN, made when first
-    needed; the weights must not change after that.
+    """Prepare a model for inference: from now on its weights must not change.
 
-    On CPUs with bfloat16 instructions, `dtype=bfloat16` runs the linear layers in bfloat16. Logits
-    stay float32: in bfloat16 many would tie. Return the dtype for autocast: `dtype`, or float32
-    where the layers convert by themselves.
+    Linear layers may then keep copies of their weights in oneDNN's layout, made at their first
+    use. On CPUs with bfloat16 instructions, `dtype=bfloat16` runs them in bfloat16; logits stay
+    float32, since in bfloat16 many would tie.
+
+    Returns the dtype for autocast: float32 if the layers convert to bfloat16 themselves, else
+    `dtype`.
     """
-    (device,) = {parameter.device.type for parameter in model.parameters()}
-    is_narrow = dtype is torch.bfloat16 and device == "cpu" and multiplies_bfloat16()
+    device = next(model.parameters()).device
+    layers_convert = dtype is torch.bfloat16 and device.type == "cpu" and multiplies_bfloat16()
     for module in model.modules():
         if isinstance(module, FastTransformer):
-            module.reordered = Reordered()
+            module.reordered_weights = ReorderedWeights()
             module.step_decoder = None
         elif isinstance(module, FastLinear):
-            module.reordered = Reordered(torch.bfloat16 if is_narrow else torch.float32)
-    return torch.float32 if is_narrow else dtype
+            module.reordered_weights = ReorderedWeights(
+                torch.bfloat16 if layers_convert else torch.float32
+            )
+    return torch.float32 if layers_convert else dtype

@@ -1,7 +1,7 @@
-"""Multi-head attention over packed sentences; with a mask it is the plain one."""
+"""Multi-head attention over packed sentences."""
 
-# N queries, M keys of all sentences of a side, one sentence after the other
-# B sentences, T queries, S keys, H heads, K heads of keys and values, D d_model, d dims of a head
+# N queries and M keys of all sentences, packed; B sentences, T queries and S keys of the longest
+# H heads, K heads of keys and values, D d_model, d dimensions of a head
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ class FastAttention(MultiHeadAttention):
         self,
         x: Tensor,
         memory: Tensor,
-        mask: AttentionContext,
+        context: AttentionContext,
         attention_out: AttentionWeights | None = None,
     ) -> Tensor:
-        """Let `x` attend to `memory`, which is `x` in self-attention: with a `PackedContext` (N, D)
-        and (M, D), else as `MultiHeadAttention`.
+        """Let `x` (N, D) attend to `memory` (M, D), which is `x` in self-attention.
+
+        With another context than a `PackedContext`, see `MultiHeadAttention.forward`.
         """
-        if not isinstance(mask, PackedContext):
-            return super().forward(x, memory, mask, attention_out)
+        if not isinstance(context, PackedContext):
+            return super().forward(x, memory, context, attention_out)
         q, k, v = self.project_packed(x, memory)  # (N, H, d), 2 x (M, K, d)
-        q, k = self.rotate_and_normalize(q, k, mask.positions)
+        q, k = self.normalize_and_rotate(q, k, context.positions)
         k = repeat_heads(k, self.num_heads)  # (M, H, d)
         v = repeat_heads(v, self.num_heads)
         if self.position_encoding.has_bias:
-            heads, _ = self.attend_padded(q, k, v, mask, self.dropout)
-            heads = mask.queries.unpad(heads.transpose(1, 2))
+            heads, _ = self.attend_padded(q, k, v, context, self.dropout)
+            heads = context.queries.unpad(heads.transpose(1, 2))  # (N, H, d)
         else:
             dropout = self.dropout.p if self.training else 0.0
-            heads = attend_packed(q, k, v, mask, dropout)  # (N, H, d)
+            heads = attend_packed(q, k, v, context, dropout)  # (N, H, d)
         if attention_out is not None and self in attention_out:  # kernels do not return weights
-            _, attention_out[self] = self.attend_padded(q, k, v, mask)
+            _, attention_out[self] = self.attend_padded(q, k, v, context)
         return self.out_projection(heads.flatten(1))  # type: ignore[no-any-return]
 
     def attend_padded(
@@ -57,7 +58,10 @@ class FastAttention(MultiHeadAttention):
         context: PackedContext,
         dropout: nn.Module | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Attend as the plain layer does; return heads (B, H, T, d) and weights (B, H, T, S)."""
+        """Pad queries (N, H, d), keys and values (M, H, d), and call `attend` of the plain layer.
+
+        Returns heads (B, H, T, d) and weights (B, H, T, S).
+        """
         q = context.queries.pad(q).transpose(1, 2)  # (B, H, T, d)
         k = context.keys.pad(k).transpose(1, 2)  # (B, H, S, d)
         v = context.keys.pad(v).transpose(1, 2)
@@ -69,15 +73,15 @@ class FastAttention(MultiHeadAttention):
         """Compute queries (N, H, d) of `x`, keys and values (M, K, d) of `memory`."""
         in_projection = cast(FastLinear, self.in_projection)
         if memory is x:  # one matrix multiplication
-            q, k, v = in_projection(x).split(self.sizes, dim=-1)
+            q, k, v = in_projection(x).split(self.qkv_sizes, dim=-1)
             shape = (-1, self.head_size)
             return q.unflatten(-1, shape), k.unflatten(-1, shape), v.unflatten(-1, shape)
-        q = in_projection.block(x, 0, self.sizes[0]).view(len(x), self.num_heads, -1)
+        q = in_projection.block(x, 0, self.qkv_sizes[0]).view(len(x), self.num_heads, -1)
         k, v = self.project_memory(memory).unbind(1)
         return q, k, v
 
     def project_memory(self, memory: Tensor) -> Tensor:
-        """Compute keys and values of `memory` (M, D), stacked, (M, 2, K, d)."""
+        """Compute the keys and values of `memory` (M, D), stacked in one tensor (M, 2, K, d)."""
         in_projection = cast(FastLinear, self.in_projection)
-        keys_values = in_projection.block(memory, self.sizes[0], sum(self.sizes))
-        return keys_values.view(-1, 2, self.sizes[1] // self.head_size, self.head_size)
+        keys_values = in_projection.block(memory, self.qkv_sizes[0], sum(self.qkv_sizes))
+        return keys_values.view(-1, 2, self.qkv_sizes[1] // self.head_size, self.head_size)

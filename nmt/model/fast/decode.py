@@ -1,19 +1,20 @@
-"""Decoding step by step: the state of the live hypotheses and the decoder of one step.
+"""Decoding step by step: the decoder of one step, and the state of the hypotheses between steps.
 
-A step computes one token for each hypothesis. For few rows, calling modules and choosing kernels
-takes as long as computing, so a `StepDecoder` chooses the kernels once for its device and number
-format and then runs plain functions.
+A step computes the next hidden state of each hypothesis. With few hypotheses, calling modules and
+choosing kernels would take as long as computing, so a `StepDecoder` chooses the kernels once for
+its device and dtype, and then calls plain functions.
 """
 
-# R rows, the live hypotheses and some more; B sentences, W beams of the widest; C columns of the
-# cache, S source length; D d_model, H heads, K heads of keys and values, d dimensions of a head
+# R live hypotheses, one row each (and filler rows, see `BeamGrid`)
+# B sentences, W hypotheses of the sentence with most; C columns of the cache, S source length
+# D d_model, H heads, K heads of keys and values, d dimensions of a head
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +36,8 @@ Function = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The keys that the rows of a step may attend to, in the form that the kernel reads."""
+class StepContext:
+    """The keys that each row attends to in one step, in the form that the chosen kernel reads."""
 
     grid: BeamGrid
     bias: Tensor | None = None  # (B, 1, 1 or W, C), added to the logits
@@ -44,106 +45,107 @@ class Columns:
     distances: Tensor | None = None  # (B, W, C), key position minus query position
 
 
-def attend_gathered(q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor:
-    """Attend from queries (B, H, W, d) to keys (B, H, C, d) and values (B, H, C or more, d), only
-    where `columns.index` says; return rows (R, H * d). For float32 on a CPU.
+def attend_gathered(q: Tensor, k: Tensor, v: Tensor, context: StepContext) -> Tensor:
+    """Attend from queries (B, H, W, d) to keys (B, H, C, d) and values (B, H, C or more, d), by
+    `context.index`; return rows (R, H * d). For float32 on a CPU.
 
-    `torch.embedding_bag` sums the values several times as fast as a product of small matrices, and
-    skips other beams, whose weights are 0. `F.embedding_bag` would check its arguments first.
+    `torch.embedding_bag` sums the weighted values several times as fast as `torch.bmm`, since it
+    skips the columns of other beams. `F.embedding_bag` would check its arguments first.
     """
-    index = columns.index
+    index = context.index
     assert index is not None
     q = (q * q.size(-1) ** -0.5).flatten(0, 1)  # (B*H, W, d)
     k = k.flatten(0, 1)  # (B*H, C, d)
-    products = (
-        torch.bmm(k, q.transpose(1, 2)) if index.is_transposed else torch.bmm(q, k.transpose(1, 2))
-    )
-    logits = products.view(-1).index_select(0, index.logits).view(index.shape)
+    if index.is_transposed:
+        products = torch.bmm(k, q.transpose(1, 2))  # (B*H, C, W)
+    else:
+        products = torch.bmm(q, k.transpose(1, 2))  # (B*H, W, C)
+    logits = products.view(-1).index_select(0, index.logits).view(index.shape)  # (R, H, T)
     if index.bias is not None:
-        logits += index.bias  # (R, H, T)
-    weights = torch.softmax(logits, dim=-1).view(-1)
+        logits += index.bias
+    weights = torch.softmax(logits, dim=-1).view(-1)  # (R*H*T,)
     table = v.flatten(0, 2)  # (B*H*capacity, d)
     heads = torch.embedding_bag(table, index.values, index.offsets, per_sample_weights=weights)[0]
     return heads.view(index.shape[0], -1)
 
 
-def attend_biased(q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor:
-    """Attend from queries (B, H, W, d) to keys and values (B, K, C or more, d); return rows
-    (R, H * d). On a CPU three operations take less time than torch's fused kernel.
+def attend_biased(q: Tensor, k: Tensor, v: Tensor, context: StepContext) -> Tensor:
+    """Attend from queries (B, H, W, d) to keys (B, K, C, d) and values (B, K, C or more, d), with
+    `context.bias`; return rows (R, H * d).
     """
-    bias = columns.bias
+    bias = context.bias
     assert bias is not None
     v = v[:, :, : k.size(2)]
-    num_shared = q.size(1) // k.size(1)
+    group_size = q.size(1) // k.size(1)  # query heads that share a head of keys
     grouped = q
-    if num_shared > 1:  # heads that share keys become further queries of one head
+    if group_size > 1:  # the heads of a group become further queries of one head
         grouped = q.reshape(*k.shape[:2], -1, q.size(3))  # (B, K, H/K * W, d)
         if bias.size(2) > 1:
-            bias = bias.repeat(1, 1, num_shared, 1)
+            bias = bias.repeat(1, 1, group_size, 1)  # (B, 1, H/K * W, C)
     if q.device.type != "cpu":
         bias = bias.to(q.dtype)
         heads = F.scaled_dot_product_attention(grouped, k, v, attn_mask=bias)
-    else:
+    else:  # three operations take less time than the fused kernel
         scaled = (grouped * q.size(-1) ** -0.5).flatten(0, 1)  # (B*K, H/K * W, d)
         logits = torch.bmm(scaled, k.flatten(0, 1).transpose(1, 2))
         weights = torch.softmax(logits.view(*grouped.shape[:3], -1) + bias, dim=-1)
         heads = torch.bmm(weights.flatten(0, 1).to(v.dtype), v.flatten(0, 1))
     heads = heads.reshape(q.shape)  # (B, H, W, d)
-    return columns.grid.collect(heads.transpose(1, 2).flatten(2))
+    return context.grid.collect(heads.transpose(1, 2).flatten(2))
 
 
 def attend_with_distances(
-    attention: FastAttention, q: Tensor, k: Tensor, v: Tensor, columns: Columns
+    attention: FastAttention, q: Tensor, k: Tensor, v: Tensor, context: StepContext
 ) -> Tensor:
-    """Attend with an encoding that needs distances; return rows (R, H * d)."""
-    heads, _ = attend_as_plain_layer(attention, q, k, v, columns)
-    return columns.grid.collect(heads.transpose(1, 2).flatten(2))
+    """Attend with a positional encoding that adds biases; return rows (R, H * d)."""
+    heads, _ = attend_as_plain_layer(attention, q, k, v, context)
+    return context.grid.collect(heads.transpose(1, 2).flatten(2))
 
 
 def attend_as_plain_layer(
-    attention: FastAttention, q: Tensor, k: Tensor, v: Tensor, columns: Columns
+    attention: FastAttention, q: Tensor, k: Tensor, v: Tensor, context: StepContext
 ) -> tuple[Tensor, Tensor]:
-    """Return the heads (B, H, W, d) and the weights (B, H, W, C) of the plain layer."""
-    assert columns.bias is not None
-    mask = columns.bias == 0
+    """Call `attend` of the plain layer; return heads (B, H, W, d) and weights (B, H, W, C)."""
+    assert context.bias is not None
+    mask = context.bias == 0
     k = repeat_heads(k, attention.num_heads)
     v = repeat_heads(v[:, :, : k.size(2)], attention.num_heads)
     encoding = attention.position_encoding
-    return attend(q, k, v, mask, None, encoding, columns.distances)
+    return attend(q, k, v, mask, None, encoding, context.distances)
 
 
 # --- the decoder
 
 
 class LayerStep:
-    """A decoder layer as functions of the newest tokens (R, D)."""
+    """A decoder layer as a list of sub-layers, each a function of the newest tokens (R, D)."""
 
-    def __init__(self, number: int, layer: DecoderLayer, decoder: StepDecoder) -> None:
-        self.number = number
+    def __init__(self, layer_index: int, layer: DecoderLayer, decoder: StepDecoder) -> None:
+        self.layer_index = layer_index
         self.is_post_norm = layer.is_post_norm
         self.self_attention = attention = cast(FastAttention, layer.self_attention)
         self.cross_attention = cast(FastAttention, layer.cross_attention)
         self.num_heads = attention.num_heads
         self.head_size = attention.head_size
         has_rotation = type(attention.position_encoding).rotate is not PositionEncoding.rotate
-        self.changes_queries = has_rotation or attention.query_norm is not None
+        self.has_norm_or_rotation = has_rotation or attention.query_norm is not None
         linear = decoder.linear
-        q_size = attention.sizes[0]
+        q_size = attention.qkv_sizes[0]
         self.self_in = linear(attention.in_projection)  # (R, D) to (R, (H + 2K) * d)
         self.self_out = linear(attention.out_projection)  # (R, H * d) to (R, D)
         self.cross_in = linear(self.cross_attention.in_projection, q_size)
         self.cross_out = linear(self.cross_attention.out_projection)
-        self.attend_cross = attend_gathered if decoder.gathers_source else attend_biased
-        self.attend_self: Callable[[Tensor, Tensor, Tensor, Columns], Tensor] = attend_biased
+        self.attend_cross = attend_gathered if decoder.gathers_cross_attention else attend_biased
+        self.attend_self: Callable[[Tensor, Tensor, Tensor, StepContext], Tensor] = attend_biased
         if decoder.has_bias:
             self.attend_self = functools.partial(attend_with_distances, attention)
-        elif decoder.gathers_target:
+        elif decoder.gathers_self_attention:
             self.attend_self = attend_gathered
-        self.feed: Function = layer.feed_forward
+        self.feed_forward_function: Function = layer.feed_forward
         if decoder.is_frozen and layer.feed_forward.activation is Activation.relu:
             inner = linear(layer.feed_forward.inner, activation="relu")
             outer = linear(layer.feed_forward.outer)
-            self.feed = lambda x: outer(inner(x))
+            self.feed_forward_function = lambda x: outer(inner(x))
         self.sublayers: list[tuple[Function, Callable[..., Tensor]]] = [
             (norm_function(layer.self_attention_norm), self.decode_self),
             (norm_function(layer.cross_attention_norm), self.decode_cross),
@@ -151,47 +153,47 @@ class LayerStep:
         ]
 
     def decode_self(self, x: Tensor, state: DecodingState, _: AttentionWeights | None) -> Tensor:
-        """Attend to the tokens so far, and add the newest ones to the cache."""
+        """Add the newest keys and values to the cache, and attend to all tokens so far."""
         heads = self.self_in(x).view(len(x), -1, self.head_size)  # (R, H + 2K, d)
-        if self.changes_queries:
-            heads = self._rotate(heads, state.positions)
+        if self.has_norm_or_rotation:
+            heads = self._normalize_and_rotate(heads, state.positions)
         cells = state.grid.spread(heads)  # (B, W, H + 2K, d)
         q = cells[:, :, : self.num_heads].transpose(1, 2)  # (B, H, W, d)
         keys_values = cells[:, :, self.num_heads :]  # (B, W, 2K, d)
         new = keys_values.view(*state.grid.shape, 2, -1, self.head_size).permute(2, 0, 3, 1, 4)
-        tensor = state.cache.update(self.number, new)  # (2, B, K, capacity, d)
+        tensor = state.cache.update(self.layer_index, new)  # (2, B, K, capacity, d)
         k = tensor[0, :, :, : state.cache.width]
-        return self.self_out(self.attend_self(q, k, tensor[1], state.target))
+        return self.self_out(self.attend_self(q, k, tensor[1], state.self_context))
 
-    def _rotate(self, heads: Tensor, positions: TokenPositions) -> Tensor:
+    def _normalize_and_rotate(self, heads: Tensor, positions: TokenPositions) -> Tensor:
         attention = self.self_attention
         num_kv_heads = (heads.size(1) - self.num_heads) // 2
         q, k, v = torch.split(heads, [self.num_heads, num_kv_heads, num_kv_heads], dim=1)
-        q, k = attention.rotate_and_normalize(q, k, positions)
+        q, k = attention.normalize_and_rotate(q, k, positions)
         return torch.cat([q, k, v], dim=1)
 
     def decode_cross(
         self, x: Tensor, state: DecodingState, attention_out: AttentionWeights | None
     ) -> Tensor:
-        """Attend to the source, whose keys and values `state` holds."""
+        """Attend to the source; its keys and values were computed when `state` was made."""
         heads = self.cross_in(x).view(len(x), self.num_heads, self.head_size)
         q = state.grid.spread(heads).transpose(1, 2)  # (B, H, W, d)
-        k, v = state.source_keys_values[self.number].unbind()  # (B, K, S, d)
+        k, v = state.source_keys_values[self.layer_index].unbind()  # (B, K, S, d)
         if attention_out is not None and self.cross_attention in attention_out:
-            _, weights = attend_as_plain_layer(self.cross_attention, q, k, v, state.source)
+            _, weights = attend_as_plain_layer(self.cross_attention, q, k, v, state.cross_context)
             rows = state.grid.collect(weights.transpose(1, 2))  # (R, H, S)
             attention_out[self.cross_attention] = rows[: len(state.sentences), :, None]
-        return self.cross_out(self.attend_cross(q, k, v, state.source))
+        return self.cross_out(self.attend_cross(q, k, v, state.cross_context))
 
     def feed_forward(self, x: Tensor, _: DecodingState, __: AttentionWeights | None) -> Tensor:
-        """Apply the feed-forward layer."""
-        return self.feed(x)
+        """Apply the feed-forward layer; takes the arguments of all sub-layers."""
+        return self.feed_forward_function(x)
 
 
 class StepDecoder:
-    """The layers of a decoder as functions, with the kernels for the present device and format.
+    """All layers of a decoder, with the kernels for the device and dtype of their weights.
 
-    With `is_frozen` the weights are float32 on a CPU and do not change after that.
+    With `is_frozen`, the weights are float32 on a CPU and must not change afterwards.
     """
 
     def __init__(self, layers: Iterable[nn.Module], *, is_frozen: bool) -> None:
@@ -202,16 +204,22 @@ class StepDecoder:
         self.has_bias = attention.position_encoding.has_bias
         weight = attention.in_projection.weight
         is_cpu = weight.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-        shares_keys = attention.sizes[1] < attention.sizes[0]
-        self.gathers_source = is_cpu and weight.dtype is torch.float32 and not shares_keys
-        self.gathers_target = self.gathers_source and not self.has_bias
-        self.layers = [LayerStep(number, layer, self) for number, layer in enumerate(modules)]
+        shares_keys = attention.qkv_sizes[1] < attention.qkv_sizes[0]
+        self.gathers_cross_attention = is_cpu and weight.dtype is torch.float32 and not shares_keys
+        self.gathers_self_attention = self.gathers_cross_attention and not self.has_bias
+        self.layers = [LayerStep(index, layer, self) for index, layer in enumerate(modules)]
 
-    def linear(self, module: nn.Module, end: int | None = None, **activation: Any) -> Function:
-        """Return the function of a linear layer, or of its first `end` outputs."""
+    def linear(
+        self, module: nn.Module, end: int | None = None, activation: str = "none"
+    ) -> Function:
+        """Return a function that computes a linear layer, or its first `end` outputs.
+
+        Only with `is_frozen` it applies an `activation`.
+        """
         layer = cast(FastLinear, module)
         if self.is_frozen:
-            return layer.frozen_function(end, **activation)
+            return layer.frozen_function(end, activation)
+        assert activation == "none"
         if end is None:
             return layer
         return functools.partial(layer.block, start=0, end=end)
@@ -230,10 +238,13 @@ class StepDecoder:
 
 
 def norm_function(norm: nn.Module) -> Function:
-    """Return the function of a norm, without the call of the module where that is possible."""
+    """Return a function that computes a norm; for LayerNorm, without calling the module."""
     if type(norm) is not nn.LayerNorm:
         return norm
-    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    shape = norm.normalized_shape
+    weight = norm.weight
+    bias = norm.bias
+    eps = norm.eps
     return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
 
 
@@ -241,13 +252,13 @@ def norm_function(norm: nn.Module) -> Function:
 
 
 class DecodingState:
-    """The live hypotheses, and what each may attend to. It begins with one hypothesis a sentence.
+    """The live hypotheses, and the keys and values that they attend to.
 
     `sentences` and `attention_mask` are on the CPU, so that no step waits for a GPU.
     """
 
     def __init__(self, decoder: StepDecoder, memory: Tensor, packing: Packing) -> None:
-        """Begin with the encoder's output `memory` (N, D), packed as `packing` says."""
+        """Begin with an empty hypothesis for each sentence of `memory` (N, D)."""
         self.decoder = decoder
         self.device = memory.device
         width = max(packing.longest, MIN_WIDTH)
@@ -258,69 +269,73 @@ class DecodingState:
             keys_values = keys_values.permute(2, 0, 3, 1, 4)  # from (B, S, 2, K, d)
             self.source_keys_values.append(widen(keys_values, width).contiguous())
         self.cache = KVCache()
-        self.num_positions = 0  # target tokens so far, of the first sentence
-        self.starts: Tensor | None = None  # (B,), `num_positions` when each joined; None for 0
-        self.sentences = torch.arange(packing.num_sentences)  # (R,), ascending
+        self.num_positions = 0  # target tokens so far of the sentences that have most
+        # (B,), `num_positions` when each sentence joined; None if all began together
+        self.first_positions: Tensor | None = None
+        self.sentences = torch.arange(packing.num_sentences)  # (R,), of each row, ascending
         self.attention_mask = torch.zeros(packing.num_sentences, 0, dtype=torch.bool)  # (R, C)
         self._num_compact_columns = 0  # after the last compaction
-        self._place(packing.num_sentences)
+        self._make_grid(packing.num_sentences)
 
-    def _place(self, num_sentences: int) -> None:
-        """Lay the rows out again, after sentences were added or rows moved."""
+    def _make_grid(self, num_sentences: int) -> None:
+        """Make the grid and the cross-attention context, after rows or sentences have changed."""
         self.grid = BeamGrid(self.sentences, num_sentences, self.device)
-        index = self._source_index() if self.decoder.gathers_source else None
-        self.source = Columns(self.grid, self.source_bias, index)
+        index = self._source_index() if self.decoder.gathers_cross_attention else None
+        self.cross_context = StepContext(self.grid, bias=self.source_bias, index=index)
 
     def advance(self) -> None:
-        """Begin a step: add a column for every beam, which the hypothesis in it may attend to."""
+        """Begin a step: add a column to the cache for every beam, and let each hypothesis attend to
+        its own.
+        """
         num_beams = self.grid.shape[1]
         is_own = self.grid.beams.unsqueeze(1) == torch.arange(num_beams)  # (R, W)
         self.attention_mask = torch.cat([self.attention_mask, is_own], dim=1)  # (R, C)
         self.num_positions += 1
         self.cache.add_columns(num_beams)
         self.positions = self._newest_positions()
-        if self.decoder.gathers_target:
-            self.target = Columns(self.grid, index=self._target_index())
+        if self.decoder.gathers_self_attention:
+            self.self_context = StepContext(self.grid, index=self._target_index())
         else:
             mask = send(self.grid.spread(self.attention_mask).unsqueeze(1), self.device)
             bias = additive_mask(mask, self.cache.width)  # (B, 1, W, C)
             distances = self._distances() if self.decoder.has_bias else None
-            self.target = Columns(self.grid, bias, distances=distances)
+            self.self_context = StepContext(self.grid, bias=bias, distances=distances)
 
     def _newest_positions(self) -> TokenPositions:
-        """Return the positions of the newest tokens in their sentences."""
+        """Return the position of each row's newest token."""
         newest = self.num_positions - 1
-        if self.starts is None:
+        if self.first_positions is None:
             index = torch.full((1, 1), newest, device=self.device)
         else:
-            positions = newest - self.starts[self.sentences]  # (R,)
-            padding = self.grid.num_collected - len(positions)
+            positions = newest - self.first_positions[self.sentences]  # (R,)
+            padding = self.grid.num_padded_rows - len(positions)
             index = send(F.pad(positions, (0, padding)).unsqueeze(1), self.device)
         return TokenPositions(index, self.num_positions)
 
     def _distances(self) -> Tensor:
-        """Return how far before its newest token a hypothesis has the token of a column, from 0
-        down, (B, W, C). Columns are in the order of their tokens.
+        """Return the position of each column's token minus the newest position, (B, W, C).
+
+        Columns are in the order of their tokens, so the mask's running sum counts positions.
         """
         positions = self.attention_mask.cumsum(dim=1)  # (R, C)
         distances = self.grid.spread(positions - positions[:, -1:])
         return send(F.pad(distances, (0, self.cache.width - distances.size(2))), self.device)
 
     def _target_index(self) -> GatherIndex:
-        """Return where the rows find the keys and values of their own tokens."""
+        """Index the columns of each row's own tokens."""
         rows, columns = self.attention_mask.nonzero().unbind(1)
         lengths = self.attention_mask.sum(dim=1)  # (R,)
         longest = int(lengths.max())
-        if self.starts is None:
+        if self.first_positions is None:
             columns = columns.view(len(lengths), longest)
         else:  # sentences that joined later have fewer tokens
             firsts = lengths.cumsum(0) - lengths  # (R,)
             ranks = torch.arange(len(columns)) - firsts[rows]
             columns = columns.new_zeros(len(lengths), longest).index_put((rows, ranks), columns)
-        num_more = self.grid.num_collected - len(lengths)
+        num_more = self.grid.num_padded_rows - len(lengths)
         columns = F.pad(columns, (0, max(0, MIN_WIDTH - longest), 0, num_more))  # (R or more, T)
         bias = None
-        if self.starts is not None or longest < MIN_WIDTH:
+        if self.first_positions is not None or longest < MIN_WIDTH:
             lengths = F.pad(lengths, (0, num_more), value=1)
             mask = torch.arange(columns.size(1)) < lengths[:, None]
             bias = additive_mask(mask.unsqueeze(1), columns.size(1))  # (R or more, 1, T)
@@ -334,7 +349,7 @@ class DecodingState:
         )
 
     def _source_index(self) -> GatherIndex:
-        """Return where the rows find the keys and values of their source."""
+        """Index the keys and values of each row's source."""
         width = self.source_bias.size(3)
         sentences = self.grid.host_cells // self.grid.shape[1]  # (R or more,)
         return GatherIndex.of(
@@ -347,18 +362,19 @@ class DecodingState:
         )
 
     def reorder(self, rows: Tensor) -> None:
-        """Go on with `rows` (R',), on the CPU, sorted by sentence; a row may be repeated."""
+        """Replace the hypotheses by those at `rows` (R',), sorted by sentence, on the CPU.
+
+        A row may be repeated or missing.
+        """
         num_sentences = self.grid.shape[0]
         sentences = self.sentences.index_select(0, rows)
         self.attention_mask = self.attention_mask.index_select(0, rows)
         if not torch.equal(sentences, self.sentences):
             self.sentences = sentences
-            self._place(num_sentences)
+            self._make_grid(num_sentences)
         num_columns = self.attention_mask.size(1)
-        is_loose = num_columns > max(
-            1.5 * self._num_compact_columns + MIN_WIDTH, self.num_positions
-        )
-        if is_loose or int((self.grid.counts > 0).sum()) <= 0.75 * num_sentences:
+        max_columns = max(1.5 * self._num_compact_columns + MIN_WIDTH, self.num_positions)
+        if num_columns > max_columns or int((self.grid.counts > 0).sum()) <= 0.75 * num_sentences:
             self._compact()
 
     def _compact(self) -> None:
@@ -367,26 +383,27 @@ class DecodingState:
         alive = is_alive.nonzero().squeeze(1)  # (B',)
         self.sentences = (is_alive.cumsum(0) - 1)[self.sentences]
         is_used = self.grid.spread(self.attention_mask).any(dim=1)[alive]  # (B', C)
-        if self.starts is not None:
-            self.starts = self.starts.index_select(0, alive)
-            first = int(self.starts.min())  # no earlier position is needed
-            self.starts -= first
-            self.num_positions -= first
+        if self.first_positions is not None:
+            self.first_positions = self.first_positions.index_select(0, alive)
+            earliest = int(self.first_positions.min())
+            self.first_positions -= earliest
+            self.num_positions -= earliest
         num_columns = int(is_used.sum(dim=1).max())
         order = is_used.sort(dim=1, descending=True, stable=True).indices  # (B', C)
         columns = order[:, :num_columns]
         self._num_compact_columns = num_columns
         self.attention_mask = self.attention_mask.gather(1, columns[self.sentences])  # (R, C')
-        num_spare = num_columns // 2 + MIN_WIDTH + self.grid.shape[1]  # until the next time
+        # room for the columns of the steps until the next compaction
+        num_spare = num_columns // 2 + MIN_WIDTH + self.grid.shape[1]
         alive = send(alive, self.device)
         columns = send(F.pad(columns, (0, num_spare)), self.device)
         self.cache.reorder(alive, columns, num_columns)
         self.source_keys_values = [x.index_select(1, alive) for x in self.source_keys_values]
         self.source_bias = self.source_bias.index_select(0, alive)
-        self._place(len(alive))
+        self._make_grid(len(alive))
 
     def join(self, new: DecodingState) -> None:
-        """Add the sentences of a state of the same model that has made no step."""
+        """Add the sentences of `new`, a state of the same model that has made no step."""
         num_sentences = self.grid.shape[0]
         num_new = new.grid.shape[0]
         width = max(self.source_bias.size(3), new.source_bias.size(3))
@@ -398,15 +415,15 @@ class DecodingState:
         new_bias = F.pad(new.source_bias, (0, width - new.source_bias.size(3)), value=MASKED)
         self.source_bias = torch.cat([bias, new_bias])
         self.cache.add_sentences(num_new)
-        if self.starts is None:
-            self.starts = self.sentences.new_zeros(num_sentences)
-        self.starts = F.pad(self.starts, (0, num_new), value=self.num_positions)
+        if self.first_positions is None:
+            self.first_positions = self.sentences.new_zeros(num_sentences)
+        self.first_positions = F.pad(self.first_positions, (0, num_new), value=self.num_positions)
         self.sentences = torch.cat([self.sentences, new.sentences + num_sentences])
         self.attention_mask = F.pad(self.attention_mask, (0, 0, 0, num_new))
-        self._place(num_sentences + num_new)
+        self._make_grid(num_sentences + num_new)
 
 
 def widen(keys_values: Tensor, width: int) -> Tensor:
-    """Pad (2, B, K, S, d) with zeros to `width` keys; return the same tensor if none is missing."""
+    """Pad keys and values (2, B, K, S, d) with zeros to S = `width`."""
     num_missing = width - keys_values.size(3)
     return F.pad(keys_values, (0, 0, 0, num_missing)) if num_missing else keys_values

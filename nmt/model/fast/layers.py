@@ -2,13 +2,13 @@
 
 torch multiplies float32 matrices with MKL. On AVX-512 CPUs of other vendors than Intel, MKL uses
 half of the vector width and oneDNN all of it, which is twice as fast. On AVX2 CPUs oneDNN is faster
-for few rows and a large weight in its own layout. Elsewhere the linear layers are torch's.
+for few rows and a large weight in its own layout. Elsewhere torch's linear layers are used.
 
-On a CPU, torch's dropout draws a float per element and keeps it for the backward pass. Here an
-element takes 16 random bits and one byte of memory.
+On a CPU, torch's dropout draws a float for each element and keeps it for the backward pass.
+`FastDropout` draws 16 random bits and keeps one byte.
 """
 
-# N rows, I inner and O outer dimension
+# N rows, I input and O output features
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from nmt.config import Activation
 from nmt.model.transformer import FeedForward
 
 ROWS_STEP = 64
-"""Above 512 rows, oneDNN pads to a multiple of this; a multiple needs no copy."""
-_ROUNDING = ((8, 1), (32, 4), (256, 8), (512, 32))  # (largest number of rows, its multiple)
-_LARGE = 1 << 19  # elements of a weight from which oneDNN's slower calls pay off with AVX2
-_REORDERED = 1 << 18  # elements of a weight from which a copy pays off within one update
-_LEVELS = 1 << 16  # a dropout probability is a multiple of 1 / _LEVELS: 16 bits per element
-_DRAWS = 4  # elements per random 64-bit number
+"""More than 512 rows are padded to a multiple of this, which costs a copy."""
+_ROW_MULTIPLES = ((8, 1), (32, 4), (256, 8), (512, 32))  # (maximum of rows, padded to multiples of)
+_MIN_AVX2_WEIGHT = 1 << 19  # elements of a weight from which oneDNN is faster on AVX2 CPUs
+_MIN_REORDERED_WEIGHT = 1 << 18  # elements of a weight from which a copy pays off within one update
+_DROPOUT_LEVELS = 1 << 16  # values of 16 random bits: probabilities are rounded to 1 / 2^16
+_ELEMENTS_PER_DRAW = 4  # a random 64-bit number serves four elements
 
 
-class Reordered(dict[tuple[int, int], tuple[Tensor, Tensor | None]]):
-    """Copies of blocks of a weight in oneDNN's layout, and of their bias, by (first row, number of
-    rows). `dtype` is their number format.
+class ReorderedWeights(dict[tuple[int, int], tuple[Tensor, Tensor | None]]):
+    """Copies of blocks of rows of a weight in oneDNN's layout, and of their biases.
+
+    The keys are (first row, number of rows); `dtype` is the dtype of all copies.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
@@ -43,17 +44,18 @@ class Reordered(dict[tuple[int, int], tuple[Tensor, Tensor | None]]):
         self.dtype = dtype
 
 
-Rounded = dict[tuple[int, int], tuple[int, Tensor, Tensor]]
-"""Copies in bfloat16 of blocks of a weight, by (first row, number of rows): the version of the
-weight when it was copied, the block and its transpose, large ones in oneDNN's layout.
+RoundedWeights = dict[tuple[int, int], tuple[int, Tensor, Tensor]]
+"""Copies of blocks of rows of a weight in bfloat16. The keys are (first row, number of rows); the
+values are the version of the weight when it was copied, the block and its transpose. Large blocks
+are in oneDNN's layout.
 """
 
 
 class FastLinear(nn.Linear):
-    """x W^T + b by `linear`; `block` uses some rows of W only."""
+    """x W^T + b, by the fastest kernel; `block` computes only some of the outputs."""
 
-    reordered: Reordered | None = None  # set by `freeze`: weights do not change after that
-    rounded: Rounded | None = None  # see `round_once`
+    reordered_weights: ReorderedWeights | None = None  # set by `freeze`
+    rounded_weights: RoundedWeights | None = None  # set by `cache_rounded_weights`
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (..., I) to (..., O)."""
@@ -65,23 +67,22 @@ class FastLinear(nn.Linear):
         bias: Tensor = self.bias
         if end - start < self.out_features:  # slicing costs a copy in the backward pass
             weight, bias = weight[start:end], bias[start:end]
-        if self.rounded is not None and _takes_bfloat16(x):
-            copies = _round(self.rounded, weight, start)
+        if self.rounded_weights is not None and _takes_bfloat16(x):
+            copies = _round_weight(self.rounded_weights, weight, start)
             return _OneDnnLinear.apply(x, weight, bias, activation, copies)  # type: ignore[no-untyped-call, no-any-return]
-        weight, reordered_bias = reorder(self.reordered, weight, bias, x, start)
+        weight, reordered_bias = reorder(self.reordered_weights, weight, bias, x, start)
         return linear(x, weight, reordered_bias, activation=activation)
 
     def frozen_function(
         self, end: int | None = None, activation: str = "none"
     ) -> Callable[[Tensor], Tensor]:
-        """Return a function that computes the first `end` outputs, by default all, on a CPU with
-        frozen weights.
+        """Return a function for the first `end` outputs (None: all) of frozen weights on a CPU.
 
-        It takes (N, I) where N is one of `rounded`. With bfloat16 weights it returns float32, or
-        bfloat16 with an activation.
+        Its input is (N, I), where N is a result of `round_up_rows`. Its output is float32, but with
+        bfloat16 weights and an activation bfloat16.
         """
         rows = self.weight[:end]
-        weight, bias = reorder(self.reordered, rows, self.bias[:end], rows[:1])
+        weight, bias = reorder(self.reordered_weights, rows, self.bias[:end], rows[:1])
         if not weight.is_mkldnn:
             if activation == "relu":
                 return lambda x: torch.relu(F.linear(x, weight, bias))
@@ -95,24 +96,25 @@ class FastLinear(nn.Linear):
 
 
 class FastFeedForward(FeedForward):
-    """`FeedForward` with a ReLU in the first linear layer."""
+    """`FeedForward` that computes a ReLU within the first linear layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., D) to (..., D)."""
         if self.activation is not Activation.relu:
             return super().forward(x)
         inner: Any = self.inner
-        narrow = x.bfloat16() if is_narrowed(inner.reordered, x) else x
-        hidden = inner.block(narrow, 0, inner.out_features, activation="relu")  # (..., F)
+        inner_input = x.bfloat16() if uses_bfloat16(inner.reordered_weights, x) else x
+        hidden = inner.block(inner_input, 0, inner.out_features, activation="relu")  # (..., F)
         return self.outer(self.dropout(hidden)).to(x.dtype)  # type: ignore[no-any-return]
 
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str = "none"
 ) -> Tensor:
-    """Compute x W^T + b, (..., O), of `x` (..., I), `weight` (O, I) and `bias` (O,), with a ReLU if
-    `activation` is relu. A bfloat16 weight of `reorder` multiplies in bfloat16; the result has the
-    format of `x`.
+    """Compute x W^T + b, (..., O), of `x` (..., I), `weight` (O, I) and `bias` (O,).
+
+    `activation` is "none" or "relu". The result has the dtype of `x`, also if `reorder` made the
+    weight bfloat16.
     """
     if weight.is_mkldnn:
         return _onednn(x.to(weight.dtype), weight, bias, activation).to(x.dtype)
@@ -125,7 +127,7 @@ def linear(
 
 
 def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Compute a^T b, (O, I), the sum over rows of `a` (N, O) and `b` (N, I), without a gradient."""
+    """Compute a^T b, (O, I), of `a` (N, O) and `b` (N, I), without a gradient."""
     if not _takes_onednn(a):
         return a.T @ b
     multiply = torch.ops.mkldnn._linear_pointwise
@@ -133,55 +135,70 @@ def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def reorder(
-    reordered: Reordered | None, weight: Tensor, bias: Tensor | None, x: Tensor, start: int = 0
+    reordered: ReorderedWeights | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    x: Tensor,
+    start: int = 0,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `weight`, the rows of a matrix from `start` on, in the fastest layout to multiply `x`
-    with, and `bias`, both in the format of `reordered`, which keeps them.
+    """Return `weight` and `bias` in the fastest layout and dtype for inputs like `x`.
+
+    Copies are kept in `reordered`. `weight` is a block of a matrix, whose first row is `start`.
     """
     if reordered is None or torch.is_grad_enabled():
         return weight, bias
-    is_narrow = is_narrowed(reordered, x)
-    if not is_narrow and not _takes_onednn(x, weight.numel()):
+    is_bfloat16 = uses_bfloat16(reordered, x)
+    if not is_bfloat16 and not _takes_onednn(x, weight.numel()):
         return weight, bias
     key = (start, len(weight))
     if key not in reordered:
-        if is_narrow:
+        if is_bfloat16:
             weight = weight.bfloat16()
             bias = None if bias is None else bias.bfloat16()
         reordered[key] = torch.ops.mkldnn._reorder_linear_weight(weight), bias
     return reordered[key]
 
 
-def is_narrowed(reordered: Reordered | None, x: Tensor) -> bool:
-    """Return whether to multiply `x` in bfloat16."""
+def uses_bfloat16(reordered: ReorderedWeights | None, x: Tensor) -> bool:
+    """Return whether `x` is multiplied by bfloat16 copies of the weight."""
     return reordered is not None and reordered.dtype is torch.bfloat16 and x.numel() > 0
 
 
 @functools.cache
 def multiplies_bfloat16() -> bool:
     """Return whether this CPU has bfloat16 instructions, and torch the operators that use them."""
-    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # private, so look first
-    return can_reorder() and any(getattr(torch.cpu, name, bool)() for name in checks)
+    if not can_reorder():
+        return False
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        is_supported = getattr(torch.cpu, name, None)  # private, may be missing
+        if is_supported is not None and is_supported():
+            return True
+    return False
 
 
-def round_once(model: nn.Module) -> None:
-    """Let linear layers keep rounded copies of their weights (4 bytes a weight) until the weights
-    change, for autocast to bfloat16 on a CPU. Rounding in every micro-batch would take longer.
+def cache_rounded_weights(model: nn.Module) -> None:
+    """Let linear layers keep bfloat16 copies of their weights until the weights change.
+
+    For autocast to bfloat16 on a CPU, which would otherwise round them in every micro-batch. The
+    copies take 4 bytes a weight.
     """
     if not can_reorder() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return
     for module in model.modules():
         if isinstance(module, FastLinear):
-            module.rounded = {}
+            module.rounded_weights = {}
 
 
-def _round(rounded: Rounded, weight: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """Return `weight`, the rows of a matrix from `start` on, and its transpose, both rounded."""
+def _round_weight(rounded: RoundedWeights, weight: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """Return bfloat16 copies of `weight` and its transpose, made again when `weight` has changed.
+
+    `weight` is a block of a matrix, whose first row is `start`; `rounded` keeps the copies.
+    """
     key = (start, len(weight))
     if key not in rounded or rounded[key][0] != weight._version:
         block = weight.detach().bfloat16()
         transposed = block.T
-        if block.numel() >= _REORDERED:
+        if block.numel() >= _MIN_REORDERED_WEIGHT:
             transposed = torch.ops.mkldnn._reorder_linear_weight(transposed.contiguous())
             block = torch.ops.mkldnn._reorder_linear_weight(block)
         rounded[key] = (weight._version, block, transposed)
@@ -203,14 +220,14 @@ class _OneDnnLinear(torch.autograd.Function):
         activation: str,
         copies: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        """`copies` are the rounded weight and its transpose."""
-        factor = weight
+        """Compute `linear`. `copies`, if any, are the rounded weight and its transpose."""
+        multiplied_weight = weight
         ctx.transposed = None
         if copies is not None:
-            factor, ctx.transposed = copies
+            multiplied_weight, ctx.transposed = copies
             x = x.bfloat16()
             bias = None if bias is None else bias.bfloat16()
-        y = _onednn(x, factor, bias, activation)
+        y = _onednn(x, multiplied_weight, bias, activation)
         ctx.save_for_backward(x, weight, y if activation == "relu" else None)
         return y
 
@@ -235,41 +252,46 @@ class _OneDnnLinear(torch.autograd.Function):
 def _onednn(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
-    if x.dim() == 2 and rounded(x.size(0)) == x.size(0):  # most steps of a search
+    """Multiply by oneDNN, padding rows if needed; arguments as in `linear`."""
+    if x.dim() == 2 and round_up_rows(x.size(0)) == x.size(0):  # most steps of a search
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")  # type: ignore[no-any-return]
     rows = x.reshape(-1, x.size(-1))  # (N, I)
     y = torch.ops.mkldnn._linear_pointwise(_pad_rows(rows), weight, bias, activation, [], "")
     return y[: len(rows)].view(x.shape[:-1] + y.shape[1:])  # type: ignore[no-any-return]  # (..., O)
 
 
-def rounded(num_rows: int) -> int:
-    """Round a number of rows up to one of few.
+def round_up_rows(num_rows: int) -> int:
+    """Round a number of rows up, so that few different numbers occur.
 
-    oneDNN generates a kernel for each number of rows, in milliseconds and a megabyte, and keeps a
-    thousand of them.
+    oneDNN generates a kernel for each number of rows, which takes milliseconds and a megabyte, and
+    keeps a thousand of them.
     """
-    step = next((step for limit, step in _ROUNDING if num_rows <= limit), ROWS_STEP)
-    return num_rows + -num_rows % step
+    for max_rows, multiple in _ROW_MULTIPLES:
+        if num_rows <= max_rows:
+            return num_rows + -num_rows % multiple
+    return num_rows + -num_rows % ROWS_STEP
 
 
 def _pad_rows(rows: Tensor) -> Tensor:
-    """Append rows of 0 to `rows` (N, D), up to the number of `rounded`."""
-    missing = rounded(rows.size(0)) - rows.size(0)
-    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
+    """Append rows of zeros to `rows` (N, D), up to `round_up_rows`."""
+    num_missing = round_up_rows(rows.size(0)) - rows.size(0)
+    return F.pad(rows, (0, 0, 0, num_missing)) if num_missing else rows
 
 
-def _takes_onednn(x: Tensor, num_packed: int = 0) -> bool:
+def _takes_onednn(x: Tensor, reordered_size: int = 0) -> bool:
+    """Return whether to multiply `x` by oneDNN; `reordered_size` as in `is_onednn_faster`."""
     return (
         not torch.compiler.is_compiling()  # first: the other checks break a graph
         and x.device.type == "cpu"
         and x.dtype is torch.float32
         and x.numel() > 0  # oneDNN takes no empty matrices
-        and is_onednn_faster(num_packed)
+        and is_onednn_faster(reordered_size)
         and not torch.is_autocast_enabled("cpu")
     )
 
 
 def _takes_bfloat16(x: Tensor) -> bool:
+    """Return whether autocast to bfloat16 applies to `x` in training on a CPU."""
     return (
         not torch.compiler.is_compiling()
         and x.device.type == "cpu"
@@ -282,28 +304,32 @@ def _takes_bfloat16(x: Tensor) -> bool:
 
 def can_reorder() -> bool:
     """Return whether torch has oneDNN's linear layers with weights in its layout."""
-    operators = ("_linear_pointwise", "_reorder_linear_weight")  # private, so look first
+    operators = ("_linear_pointwise", "_reorder_linear_weight")  # private, may be missing
     return all(hasattr(torch.ops.mkldnn, name) for name in operators)
 
 
 @functools.cache
-def is_onednn_faster(num_packed: int = 0) -> bool:
-    """Return whether oneDNN is faster than MKL on this CPU, for a weight of `num_packed` elements
-    in oneDNN's layout; 0: for any weight.
+def is_onednn_faster(reordered_size: int = 0) -> bool:
+    """Return whether oneDNN is faster than MKL on this CPU.
+
+    `reordered_size` is the number of elements of a weight in oneDNN's layout, or 0 for a weight in
+    the layout of torch.
     """
     capability = torch.backends.cpu.get_cpu_capability()
-    info = Path("/proc/cpuinfo")
-    if not (capability == "AVX512" or capability == "AVX2" and num_packed >= _LARGE):
+    is_large_on_avx2 = capability == "AVX2" and reordered_size >= _MIN_AVX2_WEIGHT
+    if capability != "AVX512" and not is_large_on_avx2:
         return False
-    text = info.read_text(encoding="utf-8") if info.is_file() else "GenuineIntel"
-    return can_reorder() and "GenuineIntel" not in text
+    cpu_info = Path("/proc/cpuinfo")
+    if not cpu_info.is_file():
+        return False
+    return can_reorder() and "GenuineIntel" not in cpu_info.read_text(encoding="utf-8")
 
 
 class FastDropout(nn.Dropout):
-    """Dropout (Srivastava et al., 2014), with cheap random bits on a CPU."""
+    """Dropout (Srivastava et al., 2014) that draws 16 random bits for each element on a CPU."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map a tensor of any shape to one like it."""
+        """Map a tensor to one of the same shape."""
         if not self.training or self.p == 0:
             return input
         if input.device.type == "cpu" and self.p < 1 and not torch.compiler.is_compiling():
@@ -314,13 +340,14 @@ class FastDropout(nn.Dropout):
 class _CpuDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        num_dropped = round(p * _LEVELS)
-        draws = torch.empty(-(-x.numel() // _DRAWS), dtype=torch.int64).random_(-(1 << 63), None)
+        num_dropped = round(p * _DROPOUT_LEVELS)
+        num_draws = -(-x.numel() // _ELEMENTS_PER_DRAW)  # rounded up
+        draws = torch.empty(num_draws, dtype=torch.int64).random_(-(1 << 63), None)
         bits = draws.view(torch.int16)[: x.numel()]  # uniform from -2^15 to 2^15 - 1
-        keep = torch.empty(x.shape, dtype=torch.int8)  # a boolean takes 5 times as long to compute
-        torch.ge(bits.view(x.shape), num_dropped - _LEVELS // 2, out=keep)
+        keep = torch.empty(x.shape, dtype=torch.int8)  # computing a boolean takes 5 times as long
+        torch.ge(bits.view(x.shape), num_dropped - _DROPOUT_LEVELS // 2, out=keep)
         ctx.save_for_backward(keep)
-        ctx.scale = _LEVELS / (_LEVELS - num_dropped)
+        ctx.scale = _DROPOUT_LEVELS / (_DROPOUT_LEVELS - num_dropped)
         return _scale_kept(x, keep, ctx.scale)
 
     @staticmethod
@@ -330,7 +357,8 @@ class _CpuDropout(torch.autograd.Function):
 
 
 def _scale_kept(x: Tensor, keep: Tensor, scale: float) -> Tensor:
-    """Return `x` times `scale` where `keep` is 1, else 0. Multiplying takes a tenth of the time of
-    `where`, which branches on each element.
+    """Return `x` times `scale` where `keep` is 1, else 0.
+
+    Multiplying takes a tenth of the time of `torch.where`, which branches on each element.
     """
     return keep.to(x.dtype).mul_(x).mul_(scale)

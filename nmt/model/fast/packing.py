@@ -1,11 +1,11 @@
-"""Sentences laid one after the other, without padding between them, and attention over them.
+"""Packed sentences: one after the other without padding between them, and attention within each.
 
-All layers but attention work on the flat stream of tokens (N, ...). This module knows where
-sentences begin, but neither weights nor ids.
+All layers but attention process packed tokens (N, ...) as they process any other tokens. For
+attention, a `Packing` says where sentences begin.
 """
 
-# B sentences, N tokens of all of them, T of the longest, H heads, D d_model, d dimensions of a head
-# in attention: N queries, M keys, T and S the longest sentences of either side
+# B sentences, N tokens of all of them, T of the longest, H heads, d dimensions of a head
+# in attention: N queries and M keys of all sentences, T queries and S keys of the longest ones
 
 from __future__ import annotations
 
@@ -22,55 +22,57 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.model.fast.transfer import send
-from nmt.model.positions import TokenPositions, distances
+from nmt.model.positions import TokenPositions, distance_matrix
 from nmt.model.transformer import causal_mask
 
 MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a CPU
 MASKED = -1e30  # added to a logit; finite, so that a row of masked logits gives no NaN
 _MAX_FLASH_HEAD_SIZE = 256
-_MAX_SHORT_BYTES = 256  # of a column of keys; with longer ones torch's fused kernel is faster
+_MAX_SHORT_BYTES = 256  # of a row of logits; for longer ones torch's fused kernel is faster
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Where sentences are in a flat stream of tokens, and in a padded tensor.
+    """Where packed tokens (N, ...) belong in a padded tensor (B, T, ...), and vice versa.
 
     `pack` computes everything on the CPU; no method waits for a GPU.
     """
 
-    offsets: Tensor  # (B + 1,) int32, where each sentence begins, and the end of the last
-    positions: Tensor  # (N,) of each token in its sentence
-    cells: Tensor  # (N,) of each token in the flattened padded tensor (B * T)
-    tokens: Tensor  # (B * T,) token in each cell; in cells of padding any token
+    offsets: Tensor  # (B + 1,) int32, the first token of each sentence, and N
+    positions: Tensor  # (N,) the position of each token in its sentence, from 0
+    cells: Tensor  # (N,) the index of each token among the B * T cells of the padded tensor
+    tokens: Tensor  # (B * T,) the index of the token in each cell; any token in cells of padding
     mask: Tensor  # (B, 1, 1, T), True = may be attended to
     longest: int  # T
     has_one_length: bool  # whether all sentences have T tokens
-    flash: Any = None  # see `find_flash`
+    flash_attention: Any = None  # torch's function, or None; see `find_flash_attention`
 
     @property
     def num_sentences(self) -> int:
-        """B."""
+        """The number of sentences, B."""
         return self.offsets.size(0) - 1
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no padding to add. False while compiling: one graph for all lengths."""
+        """Whether padded sentences have no padding. Always False while compiling, so that one graph
+        serves all lengths.
+        """
         return not torch.compiler.is_compiling() and self.has_one_length
 
     def pad(self, x: Tensor) -> Tensor:
-        """Lay (N, ...) out as (B, T, ...); padding is a copy of some token."""
+        """Map packed tokens (N, ...) to padded ones (B, T, ...); padding repeats some token."""
         padded = x if self.is_full else x.index_select(0, self.tokens)  # (B * T, ...)
         return padded.reshape(self.num_sentences, self.longest, *x.shape[1:])
 
     def unpad(self, x: Tensor) -> Tensor:
-        """Take the tokens (N, ...) out of (B, T, ...)."""
+        """Map padded tokens (B, T, ...) to packed ones (N, ...)."""
         x = x.flatten(0, 1)  # (B * T, ...)
         return x if self.is_full else x.index_select(0, self.cells)
 
     def to(self, device: torch.device) -> Packing:
         """Copy the tensors to `device`, without waiting for it."""
         moved = self._map(lambda x: send(x, device))
-        return replace(moved, flash=find_flash(device))
+        return replace(moved, flash_attention=find_flash_attention(device))
 
     def pin(self) -> Packing:
         """Copy the tensors to page-locked memory, which a GPU reads asynchronously."""
@@ -89,9 +91,10 @@ class Packing:
 
 @dataclass(frozen=True)
 class PackedContext:
-    """An `AttentionContext` of packed sentences: each attends to the sentence of the same number.
+    """An `AttentionContext` of packed sentences.
 
-    With `is_causal` both sides are the same sentences, and no query attends to a later key.
+    Queries of a sentence attend to the keys of the sentence with the same index. With `is_causal`,
+    queries and keys are the same tokens, and no query attends to a later key.
     """
 
     queries: Packing
@@ -115,13 +118,13 @@ class PackedContext:
     @property
     def distances(self) -> Tensor:
         """Key position minus query position in padded sentences, (T, S)."""
-        return distances(self.queries.longest, self.keys.longest, self.keys.mask.device)
+        return distance_matrix(self.queries.longest, self.keys.longest, self.keys.mask.device)
 
 
 def pack(lengths: Sequence[int]) -> Packing:
-    """Describe sentences of `lengths` tokens.
+    """Make the packing of sentences of `lengths` tokens.
 
-    Attention to an empty sentence gives finite numbers without a meaning.
+    Attention to an empty sentence gives meaningless, finite numbers.
     """
     sizes = np.asarray(lengths, dtype=np.int64)  # (B,)
     offsets = np.concatenate([[0], sizes.cumsum()])  # (B + 1,)
@@ -154,70 +157,18 @@ def attend_packed(
         q: queries (N, H, d), packed as `context` says.
         k: keys (M, H, d).
         v: values (M, H, d).
-        context: which sentences attend to which.
+        context: the packings of queries and keys.
         dropout: probability of dropping a weight.
     """
+    queries = context.queries
+    keys = context.keys
     if dropout == 0:
-        if context.queries.flash is not None and suits_flash(q):
+        if queries.flash_attention is not None and suits_flash_attention(q):
             return attend_flash(q, k, v, context)
-        if suits_short(q, context.keys):
+        if suits_short_attention(q, keys):
             return attend_short(q, k, v, context)
-    return attend_padded(q, k, v, context, dropout)
-
-
-def suits_flash(q: Tensor) -> bool:
-    """Return whether flash attention takes queries of this format."""
-    is_half = q.dtype in (torch.bfloat16, torch.float16)
-    return is_half and q.size(-1) % 8 == 0 and q.size(-1) <= _MAX_FLASH_HEAD_SIZE
-
-
-def attend_flash(q: Tensor, k: Tensor, v: Tensor, context: PackedContext) -> Tensor:
-    """Attend by torch's flash attention over sentences of different lengths."""
-    queries = context.queries
-    keys = context.keys
-    return queries.flash(  # type: ignore[no-any-return]
-        q,
-        k,
-        v,
-        queries.offsets,
-        keys.offsets,
-        queries.longest,
-        keys.longest,
-        window_size=(-1, 0) if context.is_causal else (-1, -1),  # keys before and after; -1: all
-    )
-
-
-def suits_short(q: Tensor, keys: Packing) -> bool:
-    """Return whether `_ShortAttention` is the fastest kernel, forward and backward."""
-    return (
-        not torch.compiler.is_compiling()
-        and q.device.type == "cpu"
-        and torch.is_grad_enabled()
-        and q.dtype in (torch.float32, torch.bfloat16)
-        and keys.longest * q.element_size() <= _MAX_SHORT_BYTES
-    )
-
-
-def attend_short(q: Tensor, k: Tensor, v: Tensor, context: PackedContext) -> Tensor:
-    """Attend by `_ShortAttention`."""
-    keys = context.keys
-    q = context.queries.pad(q.to(v.dtype)).transpose(1, 2)  # (B, H, T, d)
-    k = keys.pad(k.to(v.dtype)).transpose(1, 2)  # (B, H, S, d)
-    v = keys.pad(v).transpose(1, 2)
-    mask = causal_mask(keys.longest) if context.is_causal else keys.mask  # (..., T or 1, S)
-    bias = additive_mask(mask, max(keys.longest, MIN_WIDTH))
-    heads: Tensor = _ShortAttention.apply(q, k, v, bias)  # type: ignore[no-untyped-call]
-    return context.queries.unpad(heads.transpose(1, 2))
-
-
-def attend_padded(
-    q: Tensor, k: Tensor, v: Tensor, context: PackedContext, dropout: float
-) -> Tensor:
-    """Attend by torch's fused kernel over padded sentences."""
-    queries = context.queries
-    keys = context.keys
     dtype = q.dtype
-    # in half precision the backward pass of the CPU kernel runs at a ninth of float32's speed
+    # in half precision the backward pass of torch's CPU kernel runs at a ninth of float32's speed
     is_slow = q.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16)
     if is_slow:
         q, k, v = q.float(), k.float(), v.float()
@@ -234,15 +185,63 @@ def attend_padded(
     return queries.unpad(heads.transpose(1, 2)).to(dtype)  # (N, H, d)
 
 
+def suits_flash_attention(q: Tensor) -> bool:
+    """Return whether flash attention supports the dtype and head size of `q` (N, H, d)."""
+    is_half = q.dtype in (torch.bfloat16, torch.float16)
+    return is_half and q.size(-1) % 8 == 0 and q.size(-1) <= _MAX_FLASH_HEAD_SIZE
+
+
+def attend_flash(q: Tensor, k: Tensor, v: Tensor, context: PackedContext) -> Tensor:
+    """Call torch's flash attention, which takes packed sentences; arguments as `attend_packed`."""
+    queries = context.queries
+    keys = context.keys
+    return queries.flash_attention(  # type: ignore[no-any-return]
+        q,
+        k,
+        v,
+        queries.offsets,
+        keys.offsets,
+        queries.longest,
+        keys.longest,
+        window_size=(-1, 0) if context.is_causal else (-1, -1),  # keys before and after; -1: all
+    )
+
+
+def suits_short_attention(q: Tensor, keys: Packing) -> bool:
+    """Return whether `_ShortAttention` is faster than torch's fused kernel for `q` and `keys`."""
+    return (
+        not torch.compiler.is_compiling()
+        and q.device.type == "cpu"
+        and torch.is_grad_enabled()
+        and q.dtype in (torch.float32, torch.bfloat16)
+        and keys.longest * q.element_size() <= _MAX_SHORT_BYTES
+    )
+
+
+def attend_short(q: Tensor, k: Tensor, v: Tensor, context: PackedContext) -> Tensor:
+    """Call `_ShortAttention` over padded sentences; arguments as `attend_packed`."""
+    keys = context.keys
+    q = context.queries.pad(q.to(v.dtype)).transpose(1, 2)  # (B, H, T, d)
+    k = keys.pad(k.to(v.dtype)).transpose(1, 2)  # (B, H, S, d)
+    v = keys.pad(v).transpose(1, 2)
+    mask = causal_mask(keys.longest) if context.is_causal else keys.mask  # (..., T or 1, S)
+    bias = additive_mask(mask, max(keys.longest, MIN_WIDTH))
+    heads: Tensor = _ShortAttention.apply(q, k, v, bias)  # type: ignore[no-untyped-call]
+    return context.queries.unpad(heads.transpose(1, 2))
+
+
 class _ShortAttention(torch.autograd.Function):
-    """Attention by products of small matrices that keeps the weights for the backward pass. torch's
-    fused CPU kernel takes up to three times as long for short sentences and for bfloat16.
+    """Attention by batched matrix multiplications, keeping the weights for the backward pass.
+
+    torch's fused CPU kernel takes up to three times as long for short sentences and for bfloat16.
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        """Map (B, H, T, d) and twice (B, H, S, d) to (B, H, T, d). `bias` (B or 1, 1, T or 1, W),
-        W at least S, is added to the logits.
+        """Map queries (B, H, T, d) and keys and values (B, H, S, d) to heads (B, H, T, d).
+
+        `bias` (B or 1, 1, T or 1, W) is added to the logits. W is at least S; keys and values are
+        padded to it.
         """
         ctx.shape = shape = q.shape
         padding = bias.size(-1) - k.size(2)
@@ -263,10 +262,12 @@ class _ShortAttention(torch.autograd.Function):
         q, k, v, weights = ctx.saved_tensors
         grad = grads[0].reshape(q.shape)  # (B*H, T, d)
         grad_weights = torch.bmm(grad, v.transpose(1, 2)).float()  # (B*H, T, W)
-        logits = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-        logits = logits.mul_(q.size(-1) ** -0.5).to(grad.dtype)
-        grad_q = torch.bmm(logits, k)
-        grad_k = torch.bmm(logits.transpose(1, 2), q)[:, : ctx.num_keys]
+        grad_logits = torch.ops.aten._softmax_backward_data(
+            grad_weights, weights, -1, weights.dtype
+        )
+        grad_logits = grad_logits.mul_(q.size(-1) ** -0.5).to(grad.dtype)
+        grad_q = torch.bmm(grad_logits, k)
+        grad_k = torch.bmm(grad_logits.transpose(1, 2), q)[:, : ctx.num_keys]
         grad_v = torch.bmm(weights.to(grad.dtype).transpose(1, 2), grad)[:, : ctx.num_keys]
         num_sentences, num_heads, _, head_size = ctx.shape
         shape = (num_sentences, num_heads, -1, head_size)  # (B, H, T or S, d)
@@ -274,17 +275,20 @@ class _ShortAttention(torch.autograd.Function):
 
 
 def additive_mask(mask: Tensor, width: int) -> Tensor:
-    """Turn a mask (..., C), True = may be attended to, into a bias of logits (..., `width`)."""
-    wide = F.pad(mask, (0, width - mask.size(-1)))
-    return torch.zeros(wide.shape, device=mask.device).masked_fill_(~wide, MASKED)
+    """Turn a boolean mask (..., C) into a bias of logits (..., `width`): 0 where it is True, else
+    `MASKED`.
+    """
+    padded = F.pad(mask, (0, width - mask.size(-1)))
+    return torch.zeros(padded.shape, device=mask.device).masked_fill_(~padded, MASKED)
 
 
 @functools.cache
-def find_flash(device: torch.device) -> Any:
-    """Return torch's attention over variable lengths, or None where torch (before 2.11) or the GPU
-    (compute capability below 8.0) has none. It takes half precision only, and has no dropout.
+def find_flash_attention(device: torch.device) -> Any:
+    """Return torch's `varlen_attn`, flash attention over packed sentences, or None.
 
-    Also turn off cuDNN's attention, which makes a new plan for each shape of a padded batch.
+    It needs torch 2.11 and a GPU of compute capability 8.0, takes half precision only, and has no
+    dropout. On a GPU, also turn off cuDNN's attention, which makes a new plan for each shape of a
+    padded batch.
     """
     if device.type != "cuda":
         return None

@@ -1,9 +1,11 @@
-"""The candidates with the highest scores, without sorting the vocabulary: the best of many numbers
-are in the groups with the highest maxima.
+"""The best next tokens of a search, found without sorting the vocabulary.
+
+Tokens are divided into groups of 64 neighbors. The C highest scores are in the C groups with the
+highest maxima, so that only these groups are sorted.
 """
 
-# R rows, the live hypotheses; B sentences, W beams of the widest; V vocab, G groups of 64 tokens
-# C count
+# R live hypotheses, one row each; B sentences, W hypotheses of the sentence with most
+# V vocab, G groups of 64 tokens, C candidates
 
 from __future__ import annotations
 
@@ -15,33 +17,32 @@ from torch import Tensor
 from nmt.model.fast.cache import BeamGrid
 
 NEG_INF = float("-inf")
-_GROUP = (
-    64  # with V of several thousand, a search chooses from about 64 groups and 64 tokens of each
-)
+_GROUP_SIZE = 64  # about the square root of V, so that few groups and few tokens are compared
 
 
 class Candidates(NamedTuple):
     """Hypotheses with one more token, best first, all (B, C)."""
 
-    sums: Tensor  # log-probability with the new token; minus infinity if there are fewer than C
-    rows: Tensor  # of the hypotheses that they continue
-    tokens: Tensor
-    log_probs: Tensor  # of the new token
+    sums: Tensor  # log-probability of the whole hypothesis; -inf where there are fewer than C
+    rows: Tensor  # the row of the hypothesis that is continued
+    tokens: Tensor  # the new token
+    log_probs: Tensor  # log-probability of the new token
 
 
 def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int) -> Candidates:
-    """Return the candidates of each sentence with the highest sums; ties go to the lowest row, then
-    the lowest token.
+    """Return the candidates of each sentence with the highest sums.
+
+    Among equal sums, lower rows come first, then lower tokens.
 
     Args:
         sums: log-probabilities of the hypotheses so far (R,).
         log_probs: of the next token (R, V).
-        grid: which rows are of one sentence.
-        count: how many, at most.
+        grid: which rows belong to which sentence.
+        count: the number of candidates of a sentence, C.
     """
-    # one more shows a tie at the end
+    # choose one more, to notice a tie between the last candidate and the next
     num_chosen = min(count + 1, grid.shape[1] * log_probs.size(1))
-    is_stable = sums.device.type != "cpu"  # asking a GPU for ties would wait for it
+    is_stable = sums.device.type != "cpu"  # checking for ties would wait for the GPU
     best = _choose(sums, log_probs, grid, num_chosen, is_stable=is_stable)
     if not is_stable:
         is_tie = (best.sums[:, 1:] == best.sums[:, :-1]) & (best.sums[:, 1:] > NEG_INF)
@@ -62,10 +63,10 @@ def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int)
     )
 
 
-def likeliest(log_probs: Tensor) -> Tensor:
-    """Return the most probable token of each row (R, V), the lowest id among equals, (R,)."""
+def most_likely_tokens(log_probs: Tensor) -> Tensor:
+    """Return the most probable token of each row (R, V), (R,); of equal ones the lowest."""
     groups = _group_maxima(log_probs).argmax(dim=1)  # (R,)
-    tokens = _members(groups).clamp_(max=log_probs.size(1) - 1)  # (R, 64)
+    tokens = _tokens_of_groups(groups).clamp_(max=log_probs.size(1) - 1)  # (R, 64)
     best = log_probs.gather(1, tokens).argmax(dim=1, keepdim=True)  # (R, 1)
     return tokens.gather(1, best).squeeze(1)
 
@@ -73,36 +74,39 @@ def likeliest(log_probs: Tensor) -> Tensor:
 def _choose(
     sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int, *, is_stable: bool
 ) -> Candidates:
+    """Return `count` candidates of each sentence; ties are broken in order only if `is_stable`."""
     vocab_size = log_probs.size(1)
     maxima = _group_maxima(log_probs)  # (R, G)
     num_groups = maxima.size(1)
+    # the highest sum within each group
     bounds = grid.spread(sums.unsqueeze(1) + maxima)  # (B, W, G)
     if not grid.is_full:
         bounds = bounds.masked_fill(grid.is_empty.unsqueeze(2), NEG_INF)
     bounds = bounds.flatten(1)  # (B, W * G)
-    _, groups = _highest(bounds, min(count, bounds.size(1)), is_stable)
+    _, groups = _select_highest(bounds, min(count, bounds.size(1)), is_stable)
     groups = groups.sort(dim=1).values
     beams = groups.div(num_groups, rounding_mode="floor")  # (B, C)
     rows = grid.rows.gather(1, beams)  # (B, C)
-    tokens = _members(groups % num_groups)  # (B, C, 64)
+    tokens = _tokens_of_groups(groups % num_groups)  # (B, C, 64)
     index = rows.unsqueeze(2) * vocab_size + tokens.clamp(max=vocab_size - 1)  # (B, C, 64)
     token_log_probs = log_probs.view(-1).index_select(0, index.flatten()).view_as(index)
     totals = sums[rows].unsqueeze(2) + token_log_probs  # (B, C, 64)
     totals.masked_fill_(tokens >= vocab_size, NEG_INF)  # the last group may have fewer
     if not grid.is_full:
         totals.masked_fill_(grid.is_empty.gather(1, beams).unsqueeze(2), NEG_INF)
-    best_sums, order = _highest(totals.flatten(1), count, is_stable)  # (B, C)
+    best_sums, order = _select_highest(totals.flatten(1), count, is_stable)  # (B, C)
     return Candidates(
         sums=best_sums,
-        rows=rows.gather(1, order.div(_GROUP, rounding_mode="floor")),
+        rows=rows.gather(1, order.div(_GROUP_SIZE, rounding_mode="floor")),
         tokens=tokens.flatten(1).gather(1, order),
         log_probs=token_log_probs.flatten(1).gather(1, order),
     )
 
 
-def _highest(values: Tensor, count: int, is_stable: bool) -> tuple[Tensor, Tensor]:
-    """Return the highest values of each row (B, N), best first, and their indices, both (B, C). Of
-    equal values the first come first if `is_stable`; topk, which is faster, takes any of them.
+def _select_highest(values: Tensor, count: int, is_stable: bool) -> tuple[Tensor, Tensor]:
+    """Return the `count` highest values of each row of (B, N), and their indices, both (B, C).
+
+    With `is_stable`, equal values keep their order; `topk`, which is faster, returns any of them.
     """
     if not is_stable:
         return values.topk(count)
@@ -111,17 +115,17 @@ def _highest(values: Tensor, count: int, is_stable: bool) -> tuple[Tensor, Tenso
 
 
 def _group_maxima(log_probs: Tensor) -> Tensor:
-    """Return the maximum of each 64 tokens, and of the remaining ones, (R, G)."""
-    end = log_probs.size(1) // _GROUP * _GROUP
+    """Return the maximum of each group of tokens, (R, G); the last group may be smaller."""
+    end = log_probs.size(1) // _GROUP_SIZE * _GROUP_SIZE
     remaining = log_probs[:, end:]
     maxima = log_probs[:, :end]
     if end:
-        maxima = maxima.view(len(log_probs), -1, _GROUP).amax(dim=2)
+        maxima = maxima.view(len(log_probs), -1, _GROUP_SIZE).amax(dim=2)
     if not remaining.size(1):
         return maxima
     return torch.cat([maxima, remaining.amax(dim=1, keepdim=True)], dim=1)
 
 
-def _members(groups: Tensor) -> Tensor:
-    """Return the tokens of groups (...), (..., 64); the last group may reach beyond the last."""
-    return groups.unsqueeze(-1) * _GROUP + torch.arange(_GROUP, device=groups.device)
+def _tokens_of_groups(groups: Tensor) -> Tensor:
+    """Return the tokens of `groups` (...), (..., 64); in the last group some may be V or more."""
+    return groups.unsqueeze(-1) * _GROUP_SIZE + torch.arange(_GROUP_SIZE, device=groups.device)

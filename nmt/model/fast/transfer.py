@@ -1,8 +1,7 @@
-"""Copies between the CPU and a GPU that do not wait, or wait once for many tensors.
+"""Copies between the CPU and a GPU that wait as little as possible.
 
-A GPU works through its queue of kernels behind the program. Reading a value on the CPU waits until
-the queue is empty; copying to the GPU from ordinary memory may wait, too. On a CPU nothing is
-copied.
+A GPU executes kernels later than the program starts them. Reading a value on the CPU waits until
+all of them are done; copying to the GPU may wait too, unless the memory is page-locked.
 """
 
 from __future__ import annotations
@@ -12,19 +11,21 @@ from torch import Tensor
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to `device`; a GPU reads it later, from page-locked memory."""
+    """Copy a tensor to `device` without waiting for a GPU; return `x` if it is there already."""
     if device.type == "cuda" and x.device.type == "cpu":
-        return (x if x.is_pinned() else x.pin_memory()).to(device, non_blocking=True)
-    return x if x.device == device else x.to(device)  # comparing is faster than an empty copy
+        pinned = x if x.is_pinned() else x.pin_memory()
+        return pinned.to(device, non_blocking=True)
+    return x if x.device == device else x.to(device)  # comparing is faster than `to`
 
 
 def fetch(*tensors: Tensor) -> list[Tensor]:
-    """Copy tensors of one device to the CPU by one copy, which waits for the device.
+    """Copy tensors from one device to the CPU, in a single copy that waits for the device.
 
-    Their formats are float32 and int64, with integers that fit in 32 bits.
+    They must be float32, or int64 with values that fit in 32 bits.
     """
     if tensors[0].device.type == "cpu":
         return list(tensors)
+    # as int32, the bits of floats and the values of integers fit in one tensor
     bits = [x.float().view(torch.int32) if x.is_floating_point() else x.int() for x in tensors]
     copied = torch.cat([x.flatten() for x in bits]).cpu()
     fetched = []

@@ -29,7 +29,7 @@ def main() -> None:
     dtype = apply_options(job)
     options = job["options"]
     if options.pop("pad_attention", False):  # as in versions of torch without flash attention
-        packing.find_flash = lambda device: None
+        packing.find_flash_attention = lambda device: None
     config = TrainConfig(
         data_dir=job["data_dir"],
         model=model_config(job["model"]),
