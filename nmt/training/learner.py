@@ -183,12 +183,12 @@ class Learner:
             self.average.update(self.model)
 
     def zero_grad(self) -> None:
-        """Drop the gradient."""
+        """Clear the gradient."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
     def _count_tokens(self, plan: Update, batches: list[list[Batch]]) -> Update:
-        """Return `plan` with the tokens that sampling and noise left, over all ranks."""
+        """Return `plan` with the numbers of tokens after sampling and noise, over all ranks."""
         counts = torch.zeros(2, dtype=torch.int64)  # on the host
         for batch in _flatten(batches) if plan.batches else ():
             counts += torch.tensor([batch.num_tokens, batch.num_src_tokens])
@@ -229,7 +229,7 @@ class Learner:
             return self.objective(batch)  # type: ignore[no-any-return]
 
     def run_without_update(self, rows: Rows) -> None:
-        """Run a batch forward and backward without exchanging gradients, which stay."""
+        """Run a batch forward and backward; add to this rank's gradient without exchanging it."""
         for micro_batch_rows in self.batch_maker.split(rows):
             with self._no_sync():
                 loss, _ = self.losses(self.batch_maker.make_micro_batch(micro_batch_rows))

@@ -1,4 +1,4 @@
-"""Where the figures of a run go: `metrics.jsonl` and trackers."""
+"""Collect the metrics of a run, and write them to `metrics.jsonl` and to trackers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Meter:
-    """Collects the updates between two lines of metrics."""
+    """Collects the results of updates between two records of `metrics.jsonl`."""
 
     def __init__(self) -> None:
         self.start_seconds = time.perf_counter()

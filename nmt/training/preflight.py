@@ -1,4 +1,4 @@
-"""Before the first update: does the model fit on its device, and do the largest batches?"""
+"""Check before the first update that the model and the largest batches fit in memory."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from nmt.training.optimizer import WeightAverage
 
 
 class Sharded:
-    """An objective, its optimizer and its weight average, divided among the ranks."""
+    """Divides an objective, its optimizer and its weight average among the ranks."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class Sharded:
         device: torch.device,
         world_size: int,
     ) -> None:
-        """Divide them in place; all ranks must hold the same numbers.
+        """Divide all three in place; their values must be equal on all ranks.
 
-        From then on, whole weights exist only during a call of `objective`.
+        Afterwards, whole weights exist only during a call of `objective`.
         """
         model = objective.model
         self.mesh: DeviceMesh = init_device_mesh(device.type, (world_size,))

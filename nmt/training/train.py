@@ -82,7 +82,7 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
 
 
 def load_run(run: Run) -> TrainerState:
-    """Load the newest checkpoint, or else the weights of `init_from`; return the state to go on."""
+    """Load the newest checkpoint, or else the weights of `init_from`; return the state."""
     checkpoint = None
     if run.world.is_main:
         checkpoint = load_newest(run.run_dir)
@@ -361,7 +361,7 @@ class Trainer:
         self.meter.start_seconds += time.perf_counter() - start_seconds  # not counted as training
 
     def _rank_checkpoint(self, figures: dict[str, Any]) -> None:
-        """Enter the validated update among the best ones, and count validations for patience."""
+        """Rank the validated update among the best, and count validations without a better one."""
         state = self.state
         metric = self.config.best_metric
         badness = figures[f"valid_{metric.value}"]
