@@ -178,7 +178,7 @@ def test_language_of_the_model_picks_the_tokenizer_and_a_missing_one_stops_train
 ) -> None:
     arguments = write_corpus(tmp_path)
     for language in ("ja", "zh"):
-        assert command("preprocess", arguments, f"data.tgt_lang={language}") == 0
+        assert command("preprocess", arguments, f"data.tgt_lang={language}", "overwrite=true") == 0
         monkeypatch.setattr(tokenizer_ja_mecab, "MeCab", None)
         run = tmp_path / language
         status = train(tmp_path / "data", run, "max_updates=4", "validate_every_updates=4")
