@@ -207,7 +207,7 @@ class Workspace:
         model = f"model_dir={copy}/model"
         average = [f"run_dir={copy}/run", "last=1", f"output={copy}/model"]
         export = [model, f"output={copy}/export", "max_positions=99"]
-        preprocess = [*self.preprocess, f"data_dir={copy}/data", "max_length=20"]
+        preprocess = [*self.preprocess, f"data_dir={copy}/data", "max_length=20", "overwrite=true"]
         return {
             "model": Command("average", average),
             "export": Command("export", export),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 from browser import complaints, needs_browser, requests_of, start_browser
 from tiny import tiny_model
 
+import nmt
 from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.transformer import MultiHeadAttention
@@ -21,8 +24,7 @@ from nmt.translate.attention import PairAttention
 from nmt.translate.translator import Translator
 from nmt.visualize.attention_page import render_page
 
-pytestmark = pytest.mark.slow
-
+STATIC = Path(nmt.__file__).parent / "serve/static"
 HOSTILE = [
     "</script><script>document.title = 'taken'</script>",
     "<img src=x onerror=\"document.title = 'taken'\"> & \"quotes\" 'single' `back` ${1}",
@@ -30,6 +32,14 @@ HOSTILE = [
     "שלום עולם مرحبا بالعالم",
     "😀 👩‍👩‍👧 你好 ▁ <0x41>",
 ]
+
+
+READ_WEIGHTS = """
+const pair = readPair(JSON.parse(process.argv[1]));
+const { weights } = pair.pick("cross", 0, 0, process.argv[2] === "words");
+console.log(JSON.stringify(Array.from(weights)));
+"""
+needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node (Debian: nodejs)")
 
 
 def attention(
@@ -113,6 +123,7 @@ def view(browser: Any, tmp_path: Path) -> Iterator[View]:
     browser.get("about:blank")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_pointing_at_a_token_says_what_it_attends_to(view: View, tokenizer: Tokenizer) -> None:
     from selenium.webdriver import ActionChains
@@ -141,6 +152,7 @@ def test_pointing_at_a_token_says_what_it_attends_to(view: View, tokenizer: Toke
     assert view.texts(".said")[0].startswith("Point at")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_clicks_and_keys_choose_kind_layer_and_head(view: View, tokenizer: Tokenizer) -> None:
     [pair] = attention(tokenizer, [("the green house", "größer")])
@@ -174,6 +186,7 @@ def test_clicks_and_keys_choose_kind_layer_and_head(view: View, tokenizer: Token
     assert colors[1] not in (colors[0], "255,255,255")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_pieces_are_merged_to_words(view: View, tokenizer: Tokenizer) -> None:
     [pair] = attention(tokenizer, [("the größergreen", "über unbekannt 你")])
@@ -190,6 +203,24 @@ def test_pieces_are_merged_to_words(view: View, tokenizer: Tokenizer) -> None:
     assert share == pytest.approx(float(rows[1:-1].sum()), abs=0.02)
 
 
+@needs_node
+def test_weights_of_words_are_sums_over_columns_and_means_over_rows() -> None:
+    pair = {
+        "src": ["\u2581the", "\u2581gr", "een"],
+        "tgt": ["<s>", "\u2581g", "r\u00fcn"],
+        "predicted": ["\u2581g", "r\u00fcn", "</s>"],
+        "words": {"src": [0, 1, 1], "tgt": [0, 1, 1], "predicted": [0, 0, 1]},
+        "maps": {"cross": {"shape": [1, 1, 3, 3], "data": [51, 102, 102, 153, 51, 51, 255, 0, 0]}},
+    }
+    script = (STATIC / "attention.js").read_text(encoding="utf-8") + READ_WEIGHTS
+    expected = {"pieces": [0.2, 0.4, 0.4, 0.6, 0.2, 0.2, 1, 0, 0], "words": [0.4, 0.6, 1, 0]}
+    for unit, weights in expected.items():
+        command = ["node", "--eval", script, json.dumps(pair), unit]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert json.loads(output) == pytest.approx(weights), unit
+
+
+@pytest.mark.slow
 @needs_browser
 def test_hostile_text_stays_text(view: View, tokenizer: Tokenizer) -> None:
     pairs = attention(tokenizer, [(line, line[::-1]) for line in HOSTILE])
@@ -210,6 +241,7 @@ def test_hostile_text_stays_text(view: View, tokenizer: Tokenizer) -> None:
     assert view.run(f"return {counts}") == [2, 0]
 
 
+@pytest.mark.slow
 @needs_browser
 def test_base_is_drawn_in_a_second_and_big_stays_usable(view: View, tokenizer: Tokenizer) -> None:
     from selenium.webdriver import ActionChains
@@ -228,6 +260,7 @@ def test_base_is_drawn_in_a_second_and_big_stays_usable(view: View, tokenizer: T
         assert view.seconds() - start < 2, num_tokens
 
 
+@pytest.mark.slow
 def test_pages_hold_the_pairs_and_load_nothing(tokenizer: Tokenizer) -> None:
     pairs = attention(tokenizer, [(line, line) for line in HOSTILE])
     page = render_page(pairs, "a </title> model")

@@ -147,8 +147,31 @@ def test_a_line_of_metrics_that_is_cut_off_is_left_out(
     assert read_values(tmp_path, "loss") == [1, 3]
 
 
+def test_metrics_after_the_checkpoint_are_removed_and_its_validation_is_repeated(
+    tmp_path: Path,
+) -> None:
+    config = TrainConfig(tracker=[])
+    log = RunLog(tmp_path, TrainerState(), config, is_main=True)
+    for update in (1, 2, 3):
+        log.write({"update": update, "loss": update})
+        log.write({"update": update, "valid_loss": update})
+    log.close()
+    for num_updates, validated_update, losses, valid_losses in (
+        (2, 2, [1, 2], [1, 2]),
+        (2, 1, [1, 2], [1]),  # the validation after update 2 was not saved
+        (1, 1, [1], [1]),
+    ):
+        state = TrainerState(num_updates=num_updates, validated_update=validated_update)
+        log = RunLog(tmp_path, state, config, is_main=True)
+        log.close()
+        case = (num_updates, validated_update)
+        assert log.lost_validation == (validated_update < num_updates), case
+        assert read_values(tmp_path, "loss", "loss") == losses, case
+        assert read_values(tmp_path, "valid_loss", "valid_loss") == valid_losses, case
+
+
 @pytest.mark.slow
-def test_scores_of_another_metric_are_no_bar(toy_data: Path, tmp_path: Path) -> None:
+def test_a_best_score_of_another_metric_does_not_count(toy_data: Path, tmp_path: Path) -> None:
     options = ["validate_every_updates=2", "checkpoint_every_updates=2", "valid_bleu=true"]
     for max_updates, metric in ((2, "bleu"), (6, "loss")):
         changes = [f"max_updates={max_updates}", f"best_metric={metric}"]
@@ -173,22 +196,26 @@ def test_a_run_that_was_killed_before_it_linked_its_newest_checkpoint_links_it_l
         assert os.readlink(run / "checkpoints/latest") == f"step-{newest:08d}"
 
 
-def test_the_newest_good_checkpoints_and_the_best_are_kept(
+def test_the_newest_intact_checkpoints_and_the_best_are_kept(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     model = random_model(tmp_path / "model", tokenizer)
     info = checkpoint.load_info(model)
     weights = checkpoint.load_weights(model)
-    for good, keep_last, updates, kept_updates in (
+    latest = tmp_path / "checkpoints/latest"
+    for newest_intact, keep_last, updates, expected in (
         (0, 2, range(1, 7), [2, 5, 6]),
-        (2, 1, range(3, 5), [2, 4]),  # all that is newer than the good one is damaged
+        (2, 1, range(3, 5), [2, 4]),  # all checkpoints after update 2 are damaged
     ):
-        saver = Saver(tmp_path, update=good, keep_last=keep_last)
+        saver = Saver(tmp_path, update=newest_intact, keep_last=keep_last)
+        if newest_intact:  # the link still led to update 6
+            assert latest.resolve().name == "step-00000002"
         for update in updates:
             updated_info = replace(info, updates=update)
             saver.save(weights, updated_info, tokenizer, training={}, best=[2])
         saver.finish()
-        assert steps(tmp_path) == kept_updates
+        assert steps(tmp_path) == expected
+        assert latest.resolve().name == f"step-{expected[-1]:08}"
 
 
 # --- damage

@@ -302,7 +302,7 @@ def test_opennmt_models_find_the_ids_and_scores_of_ctranslate2(tmp_path: Path) -
 
 
 class _Embedding(nn.Embedding):
-    """fairseq's: with the positions of a table, from `padding_idx` + 1 on."""
+    """The position table of fairseq, which begins at `padding_idx` + 1."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__(100, d_model, padding_idx=1)
@@ -311,7 +311,7 @@ class _Embedding(nn.Embedding):
 
 
 class _Layer(nn.Module):
-    """The parts of a layer that fairseq's converter reads."""
+    """A layer with the modules that CTranslate2's converter reads."""
 
     def __init__(self, d: int, f: int, *, has_memory: bool) -> None:
         super().__init__()
@@ -327,7 +327,7 @@ class _Layer(nn.Module):
 
 
 class _Stack(nn.Module):
-    """The parts of an encoder or decoder that fairseq's converter reads."""
+    """An encoder or decoder with the modules that CTranslate2's converter reads."""
 
     def __init__(self, args: argparse.Namespace, size: int, *, is_decoder: bool) -> None:
         super().__init__()
@@ -352,8 +352,9 @@ class _Dictionary:
 
 
 def make_fairseq(folder: Path) -> types.ModuleType:
-    """Make a module with the names of fairseq that the converter uses to build a model and its
-    dictionaries; fairseq itself does not install on this Python.
+    """Make a module like fairseq, which does not install on current versions of Python.
+
+    It has what CTranslate2's converter uses: functions that build a model and its dictionaries.
     """
 
     def setup_task(args: argparse.Namespace) -> Any:
@@ -415,6 +416,17 @@ def write_fairseq(folder: Path, seed: int, *, is_pre_norm: bool, is_tied: bool) 
         del weights[f"{stack}.embed_positions.weight"]
     torch.save({"args": args, "model": weights, "optimizer_history": []}, folder / "model.pt")
     return folder
+
+
+def test_positions_of_fairseq_begin_after_the_id_of_padding(tmp_path: Path) -> None:
+    """The sines by the formula of fairseq's SinusoidalPositionalEmbedding; its padding id is 1."""
+    folder = write_fairseq(tmp_path / "model", 0, is_pre_norm=False, is_tied=True)
+    config = load_info(imported(folder)).model
+    half = config.d_model // 2
+    angles = np.arange(2, 7)[:, None] * np.exp(np.arange(half) * -np.log(10_000) / (half - 1))
+    expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)  # (5, D)
+    positions = sinusoidal_positions(5, config.d_model, config.positions, config.position_offset)
+    np.testing.assert_allclose(positions.numpy(), expected, atol=1e-6)
 
 
 @pytest.mark.slow
