@@ -178,7 +178,7 @@ def test_tab_completion_is_installed_and_knows_keys_and_choices(
     assert re.search(r"complete .*-F hydra_bash_completion.* nmt-train", script), script
     for line, expected in (
         ("optimizer.na", "optimizer.name="),
-        ("experiment=co", "experiment=copy"),
+        ("experiment=cop", "experiment=copy"),
     ):
         monkeypatch.setitem(os.environ, "COMP_LINE", f"nmt-train {line}")
         assert main(COMMANDS["train"], ["-sc", "query=bash"]) == 0

@@ -20,7 +20,7 @@ from toy import TINY, command, read_records, train, write_corpus
 from nmt.checkpoint import find_model
 from nmt.cli import compose
 from nmt.cli.commands import COMMANDS, shell_command
-from nmt.cli.data_folder import ensure_data
+from nmt.cli.data_folder import ensure_data, train_command
 from nmt.cli.main import import_and_run, main
 from nmt.cli.main import nmt as nmt_alone
 from nmt.config import TrainConfig
@@ -97,6 +97,59 @@ def test_the_script_that_makes_files_is_named_as_it_can_be_run_from_anywhere(
     assert words[2:] == ["--src", "en", "--tgt", "de"]
     done = subprocess.run([*words[:2], "--help"], capture_output=True)
     assert done.returncode == 0, words
+
+
+def test_a_run_goes_on_with_the_settings_that_it_has_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("max_updates: 90\noptimizer: {warmup_steps: 7}\n", "utf-8")
+    words = ["experiment=own.yaml", "model=tiny", "data_dir=data/mine", "run_dir=runs/mine"]
+    _, config_yaml, _ = compose_configs("train", words)
+    Path("runs/mine").mkdir(parents=True)
+    Path("runs/mine/config.yaml").write_text(config_yaml, "utf-8")
+    config, again_yaml, preparation = compose_configs("train", ["run_dir=runs/mine"])
+    assert again_yaml == config_yaml
+    assert config.experiment == "own.yaml"
+    assert preparation.arguments == ["experiment=own.yaml"]
+    config = composed("train", "run_dir=runs/mine", "max_updates=280")
+    assert (config.max_updates, config.data_dir) == (280, "data/mine")
+    assert config.optimizer.warmup_steps == 7
+    # words that choose YAML files say themselves what to train
+    assert composed("train", "run_dir=runs/mine", "model=base").optimizer.warmup_steps == 4000
+    assert composed("train", "run_dir=runs/other").data_dir == "data/prepared"
+    for key in ("config", "experiment"):
+        repeated = composed("train", f"{key}=runs/mine/config.yaml", "run_dir=runs/other")
+        assert repeated.model == config.model, key
+        assert (repeated.max_updates, repeated.run_dir) == (90, "runs/other"), key
+
+
+def test_a_model_file_may_hold_the_settings_of_a_model_at_its_top(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("flat.yaml").write_text("d_model: 48\nnum_heads: 3\nmax_tokens: 77\n", "utf-8")
+    config = composed("train", "model=flat.yaml")
+    assert (config.model.d_model, config.model.num_heads, config.max_tokens) == (48, 3, 77)
+    Path("typo.yaml").write_text("d_model: 48\nnum_head: 3\n", "utf-8")
+    with pytest.raises(ConfigError, match="typo.yaml sets num_head, which no command has"):
+        composed("train", "model=typo.yaml")
+
+
+def test_the_command_after_preprocessing_names_a_free_run_and_the_model_to_fine_tune(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("max_updates: 90\n", "utf-8")
+    words = ["experiment=own.yaml", "data_dir=data/mine"]
+    config = composed("preprocess", *words)
+    assert train_command(config).endswith(" experiment=own.yaml data_dir=data/mine")
+    Path("runs/default").mkdir(parents=True)
+    assert train_command(config).endswith(" data_dir=data/mine run_dir=runs/default-2")
+    Path("runs/old").mkdir()
+    config = composed("preprocess", "experiment=finetune", "tokenizer.model=runs/old")
+    expected = "experiment=finetune data_dir=data/finetune init_from=runs/old"
+    assert train_command(config).endswith(expected)
 
 
 def test_training_uses_an_existing_data_folder_and_prepares_none_in_a_dry_run(

@@ -32,6 +32,7 @@ class Argument:
     key: str  # in full, such as search.beam_size, or a config group
     value: str
     type_hint: Any = str  # of the setting
+    is_recorded: bool = False  # the config that a run recorded, in place of an experiment
 
 
 @dataclass

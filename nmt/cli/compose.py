@@ -9,13 +9,14 @@ their text needs no quotes. Hydra parses arguments only in a sweep, to list the 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 import sys
 import typing
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,11 @@ from nmt.cli.yaml_files import (
     find_yaml_files,
     store_config,
 )
-from nmt.config import DEFAULT_RUN_DIR, PreprocessConfig, TrainConfig
+from nmt.config import DEFAULT_RUN_DIR, PreprocessConfig, TrainConfig, resolve
 from nmt.errors import ConfigError
 from nmt.runtime.manifest import set_verify
 
+log = logging.getLogger(__name__)
 _SPLITS = ("train", "valid", "test")
 _FILE_KEYS = ("src", "tgt", "tsv", "jsonl")
 _TEXT_KEYS = (*_FILE_KEYS, "dataset", "dataset_config", "dataset_split")
@@ -89,6 +91,8 @@ def compose_configs(
     arguments = [
         find_choices(argument, files, is_sweep=line.is_sweep) for argument in line.arguments
     ]
+    if command.name == "train" and not line.is_sweep:
+        arguments = _add_recorded_config(arguments)
     try:
         if line.is_sweep or line.hydra_words:
             _run_hydra(command, line, arguments, run)
@@ -105,6 +109,22 @@ def compose_configs(
             message = f"{key}: {message}"
         raise ConfigError(message) from None
     return None
+
+
+def _add_recorded_config(arguments: list[Argument]) -> list[Argument]:
+    """Build on the settings that a run has recorded, if `run_dir` names a run that exists.
+
+    They are added as the experiment, unless the arguments choose a YAML file themselves.
+    """
+    values = {argument.key: argument.value for argument in arguments}
+    if "run_dir" not in values or not values.keys().isdisjoint(GROUPS):
+        return arguments
+    path = resolve(values["run_dir"]) / "config.yaml"
+    if not path.is_file():
+        return arguments
+    log.info("going on with the settings in %s", os.path.relpath(path))
+    recorded = find_choices(Argument("experiment", str(path)), {}, is_sweep=False)
+    return [replace(recorded, is_recorded=True), *arguments]
 
 
 def _run_arguments(
@@ -143,8 +163,10 @@ def _data_preparation(
     preprocess_config.num_threads = config.num_threads
     _complete_script(preprocess_config)
     values = {argument.key: argument.value for argument in arguments}
-    if "experiment" in values:
-        values["experiment"] = str(config.experiment)  # the path, if it is a file of the user
+    if config.experiment is None:
+        values.pop("experiment", None)  # the config that a run recorded
+    elif "experiment" in values:
+        values["experiment"] = config.experiment  # the path, if it is a file of the user
     preprocess_arguments = []
     for key, value in values.items():
         group, _, _ = key.partition(".")
@@ -182,8 +204,9 @@ def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
         group_choices = [f"{group}={name}" for group, name in choices.items()]
         composed = hydra.compose(command.name, group_choices)
     OmegaConf.set_struct(composed, False)
-    if "experiment" in choices:
-        composed.experiment = describe_choice(choices["experiment"])
+    for argument in arguments:
+        if argument.key == "experiment" and not argument.is_recorded:
+            composed.experiment = describe_choice(argument.value)
     if command.name in ("preprocess", "train"):
         for key in _replaced_text_keys(overrides):
             OmegaConf.update(composed, key, None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 
-from nmt.cli.commands import shell_command
-from nmt.cli.compose import DataPreparation
+from nmt.cli.commands import COMMANDS, shell_command
+from nmt.cli.compose import DataPreparation, compose_configs
 from nmt.config import DEFAULT_DATA_DIR, DEFAULT_RUN_DIR, PreprocessConfig, TrainConfig, resolve
 from nmt.errors import DataError
 from nmt.preprocess.prepare import prepare
@@ -46,19 +46,33 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
 
 
 def train_command(config: PreprocessConfig) -> str:
-    """Return the shell command that trains on the data folder and writes a new run folder."""
+    """Return the command that trains on the data folder in a run folder that does not exist yet."""
+    settings: dict[str, str] = {}
     if config.experiment is not None:
-        return shell_command("train", experiment=config.experiment, data_dir=config.data_dir)
-    settings = {}
-    run_dir = DEFAULT_RUN_DIR
-    if config.data_dir != DEFAULT_DATA_DIR:
+        settings["experiment"] = config.experiment
         settings["data_dir"] = config.data_dir
-        run_dir = f"runs/{resolve(config.data_dir).name}"
-    new_run_dir = run_dir
-    for number in itertools.count(2):
-        if not resolve(new_run_dir).exists():
-            break
-        new_run_dir = f"{run_dir}-{number}"
-    if new_run_dir != DEFAULT_RUN_DIR:
-        settings["run_dir"] = new_run_dir
-    return shell_command("train", ["model=tiny"], **settings)
+        train_config = _compose_train_config(config)
+        model = config.tokenizer.model
+        if train_config.init_from is not None and model is not None and resolve(model).is_dir():
+            settings["init_from"] = model  # to fine-tune the model whose tokenizer the data has
+        default_run_dir = run_dir = train_config.run_dir
+    else:
+        settings["model"] = "tiny"
+        default_run_dir = run_dir = DEFAULT_RUN_DIR
+        if config.data_dir != DEFAULT_DATA_DIR:
+            settings["data_dir"] = config.data_dir
+            run_dir = f"runs/{resolve(config.data_dir).name}"
+    names = itertools.chain([run_dir], (f"{run_dir}-{number}" for number in itertools.count(2)))
+    unused = next(name for name in names if not resolve(name).exists())
+    if unused != default_run_dir:
+        settings["run_dir"] = unused
+    return shell_command("train", **settings)
+
+
+def _compose_train_config(config: PreprocessConfig) -> TrainConfig:
+    """Return the config of nmt-train for the experiment of a data folder."""
+    words = [f"experiment={config.experiment}", f"data_dir={config.data_dir}"]
+    composed = compose_configs(COMMANDS["train"], words, lambda *_: None)
+    assert composed is not None
+    train_config: TrainConfig = composed[0]
+    return train_config

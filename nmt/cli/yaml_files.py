@@ -19,7 +19,7 @@ from yaml import YAMLError
 
 from nmt.cli.arguments import GROUPS, Argument, is_list
 from nmt.cli.commands import COMMANDS, choices
-from nmt.config import translate_value
+from nmt.config import ModelConfig, translate_value
 from nmt.errors import ConfigError, nearest
 from nmt.runtime.reading import MAX_BYTES, open_regular
 
@@ -94,6 +94,8 @@ def _register(group: str, path: Path) -> str:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds no settings; write lines of key: value")
+    if group == "model":
+        content = _nest_model_settings(content)
     check_content(content, path)
     name = path.stem
     if name in choices(group):  # keep the file in configs/: files of the user may build on it
@@ -101,6 +103,16 @@ def _register(group: str, path: Path) -> str:
     store_config(name, content, group=group, package="_global_")
     _registered_paths[name] = path
     return name
+
+
+def _nest_model_settings(content: dict[Any, Any]) -> dict[Any, Any]:
+    """Move the settings of an architecture that stand at the top of a file into the group model."""
+    names = {setting.name for setting in dataclasses.fields(ModelConfig)}
+    settings = {key: value for key, value in content.items() if key in names}
+    if not settings or "model" in content:
+        return content
+    others = {key: value for key, value in content.items() if key not in names}
+    return {**others, "model": settings}
 
 
 def check_content(content: dict[Any, Any], path: Path) -> None:
