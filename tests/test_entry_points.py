@@ -137,3 +137,38 @@ def test_a_closed_stdout_is_no_error_if_nothing_is_written_to_it(tmp_path: Path)
         shell = ["sh", "-c", f"{SCRIPTS}/{words} >&-"]
         result = subprocess.run(shell, capture_output=True, text=True, check=False)
         assert (result.returncode, "Traceback" in result.stderr) == (0, False), result.stderr
+
+
+INTERRUPT_AN_IMPORT = """
+import os, signal, sys
+
+interrupted_module = sys.argv[1]
+sys.argv[:] = ["nmt-translate", "model_dir=nowhere"]
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == interrupted_module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from nmt.cli.main import translate
+sys.exit(translate())
+"""
+
+
+def test_an_interrupted_import_ends_a_command_with_one_line() -> None:
+    modules = ["logging", "nmt.errors", "nmt.cli.commands", "nmt.config", "hydra", "omegaconf"]
+    for module in [*modules, "nmt.cli.translate", "torch", "numpy", "sentencepiece"]:
+        script = [sys.executable, "-c", INTERRUPT_AN_IMPORT, module]
+        done = subprocess.run(
+            script, capture_output=True, check=False, text=True, stdin=subprocess.DEVNULL
+        )
+        assert done.stderr == "nmt-translate: interrupted\n", module
+        assert done.returncode == 130, module
+
+
+def test_a_full_disk_for_all_output_is_no_success() -> None:
+    for options in (["--help"], ["--cfg", "job"], ["input=/dev/null", "model_dir=nowhere"]):
+        with Path("/dev/full").open("w") as full:
+            script = [str(SCRIPTS / "nmt-translate"), *options]
+            assert subprocess.run(script, check=False, stdout=full, stderr=full).returncode > 0

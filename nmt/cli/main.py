@@ -4,27 +4,30 @@ as one line instead of a traceback.
 
 from __future__ import annotations
 
-import errno
-import functools
-import gc
-import importlib
-import logging
-import os
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from nmt.cli.interrupts import exiting_when_interrupted
 
-from nmt import __version__
-from nmt.cli.commands import COMMANDS, Command, command_help, list_commands
-from nmt.errors import (
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    EXIT_USER,
-    LINE_ERRORS,
-    NmtError,
-    escape_controls,
-    nearest,
-)
+with exiting_when_interrupted():
+    import errno
+    import functools
+    import gc
+    import importlib
+    import logging
+    import os
+    import sys
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from nmt import __version__
+    from nmt.cli.commands import COMMANDS, Command, command_help, list_commands
+    from nmt.errors import (
+        EXIT_DONE,
+        EXIT_INTERRUPTED,
+        EXIT_USER,
+        LINE_ERRORS,
+        NmtError,
+        escape_controls,
+        nearest,
+    )
 
 _ERRORS_WITHOUT_TRACEBACK = (*LINE_ERRORS, OSError, KeyboardInterrupt)
 
@@ -60,8 +63,8 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if sys.stderr is None:  # closed with 2>&-; the next opened file would get its descriptor
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    log_to_stderr()
     try:
+        log_to_stderr()
         if "-h" in words or "--help" in words:
             print(list_commands() if command is None else command_help(command))
         elif "--version" in words:
@@ -69,8 +72,8 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
         elif command is None:
             raise NmtError(f"no command {words[0]}; {nearest(words[0], COMMANDS)}")
         else:
-            from nmt.cli.compose import compose_configs  # imports Hydra
-
+            with exiting_when_interrupted():
+                from nmt.cli.compose import compose_configs  # imports Hydra
             configs = compose_configs(command, words, functools.partial(import_and_run, command))
             if configs is not None:
                 import_function(command)(*configs)
@@ -118,7 +121,8 @@ def import_function(command: Command) -> Callable[..., Any]:
     is_first_import = module not in sys.modules
     gc.disable()
     try:
-        run: Callable[..., Any] = getattr(importlib.import_module(module), function)
+        with exiting_when_interrupted():
+            run: Callable[..., Any] = getattr(importlib.import_module(module), function)
     finally:
         gc.enable()
     if is_first_import:  # a second command would freeze the garbage of the first one
