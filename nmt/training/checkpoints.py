@@ -60,7 +60,7 @@ class BestCheckpoint:
 class TrainerState:
     """Counters and scores of a run."""
 
-    num_updates: int = 0  # of the weights
+    num_updates: int = 0  # changes of the weights
     epoch: int = 0  # from 0
     epoch_position: int = 0  # updates of this epoch that were made or left out
     best: list[BestCheckpoint] = field(default_factory=list)  # best first
@@ -244,7 +244,7 @@ def to_host(tree: Any) -> Any:
 
 
 def copy_to_host(tensor: Tensor) -> Tensor:
-    """Copy a tensor to host memory, also if it is there."""
+    """Copy a tensor to host memory, even if it is already there."""
     return torch.empty_like(tensor, device="cpu").copy_(tensor.detach())
 
 

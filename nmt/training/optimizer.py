@@ -139,7 +139,7 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 
 
 def clip_gradient(model: nn.Module, max_norm: float) -> Tensor:
-    """Scale the gradient down to `max_norm` (0 disables); return its norm before."""
+    """Scale the gradient down to `max_norm` (0 disables); return its norm before scaling."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
     if hasattr(norm, "full_tensor"):  # of a sharded model

@@ -235,7 +235,7 @@ class Feed:
 
     def __init__(self, name: TrackerName, run_dir: Path) -> None:
         """Start the thread. It sends the records after the newest one that the tracker has."""
-        self.is_done = False  # everything was sent
+        self.is_done = False  # whether all records were sent
         self._name = name
         self._run_dir = run_dir
         self._marker_path = run_dir / "trackers" / f"{name.value}.json"
@@ -245,7 +245,7 @@ class Feed:
         self._thread.start()
 
     def notify(self) -> None:
-        """Wake the thread up: there are new records."""
+        """Let the thread read new records."""
         self._wake.set()
 
     def close(self, timeout_seconds: float | None = None) -> None:
