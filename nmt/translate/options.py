@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ def check_options(options: Mapping[str, Any], accepted: type) -> dict[str, Any]:
     `accepted` is one of the typed dictionaries above. Raises a `ConfigError` for an unknown option,
     which suggests the nearest one, and a `TypeError` for a value of another type.
     """
-    hints = get_type_hints(accepted)
+    hints = _read_hints(accepted)
     for name, value in options.items():
         if name not in hints:
             raise ConfigError(f"{name}: no such option here; {nearest(name, hints)}")
@@ -109,6 +110,9 @@ def check_options(options: Mapping[str, Any], accepted: type) -> dict[str, Any]:
         if value is not None and not _has_type(value, expected):
             raise TypeError(f"{name}={value!r}: must be of type {expected.__name__}")
     return {name: value for name, value in options.items() if value is not None}
+
+
+_read_hints = functools.cache(get_type_hints)  # takes as long as several steps of a search
 
 
 def _has_type(value: Any, expected: Any) -> bool:

@@ -51,7 +51,14 @@ from nmt.translate.options import (
     check_options,
 )
 from nmt.translate.results import EMPTY, LineResult, Translation, build_line_results
-from nmt.translate.windows import WINDOW_LINES, Window, WindowReader, check_lines, encode_window
+from nmt.translate.windows import (
+    WINDOW_LINES,
+    EncodedWindow,
+    Window,
+    WindowReader,
+    check_lines,
+    encode_window,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -232,7 +239,10 @@ class Translator:
             with_scores=options.with_scores,
         )
         encode = partial(encode_window, tokenizer=self.tokenizer, options=options)
-        for encoded in prefetch(map(encode, windows)):
+        encoded_windows: Iterable[EncodedWindow] = map(encode, windows)
+        if not isinstance(windows, list) or len(windows) > 1:  # a thread takes longer than a line
+            encoded_windows = prefetch(encoded_windows)
+        for encoded in encoded_windows:
             segments = [segment for line in encoded.segments for segment in line]
             line_results = build_line_results(
                 encoded,
@@ -408,7 +418,7 @@ class Translator:
         window_lines = checked_options.get("window_lines", WINDOW_LINES)
         require(window_lines >= 1, "window_lines", window_lines, "must be at least 1")
         prefixes = checked_options.get("prefixes")
-        reader = WindowReader(
+        windows: Iterable[Window] = WindowReader(
             check_lines("lines", lines),
             None if prefixes is None else check_lines("prefixes", prefixes),
             window_lines=window_lines,
@@ -422,7 +432,9 @@ class Translator:
             max_source_length=checked_options.get("max_source_length", MAX_SOURCE_LENGTH),
             tags=self._tags_from(checked_options),
         )
-        return self._raise_errors(reader, config, line_options)
+        if not is_stream and isinstance(lines, Sequence) and len(lines) <= window_lines:
+            windows = list(windows)
+        return self._raise_errors(windows, config, line_options)
 
     def _raise_errors(
         self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
@@ -447,7 +459,7 @@ class Translator:
         for setting in fields(SearchConfig):
             if setting.name in checked_options:
                 changes[setting.name] = checked_options[setting.name]
-        return replace(config, **changes)
+        return replace(config, **changes) if changes else config
 
     def _tags_from(self, checked_options: Mapping[str, Any]) -> Tags:
         """Return the tags of the direction that the options select."""
