@@ -197,7 +197,7 @@ def score_by_formula(
 def enumerate_hypotheses(source: Sentence, limit: int, settings: SearchConfig) -> list[Hypothesis]:
     """Return all sequences that end with EOS or reach the limit.
 
-    The order is that of search results: finished hypotheses first, then by score.
+    They are in the order of search results: finished hypotheses first, then by score.
     """
     words = [symbol for symbol in ALLOWED_SYMBOLS if symbol != EOS]
     sentences: list[Sentence] = []

@@ -113,10 +113,18 @@ def test_workers_take_turns_and_one_that_dies_is_left_out(drivers: Path, tmp_pat
         worker.start()
 
 
-def measure(folder: Path, part: str) -> Any:
+def measure(folder: Path, section: str) -> Any:
     """Run one part of the benchmark with nmt only; return the section of its JSON."""
     size = "1+1:16:32:2"
-    command = [sys.executable, str(FOLDER / "run.py"), "--only", part, "--engines", "nmt", "--here"]
+    command = [
+        sys.executable,
+        str(FOLDER / "run.py"),
+        "--only",
+        section,
+        "--engines",
+        "nmt",
+        "--here",
+    ]
     command += ["--corpus", str(folder / "corpus"), "--src", "src", "--tgt", "tgt"]
     command += ["--vocab-size", "310", "--models", size, "--translate-model", size]
     command += ["--model-updates", "3", "--batch-tokens", "200", "--lines", "4", "--beams", "2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from searching import (
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
-from nmt.search.hypotheses import Beam
+from nmt.search.hypotheses import Beam, Hypothesis
 from nmt.search.request import SearchRequest
 from nmt.search.search import search
 from nmt.search.stepper import ModelStepper
@@ -33,19 +34,21 @@ PREFIXES: list[list[int]] = [[4, 5], [], [5], [UNK, 4, 4, 5, 5, 4, 4]]
 
 
 @pytest.mark.parametrize("alpha", [-0.5, 0.6])
-def test_a_forced_prefix_leaves_the_best_of_those_that_start_with_it(alpha: float) -> None:
-    source, settings = toy_source(4, 2, 3, 5), config(400, alpha)
-    found = find(ToyStepper(), source, settings, prefixes=PREFIXES)
-    for row, (hypotheses, prefix) in enumerate(zip(found[:3], PREFIXES[:3], strict=True)):
-        everything = enumerate_hypotheses(source_ids(source, row), 5, settings)
-        size = len(prefix)
-        assert_same(hypotheses, [h for h in everything if h.tokens[:size] == prefix])
+def test_a_forced_prefix_gives_the_best_hypotheses_that_start_with_it(alpha: float) -> None:
+    source = toy_source(4, 2, 3, 5)
+    settings = config(400, alpha)
+    results = find(ToyStepper(), source, settings, prefixes=PREFIXES)
+    for row, prefix in enumerate(PREFIXES[:3]):
+        all_hypotheses = enumerate_hypotheses(source_ids(source, row), 5, settings)
+        expected = [h for h in all_hypotheses if h.tokens[: len(prefix)] == prefix]
+        assert_same(results[row], expected)
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_a_prefix_beyond_the_limit_may_still_end(beam_size: int) -> None:
     stepper = ToyStepper(ToySettings(eos_bonus=30.0))
-    source, settings = toy_source(4, 2, 3, 5), config(beam_size)
+    source = toy_source(4, 2, 3, 5)
+    settings = config(beam_size)
     best = find(stepper, source, settings, prefixes=PREFIXES)[3][0]
     assert best.tokens == [*PREFIXES[3], EOS]
     assert best.finished
@@ -62,20 +65,23 @@ def test_control_symbols_in_a_prefix_are_refused() -> None:
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_no_translation_is_shorter_than_the_least_length(beam_size: int) -> None:
-    source = toy_source(4, 2, 6)
-    eager = ToyStepper(ToySettings(eos_bonus=9.0))
-    short = find(eager, source, config(beam_size, b=9))
-    found = find(eager, source, config(beam_size, b=9, min_length=4))
-    assert {len(h[0].tokens) for h in short} == {1}
-    assert {len(h[0].tokens) for h in found} == {5}
-    assert all(h.finished for hypotheses in found for h in hypotheses[:1])
-    beyond = find(eager, source, config(beam_size, b=2, min_length=4))
-    assert [h[0].tokens for h in beyond] == [h[0].tokens for h in found]
+def test_no_translation_is_shorter_than_min_length(beam_size: int) -> None:
+    stepper = ToyStepper(ToySettings(eos_bonus=9.0))
+
+    def find_best(**changes: Any) -> list[Hypothesis]:
+        results = find(stepper, toy_source(4, 2, 6), config(beam_size, **changes))
+        return [hypotheses[0] for hypotheses in results]
+
+    assert {len(h.tokens) for h in find_best(b=9)} == {1}
+    best = find_best(b=9, min_length=4)
+    assert {len(h.tokens) for h in best} == {5}
+    assert all(h.finished for h in best)
+    assert find_best(b=2, min_length=4) == best  # also above the limit
 
 
-def test_a_further_rule_is_one_function() -> None:
-    source, settings = toy_source(4, 3), config(400)
+def test_a_constraint_of_the_caller_is_a_function_of_log_probabilities_and_beam() -> None:
+    source = toy_source(4, 3)
+    settings = config(400)
 
     class NoRepetition:
         can_join = False
@@ -85,48 +91,48 @@ def test_a_further_rule_is_one_function() -> None:
                 log_probs.scatter_(1, beam.tokens[:, -1:], float("-inf"))
             return log_probs
 
-    found = find(ToyStepper(), source, settings, constraints=[NoRepetition()])
-    for row, hypotheses in enumerate(found):
-        everything = enumerate_hypotheses(source_ids(source, row), 5, settings)
-        allowed = [h for h in everything if all(a != b for a, b in pairwise(h.tokens))]
-        assert len(allowed) < len(everything)
+    results = find(ToyStepper(), source, settings, constraints=[NoRepetition()])
+    for row, hypotheses in enumerate(results):
+        all_hypotheses = enumerate_hypotheses(source_ids(source, row), 5, settings)
+        allowed = [h for h in all_hypotheses if all(a != b for a, b in pairwise(h.tokens))]
+        assert len(allowed) < len(all_hypotheses)
         assert_same(hypotheses, allowed)
 
 
-def test_a_further_rule_sees_each_hypothesis_with_its_sentence() -> None:
+def test_a_constraint_of_the_caller_gets_each_hypothesis_with_its_sentence() -> None:
     source = toy_source(4, 2, 6)
-    seen: set[tuple[int, Sentence]] = set()
+    prefixes: set[tuple[int, Sentence]] = set()
 
-    class Watcher:
+    class CheckRows:
         can_join = False
 
         def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
             for row, sentence in enumerate(beam.sentences.tolist()):
                 tokens = tuple(beam.tokens[row].tolist())
                 if beam.total_log_probs[row] > float("-inf"):
-                    seen.add((sentence, tokens))
+                    prefixes.add((sentence, tokens))
                     expected = toy_log_probs(source_ids(source, sentence), (BOS, *tokens))[4]
                     assert float(log_probs[row, 4]) == pytest.approx(expected, abs=1e-5)
             return log_probs
 
-    find(ToyStepper(), source, config(3, a=1.0, b=3), constraints=[Watcher()])
-    assert {sentence for sentence, _ in seen} == {0, 1, 2}
-    assert len(seen) > 20
+    find(ToyStepper(), source, config(3, a=1.0, b=3), constraints=[CheckRows()])
+    assert {sentence for sentence, _ in prefixes} == {0, 1, 2}
+    assert len(prefixes) > 20
 
 
-# --- text is never control
+# --- control symbols in text
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_control_symbols_spelt_out_stay_text(tokenizer: Tokenizer, beam_size: int) -> None:
+def test_control_symbols_in_text_stay_text(tokenizer: Tokenizer, beam_size: int) -> None:
     rows = [tokenizer.encode(CONTROL_TEXT), tokenizer.encode("the house")]
     control = {tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id}
     assert not control & set(rows[0])
     assert tokenizer.decode(rows[0]) == CONTROL_TEXT
     model = tiny_model(2, sharpness=2.0, vocab_size=tokenizer.vocab_size)
     request = SearchRequest(rows, config(beam_size, a=1.0, b=8), prefixes=rows)
-    found = search(ModelStepper(model), request, tokenizer)
-    for hypotheses, prefix in zip(found, rows, strict=True):
+    results = search(ModelStepper(model), request, tokenizer)
+    for hypotheses, prefix in zip(results, rows, strict=True):
         for h in hypotheses:
             assert h.tokens[: len(prefix)] == prefix
             assert not {tokenizer.pad_id, tokenizer.bos_id} & set(h.tokens)

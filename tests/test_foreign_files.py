@@ -457,8 +457,8 @@ def test_random_and_damaged_sentencepiece_models_are_loaded_or_refused(
 def test_nested_aliases_and_long_settings_of_marian_are_refused(tmp_path: Path) -> None:
     names = "abcdefghijklmnopqrstuvwxyz"
     lines = ["a: &a {x: 1, y: 2}"]
-    for before, name in itertools.pairwise(names):
-        lines.append(f"{name}: &{name} {{<<: [*{before}, *{before}], {name}: *{before}}}")
+    for alias, name in itertools.pairwise(names):
+        lines.append(f"{name}: &{name} {{<<: [*{alias}, *{alias}], {name}: *{alias}}}")
     for text in ("\n".join(lines), "a: [" * 20_000, "a: 1\n" * 100_000, "a: &a [*a]"):
         path = tmp_path / "config.yaml"
         path.write_text(text)

@@ -1,20 +1,19 @@
 """Kernels, training and search on a GPU compared with the CPU; `make gpu` runs these tests.
 
-`NMT_TEST_DEVICE=cpu` runs all of it on the CPU, which tests the tests.
+`NMT_TEST_DEVICE=cpu` runs them on the CPU, to test the tests themselves.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from searching import LENGTHS, TOKENIZER, decided_model, source_rows
+from searching import LENGTHS, TOKENIZER, assert_same, decided_model, source_rows
 from test_compiled import draw_pairs
 from test_optimizer import check_steps
 from tiny import random_source, tiny_config, tiny_model
@@ -45,60 +44,73 @@ pytestmark = [
 ]
 
 
-def assert_like(found: Tensor, exact: Tensor, share: float, what: Any) -> None:
-    """Compare two tensors by the norm of their difference."""
-    assert (found.cpu() - exact).norm() <= share * exact.norm() + 1e-6, what
+def assert_close(tensor: Tensor, expected: Tensor, tolerance: float, case: Any) -> None:
+    """Compare two tensors by the norm of their difference, relative to `expected`."""
+    assert (tensor.cpu() - expected).norm() <= tolerance * expected.norm() + 1e-6, case
 
 
-def test_attention_over_variable_lengths_is_the_padded_one_forward_and_backward() -> None:
-    """Flash attention, if the GPU has it, compared with float32 on the CPU."""
+def attend(device: torch.device, dtype: torch.dtype, *, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """Return the output of attention over sentences of different lengths, and the gradient."""
     lengths = [5, 1, 60, 17]
-    for dtype, share in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2)):
+    torch.manual_seed(0)
+    x = torch.randn(3, sum(lengths), 4, 64).to(device, dtype).requires_grad_()
+    sentences = pack(lengths).to(device)
+    context = PackedContext.of(sentences, sentences, is_causal=is_causal)
+    queries, keys, values = x
+    heads = attend_packed(queries, keys, values, context)
+    (gradient,) = torch.autograd.grad(heads.float().sin().sum(), x)
+    return heads.detach().float(), gradient.float()
+
+
+def test_attention_over_variable_lengths_equals_float32_on_the_cpu() -> None:
+    """Uses flash attention if the GPU has it."""
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2)):
         for is_causal in (False, True):
-            found = []
-            for device, kind in ((CPU, torch.float32), (DEVICE, dtype)):
-                torch.manual_seed(0)
-                x = torch.randn(3, sum(lengths), 4, 64)
-                x = x.to(device, kind).requires_grad_()
-                sentences = pack(lengths).to(device)
-                context = PackedContext.of(sentences, sentences, is_causal=is_causal)
-                heads = attend_packed(*x, context)
-                (gradient,) = torch.autograd.grad(heads.float().sin().sum(), x)
-                found.append((heads.detach().float(), gradient.float()))
-            for exact, other in zip(*found, strict=True):
-                assert_like(other, exact, share, (dtype, is_causal))
+            expected, expected_gradient = attend(CPU, torch.float32, is_causal=is_causal)
+            heads, gradient = attend(DEVICE, dtype, is_causal=is_causal)
+            assert_close(heads, expected, tolerance, (dtype, is_causal))
+            assert_close(gradient, expected_gradient, tolerance, (dtype, is_causal))
     if DEVICE.type == "cuda" and torch.cuda.get_device_capability() >= (8, 0):
         assert find_flash_attention(DEVICE) is not None
 
 
 def update(folder: Path, device: torch.device, **settings: Any) -> tuple[float, dict[str, Tensor]]:
-    """Make two updates of several batches; return the second's loss, and the weights."""
-    model = tiny_config(d_model=32, num_heads=2)
-    own = {"data_dir": str(folder), "run_dir": str(folder / "run"), "num_threads": 1}
-    # with a small eps, Adam would scale the rounding errors of the gradient of the keys' bias up
-    own |= {"optimizer": OptimizerConfig(eps=1e-4)}
+    """Make two updates of several batches; return the loss of the second, and the weights."""
     config = TrainConfig(
-        model=model, max_tokens=40, tokens_per_update=200, valid_bleu=False, **own, **settings
+        data_dir=str(folder),
+        run_dir=str(folder / "run"),
+        num_threads=1,
+        model=tiny_config(d_model=32, num_heads=2),
+        # with a small eps, Adam would amplify rounding errors of the gradient of the keys' bias
+        optimizer=OptimizerConfig(eps=1e-4),
+        max_tokens=40,
+        tokens_per_update=200,
+        valid_bleu=False,
+        **settings,
     )
     setup = build_run(config, World(), device)
-    learner, updates = setup.learner, setup.sampler_at(0).updates(0)
+    learner = setup.learner
+    updates = setup.sampler_at(0).updates(0)
     for _ in range(2):
         batches = learner.batch_maker.make(updates[0])
-        outcome = learner.update(updates[0], batches, 0.001, is_stop_requested=False)
-    return outcome.loss_sum, {name: x.cpu() for name, x in learner.weights().items()}
+        result = learner.update(updates[0], batches, 0.001, is_stop_requested=False)
+    return result.loss_sum, {name: weight.cpu() for name, weight in learner.weights().items()}
 
 
-def test_updates_are_those_of_the_processor_in_every_format(
+def flatten(weights: dict[str, Tensor]) -> Tensor:
+    return torch.cat([weights[name].flatten() for name in sorted(weights)])
+
+
+def test_updates_in_all_data_types_equal_updates_on_the_cpu(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     write_data(tmp_path, tokenizer, PAIRS)
-    expected, weights = update(tmp_path, CPU, dtype=DType.float32, compile=False)
-    for dtype, share in ((DType.float32, 1e-4), (DType.bfloat16, 2e-2), (DType.float16, 5e-3)):
-        loss, found = update(tmp_path, DEVICE, dtype=dtype, compile=False)
-        assert loss == pytest.approx(expected, rel=share), dtype
-        # together, since the gradients of some are little but rounding
-        everything = (torch.cat([x[name].flatten() for name in weights]) for x in (found, weights))
-        assert_like(*everything, share, dtype)
+    expected, expected_weights = update(tmp_path, CPU, dtype=DType.float32, compile=False)
+    for dtype, tolerance in ((DType.float32, 1e-4), (DType.bfloat16, 2e-2), (DType.float16, 5e-3)):
+        loss, weights = update(tmp_path, DEVICE, dtype=dtype, compile=False)
+        assert loss == pytest.approx(expected, rel=tolerance), dtype
+        # all weights together: some gradients consist mostly of rounding errors
+        assert_close(flatten(weights), flatten(expected_weights), tolerance, dtype)
     for settings in ({"activation_checkpointing": True}, {"ema_decay": 0.9}):
         loss, _ = update(tmp_path, DEVICE, dtype=DType.float32, compile=False, **settings)
         assert loss == pytest.approx(expected, rel=1e-4), settings
@@ -106,12 +118,14 @@ def test_updates_are_those_of_the_processor_in_every_format(
 
 def test_the_same_seed_gives_the_same_weights_twice(tokenizer: Tokenizer, tmp_path: Path) -> None:
     write_data(tmp_path, tokenizer, PAIRS)
-    runs = [update(tmp_path, DEVICE, dtype=DType.float32, compile=False) for _ in range(2)]
-    for name, x in runs[0][1].items():
-        assert_like(runs[1][1][name], x, 1e-5, name)  # sums over many tokens have no fixed order
+    _, expected = update(tmp_path, DEVICE, dtype=DType.float32, compile=False)
+    _, weights = update(tmp_path, DEVICE, dtype=DType.float32, compile=False)
+    for name, weight in weights.items():
+        # the order of sums over many tokens is not fixed
+        assert_close(weight, expected[name], 1e-5, name)
 
 
-def test_search_and_scores_are_those_of_the_processor() -> None:
+def test_search_gives_the_translations_and_scores_of_the_cpu() -> None:
     source = random_source(LENGTHS)
     for settings in ({"beam_size": 1}, {"beam_size": 4}, {"beam_size": 3, "alignment": True}):
         config = SearchConfig(max_length_b=10, **settings)
@@ -119,21 +133,21 @@ def test_search_and_scores_are_those_of_the_processor() -> None:
         expected = search(ModelStepper(decided_model()), request, TOKENIZER)
         with torch.inference_mode():
             stepper = ModelStepper(decided_model().to(DEVICE))
-            found = search(stepper, request, TOKENIZER)
-        for ours, theirs in zip(found, expected, strict=True):
-            assert [h.tokens for h in ours] == [h.tokens for h in theirs], settings
-            assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], rel=1e-4)
+            results = search(stepper, request, TOKENIZER)
+        for hypotheses, expected_hypotheses in zip(results, expected, strict=True):
+            assert_same(hypotheses, expected_hypotheses, tolerance=1e-3, case=settings)
 
 
 def test_copies_from_page_locked_memory_arrive_before_they_are_read(tokenizer: Tokenizer) -> None:
     model = tiny_model(vocab_size=tokenizer.vocab_size).to(DEVICE).requires_grad_(False)
-    objective, draw = Objective(model, smoothing=0.1), random.Random(0)
-    batches = [make_batch(draw_pairs(draw, 30, 40), tokenizer, round_to=8) for _ in range(20)]
+    objective = Objective(model, smoothing=0.1)
+    rng = random.Random(0)
+    batches = [make_batch(draw_pairs(rng, 30, 40), tokenizer, round_to=8) for _ in range(20)]
     pinned = [batch.pin() if DEVICE.type == "cuda" else batch for batch in batches]
-    at_once = [objective(batch.to(DEVICE))[0] for batch in pinned]  # nothing waits between them
-    for batch, loss in zip(batches, at_once, strict=True):
-        alone = objective(replace(batch.to(DEVICE)))[0]
-        assert float(loss) == pytest.approx(float(alone), rel=1e-5)
+    losses = [objective(batch.to(DEVICE))[0] for batch in pinned]  # without waiting in between
+    for batch, loss in zip(batches, losses, strict=True):
+        expected, _ = objective(replace(batch.to(DEVICE)))
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_steps_of_the_optimizer_equal_the_papers_algorithm_by_hand() -> None:
@@ -141,17 +155,21 @@ def test_steps_of_the_optimizer_equal_the_papers_algorithm_by_hand() -> None:
 
 
 @pytest.mark.long
-def test_compiled_losses_and_gradients_are_the_plain_ones(tokenizer: Tokenizer) -> None:
-    def run(make: Callable[[], Compiler | None]) -> list[Tensor]:
+def test_compiled_gradients_equal_gradients_without_compilation(tokenizer: Tokenizer) -> None:
+    def compute_gradients(compiler: Compiler | None) -> list[Tensor]:
         model = tiny_model(vocab_size=tokenizer.vocab_size).to(DEVICE).train()
-        objective, draw = Objective(model, smoothing=0.1, compiler=make()), random.Random(0)
+        objective = Objective(model, smoothing=0.1, compiler=compiler)
+        rng = random.Random(0)
         for count in (5, 28, 1):
-            batch = make_batch(draw_pairs(draw, count, 30), tokenizer, round_to=8).to(DEVICE)
+            batch = make_batch(draw_pairs(rng, count, 30), tokenizer, round_to=8).to(DEVICE)
             with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
                 loss, _ = objective(batch)
             (loss / batch.num_tokens).backward()
         return [p.grad.cpu() for p in model.parameters() if p.grad is not None]
 
     torch.compiler.reset()
-    for found, exact in zip(run(Compiler), run(lambda: None), strict=True):
-        assert_like(found, exact, 0.05, exact.shape)
+    gradients = compute_gradients(Compiler())
+    expected = compute_gradients(None)
+    assert len(gradients) == len(expected)
+    for gradient, exact in zip(gradients, expected, strict=True):
+        assert_close(gradient, exact, 0.05, exact.shape)

@@ -50,11 +50,11 @@ def rehearse(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 def check_figures(content: dict[str, Any], names: list[str]) -> dict[str, Any]:
     """Return the figures of each part; all of `names` must have succeeded."""
-    parts = content["parts"]
-    assert list(parts) == names
-    for name, part in parts.items():
-        assert part["status"] == "ok", (name, part.get("reason"))
-    return {name: part["figures"] for name, part in parts.items()}
+    results = content["parts"]
+    assert list(results) == names
+    for name, result in results.items():
+        assert result["status"] == "ok", (name, result.get("reason"))
+    return {name: result["figures"] for name, result in results.items()}
 
 
 def test_parts_run_on_a_cpu_and_their_figures_are_written(tmp_path: Path) -> None:
@@ -116,12 +116,12 @@ def test_the_speed_of_training_without_a_gradient_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = load_script().Job(tmp_path, tmp_path)
-    parts: Any = sys.modules["parts"]
+    module: Any = sys.modules["parts"]
     for norm in (0.0, float("nan")):
         records = [{"gradient_norm": norm}] * (job.speed_updates // job.log_every)
-        monkeypatch.setattr(parts, "train", lambda *_, records=records: records)
-        with pytest.raises(parts.PartError, match="gradient"):
-            parts.measure_training(job, model="base", compiled=True)
+        monkeypatch.setattr(module, "train", lambda *_, records=records: records)
+        with pytest.raises(module.PartError, match="gradient"):
+            module.measure_training(job, model="base", compiled=True)
 
 
 def test_a_part_that_fails_says_why_and_one_that_hangs_is_ended(tmp_path: Path) -> None:
@@ -158,9 +158,10 @@ def test_a_part_that_fails_says_why_and_one_that_hangs_is_ended(tmp_path: Path) 
         killed: "at work",
         hanging: "not done after 1 seconds; last line: still at work",
     }
-    for part, reason in expected.items():
-        result = script.run_part("part", part, job, 1.0 if part is hanging else 30.0)
-        assert (result["status"], result["reason"]) == ("failed", reason), part
+    for function, reason in expected.items():
+        result = script.run_part("part", function, job, 1.0 if function is hanging else 30.0)
+        assert result["status"] == "failed", reason
+        assert result["reason"] == reason
     assert script.run_part("part", skipped, job, 30.0)["status"] == "left out"
     pid = int((tmp_path / "pid").read_text())
     for _ in range(100):

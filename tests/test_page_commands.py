@@ -1,4 +1,4 @@
-"""The commands, Python and YAML of every page run as they are written, on tiny text and models.
+"""The commands, Python and YAML of every page run without changes, on tiny text and models.
 
 Settings that make a command small are added at its end. test_readme.py lists the commands that are
 run by other tests.
@@ -143,7 +143,7 @@ def small_settings(name: str, arguments: list[str]) -> list[str]:
         elif "data.valid" in line and "data.test" not in line:
             settings.append("data.test.tsv=v.tsv")
         return [*settings, "num_threads=1"]
-    if "experiment=finetune" not in line:  # the architecture is that of the imported model
+    if "experiment=finetune" not in line:  # which has the architecture of the imported model
         settings += SMALL_MODEL
     return [*settings, *SHORT_RUN]
 

@@ -16,8 +16,8 @@ COLUMNS = 110
 GENERATED = re.compile(r"docs/benchmarks/(?!README)|docs/paper\.md")  # not wrapped by hand
 TESTS = ROOT / "tests"
 
-# commands of nmt that test_page_commands.py does not run: what they contain, and the test that
-# runs such a command, or the reason why none does
+# Commands that test_page_commands.py does not run: a text in the command, and the test that runs
+# such a command, or the reason why no test does
 ELSEWHERE = {
     " devices=": "test_launch.py",
     "scheduler=tcp": "test_cluster.py",

@@ -380,13 +380,14 @@ def test_what_cannot_be_is_one_line(
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_lines(folder: Path, tmp_path: Path) -> None:
     lines = [line[:40] for line in sentences(500, seed=3)]
-    few, many = write_lines(tmp_path / "few", lines), tmp_path / "many"
-    many.write_bytes(few.read_bytes() * 8 + b"\n" * 60_000)
+    short_text = write_lines(tmp_path / "short", lines)
+    long_text = tmp_path / "long"
+    long_text.write_bytes(short_text.read_bytes() * 8 + b"\n" * 60_000)
     options = {"max_length_a": 0.0, "max_length_b": 2, "window_lines": 500}
     peaks = tmp_path / "peaks"
 
     def measure() -> int:
-        for text in (few, many):
+        for text in (short_text, long_text):
             distill(folder, tmp_path / f"of-{text.stem}", input=[str(text)], **options)
             with peaks.open("a") as stream:
                 print(getrusage(RUSAGE_SELF).ru_maxrss / 1024, file=stream)

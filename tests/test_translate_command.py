@@ -165,13 +165,14 @@ def test_without_a_terminal_progress_is_lines_of_log(
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_lines(model: Path, tmp_path: Path) -> None:
     lines = [line[:40] for line in sentences(500, seed=3)]
-    few, many = write_lines(tmp_path / "few", lines), tmp_path / "many"
-    many.write_bytes(few.read_bytes() * 10 + b"\n" * 45_000)
+    short_text = write_lines(tmp_path / "short", lines)
+    long_text = tmp_path / "long"
+    long_text.write_bytes(short_text.read_bytes() * 10 + b"\n" * 45_000)
     options = ["beam_size=1", "max_length_a=0", "max_length_b=1", "window_lines=500"]
     peaks = tmp_path / "peaks"
 
     def measure() -> int:
-        for text in (few, many):
+        for text in (short_text, long_text):
             output_of(model, f"input={text}", *options, folder=tmp_path)
             with peaks.open("a") as stream:
                 print(getrusage(RUSAGE_SELF).ru_maxrss / 1024, file=stream)

@@ -1,4 +1,4 @@
-"""A translation that is killed, or meets a full disk, goes on."""
+"""nmt-translate continues after it was killed or the disk was full."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ OPTIONS = ["window_lines=20", "format=json", "n_best=2"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two models, a text, its translation made in one go, and one that was killed."""
+    """Two models, a text, its translation by one process, and files of a killed process."""
     folder = tmp_path_factory.mktemp("resume")
     write_model(folder / "model")
     write_model(folder / "other", seed=3)
     write_lines(folder / "in", LINES)
-    assert translate(*places(folder), f"output={folder / 'whole'}", *OPTIONS) == 0
+    assert translate(*model_and_input(folder), f"output={folder / 'uninterrupted'}", *OPTIONS) == 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job, "_SAVE_SECONDS", 0.0)
-        pid = start(folder / "log", *places(folder), f"output={folder / 'out'}", *OPTIONS)
+        pid = start(folder / "log", *model_and_input(folder), f"output={folder / 'out'}", *OPTIONS)
     state = folder / "out.partial.json"
     deadline = time.monotonic() + 60
     while not state.exists() and time.monotonic() < deadline:
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def places(folder: Path) -> list[str]:
+def model_and_input(folder: Path) -> list[str]:
     return [f"model_dir={folder / 'model'}", f"input={folder / 'in'}"]
 
 
@@ -60,73 +60,82 @@ def lines_done(state: Path) -> int:
     return int(json.loads(state.read_text(encoding="utf-8"))["lines"])
 
 
-def killed_job(folder: Path, place: Path) -> int:
-    """Put the files of the killed process at `place`; return the number of lines it had done."""
+def copy_killed_job(folder: Path, destination: Path) -> int:
+    """Copy the files of the killed process; return the number of lines that it had done."""
     for name in ("out.partial", "out.partial.json"):
-        shutil.copy(folder / name, place)
-    return lines_done(place / "out.partial.json")
+        shutil.copy(folder / name, destination)
+    return lines_done(destination / "out.partial.json")
 
 
-def test_a_job_killed_again_and_again_ends_with_the_same_bytes(
-    folder: Path, tmp_path: Path
-) -> None:
-    draw, place = random.Random(1), tmp_path / "place"
-    place.mkdir()
-    arguments = [*places(folder), f"output={place / 'out'}", *OPTIONS]
+def test_a_job_killed_several_times_writes_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    rng = random.Random(1)
+    output_dir = tmp_path / "output"
+    output_dir.mkdir()
+    arguments = [*model_and_input(folder), f"output={output_dir / 'out'}", *OPTIONS]
     for _ in range(5):
         pid = start(tmp_path / "log", *arguments)
-        time.sleep(draw.uniform(0.05, 0.3))
+        time.sleep(rng.uniform(0.05, 0.3))
         kill(pid)
     assert status(start(tmp_path / "log", *arguments)) == 0
-    assert (place / "out").read_bytes() == (folder / "whole").read_bytes()
-    assert [path.name for path in place.iterdir()] == ["out"]
+    assert (output_dir / "out").read_bytes() == (folder / "uninterrupted").read_bytes()
+    assert [path.name for path in output_dir.iterdir()] == ["out"]
 
 
-def test_several_processes_write_what_one_does_and_resume_it(
+def test_several_processes_resume_a_job_of_one_and_write_the_same_bytes(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    lines = killed_job(folder, tmp_path)
-    arguments = [*places(folder), *OPTIONS, "devices=2"]
+    lines = copy_killed_job(folder, tmp_path)
+    arguments = [*model_and_input(folder), *OPTIONS, "devices=2"]
     assert translate(*arguments, f"output={tmp_path / 'out'}") == 0
     assert f"resuming after line {lines}\n" in capfd.readouterr().err
-    assert (tmp_path / "out").read_bytes() == (folder / "whole").read_bytes()
-    assert translate(*places(folder), "devices=2", "scheduler=tcp://localhost:1") == 2
+    assert (tmp_path / "out").read_bytes() == (folder / "uninterrupted").read_bytes()
+    assert translate(*model_and_input(folder), "devices=2", "scheduler=tcp://localhost:1") == 2
     assert "devices=2: does not work with scheduler" in capfd.readouterr().err
 
 
-def test_a_killed_job_goes_on_where_it_stopped_also_with_more_lines_and_other_batches(
+def test_a_killed_job_continues_also_with_more_lines_and_another_batch_size(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    lines = killed_job(folder, tmp_path)
+    lines = copy_killed_job(folder, tmp_path)
     (tmp_path / "model").symlink_to(folder / "model")
     write_lines(tmp_path / "in", [*LINES, "the house"])
-    arguments = [*places(tmp_path), f"output={tmp_path / 'out'}", *OPTIONS, "max_tokens=500"]
+    arguments = [
+        *model_and_input(tmp_path),
+        f"output={tmp_path / 'out'}",
+        *OPTIONS,
+        "max_tokens=500",
+    ]
     assert translate(*arguments) == 0
     assert f"resuming after line {lines}\n" in capfd.readouterr().err
-    found = (tmp_path / "out").read_bytes().splitlines(keepends=True)
-    whole = (folder / "whole").read_bytes().splitlines(keepends=True)
-    assert found[:lines] == whole[:lines]
-    texts = [
-        [json.loads(line)["hypotheses"][0]["text"] for line in some] for some in (found, whole)
-    ]
-    assert texts[0][:-1] == texts[1]
+    output = (tmp_path / "out").read_bytes().splitlines(keepends=True)
+    expected = (folder / "uninterrupted").read_bytes().splitlines(keepends=True)
+    assert output[:lines] == expected[:lines]
+    assert list(map(first_text, output[:-1])) == list(map(first_text, expected))
 
 
-def test_a_job_of_other_settings_model_or_input_starts_over_and_says_so(
+def first_text(line: bytes) -> str:
+    return str(json.loads(line)["hypotheses"][0]["text"])
+
+
+def test_a_job_with_other_settings_model_or_input_starts_over_and_says_so(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_lines(tmp_path / "changed", ["something else", *LINES[1:50]])
-    for change, named in (
+    for change, message in (
         ("beam_size=3", "beam_size"),
         ("max_source_length=20", "max_source_length"),
         (f"model_dir={folder / 'other'}", "model"),
         (f"input={tmp_path / 'changed'}", "another input"),
     ):
-        killed_job(folder, tmp_path)
+        copy_killed_job(folder, tmp_path)
         key = change.split("=")[0]
-        arguments = [*(a for a in places(folder) if a.split("=")[0] != key), *OPTIONS, change]
+        arguments = [
+            *(a for a in model_and_input(folder) if a.split("=")[0] != key),
+            *OPTIONS,
+            change,
+        ]
         assert translate(*arguments, f"output={tmp_path / 'out'}") == 0
-        assert named in capfd.readouterr().err.split("starting over")[0].split("\n")[-1]
+        assert message in capfd.readouterr().err.split("starting over")[0].split("\n")[-1]
         assert translate(*arguments, f"output={tmp_path / 'new'}") == 0
         assert (tmp_path / "out").read_bytes() == (tmp_path / "new").read_bytes(), change
 
@@ -136,7 +145,7 @@ def test_prefixes_of_a_stream_are_not_read_twice(
 ) -> None:
     arguments = [f"model_dir={folder / 'model'}", f"input={tmp_path / 'in'}", *OPTIONS]
     arguments += [f"output={tmp_path / 'out'}", "too_long=error"]
-    for lines, named in (
+    for lines, message in (
         ([*LINES[:90], "the " * 300], "kept 80 lines"),
         (["another", *LINES[1:90]], "the input does not begin with the 80 lines"),
     ):
@@ -146,20 +155,22 @@ def test_prefixes_of_a_stream_are_not_read_twice(
         feed = partial(write_lines, pipe, ["the"] * len(lines))
         threading.Thread(target=feed, daemon=True).start()
         assert translate(*arguments, f"prefixes={pipe}") == 2
-        assert named in capfd.readouterr().err
+        assert message in capfd.readouterr().err
 
 
 def test_a_second_process_with_the_same_output_is_refused(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with job.PartialFile(tmp_path / "out", {}):
-        assert translate(*places(folder), f"output={tmp_path / 'out'}") == 2
+        assert translate(*model_and_input(folder), f"output={tmp_path / 'out'}") == 2
         assert "is being written by another process" in capfd.readouterr().err
 
 
-def test_a_full_disk_is_one_line_and_the_job_goes_on_later(folder: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_refused_in_one_line_and_the_job_continues_later(
+    folder: Path, tmp_path: Path
+) -> None:
     """A limit on the size of files simulates a full disk: a write fails half-way."""
-    arguments = [*places(folder), *OPTIONS, f"output={tmp_path / 'out'}"]
+    arguments = [*model_and_input(folder), *OPTIONS, f"output={tmp_path / 'out'}"]
 
     def limited() -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
@@ -172,7 +183,7 @@ def test_a_full_disk_is_one_line_and_the_job_goes_on_later(folder: Path, tmp_pat
     assert not (tmp_path / "out").exists()
     assert status(start(tmp_path / "log", *arguments)) == 0
     assert "resuming after line" in (tmp_path / "log").read_text(encoding="utf-8")
-    assert (tmp_path / "out").read_bytes() == (folder / "whole").read_bytes()
+    assert (tmp_path / "out").read_bytes() == (folder / "uninterrupted").read_bytes()
 
 
 def test_an_error_keeps_the_lines_before_it_and_without_any_leaves_nothing(
@@ -189,4 +200,4 @@ def test_an_error_keeps_the_lines_before_it_and_without_any_leaves_nothing(
     assert lines_done(tmp_path / "out.partial.json") == 80
     write_lines(tmp_path / "in", LINES)
     assert translate(*arguments) == 0
-    assert (tmp_path / "out").read_bytes() == (folder / "whole").read_bytes()
+    assert (tmp_path / "out").read_bytes() == (folder / "uninterrupted").read_bytes()

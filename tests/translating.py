@@ -103,9 +103,9 @@ def status(pid: int, *, seconds: float = 60) -> int:
     """Wait for a child and return its exit status."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        found, code = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(code)
+        ended_pid, wait_status = os.waitpid(pid, os.WNOHANG)
+        if ended_pid:
+            return os.waitstatus_to_exitcode(wait_status)
         time.sleep(0.005)
     kill(pid)
     raise AssertionError(f"the child was still running after {seconds} s")
