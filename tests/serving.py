@@ -21,8 +21,9 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.runtime.manifest import write_manifest
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
-from nmt.serve.app import Server, http_protocol, make_app
+from nmt.serve.app import Server, make_app
 from nmt.serve.models import Direction, Models
+from nmt.serve.protocol import BoundedProtocol
 from nmt.serve.service import Service
 from nmt.translate.translator import Translator
 
@@ -57,6 +58,11 @@ class Running:
 
     port: int
     service: Service
+    server: Server | None = None
+
+    def num_connections(self) -> int:
+        assert self.server is not None
+        return len(self.server.server_state.connections)
 
     def connect(self, timeout_seconds: float = 30) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_seconds)
@@ -114,7 +120,8 @@ def running(models: Models, **settings: Any) -> Iterator[Running]:
     config = ServeConfig(model_dir=["unused"], port=0, **defaults | settings)
     service = Service(config, models)
     options = {"log_config": None, "timeout_graceful_shutdown": 5, "lifespan": "on"}
-    served = uvicorn.Config(make_app(service), port=0, http=http_protocol(), **options)  # type: ignore[arg-type]
+    options["limit_concurrency"] = config.max_connections
+    served = uvicorn.Config(make_app(service), port=0, http=BoundedProtocol, **options)  # type: ignore[arg-type]
     server = Server(served)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -123,7 +130,7 @@ def running(models: Models, **settings: Any) -> Iterator[Running]:
         assert thread.is_alive()
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield Running(port, service)
+        yield Running(port, service, server)
     finally:
         server.should_exit = True
         thread.join(20)

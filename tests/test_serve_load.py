@@ -323,7 +323,6 @@ def test_bodies_that_are_wrong_get_the_right_status(tokenizer: Tokenizer) -> Non
 def test_connections_without_a_request_are_closed(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("httptools")
     monkeypatch.setattr("nmt.serve.protocol._HEAD_SECONDS", 0.3)
     models, engine = copying(tokenizer)
     with running(models) as server, ThreadPoolExecutor(1) as client:
@@ -386,11 +385,15 @@ def test_keys_and_rates_are_limited_by_key_and_address(
             assert server.upload("a.txt", b"a" * n, **params).status == expected
         bearer = server.send("POST", "/detect", b"q=a", Authorization="Bearer secret-1")
         assert bearer.status == 429
+        assert [status(f"wrong-{n}") for n in range(25)] == [403] * 17 + [429] * 8
+        assert status("secret-2") == 200  # it was used before
+        assert server.get("/health").status == 200
     with running(models, requests_per_minute=3) as server:
         assert list(map(status, [""] * 5)) == [200, 200, 200, 429, 429]
         assert server.post("/translate", q="a", **GOOD).headers["retry-after"]
-    with running(models, api_keys=str(keys), requests_per_minute=2) as server:
-        assert list(map(status, ["wrong"] * 3)) == [403, 403, 429]
+    with running(models, api_keys=str(keys)) as server:
+        assert [status(f"wrong-{n}") for n in range(21)] == [403] * 20 + [429]
+        assert status("secret-2") == 429  # else a client could go on trying
     assert network_of("::ffff:1.2.3.4") == network_of("1.2.3.4") == "1.2.3.4"
     assert network_of("::ffff:1.2.3.5") == "1.2.3.5"
     assert network_of("2001:db8::1") == network_of("2001:db8::2") != network_of("2001:db8:0:1::1")
@@ -406,6 +409,8 @@ def test_metrics_can_ask_for_a_token_and_the_log_holds_no_text(
     with running(models, metrics_token=str(token), access_log=True) as server:
         assert server.get("/metrics").status == 401
         assert server.get("/metrics", Authorization="Bearer t0ken").status == 200
+        guesses = [server.get("/metrics", Authorization=f"Bearer {n}").status for n in range(25)]
+        assert guesses == [401] * 18 + [429] * 7
         with caplog.at_level("INFO", logger), _propagating(logger):
             server.translate("the secret house")
             eventually(lambda: "/translate" in caplog.text)
@@ -417,7 +422,12 @@ def test_metrics_can_ask_for_a_token_and_the_log_holds_no_text(
         with caplog.at_level("INFO", logger):
             server.translate("the house")
             eventually(lambda: bool(caplog.messages))
-        assert json.loads(caplog.messages[-1])["texts"] == ["the house"]
+            assert json.loads(caplog.messages[-1])["texts"] == ["the house"]
+            foreign = "\u2028\u2029\x85\x7f\x1b\u202e\ufeff\U000e0041ä"
+            server.post("/translate", q=foreign, **GOOD)
+            eventually(lambda: "\\u2028" in caplog.messages[-1])
+        assert caplog.messages[-1].isprintable()
+        assert json.loads(caplog.messages[-1])["texts"] == [foreign]
 
 
 @contextmanager

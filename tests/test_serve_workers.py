@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -195,3 +196,44 @@ def test_weights_that_are_overwritten_do_not_reach_the_models_in_memory(
     translator = Translator.load(folder, device="cpu", backend="native")
     assert str(folder) not in Path("/proc/self/maps").read_text()
     assert translator.translate(["the house"])
+
+
+@pytest.mark.slow
+def test_a_worker_in_a_long_search_ends_with_a_killed_server(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    folder = tiny_folder(tmp_path / "model", tokenizer)
+    code = "import sys; from nmt.cli.main import main, COMMANDS; sys.exit(main(COMMANDS['serve']))"
+    command = [sys.executable, "-c", code, f"model_dir={folder}", "port=0", "num_workers=2"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    try:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        port = int(next(line for line in lines if "serving on" in line).rsplit(":", 1)[1])
+        server = Running(port, None)  # type: ignore[arg-type]
+        server.translate("the house")
+        (loader,) = processes(process.pid)
+        search = {"sampling": True, "max_length_a": 4, "max_length_b": 500, "min_length": 200}
+        body = json.dumps({"text": ["the house"] * 60, "n_best": 16, "search": search, **GOOD})
+        connection = server.connect()
+        connection.request("POST", "/v1/translate", body, {"Content-Type": "application/json"})
+        busy: list[int] = []
+
+        def find_busy() -> bool:
+            busy[:] = [pid for pid in processes(loader) if cpu_ticks(pid) > 150]
+            return bool(busy)
+
+        eventually(find_busy)
+    finally:
+        process.kill()
+        process.wait(20)
+    eventually(lambda: not Path(f"/proc/{busy[0]}").exists(), 3)
+
+
+def cpu_ticks(pid: int) -> int:
+    """Return the CPU time of a process, in hundredths of a second."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])

@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import os
 import shlex
+import sys
 from pathlib import Path
 
 from nmt.cli.commands import shell_command
@@ -25,6 +26,8 @@ from nmt.config import (
 from nmt.errors import ConfigError, ModelError, NmtError
 
 log = logging.getLogger(__name__)
+
+_MIN_SERVER_BYTES = 1536 << 20  # of address space: 1.1 GB on two cores, more on others
 
 
 def preprocess(config: PreprocessConfig) -> None:
@@ -151,9 +154,30 @@ def import_model(config: ImportConfig) -> None:
 
 def serve(config: ServeConfig) -> None:
     """Serve translations over HTTP until a signal ends it."""
-    for name in ("starlette", "uvicorn", "python_multipart", "babel", "prometheus_client"):
+    packages = ["starlette", "uvicorn", "httptools", "python_multipart", "babel"]
+    for name in [*packages, "prometheus_client"]:
         if importlib.util.find_spec(name) is None:
             raise NmtError(f"nmt-serve needs {name}; install it with: pip install nmt[serve]")
+    _check_address_space()
     from nmt.serve.app import serve
 
-    serve(config)
+    try:
+        serve(config)
+    except MemoryError:
+        raise NmtError(
+            "memory ran out; raise its limit, or serve fewer or smaller models"
+        ) from None
+
+
+def _check_address_space() -> None:
+    """Raise `NmtError` if torch and its libraries do not fit; they would end in tracebacks."""
+    if sys.platform == "win32":
+        return
+    import resource  # not on Windows
+
+    max_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if max_bytes != resource.RLIM_INFINITY and max_bytes < _MIN_SERVER_BYTES:
+        raise NmtError(
+            f"the process may use {max_bytes >> 20} MiB of address space (ulimit -v); nmt-serve "
+            f"needs at least {_MIN_SERVER_BYTES >> 20} MiB and twice the size of its models"
+        )

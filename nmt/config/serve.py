@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 
 from nmt.config.options import DEFAULT_RUN_DIR, option
@@ -75,3 +76,19 @@ class ServeConfig(InferenceConfig):
     def check(self) -> None:
         super().check()
         self.require(bool(self.model_dir), "model_dir", "name at least one model folder")
+        proxies = self.trusted_proxies.split(",") if self.trusted_proxies else []
+        for proxy in proxies:
+            self.require(
+                _is_network(proxy.strip()),
+                "trusted_proxies",
+                f"{proxy.strip()!r} is no IP address or network; write 10.0.0.1,192.168.0.0/16",
+            )
+
+
+def _is_network(text: str) -> bool:
+    """Return whether a text is an IP address or a network, such as 10.0.0.0/8."""
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return True

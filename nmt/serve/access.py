@@ -15,6 +15,7 @@ from nmt.config import resolve
 from nmt.errors import ConfigError
 
 _MAX_CLIENTS = 10_000  # whose rates are remembered
+_MAX_KEYS_PER_MINUTE = 20  # that a client may try
 _MAX_HELD_BYTES = 256 << 20  # bodies of all open requests together
 
 
@@ -84,12 +85,6 @@ def is_same_secret(secret: str, candidate: str) -> bool:
     return hmac.compare_digest(secret.encode(), candidate.encode("utf-8", "replace"))
 
 
-def find_key(keys: list[Key], candidate: str) -> Key | None:
-    """Return the key with this secret, in a time that does not depend on which one it is."""
-    matches = [key for key in keys if is_same_secret(key.secret, candidate)]
-    return matches[0] if matches else None
-
-
 def network_of(address: str) -> str:
     """Return the address or, for IPv6, its network of 64 bits, which one client may own."""
     try:
@@ -137,6 +132,32 @@ class RateLimits:
                 retry_seconds=seconds,
             )
         bucket.num_requests -= 1
+
+
+class KeyRing:
+    """Secret keys that clients send. How many keys a client may try is limited."""
+
+    def __init__(self, keys: list[Key]) -> None:
+        self._keys = keys
+        self._tries = RateLimits()
+        self._used: OrderedDict[tuple[str, str], None] = OrderedDict()  # clients and names of keys
+
+    def find(self, client: str, candidate: str) -> Key | None:
+        """Return the key with this secret, in a time that does not depend on which one it is.
+
+        Raises a 429 `HttpError` if the client has tried too many keys in a minute. Keys that it has
+        used before still work then, so that nobody locks out another user of the same address.
+        """
+        matches = [key for key in self._keys if is_same_secret(key.secret, candidate)]
+        key = matches[0] if matches else None
+        if key is None or (client, key.name) not in self._used:
+            self._tries.check(client, _MAX_KEYS_PER_MINUTE)
+        if key is not None:
+            self._used[client, key.name] = None
+            self._used.move_to_end((client, key.name))
+            if len(self._used) > _MAX_CLIENTS:
+                self._used.popitem(last=False)
+        return key
 
 
 class Bodies:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import importlib.util
 import json
 import logging
 import signal
@@ -29,10 +28,12 @@ from nmt.config import ServeConfig
 from nmt.errors import ConfigError, DataError
 from nmt.runtime.distributed import set_num_threads
 from nmt.serve import api, middleware, v1
-from nmt.serve.access import HttpError, is_same_secret, read_token
+from nmt.serve.access import HttpError, Key, KeyRing, read_token
 from nmt.serve.models import Models, choose_serve_engine
+from nmt.serve.monitoring import OncePerMinute
 from nmt.serve.parameters import service_of
-from nmt.serve.service import ClientDisconnectedError, Service
+from nmt.serve.protocol import BoundedProtocol
+from nmt.serve.service import ClientDisconnectedError, Service, client_of
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ _MEDIA_TYPES = {
 _STATIC_FILES = resources.files("nmt.serve") / "static"
 _EXPIRE_SECONDS = 30  # between two searches for downloads to delete
 _BACKLOG = 2048  # connections that wait to be accepted
+_ACCEPTED_AT_ONCE = 32  # connections accepted before the first of them is counted
+_RESERVED_FILES = 128  # that may be open apart from those of connections
 
 
 async def health(request: Request) -> Response:
@@ -65,9 +68,9 @@ async def metrics(request: Request) -> Response:
     service = service_of(request)
     if not service.config.metrics:
         raise HttpError(404, "metrics are turned off")
-    expected = request.app.state.metrics_token
+    keys: KeyRing | None = request.app.state.metrics_keys
     token = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if expected is not None and not is_same_secret(expected, token):
+    if keys is not None and keys.find(client_of(request), token) is None:
         raise HttpError(401, "send the server's token: Authorization: Bearer TOKEN")
     return PlainTextResponse(service.metrics.render(), media_type="text/plain; version=0.0.4")
 
@@ -134,7 +137,9 @@ def make_app(service: Service) -> ASGIApp:
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     app.state.service = service
     token_file = service.config.metrics_token
-    app.state.metrics_token = None if token_file is None else read_token(token_file)
+    app.state.metrics_keys = None
+    if token_file is not None:
+        app.state.metrics_keys = KeyRing([Key(read_token(token_file), "metrics")])
     return middleware.Middleware(app, service)
 
 
@@ -144,22 +149,48 @@ async def _expire_downloads(service: Service) -> None:
         service.downloads.expire()
 
 
-def http_protocol() -> Any:
-    """Return the HTTP implementation for uvicorn.
+def limit_connections(config: ServeConfig) -> int:
+    """Return `max_connections`, or fewer if the process may not open as many files.
 
-    llhttp takes a quarter less CPU time per request than h11, the fallback without httptools.
+    Raises the limit of open files if it can. Each connection may need a second file, for an upload
+    or a download. Raises `ConfigError` if no connection is possible.
     """
-    if importlib.util.find_spec("httptools") is None:
-        return "h11"
-    from nmt.serve.protocol import BoundedProtocol
+    if sys.platform == "win32":
+        return config.max_connections
+    import resource  # not on Windows
 
-    return BoundedProtocol
+    unlimited = resource.RLIM_INFINITY
+    num_files = 2 * config.max_connections + _RESERVED_FILES
+    max_files, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if max_files == unlimited or max_files >= num_files:
+        return config.max_connections
+    max_files = num_files if hard_limit == unlimited else min(num_files, hard_limit)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, hard_limit))
+    max_connections = (max_files - _RESERVED_FILES) // 2
+    if max_connections < 1:
+        raise ConfigError(
+            f"the process may open {max_files} files (ulimit -n); the server needs "
+            f"{_RESERVED_FILES + 2}, or {num_files} for max_connections={config.max_connections}"
+        )
+    if max_connections < config.max_connections:
+        log.warning(
+            "max_connections is %d, as the process may open %d files (ulimit -n)",
+            max_connections,
+            max_files,
+        )
+    return max_connections
 
 
 class Server(uvicorn.Server):
     """A server that leaves signals to `serve`."""
 
     was_interrupted = False  # by Ctrl-C
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. asyncio takes the number of connections to accept at once for the backlog."""
+        await super().startup(sockets)
+        for listener in sockets or []:
+            listener.listen(_BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -180,22 +211,26 @@ def serve(config: ServeConfig) -> None:
     Raises `ConfigError` if the server cannot listen on the address.
     """
     set_num_threads(config.num_threads)
+    max_connections = limit_connections(config)
     listener = _listen(config)
     config = choose_serve_engine(config)
     service = Service(config, Models.load(config))
     settings = uvicorn.Config(
         make_app(service),
-        http=http_protocol(),
+        http=BoundedProtocol,
+        backlog=_ACCEPTED_AT_ONCE,
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=bool(config.trusted_proxies),
         forwarded_allow_ips=config.trusted_proxies or None,
-        limit_concurrency=config.max_connections,
+        limit_concurrency=max_connections,
         timeout_graceful_shutdown=config.drain_seconds,
     )
     server = Server(settings)
+    for name in ("asyncio", "uvicorn.error"):  # clients can cause their warnings at will
+        logging.getLogger(name).addFilter(OncePerMinute())
     gc.freeze()  # garbage collection need not visit the objects of modules and models
     asyncio.run(_run(server, service, listener))
     if server.was_interrupted:

@@ -86,5 +86,27 @@ class Metrics:
 
 
 def log_access(fields: dict[str, Any]) -> None:
-    """Write one JSON line about a request."""
-    access_log.info("%s", json.dumps(fields, ensure_ascii=False, default=str))
+    """Write one JSON line about a request. Characters that cannot be printed are escaped."""
+    line = json.dumps(fields, ensure_ascii=False, default=str)
+    if not line.isprintable():
+        line = "".join(
+            character if character.isprintable() else json.dumps(character)[1:-1]
+            for character in line
+        )
+    access_log.info("%s", line)
+
+
+class OncePerMinute(logging.Filter):
+    """Lets a logger write what each line of code logs at most once a minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged_at: dict[tuple[str, int], float] = {}  # by file and line
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log a record."""
+        code_line = (record.pathname, record.lineno)
+        if record.created - self._logged_at.get(code_line, 0.0) < 60:
+            return False
+        self._logged_at[code_line] = record.created
+        return True

@@ -1,35 +1,159 @@
-"""HTTP/1.1 parsed by httptools, with limits on the size and time of a request head."""
+"""HTTP/1.1 connections parsed by httptools, with limits on what a client may hold.
+
+uvicorn reads heads of any size and pipelined requests without end, waits forever for a client, and
+accepts connections until the process has no file left.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Sized
+from typing import Any, cast
 
+from uvicorn import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from nmt.serve.monitoring import OncePerMinute
+
+log = logging.getLogger(__name__)
+log.addFilter(OncePerMinute())
 
 _MAX_HEAD_BYTES = 65536  # of request line and headers, or of trailers
 _HEAD_SECONDS = 20.0  # from the end of the previous request to the end of the headers
+_MAX_PIPELINED_REQUESTS = 16  # requests that wait for the response to an earlier one
+# a client has to take this much of its response in this time
+_MIN_WRITTEN_BYTES = 16384
+_WRITE_SECONDS = 30.0
+# of a body that is received after the response, so that the client can read the response
+_MAX_DISCARDED_BYTES = 256 << 20
+_DISCARD_SECONDS = 20.0
+_UNAVAILABLE = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"content-length: 19\r\nconnection: close\r\n\r\nService Unavailable"
+)
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections whose request head is too large or too slow.
+    """A connection that is closed when its client exceeds a limit.
 
-    uvicorn and httptools accept heads of any size and wait for them forever.
+    At most `config.limit_concurrency` connections are open. For a new one, the connection that has
+    waited longest for its client is closed. If the server works for all of them, the new one gets
+    status 503.
     """
 
-    _num_head_bytes = 0  # received since the last bytes of a body or the end of a request
-    _head_timeout: asyncio.TimerHandle | None = None  # while the connection waits for a head
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.last_active = self.loop.time()
+        self._max_connections = config.limit_concurrency
+        self.limit_concurrency = None  # uvicorn counts connections only when a request arrives
+        self._num_head_bytes = 0  # received since the last bytes of a body or the end of a request
+        self._num_discarded_bytes = 0
+        self._is_refused = False  # before a request was read to its end
+        self._head_timeout: asyncio.TimerHandle | None = None  # while it waits for a head
+        self._write_timeout: asyncio.TimerHandle | None = None  # while the client takes no response
+        self._discard_timeout: asyncio.TimerHandle | None = None  # while it closes
+
+    @property
+    def is_waiting_for_client(self) -> bool:
+        """Whether the client has to act next: send a request or its rest, or take a response."""
+        return (
+            self.cycle is None
+            or self.cycle.response_complete
+            or self.cycle.more_body
+            or self.flow.write_paused
+        )
+
+    @property
+    def has_unread_data(self) -> bool:
+        """Whether data of a request may be left that nobody will read."""
+        if self._is_refused:
+            return True
+        return self.cycle is not None and (self.cycle.more_body or self.flow.read_paused)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for the first request."""
-        super().connection_made(transport)
+        """Start to wait for the first request, if there is room for another connection."""
+        super().connection_made(cast(asyncio.Transport, _ClosingTransport(transport, self)))
+        self.flow = _FlowControl(transport, self.pipeline)
         self._start_head_timeout()
+        if self._max_connections is not None and len(self.connections) > self._max_connections:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Close the connection that has waited longest for its client, or else refuse this one."""
+        log.warning(
+            "%d connections are open: of further ones, idle ones are closed or status 503 is sent",
+            self._max_connections,
+        )
+        waiting = []
+        for connection in self.connections:
+            assert isinstance(connection, BoundedProtocol)
+            if connection is not self and connection.is_waiting_for_client:
+                waiting.append(connection)
+        if waiting:
+            oldest = min(waiting, key=lambda connection: connection.last_active)
+            self.connections.discard(oldest)  # its socket is closed in the next turn of the loop
+            oldest.transport.abort()
+        else:
+            self._is_refused = True
+            self.transport.write(_UNAVAILABLE)
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all timeouts."""
+        for timeout in (self._head_timeout, self._write_timeout, self._discard_timeout):
+            if timeout is not None:
+                timeout.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse data; answer a head that is too large with status 400."""
+        self.last_active = self.loop.time()
+        if self.transport.is_closing():
+            self._num_discarded_bytes += len(data)
+            if self._num_discarded_bytes > _MAX_DISCARDED_BYTES:
+                self.transport.abort()
+            return
+        self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._start_head_timeout()
+        if self._num_head_bytes > _MAX_HEAD_BYTES:
+            self.send_400_response("The head of the request is too large.")
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a request that cannot be parsed, and close the connection."""
+        if self.transport.is_closing():
+            return
+        self._is_refused = True
+        has_started = False
+        if self.cycle is not None and not self.cycle.response_complete:
+            has_started = self.cycle.response_started
+            self.cycle.disconnected = True  # the application writes no response
+            self.cycle.message_event.set()
+        if has_started or self.pipeline:
+            self.transport.abort()  # the 400 would be taken for the response to another request
+        else:
+            super().send_400_response(msg)
 
     def on_headers_complete(self) -> None:
-        """Stop the timeout of the head."""
+        """Stop the timeout of the head. Raises an exception, which httptools reports, if too many
+        requests wait.
+        """
         if self._head_timeout is not None:
             self._head_timeout.cancel()
             self._head_timeout = None
         super().on_headers_complete()
+        if len(self.pipeline) > _MAX_PIPELINED_REQUESTS:
+            raise ValueError("too many pipelined requests")
 
     def on_body(self, body: bytes) -> None:
         """Do not count bytes of the body."""
@@ -41,16 +165,93 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0
         super().on_message_complete()
 
-    def data_received(self, data: bytes) -> None:
-        """Parse data; answer a head that is too large with status 400."""
-        self._num_head_bytes += len(data)
-        super().data_received(data)
+    def on_response_complete(self) -> None:
+        """Start the next pipelined request, or wait for a request."""
+        self.last_active = self.loop.time()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Wait until the client has taken a part of its response."""
+        super().pause_writing()
+        self.start_write_timeout()
+
+    def resume_writing(self) -> None:
+        """Continue to write the response, or to read requests after it."""
+        self.last_active = self.loop.time()
+        super().resume_writing()
+        if self._write_timeout is not None:
+            self._write_timeout.cancel()
+            self._write_timeout = None
         if self.cycle is None or self.cycle.response_complete:
-            self._start_head_timeout()
-        if self._num_head_bytes > _MAX_HEAD_BYTES:
-            self.send_400_response("The head of the request is too large.")
+            self.flow.resume_reading()
+
+    def start_write_timeout(self) -> None:
+        """Close the connection if its client does not take the buffered data fast enough."""
+        if self._write_timeout is None:
+            num_bytes = self.transport.get_write_buffer_size()
+            self._write_timeout = self.loop.call_later(
+                _WRITE_SECONDS, self._check_written, num_bytes
+            )
+
+    def _check_written(self, old_num_bytes: int) -> None:
+        self._write_timeout = None
+        if self.transport.get_write_buffer_size() > old_num_bytes - _MIN_WRITTEN_BYTES:
+            self.transport.abort()
+        else:
+            self.start_write_timeout()
+
+    def start_discard_timeout(self) -> None:
+        """Close the connection if its client has not done so in time."""
+        self._discard_timeout = self.loop.call_later(_DISCARD_SECONDS, self.transport.abort)
 
     def _start_head_timeout(self) -> None:
         if self._head_timeout is None:
             close = self.timeout_keep_alive_handler
             self._head_timeout = self.loop.call_later(_HEAD_SECONDS, close)
+
+
+class _FlowControl(FlowControl):
+    """Reads nothing while requests are queued, or while the client does not take its response."""
+
+    def __init__(self, transport: asyncio.Transport, pipeline: Sized) -> None:
+        super().__init__(transport)
+        self._pipeline = pipeline
+
+    def resume_reading(self) -> None:
+        """Read again, unless there is a reason to wait."""
+        if not self._pipeline and not self.write_paused:
+            super().resume_reading()
+
+
+class _ClosingTransport:
+    """The transport of a connection, with another way to close it.
+
+    If a socket is closed while data is unread, the client gets a reset, which may destroy the
+    response before it is read. So the server only ends its side, and discards what arrives.
+    """
+
+    def __init__(self, transport: asyncio.Transport, protocol: BoundedProtocol) -> None:
+        self._transport = transport
+        self._protocol = protocol
+        self._is_discarding = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        """Send what is buffered, and close the connection."""
+        if self.is_closing():
+            return
+        if self._protocol.has_unread_data:
+            self._is_discarding = True
+            self._transport.write_eof()
+            self._transport.resume_reading()
+            self._protocol.start_discard_timeout()
+        else:
+            self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self._protocol.start_write_timeout()
+
+    def is_closing(self) -> bool:
+        """Return whether nothing is written any more."""
+        return self._is_discarding or self._transport.is_closing()

@@ -14,7 +14,15 @@ from starlette.requests import Request
 
 from nmt.config import Engine, ServeConfig
 from nmt.errors import escape_controls
-from nmt.serve.access import Bodies, HttpError, Key, RateLimits, find_key, network_of, read_keys
+from nmt.serve.access import (
+    Bodies,
+    HttpError,
+    Key,
+    KeyRing,
+    RateLimits,
+    network_of,
+    read_keys,
+)
 from nmt.serve.documents import Downloads, ReadOptions, read_text
 from nmt.serve.html_tokens import visible_text
 from nmt.serve.models import DETECTION_CHARACTERS, Direction, Models
@@ -108,7 +116,7 @@ class Service:
         self.bodies = Bodies(config.body_timeout_seconds)
         self.downloads = Downloads(config.file_minutes * 60, 64 * config.max_file_bytes)
         self.progress: dict[str, tuple[int, int]] = {}  # finished and all sentences, by request id
-        self._keys = [] if config.api_keys is None else read_keys(config.api_keys)
+        self._keys = None if config.api_keys is None else KeyRing(read_keys(config.api_keys))
         self._limits = RateLimits()
         self._reload_lock = asyncio.Lock()
         self.reload_failed = False  # the last time; the models are older than their folders
@@ -130,7 +138,7 @@ class Service:
     @property
     def has_keys(self) -> bool:
         """Whether the server has API keys."""
-        return bool(self._keys)
+        return self._keys is not None
 
     async def reload(self) -> None:
         """Load all models again. If that fails, the server keeps the models that it has.
@@ -159,14 +167,13 @@ class Service:
         if isinstance(api_key, str) and api_key:
             secret = api_key
         requests_per_minute = self.config.requests_per_minute
-        if self._keys and secret:
-            context.key = find_key(self._keys, secret.strip())
+        if self._keys is not None and secret:
+            context.key = self._keys.find(context.client, secret.strip())
             if context.key is None:
-                self._limits.check(context.client, requests_per_minute)
                 raise HttpError(403, "Invalid API key")
             context.client = context.key.name
             requests_per_minute = context.key.requests_per_minute or 0
-        elif self._keys and self.config.key_required:
+        elif self._keys is not None and self.config.key_required:
             raise HttpError(400, "This server needs an API key; ask its operator for one")
         self._limits.check(context.client, requests_per_minute)
 

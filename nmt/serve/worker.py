@@ -6,6 +6,8 @@ Messages are pickled and preceded by their length, as `multiprocessing.connectio
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -24,6 +26,7 @@ from nmt.serve.round_engine import JoiningSearch
 from nmt.translate.batch_search import BatchSearch, Segment
 from nmt.translate.translator import Translator
 
+_PR_SET_PDEATHSIG = 1  # of prctl, see linux/prctl.h
 HELLO = b"w"
 """The first byte that a worker sends. A worker that dies before it does not count as started."""
 
@@ -76,14 +79,13 @@ def run_loader(fd: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that end leave no zombies
-    try:
-        with socket.socket(fileno=fd) as control:
-            _load_and_fork(control)
-    except (EOFError, ConnectionError):  # the server has closed its end or has died
-        os._exit(0)
+    with socket.socket(fileno=fd) as control, contextlib.suppress(EOFError, ConnectionError):
+        _load_and_fork(control)
+    os._exit(0)  # at once: the workers end with this process
 
 
 def _load_and_fork(control: socket.socket) -> None:
+    _set_parent_death_signal(signal.SIGKILL)  # the thread that started this process waits for it
     connection = Connection(os.dup(control.fileno()))
     request: LoadModels = connection.recv()
     config = request.config
@@ -102,17 +104,27 @@ def _load_and_fork(control: socket.socket) -> None:
     except Exception as error:  # a damaged file may raise any; not every one can be pickled
         connection.send(ModelError(f"the models cannot be loaded: {error!r}"))
         return
+    _set_parent_death_signal(0)  # the thread may end, as end of the socket tells of its process
     connection.send(None)
     connection.close()
     gc.collect()
     gc.freeze()  # else garbage collection would write to the pages that the workers share
     while fds := socket.recv_fds(control, 1, 1)[1]:
+        loader = os.getpid()
         if os.fork() == 0:
+            _set_parent_death_signal(signal.SIGKILL)  # a search would only notice at its end
+            if os.getppid() != loader:
+                os._exit(0)
             control.close()
             torch.set_num_threads(request.num_threads)
             os.write(fds[0], HELLO)
             _SearchProcess(Connection(fds[0]), translators).run()
         os.close(fds[0])
+
+
+def _set_parent_death_signal(number: int) -> None:
+    """Let this process receive a signal when the thread that started it ends; 0 for none."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 class _SearchProcess:

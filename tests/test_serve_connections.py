@@ -1,0 +1,258 @@
+"""Connections of the server: how many there are, and clients that hold them up."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import GOOD, Running, copying, eventually, running, tiny_folder
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from nmt.config import ServeConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError
+from nmt.serve import protocol
+
+SPEC = b"GET /spec HTTP/1.1\r\nHost: x\r\n\r\n"
+HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+
+
+def connect(port: int, receive_bytes: int = 0) -> socket.socket:
+    """Open a connection; `receive_bytes` is the size of its receive buffer."""
+    client = socket.socket()
+    if receive_bytes:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    client.settimeout(20)
+    client.connect(("127.0.0.1", port))
+    return client
+
+
+def receive_all(client: socket.socket) -> bytes:
+    received = b""
+    while chunk := client.recv(65536):
+        received += chunk
+    return received
+
+
+def is_closed(client: socket.socket) -> bool:
+    """Return whether the server has closed a connection on which nothing arrives."""
+    client.setblocking(False)
+    try:
+        return client.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def num_requests(*_: Any) -> int:
+    """Return the number of requests that the server holds."""
+    return sum(isinstance(item, RequestResponseCycle) for item in gc.get_objects())
+
+
+def test_pipelined_requests_are_answered_in_order_and_not_read_without_end(
+    tokenizer: Tokenizer,
+) -> None:
+    models, engine = copying(tokenizer)
+    with running(models) as server:
+        with connect(server.port) as client:  # which sends more while the engine works
+            engine.gate.clear()
+            body = json.dumps({"q": "the tree", **GOOD}).encode()
+            client.sendall(HEAD + str(len(body)).encode() + b"\r\n\r\n" + body)
+            for _ in range(40):
+                client.sendall(SPEC)
+                time.sleep(0.005)
+            assert not is_closed(client)
+            engine.gate.set()
+        with connect(server.port) as client:
+            paths = [b"/health", b"/languages", b"/missing"] * 5
+            requests = b"".join(SPEC.replace(b"/spec", path) for path in paths)
+            client.sendall(requests + SPEC.replace(b"Host", b"Connection: close\r\nHost"))
+            statuses = re.findall(rb"HTTP/1.1 (\d+)", receive_all(client))
+            assert statuses == [b"200", b"200", b"404"] * 5 + [b"200"]
+        with connect(server.port) as client:
+            client.sendall(SPEC * 1000)
+            eventually(lambda: is_closed(client))
+        with connect(server.port, receive_bytes=4096) as client:
+            client.settimeout(0.2)
+            before = server.metric("nmt_requests_total")
+            try:
+                for _ in range(2000):
+                    client.sendall(SPEC)
+                    time.sleep(0.0005)
+            except OSError:  # nothing is read any more, or the connection is closed
+                pass
+            assert num_requests() < 30
+            assert server.metric("nmt_requests_total") - before < 1500
+        assert server.translate("the tree") == "the tree"
+
+
+def test_a_client_that_does_not_take_its_response_is_disconnected(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "_WRITE_SECONDS", 0.3)
+    monkeypatch.setattr(protocol, "_DISCARD_SECONDS", 0.3)
+    text = "the tree <img alt='" + "a" * 8_000_000 + "'>"
+    body = json.dumps({"q": text, "format": "html", **GOOD}).encode()
+    settings = {"char_limit": 0, "max_body_bytes": 1 << 24}
+    with running(copying(tokenizer)[0], **settings) as server:
+        request = HEAD + str(len(body)).encode() + b"\r\n\r\n" + body
+        closing = request.replace(b"Host", b"Connection: close\r\nHost")
+        for data in (request, closing, request + SPEC):
+            with connect(server.port, receive_bytes=4096) as client:
+                client.sendall(data)
+                assert client.recv(12) == b"HTTP/1.1 200"
+                eventually(lambda: server.num_connections() == 0)
+                assert len(receive_all(client)) < len(text) - 100_000  # what was already sent
+        with connect(server.port, receive_bytes=65536) as client:  # slow, but it reads
+            client.sendall(closing)
+            received = b""
+            while chunk := client.recv(1 << 16):
+                received += chunk
+                time.sleep(0.005)
+            assert len(received) > len(text)
+
+
+def test_a_response_before_the_end_of_a_body_arrives(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = b'{"q": "' + b"a" * 17_000_000 + b'"}'
+    head = HEAD + str(len(body)).encode() + b"\r\n\r\n"
+    with running(copying(tokenizer)[0]) as server:
+        for request in (
+            head + body,
+            head.replace(b"Host", b"Connection: close\r\nHost") + body,
+            head.replace(b"HTTP/1.1", b"HTTP/1.0") + body,
+            head.replace(b"Content-Length: ", b"Transfer-Encoding: chunked\r\nX-Length: ")
+            + (b"10000\r\n" + b"a" * 65536 + b"\r\n") * 260,
+        ):
+            for _ in range(3):
+                with connect(server.port) as client:
+                    client.sendall(request)
+                    client.shutdown(socket.SHUT_WR)
+                    assert b" 413 " in receive_all(client).splitlines()[0]
+        eventually(lambda: server.num_connections() == 0)
+        monkeypatch.setattr(protocol, "_DISCARD_SECONDS", 0.2)
+        with connect(server.port) as client:
+            client.sendall(head)
+            assert b" 413 " in receive_all(client)
+            eventually(lambda: server.num_connections() == 0)
+        monkeypatch.setattr(protocol, "_DISCARD_SECONDS", 60)
+        monkeypatch.setattr(protocol, "_MAX_DISCARDED_BYTES", 1_000_000)
+        with connect(server.port) as client, pytest.raises(ConnectionError):
+            client.sendall(head + body * 4)
+
+
+def test_idle_connections_make_room_and_busy_ones_do_not(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    models, engine = copying(tokenizer)
+    with (
+        running(models, max_connections=4) as server,
+        ThreadPoolExecutor(4) as pool,
+        ExitStack() as stack,
+        propagating(),
+    ):
+        idle = [stack.enter_context(connect(server.port)) for _ in range(10)]
+        idle[1].sendall(HEAD[:20])
+        eventually(lambda: all(map(is_closed, idle[:6])))
+        assert not any(map(is_closed, idle[6:]))
+        for _ in range(20):
+            assert server.translate("the tree") == "the tree"
+        engine.gate.clear()
+        busy = [pool.submit(server.translate, "a house") for _ in range(4)]
+        eventually(lambda: len(server.service.scheduler.queues.requests) == 4)
+        answer = server.post("/translate", q="a", **GOOD)
+        assert (answer.status, answer.body) == (503, b"Service Unavailable")
+        engine.gate.set()
+        assert [future.result(10) for future in busy] == ["a house"] * 4
+    messages = [message for message in caplog.messages if "connections are open" in message]
+    assert len(messages) == 1
+
+
+@contextmanager
+def propagating() -> Iterator[None]:
+    """Let pytest see the warnings of the server, as if nothing had been logged before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.getLogger("nmt"), "propagate", True)
+        for log_filter in protocol.log.filters:
+            log_filter.__init__()  # type: ignore[misc]
+        yield
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(getattr(resource, sys.argv.pop(1)), (int(sys.argv.pop(1)),) * 2)
+from nmt.cli.main import main, COMMANDS
+sys.exit(main(COMMANDS["serve"]))
+"""
+
+
+@pytest.mark.slow
+def test_more_connections_than_files_are_one_line_of_log(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    folder = tiny_folder(tmp_path / "model", tokenizer)
+    command = [sys.executable, "-c", LIMITED, "RLIMIT_NOFILE"]
+    settings = [f"model_dir={folder}", "port=0", "num_workers=1", "access_log=false"]
+    refused = subprocess.run([*command, "100", *settings], stderr=subprocess.PIPE, text=True)
+    assert refused.returncode == 2
+    assert "may open 100 files (ulimit -n)" in refused.stderr.splitlines()[-1]
+    log = tmp_path / "log"
+    with open(log, "w") as stream:
+        process = subprocess.Popen([*command, "300", *settings], stderr=stream)
+    try:
+        eventually(lambda: "serving on" in log.read_text(), 60)
+        match = re.search(r"serving on http://127.0.0.1:(\d+)", log.read_text())
+        assert match is not None
+        server = Running(int(match[1]), None)  # type: ignore[arg-type]
+        assert server.translate("the house") is not None
+        clients = [connect(server.port) for _ in range(500)]
+        seconds = []
+        for _ in range(20):
+            start = time.monotonic()
+            server.translate("the house")
+            seconds.append(time.monotonic() - start)
+            clients += [connect(server.port) for _ in range(20)]
+        assert sorted(seconds)[10] < 1
+        for client in clients:
+            client.close()
+        lines = log.read_text().splitlines()
+        assert len(lines) < 10, lines
+        assert "max_connections is 86, as the process may open 300 files" in log.read_text()
+    finally:
+        process.terminate()
+        process.wait(20)
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.slow
+def test_too_little_address_space_is_one_line(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    folder = tiny_folder(tmp_path / "model", tokenizer)
+    for megabytes in (350, 500, 600, 1000, 1535):
+        command = [sys.executable, "-c", LIMITED, "RLIMIT_AS", str(megabytes << 20)]
+        arguments = [f"model_dir={folder}", "port=0"]
+        result = subprocess.run([*command, *arguments], stderr=subprocess.PIPE, text=True)
+        assert result.returncode == 2
+        (line,) = result.stderr.splitlines()
+        assert f"{megabytes} MiB of address space (ulimit -v); nmt-serve needs at least" in line
+
+
+def test_trusted_proxies_are_addresses_and_networks() -> None:
+    for value in ("", "10.0.0.1", "10.0.0.0/8, ::1", "fd00::/8"):
+        ServeConfig(trusted_proxies=value)
+    for value in ("proxy", "10.0.0.1/8", "10.0.0.1,", "300.1.1.1", "*", "10.0.0.1 ::1", " "):
+        with pytest.raises(ConfigError, match="trusted_proxies"):
+            ServeConfig(trusted_proxies=value)
