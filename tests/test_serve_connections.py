@@ -256,3 +256,26 @@ def test_trusted_proxies_are_addresses_and_networks() -> None:
     for value in ("proxy", "10.0.0.1/8", "10.0.0.1,", "300.1.1.1", "*", "10.0.0.1 ::1", " "):
         with pytest.raises(ConfigError, match="trusted_proxies"):
             ServeConfig(trusted_proxies=value)
+
+
+def test_nothing_is_read_while_requests_wait_or_a_response_is_not_taken() -> None:
+    actions: list[str] = []
+
+    class Transport:
+        def pause_reading(self) -> None:
+            actions.append("pause")
+
+        def resume_reading(self) -> None:
+            actions.append("resume")
+
+    pipeline = [1]
+    flow = protocol._FlowControl(Transport(), pipeline)  # type: ignore[arg-type]
+    flow.pause_reading()
+    flow.resume_reading()
+    pipeline.clear()
+    flow.pause_writing()
+    flow.resume_reading()
+    assert actions == ["pause"]
+    flow.resume_writing()
+    flow.resume_reading()
+    assert actions == ["pause", "resume"]
