@@ -71,6 +71,35 @@ def test_every_word_of_another_toolkit_leads_to_a_setting_of_some_command() -> N
     assert not OUR_KEY.keys() & ADVICE_FOR_KEY.keys()
 
 
+def test_a_wrong_turn_is_one_line_that_names_the_right_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command, typed, expected in (
+        ("translate", "src=in.en", "write input=in.en"),
+        ("translate", "--source in.en", "write input=in.en"),
+        ("translate", "in.en", "in.en is no setting; write input=in.en output=FILE"),
+        ("translate", "input= in.en", "in.en is no setting; write input=in.en output=FILE"),
+        ("distill", "in.en", "write input=in.en"),
+        ("train", "mine.yaml", "mine.yaml is no setting; write experiment=mine.yaml"),
+        ("preprocess", "my/mine.yml", "write experiment=my/mine.yml"),
+        ("average", "words", "words is no setting; write key=value"),
+        ("translate", "no_repeat_ngram_size=3", "search does not block repeated n-grams"),
+        ("train", "layers=6", "write model.num_encoder_layers=6 model.num_decoder_layers=6"),
+        ("translate", "layers=6", "nmt-translate has no such setting; nmt-translate --help"),
+        ("train", "arch=x", "write model=base, big"),
+        (
+            "train",
+            "optimizer.peak_learning_rate=0.001",
+            "optimizer.peak_learning_rate=0.001: noam has its own; set optimizer.schedule=",
+        ),
+    ):
+        assert_refused(command, typed, expected)
+    quantization = composed("export", "quantization=none").quantization
+    assert quantization is composed("export", "quantization=fp32").quantization
+    assert quantization.value == "float32"
+
+
 @pytest.mark.slow
 def test_words_without_a_counterpart_are_refused_with_ours_in_one_short_line() -> None:
     for command, typed, expected in (

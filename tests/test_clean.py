@@ -216,6 +216,20 @@ def test_a_malformed_line_is_an_error_or_is_dropped() -> None:
         assert held_out.tgt[::2] == ["b", "b"], problem
 
 
+def test_json_with_other_fields_names_them_and_the_setting() -> None:
+    lines = [b'{"id": 7, "en": "a", "de": "b", "note": "c"}', b'{"src": "a", "id": "b", "de": "c"}']
+    chunk = make_chunk([lines[:1]], Format.jsonl, key="data.corpora.news")
+    expected = (
+        'both:1: no text in the field "src"; it has en, de, note; name the fields of source and '
+        "target, such as data.corpora.news.fields=[en,de]"
+    )
+    with pytest.raises(DataError) as error:
+        clean_and_filter(chunk, settings())
+    assert str(error.value) == expected
+    with pytest.raises(DataError, match='in the field "tgt"; fix the line'):
+        clean_and_filter(make_chunk([lines[1:]], Format.jsonl), settings())
+
+
 def test_other_characters_stay() -> None:
     """Joiners, marks, all spaces, a U+FEFF inside a line, and control characters in JSON strings
     are text.

@@ -265,6 +265,18 @@ def test_files_of_other_toolkits_that_do_not_fit_are_refused(
         path.write_bytes(original)
 
 
+def test_models_of_nmt_and_of_ctranslate2_are_not_imported(
+    tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = random_model(tmp_path / "run/average", tokenizer)
+    for path in (model, tmp_path / "run"):
+        refuse(path, f"is a model of nmt already; use it as it is: model_dir={path}", capsys)
+    (tmp_path / "converted").mkdir()
+    for name in ("model.bin", "config.json", "shared_vocabulary.json"):
+        (tmp_path / "converted" / name).write_text("{}", encoding="utf-8")
+    refuse(tmp_path / "converted", "is a model of CTranslate2", capsys)
+
+
 def test_a_model_that_was_trained_is_not_replaced(
     tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,7 +101,10 @@ def test_the_peak_is_the_given_one_or_the_peak_of_equation_3() -> None:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"schedule": INVERSE_SQRT}, r"inverse_sqrt: needs optimizer\.peak_learning_rate"),
-        ({"peak_learning_rate": 1e-3}, r"peak_learning_rate=0\.001: noam has the paper's peak"),
+        (
+            {"peak_learning_rate": 1e-3},
+            r"=0\.001: noam has its own; set optimizer",
+        ),
         ({"schedule": COSINE, "peak_learning_rate": 0.0}, "must be above 0"),
         ({"weight_decay": 0.1}, r"weight_decay=0\.1: needs optimizer\.name=adamw"),
         ({"weight_decay": -0.1, "name": ADAMW}, "must be at least 0"),

@@ -25,6 +25,7 @@ from nmt.data.tokenizer import (
     MappedTokenizer,
     Tokenizer,
     Vocabulary,
+    find_tokenizers,
     load_tokenizers,
     save_tokenizers,
 )
@@ -332,6 +333,20 @@ def test_a_folder_whose_tokenizer_is_another_is_refused(
     unrelated = train_tokenizer(sentences(200, seed=1), tokenizer_config())
     with pytest.raises(ModelError, match="not the one that the folder was made with"):
         load_tokenizers(tmp_path, unrelated.sha256)
+
+
+def test_the_tokenizer_of_a_run_is_the_one_of_its_model(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    config = PreprocessConfig(tokenizer=TokenizerConfig(model=str(tmp_path / "run")))
+    with pytest.raises(ModelError, match="run"):
+        open_tokenizers(config)
+    for name in ("checkpoints/latest", "average"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+        (tmp_path / "run" / name / "tokenizer.model").write_bytes(tokenizer.model)
+        assert find_tokenizers(tmp_path / "run") == tmp_path / "run" / name
+        assert open_tokenizers(config).src.model == tokenizer.model, name
+        assert find_tokenizers(tmp_path / "run" / name) == tmp_path / "run" / name
 
 
 def test_a_file_that_is_no_model_or_lacks_symbols_is_refused_in_a_line(tmp_path: Path) -> None:

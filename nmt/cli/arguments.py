@@ -22,6 +22,7 @@ _CONFIG_FLAGS = ("--cfg", "-c")
 _COMPLETION_FLAGS = ("--shell-completion", "-sc")
 _FOLDER_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
 _FLAGS_WITH_VALUE = (*_CONFIG_FLAGS, *_COMPLETION_FLAGS, *_FOLDER_FLAGS)
+_ADVISED_KEY = re.compile(r"write ([\w.]+)=")  # in the advice for a key of another toolkit
 _SETTING_OR_FLAG = re.compile(r"[+]*[\w./@:-]+=|-(?!\d)")  # -1 is a value, not a flag
 
 
@@ -92,9 +93,7 @@ def parse_argument(word: str, command: Command) -> Argument:
     if not equals:
         key, value = translate_flag(word, "true")
         if key == word:
-            raise ConfigError(
-                f"{word} is no setting; write key=value (nmt-{command.name} --help lists the keys)"
-            )
+            raise ConfigError(f"{word} is no setting; {_advise_on_word(word, command)}")
     group = OUR_KEY.get(key, key)
     if group in GROUPS:
         _check_group(group, value, command)
@@ -106,6 +105,16 @@ def parse_argument(word: str, command: Command) -> Argument:
         return Argument(key, value, dict)
     full_key = _complete_key(key, value, settings, command)
     return Argument(full_key, value, settings[full_key].type_hint)
+
+
+def _advise_on_word(word: str, command: Command) -> str:
+    """Return how to write a word without an equals sign, such as the name of a file."""
+    keys = {setting.key for setting in command.settings}
+    if Path(word).suffix in (".yaml", ".yml") and "experiment" in command.groups:
+        return f"write experiment={word}"
+    if "input" in keys and not word.startswith("-") and ("." in word or Path(word).exists()):
+        return f"write input={word}" + (" output=FILE" if "output" in keys else "")
+    return f"write key=value (nmt-{command.name} --help lists the keys)"
 
 
 def _check_group(group: str, value: str, command: Command) -> None:
@@ -159,7 +168,9 @@ def _complete_key(key: str, value: str, settings: dict[str, Setting], command: C
         if len(matches) == 1:
             return matches[0]
     advice = ADVICE_FOR_KEY.get(key, "").format(value=value)
-    if not advice:
+    our_key = _ADVISED_KEY.match(advice)
+    is_other_command = our_key and our_key[1] not in {*settings, *command.groups}
+    if not advice or is_other_command:
         advice = nearest(key, settings, f"nmt-{command.name} --help lists all")
     raise ConfigError(f"{key}: nmt-{command.name} has no such setting; {advice}")
 

@@ -117,7 +117,7 @@ class OptimizerConfig(Settings):
             rule = "needs optimizer.peak_learning_rate; noam is that curve from the paper's peak"
             self.require(peak is not None, "schedule", rule)
         if self.schedule is Schedule.noam:
-            rule = "noam has the paper's peak; use inverse_sqrt, cosine, linear or wsd"
+            rule = "noam has its own; set optimizer.schedule=inverse_sqrt (or cosine, linear, wsd)"
             self.require(peak is None, "peak_learning_rate", rule)
 
 

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterable
 from typing import Any
 
-from nmt.config.runtime import DType
+from nmt.config.runtime import DType, Quantization
 
 
 def _map_keys(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -114,6 +114,12 @@ _ADVICE_AND_KEYS = (  # "{value}" stands for the value that the user gave
     ("nmt uses a GPU if there is one; device=cuda or device=cpu chooses", "cuda use_cuda"),
     ("nmt uses a GPU if there is one; device=cuda:{value} chooses this one", "gpu gpu_id"),
     ("write model=base, big, tiny, modern or deep_shallow", "arch architecture model_name"),
+    ("write input={value}", "src source text"),
+    (
+        "search does not block repeated n-grams; nmt-distill and nmt-backtranslate drop looping "
+        "pairs with max_repeats",
+        "no_repeat_ngram_size no_repeat_ngram block_ngram_repeat",
+    ),
     ("translations and references are detokenized text already", "remove_bpe post_process"),
 )
 ADVICE_FOR_KEY = _map_keys(_ADVICE_AND_KEYS)
@@ -125,6 +131,13 @@ _DTYPES = {
     "fp32": DType.float32,
     "float": DType.float32,
     "full": DType.float32,
+}
+_QUANTIZATIONS = {
+    "none": Quantization.float32,
+    "no": Quantization.float32,
+    "fp32": Quantization.float32,
+    "fp16": Quantization.float16,
+    "bf16": Quantization.bfloat16,
 }
 _NUMBER = re.compile(r"(?P<digits>[+-]?\d[\d_]*\.?\d*(?:[eE][+-]?\d+)?)(?P<suffix>[kKmM]?)")
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -147,6 +160,8 @@ def translate_value(text: str, type_hint: Any) -> str:
     types = (type_hint, *typing.get_args(type_hint))
     if DType in types and text.lower() in _DTYPES:
         return _DTYPES[text.lower()].value
+    if Quantization in types and text.lower() in _QUANTIZATIONS:
+        return _QUANTIZATIONS[text.lower()].value
     match = _NUMBER.fullmatch(text)
     is_number = int in types or float in types
     # a float cannot hold all digits of a large whole number, such as a seed

@@ -276,6 +276,14 @@ Tokenizers: TypeAlias = Tokenizer | TokenizerPair
 for both languages is its own `src` and `tgt`."""
 
 
+def find_tokenizers(folder: Path) -> Path:
+    """Return the folder with the tokenizers of a data folder, a model folder or a run."""
+    for name in ("average", "checkpoints/latest"):
+        if not any(folder.glob("tokenizer.*")) and any(folder.glob(f"{name}/tokenizer.*")):
+            return folder / name
+    return folder
+
+
 def load_tokenizers(
     folder: Path, sha256: str | None = None, tags: Sequence[str] = ()
 ) -> Tokenizers:

@@ -22,6 +22,7 @@ from nmt.data.tokenizer import (
     Tokenizer,
     TokenizerPair,
     Tokenizers,
+    find_tokenizers,
     load_tokenizers,
     read_model,
 )
@@ -89,8 +90,8 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
 
 
 def _open_model_folder(config: PreprocessConfig, folder: Path) -> Tokenizers:
-    """Load the tokenizers of a model folder, which must have all symbols of the settings."""
-    tokenizers = load_tokenizers(folder)
+    """Load the tokenizers of a model folder or run, which must have all symbols of the settings."""
+    tokenizers = load_tokenizers(find_tokenizers(folder))
     if config.tokenizer.tgt_model is not None:
         raise ConfigError(
             f"tokenizer.model={folder} is a model folder with the tokenizers of both sides; leave "

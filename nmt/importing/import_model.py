@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from nmt.checkpoint import ModelInfo, build_model, load_info, save_model
+from nmt.checkpoint import ModelInfo, build_model, find_model, load_info, save_model
 from nmt.config import ImportConfig, ImportFormat, resolve
 from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.importing import fairseq, huggingface, marian, opennmt
@@ -45,6 +45,7 @@ def import_model(config: ImportConfig) -> Path:
     if not path.exists():
         raise ModelError(f"input={path} does not exist; give a folder or a file with a model")
     _check_output(output)
+    _check_importable(path, config)
     if path.name == huggingface.CONFIG:
         path = path.parent
     toolkit = config.format
@@ -71,6 +72,24 @@ def import_model(config: ImportConfig) -> Path:
         ) from error
     save_model(output, imported.weights, info, imported.tokenizers)
     return output
+
+
+def _check_importable(path: Path, config: ImportConfig) -> None:
+    """Raise a `ConfigError` for a model of nmt or of CTranslate2."""
+    try:
+        load_info(find_model(path))
+    except NmtError:
+        pass
+    else:
+        raise ConfigError(
+            f"input={config.input} is a model of nmt already; use it as it is: "
+            f"model_dir={config.input}"
+        )
+    vocabularies = [*path.glob("*vocabulary.json"), *path.glob("*vocabulary.txt")]
+    if (path / "model.bin").exists() and vocabularies:
+        raise ConfigError(
+            f"input={config.input} is a model of CTranslate2; give the model that it was made from"
+        )
 
 
 def _check_output(output: Path) -> None:

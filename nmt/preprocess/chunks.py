@@ -46,6 +46,7 @@ class Source:
     columns: tuple[int, int] = (1, 2)  # of TSV, from 1
     fields: tuple[str, str] = ("src", "tgt")  # of JSON
     tags: Tags = Tags()
+    key: str = ""  # of its settings, such as data.train, for messages
 
 
 class Location(NamedTuple):

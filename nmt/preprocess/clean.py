@@ -136,6 +136,7 @@ class LineError:
     side: int  # 0 for the source, 1 for the target; 0 if one file holds both
     message: str
     byte: int | None = None  # position of the first invalid byte in the line, from 1
+    other_fields: tuple[str, ...] = ()  # with text, of JSON without source and target
 
 
 @dataclass
@@ -213,10 +214,7 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
     if invalid and config.data.invalid is Invalid.error:
         _raise_for_invalid(result, _sort_by_line(invalid)[0])
     if malformed and config.data.invalid is not Invalid.drop:
-        raise DataError(
-            f"{result.locate(malformed[0])}: {malformed[0].message}; fix the line, or leave such "
-            "lines out with data.invalid=drop"
-        )
+        _raise_for_malformed(result, malformed[0])
     if held_out:
         result.count_repairs(OVERLONG, overlong, len(overlong))
         result.count_repairs(NOT_UTF8, invalid, reader.num_invalid)
@@ -239,6 +237,17 @@ def _raise_for_invalid(chunk: CleanChunk, error: LineError) -> None:
         fix = "convert the file, for example with iconv -f latin1 -t utf-8"
     location = chunk.raw_chunk.location(error.row, error.side)  # the message names the byte
     raise DataError(f"{location}: {error.message}; {fix}, or set data.invalid=replace or drop")
+
+
+def _raise_for_malformed(chunk: CleanChunk, error: LineError) -> None:
+    advice = "fix the line, or leave such lines out with data.invalid=drop"
+    if len(error.other_fields) > 1:
+        src, tgt = error.other_fields[:2]
+        advice = (
+            f"it has {', '.join(error.other_fields)}; name the fields of source and target, such "
+            f"as {chunk.raw_chunk.source.key}.fields=[{src},{tgt}]"
+        )
+    raise DataError(f"{chunk.locate(error)}: {error.message}; {advice}")
 
 
 def _substitute(lines: list[str], pattern: re.Pattern[str], by: str) -> tuple[int, list[int]]:
@@ -345,7 +354,10 @@ class _ChunkReader:
             src.append(texts[0])
             tgt.append(texts[1])
             if problem:
-                self.malformed[row] = LineError(row, 0, problem)
+                other_fields: tuple[str, ...] = ()
+                if src_field not in record and tgt_field not in record:
+                    other_fields = tuple(k for k, text in record.items() if isinstance(text, str))
+                self.malformed[row] = LineError(row, 0, problem, other_fields=other_fields)
         return self._clean_field(src, src_field), self._clean_field(tgt, tgt_field)
 
     def _clean_field(self, texts: list[str], name: str) -> list[str]:

@@ -102,6 +102,7 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
             columns=(corpus.split.columns[0], corpus.split.columns[1]),
             fields=(fields[0], fields[1]),
             tags=direction.tags,
+            key=corpus.key,
         )
         spool_prefix = f"{split}-{corpus.corpus}" if corpus.corpus else split
         if corpus.split.dataset is not None:

@@ -22,6 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from nmt.config import PreprocessConfig, resolve, settings_to_compare
+from nmt.data.tokenizer import find_tokenizers
 from nmt.errors import ConfigError, DamagedError, DataError, NmtError
 from nmt.preprocess.chunks import Chunk, Source, Span, read_span
 from nmt.runtime.cluster import open_workers
@@ -70,7 +71,9 @@ class Job:
             if name is None:
                 continue
             path = resolve(name)
-            files = sorted(path.glob("tokenizer.*")) if path.is_dir() else [path]
+            files = [path]
+            if path.is_dir():
+                files = sorted(find_tokenizers(path).glob("tokenizer.*"))
             models += [file for file in files if file.exists()]
         inputs = {}
         for source in chain(*self.sources.values(), *self.held_out.values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import logging
@@ -263,6 +264,13 @@ def _handle_signals(server: Server, service: Service) -> set[asyncio.Task[None]]
     return reloads
 
 
+def _find_free_port(host: str) -> int:
+    """Return a port of the host that no process listens on."""
+    with socket.create_server((host, 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
 def _listen(config: ServeConfig) -> socket.socket:
     try:
         addresses = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
@@ -273,5 +281,8 @@ def _listen(config: ServeConfig) -> socket.socket:
         listener.bind(address)
         listener.listen(_BACKLOG)
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"host={config.host} port={config.port}: {error}") from None
+        problem = f"host={config.host} port={config.port}: {error}"
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            problem += f"; give another port, such as port={_find_free_port(config.host)}"
+        raise ConfigError(problem) from None
     return listener
