@@ -1,15 +1,15 @@
-"""Break the code a little, one place at a time, and see whether the tests notice.
+"""Mutation tests: break the code in one place at a time, and check that a test fails.
 
     python scripts/mutate.py                        all breaks of scripts/mutations/*.yaml
-    python scripts/mutate.py --sample 150 --seed 1  some of them, drawn at random
-    python scripts/mutate.py --only bucket-bound    one of them, or several
-    python scripts/mutate.py --named --slow         only the tests named for each, slow ones too
-    python scripts/mutate.py --list                 names, and whether the text is still there
+    python scripts/mutate.py --sample 150 --seed 1  150 of them, drawn at random
+    python scripts/mutate.py --only bucket-bound    the named ones
+    python scripts/mutate.py --named --slow         only the tests named for each, with slow ones
+    python scripts/mutate.py --list                 check that each break can be made
 
-Each break is made in a copy of the tree. The tests that should notice run first, the rest of the
-default suite only if those pass, and slow tests only with --slow. A test that fails without a break
-ends the script. Results are saved in build/mutations.json, so that a second run continues; a break
-whose text has changed is made again. Exit status 1: some break survived.
+Each break is made in a copy of the repository. The test files that the break names run first, the
+rest of the default suite only if they pass, slow tests only with --slow. If a test fails without
+a break, the script ends. Results are saved in build/mutations.json, and a second run continues; a
+break that has changed is made again. The exit status is 1 if a break survived.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,21 +42,21 @@ PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", 
 
 @dataclass(frozen=True)
 class Break:
-    """A place to break: `old`, which occurs once in `file`, becomes `new`."""
+    """A break: `old`, which occurs once in `file`, becomes `new`."""
 
     name: str
     file: str
     old: str
     new: str
-    tests: str  # names of test files that should notice, without tests/test_ and .py
+    tests: str  # test files that should fail, without tests/test_ and .py, separated by spaces
 
     @property
     def test_files(self) -> list[str]:
-        """The tests that run first."""
+        """The paths of these test files."""
         return [f"tests/test_{name}.py" for name in self.tests.split()]
 
     def problem(self, root: Path) -> str:
-        """Say why the break cannot be made, or return ""."""
+        """Return why the break cannot be made below `root`, or ""."""
         path = root / self.file
         if not path.is_file():
             return "no such file"
@@ -67,154 +68,155 @@ class Break:
 
 
 def main() -> int:
-    """Make the breaks that are not done yet; print a table of all that were asked for."""
+    """Make the requested breaks that have no result yet, and print the results of all of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="list the breaks and stop")
     parser.add_argument(
-        "--only", nargs="+", metavar="NAME", help="make only these, again if they have results"
+        "--only", nargs="+", metavar="NAME", help="make only these, even if they have results"
     )
-    parser.add_argument("--sample", type=int, metavar="N", help="draw N of them at random")
+    parser.add_argument("--sample", type=int, metavar="N", help="draw N breaks at random")
     parser.add_argument("--seed", type=int, default=0, help="seed of --sample (default 0)")
     parser.add_argument("--jobs", type=int, default=1, help="breaks at a time (default 1)")
     parser.add_argument(
-        "--timeout", type=float, default=600, help="seconds a run of tests may take"
+        "--timeout", type=float, default=600, help="time limit of a run of tests in seconds"
     )
     parser.add_argument(
-        "--named", action="store_true", help="leave out the rest of the suite when these pass"
+        "--named", action="store_true", help="run only the test files that a break names"
     )
     parser.add_argument("--slow", action="store_true", help="run slow tests too")
     parser.add_argument("--results", type=Path, default=ROOT / "build/mutations.json")
-    args = parser.parse_args()
+    options = parser.parse_args()
     breaks = read_breaks()
-    assert len({candidate.name for candidate in breaks}) == len(breaks), "two breaks have one name"
-    if args.only:
-        unknown = set(args.only) - {candidate.name for candidate in breaks}
-        if unknown:
-            parser.error(f"no such break: {', '.join(sorted(unknown))}")
-        breaks = [candidate for candidate in breaks if candidate.name in args.only]
-    if args.sample is not None:
-        breaks = random.Random(args.seed).sample(breaks, args.sample)
-    if args.list:
-        rows = [(b.name, b.file, b.tests, b.problem(ROOT) or "ready") for b in breaks]
-        print(tabulate(rows, headers=("break", "file", "tests", "state")))
-        return int(any(row[3] != "ready" for row in rows))
-    results = read_results(args.results, breaks, redo=bool(args.only))
-    run_all([candidate for candidate in breaks if candidate.name not in results], results, args)
+    if options.only:
+        unknown_names = set(options.only) - set(breaks)
+        if unknown_names:
+            parser.error(f"no such break: {', '.join(sorted(unknown_names))}")
+        breaks = {name: breaks[name] for name in options.only}
+    if options.sample is not None:
+        names = random.Random(options.seed).sample(list(breaks), options.sample)
+        breaks = {name: breaks[name] for name in names}
+    if options.list:
+        return list_breaks(breaks)
+    results = {}
+    if options.results.is_file():
+        results = json.loads(options.results.read_text(encoding="utf-8"))
+    for name in set(results) & set(breaks):
+        if options.only or results[name]["break"] != asdict(breaks[name]):
+            del results[name]
+    new_breaks = [candidate for name, candidate in breaks.items() if name not in results]
+    if new_breaks:
+        run_all(new_breaks, results, options)
     return report(breaks, results)
 
 
-def read_breaks() -> list[Break]:
-    """Read the table of breaks: one file for each package, then files, names and the texts."""
-    breaks = []
+def read_breaks() -> dict[str, Break]:
+    """Read the breaks by name. A YAML file has file names, names of breaks, and their fields."""
+    breaks: dict[str, Break] = {}
     for path in sorted(MUTATIONS.glob("*.yaml")):
         files = yaml.safe_load(path.read_text(encoding="utf-8"))
         for file, entries in files.items():
             for name, entry in entries.items():
-                breaks.append(Break(name=name, file=file, **entry))
+                assert name not in breaks, f"two breaks are named {name}"
+                breaks[name] = Break(name=name, file=file, **entry)
     return breaks
 
 
-def read_results(path: Path, breaks: list[Break], *, redo: bool) -> dict[str, Any]:
-    """Return the earlier results that still hold, by name."""
-    if not path.is_file():
-        return {}
-    current = {candidate.name: asdict(candidate) for candidate in breaks}
-    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    reusable = {} if redo else current
-    return {
-        name: result
-        for name, result in results.items()
-        if (name not in current) or (name in reusable and result["break"] == current[name])
-    }
+def list_breaks(breaks: dict[str, Break]) -> int:
+    """Print all breaks; return 1 if one cannot be made."""
+    rows = []
+    for name, candidate in breaks.items():
+        rows.append((name, candidate.file, candidate.tests, candidate.problem(ROOT) or "ready"))
+    print(tabulate(rows, headers=("break", "file", "tests", "state")))
+    return int(any(row[3] != "ready" for row in rows))
 
 
-def run_all(breaks: list[Break], results: dict[str, Any], args: argparse.Namespace) -> None:
-    """Make the breaks in one copy of the tree per job; save the results after each."""
+def run_all(breaks: list[Break], results: dict[str, Any], options: argparse.Namespace) -> None:
+    """Make the breaks in parallel, each job in its copy of the repository; save each result."""
     copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
-    args.results.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
-        for number in range(args.jobs if breaks else 0):
-            copies.put(copy_tree(Path(folder) / str(number)))
-        if breaks:
-            tree = copies.get()
-            tests = {
-                test
-                for candidate in breaks
-                for test in candidate.test_files
-                if (tree / test).is_file()
-            }
-            timeout = len(tests) * args.timeout
-            if by := run_tests(tree, [*marks(args), *sorted(tests)], timeout):
-                sys.exit(f"{by} fails without a break")
-            copies.put(tree)
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
+        for number in range(options.jobs):
+            copies.put(copy_repository(Path(folder) / str(number)))
+        check_tests(Path(folder) / "0", breaks, options)
 
-        def make(candidate: Break) -> tuple[Break, dict[str, Any]]:
-            tree = copies.get()
+        def make(candidate: Break) -> dict[str, Any]:
+            copy = copies.get()
             try:
-                return candidate, make_break(candidate, tree, args)
+                return make_break(candidate, copy, options)
             finally:
-                copies.put(tree)
+                copies.put(copy)
 
-        for candidate, result in pool.map(make, breaks):
+        for candidate, result in zip(breaks, pool.map(make, breaks), strict=True):
             results[candidate.name] = {"break": asdict(candidate), **result}
             text = json.dumps(results, indent=1, ensure_ascii=False)
-            args.results.write_text(text + "\n", encoding="utf-8")
-            print(
-                f"{candidate.name}: {result['state']} {result['by']}", file=sys.stderr, flush=True
-            )
+            options.results.write_text(text + "\n", encoding="utf-8")
+            message = f"{candidate.name}: {result['state']} {result['by']}"
+            print(message, file=sys.stderr, flush=True)
 
 
-def copy_tree(tree: Path) -> Path:
-    """Copy what git tracks or would track; `nmt` and its configs are imported from the copy."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+def copy_repository(copy: Path) -> Path:
+    """Copy all files that git does not ignore; `nmt` and its configs are imported from the copy."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
         if (ROOT / name).is_file():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
-    (tree / "nmt/configs").symlink_to("../configs")
-    return tree
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    (copy / "nmt/configs").symlink_to("../configs")
+    return copy
 
 
-def make_break(candidate: Break, tree: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Break a copy of the tree, run its tests, and restore it."""
-    started = time.monotonic()
-    problem = candidate.problem(tree)
-    state = "stale"
-    by = problem
-    seconds = 0.0
-    if not problem:
-        path = tree / candidate.file
-        text = path.read_text(encoding="utf-8")
-        times = path.stat()
-        try:
-            path.write_text(text.replace(candidate.old, candidate.new), encoding="utf-8")
-            by = run_tests(tree, [*marks(args), *candidate.test_files], args.timeout)
-            state = "caught" if by else "survived"
-            if not by and not args.named:
-                ignored = [f"--ignore={test}" for test in candidate.test_files]
-                by = run_tests(tree, marks(args) + ignored, args.timeout)
-                state = "caught late" if by else state
-        finally:
-            path.write_text(text, encoding="utf-8")
-            # Python compares time and size of a file to decide whether its compiled code is valid
-            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        seconds = round(time.monotonic() - started, 1)
-    return {"state": state, "by": by, "seconds": seconds}
+def check_tests(copy: Path, breaks: list[Break], options: argparse.Namespace) -> None:
+    """Run the test files that breaks name; exit if one fails without a break."""
+    test_files: set[str] = set()
+    for candidate in breaks:
+        test_files.update(file for file in candidate.test_files if (copy / file).is_file())
+    failed_test = run_tests(
+        copy, sorted(test_files), slow=options.slow, timeout=len(test_files) * options.timeout
+    )
+    if failed_test:
+        sys.exit(f"{failed_test} fails without a break")
 
 
-def marks(args: argparse.Namespace) -> list[str]:
-    """Return the words that choose tests by their marks."""
-    return ["-m", "not long"] if args.slow else []
+def make_break(candidate: Break, copy: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Break a copy of the repository, run the tests, and restore the copy.
+
+    In the result, `state` is caught, caught late (by a test file that the break does not name),
+    survived or stale (it cannot be made), and `by` is the test that failed, or why it is stale.
+    """
+    problem = candidate.problem(copy)
+    if problem:
+        return {"state": "stale", "by": problem, "seconds": 0.0}
+    start_seconds = time.monotonic()
+    path = copy / candidate.file
+    text = path.read_text(encoding="utf-8")
+    times = path.stat()
+    arguments = {"slow": options.slow, "timeout": options.timeout}
+    try:
+        path.write_text(text.replace(candidate.old, candidate.new), encoding="utf-8")
+        failed_test = run_tests(copy, candidate.test_files, **arguments)
+        state = "caught" if failed_test else "survived"
+        if not failed_test and not options.named:
+            other_files = [f"--ignore={file}" for file in candidate.test_files]
+            failed_test = run_tests(copy, other_files, **arguments)
+            state = "caught late" if failed_test else "survived"
+    finally:
+        path.write_text(text, encoding="utf-8")
+        # Python compares time and size of a file to decide whether its compiled code is valid
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    seconds = round(time.monotonic() - start_seconds, 1)
+    return {"state": state, "by": failed_test, "seconds": seconds}
 
 
-def run_tests(tree: Path, arguments: list[str], timeout: float) -> str:
-    """Run tests; return the first that fails, or "" when all pass."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+def run_tests(copy: Path, arguments: list[str], *, slow: bool, timeout: float) -> str:
+    """Run pytest; return the first test that fails, or "" if all pass."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     command = [*PYTEST, *arguments]
+    if slow:
+        command += ["-m", "not long"]
     process = subprocess.Popen(
         command,
-        cwd=tree,
+        cwd=copy,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -224,24 +226,26 @@ def run_tests(tree: Path, arguments: list[str], timeout: float) -> str:
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)  # its own session: the tests and their child processes
+        os.killpg(process.pid, 9)  # the whole session: the tests and their child processes
         process.communicate()
         return "time-out"
-    if process.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED):  # or all of them are slow
+    if process.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED):  # all tests may be slow
         return ""
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    return str(failed[0]) if failed else f"exit status {process.returncode}"
+    failure = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    return failure[1] if failure else f"exit status {process.returncode}"
 
 
-def report(breaks: list[Break], results: dict[str, Any]) -> int:
-    """Print all results and their counts."""
-    rows = [
-        (b.name, b.file, *(results[b.name][k] for k in ("state", "by", "seconds"))) for b in breaks
-    ]
+def report(breaks: dict[str, Break], results: dict[str, Any]) -> int:
+    """Print the results and the number of breaks of each state; return 1 if not all are caught."""
+    rows = []
+    num_breaks: Counter[str] = Counter()
+    for name, candidate in breaks.items():
+        result = results[name]
+        rows.append((name, candidate.file, result["state"], result["by"], result["seconds"]))
+        num_breaks[result["state"]] += 1
     print(tabulate(rows, headers=("break", "file", "state", "by", "seconds")))
-    states = [row[2] for row in rows]
-    print("\n" + ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states))))
-    return int("survived" in states or "stale" in states)
+    print("\n" + ", ".join(f"{count} {state}" for state, count in sorted(num_breaks.items())))
+    return int(num_breaks["survived"] + num_breaks["stale"] > 0)
 
 
 if __name__ == "__main__":
