@@ -20,6 +20,7 @@ from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.errors import ModelError
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.transformer import Transformer
+from nmt.runtime.distributed import use_one_thread_after_fork
 from nmt.runtime.files import replace_folder, write_json
 from nmt.runtime.manifest import note_unverified, verify
 from nmt.runtime.metadata import pop_version, read_json, to_dataclass
@@ -178,6 +179,7 @@ def build_model(
     Raises `ModelError` if the names or shapes of the weights do not match. If `weights` is None,
     the weights are undefined and take no memory until they are written.
     """
+    use_one_thread_after_fork()
     with _SkipInitialization():
         model = Transformer(info.model, info.vocab_size, src_vocab_size=info.src_vocab_size)
     try:

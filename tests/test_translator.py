@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -16,10 +17,11 @@ from typing import Any
 
 import pytest
 import torch
+from exporting import exported, random_model
 from searching import Copier, save_tiny
 from tiny import sentences, tiny_model
 
-from nmt.config import SearchConfig, TooLong
+from nmt.config import ExportFormat, SearchConfig, TooLong
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError
 from nmt.runtime.prefetch import prefetch
@@ -404,3 +406,43 @@ def test_a_thread_that_is_making_an_item_ends_with_the_reader_that_leaves() -> N
     assert next(reader) == 0
     reader.close()  # though the next item never comes
     waiting.put(1)
+
+
+FORK = """
+import os, signal, sys
+import torch
+from nmt import Translator
+from nmt.errors import ConfigError
+
+def translate():
+    torch.exp(torch.zeros(1 << 20))  # large enough for several threads
+    return translator.translate(["the house"])[0]
+
+torch.set_num_threads(2)
+translator = Translator.load(sys.argv[1], backend=sys.argv[2])
+expected = translate()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    try:
+        is_same = translate() == expected  # auto goes on with the weights of the native engine
+        os._exit(0 if is_same or sys.argv[2] == "auto" else 1)
+    except ConfigError as error:
+        print(error, flush=True)
+        os._exit(2)
+_, status = os.waitpid(pid, 0)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_process_translates_or_says_what_to_do(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    folder = random_model(tmp_path / "model", tokenizer)
+    export = exported(folder, ExportFormat.ctranslate2)
+    for model_dir, backend in ((folder, "native"), (folder, "auto"), (export, "ctranslate2")):
+        script = [sys.executable, "-c", FORK, str(model_dir), backend]
+        done = subprocess.run(script, capture_output=True, check=False, text=True, timeout=60)
+        is_refused = backend == "ctranslate2"
+        assert ("process was forked after the model was loaded" in done.stdout) is is_refused
+        assert done.returncode == (2 if is_refused else 0), (backend, done.stderr)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import re
@@ -218,6 +219,16 @@ def set_num_threads(num_threads: int) -> None:
                 num_idle,
                 max_threads,
             )
+
+
+@functools.cache  # once per process
+def use_one_thread_after_fork() -> None:
+    """Let processes that this one forks compute with one thread.
+
+    They do not have the threads of OpenMP, and would wait for them forever.
+    """
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def keep_freed_memory() -> None:

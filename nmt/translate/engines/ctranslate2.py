@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -54,6 +55,7 @@ class CTranslate2Backend:
         self.max_tokens = max_tokens
         self.num_workers: int = engine.num_translators
         self._engine = engine
+        self._process_id = os.getpid()
         self._tokenizer = tokenizer
         self._src_pieces = tokenizer.src.all_pieces()
         self._tgt_pieces = tokenizer.tgt.all_pieces()
@@ -64,6 +66,14 @@ class CTranslate2Backend:
         """See `check_search`."""
         check_search(config, scoring=scoring)
 
+    def _check_process(self) -> None:
+        """Raise `ConfigError` in a forked process, where CTranslate2 would wait for its threads."""
+        if os.getpid() != self._process_id:
+            raise ConfigError(
+                "backend=ctranslate2: this process was forked after the model was loaded; load the "
+                "model in each process, or use backend=native"
+            )
+
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
         """Return the hypotheses of each sentence as CTranslate2 ranks them.
 
@@ -71,6 +81,7 @@ class CTranslate2Backend:
         where log P leaves out the tokens of a forced prefix; it is nan unless `with_scores`. There
         are no token scores.
         """
+        self._check_process()
         if request.constraints:
             raise _unsupported("constraints", list(request.constraints))
         request.check_prefixes(self._tokenizer)
@@ -100,6 +111,7 @@ class CTranslate2Backend:
         self, sources: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
     ) -> list[Hypothesis]:
         """See `Backend.score`; scores with teacher forcing, without attention."""
+        self._check_process()
         self._check_lengths([*sources, *targets])
         results = self._engine.score_batch(
             _to_pieces(sources, self._src_pieces),
