@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from nmt.data.languages import Tags
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError
+from nmt.serve.app import listen
 from nmt.serve.models import Direction, Models
 from nmt.translate.translator import Translator
 
@@ -391,3 +393,11 @@ def test_attention_is_the_translators(server: Running, folder: Path) -> None:
             assert (len(answer["rows"]), len(answer["columns"])) == expected.shape
     for wrong in ({"layer": 2}, {"head": 4}, {"kind": "self"}, {"translation": "Haus " * 300}):
         assert server.post("/v1/attention", **params | wrong).status == 400
+
+
+def test_a_port_in_use_is_refused_with_a_free_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        config = ServeConfig(model_dir=["unused"], host="127.0.0.1", port=port)
+        with pytest.raises(ConfigError, match=rf"port={port}: .* another port, such as port=\d+$"):
+            listen(config)

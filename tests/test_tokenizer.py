@@ -108,6 +108,22 @@ def test_a_vocabulary_too_large_names_the_largest_which_then_works() -> None:
             train_tokenizer(corpus(), tokenizer_config(type=kind, vocab_size=largest + 1))
 
 
+def test_the_default_vocabulary_fits_the_text(caplog: pytest.LogCaptureFixture) -> None:
+    lines = [corpus(), corpus()]
+    config = PreprocessConfig(tokenizer=TokenizerConfig())
+    with caplog.at_level(logging.INFO):
+        size = train_tokenizers(config, lines.__getitem__).tgt.vocab_size
+    with pytest.raises(ConfigError, match=f"the largest possible is {size}:"):
+        train_tokenizer(corpus() * 2, tokenizer_config(vocab_size=37_000, type=TokenizerType.bpe))
+    assert f"too small for 37000 pieces; tokenizer.vocab_size={size}" in caplog.text
+    draw = random.Random(1)
+    many_words = ["".join(draw.choices("abcdefgh", k=9)) for _ in range(4000)]
+    assert train_tokenizers(config, [many_words, []].__getitem__).tgt.vocab_size == 8000
+    given = PreprocessConfig(tokenizer=TokenizerConfig(vocab_size=37_000))
+    with pytest.raises(ConfigError, match="vocab_size=37000 is too large"):
+        train_tokenizers(given, lines.__getitem__)
+
+
 def test_a_vocabulary_too_small_names_what_is_needed_which_then_works() -> None:
     letters = "".join(map(chr, range(0x4E00, 0x4E64)))
     alphabet = [" ".join(letters)] * 90
@@ -229,7 +245,7 @@ def test_tags_of_corpora_are_symbols_of_their_side(separate: bool) -> None:
     config = PreprocessConfig(data=DataConfig(corpora=corpora), tokenizer=settings)
     src_lines = corpus()
     tgt_lines = sentences(200)
-    pair = train_tokenizers(config, iter(src_lines), iter(tgt_lines))
+    pair = train_tokenizers(config, [src_lines, tgt_lines].__getitem__)
     symbols = ["{url}", "<2de>", "<web>"]
     src_symbols = ["{url}", "<2de>"] if separate else symbols
     tgt_symbols = ["{url}", "<web>"] if separate else symbols

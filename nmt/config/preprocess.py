@@ -274,7 +274,9 @@ class TokenizerConfig(Settings):
     tgt_model: str | None = option(None, "separate: SentencePiece .model of the target")
     type: TokenizerType = option(TokenizerType.bpe, "bpe or unigram")
     separate: bool = option(False, "one tokenizer per language, of vocab_size pieces each")
-    vocab_size: int = option(37000, "pieces, control symbols included")
+    vocab_size: int | None = option(
+        None, "pieces, control symbols included; null: 37,000, or for less text at most 8,000"
+    )
     byte_fallback: bool = option(True, "segment unknown characters into bytes instead of <unk>")
     symbols: list[str] = option([], "text that is always one piece, such as {url} or <2de>")
     normalization: str = option(
@@ -288,7 +290,7 @@ class TokenizerConfig(Settings):
     def check(self) -> None:
         low = 261 if self.byte_fallback else 5
         rule = f"must be at least {low} (bytes, control symbols and one piece)"
-        self.require(self.vocab_size >= low, "vocab_size", rule)
+        self.require(self.vocab_size is None or self.vocab_size >= low, "vocab_size", rule)
         is_known = self.normalization in NORMALIZATIONS
         self.require(is_known, "normalization", f"must be one of {', '.join(NORMALIZATIONS)}")
         for symbol in self.symbols:

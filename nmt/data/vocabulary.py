@@ -8,7 +8,8 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -41,24 +42,44 @@ _NUM_THREADS = 16
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\).*?value <= (\d+)")
 _TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
 _CONTROL_NAMES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}
+ReadSide = Callable[[int], Iterable[str]]
+_VOCAB_SIZE = 37_000  # the default, as in the paper
+_SMALL_VOCAB_SIZE = 8_000  # if the text is too small for it
 _Piece = ModelProto.SentencePiece
 
 
-def train_tokenizers(
-    config: PreprocessConfig, sources: Iterable[str], targets: Iterable[str]
-) -> Tokenizers:
+def train_tokenizers(config: PreprocessConfig, read_side: ReadSide) -> Tokenizers:
     """Train one model on both sides of a sample, or with `tokenizer.separate` one on each side.
 
-    The tags of the corpora become symbols. Raises the errors of `train_tokenizer`.
+    `read_side` returns the sentences of the source (0) or the target (1). The tags of the corpora
+    become symbols. Raises the errors of `train_tokenizer`.
     """
     src_symbols, tgt_symbols = _list_symbols(config)
     if not config.tokenizer.separate:
-        sentences = chain(sources, targets)
-        return train_tokenizer(sentences, config.tokenizer, src_symbols + tgt_symbols)
+        return _train_fitting_tokenizer(
+            lambda: chain(read_side(0), read_side(1)), config.tokenizer, src_symbols + tgt_symbols
+        )
     return TokenizerPair(
-        train_tokenizer(sources, config.tokenizer, src_symbols),
-        train_tokenizer(targets, config.tokenizer, tgt_symbols),
+        _train_fitting_tokenizer(lambda: read_side(0), config.tokenizer, src_symbols),
+        _train_fitting_tokenizer(lambda: read_side(1), config.tokenizer, tgt_symbols),
     )
+
+
+def _train_fitting_tokenizer(
+    read: Callable[[], Iterable[str]], config: TokenizerConfig, symbols: Sequence[str]
+) -> Tokenizer:
+    """Train a model; without a `vocab_size`, choose one that the text has enough words for.
+
+    Gowda and May (2020) find about 8,000 pieces to be best for small corpora.
+    """
+    if config.vocab_size is not None:
+        return train_tokenizer(read(), config, symbols)
+    try:
+        return train_tokenizer(read(), replace(config, vocab_size=_VOCAB_SIZE), symbols)
+    except _VocabularyTooLarge as error:
+        size = min(_SMALL_VOCAB_SIZE, error.largest)
+        log.info("the text is too small for %d pieces; tokenizer.vocab_size=%d", _VOCAB_SIZE, size)
+    return train_tokenizer(read(), replace(config, vocab_size=size), symbols)
 
 
 def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
@@ -135,6 +156,7 @@ def train_tokenizer(
     Raises a `ConfigError` that names the largest possible vocabulary size if the corpus is too
     small for the requested one, and a `DataError` for a corpus without text.
     """
+    assert config.vocab_size is not None
     model = io.BytesIO()
     num_sentences = 0
     num_too_long = 0
@@ -179,14 +201,22 @@ def train_tokenizer(
     return Tokenizer(model.getvalue())
 
 
+class _VocabularyTooLarge(ConfigError):
+    """The text has not enough different words for a vocabulary size; `largest` is possible."""
+
+    def __init__(self, vocab_size: int, largest: int) -> None:
+        super().__init__(
+            f"tokenizer.vocab_size={vocab_size} is too large for this corpus; the largest possible "
+            f"is {largest}: set tokenizer.vocab_size={largest} or less"
+        )
+        self.largest = largest
+
+
 def _explain_failure(message: str, vocab_size: int) -> NmtError:
     """Return our error for the error message of SentencePiece's trainer."""
     key = f"tokenizer.vocab_size={vocab_size}"
     if match := _TOO_LARGE.search(message):
-        return ConfigError(
-            f"{key} is too large for this corpus; the largest possible is {match[1]}: "
-            f"set tokenizer.vocab_size={match[1]} or less"
-        )
+        return _VocabularyTooLarge(vocab_size, largest=int(match[1]))
     if match := _TOO_SMALL.search(message):
         return ConfigError(
             f"{key} is too small for the characters of this corpus; "

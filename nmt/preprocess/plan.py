@@ -128,7 +128,7 @@ def _make_trainer(
                     yield pair[side].removesuffix("\n")
 
     def train(folder: Path) -> None:
-        save_tokenizers(folder, train_tokenizers(config, read_sample(0), read_sample(1)))
+        save_tokenizers(folder, train_tokenizers(config, read_sample))
 
     return train
 

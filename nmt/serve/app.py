@@ -213,7 +213,7 @@ def serve(config: ServeConfig) -> None:
     """
     set_num_threads(config.num_threads)
     max_connections = limit_connections(config)
-    listener = _listen(config)
+    listener = listen(config)
     config = choose_serve_engine(config)
     service = Service(config, Models.load(config))
     settings = uvicorn.Config(
@@ -271,7 +271,8 @@ def _find_free_port(host: str) -> int:
     return port
 
 
-def _listen(config: ServeConfig) -> socket.socket:
+def listen(config: ServeConfig) -> socket.socket:
+    """Return a socket that listens on the address of the settings."""
     try:
         addresses = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
         family, _, _, _, address = addresses[0]
