@@ -26,7 +26,7 @@ from nmt.config import ModelConfig, SearchConfig
 from nmt.training.costs import Shape, source_shapes, target_shapes, training_flops
 
 LIMIT = "limit"
-_OWN_LIMIT = "limit of "  # followed by the name of an engine with other matrix multiplications
+_OWN_LIMIT = "limit of "  # prefix of an engine that has its own limit
 _LIMIT_SENTENCES = 64  # of the batches whose matrix multiplications are the limit of translation
 _LIMIT_TRANSLATION_REPEATS = 20
 _TOKEN_FORMAT = "{:.1f}".format
@@ -38,7 +38,7 @@ _IMPORT_CODE = "import sys, torch, safetensors.torch; safetensors.torch.load_fil
 class Measurement:
     """All turns of one comparison."""
 
-    turns: dict[str, list[Record]]
+    turns: dict[str, list[Record]]  # by engine
     limits: dict[str, float]  # operations per second of the limit, by engine
     failures: dict[str, str]
     raw: Record
@@ -47,7 +47,7 @@ class Measurement:
 def compare_training(
     name: str, model: ModelConfig, corpus: PreparedCorpus, settings: Settings
 ) -> Section:
-    """Train for a few steps with every engine in turn; the rates are real tokens per second."""
+    """Train with every engine in turn; the rates are tokens per second, without padding."""
     job = {
         "data_dir": str(corpus.data_dir),
         "pieces_dir": str(corpus.pieces_dir),
@@ -126,7 +126,7 @@ def compare_translation(
 ) -> Section:
     """Translate with every engine in turn; the rates are target tokens per second.
 
-    With `fixed_length` every translation has that many tokens, EOS included.
+    With a `fixed_length` above 0, every translation has that many tokens, EOS included.
     """
     length = f"fixed-{fixed_length}" if fixed_length else "real"
     lines = corpus.test_lines(settings.lines)
@@ -183,10 +183,8 @@ def compare_translation(
         columns["share of the limit"] = shares
     baselines: dict[str, list[str]] = {}
     for name, engine in TRANSLATE.items():
-        if engine.baseline:
-            names = baselines.setdefault(engine.baseline, [])
-            if name in turns:
-                names.append(name)
+        if engine.baseline and name in turns:
+            baselines.setdefault(engine.baseline, []).append(name)
     search = f"beam {beam_size}" if beam_size > 1 else "greedy"
     length_text = f"exactly {fixed_length} tokens each" if fixed_length else "free lengths"
     return Section(
@@ -203,7 +201,7 @@ def compare_translation(
 
 
 def compare_startup(model_dir: Path, settings: Settings) -> Section:
-    """Time new processes: translating one line, or importing torch and reading the weights."""
+    """Time nmt-translate with one line, and a process that only imports torch and loads weights."""
     command = [str(Path(sys.executable).parent / "nmt-translate"), f"model_dir={model_dir}"]
     command += [f"device={settings.device}", f"num_threads={settings.threads}"]
     commands = {
@@ -214,7 +212,7 @@ def compare_startup(model_dir: Path, settings: Settings) -> Section:
     for turn_number in range(settings.repeats + 1):
         for name, command in commands.items():
             turn = run_timed(command, settings.threads)
-            if turn_number:  # the first round only fills the disk cache
+            if turn_number > 0:  # the first round only fills the disk cache
                 turns[name].append(turn)
     wall_medians = medians_by_engine(turns, lambda turn: turn["wall_seconds"])
     ratios = {}
@@ -227,7 +225,7 @@ def compare_startup(model_dir: Path, settings: Settings) -> Section:
         rates={name: [turn["cpu_seconds"] for turn in turns[name]] for name in commands},
         columns={
             "seconds by the clock": column(turns, lambda turn: turn["wall_seconds"]),
-            "ratio of those": ratios,
+            "ratio of these": ratios,
         },
         baselines={"torch and weights": [_IMPORT_ONLY]},
         lower_is_better=True,
@@ -238,7 +236,7 @@ def compare_startup(model_dir: Path, settings: Settings) -> Section:
 def measure(
     engines: dict[str, Engine], job: Record, limit_job: Record, settings: Settings, folder: Path
 ) -> Measurement:
-    """Let the requested engines and the limit take turns; install missing environments first."""
+    """Run the requested engines and the limit in turn; install missing environments first."""
     python = Path(sys.executable)
     workers = [Worker(LIMIT, python, "limit.py", job | limit_job, folder)]
     failures = {}
@@ -267,9 +265,9 @@ def measure(
 def take_limits(
     turns: dict[str, list[Record]], rate_key: str
 ) -> tuple[dict[str, float], dict[str, list[Record]]]:
-    """Remove the turns of all limits from `turns`.
+    """Remove the turns of all limits from `turns`, and return them as the second value.
 
-    Returns the median rate of each engine's limit, its own if it has one, and the removed turns.
+    The first is the median rate of each engine's limit: its own limit, or the common one.
     """
     limit_turns = {name: turns.pop(name) for name in list(turns) if name.startswith(LIMIT)}
     medians = medians_by_engine(limit_turns, lambda turn: turn[rate_key])
@@ -282,23 +280,24 @@ def take_limits(
 
 
 def describe_limits(limits: dict[str, float]) -> str:
-    """Name each rate with one engine that it belongs to."""
+    """Say each different limit once, with one engine that has it."""
     engines = {f"{rate / 1e9:,.1f} GFLOP a second": engine for engine, rate in limits.items()}
     return "; ".join(f"{rate} ({engine})" for rate, engine in engines.items()) or "not measured"
 
 
 def real_tokens(turn: Record) -> float:
-    """Count the tokens of a turn without padding, EOS included."""
+    """Return the number of source and target tokens of a turn, EOS included, without padding."""
     return float(turn["src_tokens"] + turn["tgt_tokens"])
 
 
 def column(
     turns: dict[str, list[Record]],
     figure: Callable[[Record], float],
-    text: Callable[[float], str] = format_number,
+    format_figure: Callable[[float], str] = format_number,
 ) -> dict[str, str]:
-    """Return the cells of a column: the median of a figure over the turns of each engine."""
-    return {name: text(median) for name, median in medians_by_engine(turns, figure).items()}
+    """Return a cell for each engine: the median of a figure over its turns."""
+    medians = medians_by_engine(turns, figure)
+    return {name: format_figure(median) for name, median in medians.items()}
 
 
 def memory_column(turns: dict[str, list[Record]]) -> dict[str, str]:
@@ -313,9 +312,9 @@ def translation_flops(
     lines: list[str],
     beam_size: int,
 ) -> float:
-    """Return the operations of the weights' matrix multiplications per target token.
+    """Return the operations of matrix multiplications with weights, per target token.
 
-    The source is computed once, the target once for each hypothesis of the beam.
+    The encoder runs once for a sentence, the decoder once for each hypothesis of the beam.
     """
     src_tokens = sum(len(ids) + 1 for ids in corpus.tokenizer.encode_batch(lines))
     tgt_tokens = statistics.fmean(turn["tgt_tokens"] for turn in turns)
@@ -325,12 +324,12 @@ def translation_flops(
 
 
 def num_weights(shapes: dict[Shape, int]) -> int:
-    """Count the weights of matrices given by their shapes and how often each occurs."""
+    """Return the number of weights; `shapes` counts the matrices of each shape."""
     return sum(rows * columns * count for (rows, columns), count in shapes.items())
 
 
 def run_timed(command: list[str], threads: int) -> Record:
-    """Run a command that reads one line; return its seconds."""
+    """Run a command with one line on stdin; return its wall-clock and CPU seconds."""
     start_seconds = time.perf_counter()
     process = subprocess.Popen(
         command,

@@ -1,13 +1,14 @@
-"""The same text for all engines: a data folder of nmt, and the files that the peers read.
+"""The text of a benchmark in the formats of all engines: a data folder of nmt, and files for peers.
 
-All use one SentencePiece model: toolkits that read text get its pieces separated by spaces, and a
-library that takes tensors gets batches of its ids.
+All engines use the same SentencePiece model. Toolkits that read text get its tokens separated by
+spaces, and Hugging Face transformers gets batches of its ids.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import json
 import lzma
 import shutil
@@ -27,18 +28,20 @@ from nmt.preprocess.prepare import prepare
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 _PATTERNS = {"train": ("train*",), "valid": ("val*", "dev*"), "test": ("test*", "val*", "dev*")}
-_NUM_VALID = 100  # pairs of the training text, for toolkits that require a validation set
-_MAX_BATCHES = 200  # written for a library that does not form batches itself
+_NUM_VALID = 100  # pairs from the training text, for toolkits that require a validation set
+_MAX_BATCHES = 200  # for Hugging Face transformers, which does not form batches
 
 
 class PreparedCorpus:
-    """The folders of one corpus with one vocabulary in the cache, made at first use."""
+    """A corpus with one vocabulary, prepared for all engines in the cache folder at first use."""
 
     def __init__(self, settings: Settings) -> None:
-        text = settings.corpus  # None: the corpus of the demo
-        self.name = f"{text.name if text else 'Home Assistant interface texts'}"
+        self.name = "Home Assistant interface texts"
+        text_path = ""
+        if settings.corpus:
+            self.name = settings.corpus.name
+            text_path = str(settings.corpus.resolve())
         self.name += f", {settings.src}-{settings.tgt}"
-        text_path = str(text.resolve()) if text else ""
         key = f"{text_path} {settings.src} {settings.tgt} {settings.vocab_size}"
         digest = hashlib.sha256(key.encode()).hexdigest()[:8]
         self.folder = settings.cache / "corpora" / f"{settings.src}-{settings.tgt}-{digest}"
@@ -52,31 +55,33 @@ class PreparedCorpus:
             self._write_pieces()
 
     def test_lines(self, num_lines: int) -> list[str]:
-        """Return the first source lines of the test set, without empty ones."""
+        """Return the first source lines of the test set that are not empty."""
         split = "test" if (self.data_dir / "test.src").exists() else "valid"
         text = (self.data_dir / f"{split}.src").read_text(encoding="utf-8")
         lines = [line for line in text.split("\n") if line.strip()]
         return lines[:num_lines]
 
     def write_batches(self, max_tokens: int) -> Path:
-        """Write batches of nmt as JSON lines of ids; return the file."""
+        """Write batches of nmt, each as a line of JSON with the ids; return the path."""
         path = self.folder / f"batches-{max_tokens}.jsonl"
         if path.exists():
             return path
         sampler = TokenBatchSampler(
             self.data.lengths, max_tokens, tokens_per_update=max_tokens, seed=1
         )
-        batches = [batch for update in sampler.updates(0) for batch in update.batches]
+        batches = itertools.chain.from_iterable(update.batches for update in sampler.updates(0))
         with path.open("w", encoding="utf-8") as file:
-            for batch in batches[:_MAX_BATCHES]:
-                pairs = [self.data[int(row)] for row in batch]
-                src_ids = [src.tolist() for src, _ in pairs]
-                tgt_ids = [tgt.tolist() for _, tgt in pairs]
-                file.write(json.dumps({"src": src_ids, "tgt": tgt_ids}) + "\n")
+            for batch in islice(batches, _MAX_BATCHES):
+                ids: dict[str, list[list[int]]] = {"src": [], "tgt": []}
+                for row in batch:
+                    src, tgt = self.data[int(row)]
+                    ids["src"].append(src.tolist())
+                    ids["tgt"].append(tgt.tolist())
+                file.write(json.dumps(ids) + "\n")
         return path
 
     def _preprocess(self, settings: Settings) -> None:
-        """Run nmt's preprocessing on unpacked copies of the text."""
+        """Preprocess uncompressed copies of the text files with nmt."""
         folder = settings.corpus or _fetch_demo_text(settings)
         data = DataConfig(src_lang=settings.src, tgt_lang=settings.tgt)
         for split in _PATTERNS:
@@ -87,7 +92,7 @@ class PreparedCorpus:
         prepare(PreprocessConfig(data=data, tokenizer=tokenizer, data_dir=str(self.data_dir)))
 
     def _write_pieces(self) -> None:
-        """Write the pairs as pieces, and the vocabulary with and without fairseq's counts."""
+        """Write the tokens of the pairs, and the vocabulary with and without fairseq's counts."""
         self.pieces_dir.mkdir(parents=True, exist_ok=True)
         tokenizer = self.tokenizer
         pieces = tokenizer.pieces(range(tokenizer.vocab_size))
@@ -97,12 +102,13 @@ class PreparedCorpus:
                 with path.open("w", encoding="utf-8") as file:
                     for pair in islice(self.data, num_pairs):
                         file.write(" ".join(pieces[i] for i in pair[side]) + "\n")
-        control_ids = {tokenizer.pad_id, tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id}
-        words = [piece for i, piece in enumerate(pieces) if i not in control_ids]
-        dictionary = "".join(f"{word} 1\n" for word in words)
+        vocabulary = ""
+        for i, piece in enumerate(pieces):
+            if i not in tokenizer.control_ids:
+                vocabulary += f"{piece}\n"
         for name in ("dict.src.txt", "dict.tgt.txt"):
+            dictionary = vocabulary.replace("\n", " 1\n")
             (self.pieces_dir / name).write_text(dictionary, encoding="utf-8")
-        vocabulary = "".join(f"{word}\n" for word in words)
         (self.pieces_dir / "vocabulary.txt").write_text(vocabulary, encoding="utf-8")
 
 

@@ -1,9 +1,10 @@
-"""The engines of benchmark.yaml, and a Python environment for each peer, made at first use."""
+"""The engines of benchmark.yaml, and the Python environments of peers, created at first use."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -38,10 +39,10 @@ TRANSLATE = {name: Engine(**entry) for name, entry in BENCHMARK["translate"].ite
 
 
 def environment_python(name: str, cache_dir: Path, *, install: bool) -> Path:
-    """Return the Python of an environment, installing the environment if it does not exist yet.
+    """Return the Python of an environment; create the environment if it does not exist.
 
-    `nmt`, and every environment without `install`, is the one of this process. Raises `WorkerError`
-    with pip's reason if the installation fails.
+    Without `install`, and for `nmt`, return the Python of this process. Raises `WorkerError` with
+    the message of pip if the installation fails.
     """
     if name == "nmt" or not install:
         return Path(sys.executable)
@@ -72,10 +73,11 @@ def _common_constraints() -> str:
 
 
 def _run(command: list[str]) -> None:
+    """Run a command without our PYTHONPATH; raise `WorkerError` if it fails."""
     environment = dict(os.environ)
     environment.pop("PYTHONPATH", None)
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if result.returncode:
-        lines = [line for line in result.stderr.splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
-        raise WorkerError(f"not installed: {errors[0] if errors else 'pip failed'}")
+        error = re.search(r"^ERROR.*", result.stderr, re.MULTILINE)
+        last_line = result.stderr.strip().split("\n")[-1]
+        raise WorkerError(f"not installed: {error[0] if error else last_line or 'pip failed'}")

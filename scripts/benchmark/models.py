@@ -37,7 +37,7 @@ _EXPORTS = {
 
 
 def train(name: str, model: ModelConfig, corpus: PreparedCorpus, settings: Settings) -> Path:
-    """Train a model just enough for translations of sensible length, once for each cache folder.
+    """Train a model until its translations have sensible lengths, once per cache folder.
 
     Returns its run folder.
     """

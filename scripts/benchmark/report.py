@@ -1,4 +1,4 @@
-"""Figures of a benchmark: medians, ranges and ratios to the best peer, as Markdown and JSON."""
+"""The report of a benchmark: medians, ranges and ratios to other engines, as Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -24,52 +24,61 @@ _CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "amx_bf16")
 
 @dataclass
 class Section:
-    """One comparison: the same work for all engines, alternating within one run."""
+    """The results of one comparison, in which all engines did the same work in turn."""
 
     title: str
     setting: str  # the work, in one line
     unit: str  # of the rates
     rates: dict[str, list[float]]  # by engine, one for each turn
-    columns: dict[str, dict[str, str]]  # further columns: heading, engine, cell
-    baselines: dict[str, list[str]]  # columns of ratios: heading, and engines whose best is 1
-    failures: dict[str, str] = field(default_factory=dict)  # why an engine has no figures
+    columns: dict[str, dict[str, str]]  # further columns: by heading, a cell for each engine
+    baselines: dict[str, list[str]]  # columns of ratios: by heading, engines whose best is 1
+    failures: dict[str, str] = field(default_factory=dict)  # by engine, why it has no figures
     raw: Record = field(default_factory=dict)  # written to the JSON file only
     lower_is_better: bool = False
 
-    def best_median(self, names: list[str]) -> float | None:
-        """Return the best median of the named engines, None if they have no figures."""
-        medians = [statistics.median(self.rates[name]) for name in names if self.rates.get(name)]
-        if self.lower_is_better:
-            return min(medians, default=None)
-        return max(medians, default=None)
+    @property
+    def medians(self) -> dict[str, float]:
+        """The median rate of each engine that has any."""
+        return {name: statistics.median(rates) for name, rates in self.rates.items() if rates}
+
+    @property
+    def baseline_rates(self) -> dict[str, float | None]:
+        """The best median of each baseline by its heading, None if no engine has figures."""
+        choose_best = min if self.lower_is_better else max
+        medians = self.medians
+        rates: dict[str, float | None] = {}
+        for heading, names in self.baselines.items():
+            baseline_medians = [medians[name] for name in names if name in medians]
+            rates[heading] = choose_best(baseline_medians, default=None)
+        return rates
 
     def rows(self) -> list[list[str]]:
-        """Return the table with its heading; the best engine comes first."""
-        medians = {name: statistics.median(rates) for name, rates in self.rates.items() if rates}
+        """Return the rows of the table: the heading, then the engines, the best first."""
+        medians = self.medians
         baselines = {}
-        for heading, names in self.baselines.items():
-            best = self.best_median(names)
-            if best is not None:
-                baselines[f"x {heading}"] = best
+        for heading, rate in self.baseline_rates.items():
+            if rate is not None:
+                baselines[f"x {heading}"] = rate
         rows = [["engine", self.unit, "range", *baselines, *self.columns]]
         for name in sorted(medians, key=medians.__getitem__, reverse=not self.lower_is_better):
-            low, high = min(self.rates[name]), max(self.rates[name])
-            row = [name, format_number(medians[name])]
-            row.append(f"{format_number(low)} to {format_number(high)}")
-            row += [f"{medians[name] / best:.2f}" for best in baselines.values()]
-            row += [cells.get(name, "") for cells in self.columns.values()]
+            lowest = format_number(min(self.rates[name]))
+            highest = format_number(max(self.rates[name]))
+            row = [name, format_number(medians[name]), f"{lowest} to {highest}"]
+            for baseline_rate in baselines.values():
+                row.append(f"{medians[name] / baseline_rate:.2f}")
+            for cells in self.columns.values():
+                row.append(cells.get(name, ""))
             rows.append(row)
         return rows
 
     def content(self) -> Record:
-        """Return everything that was measured, for JSON."""
-        rates = {name: values for name, values in self.rates.items() if values}
+        """Return all figures, for JSON."""
         return {
             "title": self.title,
             "setting": self.setting,
             "unit": self.unit,
-            "median": {name: statistics.median(values) for name, values in rates.items()},
-            "baselines": {name: self.best_median(names) for name, names in self.baselines.items()},
+            "median": self.medians,
+            "baselines": self.baseline_rates,
             "columns": self.columns,
             "failed": self.failures,
             **self.raw,
@@ -77,7 +86,7 @@ class Section:
 
 
 def format_number(value: float) -> str:
-    """Format a figure with at least three digits."""
+    """Format a number with at least three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -93,20 +102,20 @@ def medians_by_engine(
 
 
 def table(rows: list[list[str]]) -> str:
-    """Format rows, of which the first is the heading, as a Markdown table."""
+    """Format rows as a Markdown table; the first row is the heading."""
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def markdown(facts: dict[str, str], sections: list[Section]) -> str:
     """Return the report as Markdown."""
-    paragraphs = ["# Speed compared with other toolkits"]
-    paragraphs.append(table([["", ""], *([name, fact] for name, fact in facts.items())]))
+    fact_rows = [["", ""]] + [[name, fact] for name, fact in facts.items()]
+    paragraphs = ["# Speed compared with other toolkits", table(fact_rows)]
     for section in sections:
         paragraphs += [f"## {section.title}", section.setting, table(section.rows())]
         if section.failures:
-            lines = [f"- {name}: {reason}" for name, reason in section.failures.items()]
-            paragraphs.append("Without figures:\n\n" + "\n".join(lines))
+            failures = [f"- {name}: {reason}" for name, reason in section.failures.items()]
+            paragraphs.append("Without figures:\n\n" + "\n".join(failures))
     return "\n\n".join(paragraphs) + "\n"
 
 
@@ -122,7 +131,7 @@ def write(folder: Path, name: str, facts: dict[str, str], sections: list[Section
 
 
 def describe_machine(arguments: list[str], seconds: float) -> dict[str, str]:
-    """Return machine, versions and command, by name."""
+    """Return the machine, versions, command and duration, by name."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     facts = {
         "date": date.today().isoformat(),
@@ -138,13 +147,12 @@ def describe_machine(arguments: list[str], seconds: float) -> dict[str, str]:
 
 
 def _cpu_name() -> str:
-    """Return the CPU's name with the instruction sets that matter here."""
+    """Return the name of the CPU, with its instruction sets for matrix multiplication."""
     path = Path("/proc/cpuinfo")
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     name = re.search(r"model name\s*:\s*(.+)", text)
     if name is None:
         return platform.processor() or platform.machine()
     flags = re.search(r"flags\s*:\s*(.+)", text)
-    flag_names = flags[1].split() if flags else []
-    features = [feature for feature in _CPU_FEATURES if feature in flag_names]
+    features = [feature for feature in _CPU_FEATURES if flags and feature in flags[1].split()]
     return f"{name[1]} ({', '.join(features)})"

@@ -1,4 +1,4 @@
-"""Measures nmt and other toolkits on the same work, alternating within one run.
+"""Benchmark nmt and other toolkits on the same work, in turn within one run.
 
 python scripts/benchmark/run.py                    everything, at least 22 minutes
 python scripts/benchmark/run.py --quick            a short run of everything, a few minutes
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def run_parts(corpus: PreparedCorpus, settings: Settings) -> Iterator[Section]:
-    """Run one comparison after the other."""
+    """Yield the results of one comparison after the other."""
     if "train" in settings.only:
         for name, model in settings.models:
             settings.say(f"training, {name}:")

@@ -1,6 +1,6 @@
-"""Engines that take turns: each is a process whose driver does one turn of work on request.
+"""Worker processes that take turns: each runs the driver of an engine, one turn per request.
 
-A worker that fails reports why and is left out from then on; the others continue.
+A worker that fails is left out of later turns; the others continue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TURN_SECONDS = 900
 
 
 class WorkerError(Exception):
-    """Why an engine has no figures, in one line."""
+    """A worker failed; the message has one line."""
 
 
 class Worker:
@@ -96,9 +96,9 @@ class Worker:
 
 
 def worker_environment(threads: int, *, is_ours: bool) -> dict[str, str]:
-    """Return an environment that limits the threads of every library and keeps libraries offline.
+    """Return environment variables that limit threads and forbid downloads.
 
-    Peers do not get the PYTHONPATH of this process; our own drivers find nmt if not installed.
+    The drivers of nmt get a PYTHONPATH with nmt, others none.
     """
     environment = dict(os.environ)
     search_path = environment.pop("PYTHONPATH", "")  # includes the packages of scripts/gpu.py
@@ -119,10 +119,10 @@ def take_turns(
     *,
     deadline: float = math.inf,
 ) -> tuple[Record, dict[str, list[Record]], dict[str, str]]:
-    """Start the workers one after the other, then alternate: A B C, A B C, ...
+    """Start the workers one after the other, then run their turns in rounds: A B C, A B C, ...
 
-    After `deadline`, a time of `perf_counter`, no further round begins except the first. Returns
-    versions, turns and reasons of failure, each by name.
+    When `perf_counter` has passed `deadline`, no round begins except the first. Returns versions,
+    turns and reasons of failures, each by the name of the worker.
     """
     versions: Record = {}
     turns: dict[str, list[Record]] = {worker.name: [] for worker in workers}
