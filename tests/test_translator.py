@@ -412,7 +412,7 @@ FORK = """
 import os, signal, sys
 import torch
 from nmt import Translator
-from nmt.errors import ConfigError
+from nmt.errors import NmtError
 
 def translate():
     torch.exp(torch.zeros(1 << 20))  # large enough for several threads
@@ -427,7 +427,7 @@ if pid == 0:
     try:
         is_same = translate() == expected  # auto goes on with the weights of the native engine
         os._exit(0 if is_same or sys.argv[2] == "auto" else 1)
-    except ConfigError as error:
+    except NmtError as error:
         print(error, flush=True)
         os._exit(2)
 _, status = os.waitpid(pid, 0)
