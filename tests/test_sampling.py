@@ -26,7 +26,7 @@ from searching import (
 from tiny import BOS, EOS, random_source
 
 from nmt.config import SearchConfig
-from nmt.search.sampling import Sampler, count_repeats, truncate
+from nmt.search.sampling import Sampler, make_sampling_keys, truncate
 from nmt.search.stepper import ModelStepper
 
 SAMPLING_SETTINGS: dict[str, dict[str, Any]] = {
@@ -166,7 +166,7 @@ def test_samples_differ_between_seeds_and_between_equal_sentences() -> None:
     assert sample([0], num_samples=4) == samples[:1]
     for row, other_seed in enumerate(sample(rows, num_samples=4, seed=2)):
         assert other_seed != samples[row]
-    assert count_repeats([[1, 2], [1], [1, 2], [1, 2], [1]]) == [0, 0, 1, 2, 1]
+    assert make_sampling_keys([[1, 2], [1], [1, 2], [1, 2], [1]]) == [0, 0, 1, 2, 1]
 
 
 def test_truncation_keeps_the_most_likely_tokens_and_ties_with_the_last() -> None:

@@ -251,6 +251,23 @@ def test_many_sentences_that_fail_do_not_end_a_job_that_works(tokenizer: Tokeniz
             Translator(backend, tokenizer, CONFIG).translate(["a house"] * 10 * MAX_FAILURES)
 
 
+def test_a_broken_connection_ends_a_search_that_others_join_without_a_retry(
+    tokenizer: Tokenizer,
+) -> None:
+    backend = Fragile(tokenizer)
+    batches = BatchSearch(backend, SearchConfig(beam_size=2), n_best=1, max_tokens=4096)
+    segments = [Segment(tokenizer.encode(word), []) for word in ("house", "the house")]
+
+    def fail(_: object) -> list[Segment]:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        batches.translate_arriving(segments, take=fail, deliver=lambda _: None)
+    with pytest.raises(ConnectionError):
+        batches.translate_arriving(segments, take=lambda _: [], deliver=fail)
+    assert backend.num_calls == 0
+
+
 def test_in_python_a_sentence_that_fails_is_an_error_with_its_number(tokenizer: Tokenizer) -> None:
     translator = Translator(Fragile(tokenizer), tokenizer, CONFIG)
     with pytest.raises(TranslationError, match="line 2 cannot be translated: OutOfMemoryError"):

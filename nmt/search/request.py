@@ -30,7 +30,7 @@ class SearchRequest:
     """Target ids, without BOS, that the translation of each sentence starts with. `()` forces
     nothing, like an empty prefix for every sentence.
     """
-    keys: Sequence[int] | None = None
+    sampling_keys: Sequence[int] | None = None
     """For sampling: a number per sentence that is part of its random seed, so that equal sentences
     get different samples. By default the number of equal sentences before it. CTranslate2 ignores
     the keys.

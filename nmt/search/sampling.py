@@ -72,7 +72,7 @@ def truncate(log_probs: Tensor, config: SearchConfig) -> Tensor:
     return logits
 
 
-def count_repeats(rows: Iterable[Sequence[int]]) -> list[int]:
+def make_sampling_keys(rows: Iterable[Sequence[int]]) -> list[int]:
     """Return for each row of ids the number of equal rows before it.
 
     As keys for sampling, these numbers give equal sentences different samples, while all other

@@ -16,7 +16,7 @@ from nmt.model.fast.transfer import fetch
 from nmt.search.beam import BeamSearch
 from nmt.search.hypotheses import Hypothesis, check_finite
 from nmt.search.request import SearchRequest
-from nmt.search.sampling import Sampler, count_repeats
+from nmt.search.sampling import Sampler, make_sampling_keys
 from nmt.search.state import SearchState
 from nmt.search.stepper import Stepper
 
@@ -47,9 +47,11 @@ def _sample(
 ) -> list[list[Hypothesis]]:
     """Return `beam_size` samples of each sentence."""
     num_samples = request.config.beam_size
-    keys = count_repeats(request.sources) if request.keys is None else request.keys
+    sampling_keys = request.sampling_keys
+    if sampling_keys is None:
+        sampling_keys = make_sampling_keys(request.sources)
     sources = [[*source, tokenizer.src.eos_id] for source in request.sources]
-    sampler = Sampler(sources, keys, request.config)
+    sampler = Sampler(sources, sampling_keys, request.config)
     state = SearchState(stepper, request, tokenizer)
     if num_samples > 1:
         parents = torch.arange(len(sources)).repeat_interleave(num_samples)  # (B * K,)

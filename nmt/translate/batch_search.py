@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from nmt.config import SearchConfig
+from nmt.data import Rows
 from nmt.data.batch import bucket_by_length
+from nmt.search.beam import BeamSearch
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
-from nmt.search.sampling import count_repeats
+from nmt.search.sampling import make_sampling_keys
 from nmt.translate.engines.base import Backend
 from nmt.translate.engines.native import NativeBackend
 
@@ -44,8 +48,12 @@ class Failure:
 SearchResult = list[Hypothesis] | Failure
 """The hypotheses of a segment, best first, or the reason why it has no translation."""
 
-_KeyedSegment = tuple[Segment, int]
-"""A segment and its key for sampling, see `SearchRequest.keys`."""
+
+class _KeyedSegment(NamedTuple):
+    """A segment, and a number that makes the samples of equal segments differ."""
+
+    segment: Segment
+    sampling_key: int
 
 
 @dataclass
@@ -59,9 +67,10 @@ class BatchSearch:
     config: SearchConfig
     n_best: int  # hypotheses to return for each segment
     max_tokens: int  # of a batch: segments * beam size * longest source, EOS included
-    with_scores: bool = True  # see `SearchRequest.with_scores`
+    with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
     num_failed: int = 0  # segments in a row that failed, counted over all threads
     last_translated: Segment | None = None  # the latest one that did not fail
+    _failure_lock: threading.Lock = field(default_factory=threading.Lock)  # for `num_failed`
 
     def translate(self, segments: Sequence[Segment]) -> list[SearchResult]:
         """Return the result of each segment, in order.
@@ -73,13 +82,11 @@ class BatchSearch:
         results: list[SearchResult] = [[] for _ in segments]
         if not segments:
             return results
-        # `bucket_by_length` takes the lengths of source and target; the latter are unknown
-        lengths = np.array([[len(segment.ids) + 1] * 2 for segment in segments], dtype=np.int32)
-        max_tokens = max(self.max_tokens // self.config.beam_size, int(lengths.max()))
-        keys = count_repeats(segment.ids for segment in segments)
-        keyed = list(zip(segments, keys, strict=True))
-        batch_indices = bucket_by_length(lengths, max_tokens, np.arange(len(segments)))
-        batches = [[keyed[i] for i in indices] for indices in batch_indices]
+        sampling_keys = make_sampling_keys(segment.ids for segment in segments)
+        batch_indices = self._form_batches(segments)
+        batches = []
+        for indices in batch_indices:
+            batches.append([_KeyedSegment(segments[i], sampling_keys[i]) for i in indices])
         if self.backend.num_workers == 1 or len(batches) == 1:
             batch_results = []
             for batch in batches:
@@ -92,82 +99,120 @@ class BatchSearch:
                 results[i] = result
         return results
 
+    def _form_batches(self, segments: Sequence[Segment]) -> list[Rows]:
+        """Divide segments into batches of similar length; return the indices of each batch."""
+        src_lengths = np.array([len(segment.ids) + 1 for segment in segments], dtype=np.int32)
+        # `bucket_by_length` takes the lengths of pairs; before the search, no target has a length
+        pair_lengths = np.stack([src_lengths, src_lengths], axis=1)  # (N, 2)
+        max_src_tokens = self.max_tokens // self.config.beam_size
+        max_src_tokens = max(max_src_tokens, int(src_lengths.max()))  # the longest one must fit
+        return bucket_by_length(pair_lengths, max_src_tokens, np.arange(len(segments)))
+
     def translate_arriving(
         self,
         segments: Sequence[Segment],
         take: Callable[[int], Sequence[Segment]],
         deliver: Callable[[list[tuple[int, SearchResult]]], None],
-    ) -> int:
-        """Translate segments without prefixes and others that arrive meanwhile; return how many.
+    ) -> None:
+        """Translate segments without prefixes, and others that arrive during the search.
 
         Only for a native engine whose `can_join` allows it. Segments are numbered in the order of
-        arrival. Between two steps of the search, `deliver` is called with the numbers and results
-        of segments that are done, then `take` with the number of segments still in the search; it
-        returns new ones. Raises the same errors as `translate`.
+        arrival. After each step of the search:
+
+        1. If segments are done, calls `deliver` with their numbers and results.
+        2. If others are not done, calls `take` with how many. It returns the segments that join
+           the search.
+
+        Raises the same errors as `translate`, and those of `take` and `deliver`.
         """
         assert isinstance(self.backend, NativeBackend)
-        remaining = dict(enumerate(segments))
+        unfinished = dict(enumerate(segments))  # by number
         num_taken = len(segments)
-        try:
-            rows = [segment.ids for segment in segments]
-            search = self.backend.begin(SearchRequest(rows, self.config, n_best=self.n_best))
-            while search.num_live:
+        search: BeamSearch | None = None
+        new_segments = segments
+        while unfinished:
+            new_rows = [segment.ids for segment in new_segments]
+            try:
+                if search is None:
+                    request = SearchRequest(new_rows, self.config, n_best=self.n_best)
+                    search = self.backend.begin(request)
+                elif new_rows:
+                    search.join(new_rows)
                 results: list[tuple[int, SearchResult]] = []
-                results += [(number, search.result(number)) for number in search.step()]
-                for number, _ in results:
-                    self.last_translated = remaining.pop(number)
-                if results:
-                    deliver(results)
-                arrived = take(search.num_live) if search.num_live else ()
-                if arrived:
-                    remaining.update(enumerate(arrived, start=num_taken))
-                    num_taken += len(arrived)
-                    search.join([segment.ids for segment in arrived])
-        except Exception as error:  # of any kind: `translate` finds the sentence that causes it
-            log.warning("a search of %d sentences failed (%s); retrying", len(remaining), error)
-        if remaining:
-            retried = self.translate(list(remaining.values()))
-            deliver(list(zip(remaining, retried, strict=True)))
-        return num_taken
+                for number in search.step():
+                    results.append((number, search.result(number)))
+            except Exception as error:  # of any kind: `translate` finds the sentence that causes it
+                num_unfinished = len(unfinished)
+                log.warning("a search of %d sentences failed (%s); retrying", num_unfinished, error)
+                break
+            for number, _ in results:
+                self.last_translated = unfinished.pop(number)
+            if results:
+                deliver(results)
+            if unfinished:
+                new_segments = take(len(unfinished))
+                unfinished.update(enumerate(new_segments, start=num_taken))
+                num_taken += len(new_segments)
+        if unfinished:  # the search has failed
+            retried = self.translate(list(unfinished.values()))
+            deliver(list(zip(unfinished, retried, strict=True)))
 
     def _search(self, batch: list[_KeyedSegment]) -> list[SearchResult]:
         """Search a batch; if that fails, search its halves, down to single segments."""
+        results = self._try_search(batch)
+        if not isinstance(results, Failure):
+            return results
+        if len(batch) == 1:
+            return [results]
+        torch.cuda.empty_cache()  # does nothing if no GPU is used
+        reason = results.reason
+        log.warning("a batch of %d sentences failed (%s); trying its halves", len(batch), reason)
+        half = len(batch) // 2
+        return self._search(batch[:half]) + self._search(batch[half:])
+
+    def _try_search(self, batch: list[_KeyedSegment]) -> list[SearchResult] | Failure:
+        """Search a batch; return the results of its segments, or why the whole batch failed.
+
+        Once this returns, the traceback of a failure no longer keeps the batch's tensors alive.
+        """
         request = SearchRequest(
-            [segment.ids for segment, _ in batch],
+            [keyed.segment.ids for keyed in batch],
             self.config,
-            prefixes=[segment.prefix for segment, _ in batch],
-            keys=[key for _, key in batch],
+            prefixes=[keyed.segment.prefix for keyed in batch],
+            sampling_keys=[keyed.sampling_key for keyed in batch],
             n_best=self.n_best,
             with_scores=self.with_scores,
         )
         try:
             hypotheses = self.backend.search(request)
         except Exception as error:  # of any kind: the other segments are still translated
-            if len(batch) == 1:
-                self.num_failed += 1
-                if self.num_failed >= MAX_FAILURES and not self._still_works():
-                    raise
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        else:
+            if len(batch) == 1 and self._is_engine_broken():
+                raise
+            message = " ".join(str(error).split())  # on one line
+            return Failure(f"{type(error).__name__}: {message[:300]}")
+        with self._failure_lock:
             self.num_failed = 0
-            self.last_translated = batch[0][0]
-            return list(hypotheses)
-        # not in the except block: there, the error's traceback keeps the tensors of the batch alive
-        if len(batch) == 1:
-            return [Failure(reason)]
-        torch.cuda.empty_cache()  # does nothing if no GPU is used
-        log.warning("a batch of %d sentences failed (%s); trying its halves", len(batch), reason)
-        half = len(batch) // 2
-        return self._search(batch[:half]) + self._search(batch[half:])
+            self.last_translated = batch[0].segment
+        return list(hypotheses)
+
+    def _is_engine_broken(self) -> bool:
+        """Count the failure of a segment; after many in a row, test whether the engine works."""
+        with self._failure_lock:
+            self.num_failed += 1
+            if self.num_failed < MAX_FAILURES:
+                return False
+        return not self._still_works()
 
     def _still_works(self) -> bool:
         """Return whether the latest translation can be repeated; if so, reset `num_failed`."""
         if self.last_translated is None:
             return False
         segment = self.last_translated
+        request = SearchRequest([segment.ids], self.config, prefixes=[segment.prefix])
         try:
-            self.backend.search(SearchRequest([segment.ids], self.config, [segment.prefix], [0]))
+            self.backend.search(request)
         except Exception:  # of any kind: the engine is broken
             return False
-        self.num_failed = 0
+        with self._failure_lock:
+            self.num_failed = 0
         return True
