@@ -23,7 +23,7 @@ from nmt.training.validation import Validation
 # calls at which a process can die: between updates, while a checkpoint is written, in validation
 CALLS: dict[str, tuple[Any, str]] = {
     "update": (Learner, "update"),
-    "save": (files, "share_and_sync"),
+    "save": (files, "make_readable_and_sync"),
     "rename": (os, "rename"),
     "link": (checkpoints, "replace_link"),
     "remove": (checkpoints.Saver, "_remove_old"),

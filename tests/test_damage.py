@@ -242,7 +242,7 @@ def test_a_replaced_folder_is_never_where_the_next_command_looks_for_its_own_wor
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", die)
         with pytest.raises(KeyboardInterrupt):
-            files.put_in_place(tmp_path / "work/data", tmp_path / "data")
+            files.publish_folder(tmp_path / "work/data", tmp_path / "data")
     assert (tmp_path / "data/text").read_text() == "new"
     assert not (tmp_path / "work/data").exists()
     files.remove_abandoned(tmp_path / "data")

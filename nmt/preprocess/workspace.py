@@ -29,7 +29,7 @@ from nmt.runtime.cluster import open_workers
 from nmt.runtime.files import (
     check_replaceable,
     disk_errors,
-    put_in_place,
+    publish_folder,
     remove_abandoned,
     removing_empty_parents,
     replace_json,
@@ -218,7 +218,7 @@ class Workspace:
             write_manifest(self.data)
             if _list_data_files(self.data) != _list_data_files(self.data_dir):
                 raise NmtError(f"{self.data_dir} holds other data; {_OVERWRITE_ADVICE}")
-        put_in_place(self.data, self.data_dir)
+        publish_folder(self.data, self.data_dir)
         self.remove()
 
     def remove(self) -> None:

@@ -1,7 +1,8 @@
 """Replace files and folders atomically: write to a temporary name in the same folder, sync, rename.
 
-Temporary files are named `.NAME.HOST.PID.tmp`. A process that is killed leaves them behind; the
-next command that writes the same file removes them.
+A temporary file is named `.NAME.HOST.PID.tmp`, or `.NAME.HOST.PID.old` if it is an old version that
+is being replaced. A process that is killed leaves them behind; the next command that writes the
+same file removes the former, and renames the latter back if its replacement is missing.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextlib.contextmanager
 def disk_errors(name: object, advice: str) -> Iterator[None]:
-    """Turn an `OSError` during the block into an `NmtError` that file or folder `name` cannot be
-    written, followed by `advice`.
+    """Turn an `OSError` of the block into an `NmtError`: "`name` cannot be written: ...; `advice`".
+
+    The block must only write `name`: errors of other files would get the same message.
     """
     try:
         yield
@@ -53,8 +55,8 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
     """Yield an empty folder. It gets a manifest and replaces `folder` unless the block raises.
 
     `marker` names a JSON file with the key `format_version`, which every folder of this kind
-    contains. Raises the errors of `check_replaceable`, and `NmtError` if the disk cannot be
-    written.
+    contains. Raises the errors of `check_replaceable`, and `NmtError` for any `OSError` of the
+    block, so read other files before it.
     """
     folder = folder.resolve()  # replace the folder that a link points to, not the link
     check_replaceable(folder, marker)
@@ -64,7 +66,7 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         try:
             yield temporary
-            put_in_place(temporary, folder)
+            publish_folder(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -81,16 +83,17 @@ def removing_empty_parents(path: Path) -> Iterator[None]:
                 parent.rmdir()
 
 
-def put_in_place(new: Path, folder: Path) -> None:
+def publish_folder(new: Path, folder: Path) -> None:
     """Write the manifest of `new`, sync it and rename it to `folder`; remove the old `folder`.
 
-    After a kill, `folder` is the old or the new one. The other one has a temporary name, and the
-    next command removes it.
+    For a folder that was filled step by step; `replace_folder` fills and publishes a folder in one
+    block. After a kill, `folder` is the old or the new one. Where a system cannot exchange two
+    folders in one step, it may also be missing: `remove_abandoned` then restores the old one.
     """
     write_manifest(new)
-    share_and_sync(new)
+    make_readable_and_sync(new)
     temporary = _temporary_name(folder)
-    if new != temporary:
+    if new != temporary:  # `replace_folder` has used the temporary name from the start
         os.rename(new, temporary)
     if folder.exists():
         _exchange(temporary, folder)
@@ -102,22 +105,31 @@ def put_in_place(new: Path, folder: Path) -> None:
 
 
 def _exchange(new: Path, folder: Path) -> None:
-    """Exchange the names of two folders: in one step on Linux, elsewhere with three renames."""
-    libc: Any = None if sys.platform == "win32" else ctypes.CDLL(None, use_errno=True)
-    error_code = errno.ENOSYS
-    if hasattr(libc, "renameat2"):
-        status = libc.renameat2(
-            _AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(folder), _RENAME_EXCHANGE
-        )
-        error_code = ctypes.get_errno() if status else 0
-    # codes of systems and file systems that cannot exchange names
+    """Exchange the names of two folders, in one step if the system can."""
+    if _exchange_in_one_step(new, folder):
+        return
+    old = _temporary_name(folder, "old")
+    os.rename(folder, old)
+    os.rename(new, folder)
+    os.rename(old, new)
+
+
+def _exchange_in_one_step(new: Path, folder: Path) -> bool:
+    """Exchange the names of two folders; return False if the system or file system cannot."""
+    if sys.platform == "win32":
+        return False
+    libc: Any = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):  # a function of Linux
+        return False
+    status = libc.renameat2(
+        _AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(folder), _RENAME_EXCHANGE
+    )
+    if status == 0:
+        return True
+    error_code = ctypes.get_errno()
     if error_code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
-        old = _temporary_name(folder, "old")
-        os.rename(folder, old)
-        os.rename(new, folder)
-        os.rename(old, new)
-    elif error_code:
-        raise OSError(error_code, os.strerror(error_code), str(folder))
+        return False
+    raise OSError(error_code, os.strerror(error_code), str(folder))
 
 
 @contextlib.contextmanager
@@ -185,7 +197,7 @@ def _remove_or_restore(leftover: Path) -> None:
 
 def _is_running(pid: int) -> bool:
     """Return whether another process with this id runs on this machine."""
-    if pid == os.getpid():  # in a container, the killed process may have had the same id
+    if pid == os.getpid():  # an earlier process had the id of this one, as often in containers
         return False
     if sys.platform == "win32":  # where os.kill would end the process
         return True
@@ -215,9 +227,11 @@ def _is_foreign(folder: Path, marker: str) -> bool:
     """Return whether `folder` has files, but no JSON file `marker` with `format_version`."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return False
-    with contextlib.suppress(OSError, NmtError):
-        return "format_version" not in read_json(folder / marker)
-    return True
+    try:
+        content = read_json(folder / marker)
+    except (OSError, NmtError):  # missing or damaged
+        return True
+    return "format_version" not in content
 
 
 def _temporary_name(path: Path, suffix: str = "tmp") -> Path:
@@ -225,8 +239,8 @@ def _temporary_name(path: Path, suffix: str = "tmp") -> Path:
     return path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.{suffix}")
 
 
-def share_and_sync(folder: Path) -> None:
-    """Sync all files of a folder, and make them readable for everybody who may read the folder.
+def make_readable_and_sync(folder: Path) -> None:
+    """Make all files of a folder readable for everybody who may read the folder, and sync them.
 
     safetensors creates files that only their owner may read.
     """
