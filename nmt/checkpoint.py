@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nmt.config import ExportFormat, ModelConfig, Quantization, SearchConfig, require
+from nmt.config import ExportFormat, ModelConfig, Quantization, SearchConfig, require_valid
 from nmt.data.languages import LanguagePair, target_tags
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.errors import ModelError
@@ -51,8 +51,9 @@ class ModelInfo:
     def __post_init__(self) -> None:
         for key in ("vocab_size", "src_vocab_size"):
             size = getattr(self, key)
-            require(size is None or 0 < size < 1 << 24, key, size, "must be from 1 to 16,777,215")
-        require(self.updates >= 0, "updates", self.updates, "must not be negative")
+            is_valid = size is None or 0 < size < 1 << 24
+            require_valid(is_valid, key, size, "must be from 1 to 16,777,215")
+        require_valid(self.updates >= 0, "updates", self.updates, "must not be negative")
 
     def content(self) -> dict[str, Any]:
         """Return the fields as primitives, without optional ones that are not set."""
@@ -225,7 +226,7 @@ def find_model(folder: Path) -> Path:
     return latest if has_more_updates and is_written_later else average
 
 
-def other_models(folder: Path, used_model: Path) -> str:
+def describe_other_models(folder: Path, used_model: Path) -> str:
     """Describe for the log the models of a run folder other than `used_model`, "" if none."""
     if (folder / CONFIG).exists():
         return ""

@@ -72,7 +72,7 @@ def escape_controls(text: str) -> str:
     return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
-def nearest(name: str, valid: Iterable[str], otherwise: str = "") -> str:
+def suggest_names(name: str, valid: Iterable[str], otherwise: str = "") -> str:
     """Return the end of an error message about an unknown name: "did you mean ...?"
 
     Proposes up to three of the `valid` names. If none is similar, returns `otherwise`, or the list

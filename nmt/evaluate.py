@@ -25,7 +25,7 @@ from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
 from nmt.config import Method, Metric
-from nmt.errors import ConfigError, DataError, nearest
+from nmt.errors import ConfigError, DataError, suggest_names
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def tokenizer_for(language: str) -> str:
 def bleu_metric(tokenize: str, *, lowercase: bool = False) -> BLEU:
     """Build BLEU; raise `ConfigError` for a tokenizer that is unknown or not installed."""
     if tokenize not in BLEU.TOKENIZERS:
-        suggestion = nearest(tokenize, BLEU.TOKENIZERS)
+        suggestion = suggest_names(tokenize, BLEU.TOKENIZERS)
         raise ConfigError(f"tokenize={tokenize} is no tokenizer of sacreBLEU; {suggestion}")
     try:
         # `force` silences a warning about tokenized text: `check_lines` raises an error instead

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nmt.errors import DataError, NmtError, nearest
+from nmt.errors import DataError, NmtError, suggest_names
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,9 @@ def _check_languages(wheel: Path, src_lang: str, tgt_lang: str) -> None:
     codes = languages(wheel)
     for lang in (src_lang, tgt_lang):
         if lang not in codes:
-            raise DataError(f"unknown Home Assistant language {lang!r}; {nearest(lang, codes)}")
+            raise DataError(
+                f"unknown Home Assistant language {lang!r}; {suggest_names(lang, codes)}"
+            )
     if src_lang == tgt_lang:
         raise DataError(f"source and target language are both {src_lang!r}; choose two")
 

@@ -29,11 +29,11 @@ from nmt.average import average, best_checkpoints, last_checkpoints, mean_weight
 from nmt.checkpoint import (
     ModelInfo,
     build_model,
+    describe_other_models,
     find_model,
     load_info,
     load_tokenizer,
     load_weights,
-    other_models,
     save_model,
 )
 from nmt.config import BestMetric, Norm, Positions, SearchConfig
@@ -111,11 +111,11 @@ def test_a_run_stands_for_the_newest_of_its_models(tokenizer: Tokenizer, tmp_pat
             assert find_model(tmp_path) == newest.resolve()
     (tmp_path / "average").joinpath("config.json").touch()  # of older checkpoints, but made now
     assert find_model(tmp_path) == (tmp_path / "average").resolve()
-    description = other_models(tmp_path, tmp_path / "average")
+    description = describe_other_models(tmp_path, tmp_path / "average")
     assert (
         description == "; not taken: checkpoints/latest (6 updates), checkpoints/best (3 updates)"
     )
-    assert other_models(newest, newest) == ""
+    assert describe_other_models(newest, newest) == ""
     with pytest.raises(ModelError, match=r"no config\.json"):
         find_model(tmp_path / "checkpoints")
 

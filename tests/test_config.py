@@ -290,6 +290,7 @@ def test_a_bad_value_names_key_and_rule() -> None:
         (TrainConfig, {"mix_temperature": math.inf}, "mix_temperature=inf: must be at most"),
         (TrainConfig, {"keep_last": 2}, "average_last=5"),
         (TrainConfig, {"best_metric": BestMetric.bleu, "valid_bleu": False}, "valid_bleu=true"),
+        (TokenizerConfig, {"vocab_size": -2 * 10**9}, "vocab_size=-2000000000: must be at least"),
         (TokenizerConfig, {"character_coverage": 0.97}, "coverage=0.97: must be from 0.98 to 1"),
         (SplitConfig, {"src": ["x"]}, "without tgt"),
         (SplitConfig, {"tsv": ["x"], "dataset": "y"}, "both given"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from nmt.cli.commands import NAME, Command, Setting
 from nmt.config import ADVICE_FOR_KEY, OUR_KEY, resolve, translate_flag
-from nmt.errors import ConfigError, nearest
+from nmt.errors import ConfigError, suggest_names
 
 GROUPS = ("model", "data", "experiment")  # config groups: folders of YAML files to choose from
 _SWEEP_FLAGS = ("--multirun", "-m")
@@ -171,7 +171,7 @@ def _complete_key(key: str, value: str, settings: dict[str, Setting], command: C
     our_key = _ADVISED_KEY.match(advice)
     is_other_command = our_key and our_key[1] not in {*settings, *command.groups}
     if not advice or is_other_command:
-        advice = nearest(key, settings, f"nmt-{command.name} --help lists all")
+        advice = suggest_names(key, settings, f"nmt-{command.name} --help lists all")
     raise ConfigError(f"{key}: nmt-{command.name} has no such setting; {advice}")
 
 

@@ -26,7 +26,7 @@ with exiting_when_interrupted():
         LINE_ERRORS,
         NmtError,
         escape_controls,
-        nearest,
+        suggest_names,
     )
 
 _ERRORS_WITHOUT_TRACEBACK = (*LINE_ERRORS, OSError, KeyboardInterrupt)
@@ -70,7 +70,7 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
         elif "--version" in words:
             print(f"nmt {__version__}")
         elif command is None:
-            raise NmtError(f"no command {words[0]}; {nearest(words[0], COMMANDS)}")
+            raise NmtError(f"no command {words[0]}; {suggest_names(words[0], COMMANDS)}")
         else:
             with exiting_when_interrupted():
                 from nmt.cli.compose import compose_configs  # imports Hydra

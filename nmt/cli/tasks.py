@@ -100,7 +100,7 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
 
 def export(config: ExportConfig) -> None:
     """Export the model; log the folder and how to use it."""
-    from nmt.checkpoint import find_model, other_models
+    from nmt.checkpoint import describe_other_models, find_model
     from nmt.export.export_model import export_model
 
     folder = find_model(resolve(config.model_dir))
@@ -114,7 +114,7 @@ def export(config: ExportConfig) -> None:
         config.format.value,
         config.quantization.value,
         megabytes,
-        other_models(resolve(config.model_dir), folder),
+        describe_other_models(resolve(config.model_dir), folder),
     )
     if config.format is ExportFormat.ctranslate2:
         command = shell_command("translate", backend="ctranslate2", model_dir=output)

@@ -20,7 +20,7 @@ from yaml import YAMLError
 from nmt.cli.arguments import GROUPS, Argument, is_list
 from nmt.cli.commands import COMMANDS, choices
 from nmt.config import ModelConfig, translate_value
-from nmt.errors import ConfigError, nearest
+from nmt.errors import ConfigError, suggest_names
 from nmt.runtime.reading import MAX_BYTES, open_regular
 
 IS_HYDRA_1_3 = hydra.__version__.startswith("1.3")
@@ -73,7 +73,7 @@ def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> s
     our_names = choices(group)
     if name not in our_names and name not in _registered_paths:
         user_names = [file_name for file_group, file_name in files if file_group == group]
-        suggestion = nearest(name, [*our_names, *user_names])
+        suggestion = suggest_names(name, [*our_names, *user_names])
         raise ConfigError(
             f"{group}={name}: there is no such choice and no such YAML file; {suggestion}"
         )
@@ -121,7 +121,7 @@ def check_content(content: dict[Any, Any], path: Path) -> None:
     keys = {setting.name for schema in schemas for setting in dataclasses.fields(schema)}
     for key in content.keys() - {"defaults"}:
         if key not in keys:
-            suggestion = nearest(str(key), keys, "nmt-train --help lists all")
+            suggestion = suggest_names(str(key), keys, "nmt-train --help lists all")
             raise ConfigError(f"{path} sets {key}, which no command has; {suggestion}")
     for schema in schemas:
         type_hints = typing.get_type_hints(schema)
@@ -170,7 +170,7 @@ def _convert_group(content: dict[Any, Any], type_hint: Any, key: str) -> dict[st
     else:
         raise ConfigError(f"{key}: is not a group of settings; give it a value")
     for name in members.keys() - member_hints.keys():
-        suggestion = nearest(f"{key}.{name}", [f"{key}.{option}" for option in member_hints])
+        suggestion = suggest_names(f"{key}.{name}", [f"{key}.{option}" for option in member_hints])
         raise ConfigError(f"{key}.{name}: there is no such setting; {suggestion}")
     converted = {}
     for name, value in members.items():

@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from nmt.errors import ConfigError, nearest
+from nmt.errors import ConfigError, suggest_names
 
 DEFAULT_DATA_DIR = "data/prepared"
 DEFAULT_RUN_DIR = "runs/default"
@@ -33,7 +33,10 @@ class OutputFormat(str, Enum):
 
 @dataclass(frozen=True)
 class Range:
-    """An interval of numbers: `low` and `high` are included, `above` and `below` are excluded."""
+    """An interval of numbers: `low` and `high` are included, `above` and `below` are excluded.
+
+    Settings use `low` or `above`, alone or with an upper bound: `high`, or `below` beside `low`.
+    """
 
     low: float | None = None
     high: float | None = None
@@ -41,7 +44,7 @@ class Range:
     below: float | None = None
 
     def contains(self, value: float) -> bool:
-        """Return whether `value` is in the range; False for NaN if the range has a bound."""
+        """Return whether `value` is in the range. NaN is in no range that has a bound."""
         return (
             (self.low is None or value >= self.low)
             and (self.above is None or value > self.above)
@@ -73,10 +76,10 @@ def option(
 ) -> Any:
     """Declare a setting.
 
-    `default` is the default value, or the dataclass or dict type that constructs it. `help` is the
-    line of the setting in `--help`. `on_resume` is its `ResumeRule`; None inherits the rule of the
-    group that contains the setting, or "refuse" if no group has a rule. The other parameters are
-    the bounds of a number, see `Range`.
+    `default` is the default value, or the class (a dataclass or dict) that constructs it. `help` is
+    the line of the setting in `--help`. `on_resume` is its `ResumeRule`; None inherits the rule of
+    the group that contains the setting, or "refuse" if no group has a rule. The other parameters
+    are the bounds of a number, see `Range`.
     """
     bounds = Range(low=low, high=high, above=above, below=below)
     metadata = {"help": help, "range": bounds, "on_resume": on_resume}
@@ -103,9 +106,9 @@ class Settings:
             value = getattr(self, setting.name)
             bounds = setting.metadata["range"]
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                has_upper_bound = bounds.high is not None or bounds.below is not None
-                is_in_limit = has_upper_bound or abs(value) <= MAX_NUMBER
-                self.require(is_in_limit, setting.name, f"must be at most {MAX_NUMBER:,}")
+                if bounds.high is None and bounds.below is None:
+                    is_in_limit = value <= MAX_NUMBER
+                    self.require(is_in_limit, setting.name, f"must be at most {MAX_NUMBER:,}")
                 self.require(bounds.contains(value), setting.name, str(bounds))
         self.check()
 
@@ -113,16 +116,25 @@ class Settings:
         """Raise a `ConfigError` for contradictory settings; subclasses override this."""
 
     def require(self, condition: bool, key: str, rule: str) -> None:
-        """Raise a `ConfigError` with key, value and rule of a setting unless `condition` holds."""
+        """Raise a `ConfigError` with key, value and rule of a setting unless `condition` holds.
+
+        The key may be dotted, such as `optimizer.name`.
+        """
         if not condition:
-            require(condition, self.prefix + key, attrgetter(key)(self), rule)
+            raise _invalid_value(self.prefix + key, attrgetter(key)(self), rule)
 
 
-def require(condition: bool, key: str, value: object, rule: str) -> None:
-    """Raise a `ConfigError` with key, value and rule unless `condition` holds."""
-    if not condition:
-        shown_value = str(value).lower() if isinstance(value, bool) else to_primitive(value)
-        raise ConfigError(f"{key}={shown_value}: {rule}")
+def require_valid(is_valid: bool, key: str, value: object, rule: str) -> None:
+    """Raise a `ConfigError` with key, value and rule unless `is_valid`."""
+    if not is_valid:
+        raise _invalid_value(key, value, rule)
+
+
+def _invalid_value(key: str, value: object, rule: str) -> ConfigError:
+    shown_value = to_primitive(value)
+    if isinstance(value, bool):
+        shown_value = str(value).lower()  # as in YAML
+    return ConfigError(f"{key}={shown_value}: {rule}")
 
 
 def choose(choices: type[EnumType], key: str, value: str | EnumType) -> EnumType:
@@ -131,7 +143,9 @@ def choose(choices: type[EnumType], key: str, value: str | EnumType) -> EnumType
         return choices(value)
     except ValueError:
         names = [choice.value for choice in choices]
-        raise ConfigError(f"{key}={value}: no such choice; {nearest(str(value), names)}") from None
+        raise ConfigError(
+            f"{key}={value}: no such choice; {suggest_names(str(value), names)}"
+        ) from None
 
 
 # --- comparison with the settings of earlier work
@@ -176,10 +190,12 @@ def settings_to_log(config: Any) -> set[str]:
 
 
 def to_primitive(value: Any) -> Any:
-    """Return an enum member as its value and a list as text, so that JSON can hold the result."""
+    """Convert the value of a setting for JSON: an enum member to its value, a list to text."""
     if isinstance(value, list):
         return ",".join(str(to_primitive(item)) for item in value)
-    return value.value if isinstance(value, Enum) else value
+    if isinstance(value, Enum):
+        return value.value
+    return value
 
 
 # --- paths

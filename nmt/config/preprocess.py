@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from nmt.config.options import DEFAULT_DATA_DIR, LARGEST_SEED, Settings, option, require
+from nmt.config.options import DEFAULT_DATA_DIR, LARGEST_SEED, Settings, option, require_valid
 from nmt.errors import ConfigError
 
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
@@ -50,13 +50,13 @@ def _check_symbol(key: str, symbol: str) -> None:
     """Raise a `ConfigError` for text that cannot be one piece of a tokenizer."""
     # U+2581 means a space in pieces
     has_space = any(char.isspace() or char in "\0\u2581" for char in symbol)
-    require(
+    require_valid(
         symbol != "" and not has_space,
         key,
         symbol,
         "must be text without spaces, for example <2de>",
     )
-    require(
+    require_valid(
         not _RESERVED.fullmatch(symbol),
         key,
         symbol,
@@ -223,7 +223,7 @@ class DataConfig(Settings):
         for name in self.corpora:
             is_name = re.fullmatch(r"[A-Za-z0-9_.-]+", name) is not None
             rule = "the name of a corpus has only letters, digits, _, . and -"
-            require(is_name, "data.corpora", name, rule)
+            require_valid(is_name, "data.corpora", name, rule)
         if self.corpora and self.train.source_keys:
             raise ConfigError(
                 "data.train and data.corpora are both given; name the first corpus too: "
@@ -244,7 +244,7 @@ class DataConfig(Settings):
         counts = [split.num_pairs for split in (self.valid, self.test)]
         set_counts = [count for count in counts if count is not None]
         if any(count < 1 for count in set_counts):
-            require(
+            require_valid(
                 sum(set_counts) < 1,
                 "num_pairs of data.valid and data.test",
                 set_counts,

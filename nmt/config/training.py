@@ -13,7 +13,7 @@ from nmt.config.options import (
     MAX_NUMBER,
     Settings,
     option,
-    require,
+    require_valid,
 )
 from nmt.config.runtime import DTYPE_HELP, ChecksumConfig, DType, RuntimeConfig
 from nmt.config.search import SearchConfig
@@ -318,7 +318,7 @@ class TrainConfig(RuntimeConfig):
         weights = {f"mix.{corpus}": weight for corpus, weight in self.mix.items()}
         starts: set[int] = set()
         for name, stage in self.stages.items():
-            require(
+            require_valid(
                 stage.start not in starts,
                 f"stages.{name}.start",
                 stage.start,
@@ -328,7 +328,7 @@ class TrainConfig(RuntimeConfig):
             for corpus, weight in stage.mix.items():
                 weights[f"stages.{name}.mix.{corpus}"] = weight
         for key, weight in weights.items():
-            require(0 <= weight <= MAX_NUMBER, key, weight, "must be a number from 0")
+            require_valid(0 <= weight <= MAX_NUMBER, key, weight, "must be a number from 0")
 
     def _is_set(self, key: str) -> bool:
         """Return whether a setting differs from its default and is not False."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from nmt.config import require
+from nmt.config import require_valid
 from nmt.data import Lengths
 from nmt.data.languages import LanguagePair
 from nmt.data.mixing import CorpusRange
@@ -55,9 +55,9 @@ class ShardFile:
 
     def __post_init__(self) -> None:
         is_name = self.file not in ("", ".", "..") and Path(self.file).name == self.file
-        require(is_name, "file", self.file, "must be the name of a file in the data folder")
+        require_valid(is_name, "file", self.file, "must be the name of a file in the data folder")
         is_in_range = 0 <= self.pairs <= _MAX_PAIRS
-        require(is_in_range, "pairs", self.pairs, f"must be from 0 to {_MAX_PAIRS:,}")
+        require_valid(is_in_range, "pairs", self.pairs, f"must be from 0 to {_MAX_PAIRS:,}")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class CorpusIndex:
     shards: list[ShardFile]
 
     def __post_init__(self) -> None:
-        require(0 < self.weight <= 1e6, "weight", self.weight, "must be above 0 and at most 1e6")
+        is_valid = 0 < self.weight <= 1e6
+        require_valid(is_valid, "weight", self.weight, "must be above 0 and at most 1e6")
 
     @property
     def num_pairs(self) -> int:
@@ -100,7 +101,7 @@ class DataInfo:
     directions: dict[str, LanguagePair] = field(default_factory=dict)  # by corpus, if tagged
 
     def __post_init__(self) -> None:
-        require(self.temperature >= 1, "temperature", self.temperature, "must be at least 1")
+        require_valid(self.temperature >= 1, "temperature", self.temperature, "must be at least 1")
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nmt.data import Rows
-from nmt.errors import ConfigError, nearest
+from nmt.errors import ConfigError, suggest_names
 
 _MAX_BLOCKS = 1 << 20  # larger corpora are shuffled in blocks of neighboring pairs
 
@@ -124,7 +124,7 @@ def make_mix(
     names = [corpus.name for corpus in corpora]
     for name in weights:
         if name not in names:
-            hint = nearest(name, names)
+            hint = suggest_names(name, names)
             if names == [""]:
                 hint = "the folder was made from data.train, without names"
             raise ConfigError(f"mix.{name}: no corpus of data_dir has this name; {hint}")

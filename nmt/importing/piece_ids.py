@@ -22,7 +22,7 @@ from nmt.data.tokenizer import (
     Vocabulary,
     read_model,
 )
-from nmt.errors import ConfigError, ModelError, nearest
+from nmt.errors import ConfigError, ModelError, suggest_names
 from nmt.importing.settings import read_text
 
 _ESCAPE = re.compile(
@@ -184,7 +184,7 @@ def find_language(ids: Mapping[str, int], key: str, lang: str | None) -> int:
             return ids[piece]
     languages = [piece.strip("_") for piece in ids if LANGUAGE.fullmatch(piece)]
     text = "null" if lang is None else lang
-    raise ConfigError(f"{key}={text}: {nearest(text, languages)}")
+    raise ConfigError(f"{key}={text}: {suggest_names(text, languages)}")
 
 
 def make_tokenizers(src: Side, tgt: Side, *, is_joint: bool) -> Tokenizers:

@@ -18,7 +18,7 @@ import numpy as np
 
 from nmt.config import PreprocessConfig
 from nmt.data.languages import LanguagePair, corpus_direction
-from nmt.errors import ConfigError, DataError, nearest
+from nmt.errors import ConfigError, DataError, suggest_names
 from nmt.preprocess.characters import LineSet, foreign_shares
 from nmt.preprocess.clean import CleanChunk, Mask, PairCounts
 from nmt.preprocess.scripts import SCRIPTS, scripts_of
@@ -149,7 +149,7 @@ def _scripts_of_sides(config: PreprocessConfig, direction: LanguagePair) -> list
         names = getattr(config.filter, f"{side}_scripts")
         for name in names:
             if name not in SCRIPTS:
-                raise ConfigError(f"{key}={name}: no such script; {nearest(name, SCRIPTS)}")
+                raise ConfigError(f"{key}={name}: no such script; {suggest_names(name, SCRIPTS)}")
         scripts.append(names or scripts_of(getattr(direction, f"{side}_lang"), key))
     return scripts
 
@@ -169,7 +169,7 @@ def _language_codes(direction: LanguagePair) -> list[str]:
         if code not in codes_of_model:
             raise ConfigError(
                 f"data.{key}={language}: filter.language does not know this language; "
-                f"{nearest(code, codes_of_model)}"
+                f"{suggest_names(code, codes_of_model)}"
             )
         codes.append(code)
     return codes

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from nmt.config import Corpus, DataConfig, PreprocessConfig, SplitConfig, resolve
 from nmt.data.languages import corpus_direction
 from nmt.data.text import bundled_corpus, check_file, is_compressed, is_stream, open_bytes
-from nmt.errors import ConfigError, DataError, nearest
+from nmt.errors import ConfigError, DataError, suggest_names
 from nmt.preprocess.chunks import Format, Source
 from nmt.runtime.files import sync
 
@@ -286,7 +286,9 @@ def _read_tables(split: SplitConfig, split_name: str) -> Iterator[pa.Table]:
             builder.config.batch_size = _ROWS_PER_BATCH
         splits = builder.as_streaming_dataset()
     if split_name not in splits:
-        raise DataError(f"{split.dataset} has no split {split_name}; {nearest(split_name, splits)}")
+        raise DataError(
+            f"{split.dataset} has no split {split_name}; {suggest_names(split_name, splits)}"
+        )
     yield from splits[split_name].with_format("arrow").iter(batch_size=_ROWS_PER_BATCH)
 
 

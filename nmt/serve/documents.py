@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nmt.errors import DataError, nearest
+from nmt.errors import DataError, suggest_names
 from nmt.serve.markup import HtmlText, parse_html
 from nmt.serve.texts import PlainText, SourceText, plain_text
 from nmt.translate.results import LineResult
@@ -232,7 +232,7 @@ def _find_cells(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> list[t
     has_numbers = all(name.isascii() and name.isdigit() and int(name[:6]) > 0 for name in columns)
     for name in columns:
         if not has_numbers and name not in header:
-            raise DataError(f"columns: the first row has no {name}; {nearest(name, header)}")
+            raise DataError(f"columns: the first row has no {name}; {suggest_names(name, header)}")
     if has_numbers:
         numbers = [int(name[:6]) - 1 for name in columns]
     else:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from torch import Tensor
 
 from nmt.data.languages import Tags, tag_lines
-from nmt.errors import ConfigError, nearest
+from nmt.errors import ConfigError, suggest_names
 from nmt.serve.access import HttpError
 from nmt.serve.parameters import (
     ApiRequest,
@@ -77,7 +77,9 @@ async def translate(request: Request) -> Response:
     call = await _read_request(request, is_plain=is_plain)
     params = call.params
     for name in sorted(params.keys() - _FIELDS):
-        raise HttpError(400, f"Invalid request: no field {name!r:.50}; {nearest(name, _FIELDS)}")
+        raise HttpError(
+            400, f"Invalid request: no field {name!r:.50}; {suggest_names(name, _FIELDS)}"
+        )
     texts = params.texts("text")
     languages = call.languages()
     is_list = isinstance(params["text"], list)

@@ -31,10 +31,10 @@ import torch
 from nmt.checkpoint import (
     ModelInfo,
     build_model,
+    describe_other_models,
     find_model,
     load_info,
     load_tokenizer,
-    other_models,
 )
 from nmt.config import Engine, ServeConfig, resolve
 from nmt.data.tokenizer import Tokenizers
@@ -134,7 +134,7 @@ class WorkerPool:
             info = load_info(folder)
             tokenizer = load_tokenizer(folder, info)
             backend = WorkersBackend(self, number, info, tokenizer)
-            alternatives = other_models(resolve(self._model_dirs[number]), folder)
+            alternatives = describe_other_models(resolve(self._model_dirs[number]), folder)
             log.info("model %s, %d updates, on cpu%s", folder, info.updates, alternatives)
             directions = directions_of(info, tokenizer)
             translators.append(Translator(backend, tokenizer, info.search, directions))

@@ -27,7 +27,7 @@ from nmt.checkpoint import (
     load_weights,
     save_model,
 )
-from nmt.config import require
+from nmt.config import require_valid
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError, NmtError
 from nmt.runtime.files import remove_folder, replace_link
@@ -73,10 +73,12 @@ class TrainerState:
     def __post_init__(self) -> None:
         for key in _COUNTERS:
             count = getattr(self, key)
-            require(0 <= count < 1 << 32, key, count, "must be from 0 to 4,294,967,295")
-        require(self.flops >= 0, "flops", self.flops, "must not be negative")
+            require_valid(0 <= count < 1 << 32, key, count, "must be from 0 to 4,294,967,295")
+        require_valid(self.flops >= 0, "flops", self.flops, "must not be negative")
         has_best = bool(self.best) or self.bad_validations == 0
-        require(has_best, "bad_validations", self.bad_validations, "must be 0 without a best one")
+        require_valid(
+            has_best, "bad_validations", self.bad_validations, "must be 0 without a best one"
+        )
 
     @property
     def position(self) -> tuple[int, int, int]:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, get_args, get_origin, get_type_hints
 
-from nmt.config import TooLong, require
+from nmt.config import TooLong, require_valid
 from nmt.data.languages import Tags
-from nmt.errors import ConfigError, nearest
+from nmt.errors import ConfigError, suggest_names
 
 MAX_SOURCE_LENGTH = 256
 """Tokens with EOS: the longest training text that `nmt-preprocess` keeps by default."""
@@ -90,10 +90,10 @@ class LineOptions:
 
     def __post_init__(self) -> None:
         is_valid = self.max_tokens is None or self.max_tokens >= 1
-        require(is_valid, "max_tokens", self.max_tokens, "must be at least 1")
+        require_valid(is_valid, "max_tokens", self.max_tokens, "must be at least 1")
         is_valid = self.max_source_length >= _MIN_SOURCE_LENGTH
         rule = f"must be at least {_MIN_SOURCE_LENGTH}"
-        require(is_valid, "max_source_length", self.max_source_length, rule)
+        require_valid(is_valid, "max_source_length", self.max_source_length, rule)
 
 
 def check_options(options: Mapping[str, Any], accepted: type) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def check_options(options: Mapping[str, Any], accepted: type) -> dict[str, Any]:
     hints = _read_hints(accepted)
     for name, value in options.items():
         if name not in hints:
-            raise ConfigError(f"{name}: no such option here; {nearest(name, hints)}")
+            raise ConfigError(f"{name}: no such option here; {suggest_names(name, hints)}")
         expected = get_args(hints[name])[0]
         if value is not None and not _has_type(value, expected):
             raise TypeError(f"{name}={value!r}: must be of type {expected.__name__}")

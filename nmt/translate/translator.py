@@ -16,7 +16,7 @@ from nmt.config import (
     SearchConfig,
     TooLong,
     choose,
-    require,
+    require_valid,
     resolve,
 )
 from nmt.data.languages import (
@@ -124,7 +124,7 @@ class Translator:
         if quantization is not None:
             quantization = choose(Quantization, "quantization", quantization)
             rule = "only works with backend=auto or ctranslate2"
-            require(engine is not Engine.native, "quantization", quantization, rule)
+            require_valid(engine is not Engine.native, "quantization", quantization, rule)
         if engine is Engine.native:
             model = load_models(folders, device=device, dtype=dtype, combine=combine)
         elif engine is Engine.auto:
@@ -330,7 +330,7 @@ class Translator:
         checked_options = check_options(options, ScoreOptions)
         config = self._update_config(config, checked_options)
         max_tokens = checked_options.get("max_tokens", _SCORE_TOKENS)
-        require(max_tokens >= 1, "max_tokens", max_tokens, "must be at least 1")
+        require_valid(max_tokens >= 1, "max_tokens", max_tokens, "must be at least 1")
         self.backend.check(config, scoring=True)
         tags = self._tags_from(checked_options)
         source_lines = list(check_lines("sources", sources))
@@ -416,7 +416,7 @@ class Translator:
         checked_options = check_options(options, TranslateOptions)
         config = self._update_config(config, checked_options)
         window_lines = checked_options.get("window_lines", WINDOW_LINES)
-        require(window_lines >= 1, "window_lines", window_lines, "must be at least 1")
+        require_valid(window_lines >= 1, "window_lines", window_lines, "must be at least 1")
         prefixes = checked_options.get("prefixes")
         windows: Iterable[Window] = WindowReader(
             check_lines("lines", lines),

@@ -22,11 +22,11 @@ import torch
 
 from nmt.checkpoint import (
     EXPORTED,
+    describe_other_models,
     find_model,
     load_export_info,
     load_info,
     load_tokenizer,
-    other_models,
 )
 from nmt.config import DType, ExportFormat, Quantization, SearchConfig
 from nmt.data.tokenizer import Tokenizers
@@ -285,7 +285,7 @@ def load_ctranslate2(
         load_info(model_folder).updates,
         placement.device_type,
         quantization.value,
-        other_models(folder, model_folder),
+        describe_other_models(folder, model_folder),
     )
     return model
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from nmt.checkpoint import (
     build_model,
+    describe_other_models,
     find_model,
     load_info,
     load_tokenizer,
     load_weights,
-    other_models,
 )
 from nmt.config import Combine, DType, SearchConfig, choose, resolve
 from nmt.data.batch import bucket_by_length, pad, pad_source
@@ -149,7 +149,7 @@ def load_models(
     for requested, folder, info in zip(folders, model_folders, infos, strict=True):
         model = build_model(info, load_weights(folder), torch_device)
         steppers.append(ModelStepper(model, freeze(model, torch_dtype)))
-        ignored_models = other_models(resolve(requested), folder)
+        ignored_models = describe_other_models(resolve(requested), folder)
         log.info(
             "model %s, %d updates, on %s%s", folder, info.updates, torch_device, ignored_models
         )
