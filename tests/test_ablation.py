@@ -97,7 +97,7 @@ def test_results_in_the_file_are_not_measured_again(
 def test_every_variant_is_a_setting_of_training(compare: Any) -> None:
     from nmt.cli.commands import COMMANDS
 
-    accepted = {setting.key for setting in COMMANDS["train"].accepted} | {"experiment"}
+    accepted = {setting.key for setting in COMMANDS["train"].accepted_settings} | {"experiment"}
     for name in compare.VARIANTS:
         keys = [setting.partition("=")[0] for setting in compare.variant_settings(name)]
         assert set(keys) <= accepted, name

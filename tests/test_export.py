@@ -137,10 +137,6 @@ def test_the_folder_describes_itself_and_is_no_model_folder(model: Path, tmp_pat
         assert name.value in (output / "README.md").read_text("utf-8")
         with pytest.raises(ModelError, match=r"is an export .*; give the model .* nmt-translate"):
             load_info(output)
-    with pytest.raises(ModelError, match="make one with nmt-export"):
-        load_export_info(model)
-    with pytest.raises(ModelError, match="does not exist"):
-        load_export_info(tmp_path / "absent")
     marker = json.loads((output / "nmt.json").read_text("utf-8"))
     (output / "nmt.json").write_text(json.dumps(marker | {"format_version": 99}), encoding="utf-8")
     write_manifest(output)
