@@ -227,8 +227,11 @@ def find_model(folder: Path) -> Path:
 
 
 def describe_other_models(folder: Path, used_model: Path) -> str:
-    """Describe for the log the models of a run folder other than `used_model`, "" if none."""
-    if (folder / CONFIG).exists():
+    """Describe for the log the models of a run folder other than `used_model`.
+
+    Returns "" if there are none, and for the average, which is the model to use.
+    """
+    if (folder / CONFIG).exists() or used_model == (folder / "average").resolve():
         return ""
     descriptions = [
         f"{name} ({_num_updates(path)} updates)"

@@ -5,6 +5,7 @@ the folders of all commands, and the runs of a sweep have folders of their own.
 from __future__ import annotations
 
 import io
+import logging
 import re
 import shlex
 import subprocess
@@ -21,7 +22,7 @@ from nmt.checkpoint import find_model
 from nmt.cli import compose
 from nmt.cli.commands import COMMANDS, shell_command
 from nmt.cli.data_folder import ensure_data, train_command
-from nmt.cli.main import import_and_run, main
+from nmt.cli.main import import_and_run, log_to_stderr, main
 from nmt.cli.main import nmt as nmt_alone
 from nmt.config import TrainConfig
 from nmt.errors import ConfigError, DataError
@@ -122,6 +123,27 @@ def test_a_run_goes_on_with_the_settings_that_it_has_recorded(
         repeated = composed("train", f"{key}=runs/mine/config.yaml", "run_dir=runs/other")
         assert repeated.model == config.model, key
         assert (repeated.max_updates, repeated.run_dir) == (90, "runs/other"), key
+
+
+def test_a_quiet_command_logs_nothing_but_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["preprocess", "data=copy", "num_threads=1"]
+    for quiet_word in ("-q", "--quiet", "quiet=true"):
+        assert command(*words, "overwrite=true", quiet_word) == 0
+        output = capfd.readouterr()
+        assert output.err == "", quiet_word
+        assert "read" in output.out  # the result
+    assert command(*words, "-q", "max_length=0") == 2
+    assert "max_length=0" in capfd.readouterr().err
+    logger = logging.getLogger("nmt")
+    for word, level in (("-v", logging.DEBUG), ("overwrite=true", logging.INFO)):
+        assert command(*words, word) == 0
+        assert "wrote data/prepared; next: " in capfd.readouterr().err
+        assert logger.level == level
+        log_to_stderr()  # as a process does that the command has started
+        assert logger.level == level
 
 
 def test_a_model_file_may_hold_the_settings_of_a_model_at_its_top(

@@ -320,6 +320,10 @@ def command_help(command: Command) -> str:
     if command.can_resume:
         sections.append(_resume_help(command))
     sections.append(
+        "-q, --quiet or quiet=true: log only warnings and errors\n"
+        "-v, --verbose or verbose=true: log details too"
+    )
+    sections.append(
         "exit status: 0 done, 1 a bug, 2 wrong arguments, settings or input, 75 training stopped\n"
         "by a signal after saving a checkpoint, 130 interrupted"
     )

@@ -29,6 +29,9 @@ with exiting_when_interrupted():
         suggest_names,
     )
 
+_QUIET_WORDS = ("-q", "--quiet", "quiet=true")
+_VERBOSE_WORDS = ("-v", "--verbose", "verbose=true")
+_LEVEL_VARIABLE = "NMT_LOG_LEVEL"
 _ERRORS_WITHOUT_TRACEBACK = (*LINE_ERRORS, OSError, KeyboardInterrupt)
 
 
@@ -60,11 +63,11 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
     `command` is None for `nmt --help`, `nmt --version` and unknown names. `argv` holds the words
     and is by default `sys.argv[1:]`.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    words, level = _read_verbosity(list(sys.argv[1:] if argv is None else argv))
     if sys.stderr is None:  # closed with 2>&-; the next opened file would get its descriptor
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
-        log_to_stderr()
+        log_to_stderr(level)
         if "-h" in words or "--help" in words:
             print(list_commands() if command is None else command_help(command))
         elif "--version" in words:
@@ -137,12 +140,35 @@ class _EscapingFormatter(logging.Formatter):
         return escape_controls(super().format(record))
 
 
-def log_to_stderr() -> None:
-    """Write the logs of nmt to stderr: all of rank 0, and warnings of other ranks."""
+def _read_verbosity(words: list[str]) -> tuple[list[str], int]:
+    """Remove the words that set how much is logged; return the others and the level.
+
+    The level is also set in the environment, for the processes that the command starts.
+    """
+    level = logging.INFO
+    other_words = []
+    for word in words:
+        if word in _QUIET_WORDS:
+            level = logging.WARNING
+        elif word in _VERBOSE_WORDS:
+            level = logging.DEBUG
+        else:
+            other_words.append(word)
+    os.environ[_LEVEL_VARIABLE] = str(level)
+    return other_words, level
+
+
+def log_to_stderr(level: int | None = None) -> None:
+    """Write the logs of nmt to stderr: all of rank 0, and warnings of other ranks.
+
+    `level` is by default the one of the command that started this process.
+    """
+    if level is None:
+        level = int(os.environ.get(_LEVEL_VARIABLE, logging.INFO))
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_EscapingFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger("nmt")
     logger.handlers = [handler]
     is_main = os.environ.get("RANK", "0") == "0"
-    logger.setLevel(logging.INFO if is_main else logging.WARNING)
+    logger.setLevel(level if is_main else logging.WARNING)
     logger.propagate = False

@@ -50,7 +50,7 @@ class Progress(AbstractContextManager["Progress"]):
         self._start_seconds = time.monotonic()
         self._logged_seconds = self._start_seconds
         self._bar = None
-        if has_bar and sys.stderr.isatty():
+        if has_bar and sys.stderr.isatty() and log.isEnabledFor(logging.INFO):
             self._bar = tqdm(
                 desc=name,
                 unit=f" {unit}",
