@@ -127,6 +127,7 @@ def measure(folder: Path, section: str) -> Any:
     ]
     command += ["--corpus", str(folder / "corpus"), "--src", "src", "--tgt", "tgt"]
     command += ["--vocab-size", "310", "--models", size, "--translate-model", size]
+    command += ["--latency-models", size, "--latency-lines", "3"]
     command += ["--model-updates", "3", "--batch-tokens", "200", "--lines", "4", "--beams", "2"]
     command += ["--lengths", "5", "--repeats", "2", "--turn-seconds", "0", "--cache", str(folder)]
     command += ["--output", str(folder), "--name", "figures"]
@@ -153,3 +154,11 @@ def test_training_counts_real_tokens_and_translation_of_fixed_length_that_many(
     assert 0 < float(section["columns"]["share of the limit"]["nmt"].rstrip("%")) < 100
     section = measure(tmp_path, "translate")
     assert [turn["tgt_tokens"] for turn in section["turns"]["nmt"]] == [4 * 5, 4 * 5]
+    section = measure(tmp_path, "latency")
+    for turn in section["turns"]["nmt"]:
+        assert turn["sentences"] == len(turn["milliseconds"]) == 3
+        assert turn["cpu_seconds"] > 0
+        assert turn["wall_seconds"] * 1000 > sum(turn["milliseconds"])
+    section = measure(tmp_path, "startup")
+    assert section["columns"]["share of import torch"]["import torch"] == "100%"
+    assert len(section["turns"]["nmt-translate backend=auto"]) == 2

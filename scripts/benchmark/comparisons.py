@@ -31,6 +31,11 @@ _LIMIT_SENTENCES = 64  # of the batches whose matrix multiplications are the lim
 _LIMIT_TRANSLATION_REPEATS = 20
 _TOKEN_FORMAT = "{:.1f}".format
 _IMPORT_ONLY = "import torch and load the weights"
+_IMPORT_TORCH = "import torch"
+_TRANSLATE_CODE = """import sys
+from nmt import Translator
+translator = Translator.load(sys.argv[1], device=sys.argv[2])
+print(translator.translate(["A man is riding a bicycle."]))"""
 _IMPORT_CODE = "import sys, torch, safetensors.torch; safetensors.torch.load_file(sys.argv[1])"
 
 
@@ -201,12 +206,16 @@ def compare_translation(
 
 
 def compare_startup(model_dir: Path, settings: Settings) -> Section:
-    """Time nmt-translate with one line, and a process that only imports torch and loads weights."""
+    """Time new processes that translate one line, or only import torch and load the weights."""
     command = [str(Path(sys.executable).parent / "nmt-translate"), f"model_dir={model_dir}"]
     command += [f"device={settings.device}", f"num_threads={settings.threads}"]
+    python = [sys.executable, "-c"]
     commands = {
-        _IMPORT_ONLY: [sys.executable, "-c", _IMPORT_CODE, str(model_dir / "model.safetensors")],
+        _IMPORT_TORCH: [*python, "import torch"],
+        _IMPORT_ONLY: [*python, _IMPORT_CODE, str(model_dir / "model.safetensors")],
         "nmt-translate": command,
+        "nmt-translate backend=auto": [*command, "backend=auto"],
+        "Python, Translator.load": [*python, _TRANSLATE_CODE, str(model_dir), settings.device],
     }
     turns: dict[str, list[Record]] = {name: [] for name in commands}
     for turn_number in range(settings.repeats + 1):
@@ -215,9 +224,12 @@ def compare_startup(model_dir: Path, settings: Settings) -> Section:
             if turn_number > 0:  # the first round only fills the disk cache
                 turns[name].append(turn)
     wall_medians = medians_by_engine(turns, lambda turn: turn["wall_seconds"])
+    cpu_medians = medians_by_engine(turns, lambda turn: turn["cpu_seconds"])
     ratios = {}
+    torch_shares = {}
     for name, seconds in wall_medians.items():
         ratios[name] = f"{seconds / wall_medians[_IMPORT_ONLY]:.2f}"
+        torch_shares[name] = f"{cpu_medians[_IMPORT_TORCH] / cpu_medians[name]:.0%}"
     return Section(
         title="Start-up, one line",
         setting=f"A new process, files in the disk cache; {settings.repeats} turns.",
@@ -226,6 +238,7 @@ def compare_startup(model_dir: Path, settings: Settings) -> Section:
         columns={
             "seconds by the clock": column(turns, lambda turn: turn["wall_seconds"]),
             "ratio of these": ratios,
+            "share of import torch": torch_shares,
         },
         baselines={"torch and weights": [_IMPORT_ONLY]},
         lower_is_better=True,

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import models
 from comparisons import compare_startup, compare_training, compare_translation
 from corpus import PreparedCorpus
+from latency import compare_latency
 from report import Section, describe_machine, markdown, write
 from settings import Settings, parse_args
 
@@ -50,6 +51,10 @@ def run_parts(corpus: PreparedCorpus, settings: Settings) -> Iterator[Section]:
             yield compare_training(name, model, corpus, settings)
     if settings.only == ["train"]:
         return
+    if "latency" in settings.only:
+        yield from run_latency(corpus, settings)
+    if not {"translate", "startup"} & set(settings.only):
+        return
     name, model = settings.translate_model
     run_dir = models.train(name, model, corpus, settings)
     if "translate" in settings.only:
@@ -62,6 +67,16 @@ def run_parts(corpus: PreparedCorpus, settings: Settings) -> Iterator[Section]:
                 )
     if "startup" in settings.only:
         yield compare_startup(find_model(run_dir), settings)
+
+
+def run_latency(corpus: PreparedCorpus, settings: Settings) -> Iterator[Section]:
+    """Translate line by line with a trained model of each size."""
+    for name, model in settings.latency_models:
+        run_dir = models.train(name, model, corpus, settings)
+        exports = models.export_all(run_dir, corpus.folder / f"exports-{run_dir.name}")
+        for beam_size in settings.beams:
+            settings.say(f"one line, {name}, beam {beam_size}:")
+            yield compare_latency(name, model, exports, corpus, settings, beam_size=beam_size)
 
 
 if __name__ == "__main__":

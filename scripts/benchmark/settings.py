@@ -12,7 +12,7 @@ from engines import BENCHMARK, ROOT, Engine
 
 from nmt.config import ModelConfig
 
-PARTS = ("train", "translate", "startup")
+PARTS = ("train", "translate", "latency", "startup")
 
 
 class Settings(argparse.Namespace):
@@ -62,7 +62,9 @@ def parse_args(description: str | None) -> Settings:
     add("--quick", action="store_true", help="a short run of everything, with less certain figures")
     help_flags = ("-h", "--help")
     first, _ = parser.parse_known_args([word for word in sys.argv[1:] if word not in help_flags])
-    add("--only", type=_words, default=list(PARTS), help="parts: train, translate, startup")
+    add(
+        "--only", type=_words, default=list(PARTS), help="parts: train, translate, latency, startup"
+    )
     add("--engines", type=_words, default=[], help="names separated by commas (default: all)")
     add("--corpus", type=Path, help="folder with train.en(.gz), val.en, ...; default: the demo's")
     add("--src", default="en", help="source language, the ending of its files")
@@ -77,6 +79,8 @@ def parse_args(description: str | None) -> Settings:
     add("--translate-model", type=parse_model, help="sizes of the model that translates")
     add("--model-updates", type=int, help="updates of training that model")
     add("--lines", type=int, help="lines translated in a turn")
+    add("--latency-models", type=_models, help="to translate with line by line, as --models")
+    add("--latency-lines", type=int, help="lines translated one by one in a turn")
     add("--beams", type=_numbers, default=[4, 1], help="beam sizes; 1 is greedy")
     add("--lengths", type=_numbers, help="fixed target lengths, EOS included; 0: free lengths")
     add("--threads", type=int, default=1, help="of each engine")

@@ -54,7 +54,7 @@ def main() -> None:
     batch = fastest(choices, lambda choice: translate(warmup_lines, choice), job["device"])
     turns.ready(ctranslate2=ctranslate2.__version__, batch=f"{batch[1]} {batch[0]}")
     while True:
-        turns.end(**translate(job["lines"], batch))
+        turns.end_translation(lambda lines: translate(lines, batch))
 
 
 main()

@@ -74,7 +74,7 @@ def main() -> None:
     max_tokens = fastest(_BATCH_TOKENS, lambda size: translate(warmup_lines, size), job["device"])
     turns.ready(fairseq=fairseq.__version__, torch=torch.__version__, batch=max_tokens)
     while True:
-        turns.end(**translate(job["lines"], max_tokens))
+        turns.end_translation(lambda lines: translate(lines, max_tokens))
 
 
 def make_options(job: dict[str, Any]) -> Namespace:

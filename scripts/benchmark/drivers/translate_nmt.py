@@ -26,7 +26,7 @@ def main() -> None:
         job["folders"][model_format],
         device=device,
         dtype=dtype if is_native else "float32",
-        backend="native" if is_native else "ctranslate2",
+        backend=job["options"].get("backend", "native" if is_native else "ctranslate2"),
         num_threads=job["threads"],
     )
     search = {"beam_size": job["beam_size"]}
@@ -47,11 +47,14 @@ def main() -> None:
         memory = peak_bytes() if device == "cpu" else torch.cuda.max_memory_allocated()
         return {"sentences": num_sentences, "tgt_tokens": num_tokens, "peak_bytes": memory}
 
+    def translate_alone(lines: list[str]) -> dict[str, int]:
+        return {"sentences": len(translator.translate(lines, config))}
+
     gc.freeze()  # exclude imported objects from garbage collection, as nmt-translate does
     translate(job["lines"][: job["warmup_lines"]])
     turns.ready(nmt=__version__, torch=torch.__version__)
     while True:
-        turns.end(**translate(job["lines"]))
+        turns.end_translation(translate_alone if job.get("one_by_one") else translate)
 
 
 main()

@@ -62,7 +62,7 @@ def main() -> None:
     )
     turns.ready(transformers=transformers.__version__, torch=torch.__version__, batch=batch_size)
     while True:
-        turns.end(**translate(job["lines"], batch_size))
+        turns.end_translation(lambda lines: translate(lines, batch_size))
 
 
 main()

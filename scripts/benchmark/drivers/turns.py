@@ -42,6 +42,21 @@ class Turns:
         self._answer({**counts, "cpu_seconds": cpu_seconds, "wall_seconds": wall_seconds})
         self._wait()
 
+    def end_translation(self, translate: Callable[[list[str]], dict[str, Any]]) -> None:
+        """Translate the lines of the job and report the turn, as `end` does.
+
+        With `one_by_one`, each line is a call of its own; their wall-clock times are reported too.
+        """
+        if not self.job.get("one_by_one"):
+            self.end(**translate(self.job["lines"]))
+            return
+        milliseconds = []
+        for line in self.job["lines"]:
+            start_seconds = time.perf_counter()
+            translate([line])
+            milliseconds.append((time.perf_counter() - start_seconds) * 1000)
+        self.end(sentences=len(milliseconds), milliseconds=milliseconds)
+
     def cpu_seconds(self) -> float:
         """Return the CPU time of the turn so far."""
         return time.process_time() - self._cpu_start
