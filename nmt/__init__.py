@@ -16,6 +16,11 @@ __version__ = "0.1.0"
 __all__ = ["Translator", "__version__"]
 
 
+def __dir__() -> list[str]:
+    """List the names to use, for interactive shells."""
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Import `Translator` at its first use (PEP 562)."""
     if name == "Translator":

@@ -21,7 +21,7 @@ from nmt.errors import ModelError
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.transformer import Transformer
 from nmt.runtime.distributed import use_one_thread_after_fork
-from nmt.runtime.files import replace_folder, write_json
+from nmt.runtime.files import describe_folder, replace_folder, write_json
 from nmt.runtime.manifest import note_unverified, verify
 from nmt.runtime.metadata import pop_version, read_json, to_dataclass
 from nmt.runtime.reading import open_regular
@@ -109,7 +109,7 @@ def load_info(folder: Path) -> ModelInfo:
             "format=ctranslate2 use nmt-translate backend=ctranslate2"
         )
     if not (folder / CONFIG).exists():
-        problem = "is no model folder (no config.json)" if folder.is_dir() else "does not exist"
+        problem = describe_folder(folder, "is no model folder (no config.json)")
         raise ModelError(f"{folder} {problem}; give a run, a checkpoint or a model folder")
     note_unverified(folder)
     return _read_info(folder / CONFIG)[0]

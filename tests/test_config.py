@@ -283,6 +283,7 @@ def test_a_bad_value_names_key_and_rule() -> None:
         (ModelConfig, {"d_model": 0}, "model.d_model=0: must be from 1 to 65536"),
         (OptimizerConfig, {"eps": 0.0}, "optimizer.eps=0.0: must be above 0 and at most 1"),
         (OptimizerConfig, {"weight_decay": 0.01}, "optimizer.name=adamw"),
+        (OptimizerConfig, {"max_grad_norm": math.nan}, "max_grad_norm=nan: is not a number"),
         (SearchConfig, {"length_penalty": math.nan}, "length_penalty=nan: must be from -10 to 10"),
         (SearchConfig, {"top_k": 3}, "top_k=3: only works with sampling=true"),
         (TrainConfig, {"seed": -1}, "seed=-1: must be from 0 to 9223372036854775807"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 import shlex
 import subprocess
@@ -18,6 +19,7 @@ from omegaconf import OmegaConf
 from test_config import compose_configs, composed
 from toy import TINY, command, read_records, train, write_corpus
 
+import nmt
 from nmt.checkpoint import find_model
 from nmt.cli import compose
 from nmt.cli.commands import COMMANDS, shell_command
@@ -26,6 +28,7 @@ from nmt.cli.main import import_and_run, log_to_stderr, main
 from nmt.cli.main import nmt as nmt_alone
 from nmt.config import TrainConfig
 from nmt.errors import ConfigError, DataError
+from nmt.runtime.distributed import choose_num_processes
 
 HINT = re.compile(
     r"(?:next|make it with|as this does): (.*?)(?:, or without nmt.*)?$", re.MULTILINE
@@ -144,6 +147,45 @@ def test_a_quiet_command_logs_nothing_but_warnings(
         assert logger.level == level
         log_to_stderr()  # as a process does that the command has started
         assert logger.level == level
+
+
+def test_a_file_is_not_called_a_folder_that_does_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("letter").write_text("dear", "utf-8")
+    for words in (
+        ("train", "data_dir=letter"),
+        ("average", "run_dir=letter"),
+        ("export", "model_dir=letter"),
+    ):
+        assert command(*words) == 2
+        assert "letter is a file; " in capfd.readouterr().err, words
+
+
+def test_a_run_is_not_written_into_a_model_folder(
+    toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}", "utf-8")
+    assert train(toy_data, tmp_path, TINY) == 2
+    expected = f"run_dir={tmp_path} is a checkpoint or model folder; choose another run_dir"
+    assert expected in capfd.readouterr().err
+
+
+def test_more_processes_than_cores_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(logging.getLogger("nmt"), "propagate", True)
+    for devices in (1, 2):
+        assert choose_num_processes(devices, "cpu") == devices
+    assert not caplog.messages
+    assert choose_num_processes(99, "cpu") == 99
+    assert caplog.messages == ["devices=99 processes share 2 CPU cores; devices=2 is faster"]
+
+
+def test_nmt_lists_its_names() -> None:
+    assert dir(nmt) == ["Translator", "__version__"]
 
 
 def test_a_model_file_may_hold_the_settings_of_a_model_at_its_top(

@@ -227,6 +227,8 @@ def test_a_signal_at_the_last_update_is_no_stop_and_ctrl_c_ends_at_once_with_130
         with task as process:
             assert process.wait() == code
             assert expected_end in process.stderr[-200:]
+            if number is signal.SIGINT:
+                assert "the same command goes on after update 4\n" in process.stderr
         assert (run / "checkpoints/latest").resolve().name == newest
     assert_same_run(finished_run, tmp_path / "SIGTERM")
 

@@ -11,6 +11,7 @@ from nmt.config import DEFAULT_DATA_DIR, DEFAULT_RUN_DIR, PreprocessConfig, Trai
 from nmt.errors import DataError
 from nmt.preprocess.prepare import prepare
 from nmt.preprocess.sources import has_split
+from nmt.runtime.files import describe_folder
 
 log = logging.getLogger(__name__)
 _FILES = (
@@ -30,7 +31,7 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
     folder = resolve(config.data_dir)
     if (folder / "meta.json").exists():
         return
-    problem = "is no data folder" if folder.is_dir() else "does not exist"
+    problem = describe_folder(folder, "is no data folder")
     has_text = has_split(preparation.config.data, "train")
     if has_text:
         command = shell_command("preprocess", preparation.arguments)

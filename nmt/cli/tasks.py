@@ -79,12 +79,13 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
     """
     from nmt.average import best_checkpoints, last_checkpoints
     from nmt.checkpoint import list_checkpoints
+    from nmt.runtime.files import describe_folder
     from nmt.runtime.manifest import read_config
 
     run_dir = resolve(config.run_dir)
     path = run_dir / "config.yaml"
     if not path.exists():
-        problem = "is no run folder (no config.yaml)" if run_dir.is_dir() else "does not exist"
+        problem = describe_folder(run_dir, "is no run folder (no config.yaml)")
         raise ModelError(f"{run_dir} {problem}; give run_dir=FOLDER or checkpoints=[FOLDER,...]")
     try:
         settings = read_config(run_dir)

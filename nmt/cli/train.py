@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from nmt.average import validation_scores
+from nmt.checkpoint import CONFIG, checkpoint_update, list_checkpoints
 from nmt.cli.commands import shell_command
 from nmt.cli.compose import DataPreparation
 from nmt.cli.data_folder import ensure_data
 from nmt.cli.launch import launch
 from nmt.cli.parent import end_with_launcher
 from nmt.config import BestMetric, TrainConfig, resolve
+from nmt.errors import ConfigError
 from nmt.export.export_model import describe_exports
 from nmt.runtime.distributed import (
     choose_num_processes,
@@ -40,18 +43,38 @@ def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> 
         end_with_launcher(os.getppid())
         record(_run_launched)(config, config_yaml, preparation)  # writes errors for torchrun
         return None
+    run_dir = resolve(config.run_dir)
+    if (run_dir / CONFIG).exists():
+        raise ConfigError(
+            f"run_dir={config.run_dir} is a checkpoint or model folder; choose another run_dir, or "
+            f"start from its weights with init_from={config.run_dir}"
+        )
     ensure_data(config, preparation, may_write=not config.dry_run)
     num_ranks = choose_num_processes(config.devices, config.device)
-    if num_ranks > 1:
-        launch(num_ranks, config_yaml, timeout_seconds=config.timeout_seconds)
-    else:
-        run_rank(config, config_yaml)
+    try:
+        if num_ranks > 1:
+            launch(num_ranks, config_yaml, timeout_seconds=config.timeout_seconds)
+        else:
+            run_rank(config, config_yaml)
+    except KeyboardInterrupt:
+        _log_resume_point(run_dir)
+        raise
     if config.dry_run:
         return None
-    scores = validation_scores(resolve(config.run_dir), config.best_metric).values()
+    scores = validation_scores(run_dir, config.best_metric).values()
     if config.best_metric is BestMetric.bleu:
         return max(scores, default=None)
     return min(scores, default=None)
+
+
+def _log_resume_point(run_dir: Path) -> None:
+    """Log from which update an interrupted run goes on."""
+    checkpoints = list_checkpoints(run_dir)
+    if checkpoints:
+        update = checkpoint_update(checkpoints[-1])
+        log.info("interrupted; the same command goes on after update %d", update)
+    else:
+        log.info("interrupted before the first checkpoint; the same command starts again")
 
 
 def _run_launched(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -107,6 +108,7 @@ class Settings:
             bounds = setting.metadata["range"]
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 if bounds.high is None and bounds.below is None:
+                    self.require(not math.isnan(value), setting.name, "is not a number")
                     is_in_limit = value <= MAX_NUMBER
                     self.require(is_in_limit, setting.name, f"must be at most {MAX_NUMBER:,}")
                 self.require(bounds.contains(value), setting.name, str(bounds))

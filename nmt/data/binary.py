@@ -25,6 +25,7 @@ from nmt.data.languages import LanguagePair
 from nmt.data.mixing import CorpusRange
 from nmt.data.text import read_stream
 from nmt.errors import DataError
+from nmt.runtime.files import describe_folder
 from nmt.runtime.manifest import verify
 from nmt.runtime.metadata import pop_version, read_json, to_dataclass
 from nmt.runtime.reading import MAX_BYTES, check_regular, open_regular
@@ -306,7 +307,7 @@ def read_meta(data_dir: Path) -> DataInfo:
     """
     path = data_dir / "meta.json"
     if not path.exists():
-        problem = "is no data folder" if data_dir.is_dir() else "does not exist"
+        problem = describe_folder(data_dir, "is no data folder")
         raise DataError(f"{data_dir} {problem}; create one from text with nmt-preprocess")
     verify(data_dir, "meta.json")
     meta = read_json(path)

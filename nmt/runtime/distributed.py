@@ -85,6 +85,14 @@ def choose_num_processes(devices: int, device: str) -> int:
             f"devices={devices}: this machine has {num_gpus} GPUs; use devices={num_gpus} or "
             "device=cpu"
         )
+    num_cores = os.cpu_count() or 1
+    if not num_gpus and devices > num_cores:
+        log.warning(
+            "devices=%d processes share %d CPU cores; devices=%d is faster",
+            devices,
+            num_cores,
+            num_cores,
+        )
     return devices or max(num_gpus, 1)
 
 

@@ -37,6 +37,13 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(text + "\n", encoding="utf-8", newline="\n")
 
 
+def describe_folder(folder: Path, problem: str) -> str:
+    """Return `problem` for a folder, and else that it is a file or does not exist."""
+    if folder.is_dir():
+        return problem
+    return "is a file" if folder.exists() else "does not exist"
+
+
 @contextlib.contextmanager
 def disk_errors(name: object, advice: str) -> Iterator[None]:
     """Turn an `OSError` of the block into an `NmtError`: "`name` cannot be written: ...; `advice`".
