@@ -218,7 +218,7 @@ def score_test_set(hypotheses: list[str], data_dir: Path) -> dict[str, float]:
 def translate_test_set(model_dir: Path, data_dir: Path, output: Path) -> list[str]:
     """Translate the test set with beam 5; return the translations."""
     files = [f"model_dir={model_dir}", f"input={data_dir / 'test.src'}", f"output={output}"]
-    run_nmt("translate", [*files, "beam_size=5", "num_threads=1"])
+    run_nmt("translate", [*files, "backend=native", "beam_size=5", "num_threads=1"])
     return list(read_lines(output))
 
 

@@ -3,10 +3,10 @@
     python scripts/serve_benchmark.py --model RUN --input LINES [--install] [--threads 2 1]
 
 All of them use the same weights on the same cores, and take turns (A B A B), so that other work on
-the machine affects each of them. A turn sends each line in a request of its own, from 1, 8 and 32
-clients. LibreTranslate has an environment of its own, which `--install` makes under
-~/.cache/nmt-benchmark. The last table compares the results with the targets of nmt-serve; on a busy
-machine only its ratios of CPU time are meaningful.
+the machine affects each of them. In a turn, 1, 8 and 32 clients send each line in its own request.
+`--install` creates an environment for LibreTranslate in ~/.cache/nmt-benchmark. The last table
+compares the results with the targets of nmt-serve; on a busy machine, only its ratios of CPU time
+are meaningful.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from nmt.export.export_model import export_model
 from nmt.translate.translator import Translator
 
 CLIENTS = (1, 8, 32)
-NUM_SINGLE_LINES = 100  # lines of a turn in which one request follows the other
+NUM_SINGLE_LINES = 100  # of a turn with one client
 LIBRETRANSLATE = "libretranslate==1.9.6"
 LIBRETRANSLATE_ROW = "LibreTranslate, int8"
-# Replaces the model that LibreTranslate downloads to split sentences, since each line is one
-# sentence, and its start-up step that looks for more models on the network
+# Starts LibreTranslate without downloads: each line counts as a sentence, so that no model to split
+# sentences is needed, and the search for further models is left out.
 LIBRETRANSLATE_PROGRAM = """
 import sys
 from argostranslate import sbd
@@ -65,51 +65,51 @@ TARGETS_HEADING = [
 
 @dataclass
 class Measurements:
-    """The measurements of one program with one number of clients, over all turns."""
+    """The measurements of a program with a number of clients, over all turns."""
 
     lines_per_second: list[float] = field(default_factory=list)
     cpu_milliseconds: list[float] = field(default_factory=list)  # per line, without the clients
     latencies: list[float] = field(default_factory=list)  # milliseconds of each request
 
     def add(self, num_lines: int, seconds: float, cpu_seconds: float) -> None:
-        """Add the times of a turn."""
+        """Add the speed and CPU time of a turn."""
         self.lines_per_second.append(num_lines / seconds)
         self.cpu_milliseconds.append(cpu_seconds / num_lines * 1000)
 
     def percentile(self, share: float) -> float:
-        """Return the latency that `share` of all requests do not exceed."""
+        """Return the latency that a share of all requests, such as 0.95, do not exceed."""
         latencies = sorted(self.latencies)
         return latencies[min(int(share * len(latencies)), len(latencies) - 1)]
 
     def speed_cells(self) -> str:
-        """Return median and range of lines per second, and CPU time per line."""
+        """Return cells with median and range of lines per second, and CPU time per line."""
         speeds = self.lines_per_second
-        limits = f"{min(speeds):.1f} to {max(speeds):.1f}"
-        return f"{median(speeds):.1f} | {limits} | {median(self.cpu_milliseconds):.2f}"
+        speed_range = f"{min(speeds):.1f} to {max(speeds):.1f}"
+        return f"{median(speeds):.1f} | {speed_range} | {median(self.cpu_milliseconds):.2f}"
 
     def latency_cells(self) -> str:
-        """Return the 50th and the 95th percentile of the latency."""
+        """Return cells with the 50th and the 95th percentile of the latency."""
         return f"{self.percentile(0.5):.1f} | {self.percentile(0.95):.1f}"
 
 
 @dataclass
 class Server:
-    """A running server."""
+    """A running server: its port and its main process."""
 
     port: int
     process: psutil.Process
 
 
 def main() -> None:
-    """Measure, and print tables as Markdown."""
+    """Run the benchmark for each number of threads, and print tables as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", required=True, help="run, checkpoint or model folder")
     parser.add_argument("--input", required=True, type=Path, help="lines to translate")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--lines", type=int, default=320, help="of the input, for each turn")
+    parser.add_argument("--lines", type=int, default=320, help="lines of the input to use")
     parser.add_argument("--threads", type=int, nargs="+", default=[2])
-    parser.add_argument("--libretranslate", help="Python of an environment that has it")
-    parser.add_argument("--install", action="store_true", help="make that environment")
+    parser.add_argument("--libretranslate", help="Python of an environment with it")
+    parser.add_argument("--install", action="store_true", help="create such an environment")
     options = parser.parse_args()
     first_lines = options.input.read_text(encoding="utf-8").split("\n")[: options.lines]
     lines = [line for line in first_lines if line]
@@ -118,18 +118,18 @@ def main() -> None:
     for threads in options.threads:
         with tempfile.TemporaryDirectory() as folder:
             print(f"\n{threads} compute threads\n")
-            print(measure(options, lines, threads, Path(folder)), flush=True)
+            print(run_benchmark(options, lines, threads, Path(folder)), flush=True)
 
 
-def measure(options: argparse.Namespace, lines: list[str], threads: int, folder: Path) -> str:
-    """Start all servers, let them take turns, and return the tables."""
+def run_benchmark(options: argparse.Namespace, lines: list[str], threads: int, folder: Path) -> str:
+    """Start all servers, run the turns, and return the tables."""
     model_dir = find_model(Path(options.model))
     info = load_info(model_dir)
     exported = folder / "int8"
     config = ExportConfig(format=ExportFormat.ctranslate2, quantization=Quantization.int8)
     export_model(model_dir, exported, config)
     with contextlib.ExitStack() as stack:
-        float32_server = start_nmt_serve(threads, f"model_dir={options.model}")
+        float32_server = start_nmt_serve(threads, f"model_dir={options.model}", "backend=native")
         int8_server = start_nmt_serve(threads, f"model_dir={exported}", "backend=ctranslate2")
         servers = {
             "nmt-serve, float32": stack.enter_context(float32_server),
@@ -140,7 +140,9 @@ def measure(options: argparse.Namespace, lines: list[str], threads: int, folder:
             server = start_libretranslate(options.libretranslate, package, folder, threads)
             servers[LIBRETRANSLATE_ROW] = stack.enter_context(server)
         translators = {
-            "nmt-translate, float32": Translator.load(options.model, device="cpu"),
+            "nmt-translate, float32": Translator.load(
+                options.model, device="cpu", backend="native"
+            ),
             "nmt-translate, int8": Translator.load(
                 exported,
                 device="cpu",
@@ -150,50 +152,56 @@ def measure(options: argparse.Namespace, lines: list[str], threads: int, folder:
             ),
         }
         torch.set_num_threads(threads)  # loading CTranslate2 has set it to 1
-        turns = Turns(lines, (info.src_lang, info.tgt_lang))
-        turns.take(servers, translators)  # warm up
-        turns = Turns(lines, (info.src_lang, info.tgt_lang))
+        languages = (info.src_lang, info.tgt_lang)
+        Turns(lines, languages).run_turn(servers, translators)  # warm up
+        turns = Turns(lines, languages)
         for _ in range(options.turns):
-            turns.take(servers, translators)
+            turns.run_turn(servers, translators)
         return turns.report()
 
 
 class Turns:
-    """Measures translators in this process, and servers, in turn."""
+    """Measures servers and translators of this process in turn."""
 
     def __init__(self, lines: list[str], languages: tuple[str, str]) -> None:
         self.lines = lines
         self.languages = languages
-        self.served: dict[tuple[str, int], Measurements] = {}
-        self.direct: dict[str, Measurements] = {}
+        self.served: dict[tuple[str, int], Measurements] = {}  # by server and number of clients
+        self.direct: dict[str, Measurements] = {}  # by translator
 
-    def take(self, servers: dict[str, Server], translators: dict[str, Translator]) -> None:
-        """Take a turn with each translator, and with each server and number of clients."""
+    def run_turn(self, servers: dict[str, Server], translators: dict[str, Translator]) -> None:
+        """Measure each translator, and each server with each number of clients."""
         for name, translator in translators.items():
-            measurements = self.direct.setdefault(name, Measurements())
-            start_seconds = time.perf_counter()
-            start_cpu = time.process_time()
-            translator.translate(self.lines)
-            seconds = time.perf_counter() - start_seconds
-            measurements.add(len(self.lines), seconds, time.process_time() - start_cpu)
-            for line in self.lines[:NUM_SINGLE_LINES]:
-                start_seconds = time.perf_counter()
-                translator.translate([line])
-                measurements.latencies.append((time.perf_counter() - start_seconds) * 1000)
+            self._measure_translator(name, translator)
         for name, server in servers.items():
             for num_clients in CLIENTS:
-                measurements = self.served.setdefault((name, num_clients), Measurements())
-                lines = self.lines[:NUM_SINGLE_LINES] if num_clients == 1 else self.lines
-                start_cpu = tree_cpu_seconds(server.process)
-                start_seconds = time.perf_counter()
-                requests = send_requests(server.port, lines, num_clients, self.languages)
-                measurements.latencies += asyncio.run(requests)
-                seconds = time.perf_counter() - start_seconds
-                cpu_seconds = tree_cpu_seconds(server.process) - start_cpu
-                measurements.add(len(lines), seconds, cpu_seconds)
+                self._measure_server(name, server, num_clients)
+
+    def _measure_translator(self, name: str, translator: Translator) -> None:
+        measurements = self.direct.setdefault(name, Measurements())
+        start_seconds = time.perf_counter()
+        start_cpu = time.process_time()
+        translator.translate(self.lines)
+        seconds = time.perf_counter() - start_seconds
+        measurements.add(len(self.lines), seconds, time.process_time() - start_cpu)
+        for line in self.lines[:NUM_SINGLE_LINES]:
+            start_seconds = time.perf_counter()
+            translator.translate([line])
+            measurements.latencies.append((time.perf_counter() - start_seconds) * 1000)
+
+    def _measure_server(self, name: str, server: Server, num_clients: int) -> None:
+        measurements = self.served.setdefault((name, num_clients), Measurements())
+        lines = self.lines[:NUM_SINGLE_LINES] if num_clients == 1 else self.lines
+        start_cpu = tree_cpu_seconds(server.process)
+        start_seconds = time.perf_counter()
+        requests = send_requests(server.port, lines, num_clients, self.languages)
+        measurements.latencies += asyncio.run(requests)
+        seconds = time.perf_counter() - start_seconds
+        cpu_seconds = tree_cpu_seconds(server.process) - start_cpu
+        measurements.add(len(lines), seconds, cpu_seconds)
 
     def report(self) -> str:
-        """Return the measurements, and those with targets once more, as Markdown tables."""
+        """Return a table of all measurements and a table of the targets, as Markdown."""
         rows = [
             "| | clients | lines/s | range | CPU ms a line | p50 ms | p95 ms |",
             "|---" * 7 + "|",
@@ -212,36 +220,37 @@ class Turns:
         return "\n".join(rows)
 
     def target_row(self, name: str) -> str:
-        """Return a row that compares nmt-serve with nmt-translate, called `name`, and its peer."""
+        """Return a row that compares a server of nmt with the translator `name` of its weights."""
         direct = self.direct[name]
         server_name = name.replace("nmt-translate", "nmt-serve")
         one_client = self.served[server_name, 1]
         eight_clients = self.served[server_name, 8]
-        all_clients = self.served[server_name, 32]
-        speed = median(all_clients.lines_per_second)
-        share = speed / median(direct.lines_per_second)
-        cpu_share = median(direct.cpu_milliseconds) / median(all_clients.cpu_milliseconds)
-        added = one_client.percentile(0.5) - direct.percentile(0.5)
-        wait = eight_clients.percentile(0.95) / one_client.percentile(0.95)
-        row = f"| {server_name} | {share:.2f} | {cpu_share:.2f} | {added:+.1f} | {wait:.1f} |"
+        many_clients = self.served[server_name, 32]
+        speed = median(many_clients.lines_per_second)
+        speed_ratio = speed / median(direct.lines_per_second)
+        cpu_ratio = median(direct.cpu_milliseconds) / median(many_clients.cpu_milliseconds)
+        added_milliseconds = one_client.percentile(0.5) - direct.percentile(0.5)
+        queue_ratio = eight_clients.percentile(0.95) / one_client.percentile(0.95)
+        cells = [server_name, f"{speed_ratio:.2f}", f"{cpu_ratio:.2f}"]
+        cells += [f"{added_milliseconds:+.1f}", f"{queue_ratio:.1f}", ""]
         peer = self.served.get((LIBRETRANSLATE_ROW, 32))
         if peer is not None:
-            latency_ratio = all_clients.percentile(0.95) / peer.percentile(0.95)
-            row += f" {speed / median(peer.lines_per_second):.1f}, {latency_ratio:.2f}"
-        return f"{row} |"
+            latency_ratio = many_clients.percentile(0.95) / peer.percentile(0.95)
+            cells[-1] = f"{speed / median(peer.lines_per_second):.1f}, {latency_ratio:.2f}"
+        return f"| {' | '.join(cells)} |"
 
 
 async def send_requests(
     port: int, lines: list[str], num_clients: int, languages: tuple[str, str]
 ) -> list[float]:
-    """Send each line in a request of its own; return the latencies in milliseconds."""
-    unsent = iter(lines)
+    """Send each line in its own request; return the latencies in milliseconds."""
+    unsent_lines = iter(lines)  # shared by all clients
     latencies: list[float] = []
     source, target = languages
 
-    async def send_until_done() -> None:
+    async def run_client() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for line in unsent:
+        for line in unsent_lines:
             start_seconds = time.perf_counter()
             body = json.dumps({"q": line, "source": source, "target": target}).encode()
             head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
@@ -256,7 +265,8 @@ async def send_requests(
             latencies.append((time.perf_counter() - start_seconds) * 1000)
         writer.close()
 
-    await asyncio.gather(*(send_until_done() for _ in range(num_clients)))
+    clients = [run_client() for _ in range(num_clients)]
+    await asyncio.gather(*clients)
     return latencies
 
 
@@ -274,7 +284,7 @@ def start_nmt_serve(threads: int, *settings: str) -> Iterator[Server]:
 def start_libretranslate(
     python: str, package: Path, folder: Path, threads: int
 ) -> Iterator[Server]:
-    """Run LibreTranslate with one language package during the block, without downloads."""
+    """Run LibreTranslate during the block, with one language package and without downloads."""
     port = free_port()
     home = folder / "home"
     with zipfile.ZipFile(package) as archive:
@@ -298,7 +308,7 @@ def start_libretranslate(
 
 
 def make_argos_package(exported: Path, source: str, target: str, folder: Path) -> Path:
-    """Write the exported model as a package that LibreTranslate installs: a zip of a folder."""
+    """Write an exported model as a language package of LibreTranslate, a zip archive."""
     name = f"{source}_{target}"
     path = folder / f"{name}.argosmodel"
     metadata = {
@@ -319,7 +329,7 @@ def make_argos_package(exported: Path, source: str, target: str, folder: Path) -
 
 
 def install_libretranslate() -> Path:
-    """Make an environment with LibreTranslate from PyPI; return its Python."""
+    """Create an environment with LibreTranslate from PyPI; return its Python."""
     folder = Path.home() / ".cache/nmt-benchmark/environments/libretranslate"
     python = folder / "bin/python"
     if not (folder / "installed").exists():

@@ -2,11 +2,11 @@
 
     python scripts/serve_soak.py --model RUN --input test.en [--requests 20000] [--kills 7]
 
-64 clients translate one to three lines a request, with one of three search settings; every tenth
-request is disconnected without waiting for the response. Each response is compared with the output
-of `nmt-translate`. From time to time a worker of the server is killed. Prints the counts and the
-memory of the server's processes; the exit status is 1 if a response is wrong, missing or followed
-by another. Linux only.
+64 clients send requests of one to three lines with one of three search settings. After every tenth
+request, the client disconnects without waiting for the response. Other responses are compared with
+the output of `Translator`. Workers of the server are killed at even intervals. Prints the counts
+and the memory of the server's processes. The exit status is 1 if a response is wrong or missing, or
+a second one follows. Linux only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NUM_REPORTS = 10
 
 
 def main() -> None:
-    """Serve a model, send the requests, and print how they ended."""
+    """Serve a model, send the requests, and print the counts of their outcomes."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", required=True, type=Path, help="run, checkpoint or model folder")
     parser.add_argument("--input", required=True, type=Path, help="lines to translate")
@@ -50,7 +50,8 @@ def main() -> None:
     port = free_port()
     clients = Clients(port, options.model, lines)
     command = [str(BIN / "nmt-serve"), f"model_dir={options.model}", f"port={port}"]
-    command += ["num_threads=2", "access_log=false"]
+    # only the native engine has worker processes
+    command += ["backend=native", "num_threads=2", "access_log=false"]
     url = f"http://127.0.0.1:{port}/health"
     with run_server(command, url) as server, ThreadPoolExecutor(CLIENTS) as pool:
         for number in range(options.requests):
@@ -62,7 +63,7 @@ def main() -> None:
 
 
 class Clients:
-    """Sends requests, and counts how they end."""
+    """Sends requests and counts their outcomes."""
 
     def __init__(self, port: int, model: Path, lines: list[str]) -> None:
         self.port = port
@@ -70,12 +71,12 @@ class Clients:
         self.counts: Counter[str] = Counter()
         info = load_info(find_model(model))
         self._languages = {"source": info.src_lang, "target": info.tgt_lang}
-        translator = Translator.load(model, device="cpu")
+        translator = Translator.load(model, device="cpu", backend="native")
         self._translations = [translator.translate(lines, **search) for search in SEARCHES]
         self._lock = threading.Lock()
 
     def request(self, number: int, seed: str) -> None:
-        """Send a request; every tenth is disconnected before its response."""
+        """Send a request and count its outcome; after every tenth, disconnect at once."""
         rng = random.Random(seed)
         search = rng.randrange(len(SEARCHES))
         indices = rng.choices(range(len(self.lines)), k=rng.randint(1, 3))
@@ -119,7 +120,7 @@ def check_response(connection: http.client.HTTPConnection, expected: list[str]) 
 
 
 def kill_workers(server: psutil.Process, clients: Clients, num_requests: int, kills: int) -> None:
-    """Kill workers at even intervals until all requests are done, and print the memory."""
+    """Kill workers at even intervals until all requests are done; print the memory regularly."""
     rng = random.Random(1)
     start_seconds = time.monotonic()
     num_killed = 0
@@ -129,7 +130,7 @@ def kill_workers(server: psutil.Process, clients: Clients, num_requests: int, ki
         processes = process_tree(server)
         is_kill_due = num_done * (kills + 1) >= num_requests * (num_killed + 1)
         if num_killed < kills and is_kill_due:
-            with contextlib.suppress(psutil.NoSuchProcess):  # one has ended meanwhile
+            with contextlib.suppress(psutil.NoSuchProcess):  # a process has ended meanwhile
                 workers = [process for process in processes[1:] if not process.children()]
                 if workers:
                     rng.choice(workers).kill()
