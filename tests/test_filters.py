@@ -18,7 +18,7 @@ from nmt.preprocess.characters import foreign_shares
 from nmt.preprocess.chunks import Format
 from nmt.preprocess.clean import CleanChunk, PairCounts
 from nmt.preprocess.filters import check_filters, drop_by_tokens
-from nmt.preprocess.scripts import SCRIPTS, script_table, scripts_of
+from nmt.preprocess.scripts import SCRIPTS, script_numbers, scripts_of
 
 
 def settings(src_lang: str = "en", tgt_lang: str = "de", **filters: Any) -> PreprocessConfig:
@@ -112,7 +112,7 @@ def test_token_filters_agree_with_one_pair_at_a_time() -> None:
 
 def test_letters_have_the_script_of_the_unicode_standard() -> None:
     """Except letters that all scripts share, and superscript letters."""
-    table = script_table()
+    table = script_numbers()
     shared = regex.compile(r"[\p{Script=Common}\p{Script=Inherited}\p{Decomposition_Type=Super}]")
     patterns = {name: regex.compile(rf"\p{{Script={name}}}") for name in SCRIPTS[:-1]}
     codes = [*range(0x3400), *range(0x3401, 0xD800, 17), *range(0xE001, 0x20000, 17)]
@@ -131,7 +131,7 @@ def test_letters_have_the_script_of_the_unicode_standard() -> None:
 
 def test_shares_agree_with_one_letter_at_a_time() -> None:
     draw = random.Random(1)
-    table = script_table()
+    table = script_numbers()
     alphabet = "abcßабвгд漢字ひカαβ한 .1\u0301😀"
     texts = ["".join(draw.choices(alphabet, k=draw.randint(0, 9))) for _ in range(300)] + ["", " "]
     for names in (("Latin",), ("Han", "Hiragana", "Katakana"), ("Cyrillic",)):

@@ -15,7 +15,7 @@ from dirt import make_chunk
 from tiny import sentences
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.preprocess.characters import CodePoints, normal_form
+from nmt.preprocess.characters import CharacterStatistics, normal_form
 from nmt.preprocess.chunks import Format
 from nmt.preprocess.clean import CleanChunk, PairCounts
 from nmt.preprocess.statistics import (
@@ -73,7 +73,7 @@ def measure(
 def test_characters_and_words_are_counted_as_by_python() -> None:
     for seed in range(20):
         lines = odd_lines(30, seed)
-        codes = CodePoints(lines)
+        codes = CharacterStatistics(lines)
         assert codes.tally() == Counter(map(ord, "".join(lines)))
         assert codes.num_words() == sum(len(line.split()) for line in lines)
 
@@ -96,7 +96,7 @@ def test_case_punctuation_spaces_and_composition_do_not_matter() -> None:
 
 def test_signatures_are_equal_if_and_only_if_normal_forms_are() -> None:
     lines = [*odd_lines(400, seed=2), "", "...", "a b", "A, B!", "ab c"]
-    signatures = CodePoints(lines).signatures().tolist()
+    signatures = CharacterStatistics(lines).signatures().tolist()
     assert len(signatures) == len(lines)
     by_form: dict[str, int] = {}
     for line, signature in zip(lines, signatures, strict=True):

@@ -34,8 +34,8 @@ from nmt.translate.synthesis import (
     SynthesisCounts,
     count_repeats,
     is_looping,
-    publish,
     select_pairs,
+    write_corpus,
 )
 from nmt.translate.windows import Window
 
@@ -86,7 +86,7 @@ def read_lines(path: Path) -> list[str]:
 
 def test_the_files_of_a_corpus_have_one_side_each(tmp_path: Path) -> None:
     write_lines(tmp_path / "pairs", ["a", "A", "b", "B"])
-    publish(tmp_path, tmp_path / "pairs", JobState(counts=SynthesisCounts(pairs=2)), {"of": 1})
+    write_corpus(tmp_path, tmp_path / "pairs", JobState(counts=SynthesisCounts(pairs=2)), {"of": 1})
     assert [read_lines(tmp_path / f"{side}.txt") for side in ("src", "tgt")] == [
         ["a", "b"],
         ["A", "B"],
@@ -295,7 +295,7 @@ def test_a_kill_at_any_call_that_changes_a_name_at_the_end_loses_nothing(
         os._exit(9)
 
     def translated() -> int:
-        synthesis.publish = early
+        synthesis.write_corpus = early
         return distill(folder, tmp_path / "translated")
 
     assert status(fork(translated, log)) == 9

@@ -1,5 +1,6 @@
-"""Run `nmt-evaluate`: score translations in a file, or let a model translate a file or a held-out
-set of a data folder and score its translations.
+"""Run `nmt-evaluate`: score translations in a file, or translations that a model makes.
+
+The model translates a source file, or a held-out set of a data folder.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ class _TestSet:
     """Hypotheses and references that are scored together."""
 
     references: list[list[str]]
-    tokenize: str  # BLEU's tokenizer
+    bleu_tokenizer: str
     hypotheses: list[str] = field(default_factory=list)  # empty until a model has translated
     sources: list[str] = field(default_factory=list)
-    direction: dict[str, Any] = field(default_factory=dict)  # arguments of the translator
-    corpus: str = ""  # name of the corpus in a data folder, before the name of each score
+    translate_options: dict[str, Any] = field(default_factory=dict)  # languages or their tags
+    corpus: str = ""  # in a data folder of several corpora; printed before the name of a score
 
 
 def evaluate(config: EvaluateConfig) -> None:
@@ -33,15 +34,15 @@ def evaluate(config: EvaluateConfig) -> None:
     baseline = None if config.baseline is None else list(read_input(config.baseline))
     for test_set in _read_test_sets(config, baseline):
         options: dict[str, Any] = {
-            "tokenize": test_set.tokenize,
+            "tokenize": test_set.bleu_tokenizer,
             "metrics": config.metrics,
             "lowercase": config.lowercase,
-            "force": config.force,
+            "force": config.force,  # score text that looks tokenized
         }
         for score in metrics.evaluate(test_set.hypotheses, test_set.references, **options):
             name = f"{test_set.corpus} {score.name}" if test_set.corpus else score.name
             scores.append(replace(score, name=name))
-        if baseline is not None:
+        if baseline is not None:  # then there is a single test set
             significance = metrics.Significance(
                 method=config.method, num_samples=config.num_samples, seed=config.seed
             )
@@ -64,7 +65,7 @@ def _read_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[
         return _translate_test_sets(config, baseline)
     test_set = _TestSet(
         references=[list(read_input(path)) for path in config.references],
-        tokenize=_choose_tokenizer(config, config.tgt_lang),
+        bleu_tokenizer=_choose_tokenizer(config, config.tgt_lang),
         hypotheses=list(read_input(config.hypotheses)),
     )
     return [test_set]
@@ -82,22 +83,26 @@ def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> 
     if config.src is None:
         test_sets = _read_held_out(config)
     else:
-        languages = {direction.tgt_lang for direction in default_directions(translator.directions)}
-        only_language = languages.pop() if len(languages) == 1 else ""
+        tgt_lang = config.tgt_lang
+        model_languages = {pair.tgt_lang for pair in default_directions(translator.directions)}
+        if not tgt_lang and len(model_languages) == 1:
+            [tgt_lang] = model_languages
         test_set = _TestSet(
             references=[list(read_input(path)) for path in config.references],
-            tokenize=_choose_tokenizer(config, config.tgt_lang or only_language),
+            bleu_tokenizer=_choose_tokenizer(config, tgt_lang),
             sources=list(read_input(config.src)),
-            direction={"src_lang": config.src_lang, "tgt_lang": config.tgt_lang},
+            translate_options={"src_lang": config.src_lang, "tgt_lang": config.tgt_lang},
         )
+        # only compares numbers of lines: the source is not scored, so it may look tokenized
         metrics.check_lines({"src": test_set.sources}, test_set.references, force=True)
         test_sets = [test_set]
-    other_systems = {} if baseline is None else {"baseline": baseline}
-    for test_set in test_sets:  # checked before the translation, which may take long
-        metrics.check_lines(other_systems, test_set.references, force=config.force)
+    # the texts that the hypotheses will be scored with, before a translation that may take long
+    baseline_system = {} if baseline is None else {"baseline": baseline}
+    for test_set in test_sets:
+        metrics.check_lines(baseline_system, test_set.references, force=config.force)
     translated = []
     for test_set in test_sets:
-        hypotheses = translator.translate(test_set.sources, **test_set.direction)
+        hypotheses = translator.translate(test_set.sources, **test_set.translate_options)
         translated.append(replace(test_set, hypotheses=hypotheses))
     return translated
 
@@ -107,21 +112,23 @@ def _read_held_out(config: EvaluateConfig) -> list[_TestSet]:
     from nmt.data.binary import read_held_out
 
     assert config.data_dir is not None
-    return [
-        _TestSet(
+    test_sets = []
+    for text in read_held_out(resolve(config.data_dir), config.split.value):
+        languages = text.direction
+        test_set = _TestSet(
             references=[text.targets],
-            tokenize=_choose_tokenizer(config, config.tgt_lang or text.direction.tgt_lang),
+            bleu_tokenizer=_choose_tokenizer(config, config.tgt_lang or languages.tgt_lang),
             sources=text.sources,
-            direction={"src_tag": text.direction.src_tag, "tgt_tag": text.direction.tgt_tag},
+            translate_options={"src_tag": languages.src_tag, "tgt_tag": languages.tgt_tag},
             corpus=text.corpus,
         )
-        for text in read_held_out(resolve(config.data_dir), config.split.value)
-    ]
+        test_sets.append(test_set)
+    return test_sets
 
 
 def _choose_tokenizer(config: EvaluateConfig, language: str) -> str:
     """Return the name of BLEU's tokenizer; raise a `ConfigError` if it is not installed."""
-    tokenize = config.tokenize or metrics.tokenizer_for(language)
+    tokenize = config.tokenize or metrics.tokenizer_for(language)  # sacreBLEU's name for it
     if Metric.bleu in config.metrics:
-        metrics.bleu_metric(tokenize)
+        metrics.bleu_metric(tokenize)  # raises the error
     return tokenize

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.cli.commands import shell_command
-from nmt.cli.translate import TranslationJob, choose_backend
+from nmt.cli.translate import TranslationJob, with_chosen_backend
 from nmt.config import (
     BacktranslateConfig,
     DistillConfig,
@@ -26,19 +26,19 @@ from nmt.errors import DamagedError, DataError
 from nmt.preprocess.sources import match_files
 from nmt.runtime.metadata import read_json
 from nmt.runtime.progress import Progress
-from nmt.translate.job import PartialFile, describe_job, partial_path, remove_partial
+from nmt.translate.job import JobState, PartialFile, describe_job, partial_path, remove_partial
 from nmt.translate.synthesis import (
-    SUMMARY,
+    SUMMARY_FILE,
     TEXT_FILES,
     SynthesisCounts,
-    publish,
     read_counts,
     select_pairs,
+    write_corpus,
 )
 from nmt.translate.windows import WINDOW_LINES, WindowReader
 
 log = logging.getLogger(__name__)
-_PAIRS = "pairs"  # file in the output folder to which a job appends; removed when it is complete
+_PAIRS = "pairs"  # a job appends its pairs to this file in the output folder, and removes it last
 
 
 def distill(config: DistillConfig) -> None:
@@ -70,7 +70,7 @@ def _log_next(
 ) -> None:
     """Log the nmt-preprocess command that prepares the corpus for training.
 
-    `corpus_settings` are the settings of this command that name the training text.
+    `corpus_settings` name the text for this command, such as `data.train.src`.
     """
     settings = dict(corpus_settings)
     if direction.src_lang:
@@ -89,7 +89,7 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
     With `is_reversed`, the input is the target side of the corpus. Resumes a killed job, and does
     nothing if the corpus is complete already. Returns the languages of the corpus.
     """
-    config = choose_backend(config)
+    config = with_chosen_backend(config)
     files = _find_inputs(config)
     folder = resolve(config.output)
     _check_output(folder, files)
@@ -97,14 +97,14 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
     job_fingerprint = {**describe_job(config, job.search), "is_reversed": is_reversed}
     counts = None
     if not any(is_stream(file) for file in files):  # a stream cannot be read twice
-        counts = read_counts(folder, job_fingerprint, lambda: _open_files(files))
-    if counts is None:
-        _check_replacement(config)
-        counts = _translate(config, files, job, job_fingerprint)
-    else:
-        # remains if a kill came after the summary was written and before this file was removed
-        remove_partial(folder / _PAIRS)
+        counts = read_counts(folder, job_fingerprint, open_input=lambda: _open_files(files))
+    if counts is not None:
         log.info("%s is complete already, for this model, text and settings", config.output)
+        # the pairs remain if the job was killed after it wrote the summary
+        remove_partial(folder / _PAIRS)
+    else:
+        _check_replacement(config)  # `output` may hold the corpus of another job
+        counts = _translate(config, files, job, job_fingerprint)
     print(counts.table(config))
     if not counts.pairs:
         raise DataError(f"no pair is left in {config.output}; the lines above say why")
@@ -115,7 +115,7 @@ def _find_inputs(config: SynthesisConfig) -> list[str]:
     """Return the files that `input` names; raise an error for one that cannot be read."""
     files: list[str] = []
     for pattern in config.input or []:
-        files += match_files(pattern).values()
+        files.extend(match_files(pattern).values())  # the keys are the texts of the wildcards
     for file in files:
         if file != "-":
             check_file(resolve(file))
@@ -123,7 +123,10 @@ def _find_inputs(config: SynthesisConfig) -> list[str]:
 
 
 def _make_job(config: SynthesisConfig) -> TranslationJob:
-    """Load the models for a job with the translation settings of `config`."""
+    """Load the models for a job with the translation settings of `config`.
+
+    The classes of both commands inherit these settings from `TranslationConfig`.
+    """
     names = [setting.name for setting in fields(TranslationConfig)]
     settings = {name: getattr(config, name) for name in names}
     return TranslationJob(TranslateConfig(**settings, input="-", output="-"))
@@ -132,11 +135,12 @@ def _make_job(config: SynthesisConfig) -> TranslationJob:
 def _check_output(folder: Path, files: list[str]) -> None:
     """Raise a `DataError` if the corpus would overwrite its input or files of the user."""
     input_paths = {resolve(file).resolve() for file in files}
-    is_corpus = (folder / SUMMARY).exists() or partial_path(folder / _PAIRS).exists()
+    has_complete_corpus = (folder / SUMMARY_FILE).exists()
+    has_unfinished_corpus = partial_path(folder / _PAIRS).exists()
     for name in TEXT_FILES:
         path = folder / name
         is_input = path.resolve() in input_paths
-        is_file_of_user = path.exists() and not is_corpus
+        is_file_of_user = path.exists() and not has_complete_corpus and not has_unfinished_corpus
         if is_input or is_file_of_user:
             raise DataError(
                 f"{path} is the input, or was not written by this command; give output=FOLDER"
@@ -145,7 +149,7 @@ def _check_output(folder: Path, files: list[str]) -> None:
 
 def _check_replacement(config: SynthesisConfig) -> None:
     """Raise a `DataError` if `output` holds a complete corpus that is not to be replaced."""
-    path = resolve(config.output) / SUMMARY
+    path = resolve(config.output) / SUMMARY_FILE
     if config.overwrite or not path.exists():
         return
     try:
@@ -175,13 +179,13 @@ def _translate(
             PartialFile(folder / _PAIRS, job_fingerprint, SynthesisCounts)
         )
         reader = partial_file.resume(
-            lambda: _open_files(files, config.window_lines),
+            open_input=lambda: _open_files(files, config.window_lines),
             is_stream=any(is_stream(file) for file in files),
         )
         progress = stack.enter_context(
             Progress("translate", "lines", total_bytes=total_bytes, done=reader.num_lines)
         )
-        for window, results in job.translate_windows(reader, stack):
+        for window, results in job.translate_windows(reader, stack):  # `stack` stops its workers
             pair_bytes, window_counts = select_pairs(
                 window,
                 results,
@@ -193,10 +197,12 @@ def _translate(
             progress.update(len(window.lines), read_bytes=window.num_bytes)
         progress.finish()
         summary = {"input": config.input, "job": job_fingerprint}
-        total_counts = partial_file.finish(
-            reader, lambda job_state: publish(folder, partial_file.path, job_state, summary)
-        )
-    assert isinstance(total_counts, SynthesisCounts)
+
+        def write_output(job_state: JobState) -> None:
+            write_corpus(folder, partial_file.path, job_state, summary)
+
+        total_counts = partial_file.finish(reader, write_output=write_output)
+    assert isinstance(total_counts, SynthesisCounts)  # as `PartialFile` was told above
     return total_counts
 
 

@@ -1,4 +1,4 @@
-"""Run the commands that mainly call one function of another package.
+"""Run `nmt-preprocess`, `nmt-average`, `nmt-export`, `nmt-import` and `nmt-serve`.
 
 Each function imports its package itself, so that preprocessing, for example, does not load torch.
 """
@@ -48,18 +48,19 @@ def average(config: AverageConfig) -> None:
         folders = [resolve(folder) for folder in config.checkpoints]
     else:
         folders = _choose_checkpoints(config)
-    output = config.output or _average_folder(config)
-    if (resolve(output) / "trainer.pt").exists():
+    output = config.output or _default_average_folder(config)
+    if (resolve(output) / "trainer.pt").exists():  # only training checkpoints have this file
         raise ModelError(f"output={output} is a checkpoint of a run; choose another folder")
     average(folders, resolve(output))
     log.info("averaged %s", ", ".join(folder.name for folder in folders))
-    is_in_run = not config.checkpoints and config.output is None
-    model_dir = config.run_dir if is_in_run else output
+    model_dir = output
+    if not config.checkpoints and config.output is None:
+        model_dir = config.run_dir  # shorter: nmt-translate finds the average in a run folder
     log.info("wrote %s; next: %s", output, shell_command("translate", model_dir=model_dir))
 
 
-def _average_folder(config: AverageConfig) -> str:
-    """Return the default output folder: `average` in the run of the checkpoints."""
+def _default_average_folder(config: AverageConfig) -> str:
+    """Return RUN/average, where RUN is `run_dir` or the run folder of the listed checkpoints."""
     if not config.checkpoints:
         return f"{config.run_dir}/average"
     setting = f"checkpoints={','.join(config.checkpoints)}"
@@ -95,8 +96,11 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
         raise ModelError(f"{path} is no config of a run; give checkpoints=[FOLDER,...]") from None
     if config.best is not None:
         return best_checkpoints(run_dir, config.best, metric)
-    num_available = max(len(list_checkpoints(run_dir)), 1)
-    return last_checkpoints(run_dir, config.last or min(average_last, num_available))
+    if config.last is not None:
+        return last_checkpoints(run_dir, config.last)
+    num_available = len(list_checkpoints(run_dir))
+    # at least 1: the error for too few checkpoints is better than an average of none
+    return last_checkpoints(run_dir, max(1, min(average_last, num_available)))
 
 
 def export(config: ExportConfig) -> None:
@@ -105,9 +109,10 @@ def export(config: ExportConfig) -> None:
     from nmt.export.export_model import export_model
 
     folder = find_model(resolve(config.model_dir))
-    output = config.output or _export_folder(config)
+    output = config.output or _default_export_folder(config)
     export_model(folder, resolve(output), config)
     megabytes = sum(path.stat().st_size for path in resolve(output).iterdir()) / 1e6
+    log_suffix = describe_other_models(resolve(config.model_dir), folder)
     log.info(
         "exported %s to %s (%s, %s, %.1f MB)%s",
         folder,
@@ -115,7 +120,7 @@ def export(config: ExportConfig) -> None:
         config.format.value,
         config.quantization.value,
         megabytes,
-        describe_other_models(resolve(config.model_dir), folder),
+        log_suffix,
     )
     if config.format is ExportFormat.ctranslate2:
         command = shell_command("translate", backend="ctranslate2", model_dir=output)
@@ -127,7 +132,7 @@ def export(config: ExportConfig) -> None:
         log.info("its README.md shows how to translate with transformers")
 
 
-def _export_folder(config: ExportConfig) -> str:
+def _default_export_folder(config: ExportConfig) -> str:
     """Return the default output folder, next to the model: MODEL_DIR-FORMAT-QUANTIZATION."""
     suffix = f"{config.format.value}-{config.quantization.value}"
     return os.path.relpath(f"{resolve(config.model_dir)}-{suffix}")

@@ -52,7 +52,7 @@ def translate(config: TranslateConfig) -> None:
     another name, renames it when it is complete, and resumes it after a kill.
     """
     output_file = _check_paths(config)
-    config = choose_backend(config)
+    config = with_chosen_backend(config)
     job = TranslationJob(config)
     is_interactive = config.input == "-" and sys.stdin is not None and sys.stdin.buffer.isatty()
     if is_interactive:
@@ -158,7 +158,7 @@ def _load_window_function(
     return translate_window
 
 
-def choose_backend(config: C) -> C:
+def with_chosen_backend(config: C) -> C:
     """Return the settings of a command with a backend other than auto.
 
     The choice is made once, so that all workers and a resumed job use the same engine.

@@ -1,7 +1,7 @@
 """Counts of the characters of many lines, and comparison of lines by their normal form.
 
-The normal form of a line ignores case, punctuation and spaces. For speed, Python loops visit only
-the distinct characters of a text; NumPy processes all of its characters.
+The normal form of a line ignores case, punctuation and spaces. For speed, a Python loop computes a
+value for each distinct character of a text; NumPy looks it up for all characters.
 """
 
 # In shapes, N is the number of lines, C the number of characters of all lines with their line ends,
@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.preprocess.scripts import SCRIPTS, script_table
+from nmt.preprocess.scripts import SCRIPT_BY_NUMBER, script_numbers
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -33,11 +33,11 @@ _IS_SPACE = np.zeros(0x110000, dtype=bool)
 _IS_SPACE[[code for code in range(0x3001) if chr(code).isspace()]] = True  # U+3000 is the last
 
 
-class CodePoints:
-    """The code points of lines, which contain no line ends."""
+class CharacterStatistics:
+    """Counts characters and words of lines, and hashes the lines. No line contains a line end."""
 
     def __init__(self, lines: Sequence[str]) -> None:
-        self._codes, self._starts = _code_points(lines)
+        self._codes, self._starts = _to_code_points(lines)
         self._counts: Ints = np.bincount(self._codes)  # (largest code point + 1,)
         self._distinct: Ints = np.flatnonzero(self._counts)
 
@@ -51,23 +51,30 @@ class CodePoints:
     def num_words(self) -> int:
         """Count the words, which are separated by spaces of any kind."""
         is_space = _IS_SPACE[self._codes]  # (C,); the last character is a line end
-        return int(np.count_nonzero(~is_space[:-1] & is_space[1:]))
+        is_word_end = ~is_space[:-1] & is_space[1:]  # (C - 1,), a space follows
+        return int(np.count_nonzero(is_word_end))
 
     def signatures(self) -> Signatures:
         """Return a hash of each line (N,). Lines with equal normal forms have equal signatures.
 
         The order of the characters does not matter, so other lines may have the same signature.
         """
-        weights = np.zeros(len(self._counts), np.uint64)
-        weights[self._distinct] = [_weight(code) for code in self._distinct.tolist()]
-        return np.add.reduceat(weights.take(self._codes), self._starts)
+        hash_by_code = np.zeros(len(self._counts), np.uint64)
+        hash_by_code[self._distinct] = [_hash_character(code) for code in self._distinct.tolist()]
+        hashes = hash_by_code.take(self._codes)  # (C,)
+        return np.add.reduceat(hashes, self._starts)  # the sum of each line
 
 
-def _code_points(lines: Sequence[str]) -> tuple[Ints, Ints]:
-    """Return the code points (C,) of lines with line ends, and the index where each starts (N,)."""
+def _to_code_points(lines: Sequence[str]) -> tuple[Ints, Ints]:
+    """Return the code points of lines (C,), and the index of the first one of each line (N,).
+
+    A line end follows each line, so that an empty line has a code point too.
+    """
     text = "\n".join([*lines, ""])
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64)
-    return codes, np.concatenate([[0], np.flatnonzero(codes == _LINE_END) + 1])[:-1]
+    is_line_end = codes == _LINE_END
+    is_start = np.roll(is_line_end, 1)  # the first line starts where the last line end wraps to
+    return codes, np.flatnonzero(is_start)
 
 
 class _FoldingTable(dict[int, str]):
@@ -92,8 +99,8 @@ def normal_form(text: str) -> str:
 
 
 @functools.cache
-def _weight(code: int) -> int:
-    """Return the sum of hashes that a character adds to the signature of its line."""
+def _hash_character(code: int) -> int:
+    """Return what a character adds to the signature of its line: the hashes of its normal form."""
     hashes = [xxhash.xxh3_64_intdigest(char.encode()) for char in normal_form(chr(code))]
     return sum(hashes) % (1 << 64)
 
@@ -102,7 +109,7 @@ def is_among(signatures: Signatures, sorted_signatures: Signatures) -> Flags:
     """Return which of the `signatures` (N,) occur in `sorted_signatures` (K,)."""
     if len(sorted_signatures) == 0:
         return np.zeros(len(signatures), bool)
-    # without the last one, so that every index is valid
+    # a signature that is larger than all others gets the index of the last one, not one beyond it
     indices = np.searchsorted(sorted_signatures[:-1], signatures)
     is_equal: Flags = sorted_signatures[indices] == signatures
     return is_equal
@@ -112,14 +119,15 @@ class LineSet:
     """A set of lines. Lines are equal if their normal forms are equal and not empty."""
 
     def __init__(self, lines: Sequence[str]) -> None:
-        self._forms = {normal_form(line) for line in lines} - {""}
-        self._signatures = np.unique(CodePoints(lines).signatures())
+        self._forms = {normal_form(line) for line in lines}
+        self._forms.discard("")
+        self._signatures = np.unique(CharacterStatistics(lines).signatures())
 
-    def mask(self, lines: Sequence[str]) -> Flags:
+    def contains(self, lines: Sequence[str]) -> Flags:
         """Return which of the lines (N,) are in the set."""
         is_member = np.zeros(len(lines), dtype=bool)
         if lines:
-            may_match = is_among(CodePoints(lines).signatures(), self._signatures)
+            may_match = is_among(CharacterStatistics(lines).signatures(), self._signatures)
             for row in np.flatnonzero(may_match).tolist():
                 is_member[row] = normal_form(lines[row]) in self._forms
         return is_member
@@ -127,76 +135,96 @@ class LineSet:
 
 def foreign_shares(lines: Sequence[str], scripts: Sequence[str]) -> Shares:
     """Return the share of letters outside of `scripts` in each line (N,); 0 without letters."""
-    codes, starts = _code_points(lines)
-    script_numbers = script_table().take(codes)  # (C,)
-    is_foreign = np.ones(len(SCRIPTS) + 1, bool)
-    is_foreign[0] = False  # characters without a script
-    is_foreign[[SCRIPTS.index(name) + 1 for name in scripts]] = False
-    num_foreign = np.add.reduceat(is_foreign.take(script_numbers), starts, dtype=np.int64)
-    num_letters = np.add.reduceat(script_numbers > 0, starts, dtype=np.int64)
+    codes, starts = _to_code_points(lines)
+    numbers = script_numbers().take(codes)  # (C,)
+    is_foreign_script = np.array([name not in ("", *scripts) for name in SCRIPT_BY_NUMBER])
+    is_foreign = is_foreign_script.take(numbers)  # (C,)
+    is_letter = numbers > 0  # (C,)
+    num_foreign = np.add.reduceat(is_foreign, starts, dtype=np.int64)
+    num_letters = np.add.reduceat(is_letter, starts, dtype=np.int64)
     return num_foreign / np.maximum(num_letters, 1)
 
 
 _NUM_LISTED = 20  # characters in each list of the report
 _MAIN_SHARE = 0.05  # letters of a script with a smaller share are reported as odd
+_REPLACEMENT = 0xFFFD  # stands for bytes that could not be decoded
+# categories of Unicode whose characters are odd in a text, and often have no name
 _ODD_CATEGORIES = {"Cc": "control", "Cf": "invisible", "Co": "private use", "Cn": "unassigned"}
 
 
 def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Describe the characters of one side for the report; `counts` is by code point.
+    """Return the entries of the report about the characters of one side; `counts` by code point.
 
     A character is covered if the tokenizer encodes it without <unk> and byte tokens.
     """
-    script_numbers = script_table()
-    scripts = {code: SCRIPTS[script_numbers[code] - 1] for code in counts if script_numbers[code]}
-    num_letters = Counter[str]()
-    for code, script in scripts.items():
-        num_letters[script] += counts[code]
-    shares = {
-        script: num_of_script / num_letters.total()
-        for script, num_of_script in sorted(
-            num_letters.items(), key=lambda item: (-item[1], item[0])
-        )
-    }
+    shares = _script_shares(counts)
     odd_reasons = {}  # by code point
     for code in counts:
-        category = unicodedata.category(chr(code))
-        if code == 0xFFFD:
-            odd_reasons[code] = "replacement"
-        elif code in scripts:
-            if shares[scripts[code]] < _MAIN_SHARE:
-                odd_reasons[code] = "other script"
-        elif category in _ODD_CATEGORIES:
-            odd_reasons[code] = _ODD_CATEGORIES[category]
-    # a character that normalization removes has no ids and counts as covered
-    uncovered_ids = {tokenizer.unk_id, *tokenizer.byte_ids}
-    ids_by_character = tokenizer.encode_batch([chr(code) for code in counts], 1)
-    uncovered = [
-        code
-        for code, ids in zip(counts, ids_by_character, strict=True)
-        if not uncovered_ids.isdisjoint(ids)
-    ]
+        if reason := _odd_reason(code, shares):
+            odd_reasons[code] = reason
+    uncovered = _uncovered_codes(counts, tokenizer)
     total = counts.total()
     num_covered = total - sum(counts[code] for code in uncovered)
-    odd_entries = _list_most_frequent(counts, odd_reasons)
-    for entry in odd_entries:
-        entry["why"] = odd_reasons[int(entry["code"][2:], 16)]
+    odd_entries = []
+    for code in _most_frequent(counts, odd_reasons):
+        odd_entries.append({**_describe_character(code, counts), "why": odd_reasons[code]})
     return {
         "characters": total,
         "distinct_characters": len(counts),
         "scripts": shares,
         "covered_share": num_covered / total if total else 1.0,
-        "uncovered": _list_most_frequent(counts, uncovered),
+        "uncovered": [
+            _describe_character(code, counts) for code in _most_frequent(counts, uncovered)
+        ],
         "odd_characters": sum(counts[code] for code in odd_reasons),
         "odd": odd_entries,
     }
 
 
-def _list_most_frequent(counts: Counter[int], codes: Iterable[int]) -> list[dict[str, Any]]:
-    """Describe the most frequent of the characters `codes`."""
-    entries = []
-    for code in sorted(codes, key=lambda code: (-counts[code], code))[:_NUM_LISTED]:
-        category = _ODD_CATEGORIES.get(unicodedata.category(chr(code)), "no name")
-        name = "TAB" if code == 9 else unicodedata.name(chr(code), category)
-        entries.append({"code": f"U+{code:04X}", "name": name, "count": counts[code]})
-    return entries
+def _script_shares(counts: Counter[int]) -> dict[str, float]:
+    """Return the share of each script in all letters that have a script, the largest first."""
+    numbers = script_numbers()
+    num_letters = Counter[str]()
+    for code, count in counts.items():
+        if script := SCRIPT_BY_NUMBER[numbers[code]]:
+            num_letters[script] += count
+    scripts = sorted(num_letters, key=lambda script: (-num_letters[script], script))
+    return {script: num_letters[script] / num_letters.total() for script in scripts}
+
+
+def _odd_reason(code: int, script_shares: dict[str, float]) -> str | None:
+    """Return why a character is odd in a text with these shares of scripts, None if it is not."""
+    if code == _REPLACEMENT:
+        return "replacement"
+    if script := SCRIPT_BY_NUMBER[script_numbers()[code]]:
+        return "other script" if script_shares[script] < _MAIN_SHARE else None
+    return _ODD_CATEGORIES.get(unicodedata.category(chr(code)))
+
+
+def _uncovered_codes(codes: Iterable[int], tokenizer: Tokenizer) -> list[int]:
+    """Return the code points that the tokenizer encodes with <unk> or byte tokens.
+
+    Characters that its normalization removes have no ids, and are not among them.
+    """
+    uncovered_ids = {tokenizer.unk_id, *tokenizer.byte_ids}
+    codes = list(codes)
+    encoded = tokenizer.encode_batch([chr(code) for code in codes], num_threads=1)
+    uncovered = []
+    for code, ids in zip(codes, encoded, strict=True):
+        if not uncovered_ids.isdisjoint(ids):
+            uncovered.append(code)
+    return uncovered
+
+
+def _most_frequent(counts: Counter[int], codes: Iterable[int]) -> list[int]:
+    """Return the most frequent of the code points, for a list of the report."""
+    return sorted(codes, key=lambda code: (-counts[code], code))[:_NUM_LISTED]
+
+
+def _describe_character(code: int, counts: Counter[int]) -> dict[str, Any]:
+    """Return the code, name and count of a character for the report."""
+    category = unicodedata.category(chr(code))
+    name = unicodedata.name(chr(code), _ODD_CATEGORIES.get(category, "no name"))
+    if chr(code) == "\t":  # the most frequent control character; Unicode names none of them
+        name = "TAB"
+    return {"code": f"U+{code:04X}", "name": name, "count": counts[code]}

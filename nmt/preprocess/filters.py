@@ -27,13 +27,17 @@ Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 SrcTgtCounts = tuple[Ints, Ints]
 
 MIN_SCORE = 0.5
-"""Minimum score of another language to drop a line, since the language of names is unclear."""
+"""A line is in another language if the language model gives that language at least this score.
+Lines of names, for example, have low scores.
+"""
 MIN_LETTER_BYTES = 20
-"""Lines with fewer bytes of letters are never dropped: the model is wrong for up to 6 % of them."""
+"""Lines with fewer bytes of letters pass the filter of languages: the language model is wrong for
+up to 6 % of such lines.
+"""
 
-_MAX_CHARACTERS = 200  # passed to the language model, for speed; more rarely change its answer
+_MAX_CHARACTERS = 200  # that the language model reads, for speed: more rarely change its answer
 _EMPTY = "empty side"
-HELD_OUT = "held out"  # taken for validation and test, or sharing a sentence with such a pair
+HELD_OUT = "held out"  # the pair, or a sentence of it, was taken for validation or test
 _SETTINGS_BY_REASON = {  # the setting that drops pairs for a reason
     "identical sides": "filter.identical",
     "foreign script": "filter.max_foreign",
@@ -54,8 +58,9 @@ def drop_by_text(
 ) -> None:
     """Apply the filters that look at text, and drop pairs from `chunk`.
 
-    `is_duplicate` marks the pairs of the raw chunk that repeat an earlier pair. `held_out` has the
-    sentences that were taken out of the training text for held-out sets.
+    `is_duplicate` marks the pairs that repeat an earlier pair, by row of the raw chunk from which
+    `chunk` was made. `held_out` has the sentences that were taken out of the training text for
+    held-out sets.
     """
     filters = config.filter
     direction = corpus_direction(config.data, chunk.raw_chunk.source.corpus)
@@ -63,7 +68,7 @@ def drop_by_text(
     chunk.drop(_EMPTY, _is_empty(chunk.src), _is_empty(chunk.tgt))
     if filters.identical:
         pairs = zip(chunk.src, chunk.tgt, strict=True)
-        chunk.drop("identical sides", _mask(src.strip() == tgt.strip() for src, tgt in pairs))
+        chunk.drop("identical sides", _to_mask(src.strip() == tgt.strip() for src, tgt in pairs))
     if filters.max_foreign < 1:
         src_scripts, tgt_scripts = _scripts_of_sides(config, direction)
         src_shares = foreign_shares(chunk.src, src_scripts)
@@ -75,7 +80,7 @@ def drop_by_text(
         is_other_src = _is_other_language(chunk.src, src_code)
         chunk.drop("wrong language", is_other_src, _is_other_language(chunk.tgt, tgt_code))
     if held_out is not None:
-        chunk.drop(HELD_OUT, held_out.mask(chunk.src), held_out.mask(chunk.tgt))
+        chunk.drop(HELD_OUT, held_out.contains(chunk.src), held_out.contains(chunk.tgt))
     if is_duplicate is not None:
         chunk.drop("duplicate", is_duplicate[chunk.kept_rows])
 
@@ -91,7 +96,7 @@ def drop_by_tokens(
 
     Args:
         chunk: the pairs.
-        lengths: tokens of sources and targets (N,), with the tag of the corpus, without EOS.
+        lengths: tokens of sources and targets (N,): with the tag of the corpus, without EOS.
         tag_lengths: tokens of the tag on both sides.
         unknown: unknown and byte tokens of sources and targets (N,).
         config: has the limits.
@@ -101,8 +106,8 @@ def drop_by_tokens(
     max_ratio = config.filter.max_ratio
     max_unknown = config.filter.max_unknown
     drop_masks = {
-        _EMPTY: (src == tag_lengths[0], tgt == tag_lengths[1]),
-        "too long": (src + 1 > config.max_length, tgt + 1 > config.max_length),
+        _EMPTY: (src == tag_lengths[0], tgt == tag_lengths[1]),  # only the tag
+        "too long": (src + 1 > config.max_length, tgt + 1 > config.max_length),  # with EOS
     }
     if max_ratio:
         drop_masks["length ratio"] = (src > max_ratio * tgt, tgt > max_ratio * src)
@@ -111,11 +116,10 @@ def drop_by_tokens(
             src_unknown > max_unknown * src,
             tgt_unknown > max_unknown * tgt,
         )
-    remaining = np.arange(len(src))  # indices of pairs that no filter has dropped
+    keep = np.ones(len(src), bool)
     for reason, (drop_src, drop_tgt) in drop_masks.items():
-        remaining = remaining[chunk.drop(reason, drop_src[remaining], drop_tgt[remaining])]
-    keep = np.zeros(len(src), bool)
-    keep[remaining] = True
+        # `chunk` takes and returns masks of the pairs that it still has
+        keep[keep] = chunk.drop(reason, drop_src[keep], drop_tgt[keep])
     return keep
 
 
@@ -130,7 +134,7 @@ def no_pairs_left(counts: PairCounts) -> DataError:
 
 def check_filters(config: PreprocessConfig) -> None:
     """Raise a `ConfigError` if a filter does not know a script or language of the settings."""
-    for name in config.data.corpora or [""]:
+    for name in config.data.corpora or [""]:  # data.train is a corpus without a name
         direction = corpus_direction(config.data, name)
         if config.filter.max_foreign < 1:
             _scripts_of_sides(config, direction)
@@ -143,15 +147,19 @@ def _scripts_of_sides(config: PreprocessConfig, direction: LanguagePair) -> list
 
     Raises a `ConfigError` for unknown scripts and languages.
     """
-    scripts: list[Sequence[str]] = []
-    for side in ("src", "tgt"):
-        key = f"filter.{side}_scripts"
-        names = getattr(config.filter, f"{side}_scripts")
-        for name in names:
-            if name not in SCRIPTS:
-                raise ConfigError(f"{key}={name}: no such script; {suggest_names(name, SCRIPTS)}")
-        scripts.append(names or scripts_of(getattr(direction, f"{side}_lang"), key))
-    return scripts
+    filters = config.filter
+    return [
+        _scripts_of_side("filter.src_scripts", filters.src_scripts, direction.src_lang),
+        _scripts_of_side("filter.tgt_scripts", filters.tgt_scripts, direction.tgt_lang),
+    ]
+
+
+def _scripts_of_side(key: str, names: Sequence[str], language: str) -> Sequence[str]:
+    """Return the scripts that the setting `key` names, by default those of the language."""
+    for name in names:
+        if name not in SCRIPTS:
+            raise ConfigError(f"{key}={name}: no such script; {suggest_names(name, SCRIPTS)}")
+    return names or scripts_of(language, key)
 
 
 def _language_codes(direction: LanguagePair) -> list[str]:
@@ -160,7 +168,9 @@ def _language_codes(direction: LanguagePair) -> list[str]:
     Codes such as pt_BR or zh-Hant are shortened. Raises a `ConfigError` for languages that the
     model does not know, and if the package is missing.
     """
-    codes_of_model = {answer["lang"] for answer in _detector().detect("", k=1000, threshold=-1.0)}
+    # any text gets a score for every language with so large a k and so low a threshold
+    all_answers = _detector().detect("", k=1000, threshold=-1.0)
+    codes_of_model = {answer["lang"] for answer in all_answers}
     codes = []
     for key in ("src_lang", "tgt_lang"):
         language = getattr(direction, key)
@@ -186,7 +196,7 @@ def _is_other_language(texts: Sequence[str], code: str) -> Mask:
         letters = "".join(filter(str.isalpha, text))
         return len(letters.encode()) >= MIN_LETTER_BYTES
 
-    return _mask(map(is_other_language, texts))
+    return _to_mask(map(is_other_language, texts))
 
 
 @functools.cache
@@ -204,12 +214,12 @@ def _detector() -> Any:
 
 
 def _has_nul(lines: list[str]) -> Mask:
-    return _mask("\0" in line for line in lines)
+    return _to_mask("\0" in line for line in lines)
 
 
 def _is_empty(lines: list[str]) -> Mask:
-    return _mask(not line or line.isspace() for line in lines)
+    return _to_mask(not line or line.isspace() for line in lines)
 
 
-def _mask(flags: Iterable[bool]) -> Mask:
+def _to_mask(flags: Iterable[bool]) -> Mask:
     return np.fromiter(flags, bool)

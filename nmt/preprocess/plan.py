@@ -195,7 +195,7 @@ def _find_taken(pair_file: Path, num_pairs: int, taken_set: LineSet) -> list[int
     with pair_file.open(encoding="utf-8", newline="\n") as stream:
         for start in range(0, num_pairs, _BLOCK_PAIRS):
             lines = [line.removesuffix("\n") for line in itertools.islice(stream, 2 * _BLOCK_PAIRS)]
-            is_taken = taken_set.mask(lines[::2]) | taken_set.mask(lines[1::2])
+            is_taken = taken_set.contains(lines[::2]) | taken_set.contains(lines[1::2])
             taken_pairs += (start + np.flatnonzero(is_taken)).tolist()
     return taken_pairs
 

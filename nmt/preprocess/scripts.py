@@ -21,6 +21,7 @@ Katakana Kana, Bopomofo Bopo, Han Hani, Tifinagh Tfng, Cherokee Cher"""
 _ISO_CODES = dict(item.split() for item in _ISO_15924.split(","))
 _OTHER = "Other"  # any script that is not in the list
 SCRIPTS = (*_ISO_CODES, _OTHER)
+SCRIPT_BY_NUMBER = ("", *SCRIPTS)  # 0 is the number of characters without a script
 
 # languages by the scripts that they are written in
 _LANGUAGES = """
@@ -69,19 +70,19 @@ def scripts_of(language: str, key: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def script_table() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return an array with the number of the script of each code point, 0 if it has none.
+def script_numbers() -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the number of the script of each code point: an index into `SCRIPT_BY_NUMBER`.
 
-    The number of a script is its index in `SCRIPTS` plus 1. Only letters have a number, except for
-    superscript letters such as the ordinal ª and letters that several scripts share.
+    Only letters have a script, except for superscript letters such as the ordinal ª and letters
+    that several scripts share.
     """
     code_points = np.r_[0:0xD800, 0xE000:0x40000].astype("<u4")  # there are no letters above
     all_characters = code_points.tobytes().decode("utf-32-le")
     excluded = r"[\p{Decomposition_Type=Super}\p{Script=Common}\p{Script=Inherited}]"
     letters = "".join(regex.findall(rf"(?V1)[\p{{L}}--{excluded}]+", all_characters))
-    table = np.zeros(0x110000, np.uint8)
-    table[list(map(ord, letters))] = len(SCRIPTS)  # the number of "Other"
-    for number, name in enumerate(_ISO_CODES, start=1):
+    numbers = np.zeros(0x110000, np.uint8)
+    numbers[list(map(ord, letters))] = SCRIPT_BY_NUMBER.index(_OTHER)
+    for name in _ISO_CODES:
         script_letters = "".join(regex.findall(rf"\p{{Script={name}}}+", letters))
-        table[list(map(ord, script_letters))] = number
-    return table
+        numbers[list(map(ord, script_letters))] = SCRIPT_BY_NUMBER.index(name)
+    return numbers

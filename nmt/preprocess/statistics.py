@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.preprocess.characters import CodePoints, Ints, Signatures, is_among, normal_form
+from nmt.preprocess.characters import CharacterStatistics, Ints, Signatures, is_among, normal_form
 from nmt.preprocess.chunks import Location
 from nmt.preprocess.clean import NUM_EXAMPLES, CleanChunk, PairCounts
 from nmt.preprocess.duplicates import UNITS
@@ -158,8 +158,8 @@ def measure(
     statistics = Statistics(chunk.counts)
     if not chunk.src:
         return statistics
-    src_codes = CodePoints(chunk.src)
-    tgt_codes = CodePoints(chunk.tgt)
+    src_codes = CharacterStatistics(chunk.src)
+    tgt_codes = CharacterStatistics(chunk.tgt)
     src_lengths = _measure_side(statistics.src, src_codes, encoded[0], kinds[0])
     tgt_lengths = _measure_side(statistics.tgt, tgt_codes, encoded[1], kinds[1])
     bins = length_bins(src_lengths) * NUM_BINS + length_bins(tgt_lengths)
@@ -171,7 +171,7 @@ def measure(
 
 
 def _measure_side(
-    side: SideStatistics, codes: CodePoints, encoded: FlatIds, kinds: TokenKinds
+    side: SideStatistics, codes: CharacterStatistics, encoded: FlatIds, kinds: TokenKinds
 ) -> Ints:
     """Count one side of a chunk; return the length of each line, EOS included, (N,)."""
     ids, offsets = encoded
@@ -209,8 +209,8 @@ class HeldOut:
             self._rows[split] = [exact, normalised]
             src_lines += src
             tgt_lines += tgt
-        self._src_signatures = np.unique(CodePoints(src_lines).signatures())
-        self._tgt_signatures = np.unique(CodePoints(tgt_lines).signatures())
+        self._src_signatures = np.unique(CharacterStatistics(src_lines).signatures())
+        self._tgt_signatures = np.unique(CharacterStatistics(tgt_lines).signatures())
 
     def find_overlaps(
         self, chunk: CleanChunk, signatures: tuple[Signatures, Signatures]

@@ -158,17 +158,17 @@ class PartialFile:
             self._save()
 
     def finish(
-        self, reader: WindowReader, publish: Callable[[JobState], None] | None = None
+        self, reader: WindowReader, write_output: Callable[[JobState], None] | None = None
     ) -> LineCounts:
         """Replace `output` with the complete file in one step, and return the counts.
 
-        If given, `publish` writes the output instead. After a kill it is called again.
+        If given, `write_output` writes the output instead. After a kill it is called again.
         """
         self.state.lines = reader.num_lines
         self.state.sha256 = reader.sha256
         self._save()
-        if publish is not None:
-            publish(self.state)
+        if write_output is not None:
+            write_output(self.state)
         elif is_compressed(self._output):
             with (
                 replace_file(self._output) as temporary,

@@ -29,7 +29,7 @@ from nmt.translate.windows import Window, WindowReader
 log = logging.getLogger(__name__)
 
 TEXT_FILES = ("src.txt", "tgt.txt")
-SUMMARY = "summary.json"
+SUMMARY_FILE = "summary.json"
 _FORMAT_VERSION = 1
 
 
@@ -139,13 +139,13 @@ def count_repeats(tokens: Sequence[Any]) -> int:
     return num_repeats
 
 
-def publish(folder: Path, pairs: Path, state: JobState, description: dict[str, Any]) -> None:
+def write_corpus(folder: Path, pairs: Path, state: JobState, description: dict[str, Any]) -> None:
     """Write the files of a corpus from the file of its pairs, and last of all a summary.
 
     The summary contains `description` and the counts. That it exists means that the files next to
     it are complete.
     """
-    (folder / SUMMARY).unlink(missing_ok=True)
+    (folder / SUMMARY_FILE).unlink(missing_ok=True)
     sizes = {}
     for side, name in enumerate(TEXT_FILES):
         with replace_file(folder / name) as path, pairs.open("rb") as lines:
@@ -159,7 +159,7 @@ def publish(folder: Path, pairs: Path, state: JobState, description: dict[str, A
         "bytes": sizes,
         "sha256": state.sha256,
     }
-    with replace_file(folder / SUMMARY) as path:
+    with replace_file(folder / SUMMARY_FILE) as path:
         write_json(path, summary)
 
 
@@ -168,7 +168,7 @@ def read_counts(
 ) -> SynthesisCounts | None:
     """Return the counts in `folder` if it contains the complete corpus of this job and input."""
     try:
-        summary = read_json(folder / SUMMARY)
+        summary = read_json(folder / SUMMARY_FILE)
         sizes = {name: (folder / name).stat().st_size for name in TEXT_FILES}
     except (FileNotFoundError, DamagedError):
         return None
@@ -178,4 +178,4 @@ def read_counts(
     reader.skip(None)
     if summary.get("sha256") != reader.sha256:
         return None
-    return to_dataclass(SynthesisCounts, summary.get("counts"), folder / SUMMARY)
+    return to_dataclass(SynthesisCounts, summary.get("counts"), folder / SUMMARY_FILE)
