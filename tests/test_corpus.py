@@ -120,7 +120,7 @@ def test_text_that_is_not_utf8_is_refused_with_file_line_and_byte(tmp_path: Path
 # --- invalid files
 
 
-KINDS = {"gz": "gzip", "xz": "xz", "zst": "Zstandard"}
+KINDS = {"bz2": "bzip2", "gz": "gzip", "xz": "xz", "zst": "Zstandard"}
 
 
 def test_a_truncated_or_damaged_archive_is_refused(tmp_path: Path) -> None:
@@ -159,9 +159,11 @@ def test_files_without_text_are_refused_by_name(tmp_path: Path) -> None:
         list(read_lines(tmp_path / "none"))
     with pytest.raises(DataError, match="is a folder"):
         list(read_lines(tmp_path))
-    for name in ("a.zip", "a.tar.gz", "a.tgz", "a.en.bz2", "a.tar", "A.ZIP"):
+    for name in ("a.zip", "a.tar.gz", "a.tgz", "a.tbz", "a.tar", "A.ZIP"):
         (tmp_path / name).write_bytes(b"x\n")
-        with pytest.raises(DataError, match=rf"{name}: nmt reads \.gz, \.xz and \.zst; unpack"):
+        with pytest.raises(
+            DataError, match=rf"{name}: nmt reads \.gz, \.bz2, \.xz and \.zst; unpack"
+        ):
             list(read_lines(tmp_path / name))
     for name in ("a.zip.txt", "tar", "a.tar.b.gz", "bz2"):  # which only look like archives
         assert list(read_lines(write(tmp_path / name, b"x\n"))) == ["x"]

@@ -193,6 +193,27 @@ def test_language_of_the_model_picks_the_tokenizer_and_a_missing_one_stops_train
         assert (f"tok:{tokenizer}" in capfd.readouterr().out) == bool(tokenizer), more
 
 
+def test_the_model_translates_with_the_search_settings_of_the_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def translate(lines: list[str], **options: object) -> list[str]:
+        calls.append(options)
+        return lines
+
+    translator = SimpleNamespace(directions=[], translate=translate)
+    load = lambda *_, **__: translator  # noqa: E731
+    monkeypatch.setattr("nmt.translate.translator.Translator.load", load)
+    (tmp_path / "two").write_text("a\nb\n", encoding="utf-8")
+    files = [f"src={tmp_path / 'two'}", f"references={tmp_path / 'two'}", "metrics=chrf"]
+    settings = ["beam_size=2", "length_penalty=0.3", "stop=first"]
+    assert command("evaluate", "model_dir=m", files, settings) == 0
+    [options] = calls
+    expected = {"beam_size": 2, "length_penalty": 0.3, "stop": "first"}
+    assert {key: options[key] for key in expected} == expected
+
+
 @pytest.mark.slow
 def test_files_that_do_not_fit_are_refused_before_anything_is_translated(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -204,6 +225,9 @@ def test_files_that_do_not_fit_are_refused_before_anything_is_translated(
     (tmp_path / "two").write_text("a\nb\n", encoding="utf-8")
     (tmp_path / "one").write_text("a\n", encoding="utf-8")
     (tmp_path / "cut").write_text("a .\n" * 101, encoding="utf-8")
+    beam = [f"hypotheses={tmp_path / 'two'}", f"references={tmp_path / 'two'}", "beam_size=2"]
+    assert command("evaluate", beam) == 2
+    assert "beam_size=2: does nothing without model_dir" in capfd.readouterr().err
     options = ["model_dir=m", f"src={tmp_path / 'two'}"]
     cut = [f"{key}={tmp_path / 'cut'}" for key in ("src", "references")]
     for more, message in (

@@ -105,7 +105,7 @@ def test_output_is_packed_as_its_name_says_with_the_same_bytes_each_time(
     model: Path, expected: bytes, tmp_path: Path
 ) -> None:
     source = write_lines(tmp_path / "in", LINES)
-    for suffix in (".gz", ".xz", ".zst"):
+    for suffix in (".gz", ".bz2", ".xz", ".zst"):
         out, packed = tmp_path / f"out{suffix}", []
         for _ in range(2):
             assert translate(f"model_dir={model}", f"input={source}", f"output={out}") == 0
@@ -141,7 +141,13 @@ def test_remaining_time_compares_no_packed_bytes_with_text(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
-    for suffix, is_known in ((".txt", True), (".gz", False), (".xz", False), (".zst", False)):
+    for suffix, is_known in (
+        (".txt", True),
+        (".gz", False),
+        (".bz2", False),
+        (".xz", False),
+        (".zst", False),
+    ):
         source = tmp_path / f"in{suffix}"
         with source.open("wb") as file, compress(file, suffix) as stream:
             stream.write(TEXT * 4)

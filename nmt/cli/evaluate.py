@@ -102,7 +102,9 @@ def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> 
         metrics.check_lines(baseline_system, test_set.references, force=config.force)
     translated = []
     for test_set in test_sets:
-        hypotheses = translator.translate(test_set.sources, **test_set.translate_options)
+        hypotheses = translator.translate(
+            test_set.sources, **test_set.translate_options, **config.search_changes()
+        )
         translated.append(replace(test_set, hypotheses=hypotheses))
     return translated
 

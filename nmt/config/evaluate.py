@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 
 from nmt.config.options import OutputFormat, option
 from nmt.config.runtime import RuntimeConfig
+from nmt.config.search import SearchOverrides
 from nmt.errors import ConfigError
 
 # settings that have no effect without a model, or without a baseline
@@ -42,7 +43,7 @@ class Method(str, Enum):
 
 
 @dataclass(kw_only=True)
-class EvaluateConfig(RuntimeConfig):
+class EvaluateConfig(SearchOverrides, RuntimeConfig):
     """Settings of `nmt-evaluate`."""
 
     hypotheses: str | None = option(None, "detokenized translations, one per line; -: stdin")
@@ -64,7 +65,9 @@ class EvaluateConfig(RuntimeConfig):
         "significance test: approximate_randomization, or bootstrap, to compare with p=0.025",
     )
     num_samples: int = option(1000, "resamples of the significance test", low=40, high=1_000_000)
-    seed: int = option(12345, "seed of the significance test", low=1, high=2**32 - 1)
+    seed: int = option(
+        12345, "seed of the significance test and of sampling", low=1, high=2**32 - 1
+    )
     force: bool = option(False, "score text that looks tokenized")
     format: OutputFormat = option(OutputFormat.text, "text or json")
 
@@ -77,7 +80,8 @@ class EvaluateConfig(RuntimeConfig):
         else:
             self.require(bool(self.references), "references", "name at least one")
         if self.model_dir is None:
-            self._refuse_unused("model_dir", _ONLY_WITH_MODEL)
+            search_keys = {setting.name for setting in fields(SearchOverrides)} - {"seed"}
+            self._refuse_unused("model_dir", (*_ONLY_WITH_MODEL, *sorted(search_keys)))
         if self.baseline is None:
             self._refuse_unused("baseline", _ONLY_WITH_BASELINE)
         if self.src is not None:

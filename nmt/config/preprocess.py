@@ -69,7 +69,8 @@ class SplitConfig(Settings):
     """Source of sentence pairs: files or one Hugging Face dataset.
 
     Files are a name, a pattern with * and ?, or a list of them; the files of a pattern are read in
-    the order of their names. - is stdin. Files may be compressed: .gz, .xz or .zst.
+    the order of their names. - is stdin. Files may be compressed: .gz, .bz2, .xz or
+    .zst.
     """
 
     src: list[str] | None = option(None, "source text: file, glob, list or - (stdin)")

@@ -1,4 +1,4 @@
-"""Read text line by line, from files (plain, .gz, .xz, .zst), stdin and the bundled corpora.
+"""Read text line by line, from files (plain, .gz, .bz2, .xz, .zst), stdin and the bundled corpora.
 
 Lines end at the byte \\n only, so that both sides of a pair have the same number of lines.
 """
@@ -27,9 +27,14 @@ from nmt.config import Corpus, resolve
 from nmt.errors import DataError, NmtError
 
 Pair = tuple[str, str]
-_FORMATS = {".gz": "gzip", ".xz": "xz", ".zst": "Zstandard"}
-_SIGNATURES = {".gz": b"\x1f\x8b\x08", ".xz": b"\xfd7zXZ\0", ".zst": b"\x28\xb5\x2f\xfd"}
-_UNSUPPORTED = re.compile(r"(?i)\.(zip|bz2|7z|rar|lz4|br|tgz|txz|tar(\.\w+)?)$")
+_FORMATS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
+_SIGNATURES = {
+    ".gz": b"\x1f\x8b\x08",
+    ".bz2": b"BZh",
+    ".xz": b"\xfd7zXZ\0",
+    ".zst": b"\x28\xb5\x2f\xfd",
+}
+_UNSUPPORTED = re.compile(r"(?i)\.(zip|7z|rar|lz4|br|tgz|txz|tbz2?|tar(\.\w+)?)$")
 # Characters at which str.splitlines() and many tools end a line, and NUL
 _LINE_BREAK = re.compile("[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
 _BLOCK_BYTES = 1 << 16
@@ -39,7 +44,7 @@ _MAX_WAIT_SECONDS = 0.05  # longest pause between lines that are translated toge
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading; decompress it if its suffix is .gz, .xz or .zst.
+    """Open a file for reading; decompress it if its suffix names a compression.
 
     Raises `DataError` if the file is missing, damaged or a folder, and `NmtError` if the disk
     cannot be read.
@@ -50,10 +55,12 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def decompress(file: IO[bytes], suffix: str) -> IO[bytes]:
-    """Return a stream that decompresses an open file if `suffix` is .gz, .xz or .zst."""
+    """Return a stream that decompresses an open file if `suffix` names a compression."""
     suffix = suffix.lower()
     if suffix == ".gz":
         return cast(IO[bytes], gzip.open(file, "rb"))
+    if suffix == ".bz2":
+        return cast(IO[bytes], bz2.open(file, "rb"))
     if suffix == ".xz":
         return cast(IO[bytes], lzma.open(file, "rb"))
     if suffix == ".zst":
@@ -65,10 +72,12 @@ def decompress(file: IO[bytes], suffix: str) -> IO[bytes]:
 
 
 def compress(file: IO[bytes], suffix: str) -> IO[bytes]:
-    """Return a stream that compresses into an open file if `suffix` is .gz, .xz or .zst."""
+    """Return a stream that compresses into an open file if `suffix` names a compression."""
     suffix = suffix.lower()
     if suffix == ".gz":  # without file name and time, so that equal text gives equal bytes
         return cast(IO[bytes], gzip.GzipFile("", "wb", fileobj=file, mtime=0))
+    if suffix == ".bz2":
+        return bz2.open(file, "wb")
     if suffix == ".xz":
         return lzma.open(file, "wb")
     if suffix == ".zst":
@@ -98,7 +107,7 @@ def check_file(path: Path) -> None:
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise DataError(f"{path} {problem}; give the path of a text file")
     if match := _UNSUPPORTED.search(path.name):
-        raise DataError(f"{path}: nmt reads .gz, .xz and .zst; unpack this {match[0]} first")
+        raise DataError(f"{path}: nmt reads .gz, .bz2, .xz and .zst; unpack this {match[0]} first")
     if path.is_file() and not is_compressed(path):
         with read_errors(str(path)), path.open("rb") as file:
             start = file.read(_BLOCK_BYTES)
@@ -156,7 +165,7 @@ def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """Yield the lines of a file, which may be compressed as .gz, .xz or .zst."""
+    """Yield the lines of a file, which may be compressed."""
     path = resolve(path)
     with open_bytes(path) as stream:
         yield from read_stream(stream, str(path))
