@@ -8,6 +8,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -22,13 +23,19 @@ from nmt.config import resolve
 from nmt.errors import NmtError
 from nmt.serve.access import HttpError
 from nmt.serve.codes import language_name
-from nmt.serve.documents import FORMATS, Document, ReadOptions, read_document
+from nmt.serve.documents import FORMATS, ReadOptions
+from nmt.serve.file_process import FileWindow, OpenFile, is_html
 from nmt.serve.models import Direction
 from nmt.serve.parameters import ApiRequest, read_request, service_of
-from nmt.serve.service import TranslationOptions, check_results, run_unless_disconnected
+from nmt.serve.service import (
+    TranslatedText,
+    TranslationOptions,
+    call_for_texts,
+    check_results,
+    run_unless_disconnected,
+)
 
 _MAX_ALTERNATIVES = 100
-_SAMPLE_CHARACTERS = 4000  # of a file, to detect its language
 _SUGGESTIONS_LOCK = threading.Lock()  # held while a suggestion is appended
 
 
@@ -47,18 +54,28 @@ async def translate(request: Request) -> Response:
     for text in translated_texts:
         check_results(text.results)
     call.service.metrics.request_seconds.observe(time.monotonic() - start)
+    content = await call_for_texts(
+        texts, _describe_texts, translated_texts, num_alternatives, options.source == "auto"
+    )
+    if is_list:
+        return JSONResponse(content)
+    return JSONResponse({name: values[0] for name, values in content.items()})
+
+
+def _describe_texts(
+    translated_texts: Sequence[TranslatedText], num_alternatives: int, is_detected: bool
+) -> dict[str, list[Any]]:
+    """Return the response to a list of texts."""
     content: dict[str, list[Any]] = {
         "translatedText": [text.translation() for text in translated_texts]
     }
-    if options.source == "auto":
+    if is_detected:
         content["detectedLanguage"] = [
             {"confidence": text.confidence, "language": text.source} for text in translated_texts
         ]
     if num_alternatives > 0:
         content["alternatives"] = [text.alternatives(num_alternatives) for text in translated_texts]
-    if is_list:
-        return JSONResponse(content)
-    return JSONResponse({name: values[0] for name, values in content.items()})
+    return content
 
 
 async def detect(request: Request) -> Response:
@@ -125,40 +142,54 @@ async def _translate_file(
 ) -> str:
     text = content.decode("utf-8", "replace")
     call.check_size([text], is_file=True)
-    options = replace(options, is_html=path.suffix.lower() in (".html", ".htm"))
-    sample = text if options.is_html else text[:_SAMPLE_CHARACTERS]
-    _, _, direction = await asyncio.to_thread(call.service.resolve_direction, sample, options)
     columns = call.params.text("columns", "").split(",")
     read_options = ReadOptions(
         split_sentences=call.service.config.split_sentences,
-        prefix=direction.prefix if direction else "",
         columns=[column.strip() for column in columns if column.strip()],
     )
-    document = await asyncio.to_thread(read_document, path.name, content, read_options)
-    if direction is None:
-        return content.decode()
-    return await _translate_document(call, document, direction, options)
+    options = replace(options, is_html=is_html(path.name))
+    client = call.context.client
+    files = call.service.files
+    async with files.open(client, path.name, content, read_options) as file:
+        async with files.reading(client):
+            sample = await file.call("sample")
+            _, _, direction = call.service.resolve_direction(
+                sample, replace(options, is_html=False)
+            )
+            prefix = direction.prefix if direction else ""
+            num_sentences = await file.call("read", prefix, call.service.window_sentences)
+        if direction is None:
+            return content.decode()
+        return await _translate_open_file(call, file, num_sentences, direction, options)
 
 
-async def _translate_document(
-    call: ApiRequest, document: Document, direction: Direction, options: TranslationOptions
+async def _translate_open_file(
+    call: ApiRequest,
+    file: OpenFile,
+    num_sentences: int,
+    direction: Direction,
+    options: TranslationOptions,
 ) -> str:
-    """Translate the texts of a document, and show the progress at /v1/progress."""
+    """Translate the texts of a file, and show the progress at /v1/progress."""
     progress = call.service.progress
     request_id = call.context.id
-    num_sentences = sum(len(text.sentences) for text in document.texts)
     num_finished = 0
     progress[request_id] = (0, num_sentences)
-    translations: list[str] = []
+
+    async def next_window() -> list[FileWindow] | None:
+        window = await file.call("next_window")
+        return None if window is None else [window]
+
     try:
-        stream = call.service.stream(call.context, direction, document.texts, options)
-        async for translation in stream:
-            num_finished += len(document.texts[len(translations)].sentences)
-            translations.append(translation)
+        windows = call.service.translate_windows(call.context, direction, next_window, options)
+        async for _, [results] in windows:
+            await file.call("render", results)
+            num_finished += len(results)
             progress[request_id] = (num_finished, num_sentences)
     finally:
         progress.pop(request_id, None)
-    return await asyncio.to_thread(document.assemble, translations)
+    translation: str = await file.call("assemble")
+    return translation
 
 
 async def download_file(request: Request) -> Response:

@@ -30,6 +30,7 @@ from nmt.errors import ConfigError, DataError
 from nmt.runtime.distributed import set_num_threads
 from nmt.serve import api, middleware, v1
 from nmt.serve.access import HttpError, Key, KeyRing, read_token
+from nmt.serve.file_process import start_fork_server
 from nmt.serve.models import Models, choose_serve_engine
 from nmt.serve.monitoring import OncePerMinute
 from nmt.serve.parameters import service_of
@@ -215,6 +216,8 @@ def serve(config: ServeConfig) -> None:
     max_connections = limit_connections(config)
     listener = listen(config)
     config = choose_serve_engine(config)
+    if config.max_file_bytes:
+        start_fork_server()
     service = Service(config, Models.load(config))
     settings = uvicorn.Config(
         make_app(service),

@@ -22,7 +22,9 @@ _INLINE = _names(
 _VOID = _names("area base br col embed hr img input link meta param source track wbr")
 _OPAQUE = _names("code iframe math noscript object samp script style svg template var")
 _LAYOUT = re.compile(r"([\t\r\n\f]+ *| {2,})")  # alignment of words and lines in <pre>
-_MAX_UNCLOSED_TAGS = 16  # then the rest is text: each one costs a pass over the text after it
+# An unclosed tag costs a pass over the text after it; beyond these limits, the rest is text
+_MAX_UNCLOSED_TAGS = 16
+_MAX_REREAD_CHARACTERS = 50_000
 
 
 class TokenKind(enum.Enum):
@@ -112,7 +114,11 @@ class _Tokenizer(HTMLParser):
         text, as in a browser. The "<" of a tag is text, and another pass starts after it.
         """
         position = 0
+        num_reread = -len(self._text)  # the first pass is free
         for _ in range(_MAX_UNCLOSED_TAGS):
+            num_reread += len(self._text) - position
+            if num_reread > _MAX_REREAD_CHARACTERS:
+                return
             self._read_from(position)
             position = self._position
             if position == len(self._text):

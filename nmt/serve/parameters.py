@@ -15,6 +15,7 @@ from nmt.serve.access import HttpError
 from nmt.serve.service import RequestContext, Service, TranslationOptions
 
 _MAX_FIELDS = 1000  # in a form
+_MAX_JSON_VALUES = 500_000  # each takes time while no other request is served
 
 
 def service_of(request: Request) -> Service:
@@ -158,6 +159,9 @@ def content_type(request: Request) -> str:
 
 def parse_json(body: bytes) -> Parameters:
     """Return the parameters of a JSON body. Raises a 400 `HttpError` if it is no object."""
+    num_values = sum(map(body.count, (b",", b"[", b"{")))  # at most, as texts hold these as well
+    if num_values > _MAX_JSON_VALUES:
+        raise HttpError(400, f"Invalid JSON: more than {_MAX_JSON_VALUES} values")
     try:
         content = json.loads(body.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

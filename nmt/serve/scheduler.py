@@ -44,7 +44,7 @@ class Scheduler:
         """
         if not any(lines):
             return [LineResult([])] * len(lines)
-        self._check_capacity(client, 1)  # before the effort of encoding
+        self._check_capacity(client, len(lines))  # before the effort of encoding
         request = QueuedRequest(client, options, await self._encode(options, lines))
         self._check_capacity(client, len(request.segments))
         if request.segments:

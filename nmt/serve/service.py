@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
@@ -24,23 +23,22 @@ from nmt.serve.access import (
     read_keys,
 )
 from nmt.serve.documents import Downloads, ReadOptions, read_text
+from nmt.serve.file_process import FileProcesses
 from nmt.serve.html_tokens import visible_text
 from nmt.serve.models import DETECTION_CHARACTERS, Direction, Models
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, QueueFullError, TooManySentencesError
 from nmt.serve.scheduler import Scheduler
-from nmt.serve.texts import SourceText, is_emoji_only
+from nmt.serve.texts import SourceText, Translatable, group_texts, is_emoji_only
 from nmt.translate.options import LineOptions
 from nmt.translate.results import LineResult
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Text = TypeVar("Text", bound=Translatable)
 
 _WINDOW_SENTENCES = 128  # of a document, given to the scheduler at a time
-_WINDOW_TEXTS = 1024  # maximum of a window, for texts with few or no sentences
-# larger requests are read outside of the event loop
-_INLINE_CHARACTERS = 20_000
-_INLINE_TEXTS = 100
+_INLINE_CHARACTERS = 4000  # larger requests are read and answered outside of the event loop
 _MAX_QUEUE_TRIES = 31  # for a window of a document, a second or more apart, if the queue is full
 
 
@@ -115,6 +113,7 @@ class Service:
         self.scheduler = Scheduler(config.max_queue, self.metrics, num_rounds)
         self.bodies = Bodies(config.body_timeout_seconds)
         self.downloads = Downloads(config.file_minutes * 60, 64 * config.max_file_bytes)
+        self.files = FileProcesses(config.timeout_seconds)
         self.progress: dict[str, tuple[int, int]] = {}  # finished and all sentences, by request id
         self._keys = None if config.api_keys is None else KeyRing(read_keys(config.api_keys))
         self._limits = RateLimits()
@@ -238,10 +237,7 @@ class Service:
         context.fields["characters"] = num_characters
         if self.config.log_texts:
             context.fields["texts"] = list(texts)
-        if num_characters > _INLINE_CHARACTERS or len(texts) > _INLINE_TEXTS:
-            translated_texts = await asyncio.to_thread(self._read_texts, texts, options)
-        else:
-            translated_texts = self._read_texts(texts, options)
+        translated_texts = await call_for_texts(texts, self._read_texts, texts, options)
         groups: dict[Direction, list[TranslatedText]] = defaultdict(list)
         for text in translated_texts:
             if text.direction is not None:
@@ -276,7 +272,7 @@ class Service:
         self,
         context: RequestContext,
         direction: Direction,
-        source_texts: Sequence[SourceText],
+        source_texts: Sequence[Translatable],
         options: TranslationOptions,
     ) -> list[list[LineResult]]:
         """Return the results of the sentences of each text."""
@@ -336,6 +332,11 @@ class Service:
             direction.batch_options[cache_key] = batch_options
         return batch_options
 
+    @property
+    def window_sentences(self) -> int:
+        """Maximum number of sentences of a document that the scheduler gets at a time."""
+        return min(_WINDOW_SENTENCES, max(self.config.max_queue // 2, 1))
+
     async def stream(
         self,
         context: RequestContext,
@@ -343,23 +344,45 @@ class Service:
         source_texts: Iterable[SourceText],
         options: TranslationOptions,
     ) -> AsyncIterator[str]:
-        """Yield the translation of each text of a document, in order.
+        """Yield the translation of each text, in order. See `translate_windows`."""
+        windows = group_texts(source_texts, self.window_sentences)
 
-        Two windows of the document are in the scheduler at a time. Raises a 500 `HttpError` if a
-        sentence fails.
+        async def next_window() -> list[SourceText] | None:
+            return await asyncio.to_thread(next, windows, None)
+
+        results = self.translate_windows(context, direction, next_window, options)
+        async for window, text_results in results:
+            for source_text, sentence_results in zip(window, text_results, strict=True):
+                yield source_text.render(sentence_results)
+
+    async def translate_windows(
+        self,
+        context: RequestContext,
+        direction: Direction,
+        next_window: Callable[[], Awaitable[Sequence[Text] | None]],
+        options: TranslationOptions,
+    ) -> AsyncIterator[tuple[Sequence[Text], list[list[LineResult]]]]:
+        """Yield the windows of a document with the results of each text, in order.
+
+        Two windows are in the scheduler at a time. Raises a 500 `HttpError` if a sentence fails.
         """
-        max_sentences = min(_WINDOW_SENTENCES, max(self.config.max_queue // 2, 1))
-        pending: deque[tuple[list[SourceText], asyncio.Task[list[list[LineResult]]]]] = deque()
+        pending: deque[tuple[Sequence[Text], asyncio.Task[list[list[LineResult]]]]] = deque()
+        is_at_end = False
         try:
-            for window in chain(_make_windows(source_texts, max_sentences), [None]):
-                if window is not None:
-                    work = self._translate_window(context, direction, window, options)
-                    pending.append((window, asyncio.ensure_future(work)))
-                if window is None or len(pending) > 1:
-                    first_window, task = pending.popleft()
-                    for source_text, results in zip(first_window, await task, strict=True):
-                        check_results(results)
-                        yield source_text.render(results)
+            while pending or not is_at_end:
+                if len(pending) < 2 and not is_at_end:
+                    window = await next_window()
+                    if window is None:
+                        is_at_end = True
+                    else:
+                        work = self._translate_window(context, direction, window, options)
+                        pending.append((window, asyncio.ensure_future(work)))
+                    continue
+                window, task = pending.popleft()
+                results = await task
+                for text_results in results:
+                    check_results(text_results)
+                yield window, results
         finally:
             for _, task in pending:
                 task.cancel()
@@ -368,7 +391,7 @@ class Service:
         self,
         context: RequestContext,
         direction: Direction,
-        window: Sequence[SourceText],
+        window: Sequence[Translatable],
         options: TranslationOptions,
     ) -> list[list[LineResult]]:
         """Translate a window of a document. Waits and tries again if the queue is full."""
@@ -385,6 +408,7 @@ class Service:
         """Let threads and processes end, and delete files."""
         self.scheduler.close()
         self.downloads.close()
+        self.files.close()
         if self.models.pool is not None:
             self.models.pool.close()
 
@@ -413,6 +437,16 @@ async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]
         disconnect.cancel()
 
 
+async def call_for_texts(texts: Sequence[str], function: Callable[..., T], *args: Any) -> T:
+    """Return `function(*args)`, which takes a time that depends on the size of texts.
+
+    For large texts it is called in a thread, so that other requests go on.
+    """
+    if sum(map(len, texts)) + 40 * len(texts) <= _INLINE_CHARACTERS:
+        return function(*args)
+    return await asyncio.to_thread(function, *args)
+
+
 def client_of(request: Request) -> str:
     """Return the name under which requests from this address are limited."""
     return network_of(request.client.host if request.client else "unknown")
@@ -432,21 +466,3 @@ def _find_codes(models: Models, options: TranslationOptions) -> tuple[str | None
     if target is None:
         raise HttpError(400, f"{options.target} is not supported")
     return source, target
-
-
-def _make_windows(
-    source_texts: Iterable[SourceText], max_sentences: int
-) -> Iterator[list[SourceText]]:
-    """Group texts into windows of up to `max_sentences` sentences, or one text that has more."""
-    window: list[SourceText] = []
-    num_sentences = 0
-    for source_text in source_texts:
-        num_added = len(source_text.sentences)
-        is_full = num_sentences + num_added > max_sentences or len(window) == _WINDOW_TEXTS
-        if window and is_full:
-            yield window
-            window = []
-            num_sentences = 0
-        window.append(source_text)
-        num_sentences += num_added
-    yield window

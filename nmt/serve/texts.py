@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
@@ -13,17 +13,23 @@ from nmt.translate.batch_search import Segment
 from nmt.translate.long_lines import join_parts, sentence_ends
 from nmt.translate.results import LineResult
 
+_MAX_WINDOW_TEXTS = 1024  # of a window, for texts with few or no sentences
 
-class SourceText(Protocol):
-    """A text in some format whose sentences are translated."""
+
+class Translatable(Protocol):
+    """Sentences to translate, and the translations that they need."""
 
     @property
     def sentences(self) -> list[str]:
-        """The sentences to translate, each on one line."""
+        """The sentences, each on one line."""
 
     @property
     def needs_alignment(self) -> bool:
-        """Whether `render` needs to know which source tokens the target tokens attend to."""
+        """Whether to find out which source tokens the target tokens attend to."""
+
+
+class SourceText(Translatable, Protocol):
+    """A text in some format whose sentences are translated."""
 
     def render(self, results: Sequence[LineResult], rank: int = 0) -> str:
         """Return the text with translation number `rank` of each sentence."""
@@ -147,3 +153,22 @@ def _visible_length(token: str) -> int:
         is_continuation = 0x80 <= int(token[3:5], 16) < 0xC0
         return 0 if is_continuation else 1
     return len("".join(token.replace("\u2581", " ").split()))
+
+
+def group_texts(
+    source_texts: Iterable[SourceText], max_sentences: int
+) -> Iterator[list[SourceText]]:
+    """Group texts into windows of up to `max_sentences` sentences, or one text that has more."""
+    window: list[SourceText] = []
+    num_sentences = 0
+    for source_text in source_texts:
+        num_added = len(source_text.sentences)
+        is_full = num_sentences + num_added > max_sentences or len(window) == _MAX_WINDOW_TEXTS
+        if window and is_full:
+            yield window
+            window = []
+            num_sentences = 0
+        window.append(source_text)
+        num_sentences += num_added
+    if window:
+        yield window

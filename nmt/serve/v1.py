@@ -24,7 +24,12 @@ from nmt.serve.parameters import (
     parse_json,
     service_of,
 )
-from nmt.serve.service import TranslatedText, TranslationOptions, run_unless_disconnected
+from nmt.serve.service import (
+    TranslatedText,
+    TranslationOptions,
+    call_for_texts,
+    run_unless_disconnected,
+)
 from nmt.serve.texts import plain_text, token_spans
 from nmt.translate.attention import KINDS, attention_shape
 from nmt.translate.results import LineResult, Translation
@@ -106,9 +111,10 @@ async def translate(request: Request) -> Response:
     start = time.monotonic()
     translated_texts = await call.service.translate(request, call.context, texts, options)
     call.service.metrics.request_seconds.observe(time.monotonic() - start)
+    descriptions = await call_for_texts(texts, _describe_texts, translated_texts, options)
     return JSONResponse(
         {
-            "translations": [_describe_text(text, options) for text in translated_texts],
+            "translations": descriptions,
             "target": call.service.models.find_code(options.target),
         }
     )
@@ -183,6 +189,12 @@ def _check_options(call: ApiRequest, options: TranslationOptions, texts: Sequenc
             f"Invalid request: {num_sentences} sentences; "
             f"sampling takes {_MAX_SAMPLED_SENTENCES} at a time",
         )
+
+
+def _describe_texts(
+    texts: Sequence[TranslatedText], options: TranslationOptions
+) -> list[dict[str, Any]]:
+    return [_describe_text(text, options) for text in texts]
 
 
 def _describe_text(text: TranslatedText, options: TranslationOptions) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def run_loader(fd: int) -> None:
 
 
 def _load_and_fork(control: socket.socket) -> None:
-    _set_parent_death_signal(signal.SIGKILL)  # the thread that started this process waits for it
+    set_parent_death_signal(signal.SIGKILL)  # the thread that started this process waits for it
     connection = Connection(os.dup(control.fileno()))
     request: LoadModels = connection.recv()
     config = request.config
@@ -104,7 +104,7 @@ def _load_and_fork(control: socket.socket) -> None:
     except Exception as error:  # a damaged file may raise any; not every one can be pickled
         connection.send(ModelError(f"the models cannot be loaded: {error!r}"))
         return
-    _set_parent_death_signal(0)  # the thread may end, as end of the socket tells of its process
+    set_parent_death_signal(0)  # the thread may end, as end of the socket tells of its process
     connection.send(None)
     connection.close()
     gc.collect()
@@ -112,7 +112,7 @@ def _load_and_fork(control: socket.socket) -> None:
     while fds := socket.recv_fds(control, 1, 1)[1]:
         loader = os.getpid()
         if os.fork() == 0:
-            _set_parent_death_signal(signal.SIGKILL)  # a search would only notice at its end
+            set_parent_death_signal(signal.SIGKILL)  # a search would only notice at its end
             if os.getppid() != loader:
                 os._exit(0)
             control.close()
@@ -122,7 +122,7 @@ def _load_and_fork(control: socket.socket) -> None:
         os.close(fds[0])
 
 
-def _set_parent_death_signal(number: int) -> None:
+def set_parent_death_signal(number: int) -> None:
     """Let this process receive a signal when the thread that started it ends; 0 for none."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 

@@ -1,0 +1,212 @@
+"""Files to translate, each read and assembled by a process of its own.
+
+Reading a file of 16 MB takes up to a minute. A thread would hold Python's global lock for most of
+it, and delay all other requests. A process is ended when it takes too long, or when its client has
+closed the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import PurePath
+from typing import Any
+from weakref import WeakValueDictionary
+
+from nmt.errors import NmtError
+from nmt.serve.access import HttpError
+from nmt.serve.documents import Document, ReadOptions, read_document
+from nmt.serve.html_tokens import visible_text
+from nmt.serve.models import DETECTION_CHARACTERS
+from nmt.serve.texts import SourceText, group_texts
+from nmt.serve.worker import set_parent_death_signal
+from nmt.translate.results import LineResult
+
+_MAX_FILES = 32  # that are translated at a time
+_MAX_FILES_PER_CLIENT = 8
+_MAX_READERS = 4  # files that are read at a time, each of another client
+_SAMPLE_CHARACTERS = 4000  # of a file, to detect its language
+_CONTEXT: Any = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+
+
+def start_fork_server() -> None:
+    """Start the process that forks the others, which takes two seconds for its imports."""
+    if sys.platform != "win32":
+        _CONTEXT.set_forkserver_preload([__name__])
+        multiprocessing.forkserver.ensure_running()  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class FileWindow:
+    """The sentences of neighboring texts of a file."""
+
+    sentences: list[str]
+    needs_alignment: bool
+
+
+class OpenFile:
+    """A file that a process reads. Its methods are those of `_FileReader`.
+
+    Each raises the `NmtError` of the reader, and an `HttpError` if the process takes more than
+    `timeout_seconds` or dies.
+    """
+
+    def __init__(
+        self, reader: _FileReader, threads: ThreadPoolExecutor, timeout_seconds: float
+    ) -> None:
+        self._connection, self._reader_connection = _CONTEXT.Pipe()
+        arguments = (self._reader_connection, reader)
+        self._process = _CONTEXT.Process(target=_run_reader, args=arguments, daemon=True)
+        self._threads = threads
+        self._timeout_seconds = timeout_seconds
+
+    async def start(self) -> None:
+        """Start the process."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._process.start)
+        self._reader_connection.close()
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Return the result of a method of the reader."""
+        loop = asyncio.get_running_loop()
+        reply = loop.run_in_executor(self._threads, self._send_and_receive, (method, args))
+        try:
+            result = await asyncio.wait_for(reply, self._timeout_seconds)
+        except asyncio.TimeoutError:
+            raise HttpError(
+                503,
+                f"the file cannot be read within {self._timeout_seconds:g} s; cut it into several",
+            ) from None
+        except (EOFError, OSError):
+            raise HttpError(500, "the process that reads the file has died") from None
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _send_and_receive(self, message: tuple[str, tuple[Any, ...]]) -> Any:
+        self._connection.send(message)
+        return self._connection.recv()
+
+    def close(self) -> None:
+        """End the process; a call that waits for it fails."""
+        if self._process.pid is not None:
+            self._process.kill()
+            self._process.join()
+            self._process.close()
+        self._connection.close()
+
+
+class FileProcesses:
+    """The processes of all files, with limits on their number."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._threads = ThreadPoolExecutor(_MAX_FILES, thread_name_prefix="file")
+        self._num_files: Counter[str] = Counter()  # by client
+        self._readers = asyncio.Semaphore(_MAX_READERS)
+        self._client_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @contextlib.asynccontextmanager
+    async def open(
+        self, client: str, name: str, content: bytes, options: ReadOptions
+    ) -> AsyncIterator[OpenFile]:
+        """Open a file of a client. Raises a 429 `HttpError` if too many are open."""
+        num_files = self._num_files[client]
+        if num_files >= _MAX_FILES_PER_CLIENT or self._num_files.total() >= _MAX_FILES:
+            raise HttpError(429, "Slowdown: too many files at a time", retry_seconds=10)
+        self._num_files[client] += 1
+        file = OpenFile(_FileReader(name, content, options), self._threads, self._timeout_seconds)
+        try:
+            await file.start()
+            yield file
+        finally:
+            file.close()
+            self._num_files -= Counter([client])
+
+    @contextlib.asynccontextmanager
+    async def reading(self, client: str) -> AsyncIterator[None]:
+        """Wait until no other file of the client is being read, and few of others."""
+        lock = self._client_locks.setdefault(client, asyncio.Lock())
+        async with lock, self._readers:
+            yield
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _run_reader(connection: Connection, reader: _FileReader) -> None:
+    """Call methods of a reader until the server closes its end of the connection."""
+    if sys.platform.startswith("linux"):
+        set_parent_death_signal(signal.SIGKILL)  # the fork server ends with the server
+    if sys.platform != "win32":
+        os.nice(19)  # searches go first
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            method, args = connection.recv()
+            try:
+                result = getattr(reader, method)(*args)
+            except (NmtError, MemoryError) as error:
+                result = error
+            connection.send(result)
+
+
+class _FileReader:
+    """Reads a file and assembles its translation. Call the methods in their order."""
+
+    def __init__(self, name: str, content: bytes, options: ReadOptions) -> None:
+        self._name = name
+        self._content = content
+        self._options = options
+        self._texts: deque[SourceText] = deque()  # of windows that are not rendered
+        self._translations: list[str] = []
+        self._document = Document([], "".join)
+        self._windows: Iterator[list[SourceText]] = iter([])
+
+    def sample(self) -> str:
+        """Return a text to detect the language of the file."""
+        text = self._content.decode("utf-8", "replace")
+        if is_html(self._name):
+            text = visible_text(text, DETECTION_CHARACTERS)
+        return text[:_SAMPLE_CHARACTERS]
+
+    def read(self, prefix: str, max_sentences: int) -> int:
+        """Read the file; return the number of its sentences. See `ReadOptions.prefix`."""
+        options = replace(self._options, prefix=prefix)
+        self._document = read_document(self._name, self._content, options)
+        self._windows = group_texts(self._document.texts, max_sentences)
+        return sum(len(text.sentences) for text in self._document.texts)
+
+    def next_window(self) -> FileWindow | None:
+        """Return the next sentences to translate, or None at the end."""
+        texts = next(self._windows, None)
+        if texts is None:
+            return None
+        self._texts.extend(texts)
+        sentences = [sentence for text in texts for sentence in text.sentences]
+        return FileWindow(sentences, any(text.needs_alignment for text in texts))
+
+    def render(self, results: Sequence[LineResult]) -> None:
+        """Take the results of a window, the oldest first."""
+        remaining = deque(results)
+        while self._texts and len(self._texts[0].sentences) <= len(remaining):
+            text = self._texts.popleft()
+            text_results = [remaining.popleft() for _ in text.sentences]
+            self._translations.append(text.render(text_results))
+
+    def assemble(self) -> str:
+        """Return the translated file."""
+        return self._document.assemble(self._translations)
+
+
+def is_html(name: str) -> bool:
+    """Return whether the name of a file is that of an HTML document."""
+    return PurePath(name).suffix.lower() in (".html", ".htm")
