@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from serving import GOOD, Running, copying, eventually, running, tiny_folder
@@ -24,6 +23,7 @@ from nmt.config import ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.serve import protocol
+from nmt.serve.file_process import start_fork_server
 
 SPEC = b"GET /spec HTTP/1.1\r\nHost: x\r\n\r\n"
 HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
@@ -57,8 +57,9 @@ def is_closed(client: socket.socket) -> bool:
         return True
 
 
-def num_requests(*_: Any) -> int:
+def num_requests() -> int:
     """Return the number of requests that the server holds."""
+    gc.collect()
     return sum(isinstance(item, RequestResponseCycle) for item in gc.get_objects())
 
 
@@ -207,6 +208,7 @@ def test_more_connections_than_files_are_one_line_of_log(
     folder = tiny_folder(tmp_path / "model", tokenizer)
     command = [sys.executable, "-c", LIMITED, "RLIMIT_NOFILE"]
     settings = [f"model_dir={folder}", "port=0", "num_workers=1", "access_log=false"]
+    settings.append("backend=native")
     refused = subprocess.run([*command, "100", *settings], stderr=subprocess.PIPE, text=True)
     assert refused.returncode == 2
     assert "may open 100 files (ulimit -n)" in refused.stderr.splitlines()[-1]
@@ -279,3 +281,28 @@ def test_nothing_is_read_while_requests_wait_or_a_response_is_not_taken() -> Non
     flow.resume_writing()
     flow.resume_reading()
     assert actions == ["pause", "resume"]
+
+
+def test_a_file_that_takes_long_to_read_delays_nobody_and_is_given_up(
+    tokenizer: Tokenizer,
+) -> None:
+    slow = b"<a " * 1_500_000
+    start_fork_server()
+    with running(copying(tokenizer)[0]) as server, ThreadPoolExecutor(3) as pool:
+        assert server.upload("a.txt", b"the tree", **GOOD).status == 200
+        server.service.files._timeout_seconds = 3
+        uploads = [pool.submit(server.upload, "a.html", slow, **GOOD) for _ in range(2)]
+        eventually(lambda: server.service.files._num_files.total() == 2)
+        seconds = []
+        while not all(upload.done() for upload in uploads):
+            start = time.monotonic()
+            assert server.translate("the tree") == "the tree"
+            seconds.append(time.monotonic() - start)
+        assert sorted(seconds)[len(seconds) * 9 // 10] < 0.1
+        assert uploads[0].result().status == 503
+        assert "cut it into several" in uploads[0].result().json["error"]
+        assert server.service.files._num_files.total() == 0
+        many = [pool.submit(server.upload, "a.txt", b"the tree", **GOOD) for _ in range(3)]
+        assert [upload.result().status for upload in many] == [200] * 3
+        server.service.files._num_files["127.0.0.1"] = 8
+        assert server.upload("a.txt", b"the tree", **GOOD).status == 429

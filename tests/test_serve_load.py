@@ -515,6 +515,7 @@ def test_signals_drain_and_reload_without_a_lost_request(
     link.symlink_to(folders[0])
     code = "import sys; from nmt.cli.main import main, COMMANDS; sys.exit(main(COMMANDS['serve']))"
     command = [sys.executable, "-c", code, f"model_dir={link}", "port=0", "num_threads=1"]
+    command.append("backend=native")
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     try:
         assert process.stderr is not None

@@ -40,6 +40,12 @@ def processes(parent: int) -> list[int]:
     return children
 
 
+def loaders(server: int) -> list[int]:
+    """Return the processes of a server that have loaded models."""
+    children = processes(server)
+    return [pid for pid in children if "run_loader" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
 @pytest.mark.slow
 def test_workers_answer_as_one_process_does_and_lose_nothing_when_they_are_killed(
     tmp_path: Path, tokenizer: Tokenizer
@@ -163,6 +169,7 @@ def test_no_process_is_left_after_failed_reloads_or_a_killed_server(
     code = "import sys; from nmt.cli.main import main, COMMANDS; sys.exit(main(COMMANDS['serve']))"
     command = [sys.executable, "-c", code, f"model_dir={folder}", "port=0", "num_workers=2"]
     command.append("backend=native")
+    command.append("backend=native")
     for stop in (signal.SIGTERM, signal.SIGKILL):
         for name, content in contents.items():
             (folder / name).write_bytes(content)
@@ -179,14 +186,16 @@ def test_no_process_is_left_after_failed_reloads_or_a_killed_server(
                 assert "were not reloaded" in next(line for line in lines if "reloaded" in line)
                 assert server.get("/health").json["reload_failed"]
                 assert server.translate("the house") == expected
-            eventually(lambda: len(processes(process.pid)) == 1)  # noqa: B023
-            (loader,) = processes(process.pid)
+            assert server.upload("a.txt", b"the house", **GOOD).status == 200
+            eventually(lambda: len(loaders(process.pid)) == 1)  # noqa: B023
+            (loader,) = loaders(process.pid)
             workers = processes(loader)
             assert workers
+            children = processes(process.pid)
         finally:
             process.send_signal(stop)
             process.wait(20)
-        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in [loader, *workers]))  # noqa: B023
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in [*children, *workers]))  # noqa: B023
 
 
 def test_weights_that_are_overwritten_do_not_reach_the_models_in_memory(
@@ -205,6 +214,7 @@ def test_a_worker_in_a_long_search_ends_with_a_killed_server(
     folder = tiny_folder(tmp_path / "model", tokenizer)
     code = "import sys; from nmt.cli.main import main, COMMANDS; sys.exit(main(COMMANDS['serve']))"
     command = [sys.executable, "-c", code, f"model_dir={folder}", "port=0", "num_workers=2"]
+    command.append("backend=native")
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     try:
         assert process.stderr is not None
@@ -212,7 +222,7 @@ def test_a_worker_in_a_long_search_ends_with_a_killed_server(
         port = int(next(line for line in lines if "serving on" in line).rsplit(":", 1)[1])
         server = Running(port, None)  # type: ignore[arg-type]
         server.translate("the house")
-        (loader,) = processes(process.pid)
+        (loader,) = loaders(process.pid)
         search = {"sampling": True, "max_length_a": 4, "max_length_b": 500, "min_length": 200}
         body = json.dumps({"text": ["the house"] * 60, "n_best": 16, "search": search, **GOOD})
         connection = server.connect()
