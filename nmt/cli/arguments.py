@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.cli.commands import NAME, Command, Setting
-from nmt.config import ADVICE_FOR_KEY, OUR_KEY, resolve, translate_flag
+from nmt.config import ADVICE_FOR_KEY, OUR_KEY, resolve_path, translate_flag
 from nmt.errors import ConfigError, suggest_names
 
 GROUPS = ("model", "data", "experiment")  # config groups: folders of YAML files to choose from
@@ -80,7 +80,7 @@ def read_arguments(words: list[str], command: Command) -> CommandLine:
 def _read_folders(value: str) -> list[Path]:
     """Parse the path of a folder, or a list of folders in Hydra's notation: [file://a,b]."""
     names = value.strip("[]").split(",")
-    return [resolve(name.strip(" '\"").removeprefix("file://")) for name in names]
+    return [resolve_path(name.strip(" '\"").removeprefix("file://")) for name in names]
 
 
 def parse_argument(word: str, command: Command) -> Argument:

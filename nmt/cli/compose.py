@@ -46,7 +46,7 @@ from nmt.cli.yaml_files import (
     find_yaml_files,
     store_config,
 )
-from nmt.config import DEFAULT_RUN_DIR, PreprocessConfig, TrainConfig, resolve
+from nmt.config import DEFAULT_RUN_DIR, PreprocessConfig, TrainConfig, resolve_path
 from nmt.errors import ConfigError
 from nmt.runtime.manifest import set_verify
 
@@ -119,7 +119,7 @@ def _add_recorded_config(arguments: list[Argument]) -> list[Argument]:
     values = {argument.key: argument.value for argument in arguments}
     if "run_dir" not in values or not values.keys().isdisjoint(GROUPS):
         return arguments
-    path = resolve(values["run_dir"]) / "config.yaml"
+    path = resolve_path(values["run_dir"]) / "config.yaml"
     if not path.is_file():
         return arguments
     log.info("going on with the settings in %s", os.path.relpath(path))

@@ -7,7 +7,13 @@ import logging
 
 from nmt.cli.commands import COMMANDS, shell_command
 from nmt.cli.compose import DataPreparation, compose_configs
-from nmt.config import DEFAULT_DATA_DIR, DEFAULT_RUN_DIR, PreprocessConfig, TrainConfig, resolve
+from nmt.config import (
+    DEFAULT_DATA_DIR,
+    DEFAULT_RUN_DIR,
+    PreprocessConfig,
+    TrainConfig,
+    resolve_path,
+)
 from nmt.errors import DataError
 from nmt.preprocess.prepare import prepare
 from nmt.preprocess.sources import has_split
@@ -28,7 +34,7 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
     If the folder is missing, raises a `DataError` that names the command to run unless `may_write`
     is set and the settings name training text.
     """
-    folder = resolve(config.data_dir)
+    folder = resolve_path(config.data_dir)
     if (folder / "meta.json").exists():
         return
     problem = describe_folder(folder, "is no data folder")
@@ -54,7 +60,11 @@ def train_command(config: PreprocessConfig) -> str:
         settings["data_dir"] = config.data_dir
         train_config = _compose_train_config(config)
         model = config.tokenizer.model
-        if train_config.init_from is not None and model is not None and resolve(model).is_dir():
+        if (
+            train_config.init_from is not None
+            and model is not None
+            and resolve_path(model).is_dir()
+        ):
             settings["init_from"] = model  # to fine-tune the model whose tokenizer the data has
         default_run_dir = run_dir = train_config.run_dir
     else:
@@ -62,9 +72,9 @@ def train_command(config: PreprocessConfig) -> str:
         default_run_dir = run_dir = DEFAULT_RUN_DIR
         if config.data_dir != DEFAULT_DATA_DIR:
             settings["data_dir"] = config.data_dir
-            run_dir = f"runs/{resolve(config.data_dir).name}"
+            run_dir = f"runs/{resolve_path(config.data_dir).name}"
     names = itertools.chain([run_dir], (f"{run_dir}-{number}" for number in itertools.count(2)))
-    unused = next(name for name in names if not resolve(name).exists())
+    unused = next(name for name in names if not resolve_path(name).exists())
     if unused != default_run_dir:
         settings["run_dir"] = unused
     return shell_command("train", **settings)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nmt import evaluate as metrics
-from nmt.config import Engine, EvaluateConfig, Metric, OutputFormat, resolve
+from nmt.config import Engine, EvaluateConfig, Metric, OutputFormat, resolve_path
 from nmt.data.text import read_input
 from nmt.evaluate import Comparison, Score
 
@@ -115,7 +115,7 @@ def _read_held_out(config: EvaluateConfig) -> list[_TestSet]:
 
     assert config.data_dir is not None
     test_sets = []
-    for text in read_held_out(resolve(config.data_dir), config.split.value):
+    for text in read_held_out(resolve_path(config.data_dir), config.split.value):
         languages = text.direction
         test_set = _TestSet(
             references=[text.targets],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from nmt.config import resolve
+from nmt.config import resolve_path
 from nmt.data.text import (
     WaitingLines,
     is_compressed,
@@ -31,7 +31,7 @@ def find_output(output: str, inputs: Iterable[str]) -> Path | None:
         if sys.stdout is None:
             raise ConfigError("stdout is closed; give output=FILE")
         return None
-    path = resolve(output)
+    path = resolve_path(output)
     if not path.parent.is_dir():
         raise ConfigError(f"output={output}: {path.parent} does not exist; make the folder first")
     if path.is_dir():
@@ -40,7 +40,7 @@ def find_output(output: str, inputs: Iterable[str]) -> Path | None:
         return None
     file = path.resolve()  # a link is kept, and the file that it points to is replaced
     for name in inputs:
-        if name != "-" and resolve(name).resolve() == file:
+        if name != "-" and resolve_path(name).resolve() == file:
             raise ConfigError(f"output={output}: is the input; give the path of another file")
     return file
 
@@ -48,13 +48,15 @@ def find_output(output: str, inputs: Iterable[str]) -> Path | None:
 def check_input(path: str) -> None:
     """Open and close a file, to raise an error before the model is loaded if it cannot be read."""
     if not is_stream(path):
-        with open_bytes(resolve(path)):
+        with open_bytes(resolve_path(path)):
             pass
 
 
 def open_output(output: str, stack: contextlib.ExitStack) -> IO[bytes]:
     """Open stdout, a pipe or a device for writing; `stack` closes it."""
-    return sys.stdout.buffer if output == "-" else stack.enter_context(resolve(output).open("wb"))
+    if output == "-":
+        return sys.stdout.buffer
+    return stack.enter_context(resolve_path(output).open("wb"))
 
 
 def open_input(path: str, stack: contextlib.ExitStack) -> tuple[Iterator[str], Callable[[], bool]]:
@@ -65,7 +67,7 @@ def open_input(path: str, stack: contextlib.ExitStack) -> tuple[Iterator[str], C
         return read_stream(waiting, "stdin"), waiting.has_more
     if path == "-" or not is_stream(path) or is_compressed(path):
         return read_input(path), lambda: True
-    waiting = WaitingLines(stack.enter_context(resolve(path).open("rb", buffering=0)).fileno())
+    waiting = WaitingLines(stack.enter_context(resolve_path(path).open("rb", buffering=0)).fileno())
     return read_stream(waiting, path), waiting.has_more
 
 
@@ -78,7 +80,7 @@ def input_size(path: str) -> int | None:
         return status.st_size
     if is_compressed(path) or is_stream(path):
         return None
-    return resolve(path).stat().st_size
+    return resolve_path(path).stat().st_size
 
 
 def _stdin_status() -> os.stat_result | None:

@@ -18,7 +18,7 @@ from nmt.config import (
     SynthesisConfig,
     TranslateConfig,
     TranslationConfig,
-    resolve,
+    resolve_path,
 )
 from nmt.data.languages import LanguagePair, default_directions
 from nmt.data.text import check_file, is_compressed, is_stream, read_input
@@ -91,7 +91,7 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
     """
     config = with_chosen_backend(config)
     files = _find_inputs(config)
-    folder = resolve(config.output)
+    folder = resolve_path(config.output)
     _check_output(folder, files)
     job = _make_job(config)
     job_fingerprint = {**describe_job(config, job.search), "is_reversed": is_reversed}
@@ -118,7 +118,7 @@ def _find_inputs(config: SynthesisConfig) -> list[str]:
         files.extend(match_files(pattern).values())  # the keys are the texts of the wildcards
     for file in files:
         if file != "-":
-            check_file(resolve(file))
+            check_file(resolve_path(file))
     return files
 
 
@@ -134,7 +134,7 @@ def _make_job(config: SynthesisConfig) -> TranslationJob:
 
 def _check_output(folder: Path, files: list[str]) -> None:
     """Raise a `DataError` if the corpus would overwrite its input or files of the user."""
-    input_paths = {resolve(file).resolve() for file in files}
+    input_paths = {resolve_path(file).resolve() for file in files}
     has_complete_corpus = (folder / SUMMARY_FILE).exists()
     has_unfinished_corpus = partial_path(folder / _PAIRS).exists()
     for name in TEXT_FILES:
@@ -149,7 +149,7 @@ def _check_output(folder: Path, files: list[str]) -> None:
 
 def _check_replacement(config: SynthesisConfig) -> None:
     """Raise a `DataError` if `output` holds a complete corpus that is not to be replaced."""
-    path = resolve(config.output) / SUMMARY_FILE
+    path = resolve_path(config.output) / SUMMARY_FILE
     if config.overwrite or not path.exists():
         return
     try:
@@ -169,11 +169,11 @@ def _translate(
     job_fingerprint: dict[str, Any],
 ) -> SynthesisCounts:
     """Translate the lines that a killed job has not translated, and write the corpus."""
-    folder = resolve(config.output)
+    folder = resolve_path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     total_bytes: int | None = None
     if not any(is_stream(file) or is_compressed(file) for file in files):
-        total_bytes = sum(resolve(file).stat().st_size for file in files)
+        total_bytes = sum(resolve_path(file).stat().st_size for file in files)
     with contextlib.ExitStack() as stack:
         partial_file = stack.enter_context(
             PartialFile(folder / _PAIRS, job_fingerprint, SynthesisCounts)

@@ -21,7 +21,7 @@ from nmt.config import (
     ImportConfig,
     PreprocessConfig,
     ServeConfig,
-    resolve,
+    resolve_path,
 )
 from nmt.errors import ConfigError, ModelError, NmtError
 
@@ -45,13 +45,13 @@ def average(config: AverageConfig) -> None:
     from nmt.average import average
 
     if config.checkpoints:
-        folders = [resolve(folder) for folder in config.checkpoints]
+        folders = [resolve_path(folder) for folder in config.checkpoints]
     else:
         folders = _choose_checkpoints(config)
     output = config.output or _default_average_folder(config)
-    if (resolve(output) / "trainer.pt").exists():  # only training checkpoints have this file
+    if (resolve_path(output) / "trainer.pt").exists():  # only training checkpoints have this file
         raise ModelError(f"output={output} is a checkpoint of a run; choose another folder")
-    average(folders, resolve(output))
+    average(folders, resolve_path(output))
     log.info("averaged %s", ", ".join(folder.name for folder in folders))
     model_dir = output
     if not config.checkpoints and config.output is None:
@@ -64,11 +64,11 @@ def _default_average_folder(config: AverageConfig) -> str:
     if not config.checkpoints:
         return f"{config.run_dir}/average"
     setting = f"checkpoints={','.join(config.checkpoints)}"
-    parents = list({resolve(folder).parent for folder in config.checkpoints})
+    parents = list({resolve_path(folder).parent for folder in config.checkpoints})
     if len(parents) > 1 or parents[0].name != "checkpoints":
         raise ConfigError(f"{setting}: the folders are not of one run; give output=FOLDER")
     folder = os.path.relpath(parents[0].parent / "average")
-    if resolve(folder).exists():
+    if resolve_path(folder).exists():
         raise ConfigError(f"{setting}: {folder} exists already; give output=FOLDER")
     return folder
 
@@ -83,7 +83,7 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
     from nmt.runtime.files import describe_folder
     from nmt.runtime.manifest import read_config
 
-    run_dir = resolve(config.run_dir)
+    run_dir = resolve_path(config.run_dir)
     path = run_dir / "config.yaml"
     if not path.exists():
         problem = describe_folder(run_dir, "is no run folder (no config.yaml)")
@@ -108,11 +108,11 @@ def export(config: ExportConfig) -> None:
     from nmt.checkpoint import describe_other_models, find_model
     from nmt.export.export_model import export_model
 
-    folder = find_model(resolve(config.model_dir))
+    folder = find_model(resolve_path(config.model_dir))
     output = config.output or _default_export_folder(config)
-    export_model(folder, resolve(output), config)
-    megabytes = sum(path.stat().st_size for path in resolve(output).iterdir()) / 1e6
-    log_suffix = describe_other_models(resolve(config.model_dir), folder)
+    export_model(folder, resolve_path(output), config)
+    megabytes = sum(path.stat().st_size for path in resolve_path(output).iterdir()) / 1e6
+    log_suffix = describe_other_models(resolve_path(config.model_dir), folder)
     log.info(
         "exported %s to %s (%s, %s, %.1f MB)%s",
         folder,
@@ -126,7 +126,7 @@ def export(config: ExportConfig) -> None:
         command = shell_command("translate", backend="ctranslate2", model_dir=output)
         log.info("next: %s, or without nmt as its README.md shows", command)
     elif config.format is ExportFormat.argos:
-        [package] = resolve(output).glob("*.argosmodel")
+        [package] = resolve_path(output).glob("*.argosmodel")
         log.info("next: %s", shlex.join(["argospm", "install", str(package)]))
     else:
         log.info("its README.md shows how to translate with transformers")
@@ -135,7 +135,7 @@ def export(config: ExportConfig) -> None:
 def _default_export_folder(config: ExportConfig) -> str:
     """Return the default output folder, next to the model: MODEL_DIR-FORMAT-QUANTIZATION."""
     suffix = f"{config.format.value}-{config.quantization.value}"
-    return os.path.relpath(f"{resolve(config.model_dir)}-{suffix}")
+    return os.path.relpath(f"{resolve_path(config.model_dir)}-{suffix}")
 
 
 def import_model(config: ImportConfig) -> None:

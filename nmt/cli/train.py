@@ -16,7 +16,7 @@ from nmt.cli.compose import DataPreparation
 from nmt.cli.data_folder import ensure_data
 from nmt.cli.launch import launch
 from nmt.cli.parent import end_with_launcher
-from nmt.config import BestMetric, TrainConfig, resolve
+from nmt.config import BestMetric, TrainConfig, resolve_path
 from nmt.errors import ConfigError
 from nmt.export.export_model import describe_exports
 from nmt.runtime.distributed import (
@@ -43,7 +43,7 @@ def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> 
         end_with_launcher(os.getppid())
         record(_run_launched)(config, config_yaml, preparation)  # writes errors for torchrun
         return None
-    run_dir = resolve(config.run_dir)
+    run_dir = resolve_path(config.run_dir)
     if (run_dir / CONFIG).exists():
         raise ConfigError(
             f"run_dir={config.run_dir} is a checkpoint or model folder; choose another run_dir, or "

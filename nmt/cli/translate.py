@@ -23,7 +23,7 @@ from nmt.config import (
     TooLong,
     TranslateConfig,
     TranslationConfig,
-    resolve,
+    resolve_path,
 )
 from nmt.data.languages import SEPARATOR
 from nmt.data.text import count_lines, is_stream, read_input
@@ -126,7 +126,7 @@ class TranslationJob:
         """
         if self._translator is not None:
             return self._translator.translate_windows(reader, self.search, self._options)
-        folders = [str(resolve(folder)) for folder in self.config.model_dir]
+        folders = [str(resolve_path(folder)) for folder in self.config.model_dir]
         config = replace(self.config, model_dir=folders)
         function_factory = partial(
             _load_window_function, config, self._num_workers, self.search, self._options

@@ -208,6 +208,6 @@ def normalize_stream(name: str) -> str:
     return "-" if name in ("/dev/stdin", "/dev/stdout", "/dev/fd/0", "/dev/fd/1") else name
 
 
-def resolve(path: str | Path) -> Path:
+def resolve_path(path: str | Path) -> Path:
     """Expand `~` and return an absolute path; a relative one starts at the current folder."""
     return Path(os.path.abspath(os.path.expanduser(str(path))))

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from nmt.config import Corpus, resolve
+from nmt.config import Corpus, resolve_path
 from nmt.errors import DataError, NmtError
 
 Pair = tuple[str, str]
@@ -94,7 +94,7 @@ def is_compressed(path: str | Path) -> bool:
 
 def is_stream(name: str | Path) -> bool:
     """Return whether a file can be read only once: stdin (-), a named pipe or a device."""
-    path = resolve(name)
+    path = resolve_path(name)
     return name == "-" or (path.exists() and not path.is_file() and not path.is_dir())
 
 
@@ -166,7 +166,7 @@ def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
 
 def read_lines(path: str | Path) -> Iterator[str]:
     """Yield the lines of a file, which may be compressed."""
-    path = resolve(path)
+    path = resolve_path(path)
     with open_bytes(path) as stream:
         yield from read_stream(stream, str(path))
 
@@ -182,7 +182,7 @@ def read_input(path: str) -> Iterator[str]:
 
 def count_lines(path: str) -> int:
     """Count the lines of a file without decoding them."""
-    with open_bytes(resolve(path)) as stream:
+    with open_bytes(resolve_path(path)) as stream:
         return sum(1 for _ in stream)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from nmt.config import PreprocessConfig, TokenizerConfig, resolve
+from nmt.config import PreprocessConfig, TokenizerConfig, resolve_path
 from nmt.data.languages import SEPARATOR, corpus_direction
 from nmt.data.tokenizer import (
     Tokenizer,
@@ -90,12 +90,12 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
     """
     src_symbols, tgt_symbols = _list_symbols(config)
     assert config.tokenizer.model is not None
-    src_path = resolve(config.tokenizer.model)
+    src_path = resolve_path(config.tokenizer.model)
     if src_path.is_dir():
         return _open_model_folder(config, src_path)
     if config.tokenizer.tgt_model is None:
         return adopt_tokenizer(src_path, src_symbols + tgt_symbols)
-    tgt_path = resolve(config.tokenizer.tgt_model)
+    tgt_path = resolve_path(config.tokenizer.tgt_model)
     src = adopt_tokenizer(src_path, src_symbols)
     tgt = adopt_tokenizer(tgt_path, tgt_symbols)
     src_names = " ".join(src.pieces(src.control_ids))

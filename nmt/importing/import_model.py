@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from nmt.checkpoint import ModelInfo, build_model, find_model, load_info, save_model
-from nmt.config import ImportConfig, ImportFormat, resolve
+from nmt.config import ImportConfig, ImportFormat, resolve_path
 from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.importing import fairseq, huggingface, marian, opennmt
 
@@ -40,8 +40,8 @@ def import_model(config: ImportConfig) -> Path:
     Raises `ModelError` for files that are missing or damaged, do not belong together, hold code or
     describe an architecture that nmt does not have, and `ConfigError` for settings that do not fit.
     """
-    path = resolve(str(config.input))
-    output = resolve(config.output)
+    path = resolve_path(str(config.input))
+    output = resolve_path(config.output)
     if not path.exists():
         raise ModelError(f"input={path} does not exist; give a folder or a file with a model")
     _check_output(output)

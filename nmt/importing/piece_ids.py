@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.config import ImportConfig, resolve
+from nmt.config import ImportConfig, resolve_path
 from nmt.data.tokenizer import (
     LANGUAGE,
     UNUSED_PREFIX,
@@ -154,8 +154,8 @@ def find_spm(
     `ModelError` if it holds no such pair.
     """
     if config.src_tokenizer is not None:
-        src_path = resolve(config.src_tokenizer)
-        return src_path, resolve(config.tgt_tokenizer or config.src_tokenizer)
+        src_path = resolve_path(config.src_tokenizer)
+        return src_path, resolve_path(config.tgt_tokenizer or config.src_tokenizer)
     for src, tgt in names:
         if (folder / src).exists() and (folder / tgt).exists():
             return folder / src, folder / tgt

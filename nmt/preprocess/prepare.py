@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from nmt.config import PreprocessConfig, resolve
+from nmt.config import PreprocessConfig, resolve_path
 from nmt.data.binary import CorpusIndex, ShardFile, write_index
 from nmt.data.languages import describe_languages
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
@@ -54,7 +54,7 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
                 f"data.{split} is missing; give data.{split}.src=FILE and data.{split}.tgt=FILE "
                 f"(or data.{split}.tsv=FILE), or {alternative}"
             )
-    with open_workspace(resolve(config.data_dir)) as work:
+    with open_workspace(resolve_path(config.data_dir)) as work:
         job = _find_all_sources(config, work)
         work.start(job.fingerprint())
         spans = find_spans(job.sources, config.shard_pairs)

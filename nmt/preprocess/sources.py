@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +23,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nmt.config import Corpus, DataConfig, PreprocessConfig, SplitConfig, resolve
+from nmt.config import Corpus, DataConfig, PreprocessConfig, SplitConfig, resolve_path
 from nmt.data.languages import corpus_direction
 from nmt.data.text import bundled_corpus, check_file, is_compressed, is_stream, open_bytes
 from nmt.errors import ConfigError, DataError, suggest_names
@@ -124,7 +124,7 @@ def _find_files(corpus: _CorpusSettings, template: Source, spool_prefix: Path) -
     for number, file_names in enumerate(corpus.file_names()):
         paths = []
         for side, file in enumerate(file_names):
-            path = resolve(file)
+            path = resolve_path(file)
             if is_stream(file) or is_compressed(file):
                 path = spool_prefix.with_name(f"{spool_prefix.name}-{number}-{side}")
                 _spool_blocks([path], _unpacked_blocks(file))
@@ -144,7 +144,7 @@ def _check_files(config: DataConfig) -> None:
             for names in corpus.file_names():
                 files += names
     for file in files:
-        path = resolve(file)
+        path = resolve_path(file)
         if file != STDIN and not path.exists() and config.made_by:
             raise DataError(f"{path} does not exist; make it with: {config.made_by}")
         if not is_stream(file):
@@ -207,9 +207,14 @@ def match_files(name: str) -> dict[tuple[str, ...], str]:
 
 
 def _unpacked_blocks(name: str) -> Iterator[tuple[bytes]]:
+    """Read blocks of bytes from stdin or a file, which is decompressed."""
     if name == STDIN and sys.stdin is None:
         raise DataError("stdin is closed; give the path of a file")
-    with nullcontext(sys.stdin.buffer) if name == STDIN else open_bytes(resolve(name)) as stream:
+    with ExitStack() as stack:
+        if name == STDIN:
+            stream: IO[bytes] = sys.stdin.buffer
+        else:
+            stream = stack.enter_context(open_bytes(resolve_path(name)))
         while block := stream.read(_BLOCK_BYTES):
             yield (block,)
 
@@ -276,7 +281,7 @@ def _read_tables(split: SplitConfig, split_name: str) -> Iterator[pa.Table]:
     """Yield the records of a file, a local folder or a dataset of the hub."""
     assert split.dataset is not None
     datasets = _import_datasets()
-    path = resolve(split.dataset)
+    path = resolve_path(split.dataset)
     if any((path / name).is_file() for name in _SAVED_DATASET_FILES):
         saved = datasets.load_from_disk(str(path))
         splits = saved if isinstance(saved, dict) else {split_name: saved}

@@ -21,7 +21,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nmt.config import PreprocessConfig, resolve, settings_to_compare
+from nmt.config import PreprocessConfig, resolve_path, settings_to_compare
 from nmt.data.tokenizer import find_tokenizers
 from nmt.errors import ConfigError, DamagedError, DataError, NmtError
 from nmt.preprocess.chunks import Chunk, Source, Span, read_span
@@ -70,7 +70,7 @@ class Job:
         for name in (self.config.tokenizer.model, self.config.tokenizer.tgt_model):
             if name is None:
                 continue
-            path = resolve(name)
+            path = resolve_path(name)
             files = [path]
             if path.is_dir():
                 files = sorted(find_tokenizers(path).glob("tokenizer.*"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from starlette.types import Message, Receive
 
-from nmt.config import resolve
+from nmt.config import resolve_path
 from nmt.errors import ConfigError
 
 _MAX_CLIENTS = 10_000  # whose rates are remembered
@@ -75,7 +75,7 @@ def read_token(path: str) -> str:
 
 def _read_file(path: str, setting: str) -> str:
     try:
-        return resolve(path).read_text(encoding="utf-8")
+        return resolve_path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{setting}={path}: cannot be read ({error})") from None
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from nmt.config import resolve
+from nmt.config import resolve_path
 from nmt.errors import NmtError
 from nmt.serve.access import HttpError
 from nmt.serve.codes import language_name
@@ -213,7 +213,7 @@ async def suggest(request: Request) -> Response:
     line = json.dumps({"time": int(time.time()), **entry}, ensure_ascii=False) + "\n"
     options = TranslationOptions(source=entry["source"], target=entry["target"])
     call.service.check_languages(options)
-    await asyncio.to_thread(_append, resolve(path), line.encode())
+    await asyncio.to_thread(_append, resolve_path(path), line.encode())
     return JSONResponse({"success": True})
 
 

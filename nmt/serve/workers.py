@@ -36,7 +36,7 @@ from nmt.checkpoint import (
     load_info,
     load_tokenizer,
 )
-from nmt.config import Engine, ServeConfig, resolve
+from nmt.config import Engine, ServeConfig, resolve_path
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError
 from nmt.runtime.distributed import find_device
@@ -97,7 +97,7 @@ class WorkerPool:
         """Load the models of `config`. Raises the exceptions of `Translator.load`."""
         self.num_workers = num_workers
         self.num_deaths = 0
-        folders = [str(find_model(resolve(folder))) for folder in config.model_dir]
+        folders = [str(find_model(resolve_path(folder))) for folder in config.model_dir]
         self._model_dirs = config.model_dir
         self._config = replace(config, model_dir=folders)
         self._control = self._start_loader()
@@ -134,7 +134,7 @@ class WorkerPool:
             info = load_info(folder)
             tokenizer = load_tokenizer(folder, info)
             backend = WorkersBackend(self, number, info, tokenizer)
-            alternatives = describe_other_models(resolve(self._model_dirs[number]), folder)
+            alternatives = describe_other_models(resolve_path(self._model_dirs[number]), folder)
             log.info("model %s, %d updates, on cpu%s", folder, info.updates, alternatives)
             directions = directions_of(info, tokenizer)
             translators.append(Translator(backend, tokenizer, info.search, directions))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nmt.config import TrainConfig, resolve
+from nmt.config import TrainConfig, resolve_path
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import DataInfo, ParallelData, read_meta
 from nmt.data.languages import target_tags
@@ -64,7 +64,7 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
     Also sets the number of threads and seeds torch, which draws the weights of the model.
     """
     set_num_threads(config.num_threads)
-    data_dir = resolve(config.data_dir)
+    data_dir = resolve_path(config.data_dir)
     data_info = read_meta(data_dir)
     tags = target_tags(data_info.directions.values())
     tokenizers = load_tokenizers(data_dir, data_info.tokenizer_sha256, tags)
@@ -88,7 +88,7 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
     return Run(
         config=config,
         world=world,
-        run_dir=resolve(config.run_dir),
+        run_dir=resolve_path(config.run_dir),
         data_info=data_info,
         tokenizers=tokenizers,
         validation=validation,

@@ -19,7 +19,7 @@ from nmt.checkpoint import (
     load_tokenizer,
     load_weights,
 )
-from nmt.config import Part, SearchConfig, TrainConfig, resolve
+from nmt.config import Part, SearchConfig, TrainConfig, resolve_path
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, ModelError
 
@@ -58,10 +58,10 @@ def _find_info(config: TrainConfig) -> tuple[Path, ModelInfo]:
     """Read the info of the run's own newest checkpoint, since `init_from` may be gone when the run
     resumes, else of `init_from`.
     """
-    for folder in reversed(list_checkpoints(resolve(config.run_dir))):
+    for folder in reversed(list_checkpoints(resolve_path(config.run_dir))):
         with suppress(ModelError):  # `load_newest` reports damaged checkpoints
             return folder, load_info(folder)
-    folder = find_model(resolve(str(config.init_from)))
+    folder = find_model(resolve_path(str(config.init_from)))
     return folder, load_info(folder)
 
 
@@ -77,7 +77,7 @@ def load_initial_weights(
     With another tokenizer, the embeddings of pieces that both have are kept. The other rows come
     from `fresh`, the weights of a new model; with frozen embeddings they raise a `ConfigError`.
     """
-    folder = find_model(resolve(str(config.init_from)))
+    folder = find_model(resolve_path(str(config.init_from)))
     info = load_info(folder)
     weights = load_weights(folder)
     if info.tokenizer_sha256 != tokenizer.sha256:

@@ -20,7 +20,7 @@ from typing import Any
 
 from nmt import __version__
 from nmt.checkpoint import EXPORTED, find_model
-from nmt.config import SearchConfig, TranslationConfig, resolve, settings_to_compare
+from nmt.config import SearchConfig, TranslationConfig, resolve_path, settings_to_compare
 from nmt.data.text import compress, is_compressed
 from nmt.errors import ConfigError, DamagedError, NmtError
 from nmt.runtime.files import disk_errors, replace_file, sync, write_json
@@ -46,7 +46,7 @@ def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, A
     These are all settings of `search`, and the settings of `config` that declare
     `on_resume="refuse"`, the default.
     """
-    folders = [resolve(folder) for folder in config.model_dir]
+    folders = [resolve_path(folder) for folder in config.model_dir]
     folders = [folder if (folder / EXPORTED).exists() else find_model(folder) for folder in folders]
     return {
         "nmt": __version__,

@@ -17,7 +17,7 @@ from nmt.config import (
     TooLong,
     choose,
     require_valid,
-    resolve,
+    resolve_path,
 )
 from nmt.data.languages import (
     DIRECTION,
@@ -143,7 +143,7 @@ class Translator:
                     "ensembles; give one folder, or backend=native"
                 )
             model = load_ctranslate2(
-                resolve(folders[0]),
+                resolve_path(folders[0]),
                 device=device,
                 dtype=dtype,
                 num_threads=num_threads,

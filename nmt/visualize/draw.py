@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmt.config import Picture, VisualizeConfig, resolve
+from nmt.config import Picture, VisualizeConfig, resolve_path
 from nmt.errors import ConfigError, NmtError
 from nmt.runtime.files import replace_file
 
@@ -115,7 +115,7 @@ def _write_picture(config: VisualizeConfig, picture: Picture) -> Path:
     info = PICTURES[picture]
     is_page_default = bool(info.page) and picture is not Picture.data
     suffix = ".html" if is_page_default else ".png"
-    output = resolve(config.output or f"{picture.value}{suffix}")
+    output = resolve_path(config.output or f"{picture.value}{suffix}")
     is_page = output.suffix == ".html"
     if is_page and not info.page:
         raise ConfigError(

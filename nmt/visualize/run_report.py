@@ -15,7 +15,7 @@ from typing import Any
 from sacrebleu.metrics.chrf import CHRF
 
 from nmt import checkpoint, evaluate
-from nmt.config import DEFAULT_DATA_DIR, Engine, VisualizeConfig, resolve
+from nmt.config import DEFAULT_DATA_DIR, Engine, VisualizeConfig, resolve_path
 from nmt.data.binary import read_held_out, read_meta
 from nmt.data.languages import tag_lines
 from nmt.errors import ConfigError
@@ -57,7 +57,7 @@ def report_page(config: VisualizeConfig) -> str:
     """Return the report of a run; translate a test set for it if its data folder exists."""
     if len(config.run_dir) != 1:
         raise ConfigError("what=report is of one run; what=run compares several")
-    run_dir = resolve(config.run_dir[0])
+    run_dir = resolve_path(config.run_dir[0])
     records = read_metrics(run_dir)
     settings = read_settings(run_dir)
     data_dir = _find_data(run_dir, config.data_dir, settings["data_dir"])
@@ -93,7 +93,7 @@ def _find_data(run_dir: Path, configured_dir: str, training_dir: str) -> Path | 
 
     Tries the folder of the settings before the folder of the training, unless it is the default.
     """
-    folders = [resolve(configured_dir), resolve(training_dir)]
+    folders = [resolve_path(configured_dir), resolve_path(training_dir)]
     if configured_dir == DEFAULT_DATA_DIR:
         folders.reverse()
     info = checkpoint.load_info(checkpoint.find_model(run_dir))

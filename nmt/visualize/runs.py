@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmt.config import VisualizeConfig, resolve
+from nmt.config import VisualizeConfig, resolve_path
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.manifest import read_config, verify
 from nmt.runtime.metadata import read_json
@@ -74,7 +74,7 @@ def read_settings(run_dir: Path) -> dict[str, Any]:
 
 def read_report(data_dir: str) -> dict[str, Any]:
     """Read `report.json` of a data folder; raise `DataError` if it does not exist."""
-    path = resolve(data_dir) / "report.json"
+    path = resolve_path(data_dir) / "report.json"
     verify(path.parent, path.name)
     try:
         return read_json(path)
@@ -110,7 +110,7 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     names = []
     runs = []
     for run_dir in config.run_dir:
-        folder = resolve(run_dir)
+        folder = resolve_path(run_dir)
         names.append(folder.name)
         runs.append(read_metrics(folder))
     if len(set(names)) < len(names):
@@ -197,7 +197,7 @@ def upload(config: VisualizeConfig) -> None:
     """
     if not config.tracker:
         raise ConfigError("what=upload: name one or more, such as tracker=[wandb,mlflow]")
-    for folder in map(resolve, config.run_dir):
+    for folder in map(resolve_path, config.run_dir):
         read_metrics(folder)
         for name in installed_trackers(config.tracker):
             feed = Feed(name, folder)

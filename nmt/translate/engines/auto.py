@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nmt.checkpoint import EXPORTED, find_model, load_info
-from nmt.config import Combine, DType, Engine, ModelConfig, Quantization, SearchConfig, resolve
+from nmt.config import Combine, DType, Engine, ModelConfig, Quantization, SearchConfig, resolve_path
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
 from nmt.export.conversion import convert_once
 from nmt.search.hypotheses import Hypothesis
@@ -108,7 +108,7 @@ def load_auto(
     choice = choose_engine(folders, device=device, dtype=dtype, quantization=quantization)
     if choice.backend is Engine.native:
         return load_models(folders, device=device, dtype=dtype, combine=combine)
-    folder = resolve(folders[0])
+    folder = resolve_path(folders[0])
     loaded = load_ctranslate2(
         folder,
         device=device,
@@ -147,7 +147,7 @@ def choose_engine(
             raise DeviceError(f"CTranslate2 was not measured on {placement.device_type}")
         if len(folders) != 1:
             raise ConfigError("CTranslate2 has no ensembles")
-        folder = resolve(folders[0])
+        folder = resolve_path(folders[0])
         if (folder / EXPORTED).exists():
             return EngineChoice(Engine.ctranslate2, quantization)
         model_folder = find_model(folder)

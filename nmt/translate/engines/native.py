@@ -18,7 +18,7 @@ from nmt.checkpoint import (
     load_tokenizer,
     load_weights,
 )
-from nmt.config import Combine, DType, SearchConfig, choose, resolve
+from nmt.config import Combine, DType, SearchConfig, choose, resolve_path
 from nmt.data.batch import bucket_by_length, pad, pad_source
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, ModelError
@@ -135,7 +135,7 @@ def load_models(
         raise ConfigError("model_dir=[]: name at least one run, checkpoint or model folder")
     torch_device = find_device(device)
     torch_dtype = find_dtype(choose(DType, "dtype", dtype), torch_device)
-    model_folders = [find_model(resolve(folder)) for folder in folders]
+    model_folders = [find_model(resolve_path(folder)) for folder in folders]
     infos = [load_info(folder) for folder in model_folders]
     for folder, info in zip(model_folders, infos, strict=True):
         if info.tokenizer_sha256 != infos[0].tokenizer_sha256:
@@ -149,7 +149,7 @@ def load_models(
     for requested, folder, info in zip(folders, model_folders, infos, strict=True):
         model = build_model(info, load_weights(folder), torch_device)
         steppers.append(ModelStepper(model, freeze(model, torch_dtype)))
-        ignored_models = describe_other_models(resolve(requested), folder)
+        ignored_models = describe_other_models(resolve_path(requested), folder)
         log.info(
             "model %s, %d updates, on %s%s", folder, info.updates, torch_device, ignored_models
         )

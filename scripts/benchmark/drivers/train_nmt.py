@@ -7,7 +7,7 @@ from nmt_options import apply_options, model_config
 from turns import Steps, Turns
 
 from nmt import __version__
-from nmt.config import DType, TrainConfig, resolve
+from nmt.config import DType, TrainConfig, resolve_path
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ def main() -> None:
         dtype=DType(dtype),
         **options,
     )
-    folder = resolve(config.data_dir)
+    folder = resolve_path(config.data_dir)
     data = ParallelData(folder, "train")
     tokenizer = Tokenizer.load(folder / "tokenizer.model")
     torch.manual_seed(config.seed)
