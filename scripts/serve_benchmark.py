@@ -32,7 +32,7 @@ import torch
 from processes import BIN, free_port, run_server, tree_cpu_seconds
 
 from nmt.checkpoint import find_model, load_info
-from nmt.config import DType, ExportConfig, ExportFormat, Quantization
+from nmt.config import ExportConfig, ExportFormat, Quantization
 from nmt.export.export_model import export_model
 from nmt.translate.translator import Translator
 
@@ -55,9 +55,10 @@ main()
 """
 TARGETS_HEADING = [
     "",
-    "32 clients over nmt-translate (>= 0.8)",
+    "32 clients over nmt-translate (>= 0.9)",
     "the same by CPU time",
-    "ms over Translator.translate (<= 3)",
+    "ms over Translator.translate (<= 1.5)",
+    "the same by CPU time",
     "p95, 8 clients over 1 (<= 3)",
     "over LibreTranslate: lines/s (>= 4), p95",
 ]
@@ -129,27 +130,19 @@ def run_benchmark(options: argparse.Namespace, lines: list[str], threads: int, f
     config = ExportConfig(format=ExportFormat.ctranslate2, quantization=Quantization.int8)
     export_model(model_dir, exported, config)
     with contextlib.ExitStack() as stack:
-        float32_server = start_nmt_serve(threads, f"model_dir={options.model}", "backend=native")
-        int8_server = start_nmt_serve(threads, f"model_dir={exported}", "backend=ctranslate2")
+        default_server = start_nmt_serve(threads, f"model_dir={model_dir}")
+        native_server = start_nmt_serve(threads, f"model_dir={model_dir}", "backend=native")
         servers = {
-            "nmt-serve, float32": stack.enter_context(float32_server),
-            "nmt-serve, int8": stack.enter_context(int8_server),
+            "nmt-serve, default": stack.enter_context(default_server),
+            "nmt-serve, native": stack.enter_context(native_server),
         }
         if options.libretranslate is not None:
             package = make_argos_package(exported, info.src_lang, info.tgt_lang, folder)
             server = start_libretranslate(options.libretranslate, package, folder, threads)
             servers[LIBRETRANSLATE_ROW] = stack.enter_context(server)
         translators = {
-            "nmt-translate, float32": Translator.load(
-                options.model, device="cpu", backend="native"
-            ),
-            "nmt-translate, int8": Translator.load(
-                exported,
-                device="cpu",
-                dtype=DType.float32,
-                backend="ctranslate2",
-                num_threads=threads,
-            ),
+            "nmt-translate, default": Translator.load(model_dir, device="cpu", num_threads=threads),
+            "nmt-translate, native": Translator.load(model_dir, device="cpu", backend="native"),
         }
         torch.set_num_threads(threads)  # loading CTranslate2 has set it to 1
         languages = (info.src_lang, info.tgt_lang)
@@ -168,6 +161,7 @@ class Turns:
         self.languages = languages
         self.served: dict[tuple[str, int], Measurements] = {}  # by server and number of clients
         self.direct: dict[str, Measurements] = {}  # by translator
+        self.one_by_one: dict[str, Measurements] = {}  # by translator
 
     def run_turn(self, servers: dict[str, Server], translators: dict[str, Translator]) -> None:
         """Measure each translator, and each server with each number of clients."""
@@ -184,10 +178,7 @@ class Turns:
         translator.translate(self.lines)
         seconds = time.perf_counter() - start_seconds
         measurements.add(len(self.lines), seconds, time.process_time() - start_cpu)
-        for line in self.lines[:NUM_SINGLE_LINES]:
-            start_seconds = time.perf_counter()
-            translator.translate([line])
-            measurements.latencies.append((time.perf_counter() - start_seconds) * 1000)
+        self._measure_one_by_one(name, translator)
 
     def _measure_server(self, name: str, server: Server, num_clients: int) -> None:
         measurements = self.served.setdefault((name, num_clients), Measurements())
@@ -200,6 +191,18 @@ class Turns:
         cpu_seconds = tree_cpu_seconds(server.process) - start_cpu
         measurements.add(len(lines), seconds, cpu_seconds)
 
+    def _measure_one_by_one(self, name: str, translator: Translator) -> None:
+        measurements = self.one_by_one.setdefault(name, Measurements())
+        lines = self.lines[:NUM_SINGLE_LINES]
+        turn_start = time.perf_counter()
+        start_cpu = time.process_time()
+        for line in lines:
+            start_seconds = time.perf_counter()
+            translator.translate([line])
+            measurements.latencies.append((time.perf_counter() - start_seconds) * 1000)
+        cpu_seconds = time.process_time() - start_cpu
+        measurements.add(len(lines), time.perf_counter() - turn_start, cpu_seconds)
+
     def report(self) -> str:
         """Return a table of all measurements and a table of the targets, as Markdown."""
         rows = [
@@ -209,8 +212,9 @@ class Turns:
         for name, measurements in self.direct.items():
             rows.append(f"| {name}, all lines | | {measurements.speed_cells()} | | |")
             engine = name.removeprefix("nmt-translate")
-            latency = measurements.latency_cells()
-            rows.append(f"| Translator.translate([line]){engine} | 1 | | | | {latency} |")
+            alone = self.one_by_one[name]
+            cells = f"{alone.speed_cells()} | {alone.latency_cells()}"
+            rows.append(f"| Translator.translate([line]){engine} | 1 | {cells} |")
         for (name, num_clients), measurements in self.served.items():
             cells = f"{measurements.speed_cells()} | {measurements.latency_cells()}"
             rows.append(f"| {name} | {num_clients} | {cells} |")
@@ -229,10 +233,12 @@ class Turns:
         speed = median(many_clients.lines_per_second)
         speed_ratio = speed / median(direct.lines_per_second)
         cpu_ratio = median(direct.cpu_milliseconds) / median(many_clients.cpu_milliseconds)
-        added_milliseconds = one_client.percentile(0.5) - direct.percentile(0.5)
+        alone = self.one_by_one[name]
+        added_milliseconds = one_client.percentile(0.5) - alone.percentile(0.5)
+        added_cpu = median(one_client.cpu_milliseconds) - median(alone.cpu_milliseconds)
         queue_ratio = eight_clients.percentile(0.95) / one_client.percentile(0.95)
         cells = [server_name, f"{speed_ratio:.2f}", f"{cpu_ratio:.2f}"]
-        cells += [f"{added_milliseconds:+.1f}", f"{queue_ratio:.1f}", ""]
+        cells += [f"{added_milliseconds:+.1f}", f"{added_cpu:+.1f}", f"{queue_ratio:.1f}", ""]
         peer = self.served.get((LIBRETRANSLATE_ROW, 32))
         if peer is not None:
             latency_ratio = many_clients.percentile(0.95) / peer.percentile(0.95)

@@ -1,6 +1,6 @@
 """Benchmark nmt and other toolkits on the same work, in turn within one run.
 
-python scripts/benchmark/run.py                    everything, at least 22 minutes
+python scripts/benchmark/run.py                    everything
 python scripts/benchmark/run.py --quick            a short run of everything, a few minutes
 python scripts/benchmark/run.py --only train --engines nmt,fairseq --models base
 python scripts/benchmark/run.py --device cuda --here --corpus FOLDER --src en --tgt fr
