@@ -60,9 +60,10 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix nmt configs scripts tests
 	$(BIN)/python scripts/wrap.py *.md docs/*.md docs/benchmarks/README.md
 
+# The same bytes for the same commit, wherever and whenever it is built
 wheel: $(INSTALLED)
-	rm -rf build dist
-	$(BIN)/python -m build --no-isolation --outdir dist
+	rm -rf dist
+	$(BIN)/python scripts/build.py --output dist
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
