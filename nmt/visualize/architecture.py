@@ -61,6 +61,7 @@ def draw_architecture(config: VisualizeConfig, style: Style) -> Figure:
     names = [box.name for box in [*decoder.below, *decoder.layer]]
     top = encoder_ys[-1] + _BOX_HEIGHT
     cross_y = decoder_ys[names.index(_CROSS_ATTENTION)] + _BOX_HEIGHT / 2
+    # a line from the top of the encoder to the left side of the decoder's cross-attention
     memory_xs = [0.5, 0.5, 1.21, 1.21, 1.3]
     memory_ys = [top, top + 0.25, top + 0.25, cross_y, cross_y]
     axes.plot(memory_xs, memory_ys, color=style.colors[1], linewidth=1.4)
@@ -78,22 +79,25 @@ def draw_architecture(config: VisualizeConfig, style: Style) -> Figure:
 def make_column(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Column:
     """Return the boxes of the encoder or the decoder."""
     d_model = config.d_model
-    side = "Target" if is_decoder else "Source"
-    length = "T" if is_decoder else "S"
-    scale = f" × √{d_model}" if config.scale_embedding else ""
-    embedding = Box(
-        f"Embedding{scale}",
-        f"{vocab_size:,} × {d_model}, shared",
-        0 if is_decoder else vocab_size * d_model,  # counted once
-    )
+    ids_name = "Source ids"
+    length = "S"
+    num_embedding_parameters = vocab_size * d_model
+    if is_decoder:
+        ids_name = "Target ids"
+        length = "T"
+        num_embedding_parameters = 0  # shared with the encoder, where they are counted
+    embedding_name = "Embedding"
+    if config.scale_embedding:
+        embedding_name += f" × √{d_model}"
+    embedding_text = f"{vocab_size:,} × {d_model}, shared"
+    embedding = Box(embedding_name, embedding_text, num_embedding_parameters)
     positions = Box("Positions", f"{config.positions.value}, in self-attention")
     if config.positions.is_added:
-        is_learned = config.positions is Positions.learned
-        positions = Box(
-            "+ positions",
-            f"{config.positions.value}, (B, {length}, {d_model})",
-            config.num_positions * d_model if is_learned else 0,
-        )
+        num_position_parameters = 0
+        if config.positions is Positions.learned:
+            num_position_parameters = config.num_positions * d_model
+        positions_text = f"{config.positions.value}, (B, {length}, {d_model})"
+        positions = Box("+ positions", positions_text, num_position_parameters)
     layer = make_layer(config, is_decoder=is_decoder)
     above = []
     if config.norm is Norm.pre:
@@ -101,7 +105,8 @@ def make_column(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Co
         above.append(Box(norm.name, "", norm.num_parameters, norm.color))
     if is_decoder:
         above.append(_make_output(config, vocab_size))
-    return Column([Box(f"{side} ids", f"(B, {length})"), embedding, positions], layer, above)
+    below = [Box(ids_name, f"(B, {length})"), embedding, positions]
+    return Column(below=below, layer=layer, above=above)
 
 
 def _make_output(config: ModelConfig, vocab_size: int) -> Box:
@@ -118,12 +123,17 @@ def _make_output(config: ModelConfig, vocab_size: int) -> Box:
 
 def make_layer(config: ModelConfig, *, is_decoder: bool) -> list[Box]:
     """Return the boxes of one layer, from bottom to top."""
+    layer_class: Any = DecoderLayer if is_decoder else EncoderLayer
     with torch.device("meta"):
-        layer: Any = DecoderLayer(config) if is_decoder else EncoderLayer(config)
+        layer = layer_class(config)
     heads = f"{config.num_heads} heads of {config.d_k}"
     if config.num_kv_heads not in (None, config.num_heads):
         heads += f", {config.num_kv_heads} of keys"
-    name = "Masked self-attention" if is_decoder else "Self-attention"
+    name = "Self-attention"
+    shape = f"(B, S, {config.d_model})"
+    if is_decoder:
+        name = "Masked self-attention"
+        shape = f"(B, T, {config.d_model})"
     sublayers = [Box(name, heads, num_parameters(layer.self_attention), "attention")]
     if is_decoder:
         text = f"{heads}; T queries, S keys"
@@ -137,7 +147,6 @@ def make_layer(config: ModelConfig, *, is_decoder: bool) -> list[Box]:
     if config.norm_layer is NormLayer.rms:
         norm_name = "RMS norm"
         add_norm_name = "Add, RMS norm"
-    shape = f"(B, {'T' if is_decoder else 'S'}, {config.d_model})"
     count = num_parameters(layer.feed_forward_norm)
     boxes = []
     for sublayer in sublayers:
@@ -153,9 +162,9 @@ def shorten(count: int) -> str:
     """Format a number of parameters: 1,049,088 is 1.05 M."""
     if count < 1000:
         return str(count)
+    units = ("", "k", "M", "G")  # of 1000 to the power of the index
     power = min(int(math.log10(count) // 3), 3)
-    unit = ("", "k", "M", "G")[power]
-    return f"{count / 1000**power:.3g} {unit}"
+    return f"{count / 1000**power:.3g} {units[power]}"
 
 
 def _draw_column(
@@ -165,12 +174,13 @@ def _draw_column(
     ys: list[float] = []
     for level, boxes in enumerate([column.below, column.layer, column.above]):
         for box in boxes:
-            ys.append(len(ys) + _GAP * level)
-            _draw_box(axes, style, x, ys[-1], box)
-            if len(ys) > 1:
-                _draw_arrow(axes, style, (x + 0.5, ys[-2] + _BOX_HEIGHT), (x + 0.5, ys[-1]))
-            if box.num_skipped:
-                _draw_residual(axes, style, x, ys[-1 - box.num_skipped] - 0.12, ys[-1])
+            y = len(ys) + _GAP * level
+            _draw_box(axes, style, x, y, box)
+            if ys:  # an arrow from the box below
+                _draw_arrow(axes, style, (x + 0.5, ys[-1] + _BOX_HEIGHT), (x + 0.5, y))
+            if box.num_skipped:  # the residual connection begins below the boxes that it skips
+                _draw_residual(axes, style, x, ys[-box.num_skipped] - 0.12, y)
+            ys.append(y)
     first = len(column.below)
     bottom = ys[first] - 0.22
     top = ys[first + len(column.layer) - 1] + 0.76
@@ -187,12 +197,11 @@ def _draw_box(axes: Axes, style: Style, x: float, y: float, box: Box) -> None:
     patch = FancyBboxPatch((x, y), 1, _BOX_HEIGHT, boxstyle=_ROUNDED)
     patch.set(facecolor=to_rgba(color, 0.18), edgecolor=color)
     axes.add_patch(patch)
-    text = box.text
+    texts = [box.text] if box.text else []
     if box.num_parameters:
-        count = f"{shorten(box.num_parameters)} parameters"
-        text = f"{text}; {count}" if text else count
+        texts.append(f"{shorten(box.num_parameters)} parameters")
     axes.text(x + 0.5, y + 0.4, box.name, ha="center", va="center", fontsize=10)
-    axes.text(x + 0.5, y + 0.16, text, ha="center", va="center", fontsize=7.5)
+    axes.text(x + 0.5, y + 0.16, "; ".join(texts), ha="center", va="center", fontsize=7.5)
 
 
 def _draw_arrow(

@@ -61,7 +61,9 @@ def compute_attention(config: VisualizeConfig) -> list[PairAttention]:
     """Return the attention of the pairs of the settings; without `tgt` the model translates."""
     translator = load_translator(config)
     sources = read_sentences(config.src, "src")
-    targets = None if config.tgt is None else read_sentences(config.tgt, "tgt")
+    targets = None
+    if config.tgt is not None:
+        targets = read_sentences(config.tgt, "tgt")
     return translator.attention(sources, targets, beam_size=config.beam_size)
 
 
@@ -92,18 +94,29 @@ def attention_figure(
     rows = [piece.translate(replacements) for piece in pieces[row_side]]
     columns = [piece.translate(replacements) for piece in pieces[column_side]]
     is_labeled = len(layers) * len(heads) <= _MAX_LABELED
-    width = 0.24 * len(columns) + 1.6 if is_labeled else 1.5
-    height = 0.24 * len(rows) + 1.6 if is_labeled else 1.5
-    figure = style.figure(width * len(heads) + 0.6, height * len(layers) + 0.6)
+    panel_width = 1.5  # inches
+    panel_height = 1.5
+    title_size = 8
+    if is_labeled:
+        panel_width = 0.24 * len(columns) + 1.6
+        panel_height = 0.24 * len(rows) + 1.6
+        title_size = 11
+    figure = style.figure(panel_width * len(heads) + 0.6, panel_height * len(layers) + 0.6)
     panels = figure.subplots(len(layers), len(heads), squeeze=False)
-    hidden = ~causal_mask(len(rows)) if kind is AttentionKind.decoder else None
+    hidden = None
+    if kind is AttentionKind.decoder:
+        hidden = ~causal_mask(len(rows))
     for i, layer in enumerate(layers):
         for j, head in enumerate(heads):
             layer_weights = weights[layer - 1]  # (H, T or S, S or T)
-            head_weights = layer_weights[head - 1] if head else layer_weights.mean(dim=0)
-            name = f"head {head}" if head else "mean of heads"
+            if head == 0:
+                head_weights = layer_weights.mean(dim=0)
+                head_name = "mean of heads"
+            else:
+                head_weights = layer_weights[head - 1]
+                head_name = f"head {head}"
             axes = panels[i, j]
-            axes.set_title(f"layer {layer}, {name}", fontsize=11 if is_labeled else 8)
+            axes.set_title(f"layer {layer}, {head_name}", fontsize=title_size)
             if is_labeled:
                 style.heat_map(axes, head_weights, rows=rows, columns=columns, hidden=hidden)
             else:

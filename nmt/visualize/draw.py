@@ -113,8 +113,9 @@ def draw(config: VisualizeConfig) -> None:
 def _write_picture(config: VisualizeConfig, picture: Picture) -> Path:
     """Write a picture as a page if the suffix of `output` is .html, else as a figure."""
     info = PICTURES[picture]
-    is_page_default = bool(info.page) and picture is not Picture.data
-    suffix = ".html" if is_page_default else ".png"
+    suffix = ".png"
+    if info.page and picture is not Picture.data:
+        suffix = ".html"
     output = resolve_path(config.output or f"{picture.value}{suffix}")
     is_page = output.suffix == ".html"
     if is_page and not info.page:

@@ -69,14 +69,17 @@ def list_text_ids(tokenizer: Tokenizer) -> list[int]:
 def _choose_words(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     """Return pieces that begin a word and have three letters, spread evenly over the vocabulary."""
     pieces = tokenizer.all_pieces()
-    word_ids = [i for i in ids if pieces[i].startswith("▁") and len(pieces[i]) > 3] or ids
+    word_ids = [i for i in ids if pieces[i].startswith("▁") and len(pieces[i]) > 3]
+    if not word_ids:  # a vocabulary of characters
+        word_ids = ids
     step = max(1, len(word_ids) // _NUM_DEFAULT_WORDS)
     return [tokenizer.decode([i]) for i in word_ids[::step][:_NUM_DEFAULT_WORDS]]
 
 
 def _label_points(axes: Axes, points: np.ndarray[Any, Any], labels: list[str]) -> None:
     """Write labels at points (N, 2), in order, except where they would cover an earlier label."""
-    width, height = np.ptp(points, axis=0) / (9, 32)  # of a label, about 1/9 by 1/32 of the plot
+    plot_size = np.ptp(points, axis=0)  # (2,)
+    width, height = plot_size / (9, 32)  # of a label, about 1/9 by 1/32 of the plot
     labeled: list[tuple[float, float]] = []
     for i, label in enumerate(labels):
         x, y = points[i].tolist()
@@ -87,20 +90,23 @@ def _label_points(axes: Axes, points: np.ndarray[Any, Any], labels: list[str]) -
 
 def _describe_neighbors(tokenizer: Tokenizer, vectors: Tensor, ids: list[int], word: str) -> str:
     """List the pieces that are nearest to the mean embedding of a word's pieces."""
-    word_ids = tokenizer.encode(word)[len(tokenizer.prefix) :]
+    word_ids = tokenizer.encode(word)[len(tokenizer.prefix) :]  # without the language tag
     if not word_ids:
         raise ConfigError(f"words={word!r} has no text; give a word")
     candidates = [i for i in ids if i not in word_ids]
-    query = vectors[word_ids].mean(dim=0)
-    nearest = find_neighbors(vectors, query, candidates, _NUM_NEIGHBORS)
-    return ",  ".join(f"{tokenizer.pieces([i])[0]} {cosine:.2f}" for i, cosine in nearest)
+    query = vectors[word_ids].mean(dim=0)  # (D,)
+    descriptions = []
+    for piece_id, cosine in find_neighbors(vectors, query, candidates, _NUM_NEIGHBORS):
+        [piece] = tokenizer.pieces([piece_id])
+        descriptions.append(f"{piece} {cosine:.2f}")
+    return ",  ".join(descriptions)
 
 
 def find_neighbors(
     vectors: Tensor, query: Tensor, ids: list[int], num_neighbors: int
 ) -> list[tuple[int, float]]:
     """Return the `ids` whose `vectors` (V, D) are nearest to `query` (D,), each with its cosine."""
-    cosines = torch.nn.functional.cosine_similarity(vectors[ids], query[None], dim=1)
+    cosines = torch.nn.functional.cosine_similarity(vectors[ids], query[None], dim=1)  # (N,)
     best = cosines.topk(min(num_neighbors, len(ids))).indices.tolist()
     return [(ids[i], float(cosines[i])) for i in best]
 

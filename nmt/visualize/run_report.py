@@ -69,20 +69,29 @@ def report_page(config: VisualizeConfig) -> str:
         set_num_threads(config.num_threads)
         data = read_report(str(data_dir))
         test = translate_test(run_dir, data_dir, config)
-    charts = [make_chart(records, chart) for chart in METRIC_CHARTS]
-    sentences = test.worst + test.best if test else []
+    charts = []
+    for metric_chart in METRIC_CHARTS:
+        chart = make_chart(records, metric_chart)
+        if chart is not None:
+            charts.append(chart)
+    attention_pairs = []
+    attention_titles = []
+    if test is not None:
+        attention_pairs = [pair.as_json() for pair in test.attention]
+        for sentence in test.worst + test.best:
+            attention_titles.append(f"{sentence.source} → {sentence.hypothesis}")
     template = page_templates(Path(__file__).parent).get_template("run_report.html.j2")
     return template.render(
         name=run_dir.name,
         newest=records[-1]["update"],
         settings=settings,
         data=data,
-        charts=[chart for chart in charts if chart is not None],
+        charts=charts,
         best=best_validations(records),
         test=test,
         speed=summarize_speed(records),
-        pairs=[pair.as_json() for pair in test.attention] if test else [],
-        titles=[f"{sentence.source} → {sentence.hypothesis}" for sentence in sentences],
+        pairs=attention_pairs,
+        titles=attention_titles,
         component_js=read_component("attention.js"),
         component_css=read_component("attention.css"),
     )
@@ -111,7 +120,8 @@ def best_validations(records: Records) -> list[tuple[str, float, int]]:
     for key, name in names.items():
         updates, values = read_curve(records, key)
         if values:
-            best = max(values) if key == "valid_bleu" else min(values)
+            choose_best = max if key == "valid_bleu" else min
+            best = choose_best(values)
             rows.append((f"best validation {name}", best, updates[values.index(best)]))
     return rows
 
@@ -138,9 +148,14 @@ def make_chart(records: Records, metric_chart: MetricChart) -> Chart | None:
             curves[label] = (updates, values)
     if not curves:
         return None
-    last_update = max(updates[-1] for updates, _ in curves.values())
-    # early values above the highest settled value are drawn at the top of the plot
-    highest = max(max(settled_values(values)) for _, values in curves.values()) or 1.0
+    last_update = 0
+    highest = 0.0
+    for updates, values in curves.values():
+        last_update = max(last_update, updates[-1])
+        # higher values before the curve has settled are drawn at the top of the plot
+        highest = max([highest, *settled_values(values)])
+    if highest == 0:
+        highest = 1.0  # `scale_y` divides by it
 
     def scale_x(update: float) -> float:
         return _LEFT + _WIDTH * update / last_update
@@ -168,7 +183,10 @@ def round_values(end: float, max_steps: int) -> list[float]:
     `end` must be positive. The distance of two numbers is 1, 2 or 5 times a power of ten.
     """
     power = 10.0 ** math.floor(math.log10(end / max_steps))
-    step = next(digit * power for digit in (1, 2, 5, 10) if digit * power * max_steps >= end)
+    step = power
+    for digit in (2, 5, 10):
+        if step * max_steps < end:
+            step = digit * power
     num_steps = int(end / step + 1e-9)  # without the addition, rounding might lose the last one
     return [float(f"{i * step:.12g}") for i in range(num_steps + 1)]
 
@@ -200,7 +218,9 @@ class TestResult:
 
 def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> TestResult:
     """Translate the test set of a data folder, or its validation set, and score it."""
-    split = config.split if (data_dir / f"{config.split}.src").exists() else "valid"
+    split: str = config.split
+    if not (data_dir / f"{split}.src").exists():
+        split = "valid"
     translator = Translator.load(run_dir, device=config.device, backend=Engine.native)
     sources: list[str] = []
     references: list[str] = []
@@ -215,9 +235,11 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
             tgt_tag=direction.tgt_tag,
         )
         references += text.targets
-        # `attention` adds the tags of a model with one direction only
-        adds_tags = any(translator.common_tags) or len(translator.directions) < 2
-        sources += text.sources if adds_tags else tag_lines(text.sources, direction.src_tag)
+        # below, `attention` adds tags only if the model has one direction
+        if any(translator.common_tags) or len(translator.directions) < 2:
+            sources += text.sources
+        else:
+            sources += tag_lines(text.sources, direction.src_tag)
     metric = CHRF()
     sentences = []
     for i, hypothesis in enumerate(hypotheses):
@@ -225,7 +247,8 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
         sentences.append(ScoredSentence(sources[i], references[i], hypothesis, chrf))
     sentences.sort(key=lambda sentence: sentence.chrf)
     worst = sentences[:_NUM_WORST]
-    best = sentences[_NUM_WORST:][::-1][:_NUM_BEST]  # the best first, none of the worst
+    best_first = sentences[_NUM_WORST:][::-1]  # a sentence is not listed as worst and as best
+    best = best_first[:_NUM_BEST]
     tokenize = evaluate.tokenizer_for(read_report(str(data_dir))["tgt_lang"])
     return TestResult(
         split=split,
@@ -255,7 +278,9 @@ def score_by_length(
         bin_sentences = ordered[start : start + bin_size]
         shortest = len(bin_sentences[0].source.split())
         longest = len(bin_sentences[-1].source.split())
-        words = str(shortest) if shortest == longest else f"{shortest} to {longest}"
+        words = f"{shortest} to {longest}"
+        if shortest == longest:
+            words = str(shortest)
         hypotheses = []
         references = []
         for sentence in bin_sentences:
@@ -269,14 +294,20 @@ def score_by_length(
 def summarize_speed(records: Records) -> dict[str, Any]:
     """Return the values of the section on speed, by their names in the template."""
     updates, speeds = read_curve(records, "tokens_per_second")
-    median = statistics.median(speeds or [0.0])
+    median = 0.0
+    slowest_update = None
+    if speeds:
+        median = statistics.median(speeds)
+        slowest_update = updates[speeds.index(min(speeds))]
+    slow_updates = []
+    for update, speed in zip(updates, speeds, strict=True):
+        if speed < _SLOW_SHARE * median:
+            slow_updates.append(update)
     return {
         "speeds": speeds,
         "median": median,
-        "slowest_update": updates[speeds.index(min(speeds))] if speeds else None,
-        "slow_updates": [
-            updates[i] for i, speed in enumerate(speeds) if speed < _SLOW_SHARE * median
-        ],
+        "slowest_update": slowest_update,
+        "slow_updates": slow_updates,
         "padding_shares": read_curve(records, "padding_share")[1],
         "utilizations": read_curve(records, "model_flops_utilisation")[1],
         "flops": read_curve(records, "model_flops")[1],

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from nmt.config import VisualizeConfig, resolve_path
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.manifest import read_config, verify
@@ -67,7 +69,7 @@ def read_settings(run_dir: Path) -> dict[str, Any]:
     settings = {}
     if (run_dir / "config.yaml").exists():
         settings = read_config(run_dir)
-    if not {"data_dir", "model", "optimizer"} <= set(settings):
+    if not all(key in settings for key in ("data_dir", "model", "optimizer")):
         raise DataError(f"{run_dir / 'config.yaml'} is no config of a run of nmt-train")
     return settings
 
@@ -131,8 +133,10 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
             if highest > 0:
                 axes.set_ylim(top=1.05 * highest)
     newest = max(records[-1]["update"] for records in runs)
-    note = "; dashed: validation" if len(runs) > 1 else ""
-    figure.suptitle(f"{', '.join(names)} up to update {newest:,}{note}")
+    title = f"{', '.join(names)} up to update {newest:,}"
+    if len(runs) > 1:
+        title += "; dashed: validation"
+    figure.suptitle(title)
     return figure
 
 
@@ -149,16 +153,20 @@ def _draw_curves(
         for curve_index, (key, metric_label) in enumerate(labels.items()):
             updates, values = read_curve(records, key)
             line_style = "o--" if key.startswith("valid_") else "-"
-            color = style.curve_color(run_index if is_comparison else curve_index)
+            color = style.curve_color(curve_index)
             label = metric_label
-            if is_comparison:  # the legend has one entry per run; matplotlib leaves out "_"
-                label = names[run_index] if curve_index == 0 else "_"
+            if is_comparison:
+                color = style.curve_color(run_index)
+                label = names[run_index]
+                if curve_index > 0:
+                    label = "_"  # no entry in the legend, which has one per run
             axes.plot(updates, values, line_style, color=color, label=label, markersize=4)
             highest = max([highest, *settled_values(values)])
     axes.set_xlabel("update")
     axes.locator_params(axis="x", nbins=6, integer=True)
     axes.grid()
-    if axes.get_legend_handles_labels()[1] and (is_comparison or len(labels) > 1):
+    _, legend_labels = axes.get_legend_handles_labels()
+    if legend_labels and (is_comparison or len(labels) > 1):
         axes.legend()
     return highest
 
@@ -171,7 +179,7 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
     length_axes, pair_axes = figure.subplots(1, 2, width_ratios=[1.3, 1])
     for i, side in enumerate(("src", "tgt")):
         lengths = train[side]["lengths"]
-        edges = [bar * lengths["bar_width"] for bar in range(len(lengths["bars"]) + 1)]
+        edges = np.arange(len(lengths["bars"]) + 1) * lengths["bar_width"]
         language = report[f"{side}_lang"]
         label = f"{language}: median {lengths['median']}, 99 % up to {lengths['p99']}"
         length_axes.stairs(lengths["bars"], edges, color=style.colors[i], label=label, linewidth=2)
@@ -179,9 +187,10 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
     length_axes.set_ylabel("pairs")
     length_axes.grid()
     length_axes.legend()
-    reasons = sorted(train["dropped"], key=train["dropped"].__getitem__)
-    counts = [train["dropped"][reason] for reason in reasons] + [train["kept"]]
-    colors = [style.colors[1]] * len(reasons) + [style.colors[0]]
+    dropped = sorted(train["dropped"].items(), key=lambda item: item[1])
+    reasons = [reason for reason, _ in dropped]
+    counts = [count for _, count in dropped] + [train["kept"]]
+    colors = [style.colors[1]] * len(dropped) + [style.colors[0]]
     bars = pair_axes.barh([*reasons, "kept"], counts, color=colors)
     pair_axes.bar_label(bars, [f" {count:,}" for count in counts], color=style.text_color)
     pair_axes.set(title=f"{train['read']:,} training pairs", xlabel="pairs")

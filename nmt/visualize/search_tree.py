@@ -49,16 +49,16 @@ class SearchRecord:
         top = log_probs.topk(min(_NUM_LIKELIEST, log_probs.size(1)))
         probabilities = top.values.double().exp()
         for i, tokens in enumerate(beam.tokens.tolist()):
-            self.log_probs[tuple(tokens)] = float(beam.total_log_probs[i])
-            self.likeliest[tuple(tokens)] = list(
-                zip(top.indices[i].tolist(), probabilities[i].tolist(), strict=True)
-            )
+            node = tuple(tokens)
+            self.log_probs[node] = float(beam.total_log_probs[i])
+            likeliest = zip(top.indices[i].tolist(), probabilities[i].tolist(), strict=True)
+            self.likeliest[node] = list(likeliest)
         return log_probs
 
     @property
     def num_steps(self) -> int:
         """Number of steps of the search, one more than the tokens of the longest node."""
-        return 1 + max(map(len, self.log_probs))
+        return 1 + max(len(node) for node in self.log_probs)
 
 
 def record_search(
@@ -93,20 +93,23 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
     names = _name_nodes(tokenizer, style, layout)
     num_rows = math.ceil(record.num_steps / _MAX_STEPS_PER_ROW)
     width = math.ceil(record.num_steps / num_rows)  # steps
-    rows = [layout_row(layout, start, width) for start in range(0, record.num_steps, width)]
+    rows = {}  # by their first step
+    for start in range(0, record.num_steps, width):
+        rows[start] = layout_row(layout, start, width)
     best = list(hypotheses[0].tokens)
-    panel_heights: list[float] = []
-    for i, row in enumerate(rows):
+    panel_heights: list[float] = []  # of a tree and a table of words for each row
+    for start, row in rows.items():
         highest = max(height for _, height in row.values())
         panel_heights.append(max(2.0, 0.36 * highest + 1))
-        panel_heights.append(2.2 if i * width < len(best) else 0.1)
+        panel_heights.append(2.2 if start < len(best) else 0.1)
     figure = style.figure(1.05 * width + 2.4, sum(panel_heights) + 0.4 * len(rows))
     panels = figure.subplots(len(panel_heights), 1, height_ratios=panel_heights)
-    for i, row in enumerate(rows):
-        start = i * width
-        _draw_tree(panels[2 * i], style, record, hypotheses, row, names)
-        _draw_words(panels[2 * i + 1], style, record, best[: start + width], tokenizer, start)
-        for axes in panels[2 * i : 2 * i + 2]:
+    for i, (start, row) in enumerate(rows.items()):
+        tree_axes = panels[2 * i]
+        word_axes = panels[2 * i + 1]
+        _draw_tree(tree_axes, style, record, hypotheses, row, names)
+        _draw_words(word_axes, style, record, best[: start + width], tokenizer, start)
+        for axes in (tree_axes, word_axes):
             axes.set_xlim(start - 0.4, start + width + 1.6)
             axes.set_xticks(range(start, start + width + 1))
     panels[0].set_title(f"Search for {line.translate(style.add_fonts_for([line]))!r}")
@@ -118,8 +121,10 @@ def _name_nodes(tokenizer: Tokenizer, style: Style, layout: Layout) -> dict[Node
     nodes = [node for node in layout if node]
     pieces = tokenizer.pieces([node[-1] for node in nodes])
     replacements = style.add_fonts_for(pieces)
-    names = {node: piece.translate(replacements) for node, piece in zip(nodes, pieces, strict=True)}
-    return names | {(): "start"}
+    names: dict[Node, str] = {(): "start"}
+    for node, piece in zip(nodes, pieces, strict=True):
+        names[node] = piece.translate(replacements)
+    return names
 
 
 def layout_tree(record: SearchRecord, hypotheses: list[Hypothesis]) -> Layout:
@@ -166,7 +171,9 @@ def layout_row(layout: Layout, start: int, width: int) -> Layout:
         if start < step <= start + width or (step == start and node in parents):
             row[node] = (step, height)
     heights = sorted({height for _, height in row.values()})
-    return {node: (step, float(heights.index(height))) for node, (step, height) in row.items()}
+    for node, (step, height) in row.items():
+        row[node] = (step, float(heights.index(height)))
+    return row
 
 
 def _draw_tree(
@@ -186,9 +193,12 @@ def _draw_tree(
     parents = {node[:-1] for node in (*record.log_probs, *ends) if node}
     for node, (x, y) in layout.items():
         is_best = node == best[: len(node)]
-        color = style.colors[2] if node in returned else style.muted_color
         if is_best:
             color = style.colors[0]
+        elif node in returned:
+            color = style.colors[2]
+        else:
+            color = style.muted_color
         if node and node[:-1] in layout:
             parent_x, parent_y = layout[node[:-1]]
             xs = [parent_x, parent_x + 0.5, parent_x + 0.6, x]
@@ -235,16 +245,13 @@ def _draw_words(
         for rank, (token, probability) in enumerate(record.likeliest[tuple(best[:step])]):
             probabilities[rank, step - start] = probability
             [piece] = tokenizer.pieces([token])
-            axes.text(
-                step + 1,
-                rank,
-                f"{piece.translate(style.add_fonts_for([piece]))}\n{probability:.1%}",
-                fontweight="bold" if token == best[step] else "normal",
-                fontsize=8,
-                color=style.background if probability > 0.6 else style.text_color,
-                ha="center",
-                va="center",
-            )
+            word = piece.translate(style.add_fonts_for([piece]))
+            text = axes.text(step + 1, rank, f"{word}\n{probability:.1%}", fontsize=8)
+            text.set(ha="center", va="center")
+            if token == best[step]:
+                text.set_fontweight("bold")
+            if probability > 0.6:  # on a dark cell
+                text.set_color(style.background)
     extent = (start + 0.5, len(best) + 0.5, _NUM_LIKELIEST - 0.5, -0.5)
     axes.imshow(
         probabilities, cmap=style.unsigned_colormap, vmin=0, vmax=1, aspect="auto", extent=extent

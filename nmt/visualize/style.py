@@ -96,11 +96,10 @@ class Style:
         as U+4E2D, and logs a warning about them.
         """
         uncovered = {ord(character) for character in "".join(texts) if character.isprintable()}
-        font_files = {
-            font.name: font.fname
-            for font in sorted(font_manager.fontManager.ttflist, key=lambda font: font.name)
-            if font.weight == 400 and font.style == "normal"
-        }
+        font_files = {}
+        for font in sorted(font_manager.fontManager.ttflist, key=lambda font: font.name):
+            if font.weight == 400 and font.style == "normal":
+                font_files[font.name] = font.fname
         for name in [*self.fonts, *font_files]:
             if not uncovered:
                 break
@@ -136,10 +135,15 @@ class Style:
         `rows` and `columns` are labels. Cells where the mask `hidden` is True become gray.
         """
         values = np.asarray(values, dtype=float)
+        colormap = self.unsigned_colormap
+        lowest = 0
+        if is_signed:
+            colormap = self.signed_colormap
+            lowest = -1
         image = axes.imshow(
             values,
-            cmap=self.signed_colormap if is_signed else self.unsigned_colormap,
-            vmin=-1 if is_signed else 0,
+            cmap=colormap,
+            vmin=lowest,
             vmax=1,
             aspect="auto" if rows is None else "equal",
             interpolation="nearest",
@@ -152,8 +156,8 @@ class Style:
             axes.set_yticks(range(len(rows)), rows)
         if columns is not None:
             axes.set_xticks(range(len(columns)), columns)
-            rotation = 90 if max(map(len, columns)) > 2 else 0
-            axes.tick_params(axis="x", labelrotation=rotation)
+            if max(len(label) for label in columns) > 2:
+                axes.tick_params(axis="x", labelrotation=90)
         axes.tick_params(length=0)
         return image
 
