@@ -22,7 +22,7 @@ from toy import command
 from nmt import Translator
 from nmt.config import Engine, Norm, NormLayer, Quantization, ServeConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.errors import ConfigError, DamagedError, NmtError
+from nmt.errors import ConfigError, DamagedError, ModelError, NmtError
 from nmt.export.conversion import convert_once
 from nmt.serve.models import choose_serve_engine
 from nmt.translate.engines.auto import AutoBackend
@@ -115,7 +115,8 @@ def test_a_conversion_is_made_once_and_again_for_a_changed_model(
     names = conversions(cache)
     assert [name.split("-")[0] for name in names] == ["float32", "int8"]
     times = [(cache / name / "model.bin").stat().st_mtime_ns for name in names]
-    before = load(folder, quantization="float32").translate(LINES)
+    translator = load(folder, quantization="float32")
+    before = translator.translate(LINES)
     assert times == [(cache / name / "model.bin").stat().st_mtime_ns for name in names]
 
     changed = tiny_folder(folder.with_name("changed"), tokenizer, seed=5)
@@ -125,6 +126,9 @@ def test_a_conversion_is_made_once_and_again_for_a_changed_model(
     assert after == load(changed, backend="native").translate(LINES) != before
     assert len(conversions(cache)) == 2  # the old one of float32 is gone
     assert conversions(cache)[0] != names[0]
+    assert translator.translate(LINES) == before
+    with pytest.raises(ModelError, match="has changed since it was loaded"):
+        translator.score(LINES, LINES)
 
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")

@@ -49,7 +49,7 @@ def convert_once(model_folder: Path, quantization: Quantization) -> Path:
     damaged model, and an `NmtError` if no folder for conversions can be written.
     """
     check_convertible(model_folder)
-    name = f"{quantization.value}-{_fingerprint(model_folder)}"
+    name = f"{quantization.value}-{fingerprint_model(model_folder)}"
     folders = [model_folder / "ctranslate2", _user_cache(model_folder)]
     for folder in folders:
         if (folder / name / EXPORTED).exists():  # folders get their name when they are complete
@@ -95,7 +95,7 @@ def _convert(model_folder: Path, folder: Path, quantization: Quantization) -> No
     log.info("converted %s for CTranslate2 in %.1f s; kept in %s", model_folder, seconds, folder)
 
 
-def _fingerprint(model_folder: Path) -> str:
+def fingerprint_model(model_folder: Path) -> str:
     """Return a checksum of the files of a model, and of the versions that affect a conversion."""
     tokenizer_files = [path.name for path in model_folder.glob("tokenizer.*")]
     names = [CONFIG, WEIGHTS, *sorted(tokenizer_files)]
@@ -107,6 +107,6 @@ def _fingerprint(model_folder: Path) -> str:
 
 def _user_cache(model_folder: Path) -> Path:
     """Return the folder in the user's cache for the conversions of a model."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     model_path = os.fsencode(model_folder.resolve())
-    return Path(home) / "nmt" / "ctranslate2" / xxhash.xxh3_128_hexdigest(model_path)
+    return Path(cache) / "nmt" / "ctranslate2" / xxhash.xxh3_128_hexdigest(model_path)

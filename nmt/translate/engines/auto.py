@@ -16,7 +16,7 @@ from typing import NamedTuple
 from nmt.checkpoint import EXPORTED, find_model, load_info
 from nmt.config import Combine, DType, Engine, ModelConfig, Quantization, SearchConfig, resolve_path
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
-from nmt.export.conversion import convert_once
+from nmt.export.conversion import convert_once, fingerprint_model
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import Ids, SearchRequest
 from nmt.translate.engines.base import Backend, LoadedModel
@@ -119,8 +119,11 @@ def load_auto(
     if (folder / EXPORTED).exists():  # which the native engine cannot load
         return loaded
     model_folder = find_model(folder)
+    fingerprint = fingerprint_model(model_folder)
 
     def load_native() -> Backend:
+        if fingerprint_model(model_folder) != fingerprint:
+            raise ModelError(f"{model_folder} has changed since it was loaded; load it again")
         return load_models([model_folder], device=device, dtype=dtype).backend
 
     backend = AutoBackend(loaded.backend, load_info(model_folder).model, load_native)
