@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import threading
@@ -135,9 +136,16 @@ def test_a_job_with_other_settings_model_or_input_starts_over_and_says_so(
             change,
         ]
         assert translate(*arguments, f"output={tmp_path / 'out'}") == 0
-        assert message in capfd.readouterr().err.split("starting over")[0].split("\n")[-1]
+        log = capfd.readouterr().err
+        assert message in log.split("starting over")[0].split("\n")[-1]
+        lost_lines = re.search(r"starting over without its (\d+) lines\n", log)
+        assert message == "another input" or (lost_lines and int(lost_lines[1]) > 0), change
+        assert "the complete translation replaces it" not in log
         assert translate(*arguments, f"output={tmp_path / 'new'}") == 0
         assert (tmp_path / "out").read_bytes() == (tmp_path / "new").read_bytes(), change
+        (tmp_path / "new").unlink()
+    assert translate(*model_and_input(folder), f"output={tmp_path / 'out'}") == 0
+    assert f"{tmp_path / 'out'} exists; the complete translation replaces" in capfd.readouterr().err
 
 
 def test_prefixes_of_a_stream_are_not_read_twice(

@@ -242,6 +242,8 @@ def _check_paths(config: TranslateConfig) -> Path | None:
         raise ConfigError(
             f"output={config.output}: {path.parent} is not writable; choose another folder"
         )
+    if path is not None and path.is_file() and path.stat().st_size:
+        log.info("%s exists; the complete translation replaces it", config.output)
     check_input(config.input)
     if config.prefixes is None:
         return path

@@ -106,7 +106,12 @@ class PartialFile:
             )
         difference = self._load_state()
         if difference:
-            log.warning("%s is of another job (%s); starting over", self.path, difference)
+            log.warning(
+                "%s is of another job (%s); starting over without its %d lines",
+                self.path,
+                difference,
+                self.state.lines,
+            )
             self.state = JobState(counts=self._counts_type())
         return self
 
