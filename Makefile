@@ -28,8 +28,9 @@ test test-slow test-all: export PYTHONDONTWRITEBYTECODE =
 gpu:
 	$(PYTHON) scripts/gpu.py $(foreach name,wheels text output,$(if $($(name)),--$(name) $($(name))))
 
-# Damage files and kill commands for an hour; TORTURE="--minutes 5 --seed 2" changes that
+# Generate files for readers, then damage files and kill commands for an hour; TORTURE="--minutes 5"
 torture: $(INSTALLED)
+	NMT_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/test_fuzz.py
 	$(BIN)/python scripts/torture.py $(TORTURE)
 
 test: $(INSTALLED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from nmt.translate.batch_search import Segment
 from nmt.translate.long_lines import join_parts, sentence_ends
 from nmt.translate.results import LineResult
 
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _MAX_WINDOW_TEXTS = 1024  # of a window, for texts with few or no sentences
 
 
@@ -149,7 +151,7 @@ def _visible_length(token: str) -> int:
     """Return the number of characters that a SentencePiece token shows in a text."""
     if token in ("</s>", "<s>", "<pad>"):
         return 0
-    if len(token) == 6 and token.startswith("<0x"):  # one byte of a UTF-8 character
+    if _BYTE_TOKEN.fullmatch(token):  # one byte of a UTF-8 character
         is_continuation = 0x80 <= int(token[3:5], 16) < 0xC0
         return 0 if is_continuation else 1
     return len("".join(token.replace("\u2581", " ").split()))
