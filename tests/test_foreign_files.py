@@ -36,7 +36,7 @@ from nmt.importing.marian import _parse_settings as parse_settings
 from nmt.runtime.manifest import read_config, render_manifest, verify, write_manifest
 from nmt.runtime.metadata import to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
-from nmt.runtime.reading import read_regular
+from nmt.runtime.reading import check_tree, read_regular
 from nmt.training.checkpoints import Saver, TrainerState, load_checkpoint
 from nmt.training.trackers import Feed
 from nmt.training.train import log_plan
@@ -65,8 +65,8 @@ UNUSED = {"huggingface": {"README.md", "manifest.json", "nmt.json", "tokenizer.m
 
 
 @contextlib.contextmanager
-def limited() -> Iterator[None]:
-    """Let the block fail if it takes more than two seconds or 300 MB more memory."""
+def limited(max_seconds: float = MAX_SECONDS) -> Iterator[None]:
+    """Let the block fail if it takes more than these seconds or 300 MB more memory."""
     status = Path("/proc/self/status").read_text()
     num_bytes = 1024 * int(status.split("VmData:")[1].split()[0])
     limits = resource.getrlimit(resource.RLIMIT_DATA)
@@ -76,7 +76,7 @@ def limited() -> Iterator[None]:
 
     handler = signal.signal(signal.SIGALRM, expire)
     resource.setrlimit(resource.RLIMIT_DATA, (num_bytes + MAX_BYTES, limits[1]))
-    signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, max_seconds)
     try:
         yield
     finally:
@@ -174,6 +174,15 @@ def test_only_regular_files_of_plausible_size_are_opened(tmp_path: Path) -> None
         replaced = tmp_path / name
         replace(replaced)
         assert name in refusal(read_regular, replaced), name
+
+
+def test_a_tree_holds_only_files_and_folders(tmp_path: Path) -> None:
+    (tmp_path / "records/scan").mkdir(parents=True)
+    path = tmp_path / "records/scan/0.json"
+    for name, is_refused in (("pipe", True), ("endless device", True), ("empty file", False)):
+        REPLACEMENTS[name](path)
+        assert ("0.json" in refusal(check_tree, tmp_path)) is is_refused, name
+        path.unlink()
 
 
 @pytest.mark.slow

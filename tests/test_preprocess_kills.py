@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -22,6 +23,7 @@ from preprocessing import (
     wait_until_gone,
     write_corpus,
 )
+from test_foreign_files import REPLACEMENTS, limited
 from toy import command
 
 from nmt.data.text import read_errors
@@ -152,3 +154,31 @@ def test_a_disk_that_fails_for_a_while_costs_no_shard_that_is_done(
     assert command("preprocess", arguments(corpus_dir, tmp_path / "data")) == 0
     assert "continuing an earlier run" in capfd.readouterr().err
     assert_done(corpus_dir, tmp_path)
+
+
+@pytest.mark.slow
+def test_what_is_no_file_in_a_work_folder_is_refused_before_it_is_read(
+    corpus_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = [*arguments(corpus_dir, tmp_path / "data"), "filter.duplicates=pair"]
+    work = tmp_path / ".data.work"
+    num_cases = 0
+    for number in (1, 5, 21):  # before the plan is complete, in the first shards
+        assert run_and_die(number, settings) == KILLED
+        backup = shutil.copytree(work, tmp_path / "backup")
+        for path in sorted(path for path in work.rglob("*") if path.is_file()):
+            for name, replace in list(REPLACEMENTS.items())[:5]:
+                path.unlink()
+                replace(path)
+                with limited(max_seconds=20):  # it may start over
+                    status = command("preprocess", settings, "num_threads=1")
+                error = capfd.readouterr().err
+                num_cases += 1
+                assert status in (0, 2), (path, name, error)
+                assert status == 0 or path.stem in error, (path, name, error)
+                assert status == 2 or name not in ("pipe", "endless device"), (path, name)
+                for folder in (work, tmp_path / "data"):
+                    shutil.rmtree(folder, ignore_errors=True)
+                shutil.copytree(backup, work)
+        shutil.rmtree(backup)
+    assert num_cases >= 150

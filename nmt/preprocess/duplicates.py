@@ -21,7 +21,9 @@ import numpy as np
 import xxhash
 
 from nmt.config import Duplicates
+from nmt.errors import DamagedError
 from nmt.runtime.files import replace_file
+from nmt.runtime.reading import open_regular
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 Rows = np.ndarray[Any, np.dtype[np.integer[Any]]]
@@ -32,6 +34,7 @@ UNITS = ("pairs", "sources", "targets")
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio; odd, so no bit is lost
 PAIRS_PER_FILE = 1 << 19
+_MAX_FILE_BYTES = 32 * PAIRS_PER_FILE  # 16 bytes per pair, and some more pairs
 PAIRS_PER_INTERVAL = 1 << 19
 
 
@@ -160,7 +163,8 @@ def read_repeats(folder: Path, task: int, num_rows: int) -> Flags:
     is_repeat = np.zeros(num_rows, bool)
     path = folder / f"{task}.seen"
     if path.exists():
-        is_repeat[np.fromfile(path, "<u4")] = True
+        with open_regular(path, max_bytes=4 * num_rows) as file:
+            is_repeat[np.fromfile(file, "<u4")] = True
     return is_repeat
 
 
@@ -194,8 +198,17 @@ class _Slice:
         return self._read("forms", "(2,)<u8")
 
     def _read(self, column: str, dtype: str) -> Any:
-        values = np.memmap(self.path.with_suffix(f".{column}"), dtype, mode="r")
+        values = _map_file(self.path.with_suffix(f".{column}"), dtype)
         return values[self.start : self.start + len(self.hashes)].copy()
+
+
+def _map_file(path: Path, dtype: str) -> np.ndarray[Any, Any]:
+    """Map a file that `HashWriter` wrote. Raises `DamagedError` for other files."""
+    try:
+        with open_regular(path, max_bytes=_MAX_FILE_BYTES) as file:
+            return np.memmap(file, dtype, mode="r")
+    except ValueError as error:
+        raise DamagedError(f"{path} is damaged ({error}); remove {path.parent.parent}") from None
 
 
 def _concatenate(slices: list[_Slice], name: str) -> Any:
@@ -212,7 +225,7 @@ def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
         largest = np.uint64(number * (1 << 64) // num_intervals - 1)
         slices = []
         for i, path in enumerate(paths):
-            hashes = np.memmap(path, "<u8", mode="r")
+            hashes = _map_file(path, "<u8")
             end = int(np.searchsorted(hashes, largest, side="right"))
             # a copy, so that only one file is mapped at a time
             slices.append(_Slice(path, starts[i], hashes[starts[i] : end].copy()))

@@ -6,6 +6,8 @@ The results lie in the plan folder, so that an interrupted run does not repeat t
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +15,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import compress
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
 from nmt.config import PreprocessConfig, TokenizerConfig
+from nmt.data.text import MAX_LINE_BYTES
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizers
 from nmt.errors import DataError
@@ -35,6 +39,7 @@ from nmt.preprocess.scan import MAX_KEY, KeyLimits, Keys, scan
 from nmt.preprocess.workspace import Job, read_records
 from nmt.runtime.files import replace_file, replace_json
 from nmt.runtime.pool import Processes, Workers
+from nmt.runtime.reading import open_regular
 
 log = logging.getLogger(__name__)
 _DONE_MARKER = "plan.json"  # written to the plan folder when it is complete
@@ -122,8 +127,7 @@ def _make_trainer(
     def read_sample(side: int) -> Iterator[str]:
         for path in pair_files:
             is_sampled = _read_keys(path) < end_key
-            with path.open(encoding="utf-8", newline="\n") as stream:
-                # a pair is two consecutive lines
+            with _open_pairs(path, len(is_sampled)) as stream:
                 for pair in compress(zip(stream, stream, strict=True), is_sampled.tolist()):
                     yield pair[side].removesuffix("\n")
 
@@ -169,7 +173,17 @@ def _pair_files(job: Job, spans: Sequence[Span]) -> list[Path]:
 
 def _read_keys(pair_file: Path) -> Keys:
     """Read the keys of the pairs in a file that `scan` wrote."""
-    return np.fromfile(pair_file.with_suffix(".keys"), np.uint64)
+    max_bytes = 4 * pair_file.stat().st_size  # a key of 8 bytes per pair, which has two line ends
+    with open_regular(pair_file.with_suffix(".keys"), max_bytes=max_bytes) as file:
+        return np.fromfile(file, np.uint64)
+
+
+@contextlib.contextmanager
+def _open_pairs(pair_file: Path, num_pairs: int) -> Iterator[TextIO]:
+    """Open a file that `scan` wrote, in which a pair is two consecutive lines."""
+    max_bytes = 2 * num_pairs * MAX_LINE_BYTES
+    with open_regular(pair_file, max_bytes=max_bytes) as file:
+        yield io.TextIOWrapper(file, encoding="utf-8", newline="\n")
 
 
 def _exclude_taken(pair_files: Sequence[Path], taken_lines: Sequence[str]) -> Keys:
@@ -192,7 +206,7 @@ def _exclude_taken(pair_files: Sequence[Path], taken_lines: Sequence[str]) -> Ke
 def _find_taken(pair_file: Path, num_pairs: int, taken_set: LineSet) -> list[int]:
     """Return the numbers of the pairs in a file that have a sentence in `taken_set`."""
     taken_pairs: list[int] = []
-    with pair_file.open(encoding="utf-8", newline="\n") as stream:
+    with _open_pairs(pair_file, num_pairs) as stream:
         for start in range(0, num_pairs, _BLOCK_PAIRS):
             lines = [line.removesuffix("\n") for line in itertools.islice(stream, 2 * _BLOCK_PAIRS)]
             is_taken = taken_set.contains(lines[::2]) | taken_set.contains(lines[1::2])

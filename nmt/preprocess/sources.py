@@ -29,6 +29,7 @@ from nmt.data.text import bundled_corpus, check_file, is_compressed, is_stream, 
 from nmt.errors import ConfigError, DataError, suggest_names
 from nmt.preprocess.chunks import Format, Source
 from nmt.runtime.files import sync
+from nmt.runtime.reading import check_tree
 
 log = logging.getLogger(__name__)
 STDIN = "-"
@@ -282,6 +283,8 @@ def _read_tables(split: SplitConfig, split_name: str) -> Iterator[pa.Table]:
     assert split.dataset is not None
     datasets = _import_datasets()
     path = resolve_path(split.dataset)
+    if path.is_dir():
+        check_tree(path)
     if any((path / name).is_file() for name in _SAVED_DATASET_FILES):
         saved = datasets.load_from_disk(str(path))
         splits = saved if isinstance(saved, dict) else {split_name: saved}

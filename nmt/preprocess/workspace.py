@@ -38,7 +38,7 @@ from nmt.runtime.manifest import read_entries, write_manifest
 from nmt.runtime.metadata import read_json
 from nmt.runtime.pool import count_workers
 from nmt.runtime.progress import Progress
-from nmt.runtime.reading import read_regular
+from nmt.runtime.reading import check_tree, read_regular
 
 log = logging.getLogger(__name__)
 
@@ -258,6 +258,10 @@ def open_workspace(data_dir: Path) -> Iterator[Workspace]:
             for path in (folder, data_dir):
                 if path.exists() and not os.access(path, os.W_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        check_tree(folder)
+        for path in folder.rglob("*.*"):
+            if path.is_dir():
+                raise DamagedError(f"{path} is a folder, not a file; remove it")
         with _locked(folder):
             work = Workspace(folder, data_dir)
             remove_abandoned(data_dir)

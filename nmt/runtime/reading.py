@@ -59,3 +59,10 @@ def check_regular(path: Path) -> None:
     """Raise the errors of `open_regular` before a library opens `path`."""
     with open_regular(path):
         pass
+
+
+def check_tree(folder: Path) -> None:
+    """Raise `DamagedError` if a folder or one of its subfolders holds a pipe or a device."""
+    for path in folder.rglob("*"):
+        if path.exists() and not path.is_dir() and not path.is_file():
+            raise DamagedError(f"{path} is a pipe or a device, not a file; remove it")
