@@ -57,6 +57,8 @@ def torchs_rates(settings: TrainConfig) -> list[float]:
         fall = lr_scheduler.CosineAnnealingLR(optimizer, num_left)
     elif schedule is Schedule.linear:
         fall = lr_scheduler.LinearLR(optimizer, 1.0, end_factor=0.0, total_iters=num_left)
+    elif schedule is Schedule.constant:
+        fall = lr_scheduler.ConstantLR(optimizer, factor=1.0)
     elif schedule is Schedule.wsd:
         num_falling = min(settings.optimizer.decay_share * settings.max_updates, num_left)
         fall = lr_scheduler.LambdaLR(

@@ -36,6 +36,7 @@ class Schedule(str, Enum):
     inverse_sqrt = "inverse_sqrt"  # the same curve from peak_learning_rate
     cosine = "cosine"  # half a cosine to 0 at max_updates; better for short runs
     linear = "linear"  # a line to 0 at max_updates
+    constant = "constant"  # the peak, for fine-tuning or to end a run by hand
     wsd = "wsd"  # warm-up, stable, decay: constant, then to 0, Hägele et al. (2024)
 
 
@@ -99,7 +100,7 @@ class OptimizerConfig(Settings):
         above=0,
     )
     schedule: Schedule = option(
-        Schedule.noam, "after warm-up: noam, inverse_sqrt, cosine, linear or wsd"
+        Schedule.noam, "after warm-up: noam, inverse_sqrt, cosine, linear, constant or wsd"
     )
     decay_share: float = option(
         0.2, "wsd: share of max_updates in which the rate falls to 0", above=0, high=1
@@ -117,7 +118,7 @@ class OptimizerConfig(Settings):
             rule = "needs optimizer.peak_learning_rate; noam is that curve from the paper's peak"
             self.require(peak is not None, "schedule", rule)
         if self.schedule is Schedule.noam:
-            rule = "noam has its own; set optimizer.schedule=inverse_sqrt (or cosine, linear, wsd)"
+            rule = "noam has its own; set optimizer.schedule=inverse_sqrt (or cosine, linear, ...)"
             self.require(peak is None, "peak_learning_rate", rule)
 
 

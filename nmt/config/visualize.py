@@ -48,7 +48,7 @@ class AttentionKind(str, Enum):
 # D_MODEL:WARMUP, then a schedule, then a peak learning rate; d_model must be even and positive
 _SCHEDULE = re.compile(
     r"(?!0)\d*[02468]:[1-9]\d*"
-    r"(:noam|:(inverse_sqrt|cosine|linear|wsd)(:\d*\.?\d+(e-?\d+)?)?)?"
+    r"(:noam|:(inverse_sqrt|cosine|linear|constant|wsd)(:\d*\.?\d+(e-?\d+)?)?)?"
 )
 
 
@@ -84,7 +84,7 @@ class VisualizeConfig(RuntimeConfig):
     )
     schedules: list[str] = option(
         ["512:4000", "512:8000", "256:4000"],
-        "what=schedule: D_MODEL:WARMUP[:noam, inverse_sqrt, cosine, linear or wsd[:PEAK]]",
+        "what=schedule: D_MODEL:WARMUP[:NAME[:PEAK]] with the name of an optimizer.schedule",
     )
     steps: int = option(20_000, "what=schedule: number of updates that are drawn", low=2)
     label_smoothing: float = option(

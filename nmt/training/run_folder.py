@@ -111,7 +111,7 @@ def check_fingerprint(folder: str, saved: dict[str, Any], current: dict[str, Any
 
 
 def _log_new_end(schedule: Schedule, max_updates: int) -> None:
-    if schedule in (Schedule.noam, Schedule.inverse_sqrt):
+    if schedule in (Schedule.noam, Schedule.inverse_sqrt, Schedule.constant):
         log.info("max_updates does not change the learning rate of schedule=%s", schedule.value)
     else:
         log.info("the learning rate now falls until update %d", max_updates)

@@ -10,11 +10,11 @@ from nmt.config import Schedule, TrainConfig
 def learning_rate(step: int, config: TrainConfig) -> float:
     """Return the learning rate of update number `step`, counted from 1.
 
-    It rises linearly to its peak during warm-up, then falls as the schedule says: noam and
-    inverse_sqrt by Vaswani et al. (2017), equation 3, which from the paper's peak gives
-    d_model^-0.5 * step^-0.5. The others reach 0 at `max_updates`: cosine (Loshchilov and Hutter,
-    2017, equation 5, without restarts); linear; wsd, which stays at the peak until the last
-    `decay_share`, then falls by 1 - sqrt (Haegele et al., 2024, section 3).
+    It rises linearly to its peak during warm-up, then follows the schedule. noam and inverse_sqrt
+    fall by Vaswani et al. (2017), equation 3, which from the paper's peak gives
+    d_model^-0.5 * step^-0.5; constant stays at the peak. The others reach 0 at `max_updates`:
+    cosine (Loshchilov and Hutter, 2017, equation 5, without restarts); linear; wsd, which stays at
+    the peak until the last `decay_share`, then falls by 1 - sqrt (Haegele et al., 2024, section 3).
     """
     assert step >= 1, "updates count from 1"
     peak = peak_learning_rate(config)
@@ -29,6 +29,8 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     progress = min(max(step - start, 0) / max(end - start, 1), 1.0)
     if schedule is Schedule.cosine:
         return peak * (0.5 * (1 + math.cos(math.pi * progress)))
+    if schedule is Schedule.constant:
+        return peak
     if schedule is Schedule.linear:
         return peak * (1 - progress)
     if schedule is Schedule.wsd:
