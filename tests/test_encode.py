@@ -87,8 +87,13 @@ def test_rare_words_are_forgotten_and_cut_again(
         num_words = len(set(" ".join(lines).split(" "))) + 1  # and the end of a line
         assert len(encoder._ids_by_word) <= 20 + num_words
         assert {"the", "house"} <= encoder._ids_by_word.keys()
-    cut = []
-    monkeypatch.setattr(tokenizer, "encode_batch", lambda texts, _: cut.extend(texts) or [])
+    cut: list[str] = []
+
+    def record(texts: list[str], num_threads: int) -> list[list[int]]:
+        cut.extend(texts)
+        return [[] for _ in texts]
+
+    monkeypatch.setattr(tokenizer, "encode_batch", record)
     encoder.encode(["the house", "house the"])  # recent words are not cut again
     assert cut == []
 

@@ -84,7 +84,8 @@ class Span:
     @property
     def name(self) -> str:
         """Name of the files that tasks write for this span, without suffix."""
-        return "-".join(filter(None, ["train", self.corpus, f"{self.number:05d}"]))
+        corpus = f"{self.corpus}-" if self.corpus else ""
+        return f"train-{corpus}{self.number:05d}"
 
 
 @dataclass(frozen=True)
@@ -170,8 +171,11 @@ def _find_lines(path: Path, name: str, first_index: int, step: int) -> tuple[int
     num_line_ends = 0
     num_bytes = 0
     last_byte = b"\n"
-    offsets = [0] if first_index == 0 else []
-    next_index = first_index or step  # the next line whose offset is needed
+    offsets = []
+    next_index = first_index  # the next line whose offset is needed
+    if first_index == 0:  # no line end precedes the first line
+        offsets.append(0)
+        next_index = step
     with read_errors(name), path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):
             ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
@@ -182,9 +186,12 @@ def _find_lines(path: Path, name: str, first_index: int, step: int) -> tuple[int
             num_line_ends += len(ends)
             num_bytes += len(block)
             last_byte = block[-1:]
-    num_lines = num_line_ends + (1 if last_byte != b"\n" else 0)
+    num_lines = num_line_ends
+    if last_byte != b"\n":
+        num_lines += 1
     # the end of the last line does not start another one
-    return num_lines, offsets[: len(range(first_index, num_lines, step))]
+    num_offsets = len(range(first_index, num_lines, step))
+    return num_lines, offsets[:num_offsets]
 
 
 def read_chunks(sources: Sequence[Source]) -> Iterator[Chunk]:

@@ -79,9 +79,8 @@ class PairCounts:
     kept: int = 0  # pairs that were not dropped
     dropped: Counter[str] = field(default_factory=Counter)  # pairs, by reason
     replaced: Counter[str] = field(default_factory=Counter)  # characters or bytes, by rule
-    examples: dict[str, list[Location]] = field(
-        default_factory=dict
-    )  # the first locations, by reason or rule
+    examples: dict[str, list[Location]] = field(default_factory=dict)
+    """The first locations, by reason or rule."""
 
     def count(
         self, counter: Counter[str], name: str, number: int, examples: list[Location]
@@ -266,9 +265,8 @@ class _ChunkReader:
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
         self.counts = PairCounts(read=chunk.num_pairs, kept=chunk.num_pairs)
-        self.invalid: dict[
-            tuple[int, int], LineError
-        ] = {}  # lines that are not UTF-8, by row and side
+        # lines that are not UTF-8, by row and side
+        self.invalid: dict[tuple[int, int], LineError] = {}
         self.num_invalid = 0  # bytes, or halves of surrogate pairs
         self.malformed: dict[int, LineError] = {}  # by row, in order
 
@@ -277,11 +275,11 @@ class _ChunkReader:
 
         Invalid bytes become U+FFFD, and a missing text becomes an empty line.
         """
-        lines = [self._split(self._decode(side), side) for side in range(len(self._chunk.raw))]
+        lines = self._split(self._decode(0), 0)
         format = self._chunk.source.format
         if format is Format.pair:
-            return lines[0], lines[1]
-        pair = self._read_tsv(lines[0]) if format is Format.tsv else self._read_json(lines[0])
+            return lines, self._split(self._decode(1), 1)
+        pair = self._read_tsv(lines) if format is Format.tsv else self._read_json(lines)
         for line, _ in self._chunk.overlong:  # these are empty, and counted as overlong only
             self.malformed.pop(line - self._chunk.first_line, None)
         return pair
@@ -348,12 +346,13 @@ class _ChunkReader:
             for name in (src_field, tgt_field):
                 value = record.get(name)
                 if not isinstance(value, str):
-                    problem = problem or f'no text in the field "{name}"'
+                    if problem is None:
+                        problem = f'no text in the field "{name}"'
                     value = ""
                 texts.append(value)
             src.append(texts[0])
             tgt.append(texts[1])
-            if problem:
+            if problem is not None:
                 other_fields: tuple[str, ...] = ()
                 if src_field not in record and tgt_field not in record:
                     other_fields = tuple(k for k, text in record.items() if isinstance(text, str))
@@ -380,4 +379,6 @@ def _parse_record(line: str) -> tuple[dict[str, Any], str | None]:
     if not isinstance(record, dict):
         return {}, "no JSON object"
     translation = record.get("translation")
-    return (translation if isinstance(translation, dict) else record), None
+    if isinstance(translation, dict):
+        return translation, None
+    return record, None

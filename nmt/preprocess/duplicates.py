@@ -10,10 +10,10 @@ probability that any two share a hash is 3 %.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,11 @@ def hash_sides(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
 
 def hash_duplicates(src: Sequence[str], tgt: Sequence[str], compared: Duplicates) -> Hashes:
     """Return hashes (N,) that are equal for duplicates; `compared` is pair, src or tgt."""
-    if compared is Duplicates.pair:
-        return hash_sides(src, tgt)[:, 0]
-    return _hash(src if compared is Duplicates.src else tgt)
+    if compared is Duplicates.src:
+        return _hash(src)
+    if compared is Duplicates.tgt:
+        return _hash(tgt)
+    return hash_sides(src, tgt)[:, 0]
 
 
 def _hash(texts: Sequence[str]) -> Hashes:
@@ -57,9 +59,9 @@ def _hash(texts: Sequence[str]) -> Hashes:
     return np.fromiter((xxh3(text.encode()) for text in texts), np.uint64, len(texts))
 
 
-def hash_forms(src_forms: Sequence[str], tgt_forms: Sequence[str]) -> Hashes:
-    """Return the hashes (N, 2) of the normal forms of sources and targets; 0 for an empty form."""
-    hashes = np.stack([_hash(src_forms), _hash(tgt_forms)], axis=1)
+def hash_forms(forms: Sequence[str]) -> Hashes:
+    """Return the hashes (N,) of normal forms of sentences; 0 for an empty form."""
+    hashes = _hash(forms)
     hashes[hashes == _hash([""])] = 0
     return hashes
 
@@ -89,7 +91,8 @@ class HashWriter(AbstractContextManager["HashWriter"]):
         """Add the hashes (N,) of pairs, to find duplicates.
 
         `rows` (N,) are the numbers of the pairs in the span, in increasing order. `forms` (N, 2)
-        are the results of `hash_forms`, by which `find_duplicates` recognizes held-out sentences.
+        are the results of `hash_forms` for source and target, by which `find_duplicates`
+        recognizes held-out sentences.
         """
         columns: dict[str, np.ndarray[Any, Any]] = {"pairs": hashes, "rows": rows.astype("<u4")}
         if forms is not None:
@@ -146,16 +149,20 @@ def find_duplicates(folder: Path, held_out: Hashes | None = None) -> None:
         rows = _concatenate(slices, "rows")
         tasks = _concatenate(slices, "tasks")
         if held_out is not None:
-            is_relevant = ~np.isin(_concatenate(slices, "forms"), held_out).any(axis=1)
+            is_held_out = np.isin(_concatenate(slices, "forms"), held_out)  # (N, 2), by side
+            is_relevant = ~is_held_out.any(axis=1)
             hashes = hashes[is_relevant]
             rows = rows[is_relevant]
             tasks = tasks[is_relevant]
         order = np.argsort(hashes, kind="stable")  # keeps the reading order of equal hashes
-        is_equal = hashes[order[1:]] == hashes[order[:-1]]
-        repeated = np.sort(order[1:][is_equal])
-        for task in np.unique(tasks[repeated]).tolist():
+        sorted_hashes = hashes[order]
+        is_equal = sorted_hashes[1:] == sorted_hashes[:-1]
+        repeated = np.sort(order[1:][is_equal])  # indices of pairs, in reading order
+        repeated_rows = rows[repeated]
+        repeated_tasks = tasks[repeated]
+        for task in np.unique(repeated_tasks).tolist():
             with folder.joinpath(f"{task}.seen").open("ab") as stream:
-                rows[repeated[tasks[repeated] == task]].tofile(stream)
+                repeated_rows[repeated_tasks == task].tofile(stream)
 
 
 def read_repeats(folder: Path, task: int, num_rows: int) -> Flags:
@@ -213,16 +220,16 @@ def _map_file(path: Path, dtype: str) -> np.ndarray[Any, Any]:
 
 def _concatenate(slices: list[_Slice], name: str) -> Any:
     """Concatenate the attribute `name`, an array, of all slices."""
-    return np.concatenate(list(map(attrgetter(name), slices)))
+    return np.concatenate([getattr(part, name) for part in slices])
 
 
 def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
     """Divide files of sorted hashes at the same values; yield the slices of each interval."""
     num_pairs = sum(path.stat().st_size for path in paths) // 8  # bytes of a hash
-    num_intervals = -(-num_pairs // PAIRS_PER_INTERVAL)  # rounded up
+    num_intervals = math.ceil(num_pairs / PAIRS_PER_INTERVAL)
     starts = [0] * len(paths)
     for number in range(1, num_intervals + 1):
-        largest = np.uint64(number * (1 << 64) // num_intervals - 1)
+        largest = np.uint64(number * (1 << 64) // num_intervals - 1)  # hash of the interval
         slices = []
         for i, path in enumerate(paths):
             hashes = _map_file(path, "<u8")

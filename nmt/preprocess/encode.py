@@ -202,7 +202,7 @@ class DocumentContext:
         """Return the ids of all lines with their context."""
         lines = np.split(ids.flat, ids.offsets[1:-1])
         separator = np.array(self._separator_ids[side], dtype=ids.flat.dtype)
-        arrays = [ids.flat[:0]]
+        arrays = [ids.flat[:0]]  # without lines, sets the type of the result
         lengths = []
         for i, start in enumerate(self._starts):
             document = [lines[start]]  # only the first line keeps its tag
@@ -235,15 +235,16 @@ class LineEncoder:
         """Return the ids of N lines without line breaks."""
         text = "".join([f"{line} {_END_OF_LINE} " for line in lines])
         if not self._encodes_words or _SPACE in text:
-            ids = self._tokenizer.encode_batch(lines, 1)
+            ids = self._tokenizer.encode_batch(lines, num_threads=1)
             flat = np.array(array(self._typecode, chain.from_iterable(ids)))
             return Ids(flat, _to_offsets(np.fromiter(map(len, ids), np.int64, len(ids))))
-        words = text.removesuffix(" ").split(" ")
+        words = text.removesuffix(" ").split(" ")  # after the words of a line, the word \n
         self._learn_words(set(words))
         flat = np.frombuffer(b"".join(map(self._ids_by_word.__getitem__, words)), self._typecode)
         is_end = flat == self._tokenizer.eos_id
-        ends = np.flatnonzero(is_end)
-        return Ids(flat[~is_end], np.concatenate([[0], ends - np.arange(len(ends))]))
+        ends = np.flatnonzero(is_end)  # (N,)
+        ends_without_eos = ends - np.arange(len(ends))  # line i comes after i other EOS
+        return Ids(flat[~is_end], np.concatenate([[0], ends_without_eos]))
 
     def _learn_words(self, words: set[str]) -> None:
         """Encode the words that are not cached.
@@ -253,18 +254,21 @@ class LineEncoder:
         if len(self._ids_by_word) > _MAX_CACHED_WORDS // 2:
             self._older_ids_by_word = self._ids_by_word
             self._ids_by_word = {}
-        missing_words = words.difference(self._ids_by_word)
-        older_words = missing_words & self._older_ids_by_word.keys()
-        self._ids_by_word.update((word, self._older_ids_by_word[word]) for word in older_words)
-        new_words = list(missing_words - older_words)
-        new_ids = self._tokenizer.encode_batch(new_words, 1)
+        new_words = []
+        for word in words.difference(self._ids_by_word):
+            if word in self._older_ids_by_word:
+                self._ids_by_word[word] = self._older_ids_by_word[word]
+            else:
+                new_words.append(word)
+        new_ids = self._tokenizer.encode_batch(new_words, num_threads=1)
         for word, ids in zip(new_words, new_ids, strict=True):
             self._ids_by_word[word] = array(self._typecode, ids).tobytes()
 
     def count_unknown(self, ids: Ids) -> Array:
         """Return the number of unknown and byte tokens of each line, (N,)."""
         is_unknown = self.token_kinds[ids.flat] != PLAIN
-        return np.diff(_to_offsets(is_unknown)[ids.offsets])  # differences of running sums
+        num_before = _to_offsets(is_unknown)  # unknown ids before each id, and of all ids
+        return np.diff(num_before[ids.offsets])
 
 
 def cuts_at_spaces(tokenizer: Tokenizer) -> bool:

@@ -130,8 +130,9 @@ def _read_candidates(
     """Return the candidates by key; scan again for all pairs if the first scan found too few."""
     total_size = sum(requested_sizes(job.config).values())
     candidates = _merge_candidates(job, spans, stage)
-    is_complete = total_size < 1 or limits.held_out_below == NUM_KEYS
-    if not is_complete and len(candidates) < _num_candidates(total_size):
+    are_shares = total_size < 1  # then the first scan has found all pairs of the shares
+    has_all_pairs = are_shares or limits.held_out_below == NUM_KEYS
+    if not has_all_pairs and len(candidates) < _num_candidates(total_size):
         stage = f"{stage} for held-out pairs"
         scan(job, spans, stage, replace(limits, held_out_below=NUM_KEYS))
         candidates = _merge_candidates(job, spans, stage)
@@ -155,7 +156,7 @@ def _choose_pairs(
     """
     taken: dict[str, list[_Pair]] = {}
     used_forms: set[str] = set()
-    keys = iter(sorted(candidates))
+    keys = iter(sorted(candidates))  # each split goes on after the last key of the split before
     share_end = 0.0  # if sizes are shares, a split ends at this key
     for split, size in sizes.items():
         share_end += size * NUM_KEYS
@@ -163,12 +164,14 @@ def _choose_pairs(
         for key in keys:
             pair = candidates[key]
             forms = {normal_form(pair[1]), normal_form(pair[2])}
-            if not forms & used_forms:
-                used_forms |= forms
+            if used_forms.isdisjoint(forms):
+                used_forms.update(forms)
                 pairs.append(pair)
-            if len(pairs) == size or (size < 1 and key >= share_end):
+            is_complete = len(pairs) == size
+            is_end_of_share = size < 1 and key >= share_end
+            if is_complete or is_end_of_share:
                 break
-        if len(pairs) < max(size, 1):
+        if len(pairs) < max(size, 1):  # a share must give at least one pair
             raise ConfigError(
                 f"data.{split}.num_pairs={size:g}: the training text has only {len(pairs)} such "
                 "pairs with sentences of their own; give fewer, or another text"

@@ -85,6 +85,7 @@ def prepare_encoding(job: Job, spans: Sequence[Span]) -> Tokenizers:
 
 
 def _first_scan_limits(job: Job, spans: Sequence[Span]) -> KeyLimits:
+    """Return limits that probably leave enough pairs, if not too many are dropped."""
     num_pairs = sum(span.num_pairs for span in spans)
     sample_below = 0
     if job.config.tokenizer.model is None:
@@ -98,7 +99,9 @@ def _first_scan_limits(job: Job, spans: Sequence[Span]) -> KeyLimits:
 def _hash_normal_forms(lines: Sequence[str]) -> Keys | None:
     """Return the hashes of the normal forms of lines, or None if every normal form is empty."""
     forms = [form for form in map(normal_form, lines) if form]
-    return hash_forms(forms, forms)[:, 0] if forms else None
+    if not forms:
+        return None
+    return hash_forms(forms)
 
 
 def _train_tokenizers(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]) -> None:
@@ -229,4 +232,7 @@ def sample_key_limit(size: int, num_pairs: int) -> int:
 
 def sample_end(keys: Keys, size: int) -> np.uint64:
     """Return the key after the `size` smallest keys."""
-    return np.partition(keys, size)[size] if len(keys) > size else np.uint64(MAX_KEY)
+    if len(keys) <= size:
+        return np.uint64(MAX_KEY)
+    partitioned: Keys = np.partition(keys, size)  # the `size` smallest keys come first
+    return np.uint64(partitioned[size])

@@ -5,6 +5,7 @@ docs/formats.md describes the keys of `report.json`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ def build_report(
         "duplicates": None if duplicates is None else dict(duplicates),
         "overlap": {},
     }
+    overlaps: Mapping[str, Overlap] = {}  # of the training text with the other splits
     for split, corpora in splits.items():
         total = Statistics()
         for statistics in corpora.values():
@@ -153,7 +155,7 @@ def _describe_lengths(statistics: Statistics, side: str) -> Report:
     bins = src_bins if side == "src" else tgt_bins
     starts = bin_starts()[:-1]
     num_lengths = getattr(statistics, side).longest + 1
-    bar_width = max(1, -(-num_lengths // _MAX_BARS))
+    bar_width = math.ceil(num_lengths / _MAX_BARS)
     bars = np.bincount(starts[bins] // bar_width, weights=counts).astype(np.int64)
     pairs_by_bin = np.bincount(bins, weights=counts, minlength=NUM_BINS).astype(np.int64)
     running_sums = np.cumsum(pairs_by_bin)
@@ -213,8 +215,9 @@ def _advise(report: Report) -> Iterator[str]:
         yield from _advise_on_words(_SIDE_NAMES[side], train[side])
     for side in _SIDE_NAMES:
         yield from _advise_on_characters(_SIDE_NAMES[side], train[side])
+    duplicates = report["duplicates"] or {}  # None if they were dropped
     for unit, (filter_value, min_share) in _DUPLICATE_FILTERS.items():
-        number = report["duplicates"][unit] if report["duplicates"] else 0
+        number = duplicates.get(unit, 0)
         if number > min_share * num_kept:
             yield (
                 f"{number / num_kept:.0%} of the training {unit} came before: "

@@ -86,7 +86,7 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                     candidates += _find_candidates(
                         chunk, src_forms, tgt_forms, limits.held_out_below, config.seed
                     )
-                    form_hashes = hash_forms(src_forms, tgt_forms)
+                    form_hashes = np.stack([hash_forms(src_forms), hash_forms(tgt_forms)], axis=1)
                 if drops_duplicates:
                     pair_hashes = hash_duplicates(chunk.src, chunk.tgt, config.filter.duplicates)
                     hash_writer.add_rows(pair_hashes, pair_numbers - span.first_pair, form_hashes)

@@ -54,7 +54,7 @@ class _CorpusSettings:
         if self.split.src is not None and self.split.tgt is not None:
             return pair_up(self.split.src, self.split.tgt, self.key)
         names = self.split.tsv or self.split.jsonl or []
-        return [(file,) for name in names for file in match_files(name).values()]
+        return [(file,) for file in _match_all(names)]
 
 
 def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
@@ -84,9 +84,8 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
     bundled = config.data.corpus
     if bundled is not Corpus.files:
         pairs = bundled_corpus(bundled, config.seed)[split]
-        src_lines, tgt_lines = zip(*pairs, strict=True)
-        src = "\n".join(src_lines) + "\n"
-        tgt = "\n".join(tgt_lines) + "\n"
+        src = "".join(f"{src_line}\n" for src_line, _ in pairs)
+        tgt = "".join(f"{tgt_line}\n" for _, tgt_line in pairs)
         paths = (spool_dir / f"{split}.src", spool_dir / f"{split}.tgt")
         _spool_blocks(paths, [[src.encode(), tgt.encode()]])
         return [Source("", Format.pair, paths, (bundled.value, bundled.value))]
@@ -161,23 +160,21 @@ def pair_up(src: Sequence[str], tgt: Sequence[str], key: str) -> list[tuple[str,
     the same text. Raises `DataError` for files without a counterpart; `key` names the setting.
     """
     if len(src) != len(tgt):
-        src_files = [file for name in src for file in match_files(name).values()]
-        tgt_files = [file for name in tgt for file in match_files(name).values()]
-        return _pair_in_order(src_files, tgt_files, key)
+        return _pair_in_order(_match_all(src), _match_all(tgt), key)
     pairs: list[tuple[str, ...]] = []
     for src_name, tgt_name in zip(src, tgt, strict=True):
         src_matches = match_files(src_name)
         tgt_matches = match_files(tgt_name)
-        unpaired = src_matches.keys() ^ tgt_matches.keys()
-        if not unpaired:
+        if src_matches.keys() == tgt_matches.keys():
             pairs += [(file, tgt_matches[wildcards]) for wildcards, file in src_matches.items()]
-        elif not src_matches.keys() & tgt_matches.keys():
+        elif src_matches.keys().isdisjoint(tgt_matches):
             src_files = list(src_matches.values())
             pairs += _pair_in_order(src_files, list(tgt_matches.values()), "src and tgt")
         else:
-            file = min((src_matches | tgt_matches)[wildcards] for wildcards in unpaired)
+            unpaired = [src_matches[texts] for texts in src_matches if texts not in tgt_matches]
+            unpaired += [tgt_matches[texts] for texts in tgt_matches if texts not in src_matches]
             raise DataError(
-                f"{file} has no counterpart on the other side; add it or name the files"
+                f"{min(unpaired)} has no counterpart on the other side; add it or name the files"
             )
     return pairs
 
@@ -189,6 +186,14 @@ def _pair_in_order(src: list[str], tgt: list[str], key: str) -> list[tuple[str, 
             f"({tgt[0]} ...); the numbers must be equal"
         )
     return list(zip(src, tgt, strict=True))
+
+
+def _match_all(names: Sequence[str]) -> list[str]:
+    """Return the files that match any of the names or patterns, in order."""
+    files: list[str] = []
+    for name in names:
+        files.extend(match_files(name).values())
+    return files
 
 
 def match_files(name: str) -> dict[tuple[str, ...], str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,13 +17,11 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess.characters import CharacterStatistics, Ints, Signatures, is_among, normal_form
 from nmt.preprocess.chunks import Location
 from nmt.preprocess.clean import NUM_EXAMPLES, CleanChunk, PairCounts
-from nmt.preprocess.duplicates import UNITS
 
 NUM_EXACT_LENGTHS = 256  # lengths below this have a bin each
 _BINS_PER_OCTAVE = 16
-NUM_BINS = (
-    NUM_EXACT_LENGTHS + 12 * _BINS_PER_OCTAVE
-)  # the last bin starts just below a million tokens
+_NUM_OCTAVES = 12  # the last bin starts just below a million tokens
+NUM_BINS = NUM_EXACT_LENGTHS + _NUM_OCTAVES * _BINS_PER_OCTAVE
 MATCH_LEVELS = ("exact", "normalised")
 # kinds of tokens
 PLAIN = 0
@@ -33,6 +31,13 @@ TokenKinds = np.ndarray[Any, np.dtype[np.uint8]]
 RowsByText = dict[str, set[int]]
 Texts = tuple[Sequence[str], Sequence[str]]  # source and target lines
 FlatIds = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids of all lines, offsets (N + 1,)
+
+
+class _SplitTables(NamedTuple):
+    """The rows of a held-out split by their source and by their target, at one match level."""
+
+    by_src: RowsByText
+    by_tgt: RowsByText
 
 
 @dataclass
@@ -102,13 +107,12 @@ class Statistics:
 
         Counters become lists of pairs, since JSON has no numbers as keys.
         """
-        sides = [
-            {**vars(side), "characters": sorted(side.characters.items())} for side in self.sides
-        ]
-        overlaps = {
-            name: {**vars(overlap), "rows": sorted(overlap.rows)}
-            for name, overlap in self.overlaps.items()
-        }
+        sides = []
+        for side in self.sides:
+            sides.append({**vars(side), "characters": sorted(side.characters.items())})
+        overlaps = {}
+        for name, overlap in self.overlaps.items():
+            overlaps[name] = {**vars(overlap), "rows": sorted(overlap.rows)}
         return {
             "pairs": vars(self.pairs),
             "sides": sides,
@@ -119,18 +123,18 @@ class Statistics:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Statistics:
         """Rebuild the statistics from the result of `to_json`."""
-        src, tgt = [
-            SideStatistics(**{**side, "characters": Counter(dict(side["characters"]))})
-            for side in content["sides"]
-        ]
-        overlaps = {
-            name: Overlap(overlap["matches"], set(overlap["rows"]), overlap["examples"])
-            for name, overlap in content["overlaps"].items()
-        }
+        sides = []
+        for side in content["sides"]:
+            characters = Counter(dict(side["characters"]))
+            sides.append(SideStatistics(**{**side, "characters": characters}))
+        overlaps = {}
+        for name, overlap in content["overlaps"].items():
+            rows = set(overlap["rows"])
+            overlaps[name] = Overlap(overlap["matches"], rows, overlap["examples"])
         return cls(
             pairs=PairCounts.from_json(content["pairs"]),
-            src=src,
-            tgt=tgt,
+            src=sides[0],
+            tgt=sides[1],
             lengths=Counter(dict(content["lengths"])),
             overlaps=overlaps,
         )
@@ -194,19 +198,18 @@ class HeldOut:
     """
 
     def __init__(self, splits: Mapping[str, Texts]) -> None:
-        # by split: for each match level, the rows by source text and the rows by target text
-        self._rows: dict[str, list[tuple[RowsByText, RowsByText]]] = {}
+        self._tables: dict[str, dict[str, _SplitTables]] = {}  # by split, then by match level
         src_lines: list[str] = []
         tgt_lines: list[str] = []
         for split, (src, tgt) in splits.items():
-            exact = (_rows_by_text(src), _rows_by_text(tgt))
-            normalised = (
-                _rows_by_text(map(normal_form, src)),
-                _rows_by_text(map(normal_form, tgt)),
+            normalised = _SplitTables(
+                by_src=_rows_by_text(map(normal_form, src)),
+                by_tgt=_rows_by_text(map(normal_form, tgt)),
             )
             for rows in normalised:
                 rows.pop("", None)  # lines of punctuation match only exactly
-            self._rows[split] = [exact, normalised]
+            exact = _SplitTables(by_src=_rows_by_text(src), by_tgt=_rows_by_text(tgt))
+            self._tables[split] = {"exact": exact, "normalised": normalised}
             src_lines += src
             tgt_lines += tgt
         self._src_signatures = np.unique(CharacterStatistics(src_lines).signatures())
@@ -224,21 +227,21 @@ class HeldOut:
         may_match |= is_among(signatures[1], self._tgt_signatures)
         for row in np.flatnonzero(may_match).tolist():
             location = chunk.raw_chunk.location(int(chunk.kept_rows[row]))
-            pair = (chunk.src[row], chunk.tgt[row])
-            forms = (normal_form(pair[0]), normal_form(pair[1]))
-            for split, tables in self._rows.items():
+            src = chunk.src[row]
+            tgt = chunk.tgt[row]
+            texts = {"exact": (src, tgt), "normalised": (normal_form(src), normal_form(tgt))}
+            for split, tables in self._tables.items():
                 src_rows: set[int] = set()  # rows of the split with this source
                 tgt_rows: set[int] = set()
-                for level, (src_text, tgt_text) in enumerate([pair, forms]):
-                    # exact matches count as normalised matches too
-                    src_rows |= tables[level][0].get(src_text, set())
-                    tgt_rows |= tables[level][1].get(tgt_text, set())
-                    for unit, rows in zip(
-                        UNITS, (src_rows & tgt_rows, src_rows, tgt_rows), strict=True
-                    ):
+                for level in MATCH_LEVELS:  # exact matches count as normalised matches too
+                    src_text, tgt_text = texts[level]
+                    src_rows |= tables[level].by_src.get(src_text, set())
+                    tgt_rows |= tables[level].by_tgt.get(tgt_text, set())
+                    pair_rows = src_rows & tgt_rows
+                    matches = {"pairs": pair_rows, "sources": src_rows, "targets": tgt_rows}
+                    for unit, rows in matches.items():
                         if rows:
-                            name = f"{split} {MATCH_LEVELS[level]} {unit}"
-                            overlap = overlaps.setdefault(name, Overlap())
+                            overlap = overlaps.setdefault(f"{split} {level} {unit}", Overlap())
                             overlap.merge(_overlap_of_pair(location, rows))
         return overlaps
 

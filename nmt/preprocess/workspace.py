@@ -185,8 +185,10 @@ class Workspace:
         if self._fingerprint:
             keys = sorted({*self._fingerprint, *fingerprint})
             changed = [key for key in keys if self._fingerprint.get(key) != fingerprint.get(key)]
-            reason = f"{', '.join(changed)} changed since the last run: " if changed else ""
-            log.info("%sstarting over", reason)
+            if changed:
+                log.info("%s changed since the last run: starting over", ", ".join(changed))
+            else:
+                log.info("starting over")
         for path in self.folder.iterdir():
             if path.is_file() and path.name != _LOCK:
                 path.unlink()
