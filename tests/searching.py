@@ -139,6 +139,9 @@ class ToyStepper:
         self.width = src.size(1)
         return ToyState([(tuple(row[:length]), ()) for row, length in pairs], attention)
 
+    def start_single(self, src: Tensor, src_lengths: Tensor) -> ToyState:
+        return self.start(src, src_lengths)
+
     def step(self, tokens: Tensor, state: ToyState) -> Tensor:
         pairs = zip(state.rows, tokens.tolist(), strict=True)
         state.rows = [(source, (*prefix, token)) for (source, prefix), token in pairs]

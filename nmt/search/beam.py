@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nmt.config import Stop
+from nmt.config import SearchConfig, Stop
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.fast.cache import BeamGrid
 from nmt.model.fast.top import NEG_INF, Candidates, best_candidates
@@ -133,16 +133,26 @@ class BeamSearch:
         The shortest continuation has one more token, EOS: where the results are full, forced
         prefixes and `min_length` lie behind.
         """
-        config = self._state.request.config
         scores = [self._results[i].worst_score for i in sentences.tolist()]
-        next_lengths = lengths.double() + 1  # (B,)
-        max_lengths = None
-        if config.stop is Stop.exact:
-            max_lengths = limits.double().maximum(next_lengths)  # (B,)
-        threshold = min_log_prob(
-            torch.tensor(scores, dtype=torch.float64), next_lengths, config, max_lengths=max_lengths
-        )
-        return threshold.unsqueeze(1)
+        return prune_threshold(
+            torch.tensor(scores, dtype=torch.float64), lengths, limits, self._state.request.config
+        ).unsqueeze(1)
+
+
+def prune_threshold(
+    worst_scores: Tensor, lengths: Tensor, limits: Tensor, config: SearchConfig
+) -> Tensor:
+    """Return the log-probability (N,) that hypotheses of `lengths` (N,) tokens must exceed to
+    become a result.
+
+    `worst_scores` (N,), in float64, are the scores of the last results; `limits` (N,) are the
+    greatest lengths. A hypothesis can end with its next token, see `BeamSearch`.
+    """
+    next_lengths = lengths.double() + 1  # (N,)
+    max_lengths = None
+    if config.stop is Stop.exact:
+        max_lengths = limits.double().maximum(next_lengths)  # (N,)
+    return min_log_prob(worst_scores, next_lengths, config, max_lengths=max_lengths)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from nmt.search.beam import BeamSearch
 from nmt.search.hypotheses import Hypothesis, check_finite
 from nmt.search.request import SearchRequest
 from nmt.search.sampling import Sampler, make_sampling_keys
+from nmt.search.single import can_search_single, search_single
 from nmt.search.state import SearchState
 from nmt.search.stepper import Stepper
 
@@ -32,6 +33,8 @@ def search(
     not finite.
     """
     request.check_prefixes(tokenizer)
+    if can_search_single(request, stepper.device):
+        return [search_single(stepper, request, tokenizer)]
     if request.config.sampling:
         return _sample(stepper, request, tokenizer)
     if request.config.beam_size == 1:

@@ -20,6 +20,7 @@ from nmt.config import Combine, choose
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.decode import DecodingState
 from nmt.model.fast.packing import pack
+from nmt.model.fast.single import SingleState
 from nmt.model.fast.transfer import send
 from nmt.model.transformer import AttentionWeights, alignment_layer
 
@@ -44,6 +45,12 @@ class Stepper(Protocol):
         one empty hypothesis per sentence (R = B).
 
         With `attention`, every step records the attention to the source.
+        """
+
+    def start_single(self, src: Tensor, src_lengths: Tensor) -> Any:
+        """Do what `start` does for one sentence with few hypotheses, on a CPU possibly faster.
+
+        The state supports neither `join` nor `attention`.
         """
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
@@ -77,7 +84,7 @@ class Stepper(Protocol):
 class ModelState(NamedTuple):
     """The state of a `ModelStepper`; its methods change it in place."""
 
-    decoding: DecodingState
+    decoding: DecodingState | SingleState
     attention_out: AttentionWeights | None  # receives the weights of each step, if requested
 
 
@@ -100,6 +107,12 @@ class ModelStepper:
             decoding = self.model.start(send(src, self.device), src_lengths)
         return ModelState(decoding, {self.alignment_attention: None} if attention else None)
 
+    def start_single(self, src: Tensor, src_lengths: Tensor) -> ModelState:
+        """See `Stepper.start_single`."""
+        with self._autocast():
+            decoding = self.model.start_single(send(src, self.device), src_lengths)
+        return ModelState(decoding, None)
+
     def step(self, tokens: Tensor, state: ModelState) -> Tensor:
         """See `Stepper.step`."""
         with self._autocast():
@@ -121,6 +134,7 @@ class ModelStepper:
 
     def join(self, state: ModelState, src: Tensor, src_lengths: Tensor) -> ModelState:
         """See `Stepper.join`."""
+        assert isinstance(state.decoding, DecodingState)
         with self._autocast():
             self.model.join(state.decoding, send(src, self.device), src_lengths)
         return state
@@ -189,6 +203,10 @@ class EnsembleStepper:
     def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> list[Any]:
         """See `Stepper.start`; returns the state of each member."""
         return [member.start(src, src_lengths, attention=attention) for member in self.members]
+
+    def start_single(self, src: Tensor, src_lengths: Tensor) -> list[Any]:
+        """See `Stepper.start_single`."""
+        return [member.start_single(src, src_lengths) for member in self.members]
 
     def step(self, tokens: Tensor, state: list[Any]) -> Tensor:
         """See `Stepper.step`."""

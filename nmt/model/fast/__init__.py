@@ -28,6 +28,7 @@ from nmt.model.fast.layers import (
     reorder,
 )
 from nmt.model.fast.packing import PackedContext, Packing, pack
+from nmt.model.fast.single import SingleDecoder, SingleState, can_decode_single
 from nmt.model.transformer import (
     AttentionContext,
     AttentionWeights,
@@ -44,6 +45,7 @@ class FastTransformer(Transformer):
 
     reordered_weights: ReorderedWeights | None = None  # of the output layer, set by `freeze`
     step_decoder: StepDecoder | None = None  # of frozen weights, made by the first `start`
+    single_decoder: SingleDecoder | None = None  # the same for `start_single`
 
     @property
     def drops_eos(self) -> bool:
@@ -78,6 +80,18 @@ class FastTransformer(Transformer):
         memory, packing = self.encode_padded(src, src_lengths)
         return DecodingState(self._choose_decoder(), memory, packing)
 
+    def start_single(self, src: Tensor, src_lengths: Tensor) -> DecodingState | SingleState:
+        """Do what `start` does for one sentence (1, S) that will have few hypotheses.
+
+        The state takes at most `MAX_ROWS` hypotheses, and neither `join` nor `attention_out`.
+        """
+        if not self._is_frozen() or not can_decode_single(self):
+            return self.start(src, src_lengths)
+        if self.single_decoder is None:
+            self.single_decoder = SingleDecoder(self)
+        memory, _ = self.encode_padded(src, src_lengths)  # (S, D)
+        return SingleState(self.single_decoder, memory)
+
     def encode_padded(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Packing]:
         """Pack and encode padded source ids (B, S); return the memory (N, D) and its packing."""
         lengths = src_lengths - 1 if self.drops_eos else src_lengths  # (B,)
@@ -91,13 +105,18 @@ class FastTransformer(Transformer):
         return torch.cat(memory), pack(lengths.tolist()).to(src.device)
 
     def step(
-        self, tokens: Tensor, state: DecodingState, attention_out: AttentionWeights | None = None
+        self,
+        tokens: Tensor,
+        state: DecodingState | SingleState,
+        attention_out: AttentionWeights | None = None,
     ) -> Tensor:
         """Map the newest token of each live hypothesis, (R,), to hidden states (R, D); add it to
         `state`.
 
         `attention_out` receives the weights of cross-attention (R, H, 1, S), padded with zeros.
         """
+        if isinstance(state, SingleState):
+            return state.step(tokens)
         num_rows = len(tokens)
         tokens = F.pad(tokens, (0, state.grid.num_padded_rows - num_rows))
         state.advance()
@@ -116,14 +135,24 @@ class FastTransformer(Transformer):
 
     def _choose_decoder(self) -> StepDecoder:
         """Return the decoder for steps, which is made once for frozen float32 weights on a CPU."""
-        weight = self.embedding.weight
-        is_float32_cpu = weight.device.type == "cpu" and weight.dtype is torch.float32
-        is_frozen = self.reordered_weights is not None and is_float32_cpu
-        if not is_frozen or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        if not self._is_frozen():
             return StepDecoder(self.decoder_layers, is_frozen=False)
         if self.step_decoder is None:
             self.step_decoder = StepDecoder(self.decoder_layers, is_frozen=True)
         return self.step_decoder
+
+    def _is_frozen(self) -> bool:
+        """Return whether `freeze` was called for a float32 model on a CPU, and neither gradients
+        nor autocast need the original weights.
+        """
+        weight = self.embedding.weight
+        return (
+            self.reordered_weights is not None
+            and weight.device.type == "cpu"
+            and weight.dtype is torch.float32
+            and not torch.is_grad_enabled()
+            and not torch.is_autocast_enabled("cpu")
+        )
 
 
 FAST_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
@@ -161,6 +190,7 @@ def freeze(model: nn.Module, dtype: torch.dtype = torch.float32) -> torch.dtype:
         if isinstance(module, FastTransformer):
             module.reordered_weights = ReorderedWeights()
             module.step_decoder = None
+            module.single_decoder = None
         elif isinstance(module, FastLinear):
             module.reordered_weights = ReorderedWeights(
                 torch.bfloat16 if layers_convert else torch.float32

@@ -1,0 +1,192 @@
+"""Greedy and beam search for one sentence on a CPU.
+
+It returns what the general search returns. For one sentence, tensor operations of a few elements
+take most of the time, so hypotheses are lists and NumPy chooses among their continuations.
+"""
+
+# R live hypotheses, best first; K beam size, V vocab
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from nmt.data.batch import pad_source
+from nmt.data.tokenizer import Tokenizers
+from nmt.model.fast.single import MAX_ROWS
+from nmt.model.fast.top import NEG_INF
+from nmt.search.beam import ResultList, prune_threshold
+from nmt.search.constraints import forbidden_ids
+from nmt.search.hypotheses import Hypothesis, check_finite
+from nmt.search.request import SearchRequest
+from nmt.search.stepper import Stepper
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+_NUM_GROUPS = 256  # of continuations, whose maxima show which ones are not among the best
+
+
+def can_search_single(request: SearchRequest, device: torch.device) -> bool:
+    """Return whether `search_single` supports a request: one sentence, few hypotheses, and no
+    sampling, attention, forced prefix, `min_length` or other constraints.
+    """
+    config = request.config
+    return (
+        len(request.sources) == 1
+        and device.type == "cpu"
+        and config.beam_size <= MAX_ROWS
+        and not config.sampling
+        and not config.needs_attention
+        and not config.min_length
+        and not any(request.prefixes)
+        and not request.constraints
+    )
+
+
+def search_single(
+    stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
+) -> list[Hypothesis]:
+    """Return the hypotheses of the only sentence of a request, best first."""
+    model = SingleModel(stepper, request, tokenizer)
+    if request.config.beam_size == 1:
+        hypotheses = [_search_greedily(model)]
+    else:
+        hypotheses = _search_with_beam(model)
+    check_finite(hypotheses)
+    return hypotheses
+
+
+class SingleModel:
+    """The predictions of a model for one sentence."""
+
+    def __init__(self, stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers) -> None:
+        self.request = request
+        self.config = request.config
+        self.bos_id = tokenizer.tgt.bos_id
+        self.eos_id = tokenizer.tgt.eos_id
+        self.limit = request.length_limits()[0]
+        self._forbidden = forbidden_ids(tokenizer.tgt)
+        self._stepper = stepper
+        src, src_lengths = pad_source(request.sources, tokenizer)  # (1, S), (1,)
+        self._state = stepper.start_single(src, src_lengths)
+
+    def next_log_probs(self, tokens: list[int]) -> Floats:
+        """Append a token to each hypothesis; return log-probabilities of the next one (R, V)."""
+        tensor = self._stepper.step(torch.tensor(tokens), self._state)  # (R, V)
+        log_probs: Floats = tensor.numpy()
+        log_probs[:, self._forbidden] = NEG_INF
+        return log_probs
+
+    def reorder(self, rows: list[int]) -> None:
+        """Go on with these hypotheses; one may be repeated."""
+        self._state = self._stepper.reorder(self._state, torch.tensor(rows))
+
+    def hypothesis(self, tokens: list[int], log_probs: list[float]) -> Hypothesis:
+        """Return a complete hypothesis with its score."""
+        return Hypothesis.from_tokens(tokens, log_probs, self.config, eos_id=self.eos_id)
+
+
+def _search_greedily(model: SingleModel) -> Hypothesis:
+    """Append the most probable token, the lowest id among equals, until EOS or the limit."""
+    tokens: list[int] = []
+    token_log_probs: list[float] = []
+    token = model.bos_id
+    while len(tokens) < model.limit:
+        log_probs = model.next_log_probs([token])[0]  # (V,)
+        token = int(log_probs.argmax())
+        tokens.append(token)
+        token_log_probs.append(float(log_probs[token]))
+        if token == model.eos_id:
+            break
+    return model.hypothesis(tokens, token_log_probs)
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A hypothesis with one more token."""
+
+    parent: int  # row of the hypothesis that it continues
+    tokens: list[int]
+    log_probs: list[float]  # of each token
+    total: np.float32  # of the log-probabilities, as the ranking adds them
+
+
+def _search_with_beam(model: SingleModel) -> list[Hypothesis]:
+    """Search as `BeamSearch` does."""
+    beam_size = model.config.beam_size
+    results = ResultList(model.request.num_results)
+    beam = [Continuation(0, [model.bos_id], [], np.float32(0))]
+    for length in range(1, model.limit + 1):
+        log_probs = model.next_log_probs([hypothesis.tokens[-1] for hypothesis in beam])  # (R, V)
+        ranking = _rank_continuations(beam, log_probs, 2 * beam_size)
+        live = []
+        for rank, candidate in enumerate(ranking):
+            if candidate.tokens[-1] != model.eos_id:
+                live.append(candidate)
+            elif rank < beam_size:
+                results.add(model.hypothesis(candidate.tokens[1:], candidate.log_probs))
+        beam = live[:beam_size]
+        if length == model.limit:
+            for candidate in beam:  # complete, though not finished
+                results.add(model.hypothesis(candidate.tokens[1:], candidate.log_probs))
+            beam = []
+        elif results.worst_score > NEG_INF:
+            threshold = _prune_threshold(model, results.worst_score, length)
+            beam = [candidate for candidate in beam if candidate.total > threshold]
+        if not beam:
+            break
+        model.reorder([candidate.parent for candidate in beam])
+    return results.hypotheses
+
+
+def _rank_continuations(
+    beam: list[Continuation], log_probs: Floats, count: int
+) -> list[Continuation]:
+    """Return up to `count` continuations with the highest totals, best first; ties go to the lowest
+    row, then the lowest token.
+    """
+    previous = np.array([hypothesis.total for hypothesis in beam])  # (R,)
+    totals = (previous[:, None] + log_probs).ravel()  # (R * V,)
+    best = _highest(totals, count)
+    rows, tokens = np.divmod(best, log_probs.shape[1])
+    ranking = []
+    for i, row, token in zip(best.tolist(), rows.tolist(), tokens.tolist(), strict=True):
+        parent = beam[row]
+        continuation = Continuation(
+            parent=row,
+            tokens=[*parent.tokens, token],
+            log_probs=[*parent.log_probs, float(log_probs[row, token])],
+            total=totals[i],
+        )
+        ranking.append(continuation)
+    return ranking
+
+
+def _highest(values: Floats, count: int) -> np.ndarray[Any, Any]:
+    """Return the indices of up to `count` highest values above minus infinity, best first.
+
+    Of equal values the first comes first. The values are divided into groups: those below the
+    `count` highest maxima of groups are not among the highest, so that few remain to be sorted.
+    """
+    threshold = np.finfo(np.float32).min
+    group_size = len(values) // _NUM_GROUPS
+    if group_size:
+        # group i has the values i, i + 256, i + 512, ...: NumPy compares whole rows at once
+        grouped = values[: group_size * _NUM_GROUPS].reshape(group_size, _NUM_GROUPS)
+        threshold = max(threshold, np.partition(grouped.max(axis=0), -count)[-count])
+    remaining = np.flatnonzero(values >= threshold)
+    order = np.argsort(-values[remaining], kind="stable")[:count]
+    return remaining[order]
+
+
+def _prune_threshold(model: SingleModel, worst_score: float, length: int) -> float:
+    """Return the log-probability that a live hypothesis must exceed to become a result."""
+    threshold = prune_threshold(
+        torch.tensor([worst_score], dtype=torch.float64),
+        torch.tensor([length]),
+        torch.tensor([model.limit]),
+        model.config,
+    )
+    return float(threshold)

@@ -1,0 +1,179 @@
+"""The path for one sentence with few hypotheses, against the general one."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from searching import (
+    TASTES,
+    TOKENIZER,
+    ToyStepper,
+    config,
+    decided_model,
+    source_rows,
+    toy_source,
+)
+from tiny import (
+    PAD,
+    VOCAB_SIZE,
+    assert_near,
+    hidden_states,
+    plain,
+    random_source,
+    tiny_model,
+)
+
+from nmt.config import Activation, Norm, Normalization, Positions, SearchConfig, Stop
+from nmt.model.fast import freeze
+from nmt.model.fast.decode import DecodingState
+from nmt.model.fast.layers import FastLinear
+from nmt.model.fast.single import SingleState
+from nmt.search.beam import BeamSearch
+from nmt.search.constraints import ForbiddenTokens
+from nmt.search.hypotheses import Hypothesis
+from nmt.search.request import SearchRequest
+from nmt.search.search import search
+from nmt.search.single import _highest, can_search_single
+from nmt.search.stepper import ModelStepper, Stepper
+
+CPU = torch.device("cpu")
+RULES: list[dict[str, Any]] = [
+    {},
+    {"alpha": 0.0},
+    {"alpha": 2.0},
+    {"normalization": Normalization.average},
+    {"normalization": Normalization.none, "word_reward": 0.8},
+]
+
+
+def search_generally(stepper: Stepper, request: SearchRequest) -> list[Hypothesis]:
+    beam_search = BeamSearch(stepper, request, TOKENIZER)
+    while beam_search.num_live:
+        beam_search.step()
+    return beam_search.result(0)
+
+
+def test_one_sentence_gets_the_hypotheses_of_the_general_search_in_as_many_steps() -> None:
+    cases = itertools.product(RULES, TASTES, Stop, (2, 3, 8), (1, 2, None))
+    for rule, taste, stop, beam_size, n_best in cases:
+        for length, limit in ((2, 9), (7, 4)):
+            settings = config(beam_size, b=limit, stop=stop, **rule)
+            request = SearchRequest(source_rows(toy_source(length)), settings, n_best=n_best)
+            assert can_search_single(request, CPU)
+            single, general = ToyStepper(taste), ToyStepper(taste)
+            case = (rule, taste, stop, beam_size, n_best, length)
+            [hypotheses] = search(single, request, TOKENIZER)
+            assert hypotheses == search_generally(general, request), case
+            assert single.num_rows == general.num_rows, case
+
+
+def test_a_model_translates_a_sentence_as_the_general_path() -> None:
+    for norm, beam_size, length in itertools.product(Norm, (1, 4), (1, 5, 30)):
+        settings = config(beam_size, a=1.0, b=12)
+        sources = source_rows(random_source([length]))
+        model = decided_model(norm)
+        [expected] = search(ModelStepper(model), SearchRequest(sources * 2, settings), TOKENIZER)[
+            :1
+        ]
+        freeze(model)
+        with torch.inference_mode():
+            state = model.start_single(*random_source([length]))
+        assert isinstance(state, SingleState)
+        [found] = search(ModelStepper(model), SearchRequest(sources, settings), TOKENIZER)
+        assert [h.tokens for h in found] == [h.tokens for h in expected], (norm, beam_size, length)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.score == pytest.approx(theirs.score, abs=1e-4)
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 8])
+@torch.inference_mode()
+def test_any_walk_through_the_cache_of_one_sentence_equals_the_plain_model(max_rows: int) -> None:
+    draw = torch.Generator().manual_seed(max_rows)
+    for norm in Norm:
+        model = tiny_model(norm=norm, num_heads=2)
+        twin = plain(model)
+        freeze(model)
+        src, lengths = random_source([9])
+        state = model.start_single(src, lengths)
+        assert isinstance(state, SingleState)
+        tgt = torch.zeros(1, 0, dtype=torch.long)
+        for step in range(70):
+            tokens = torch.randint(4, VOCAB_SIZE, (len(tgt),), generator=draw)
+            tgt = torch.cat([tgt, tokens.unsqueeze(1)], dim=1)
+            hidden = model.step(tokens, state)
+            num_rows = len(tgt)
+            expected = hidden_states(twin, src.expand(num_rows, -1), lengths.expand(num_rows), tgt)
+            assert_near(hidden, expected[:, -1], (norm, step), atol=1e-4)
+            rows = torch.randint(
+                num_rows, (int(torch.randint(1, max_rows + 1, (), generator=draw)),), generator=draw
+            )
+            state.reorder(rows)
+            tgt = tgt[rows]
+            assert state.mask.size(1) <= 2 * (step + 1 + 3 * max_rows) + 64, step
+
+
+@torch.inference_mode()
+def test_models_with_other_parts_decode_on_the_general_path() -> None:
+    for changes in (
+        {"positions": Positions.rotary},
+        {"positions": Positions.alibi},
+        {"num_kv_heads": 1, "num_heads": 2},
+        {"qk_norm": True},
+        {"activation": Activation.gelu},
+    ):
+        model = tiny_model(**changes)
+        freeze(model)
+        assert isinstance(model.start_single(*random_source([5])), DecodingState), changes
+    unfrozen = tiny_model()
+    assert isinstance(unfrozen.start_single(*random_source([5])), DecodingState)
+
+
+def test_requests_that_the_path_for_one_sentence_does_not_support_take_the_general_one() -> None:
+    source = [[4, 5]]
+    small = SearchConfig(beam_size=8)
+    assert can_search_single(SearchRequest(source, small), CPU)
+    assert can_search_single(SearchRequest(source, small, prefixes=[[]]), CPU)
+    for request in (
+        SearchRequest(source * 2, small),
+        SearchRequest(source, SearchConfig(beam_size=9)),
+        SearchRequest(source, SearchConfig(sampling=True)),
+        SearchRequest(source, SearchConfig(alignment=True)),
+        SearchRequest(source, SearchConfig(coverage_penalty=0.1)),
+        SearchRequest(source, SearchConfig(min_length=1)),
+        SearchRequest(source, small, prefixes=[[4]]),
+        SearchRequest(source, small, constraints=[ForbiddenTokens([PAD])]),
+    ):
+        assert not can_search_single(request, CPU), request
+    assert not can_search_single(SearchRequest(source, small), torch.device("cuda"))
+
+
+def test_linear_layers_compute_few_rows_as_many() -> None:
+    for inner, outer in ((8, 12), (64, 256), (512, 512), (512, 1200)):
+        layer = FastLinear(inner, outer).requires_grad_(False)
+        freeze(layer)
+        for num_rows, activation in itertools.product((1, 2, 5, 8), ("none", "relu")):
+            x = torch.randn(num_rows, inner)
+            expected = torch.nn.functional.linear(x, layer.weight[:10], layer.bias[:10])
+            if activation == "relu":
+                expected = expected.relu()
+            with torch.inference_mode():
+                y = layer.few_rows_function(10, activation)(x)
+                everything = layer.few_rows_function(None, activation)(x)
+            assert_near(y, expected, (inner, outer, num_rows), atol=1e-4)
+            assert_near(everything[:, :10], expected, (inner, outer, num_rows), atol=1e-4)
+
+
+def test_the_highest_values_are_the_first_of_a_stable_sort() -> None:
+    draw = np.random.default_rng(1)
+    for size, count in itertools.product((3, 100, 255, 256, 300, 5000), (1, 4, 16)):
+        for num_distinct in (2, 20, 10**6):
+            values = draw.integers(num_distinct, size=size).astype(np.float32)
+            values[draw.random(size) < 0.3] = -np.inf
+            order = np.argsort(-values, kind="stable")[:count]
+            expected = [i for i in order.tolist() if values[i] > -np.inf]
+            assert _highest(values, count).tolist() == expected, (size, count, num_distinct)
+    assert len(_highest(np.full(1000, np.nan, dtype=np.float32), 4)) == 0
