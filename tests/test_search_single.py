@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from searching import (
-    TASTES,
     TOKENIZER,
+    TOY_SETTINGS,
     ToyStepper,
     config,
     decided_model,
@@ -58,14 +58,14 @@ def search_generally(stepper: Stepper, request: SearchRequest) -> list[Hypothesi
 
 
 def test_one_sentence_gets_the_hypotheses_of_the_general_search_in_as_many_steps() -> None:
-    cases = itertools.product(RULES, TASTES, Stop, (2, 3, 8), (1, 2, None))
-    for rule, taste, stop, beam_size, n_best in cases:
+    cases = itertools.product(RULES, TOY_SETTINGS, Stop, (2, 3, 8), (1, 2, None))
+    for rule, toy, stop, beam_size, n_best in cases:
         for length, limit in ((2, 9), (7, 4)):
             settings = config(beam_size, b=limit, stop=stop, **rule)
             request = SearchRequest(source_rows(toy_source(length)), settings, n_best=n_best)
             assert can_search_single(request, CPU)
-            single, general = ToyStepper(taste), ToyStepper(taste)
-            case = (rule, taste, stop, beam_size, n_best, length)
+            single, general = ToyStepper(toy), ToyStepper(toy)
+            case = (rule, toy, stop, beam_size, n_best, length)
             [hypotheses] = search(single, request, TOKENIZER)
             assert hypotheses == search_generally(general, request), case
             assert single.num_rows == general.num_rows, case
