@@ -8,8 +8,10 @@ import json
 import os
 import random
 import re
+import socket
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -414,3 +416,24 @@ def test_a_damaged_dataset_is_a_data_error(tmp_path: Path) -> None:
             with pytest.raises(DataError, match=f"{re.escape(dataset)} cannot be read") as error:
                 find(tmp_path, dataset=dataset)
             assert "\n" not in str(error.value)
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("http_proxy", "https_proxy", "all_proxy", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.delenv(variable.upper(), raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")  # where nobody listens any more
+    started = time.monotonic()
+    with pytest.raises(DataError) as error:
+        list(find(tmp_path, dataset="some/corpus"))
+    assert time.monotonic() - started < 5
+    expected = (
+        r"dataset some/corpus is no local file or folder, and 127\.0\.0\.1 cannot be reached "
+        r"\(.+\); "
+        r"give the folder of a copy, .*: hf download some/corpus --repo-type dataset --local-dir"
+    )
+    assert re.match(expected, str(error.value))

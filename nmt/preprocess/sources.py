@@ -13,12 +13,15 @@ import glob
 import logging
 import os
 import re
+import socket
 import sys
+import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,6 +41,7 @@ DATASET_SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # de
 LINE_SEPARATOR = "\u2028".encode()
 _ROWS_PER_BATCH = 10_000
 _BLOCK_BYTES = 1 << 20
+_HUB_TIMEOUT_SECONDS = 10
 _SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
 
 
@@ -315,6 +319,8 @@ def _make_builder(datasets: Any, path: Path, split: SplitConfig, split_name: str
             )
         return datasets.load_dataset_builder(path.suffix[1:], data_files={split_name: str(path)})
     if not path.is_dir():
+        assert split.dataset is not None
+        _check_hub(split.dataset)
         return datasets.load_dataset_builder(split.dataset, config)
     try:
         return datasets.load_dataset_builder(str(path), config)
@@ -323,6 +329,22 @@ def _make_builder(datasets: Any, path: Path, split: SplitConfig, split_name: str
             raise
         # without a README, a configuration is the name of a subfolder
         return datasets.load_dataset_builder(str(path), data_dir=config)
+
+
+def _check_hub(dataset: str) -> None:
+    """Raise a `DataError` if the hub cannot be reached, which `datasets` retries for 30 seconds."""
+    if urllib.request.getproxies() or os.environ.get("HF_HUB_OFFLINE"):
+        return
+    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname, port), timeout=_HUB_TIMEOUT_SECONDS).close()
+    except OSError as error:
+        raise DataError(
+            f"dataset {dataset} is no local file or folder, and {hub.hostname} cannot be reached "
+            f"({error.strerror or error}); give the folder of a copy, which this makes where there "
+            f"is network: hf download {dataset} --repo-type dataset --local-dir FOLDER"
+        ) from None
 
 
 def _import_datasets() -> Any:
