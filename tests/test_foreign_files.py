@@ -11,6 +11,7 @@ import random
 import resource
 import shutil
 import signal
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +34,7 @@ from nmt.data.text import MAX_LINE_BYTES, read_lines
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.errors import DamagedError, ModelError, NmtError, escape_controls
 from nmt.importing.marian import _parse_settings as parse_settings
+from nmt.importing.weights import load_pickle
 from nmt.runtime.manifest import read_config, render_manifest, verify, write_manifest
 from nmt.runtime.metadata import to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
@@ -483,3 +485,12 @@ def test_a_million_tensors_are_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     assert "has a header of" in refusal(load_tensors, path)
+    path = tmp_path / "model.pt"
+    torch.save(dict.fromkeys(range(3), torch.zeros(2)), path)
+    assert refusal(load_pickle, path) == ""
+    with zipfile.ZipFile(path, "a") as archive:
+        for i in range(70_000):
+            archive.writestr(f"model/data/x{i}", b"")
+    assert "tensors, more than any model has" in refusal(load_pickle, path)
+    torch.save({"x" * (17 << 20): torch.zeros(2)}, path)
+    assert "a pickle of" in refusal(load_pickle, path)

@@ -29,6 +29,8 @@ from nmt.runtime.reading import check_regular
 Weights = dict[str, Tensor]
 Rule = tuple[str, str | Callable[[re.Match[str]], str]]
 """A regular expression for names of tensors, and its replacement, as arguments of `re.sub`."""
+_MAX_TENSORS = 1 << 16
+_MAX_PICKLE_BYTES = 1 << 24  # names of tensors, settings and the pieces of vocabularies
 _POSITIONS_TOLERANCE = 2e-3  # rounding errors of float16, and of large angles in float32
 
 
@@ -279,6 +281,19 @@ def find_pickle(path: Path) -> Path:
     return files[0]
 
 
+def _check_archive(path: Path) -> None:
+    """Raise `ValueError` for a zip file that torch would misread, or read for a long time."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    if len(members) > _MAX_TENSORS:
+        raise ValueError(f"{len(members):,} tensors, more than any model has")
+    for member in members:
+        if member.compress_type:
+            raise ValueError("compressed, which torch would take for numbers")
+        if member.filename.endswith(".pkl") and member.file_size > _MAX_PICKLE_BYTES:
+            raise ValueError(f"a pickle of {member.file_size:,} bytes, larger than of any model")
+
+
 def load_pickle(path: Path) -> dict[str, Any]:
     """Read the dictionary that `torch.save` wrote: tensors, primitives and `argparse.Namespace`.
 
@@ -287,8 +302,8 @@ def load_pickle(path: Path) -> dict[str, Any]:
     check_regular(path)
     try:
         is_zip = zipfile.is_zipfile(path)
-        if is_zip and any(member.compress_type for member in zipfile.ZipFile(path).infolist()):
-            raise ValueError("compressed, which torch would take for numbers")
+        if is_zip:
+            _check_archive(path)
         with safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of files that are refused below
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
