@@ -227,30 +227,27 @@ def test_a_server_is_native_if_ctranslate2_cannot_run_one_of_its_models(
 
 
 CONVERT = """
-import sys
+import os, sys
 from pathlib import Path
 from nmt.config import Quantization
 from nmt.export.conversion import convert_once
-print(convert_once(Path(sys.argv[1]), Quantization.int8))
+# fork
+folder = convert_once(Path(sys.argv[1]), Quantization.int8)
+os.write(1, f"{folder}\\n".encode())  # at once, so that lines of several processes do not mix
 """
-CONVERT_AT_ONCE = (
-    CONVERT.replace(
-        "print(",
-        """import os
+FORK = """
 for _ in range(15):
     if os.fork() == 0:
         break
-print(""",
-    )
-    + """
-sys.stdout.flush()
+"""
+WAIT = """
 while True:
     try:
         assert os.wait()[1] == 0
     except ChildProcessError:
         break
 """
-)
+CONVERT_AT_ONCE = CONVERT.replace("# fork\n", FORK) + WAIT
 
 
 def start_conversion(folder: Path) -> subprocess.Popen[str]:
