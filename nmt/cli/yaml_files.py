@@ -106,13 +106,15 @@ def _register(group: str, path: Path) -> str:
 
 
 def _nest_model_settings(content: dict[Any, Any]) -> dict[Any, Any]:
-    """Move the settings of an architecture that stand at the top of a file into the group model."""
-    names = {setting.name for setting in dataclasses.fields(ModelConfig)}
-    settings = {key: value for key, value in content.items() if key in names}
-    if not settings or "model" in content:
+    """Move settings of the architecture from the top of a file into the group `model`."""
+    model_keys = {setting.name for setting in dataclasses.fields(ModelConfig)} & content.keys()
+    if not model_keys or "model" in content:
         return content
-    others = {key: value for key, value in content.items() if key not in names}
-    return {**others, "model": settings}
+    nested: dict[Any, Any] = {"model": {}}
+    for key, value in content.items():
+        group = nested["model"] if key in model_keys else nested
+        group[key] = value
+    return nested
 
 
 def check_content(content: dict[Any, Any], path: Path) -> None:

@@ -100,7 +100,7 @@ def normal_form(text: str) -> str:
 
 @functools.cache
 def _hash_character(code: int) -> int:
-    """Return what a character adds to the signature of its line: the hashes of its normal form."""
+    """Return the sum of the hashes of a character's normal form, its share of a signature."""
     hashes = [xxhash.xxh3_64_intdigest(char.encode()) for char in normal_form(chr(code))]
     return sum(hashes) % (1 << 64)
 

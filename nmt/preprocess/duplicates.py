@@ -220,7 +220,7 @@ def _map_file(path: Path, dtype: str) -> np.ndarray[Any, Any]:
 
 def _concatenate(slices: list[_Slice], name: str) -> Any:
     """Concatenate the attribute `name`, an array, of all slices."""
-    return np.concatenate([getattr(part, name) for part in slices])
+    return np.concatenate([getattr(hash_slice, name) for hash_slice in slices])
 
 
 def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
