@@ -192,16 +192,19 @@ def compare(
     samples.
     """
     check_lines({"hypotheses": hypotheses, "baseline": baseline}, references, force=force)
-    is_bootstrap = test.method is Method.bootstrap
+    test_type = "ar"
+    num_interval_samples = NUM_INTERVAL_SAMPLES
+    if test.method is Method.bootstrap:
+        test_type = "bs"
+        num_interval_samples = -1  # this test computes intervals from its own resamples
     with patch.dict(os.environ, {"SACREBLEU_SEED": str(test.seed)}):  # read by the constructor
         paired = PairedTest(
             [("baseline", baseline), ("system", hypotheses)],
             {metric.value: _build_metric(metric, tokenize, lowercase) for metric in metrics},
             references,
-            test_type="bs" if is_bootstrap else "ar",
+            test_type=test_type,
             n_samples=test.num_samples,
-            # the bootstrap test computes intervals from its own resamples
-            n_ar_confidence=-1 if is_bootstrap else NUM_INTERVAL_SAMPLES,
+            n_ar_confidence=num_interval_samples,
         )
     signatures, results = paired()
     comparisons = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 
 from nmt.cli.commands import COMMANDS, shell_command
@@ -66,17 +65,22 @@ def train_command(config: PreprocessConfig) -> str:
             and resolve_path(model).is_dir()
         ):
             settings["init_from"] = model  # to fine-tune the model whose tokenizer the data has
-        default_run_dir = run_dir = train_config.run_dir
+        default_run_dir = train_config.run_dir
+        run_dir = default_run_dir
     else:
         settings["model"] = "tiny"
-        default_run_dir = run_dir = DEFAULT_RUN_DIR
+        default_run_dir = DEFAULT_RUN_DIR
+        run_dir = default_run_dir
         if config.data_dir != DEFAULT_DATA_DIR:
             settings["data_dir"] = config.data_dir
             run_dir = f"runs/{resolve_path(config.data_dir).name}"
-    names = itertools.chain([run_dir], (f"{run_dir}-{number}" for number in itertools.count(2)))
-    unused = next(name for name in names if not resolve_path(name).exists())
-    if unused != default_run_dir:
-        settings["run_dir"] = unused
+    new_run_dir = run_dir
+    number = 2
+    while resolve_path(new_run_dir).exists():
+        new_run_dir = f"{run_dir}-{number}"
+        number += 1
+    if new_run_dir != default_run_dir:
+        settings["run_dir"] = new_run_dir
     return shell_command("train", **settings)
 
 

@@ -94,13 +94,18 @@ def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
     """
     if stop_signal is signal.SIGINT:
         raise KeyboardInterrupt
-    text = f"stopped by {stop_signal.name}; the same command resumes from the newest checkpoint"
+    stop_message = (
+        f"stopped by {stop_signal.name}; the same command resumes from the newest checkpoint"
+    )
     for path in sorted(folder.rglob("error.json")):
         message = json.loads(path.read_text(encoding="utf-8"))["message"]["message"]
-        error_name, _, text = message.partition(": ")
+        error_name, _, rank_message = message.partition(": ")
         if error_name != StoppedError.__name__:
-            raise RankError(f"rank {path.parent.name}, asked to stop by {stop_signal.name}: {text}")
-    raise StoppedError(text)
+            raise RankError(
+                f"rank {path.parent.name}, asked to stop by {stop_signal.name}: {rank_message}"
+            )
+        stop_message = rank_message  # says more
+    raise StoppedError(stop_message)
 
 
 @dataclass(frozen=True, order=True)

@@ -82,7 +82,9 @@ def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> s
 
 def describe_choice(name: str) -> str:
     """Return the path of a file of the user, or the unchanged name of a file in `configs/`."""
-    return os.path.relpath(_registered_paths[name]) if name in _registered_paths else name
+    if name in _registered_paths:
+        return os.path.relpath(_registered_paths[name])
+    return name
 
 
 def _register(group: str, path: Path) -> str:
@@ -121,15 +123,17 @@ def check_content(content: dict[Any, Any], path: Path) -> None:
     """Raise a `ConfigError` for a key of a YAML file that no command has, also within groups."""
     schemas = [command.schema for command in COMMANDS.values()]
     keys = {setting.name for schema in schemas for setting in dataclasses.fields(schema)}
-    for key in content.keys() - {"defaults"}:
-        if key not in keys:
+    for key in content:
+        if key != "defaults" and key not in keys:
             suggestion = suggest_names(str(key), keys, "nmt-train --help lists all")
             raise ConfigError(f"{path} sets {key}, which no command has; {suggestion}")
     for schema in schemas:
         type_hints = typing.get_type_hints(schema)
-        for key in content.keys() & type_hints.keys():
+        for key, value in content.items():
+            if key not in type_hints:
+                continue
             try:
-                convert(content[key], type_hints[key], key)
+                convert(value, type_hints[key], key)  # raises for a key within a group
             except ConfigError as error:
                 raise ConfigError(f"{path}: {error}") from None
 
@@ -153,8 +157,10 @@ def convert(value: Any, type_hint: Any, key: str) -> Any:
     if isinstance(value, str):
         return [value] if is_list(type_hint) else translate_value(value, type_hint)
     if isinstance(value, float):  # YAML reads 1e5 as a float
-        is_int = int in (type_hint, *typing.get_args(type_hint))
-        return int(value) if is_int and value.is_integer() else value
+        is_int_setting = int in (type_hint, *typing.get_args(type_hint))
+        if is_int_setting and value.is_integer():
+            return int(value)
+        return value
     if isinstance(value, dict):
         return _convert_group(value, type_hint, key)
     if value is not None and dataclasses.is_dataclass(type_hint):
@@ -171,10 +177,11 @@ def _convert_group(content: dict[Any, Any], type_hint: Any, key: str) -> dict[st
         member_hints = typing.get_type_hints(type_hint)
     else:
         raise ConfigError(f"{key}: is not a group of settings; give it a value")
-    for name in members.keys() - member_hints.keys():
-        suggestion = suggest_names(f"{key}.{name}", [f"{key}.{option}" for option in member_hints])
-        raise ConfigError(f"{key}.{name}: there is no such setting; {suggestion}")
     converted = {}
     for name, value in members.items():
+        if name not in member_hints:
+            valid_keys = [f"{key}.{option}" for option in member_hints]
+            suggestion = suggest_names(f"{key}.{name}", valid_keys)
+            raise ConfigError(f"{key}.{name}: there is no such setting; {suggestion}")
         converted[name] = convert(value, member_hints[name], f"{key}.{name}")
     return converted

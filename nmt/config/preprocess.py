@@ -94,8 +94,8 @@ class SplitConfig(Settings):
             self.require(is_pair, key, f"is given without {opposite}; give both sides")
         for key in ("src", "tgt", "tsv", "jsonl"):
             self.require(getattr(self, key) != [], key, "must name at least one file")
-        is_pair = len(self.columns) == 2 and min(self.columns) >= 1
-        self.require(is_pair, "columns", "must be two numbers from 1: source, target")
+        are_column_numbers = len(self.columns) == 2 and min(self.columns) >= 1
+        self.require(are_column_numbers, "columns", "must be two numbers from 1: source, target")
         self.require(len(self.fields) in (0, 2), "fields", "must be two: source, target")
 
     @property
@@ -123,7 +123,9 @@ class HeldOutConfig(SplitConfig):
     def source_keys(self) -> list[str]:
         """The settings that say where the text comes from, of which a split has at most one."""
         keys = super().source_keys
-        return keys if self.num_pairs is None else [*keys, "num_pairs"]
+        if self.num_pairs is not None:
+            keys.append("num_pairs")
+        return keys
 
 
 @dataclass(kw_only=True)

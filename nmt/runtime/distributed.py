@@ -177,7 +177,9 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
             f"device={name}: this machine has {device_counts[device_type]} {device_type} devices; "
             "use device=cpu or device=auto"
         )
-    return torch.device("cuda", number) if device_type == "cuda" else torch.device(device_type)
+    if device_type == "cuda":
+        return torch.device("cuda", number)
+    return torch.device(device_type)
 
 
 def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
@@ -241,8 +243,10 @@ def use_one_thread_after_fork() -> None:
 
 def keep_freed_memory() -> None:
     """Keep up to 512 MiB of freed memory in this process, for the next step of a search (glibc)."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # only glibc has it
         m_trim_threshold = -1  # the parameters of malloc.h
         m_mmap_threshold = -3
         mallopt(m_mmap_threshold, 32 << 20)  # the largest value that glibc accepts

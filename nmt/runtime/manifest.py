@@ -59,11 +59,11 @@ def verify(folder: Path, *names: str) -> None:
     entries = read_entries(folder)
     for name in names or entries:
         path = folder / name
-        if not path.exists():
-            if not names:
-                raise DamagedError(f"{path} is missing; copy or make the folder again")
-        elif name in entries and not _is_intact(path, entries[name]):
-            raise _damaged(path)
+        if path.exists():
+            if name in entries and not _is_intact(path, entries[name]):
+                raise _damaged(path)
+        elif not names:  # a caller that names a file reports itself that it is missing
+            raise DamagedError(f"{path} is missing; copy or make the folder again")
 
 
 def compute_checksums(folder: Path, names: Iterable[str]) -> list[str]:
@@ -94,7 +94,9 @@ def note_unverified(folder: Path) -> None:
 def read_config(run_dir: Path) -> dict[str, Any]:
     """Read `config.yaml` of a run. Raises `FileNotFoundError` or `DamagedError`."""
     path = run_dir / "config.yaml"
-    entry = read_entries(run_dir).get(path.name) if _is_verifying else None
+    entry = None
+    if _is_verifying:
+        entry = read_entries(run_dir).get(path.name)
     if entry is not None and not _is_intact(path, entry):
         raise DamagedError(f"{path} is damaged; if you changed it, remove {run_dir / MANIFEST}")
     return read_yaml(path)

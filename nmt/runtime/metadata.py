@@ -11,6 +11,7 @@ import json
 import math
 import types
 import typing
+from dataclasses import MISSING
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -151,8 +152,8 @@ def _convert_fields(cls: Any, values: Any, key: str) -> Any:
     for name, value in values.items():
         _require(name in type_hints, prefix + str(name), "no key of this version", value)
     for field in dataclasses.fields(cls):
-        is_required = field.default is field.default_factory  # both are MISSING if it is required
-        _require(field.name in values or not is_required, prefix + field.name, "given", None)
+        has_default = field.default is not MISSING or field.default_factory is not MISSING
+        _require(field.name in values or has_default, prefix + field.name, "given", None)
     arguments = {}
     for name, value in values.items():
         arguments[name] = _convert(type_hints[name], value, prefix + name)

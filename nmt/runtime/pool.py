@@ -78,8 +78,9 @@ class Processes(Workers[Item, Result]):
         )
 
     def __exit__(self, *exc_info: object) -> None:
-        for process in set(multiprocessing.active_children()) - self._older_children:
-            process.kill()
+        for process in multiprocessing.active_children():
+            if process not in self._older_children:
+                process.kill()
         self._executor.shutdown(cancel_futures=True)
 
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,29 +18,30 @@ def prefetch(items: Iterable[T], *, leave_seconds: float = 0.5) -> Iterator[T]:
     raised to the caller. If the caller stops early, `prefetch` waits up to `leave_seconds` for the
     item that the thread computes, because Python aborts if it exits while a thread is inside torch.
     """
-    # (item, None) or (None, exception); None at the end
-    finished: queue.Queue[tuple[T | None, BaseException | None] | None] = queue.Queue(maxsize=1)
+    # each future holds an item, or the exception of `items`; None comes after the last one
+    finished: queue.Queue[Future[T] | None] = queue.Queue(maxsize=1)
     is_closed = threading.Event()
 
     def fill_queue() -> None:
         try:
             for item in items:
-                finished.put((item, None))
+                future: Future[T] = Future()
+                future.set_result(item)
+                finished.put(future)
                 if is_closed.is_set():
                     return
             finished.put(None)
         except BaseException as error:
-            finished.put((None, error))
+            failed: Future[T] = Future()
+            failed.set_exception(error)
+            finished.put(failed)
 
     # A daemon thread, since it may wait for input that never comes
     thread = threading.Thread(target=fill_queue, daemon=True)
     thread.start()
     try:
-        while (entry := finished.get()) is not None:
-            item, error = entry
-            if error is not None:
-                raise error
-            yield item  # type: ignore[misc]
+        while (future := finished.get()) is not None:
+            yield future.result()
     finally:
         is_closed.set()
         while not finished.empty():  # a thread that is blocked in `put` continues and exits

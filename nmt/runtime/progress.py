@@ -122,7 +122,7 @@ class Progress(AbstractContextManager["Progress"]):
     def _write(self, count: str, remaining: str = "") -> None:
         speed = (self.done - self._done_before) / self._elapsed_seconds()
         fields = [count, f"{speed:,.1f} {self._unit}/s", self._details(), remaining]
-        log.info("%s: %s", self._name, ", ".join(filter(None, fields)))
+        log.info("%s: %s", self._name, ", ".join(field for field in fields if field))
 
     def _details(self) -> str:
         if not self._text_bytes:
