@@ -13,7 +13,7 @@ from torch import Tensor
 from toy import train
 
 from nmt.data import Rows
-from nmt.data.batching import Update
+from nmt.data.batching import UpdatePlan
 from nmt.runtime import files
 from nmt.training import checkpoints
 from nmt.training.batches import Batch, BatchMaker
@@ -27,7 +27,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "rename": (os, "rename"),
     "link": (checkpoints, "replace_link"),
     "remove": (checkpoints.Saver, "_remove_old"),
-    "validation": (Validation, "loss"),
+    "validation": (Validation, "compute_loss"),
 }
 
 
@@ -72,7 +72,7 @@ def train_and_record(record: Path, data_dir: Path, run_dir: Path, *arguments: An
     original = Learner.update
     path = record.with_suffix(f".{os.environ.get('RANK', '0')}")
 
-    def recording(learner: Learner, update: Update, *args: Any, **named: Any) -> Any:
+    def recording(learner: Learner, update: UpdatePlan, *args: Any, **named: Any) -> Any:
         pairs: list[int] = []
         for rows in update.batches:
             pairs += rows.tolist()
@@ -86,7 +86,7 @@ def train_and_record(record: Path, data_dir: Path, run_dir: Path, *arguments: An
 
 def poison(pair: int, factor: float) -> None:
     """Multiply the loss of every batch that holds the pair by `factor`, in this process."""
-    original = Learner.losses
+    original = Learner.compute_loss
     make = BatchMaker.make_micro_batch
     poisonous: list[Batch] = []
 
@@ -103,7 +103,7 @@ def poison(pair: int, factor: float) -> None:
         return loss, nll
 
     BatchMaker.make_micro_batch = watching  # type: ignore[method-assign]
-    Learner.losses = poisoned  # type: ignore[method-assign]
+    Learner.compute_loss = poisoned  # type: ignore[method-assign]
 
 
 def train_poisoned(

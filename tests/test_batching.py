@@ -39,7 +39,7 @@ def sampler(lengths: Any, max_tokens: int = 150, **changes: Any) -> TokenBatchSa
 
 def plan(sampler: TokenBatchSampler, epoch: int = 0) -> list[list[list[int]]]:
     """Return the pair numbers of each batch of each update."""
-    return list(map(batch_rows, sampler.updates(epoch)))
+    return list(map(batch_rows, sampler.plan_epoch(epoch)))
 
 
 def rank_plans(lengths: Any, world_size: int, **changes: Any) -> list[list[list[list[int]]]]:
@@ -120,8 +120,8 @@ def test_every_pair_comes_once_an_epoch_in_as_many_updates_as_announced(
         monkeypatch.setattr(batching, "_POOL_PAIRS", pool)
         lengths = random_lengths(seed)
         token_sampler = sampler(lengths, tokens_per_update=tokens)
-        updates = list(token_sampler.updates(4))
-        assert len(updates) == len(token_sampler.updates(4)), case
+        updates = list(token_sampler.plan_epoch(4))
+        assert len(updates) == len(token_sampler.plan_epoch(4)), case
         all_rows: list[int] = []
         for update in updates:
             for rows in update.batches:
@@ -162,7 +162,7 @@ def test_ranks_share_the_pairs_of_every_update_equally_without_slivers_of_batche
         ranks = rank_plans(lengths, world_size, tokens_per_update=tokens)
         assert set(map(len, ranks)) == {len(single)}, case
         second_rank = sampler(lengths, tokens_per_update=tokens, rank=1, world_size=world_size)
-        sizes = second_rank.updates(1)
+        sizes = second_rank.plan_epoch(1)
         for index, update in enumerate(single):
             batch_of = {row: rows for rows in update for row in rows}
             share = total_cost(lengths, update) / world_size
@@ -193,7 +193,7 @@ def test_updates_have_the_tokens_asked_for_within_one_batch() -> None:
     for seed, tokens_per_update in itertools.product(CASES, (300, 900, 100_000)):
         lengths = random_lengths(seed)
         token_sampler = sampler(lengths, tokens_per_update=tokens_per_update)
-        updates = token_sampler.updates(0)
+        updates = token_sampler.plan_epoch(0)
         largest = max(int(lengths[rows, 1].sum()) for rows in flat(plan(token_sampler)))
         total = int(lengths[:, 1].sum())
         assert len(updates) == max(1, round(total / tokens_per_update)), seed
@@ -222,14 +222,14 @@ def test_any_update_of_any_epoch_is_reached_by_planning_its_pool_alone(planned: 
     expected = {0: plan(sampler(lengths), 0), 3: plan(sampler(lengths), 3)}
     planned.clear()
     token_sampler = sampler(lengths)
-    assert len(token_sampler.updates(0)) > 5
+    assert len(token_sampler.plan_epoch(0)) > 5
     assert not planned
     for epoch, index in ((3, -1), (0, 4), (3, 2), (0, 0)):
         planned.clear()
-        assert batch_rows(token_sampler.updates(epoch)[index]) == expected[epoch][index]
+        assert batch_rows(token_sampler.plan_epoch(epoch)[index]) == expected[epoch][index]
         assert len(planned) == 1
     planned.clear()
-    updates = sampler(lengths).updates(0)
+    updates = sampler(lengths).plan_epoch(0)
     for _ in range(5):  # who prepares the next update is ahead of who makes this one
         assert updates[0].num_tokens
         assert updates[-1].num_tokens
@@ -243,7 +243,7 @@ def test_any_update_of_any_epoch_is_reached_by_planning_its_pool_alone(planned: 
 @pytest.mark.usefixtures("planned")
 def test_each_pool_is_shuffled_in_its_own_way() -> None:
     token_sampler = sampler(np.full((60, 2), 5, dtype=np.uint16))
-    updates = token_sampler.updates(0)
+    updates = token_sampler.plan_epoch(0)
     orders = []
     for pool, index in enumerate((0, len(updates) - 1)):
         rows = token_sampler.mix.rows(token_sampler.seed, 0, pool, 2).tolist()
@@ -262,7 +262,7 @@ def test_the_pools_of_a_large_corpus_have_about_the_tokens_asked_for(
     lengths = np.random.default_rng(0).integers(3, 80, (21_000, 2)).astype(np.uint16)
     lengths[:7000] //= 3  # one corpus is shorter than the other
     mix = make_mix([CorpusRange("a", 0, 7000, 2.0), CorpusRange("b", 7000, 14_000, 1.0)], {})
-    updates = sampler(lengths, 400, tokens_per_update=2000, mix=mix).updates(0)
+    updates = sampler(lengths, 400, tokens_per_update=2000, mix=mix).plan_epoch(0)
     tokens = []
     counts = np.zeros(21_000)
     for update in updates:
@@ -300,7 +300,7 @@ def test_forty_million_pairs_are_planned_in_bounded_time_and_memory() -> None:
     token_sampler = sampler(lengths, 4096, tokens_per_update=25_000)
     tracemalloc.start()
     start = time.process_time()
-    updates = token_sampler.updates(11)
+    updates = token_sampler.plan_epoch(11)
     assert updates[len(updates) * 3 // 4].num_tokens == pytest.approx(25_000, rel=0.2)
     assert time.process_time() - start < 30  # about 4 on a free core
     assert tracemalloc.get_traced_memory()[1] < 500e6

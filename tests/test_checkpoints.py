@@ -30,7 +30,7 @@ from nmt.runtime.metadata import to_dataclass
 from nmt.training import checkpoints
 from nmt.training.checkpoints import Saver, TrainerState, load_checkpoint, load_newest
 from nmt.training.learner import Learner
-from nmt.training.metrics import RunLog
+from nmt.training.metrics import MetricsWriter
 
 PLAIN = ["valid_bleu=false", "validate_every_updates=100", "max_updates=12"]
 FEW = ["keep_last=1", "average_last=1", "checkpoint_every_updates=1"]
@@ -139,7 +139,7 @@ def test_a_run_folder_that_cannot_be_written_is_one_line(
 def test_a_line_of_metrics_that_is_cut_off_is_left_out(
     tmp_path: Path, bound_files: Callable[[int], None]
 ) -> None:
-    log = RunLog(tmp_path, TrainerState(), TrainConfig(tracker=[]), is_main=True)
+    log = MetricsWriter(tmp_path, TrainerState(), TrainConfig(tracker=[]), is_main=True)
     for update in (1, 2, 3):
         path = tmp_path / "metrics.jsonl"
         bound_files(path.stat().st_size + 9 if update == 2 else -1)
@@ -151,7 +151,7 @@ def test_metrics_after_the_checkpoint_are_removed_and_its_validation_is_repeated
     tmp_path: Path,
 ) -> None:
     config = TrainConfig(tracker=[])
-    log = RunLog(tmp_path, TrainerState(), config, is_main=True)
+    log = MetricsWriter(tmp_path, TrainerState(), config, is_main=True)
     for update in (1, 2, 3):
         log.write({"update": update, "loss": update})
         log.write({"update": update, "valid_loss": update})
@@ -162,7 +162,7 @@ def test_metrics_after_the_checkpoint_are_removed_and_its_validation_is_repeated
         (1, 1, [1], [1]),
     ):
         state = TrainerState(num_updates=num_updates, validated_update=validated_update)
-        log = RunLog(tmp_path, state, config, is_main=True)
+        log = MetricsWriter(tmp_path, state, config, is_main=True)
         log.close()
         case = (num_updates, validated_update)
         assert log.lost_validation == (validated_update < num_updates), case
@@ -212,7 +212,7 @@ def test_the_newest_intact_checkpoints_and_the_best_are_kept(
             assert latest.resolve().name == "step-00000002"
         for update in updates:
             updated_info = replace(info, updates=update)
-            saver.save(weights, updated_info, tokenizer, training={}, best=[2])
+            saver.save(weights, updated_info, tokenizer, trainer_content={}, best_updates=[2])
         saver.finish()
         assert steps(tmp_path) == expected
         assert latest.resolve().name == f"step-{expected[-1]:08}"

@@ -18,10 +18,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from variants import VARIANTS
 
 from nmt.data.batch import padding_share
-from nmt.data.batching import TokenBatchSampler, Update, Updates
+from nmt.data.batching import EpochPlan, TokenBatchSampler, UpdatePlan
 from nmt.training import costs
-from nmt.training.costs import matmul_rate, training_flops
-from nmt.training.dry_run import Pace, measure_pace, render_report
+from nmt.training.costs import measure_peak_flops, training_flops
+from nmt.training.dry_run import Measurement, measure_updates, render_report
 from nmt.training.loss import smoothed_cross_entropy
 
 LAYERS = importlib.import_module("nmt.model.fast.layers")
@@ -90,7 +90,7 @@ def test_the_rate_is_the_devices_whatever_the_shapes(monkeypatch: pytest.MonkeyP
     for vocab_size, d_ff, num_tokens in ((100, 32, 40), (10_000, 64, 5000)):  # the latter is cut
         for dtype in (torch.float32, torch.bfloat16):
             sizes = {"vocab_size": vocab_size, "num_tokens": num_tokens}
-            rate = matmul_rate(torch.device("cpu"), dtype, tiny_config(d_ff=d_ff), **sizes)
+            rate = measure_peak_flops(torch.device("cpu"), dtype, tiny_config(d_ff=d_ff), **sizes)
             assert rate == pytest.approx(1e9), (vocab_size, dtype)
 
 
@@ -108,7 +108,7 @@ def test_a_gpu_is_measured_with_no_more_logits_than_training_has(
 
     monkeypatch.setattr(costs, "Timer", Shapes)
     sizes = {"vocab_size": 256_000, "num_tokens": 25_000}
-    rate = matmul_rate(torch.device("meta"), torch.bfloat16, tiny_config(), **sizes)
+    rate = measure_peak_flops(torch.device("meta"), torch.bfloat16, tiny_config(), **sizes)
     assert rate == pytest.approx(1e9)
     assert 0.9 * costs.GPU_CHUNK_LOGITS < max(largest) <= costs.GPU_CHUNK_LOGITS
 
@@ -118,10 +118,10 @@ def test_a_gpu_is_measured_with_no_more_logits_than_training_has(
 LENGTHS = np.random.default_rng(0).integers(2, 30, (400, 2)).astype(np.int32)
 
 
-def plan_updates(size: int = 1) -> Updates:
-    return TokenBatchSampler(LENGTHS, 200, tokens_per_update=500, seed=0, world_size=size).updates(
-        0
-    )
+def plan_updates(size: int = 1) -> EpochPlan:
+    return TokenBatchSampler(
+        LENGTHS, 200, tokens_per_update=500, seed=0, world_size=size
+    ).plan_epoch(0)
 
 
 def test_updates_are_measured_for_ten_seconds_after_the_first(
@@ -139,22 +139,25 @@ def test_updates_are_measured_for_ten_seconds_after_the_first(
         measured = []
 
         def step(
-            update: Update, clock: Any = clock, measured: Any = measured, pace: float = seconds
+            update: UpdatePlan,
+            clock: Any = clock,
+            measured: Any = measured,
+            seconds: float = seconds,
         ) -> float:
             measured.append(update)
-            clock[0] += pace / tokens * (update.num_tokens + update.num_src_tokens)
+            clock[0] += seconds / tokens * (update.num_tokens + update.num_src_tokens)
             return 7.0
 
         monkeypatch.setattr(time, "perf_counter", lambda clock=clock: clock[0])
-        pace = measure_pace(step, planned)
-        count = len(pace.updates)
+        measurement = measure_updates(step, planned)
+        count = len(measurement.plans)
         assert min_count <= count <= max_count, seconds
         assert len(measured) == count + (seconds < 60)
-        assert list(pace.updates) == measured[-count:]
+        assert list(measurement.plans) == measured[-count:]
         assert measured[-1] is planned[(len(measured) - 1) % len(planned)]
-        assert pace.flops == 7.0 * count
-        num_tokens = sum(update.num_tokens + update.num_src_tokens for update in pace.updates)
-        assert pace.seconds == pytest.approx(num_tokens * seconds / tokens)
+        assert measurement.flops == 7.0 * count
+        num_tokens = sum(update.num_tokens + update.num_src_tokens for update in measurement.plans)
+        assert measurement.seconds == pytest.approx(num_tokens * seconds / tokens)
 
 
 def test_the_report_gives_plan_memory_speed_and_time() -> None:
@@ -164,14 +167,14 @@ def test_the_report_gives_plan_memory_speed_and_time() -> None:
         num_updates = 30 * len(updates)
         total = round(LENGTHS.sum() / len(updates))
         sizes = [total // 2, total // 8, 0, total - total // 2 - total // 8]
-        measured = [Update([], num_tokens=n, num_src_tokens=n) for n in sizes]
+        measured = [UpdatePlan([], num_tokens=n, num_src_tokens=n) for n in sizes]
         text = render_report(
             updates,
             LENGTHS,
-            Pace(measured, 8.0, 8e12),
+            Measurement(measured, 8.0, 8e12),
             num_updates=num_updates,
             memory="2.00 GB",
-            flops_per_second=4e12,
+            peak_flops_per_second=4e12,
             start=datetime(2026, 1, 31, 23, 0),
         )
         lines = dict(line.split(maxsplit=1) for line in text.splitlines())

@@ -84,12 +84,12 @@ def set_up(data_dir: Path, device: torch.device, **settings: Any) -> Run:
 
 def losses(setup: Run) -> list[float]:
     """Make an update of several batches; return its loss and the validation loss."""
-    (update,) = setup.sampler_at(0).updates(0)
+    (update,) = setup.sampler_at(0).plan_epoch(0)
     assert len(update.batches) > 2
     learner = setup.learner
-    batches = setup.learner.batch_maker.make(update)
+    batches = setup.learner.batch_maker.make_batches(update)
     outcome = learner.update(update, batches, 0.01, is_stop_requested=False)
-    return [outcome.loss_sum, setup.validation.loss(learner.best_model)["valid_loss"]]
+    return [outcome.loss_sum, setup.validation.compute_loss(learner.averaged_model)["valid_loss"]]
 
 
 def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
@@ -108,7 +108,7 @@ def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
                 "validation.loss: from the device": 1,
             }, name
             device.waits.clear()
-            planned = setup.sampler_at(0).updates(0).pool_of(0)
+            planned = setup.sampler_at(0).plan_epoch(0).pool_of(0)
             assert try_largest_batches(setup.learner, setup.samplers.values(), planned) == 1  # byte
             assert not device.waits, name
         # with half precision only the output layer is rounded alike

@@ -37,7 +37,7 @@ from toy import make_run, read_weights, train, write_data
 
 from nmt.checkpoint import load_info
 from nmt.config import DType
-from nmt.data.batching import Update
+from nmt.data.batching import UpdatePlan
 from nmt.data.binary import HeldOutText
 from nmt.data.languages import LanguagePair
 from nmt.data.tokenizer import Tokenizer
@@ -76,11 +76,11 @@ def data_dir(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-def make_update(batches: list[list[int]]) -> Update:
+def make_update(batches: list[list[int]]) -> UpdatePlan:
     """Make the update of all pairs, of which this rank has `batches`."""
     src, tgt = np.array(LENGTHS).sum(0).tolist()
     rows = [np.array(batch, dtype=np.int64) for batch in batches]
-    return Update(rows, num_tokens=tgt, num_src_tokens=src)
+    return UpdatePlan(rows, num_tokens=tgt, num_src_tokens=src)
 
 
 @contextmanager
@@ -180,26 +180,26 @@ def test_the_mean_over_ranks_of_their_gradients_is_that_of_all_pairs(
 
 def update_with(learner: Learner, fault: str, rank: int) -> tuple[UpdateResult, dict[str, Any]]:
     """Make an update with a fault only on rank 1; return its result and the new state."""
-    original = learner.losses
+    original = learner.compute_loss
     if rank == 1:
-        learner.losses = losses_with(learner, fault)  # type: ignore[method-assign]
+        learner.compute_loss = losses_with(learner, fault)  # type: ignore[method-assign]
     is_asked = rank == 1 and fault == "loss"
     result = change(learner, make_update(LAYOUTS[2][0][rank]), stop=is_asked)
-    learner.losses = original  # type: ignore[method-assign]
+    learner.compute_loss = original  # type: ignore[method-assign]
     return result, snapshot(learner)
 
 
 def snapshot(learner: Learner) -> dict[str, Any]:
     """Copy the weights, their average and Adam's moments."""
     weights = learner.model.state_dict()
-    average = learner.best_model.state_dict()
+    average = learner.averaged_model.state_dict()
     moments = learner.optimizers[0].state_dict()["state"]
     return copy.deepcopy({"weights": weights, "average": average, "moments": moments})
 
 
 def losses_with(learner: Learner, fault: str) -> Any:
-    """Return `learner.losses` with the loss, or only its gradient, multiplied."""
-    original = learner.losses
+    """Return `learner.compute_loss` with the loss, or only its gradient, multiplied."""
+    original = learner.compute_loss
     of_loss, of_gradient = FAULTS[fault]
 
     def changed(batch: Any) -> tuple[Tensor, Tensor]:
@@ -222,12 +222,12 @@ def test_an_update_that_is_not_finite_changes_nothing(data_dir: Path, tmp_path: 
     learner = make_run(data_dir, tmp_path, ema_decay=0.5).learner
     assert change(learner, make_update(BATCHES)).is_finite
     state = snapshot(learner)
-    original = learner.losses
+    original = learner.compute_loss
     for fault in ("loss", "gradient"):
-        learner.losses = losses_with(learner, fault)  # type: ignore[method-assign]
+        learner.compute_loss = losses_with(learner, fault)  # type: ignore[method-assign]
         assert not change(learner, make_update(BATCHES)).is_finite
         assert_same_tensors(snapshot(learner), state, fault)
-        learner.losses = original  # type: ignore[method-assign]
+        learner.compute_loss = original  # type: ignore[method-assign]
 
 
 @pytest.mark.slow
@@ -296,7 +296,7 @@ def test_each_part_of_the_validation_set_is_of_one_rank(
     monkeypatch.setattr(validation, "_BATCH_LINES", 2)
     for world in (World(), World(0, 3), World(1, 3), World(2, 3)):
         setup.validation.world = world
-        losses.append(setup.validation.loss(setup.learner.model)["valid_loss"])
+        losses.append(setup.validation.compute_loss(setup.learner.model)["valid_loss"])
         with monkeypatch.context() as patch:
             patch.setattr(validation, "gather", lambda _: everything)
             setup.validation._translate(SimpleNamespace(translate=translate), text)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from nmt.checkpoint import load_info
 from nmt.config import Adapter, ModelConfig, Part, TrainConfig
 from nmt.errors import ConfigError
 from nmt.model.fast.layers import FastLinear
-from nmt.training.adapters import AdaptedLinear, merged_state, set_trainable_parameters
+from nmt.training.adapters import AdaptedLinear, merged_state_dict, set_trainable_parameters
 from nmt.translate.translator import Translator
 
 SHAPE = [option for option in TINY if not option.startswith("model.")]
@@ -57,13 +57,13 @@ def test_an_adapter_computes_nothing_at_first_and_is_merged_exactly() -> None:
     for name, parameter in model.named_parameters():
         is_trained = re.search(r"norm|\.(up|down|bias)$|^embedding\.weight$", name) is not None
         assert parameter.requires_grad == is_trained, name
-    assert_same_tensors(merged_state(model), original)
+    assert_same_tensors(merged_state_dict(model), original)
     for name, module in model.named_modules():
         if isinstance(module, AdaptedLinear):
             torch.nn.init.normal_(module.up)
             x = torch.randn(5, module.in_features)
             plain = FastLinear(module.in_features, module.out_features)
-            plain.weight.data = merged_state(model)[f"{name}.weight"]
+            plain.weight.data = merged_state_dict(model)[f"{name}.weight"]
             plain.bias.data = module.bias.data
             start = module.out_features // 3
             end = module.out_features
@@ -103,8 +103,8 @@ def test_frozen_parts_have_no_gradient_and_stay(base: Path, tmp_path: Path) -> N
     frozen = [Part.encoder, Part.embeddings]
     settings = {"model": model, "init_from": str(base / "run"), "freeze": frozen}
     learner = make_run(base / "data", tmp_path / "none", **settings).learner
-    update = next(iter(make_run(base / "data", tmp_path / "none").sampler_at(0).updates(0)))
-    learner.accumulate_gradient(update, learner.batch_maker.make(update))
+    update = next(iter(make_run(base / "data", tmp_path / "none").sampler_at(0).plan_epoch(0)))
+    learner.accumulate_gradient(update, learner.batch_maker.make_batches(update))
     for name, parameter in learner.model.named_parameters():
         assert (parameter.grad is None) == name.startswith(("encoder_", "embedding.")), name
 

@@ -40,7 +40,7 @@ from nmt.runtime.metadata import to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
 from nmt.runtime.reading import check_tree, read_regular
 from nmt.training.checkpoints import Saver, TrainerState, load_checkpoint
-from nmt.training.trackers import Feed
+from nmt.training.trackers import TrackerThread
 from nmt.training.train import log_plan
 from nmt.translate.engines.ctranslate2 import load_ctranslate2
 
@@ -137,7 +137,7 @@ def write_run(run_dir: Path, tokenizer: Tokenizer) -> None:
     for info.updates in (1, 2):
         training = {"state": asdict(TrainerState()), "learner": {}, "fingerprint": {}}
         training |= {"world_size": 1, "num_threads": 1}
-        saver.save(load_weights(model), info, tokenizer, training=training, best=[])
+        saver.save(load_weights(model), info, tokenizer, trainer_content=training, best_updates=[])
     saver.finish()
     (run_dir / "config.yaml").write_text("seed: 1\n")
     (run_dir / "manifest.json").write_bytes(render_manifest(run_dir, [run_dir / "config.yaml"]))
@@ -323,10 +323,10 @@ def test_handmade_data_folders_are_trained_on_or_refused(
 ) -> None:
     def train(data_dir: Path) -> None:
         run = make_run(data_dir, tmp_path / "run")
-        for update in run.sampler_at(0).updates(0):
-            for batches in run.learner.batch_maker.make(update, 0):
+        for update in run.sampler_at(0).plan_epoch(0):
+            for batches in run.learner.batch_maker.make_batches(update, 0):
                 for batch in batches:
-                    run.learner.losses(batch)
+                    run.learner.compute_loss(batch)
 
     original = tmp_path / "original"
     original.mkdir()
@@ -354,7 +354,7 @@ def test_counters_of_a_checkpoint_are_checked(tokenizer: Tokenizer, tmp_path: Pa
                     to_dataclass(TrainerState, valid | {name: changed}, path)
     write_data(tmp_path, tokenizer, [(3, 4), (5, 2)] * 4)
     run = make_run(tmp_path, tmp_path / "run")
-    num_updates = len(run.sampler_at(0).updates(0))
+    num_updates = len(run.sampler_at(0).plan_epoch(0))
     log_plan(run, TrainerState(epoch_position=num_updates - 1))
     with pytest.raises(ModelError, match=f"after update {num_updates} of an epoch"):
         log_plan(run, TrainerState(epoch_position=num_updates))
@@ -430,7 +430,7 @@ def test_all_that_is_renamed_into_place_is_synced_before(
     monkeypatch.setattr(os, "rename", check_synced)
     monkeypatch.setattr(os, "replace", check_synced)
     write_run(tmp_path / "run", tokenizer)
-    feed = Feed(TrackerName.tensorboard, tmp_path / "run")
+    feed = TrackerThread(TrackerName.tensorboard, tmp_path / "run")
     feed.close()
     assert any(name.endswith("model.safetensors") for name in synced)
     assert any("tensorboard.json" in name for name in synced)

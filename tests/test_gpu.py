@@ -90,9 +90,9 @@ def update(folder: Path, device: torch.device, **settings: Any) -> tuple[float, 
     )
     setup = build_run(config, World(), device)
     learner = setup.learner
-    updates = setup.sampler_at(0).updates(0)
+    updates = setup.sampler_at(0).plan_epoch(0)
     for _ in range(2):
-        batches = learner.batch_maker.make(updates[0])
+        batches = learner.batch_maker.make_batches(updates[0])
         result = learner.update(updates[0], batches, 0.001, is_stop_requested=False)
     return result.loss_sum, {name: weight.cpu() for name, weight in learner.weights().items()}
 

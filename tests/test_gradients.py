@@ -22,7 +22,7 @@ from toy import make_run, write_data
 
 from nmt.config import DType, Optimizer, OptimizerConfig
 from nmt.data.batch import MICRO_BATCH_TOKENS
-from nmt.data.batching import Update
+from nmt.data.batching import UpdatePlan
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast.layers import FastLinear
 from nmt.training.checkpoints import TrainerState
@@ -49,29 +49,31 @@ def data_dir(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-def make_update(batches: list[Any]) -> Update:
+def make_update(batches: list[Any]) -> UpdatePlan:
     """Make an update of one rank from lists of pair numbers."""
     rows = list(map(np.array, batches))
     num_src_tokens, num_tokens = np.array(LENGTHS)[np.concatenate(rows)].sum(0).tolist()
-    return Update(rows, num_tokens=num_tokens, num_src_tokens=num_src_tokens)
+    return UpdatePlan(rows, num_tokens=num_tokens, num_src_tokens=num_src_tokens)
 
 
-def accumulate(learner: Learner, update: Update) -> Tensor:
+def accumulate(learner: Learner, update: UpdatePlan) -> Tensor:
     """Add up the gradient of an update."""
-    return learner.accumulate_gradient(update, learner.batch_maker.make(update))
+    return learner.accumulate_gradient(update, learner.batch_maker.make_batches(update))
 
 
 def change(
-    learner: Learner, update: Update, rate: float = 0.01, *, stop: bool = False
+    learner: Learner, update: UpdatePlan, rate: float = 0.01, *, stop: bool = False
 ) -> UpdateResult:
     """Make an update."""
-    return learner.update(update, learner.batch_maker.make(update), rate, is_stop_requested=stop)
+    return learner.update(
+        update, learner.batch_maker.make_batches(update), rate, is_stop_requested=stop
+    )
 
 
 def exact_gradient(learner: Learner, rows: list[int]) -> dict[str, Tensor]:
     """Return the gradient of the pairs by the oracle."""
     model = plain(learner.model).double().eval()
-    tokenizer = learner.batch_maker.tokenizer
+    tokenizer = learner.batch_maker.tokenizers
     total: Any = 0.0
     num_tokens = 0
     for row in rows:
@@ -193,9 +195,9 @@ def test_an_update_steps_with_the_rate_of_its_number(data_dir: Path, tmp_path: P
     for update in range(3):
         run = Trainer(setup, TrainerState(num_updates=update), signals=[])
         work = make_update([range(10)])
-        run.train_update(work, setup.learner.batch_maker.make(work))
+        run.train_update(work, setup.learner.batch_maker.make_batches(work))
         rates.append(setup.learner.optimizers[0].param_groups[0]["lr"])
-        run.log.close()
+        run.metrics_writer.close()
     peak = (16 * 4) ** -0.5
     assert rates == pytest.approx([peak / 4, peak / 2, peak * 3 / 4])
 
@@ -265,5 +267,5 @@ def test_a_run_changes_to_float16_and_back(data_dir: Path, tmp_path: Path) -> No
     update = make_update(CUTS["two"])
     change(halves, update)
     for learner, saved_from in ((halves, full), (full, halves), (halves, halves)):
-        learner.load_state_dict(saved_from.state_dict(), saved_from.best_model.state_dict())
+        learner.load_state_dict(saved_from.state_dict(), saved_from.averaged_model.state_dict())
         assert change(learner, update).is_finite

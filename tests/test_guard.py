@@ -56,9 +56,9 @@ def bad_run(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def poisoned() -> Iterator[Callable[[int, float], None]]:
     """Let a pair have another loss until the end of the test."""
-    original = Learner.losses
+    original = Learner.compute_loss
     yield poison
-    Learner.losses = original  # type: ignore[method-assign]
+    Learner.compute_loss = original  # type: ignore[method-assign]
 
 
 def sampler(toy_data: Path) -> TokenBatchSampler:
@@ -70,7 +70,7 @@ def plan(toy_data: Path, num_epochs: int) -> list[list[list[int]]]:
     """Return the pairs of each batch of each update."""
     updates: list[list[list[int]]] = []
     for epoch in range(num_epochs):
-        updates.extend(map(batch_rows, sampler(toy_data).updates(epoch)))
+        updates.extend(map(batch_rows, sampler(toy_data).plan_epoch(epoch)))
     return updates
 
 
@@ -131,7 +131,7 @@ def test_a_left_out_update_changes_nothing(
     def noting(learner: Learner, *arguments: Any, **named: Any) -> Any:
         result = original(learner, *arguments, **named)
         if not result.is_finite:
-            learners.append(copy.deepcopy((learner.best_model, learner.optimizers[0])))
+            learners.append(copy.deepcopy((learner.averaged_model, learner.optimizers[0])))
         return result
 
     poisoned(PAIR, float("inf"))
@@ -165,7 +165,7 @@ def test_a_run_killed_near_left_out_updates_ends_with_the_same_bits(
 def test_too_many_bad_updates_in_a_row_end_the_run(
     toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    original = Learner.losses
+    original = Learner.compute_loss
     monkeypatch.setattr(
         Learner, "losses", lambda self, rows: (math.inf * (x := original(self, rows))[0], x[1])
     )

@@ -264,7 +264,7 @@ def test_the_data_of_a_stage_does_not_depend_on_the_ranks(data_dir: Path) -> Non
     for world in (World(0, 1), World(0, 2), World(1, 2)):
         runs.append(make_run(data_dir, data_dir / "none", world, stages=stages))
     for update, epoch in ((0, 0), (2, 1), (3, 2), (9, 5)):
-        plans = [run.sampler_at(update).updates(epoch) for run in runs]
+        plans = [run.sampler_at(update).plan_epoch(epoch) for run in runs]
         for single, first, second in zip(plans[0], plans[1], plans[2], strict=True):
             shared = np.concatenate(first.batches + second.batches)
             assert sorted(shared) == sorted(np.concatenate(single.batches))

@@ -12,7 +12,7 @@ from tiny import sentences, tokenizer_config
 from toy import assert_resumes_exactly, make_run, read_pairs, read_records, train, write_data
 
 from nmt.config import NoiseConfig, TrainConfig
-from nmt.data.batching import Update
+from nmt.data.batching import UpdatePlan
 from nmt.data.languages import LanguagePair
 from nmt.data.noise import TokenNoise
 from nmt.data.tokenizer import Tokenizer
@@ -157,8 +157,8 @@ def test_an_update_counts_the_source_tokens_that_there_are(data_dir: Path, tmp_p
     learner = make_run(data_dir, tmp_path, noise=NoiseConfig(drop=0.3)).learner
     planned = learner.batch_maker.lengths[:40].sum(0)
     num_src_planned, num_tgt = planned.tolist()
-    update = Update([np.arange(25), np.arange(25, 40)], num_tgt, num_src_planned)
-    batches = learner.batch_maker.make(update, 2)
+    update = UpdatePlan([np.arange(25), np.arange(25, 40)], num_tgt, num_src_planned)
+    batches = learner.batch_maker.make_batches(update, 2)
     result = learner.update(update, batches, 0.0, is_stop_requested=False)
     num_src_tokens = 0
     for batch in chain.from_iterable(batches):
@@ -178,8 +178,8 @@ def test_runs_with_noise_resume_exactly_and_validate_without_it(
     noisy = make_run(data_dir, tmp_path, noise=NoiseConfig(**NOISE))
     clean = make_run(data_dir, tmp_path)
     clean.learner.model.load_state_dict(noisy.learner.model.state_dict())
-    loss = noisy.validation.loss(noisy.learner.model)
-    assert loss == clean.validation.loss(clean.learner.model)
+    loss = noisy.validation.compute_loss(noisy.learner.model)
+    assert loss == clean.validation.compute_loss(clean.learner.model)
     assert read_records(run_dir, "valid_loss")
 
 

@@ -31,14 +31,14 @@ from nmt.training.costs import peak_memory_bytes
 from nmt.training.loss import smoothed_cross_entropy
 from nmt.training.preflight import (
     _search_max_tokens,
+    check_batches_fit,
     check_model_fits,
     is_out_of_memory,
     largest_batches,
-    preflight,
 )
 
 CPU = torch.device("cpu")
-REMEDY = "buy some"
+ADVICE = "buy some"
 SPARE_BYTES = 60 << 20
 
 
@@ -78,7 +78,9 @@ def plan_under_limit(lengths: Lengths, max_tokens: int, path: Path) -> None:
 
     ballast = 2 * 4 * len(parameters_to_vector(model.parameters()))
     with pytest.raises(ConfigError) as info:
-        preflight(run, lengths, max_tokens, device=CPU, reserved_bytes=ballast, remedy=REMEDY)
+        check_batches_fit(
+            run, lengths, max_tokens, device=CPU, reserved_bytes=ballast, advice=ADVICE
+        )
     message = str(info.value)
     advised = int(message.split("max_tokens=")[2].split(",")[0])
     batches = bucket_by_length(lengths, advised, np.random.default_rng(1).permutation(len(lengths)))
@@ -119,8 +121,8 @@ def test_weights_stay_and_the_peak_holds_the_ballast() -> None:
     weights = copy.deepcopy(model.state_dict())
     held = peak_memory_bytes(CPU)
     # `held` is more than ever was free below the peak
-    options = {"device": CPU, "reserved_bytes": held, "remedy": REMEDY}
-    peak = preflight(lambda rows: run_batch(model, lengths, rows), lengths, 200, **options)
+    options = {"device": CPU, "reserved_bytes": held, "advice": ADVICE}
+    peak = check_batches_fit(lambda rows: run_batch(model, lengths, rows), lengths, 200, **options)
     assert peak > 1.2 * held
     assert_same_tensors(model.state_dict(), weights)
 
@@ -152,7 +154,9 @@ def test_shortage_of_memory_differs_from_other_errors() -> None:
     ]
     for run, kind, message in cases:
         with pytest.raises(kind, match=message):
-            preflight(run, draw_lengths(9, 9), 50, device=CPU, reserved_bytes=0, remedy=REMEDY)
+            check_batches_fit(
+                run, draw_lengths(9, 9), 50, device=CPU, reserved_bytes=0, advice=ADVICE
+            )
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert not is_out_of_memory(ValueError("out of memory"))
 

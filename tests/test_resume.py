@@ -38,7 +38,7 @@ from nmt.errors import EXIT_STOPPED, ConfigError
 from nmt.model.transformer import Transformer
 from nmt.training.checkpoints import TrainerState, seed_update
 from nmt.training.checks import stop_signals
-from nmt.training.initial_weights import adopt_model, carry_over, load_initial_weights
+from nmt.training.initial_weights import adapt_vocabulary, adopt_model, load_initial_weights
 from nmt.training.run_folder import check_fingerprint, make_fingerprint
 
 SMALL = ["valid_bleu=false", "max_updates=20"]
@@ -142,7 +142,7 @@ def test_another_number_of_ranks_goes_on_with_every_pair_once(
     sampler = TokenBatchSampler(lengths, 100, tokens_per_update=200, seed=1)
     planned = []
     for epoch in range(3):
-        for planned_update in sampler.updates(epoch):
+        for planned_update in sampler.plan_epoch(epoch):
             planned.append(np.concatenate(planned_update.batches).tolist())
     assert list(recorded.values()) == planned[:12]
 
@@ -356,6 +356,6 @@ def test_init_from_refuses_another_architecture_and_keeps_rows_of_shared_pieces(
         "output_weight": fresh[embedding],
         "output_bias": torch.zeros(new.vocab_size),
     }
-    carried = carry_over(old_state, old, new_state, new)
+    carried = adapt_vocabulary(old_state, old, new_state, new)
     for name in output:
         assert torch.equal(old_state[name][old_rows], carried[name][new_rows]), name

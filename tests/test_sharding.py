@@ -109,7 +109,9 @@ def test_dividing_a_model_in_training_keeps_weights_moments_and_average(
         learner.objective.register_forward_hook(lambda *_: passes.append(1))
         change(learner, update)
         state: Any = [learner.state_dict(), learner.weights()]
-        states.append(learner.sharded.gather(state, should_keep=True) if learner.sharded else state)
+        states.append(
+            learner.sharded.gather_to_host(state, should_keep=True) if learner.sharded else state
+        )
     assert len(passes) == 2 * 3 + 3
     torch.testing.assert_close(states[1], states[0], atol=1e-6, rtol=0)
 

@@ -16,7 +16,7 @@ from tiny import sentences, tokenizer_config
 from toy import assert_resumes_exactly, command, make_run, read_pairs, write_corpus
 
 from nmt.config import TokenizerType
-from nmt.data.batching import Update
+from nmt.data.batching import UpdatePlan
 from nmt.data.noise import SubwordSampling, WordSegmenter
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
@@ -121,7 +121,7 @@ def test_a_pair_is_cut_by_seed_update_and_row_wherever_it_is_batched(
     assert draw([range(20)], 4) != expected
     assert draw([range(20)], 3, seed=2) != expected
     plain = make_run(data_dir, tmp_path).learner
-    decode = plain.batch_maker.tokenizer.src.decode
+    decode = plain.batch_maker.tokenizers.src.decode
     for row, (src, _, _) in enumerate(expected):
         assert decode(src[:-1]) == decode(plain.batch_maker.data[row][0].tolist())
 
@@ -142,9 +142,9 @@ def test_the_gradient_is_divided_by_the_tokens_that_there_are(
     planned = learner.batch_maker.lengths[rows].sum(0)
     num_src_planned, num_tgt_planned = planned.tolist()
     batches = [np.array(rows[:5]), np.array(rows[5:])]
-    update = Update(batches, num_tgt_planned, num_src_planned)
+    update = UpdatePlan(batches, num_tgt_planned, num_src_planned)
     outcome = learner.update(
-        update, learner.batch_maker.make(update, 2), 0.0, is_stop_requested=False
+        update, learner.batch_maker.make_batches(update, 2), 0.0, is_stop_requested=False
     )
     assert (outcome.num_src_tokens, outcome.num_tokens) == tuple(counts)
     assert all(counts > planned)

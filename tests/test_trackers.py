@@ -25,7 +25,7 @@ from toy import command, read_records, read_values, train
 from nmt.config import TrackerName
 from nmt.errors import EXIT_DONE, EXIT_USER
 from nmt.training import trackers
-from nmt.training.trackers import Feed
+from nmt.training.trackers import TrackerThread
 
 Point = tuple[int, str, float]  # update, name, value
 CONFIG = "seed: 1\nmodel:\n  d_model: 16\n"
@@ -164,7 +164,7 @@ def test_a_tracker_holds_each_line_once_whatever_was_killed(name: str, run_dir: 
     pytest.importorskip(name)
     lines = records(24)
     write_lines(run_dir, [])
-    feed = Feed(TrackerName(name), run_dir)
+    feed = TrackerThread(TrackerName(name), run_dir)
     for line in lines[:20]:  # while a run goes on
         write_lines(run_dir, [line], "a")
         feed.notify()
@@ -180,14 +180,14 @@ def test_a_tracker_holds_each_line_once_whatever_was_killed(name: str, run_dir: 
         time.sleep(0.1)
         file.write(remainder + "\n")
     feed.close(60)
-    assert feed.is_done
+    assert feed.is_complete
     assert_holds(name, run_dir, lines[:21])
     # a kill: the run goes on from update 8, and makes the lines after it again
     if name == "tensorboard":  # it orders its files by the second in which they are opened
         time.sleep(1.1)
     lines_before_kill = records(8)
     write_lines(run_dir, lines_before_kill)
-    feed = Feed(TrackerName(name), run_dir)
+    feed = TrackerThread(TrackerName(name), run_dir)
     write_lines(run_dir, lines[len(lines_before_kill) :], "a")
     feed.close(60)
     assert_holds(name, run_dir, lines)
@@ -232,14 +232,14 @@ def test_a_tracker_that_never_answers_costs_a_run_nothing(
 ) -> None:
     monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.3)
     spent: list[float] = []
-    notify = Feed.notify
+    notify = TrackerThread.notify
 
-    def timed(feed: Feed) -> None:
+    def timed(feed: TrackerThread) -> None:
         start = time.perf_counter()
         notify(feed)
         spent.append(time.perf_counter() - start)
 
-    monkeypatch.setattr(Feed, "notify", timed)
+    monkeypatch.setattr(TrackerThread, "notify", timed)
     with socket.create_server(("127.0.0.1", 0)) as server:  # accepts, and says nothing
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -264,9 +264,9 @@ def test_a_tracker_that_fails_is_one_warning(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://nowhere")
     write_lines(run_dir, records(8))
     with caplog.at_level(logging.WARNING, "nmt.training.trackers"):
-        feed = Feed(TrackerName.mlflow, run_dir)
+        feed = TrackerThread(TrackerName.mlflow, run_dir)
         feed.close(60)
-    assert not feed.is_done
+    assert not feed.is_complete
     assert [r.name for r in caplog.records].count("nmt.training.trackers") == 1
     assert "tracker mlflow: " in caplog.text
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from nmt.cli.commands import COMMANDS
 from nmt.cli.main import main
 from nmt.config import TrainConfig
-from nmt.data.batching import Update
+from nmt.data.batching import UpdatePlan
 from nmt.data.tokenizer import Tokenizer
 from nmt.runtime.distributed import World
 from nmt.training.build import Run, build_run
@@ -145,7 +145,7 @@ def call_before(
     patch.setattr(owner, name, call)
 
 
-def batch_rows(update: Update) -> list[list[int]]:
+def batch_rows(update: UpdatePlan) -> list[list[int]]:
     """Return the rows of each batch of an update."""
     return [rows.tolist() for rows in update.batches]
 
@@ -154,9 +154,9 @@ def read_pairs(learner: Learner, batches: list[Any], draw: int) -> list[list[lis
     """Return the source, decoder input and target ids of the pairs of `batches`, lists of rows, as
     training reads them in update `draw`.
     """
-    update = Update(list(map(np.array, batches)), 1, 1)
+    update = UpdatePlan(list(map(np.array, batches)), 1, 1)
     pairs = []
-    for micro_batches in learner.batch_maker.make(update, draw):
+    for micro_batches in learner.batch_maker.make_batches(update, draw):
         for batch in micro_batches:
             src_lengths, tgt_lengths = batch.lengths.T.tolist()
             src = batch.src[: batch.num_src_tokens].split(src_lengths)

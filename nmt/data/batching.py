@@ -31,7 +31,7 @@ _MIN_SLICE = 1 / 8  # of a rank's share of an update: no smaller slice is cut of
 
 
 @dataclass(frozen=True)
-class Update:
+class UpdatePlan:
     """One update of the weights: the batches of this rank, and the token counts of all ranks."""
 
     batches: list[Rows]  # of this rank; empty if the update has fewer pairs than ranks
@@ -79,11 +79,11 @@ class TokenBatchSampler:
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        self._pools: dict[tuple[int, int], list[Update]] = {}  # by epoch and pool index
+        self._pools: dict[tuple[int, int], list[UpdatePlan]] = {}  # by epoch and pool index
 
-    def updates(self, epoch: int) -> Updates:
+    def plan_epoch(self, epoch: int) -> EpochPlan:
         """Return the updates of an epoch: at least one, and the same number on every rank."""
-        return Updates(self, epoch)
+        return EpochPlan(self, epoch)
 
     def rows_to_try(self) -> Rows:
         """Return up to about 5 million pairs, including the longest one of each corpus.
@@ -115,7 +115,7 @@ class TokenBatchSampler:
         num_updates = max(num_pools, num_updates)
         return [num_updates * pool_index // num_pools for pool_index in range(num_pools + 1)]
 
-    def pool(self, epoch: int, pool_index: int) -> list[Update]:
+    def pool(self, epoch: int, pool_index: int) -> list[UpdatePlan]:
         """Return the updates of one pool of an epoch; the last two pools are cached."""
         updates = self._pools.get((epoch, pool_index))
         if updates is None:
@@ -126,7 +126,7 @@ class TokenBatchSampler:
             self._pools[epoch, pool_index] = updates
         return updates
 
-    def _plan_pool(self, epoch: int, pool_index: int) -> list[Update]:
+    def _plan_pool(self, epoch: int, pool_index: int) -> list[UpdatePlan]:
         """Plan the updates of one pool of an epoch, which may be its only pool."""
         num_pools = self.count_pools(epoch)
         rng = np.random.default_rng((self.seed, epoch, pool_index))
@@ -148,7 +148,7 @@ class TokenBatchSampler:
             cuts = _group_batches(token_counts[:, 1], self.tokens_per_update)
         updates = []
         for start, end in itertools.pairwise(cuts):
-            update = Update(
+            update = UpdatePlan(
                 batches=self._select_share(batches[start:end]),
                 num_tokens=int(token_counts[start:end, 1].sum()),
                 num_src_tokens=int(token_counts[start:end, 0].sum()),
@@ -195,7 +195,7 @@ class TokenBatchSampler:
         return slices
 
 
-class Updates(Sequence[Update]):
+class EpochPlan(Sequence[UpdatePlan]):
     """The updates of one epoch. Reading an update plans its pool."""
 
     def __init__(self, sampler: TokenBatchSampler, epoch: int) -> None:
@@ -207,12 +207,12 @@ class Updates(Sequence[Update]):
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def __getitem__(self, index: int) -> Update:  # type: ignore[override]  # no slices
+    def __getitem__(self, index: int) -> UpdatePlan:  # type: ignore[override]  # no slices
         index = range(len(self))[index]  # negative indices count from the end
         pool_index = bisect_right(self._starts, index) - 1
         return self._sampler.pool(self._epoch, pool_index)[index - self._starts[pool_index]]
 
-    def pool_of(self, index: int) -> list[Update]:
+    def pool_of(self, index: int) -> list[UpdatePlan]:
         """Return all updates of the pool with update `index`; a small epoch is a single pool."""
         pool_index = bisect_right(self._starts, index) - 1
         return self._sampler.pool(self._epoch, pool_index)

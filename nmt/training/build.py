@@ -1,4 +1,4 @@
-"""Build the objects of a training run from its config: data, samplers, model and learner."""
+"""Build the objects of a training run: data, samplers, model and learner."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 class Run:
     """The objects of a run on one rank.
 
-    They are built from config and data only; the state of a checkpoint is loaded later.
+    They are built from the config and the data only. The state of a checkpoint is loaded later.
     """
 
     config: TrainConfig
@@ -44,24 +44,25 @@ class Run:
     data_info: DataInfo
     tokenizers: Tokenizers
     validation: Validation
-    samplers: dict[int, TokenBatchSampler]  # by the number of updates after which a stage begins
-    fingerprint: dict[str, Any]  # must equal the fingerprint of a checkpoint to resume from it
+    samplers: dict[int, TokenBatchSampler]  # by the number of updates before their stage
+    fingerprint: dict[str, Any]  # data and settings, to compare with a checkpoint's fingerprint
     learner: Learner
 
     def sampler_at(self, num_updates: int) -> TokenBatchSampler:
-        """Return the sampler of the stage that the run is in after `num_updates`."""
-        return self.samplers[max(start for start in self.samplers if start <= num_updates)]
+        """Return the sampler of the stage that contains the next update after `num_updates`."""
+        stage_start = max(start for start in self.samplers if start <= num_updates)
+        return self.samplers[stage_start]
 
     @property
     def last_stage_start(self) -> int:
-        """The number of updates after which the last stage begins; 0 without stages."""
+        """The number of updates before the last stage; 0 without stages."""
         return max(self.samplers)
 
 
 def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
-    """Build the objects of a run; raise an `NmtError` if its config does not fit data or device.
+    """Build the objects of a run. Sets the number of threads and seeds torch.
 
-    Also sets the number of threads and seeds torch, which draws the weights of the model.
+    Raises an `NmtError` if the config does not fit the data or the device.
     """
     set_num_threads(config.num_threads)
     data_dir = resolve_path(config.data_dir)
@@ -79,7 +80,7 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
     samplers = make_samplers(config, data_info, data, world)
     if world.is_main:
         _warn_of_short_run(config, max(samplers))
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.seed)  # for the initial weights
     noise = None
     if config.noise.is_enabled:
         noise = TokenNoise(config.noise, config.seed, tokenizers, data_info.directions.values())
@@ -101,9 +102,9 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
 def make_samplers(
     config: TrainConfig, data_info: DataInfo, data: ParallelData, world: World
 ) -> dict[int, TokenBatchSampler]:
-    """Return the sampler of each stage, by the number of updates after which the stage begins.
+    """Return the samplers of all stages, by the number of updates before the stage.
 
-    The first stage begins after 0 updates, with the mix of the config.
+    The first stage starts at 0 and has the mix of the config.
     """
     temperature = config.mix_temperature or data_info.temperature
     mix_changes: dict[int, dict[str, float]] = {0: {}}
@@ -126,9 +127,9 @@ def make_samplers(
 def build_model(
     config: TrainConfig, tokenizers: Tokenizers, world: World, device: torch.device
 ) -> FastTransformer:
-    """Build the model with random weights; freeze parameters and add adapters as the config says.
+    """Build the model with random weights, its frozen parameters and its adapters.
 
-    Raises a `ConfigError` before allocating memory if the model cannot fit on `device`.
+    Raises a `ConfigError`, before allocating memory, if the model is too large for `device`.
     """
     build_transformer = partial(
         Transformer,
@@ -140,13 +141,13 @@ def build_model(
     with torch.device("meta"), torch.random.fork_rng([]):
         check_model_fits(build_transformer(), config, device, world.size)
     model = build_transformer(activation_checkpointing=config.activation_checkpointing)
-    accelerated = accelerate(model.to(device))
-    set_trainable_parameters(accelerated, config)
-    return accelerated
+    fast_model = accelerate(model.to(device))
+    set_trainable_parameters(fast_model, config)
+    return fast_model
 
 
 def _warn_of_short_run(config: TrainConfig, last_stage_start: int) -> None:
-    """Warn if the run ends before its last stage begins or its warm-up ends."""
+    """Warn if the run is too short to begin its last stage or to finish warm-up."""
     if last_stage_start >= config.max_updates:
         message = "the last stage begins after update %d, but the run ends after max_updates=%d"
         log.warning(message, last_stage_start, config.max_updates)

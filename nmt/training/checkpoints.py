@@ -1,7 +1,7 @@
-"""The checkpoints of a run: their content besides the model, reading them, and writing them.
+"""Write, read and remove the checkpoints of a run.
 
 A checkpoint is a model folder (`nmt.checkpoint`) with one more file, `trainer.pt`, which holds only
-tensors and primitives. No state of random generators is saved: `seed_update` computes it.
+tensors and primitives. States of random generators are not saved: `seed_update` seeds every update.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from nmt.runtime.reading import open_regular
 
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 3
-FILE = "trainer.pt"
-_COUNTERS = (
+TRAINER_FILE = "trainer.pt"
+_COUNTERS = (  # fields of `TrainerState`
     "num_updates",
     "epoch",
     "epoch_position",
@@ -50,25 +50,25 @@ _COUNTERS = (
 
 @dataclass
 class BestCheckpoint:
-    """A validated checkpoint among the best ones."""
+    """One of the best validated checkpoints."""
 
-    badness: float  # of the metric: smaller is better
-    update: int
+    badness: float  # the metric, negated if higher values are better
+    update: int  # number of updates before the checkpoint
 
 
 @dataclass
 class TrainerState:
-    """Counters and scores of a run."""
+    """How far a run has come, and its best validations."""
 
     num_updates: int = 0  # changes of the weights
     epoch: int = 0  # from 0
-    epoch_position: int = 0  # updates of this epoch that were made or left out
+    epoch_position: int = 0  # updates of this epoch that were made, or skipped as not finite
     best: list[BestCheckpoint] = field(default_factory=list)  # best first
-    best_metric: str = ""  # of the badness in `best`
-    bad_validations: int = 0  # since the best one
-    bad_updates: int = 0  # left out in a row because they were not finite
-    validated_update: int = 0  # number of updates at the last validation
-    flops: float = 0.0  # of the model, without padding, since the start
+    best_metric: str = ""  # the metric by which `best` is sorted
+    bad_validations: int = 0  # consecutive validations without improvement
+    bad_updates: int = 0  # consecutive updates that were skipped as not finite
+    validated_update: int = 0  # number of updates before the newest validation
+    flops: float = 0.0  # operations of the model on non-padding tokens since the start
 
     def __post_init__(self) -> None:
         for key in _COUNTERS:
@@ -82,14 +82,18 @@ class TrainerState:
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """The position in training: it changes whenever weights or data position change."""
+        """The progress in training: it differs between any two points at which to save."""
         return self.num_updates, self.epoch, self.epoch_position
 
 
 def seed_update(seed: int, state: TrainerState, rank: int) -> None:
-    """Seed the dropout of one update on one rank, whatever was drawn before."""
+    """Seed torch for the dropout of the next update on one rank.
+
+    The seed depends only on the arguments, so that a resumed run gets the same dropout.
+    """
     key = (seed, state.epoch, state.epoch_position, rank)
-    torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
+    torch_seed = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+    torch.manual_seed(int(torch_seed))
 
 
 # --- reading
@@ -97,13 +101,13 @@ def seed_update(seed: int, state: TrainerState, rank: int) -> None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a checkpoint."""
+    """The content of a checkpoint, without the tokenizer."""
 
     folder: str
-    weights: dict[str, Any]  # tensors
+    weights: dict[str, Any]  # tensors by name
     state: TrainerState
-    learner: dict[str, Any]  # of `Learner.state_dict`
-    fingerprint: dict[str, Any]
+    learner: dict[str, Any]  # result of `Learner.state_dict`
+    fingerprint: dict[str, Any]  # result of `make_fingerprint`: the data and settings of the run
     world_size: int
     num_threads: int
 
@@ -123,18 +127,18 @@ def load_newest(run_dir: Path) -> Checkpoint | None:
 
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint; raise `ModelError` if a file is missing, damaged or of another version."""
-    path = folder / FILE
-    verify(folder, FILE)
-    damaged = ModelError(f"{path} is damaged; remove {folder} to resume an older one")
+    path = folder / TRAINER_FILE
+    verify(folder, TRAINER_FILE)
+    damage_error = ModelError(f"{path} is damaged; remove {folder} to resume an older one")
     try:
         with open_regular(path) as file:
             content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; it cannot be resumed") from None
     except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError):
-        raise damaged from None
+        raise damage_error from None
     if not isinstance(content, dict):
-        raise damaged
+        raise damage_error
     if pop_version(content, path, FORMAT_VERSION) < FORMAT_VERSION:
         raise ModelError(f"{path} was written by an older nmt and cannot be resumed")
     content |= {"folder": str(folder), "weights": load_weights(folder)}
@@ -145,64 +149,65 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 class Saver:
-    """Writes, links and removes checkpoints in a thread.
+    """Writes, links and removes checkpoints in a thread, while training continues.
 
-    Training waits only for the copy to host memory. A failed write is logged and leaves older
-    checkpoints in place; the run goes on.
+    Only the copy of the tensors to host memory delays training. If a write fails, the error is
+    logged, older checkpoints are kept, and the run goes on.
     """
 
     def __init__(self, run_dir: Path, *, update: int, keep_last: int) -> None:
-        """Continue after the checkpoint of `update`; all newer ones are damaged."""
+        """Continue after the checkpoint of `update`; all newer checkpoints are damaged."""
         self.run_dir = run_dir
-        self.update = update  # of the newest intact checkpoint
+        self.newest_update = update  # of the newest intact checkpoint
         self.keep_last = keep_last
-        self.failure: str | None = None  # of the newest checkpoint
+        self.failure: str | None = None  # why the newest checkpoint could not be written
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
         self._pending: Future[None] = self._thread.submit(lambda: None)
         folder = checkpoint_dir(run_dir, update)
-        if folder.is_dir():  # a run killed before the link was moved
+        if folder.is_dir():  # the run may have been killed between writing it and linking it
             replace_link(run_dir / "checkpoints/latest", folder.name)
 
     def save(
         self,
         weights: dict[str, Tensor],
         info: ModelInfo,
-        tokenizer: Tokenizers,
+        tokenizers: Tokenizers,
         *,
-        training: dict[str, Any],
-        best: list[int],
+        trainer_content: dict[str, Any],
+        best_updates: list[int],
     ) -> None:
-        """Start to write a checkpoint with `training` as `trainer.pt`, once the last is written.
+        """Start to write a checkpoint, after waiting for the previous one.
 
-        Then remove older checkpoints, except for the newest ones and the updates `best`.
+        `trainer_content` is written to `trainer.pt`. Then all checkpoints are removed except for
+        the newest `keep_last` and the checkpoints of `best_updates`.
         """
         self._pending.result()
         folder = checkpoint_dir(self.run_dir, info.updates)
-        weights = to_host(weights)
-        content = {"format_version": FORMAT_VERSION, **to_host(training)}
+        weights = copy_tree_to_host(weights)
+        content = {"format_version": FORMAT_VERSION, **copy_tree_to_host(trainer_content)}
 
-        def write_trainer(temporary: Path) -> None:
-            torch.save(content, temporary / FILE)
+        def write_trainer_file(temporary: Path) -> None:
+            torch.save(content, temporary / TRAINER_FILE)
 
-        def write() -> None:
-            save_model(folder, weights, info, tokenizer, write_more=write_trainer)
-            self.update = info.updates
+        def write_checkpoint() -> None:
+            save_model(folder, weights, info, tokenizers, write_more=write_trainer_file)
+            self.newest_update = info.updates
             replace_link(self.run_dir / "checkpoints/latest", folder.name)
-            self._remove_old(best)
+            self._remove_old(best_updates)
 
-        self._pending = self._thread.submit(self._try, write, info.updates)
+        self._pending = self._thread.submit(self._run_task, write_checkpoint, info.updates)
 
-    def mark_best(self, best: list[int]) -> None:
-        """Link `best` to the first of these updates, and keep the checkpoints of all of them."""
+    def link_best(self, best_updates: list[int]) -> None:
+        """Link `best` to the checkpoint of the first of `best_updates`, and remove old ones."""
 
-        def mark() -> None:
-            folder = checkpoint_dir(self.run_dir, best[0])
+        def link_and_remove() -> None:
+            folder = checkpoint_dir(self.run_dir, best_updates[0])
             if folder.exists():
                 replace_link(self.run_dir / "checkpoints/best", folder.name)
-            self._remove_old(best)
+            self._remove_old(best_updates)
 
         self._pending.result()
-        self._pending = self._thread.submit(self._try, mark, None)
+        self._pending = self._thread.submit(self._run_task, link_and_remove, None)
 
     def finish(self) -> None:
         """Wait for the pending write; raise an `NmtError` if the newest checkpoint failed."""
@@ -211,8 +216,11 @@ class Saver:
         if self.failure is not None:
             raise NmtError(f"{self.failure}; free space or permissions, then start it again")
 
-    def _try(self, task: Callable[[], None], update: int | None) -> None:
-        """Run a task, which writes the checkpoint of `update` or, with None, links."""
+    def _run_task(self, task: Callable[[], None], update: int | None) -> None:
+        """Run `task` in the thread; log an error instead of raising it.
+
+        `update` is the update whose checkpoint the task writes; None if it only links.
+        """
         failure = None
         try:
             task()
@@ -223,7 +231,8 @@ class Saver:
             self.failure = failure
 
     def _describe_failure(self, error: Exception, update: int | None) -> str:
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        message = getattr(error, "strerror", None) or error  # without the path of an OSError
+        reason = " ".join(str(message).split())
         checkpoints = list_checkpoints(self.run_dir)
         newest = "there is none before it"
         if checkpoints:
@@ -231,16 +240,17 @@ class Saver:
         name = "links" if update is None else f"checkpoint of update {update}"
         return f"{name} in {self.run_dir} not written: {reason}; {newest}"
 
-    def _remove_old(self, best: list[int]) -> None:
-        folders = {checkpoint_update(f): f for f in list_checkpoints(self.run_dir)}
-        intact = [update for update in folders if update <= self.update]
-        updates_to_keep = {*best, *intact[-self.keep_last :]}
+    def _remove_old(self, best_updates: list[int]) -> None:
+        """Remove all checkpoints except for `best_updates` and the newest intact ones."""
+        folders = {checkpoint_update(folder): folder for folder in list_checkpoints(self.run_dir)}
+        intact = [update for update in folders if update <= self.newest_update]
+        updates_to_keep = {*best_updates, *intact[-self.keep_last :]}
         for update, folder in folders.items():
             if update not in updates_to_keep:
                 remove_folder(folder)
 
 
-def to_host(tree: Any) -> Any:
+def copy_tree_to_host(tree: Any) -> Any:
     """Copy every tensor of nested dicts and lists to host memory."""
     return map_tensors(copy_to_host, tree)
 

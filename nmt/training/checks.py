@@ -1,4 +1,4 @@
-"""Checks while a run goes on: losses that are not finite, loss spikes, and signals to stop."""
+"""Watch a run: describe batches with bad losses, detect loss spikes, and receive stop signals."""
 
 from __future__ import annotations
 
@@ -15,56 +15,64 @@ import numpy as np
 from nmt.data import Rows
 from nmt.errors import first_of
 
-_NUM_COMPARED = 100  # losses before, which a loss is compared with
-_NUM_DEVIATIONS = 6.0  # a spike is this many standard deviations above their mean, and at least
-_MIN_EXCESS = 0.1  # this share of the mean, since a smooth curve hardly deviates
-_NUM_LISTED = 20  # pair numbers in a message
+_NUM_COMPARED = 100  # previous losses with which a loss is compared
+# A spike exceeds their mean by this many standard deviations and by this share of the mean, since
+# the standard deviation is very small if the loss hardly changes.
+_MIN_DEVIATIONS = 6.0
+_MIN_EXCESS = 0.1
+_MAX_LISTED_PAIRS = 20
 
 
 def describe_batches(batches: list[tuple[Rows, float]]) -> str:
-    """Name the pairs of all batches without a finite loss, else of the batch with the highest.
+    """Describe the batches that may have caused a bad loss, by their loss and their pairs.
 
-    Each batch is given as its rows and its loss in nats per target token.
+    `batches` are pairs of rows and loss in nats per target token. Describes all batches whose loss
+    is not finite, or else the batch with the highest loss.
     """
     suspects = [(rows, loss) for rows, loss in batches if not math.isfinite(loss)]
     if not suspects:
         suspects = [max(batches, key=lambda batch: batch[1])]
     pairs = np.concatenate([rows for rows, _ in suspects]).tolist()
-    listed = first_of(pairs, _NUM_LISTED)
-    return f"loss {suspects[0][1]:.4g} for pairs {listed} of the training set, from 0"
+    listed_pairs = first_of(pairs, _MAX_LISTED_PAIRS)
+    _, first_loss = suspects[0]
+    return f"loss {first_loss:.4g} for pairs {listed_pairs} of the training set, from 0"
 
 
 class SpikeDetector:
-    """Detects losses far above the losses before them."""
+    """Detects losses that are far above the previous ones."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=_NUM_COMPARED)
 
     def is_spike(self, loss: float) -> bool:
-        """Judge the loss of an update, in nats per token, and remember it."""
-        previous = list(self._losses)
+        """Return whether the loss of an update, in nats per token, is a spike; remember the loss.
+
+        The first losses are never spikes.
+        """
+        previous_losses = list(self._losses)
         self._losses.append(loss)
-        if len(previous) < _NUM_COMPARED:
+        if len(previous_losses) < _NUM_COMPARED:
             return False
-        mean = fmean(previous)
-        return loss > mean + max(_NUM_DEVIATIONS * stdev(previous), _MIN_EXCESS * mean)
+        mean = fmean(previous_losses)
+        min_excess = max(_MIN_DEVIATIONS * stdev(previous_losses), _MIN_EXCESS * mean)
+        return loss > mean + min_excess
 
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[list[signal.Signals]]:
-    """Yield a list to which SIGTERM and SIGUSR1 are added during the block, in the main thread.
+    """Receive SIGTERM and SIGUSR1 during the block: yield a list to which they are appended.
 
-    Schedulers announce the end with them; the run stops after the current update.
+    Job schedulers send them before they kill a process. Works only in the main thread.
     """
     received: list[signal.Signals] = []
 
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(signal.Signals(number))
 
-    numbers = {signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)}  # Windows has SIGTERM
-    previous = {number: signal.signal(number, receive) for number in numbers}
+    numbers = {signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)}  # Windows has no USR1
+    previous_handlers = {number: signal.signal(number, receive) for number in numbers}
     try:
         yield received
     finally:
-        for number, handler in previous.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

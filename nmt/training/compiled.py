@@ -1,4 +1,4 @@
-"""torch.compile for model and loss in training, with a log line for each graph."""
+"""`torch.compile` for the model and the loss in training."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ T = TypeVar("T")
 
 
 class Compiler:
-    """Compiles functions for inputs of any size and logs each new graph.
+    """Compiles functions for inputs of any size, and logs a line for each compiled graph.
 
-    The environment variable TORCH_LOGS=recompiles makes torch log why it compiles again.
+    With the environment variable TORCH_LOGS=recompiles, torch logs why it compiles again.
     """
 
     def __init__(self, *, may_fail: bool = False) -> None:
-        """With `may_fail`, a function that cannot be compiled runs uncompiled, with a warning."""
-        # imported here because it takes seconds, which only a compiled run should pay
+        """Change settings of `torch.compile` for the whole process.
+
+        With `may_fail`, a function that cannot be compiled runs uncompiled, after a warning.
+        """
+        # imported here because it takes seconds, which only runs that compile should take
         from torch._dynamo import callback, config, utils
         from torch.fx.experimental import _config
 
-        # source and target sizes that are equal by chance in the first batch must stay independent
+        # do not assume that sizes which are equal in the first batch, by chance, are always equal
         _config.use_duck_shape = False
-        config.optimize_ddp = False  # DDP would split the graph at its gradient buckets
+        config.optimize_ddp = False  # do not split the graph at the gradient buckets of DDP
 
-        self.seconds = 0.0  # of compiling
+        self.compile_seconds = 0.0
         self._start_seconds = 0.0
         self._may_fail = may_fail
         self._counters = utils.counters
@@ -40,20 +43,23 @@ class Compiler:
 
     @property
     def num_graphs(self) -> int:
-        """The forward graphs that this process has compiled; each may have a backward graph too."""
+        """The number of forward graphs that this process has compiled."""
         return int(self._counters["stats"]["unique_graphs"])
 
     def compile(
         self, function: Callable[..., T], *, dynamic: bool | None = True
     ) -> Callable[..., T]:
-        """Return `function`, to be compiled at its first call; `dynamic` as in `torch.compile`."""
+        """Return a function that compiles `function` at its first call.
+
+        `dynamic` is passed to `torch.compile`.
+        """
         compiled: Callable[..., T] = torch.compile(function, dynamic=dynamic, fullgraph=True)
         return self._with_fallback(compiled, function) if self._may_fail else compiled
 
     def _with_fallback(
         self, compiled: Callable[..., T], function: Callable[..., T]
     ) -> Callable[..., T]:
-        """Return `compiled`, replaced by `function` after its first failure."""
+        """Return a function that calls `compiled`, and only `function` once that has failed."""
         current = compiled
 
         def call(*inputs: Any) -> T:
@@ -73,27 +79,30 @@ class Compiler:
         self._start_seconds = time.perf_counter()
 
     def _on_end(self, *_: Any) -> None:
-        self.seconds += time.perf_counter() - self._start_seconds
+        self.compile_seconds += time.perf_counter() - self._start_seconds
         if self.num_graphs > self._num_logged:
             self._num_logged = self.num_graphs
             log.info(
-                "compiled graph %d; %.0f s of compiling so far", self._num_logged, self.seconds
+                "compiled graph %d; %.0f s of compiling so far",
+                self._num_logged,
+                self.compile_seconds,
             )
 
 
-def make_compiler(choice: bool | None, device: torch.device) -> Compiler | None:
-    """Return a compiler for the setting `compile`, or None to run uncompiled.
+def make_compiler(should_compile: bool | None, device: torch.device) -> Compiler | None:
+    """Return a compiler, or None to run uncompiled.
 
-    With `choice` None the model is compiled on a GPU if a small model can be compiled there, which
-    needs Triton and a C compiler.
+    `should_compile` is the setting `compile`. If it is None, a run compiles on a GPU on which a
+    small model can be compiled; this needs Triton and a C compiler.
     """
-    if choice is not None:
-        return Compiler() if choice else None
+    if should_compile is not None:
+        return Compiler() if should_compile else None
     if device.type != "cuda":
         return None
-    layer = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Dropout(0.5)).to(device)
+    model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Dropout(0.5)).to(device)
     try:
-        torch.compile(layer, dynamic=True)(torch.ones(8, 16, device=device)).sum().backward()
+        output = torch.compile(model, dynamic=True)(torch.ones(8, 16, device=device))
+        output.sum().backward()
     except Exception as error:  # Triton, compilers and torch raise many types
         log.info("compile=false: torch.compile does not work here: %s", _first_line(error))
         return None
@@ -101,4 +110,6 @@ def make_compiler(choice: bool | None, device: torch.device) -> Compiler | None:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Return the first line of a message, or the type of an error without one."""
+    message = str(error).strip() or type(error).__name__
+    return message.splitlines()[0]

@@ -1,4 +1,4 @@
-"""`dry_run=true`: the plan, memory, speed and time of a run, estimated from some updates."""
+"""Estimate the memory, the speed and the duration of a run from a few updates (`dry_run=true`)."""
 
 # N pairs
 
@@ -15,7 +15,7 @@ import torch
 from nmt.config import TrainConfig
 from nmt.data import Lengths
 from nmt.data.batch import padding_share
-from nmt.data.batching import Update, Updates
+from nmt.data.batching import EpochPlan, UpdatePlan
 from nmt.runtime.distributed import World, from_main
 from nmt.training.build import build_run
 from nmt.training.costs import device_memory_bytes, peak_memory_bytes, synchronize
@@ -23,43 +23,44 @@ from nmt.training.learner import Learner
 from nmt.training.preflight import try_largest_batches
 from nmt.training.schedule import learning_rate
 
-PACE_SECONDS = 10.0  # for measuring updates
-_MAX_UPDATES = 20  # that are measured
+MEASURING_SECONDS = 10.0  # about how long updates are measured
+_MAX_MEASURED_UPDATES = 20
 
 
 def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
-    """Try the largest batches and make some updates; return an estimate of the run, in lines.
+    """Run the largest batches and a few updates; return a report on the planned run.
 
     Nothing is read from or written to the run folder.
     """
     run = build_run(config, world, device)
     learner = run.learner
-    updates = run.sampler_at(0).updates(0)
+    epoch_plan = run.sampler_at(0).plan_epoch(0)
 
-    def make_update(plan: Update) -> float:
-        batches = learner.batch_maker.make(plan)
+    def make_update(plan: UpdatePlan) -> float:
+        batches = learner.batch_maker.make_batches(plan)
         result = learner.update(plan, batches, learning_rate(1, config), is_stop_requested=False)
         synchronize(device)
         return result.flops
 
     with learner.connected():
-        peak_bytes = try_largest_batches(learner, run.samplers.values(), updates.pool_of(0))
-        pace = measure_pace(make_update, updates)
+        peak_bytes = try_largest_batches(learner, run.samplers.values(), epoch_plan.pool_of(0))
+        measurement = measure_updates(make_update, epoch_plan)
         peak_bytes = max(peak_bytes, peak_memory_bytes(device))
         return render_report(
-            updates,
+            epoch_plan,
             learner.batch_maker.lengths,
-            pace,
+            measurement,
             num_updates=config.max_updates,
             memory=_describe_memory(learner, peak_bytes),
-            flops_per_second=learner.measure_rate(),
+            peak_flops_per_second=learner.measure_peak_flops(),
             start=datetime.now(),
         )
 
 
 def _describe_memory(learner: Learner, peak_bytes: int) -> str:
-    memory_bytes = device_memory_bytes(learner.device)
+    """Say how much memory a device needs, how much it has, and what sharding saves."""
     scope = "the process" if learner.device.type == "cpu" else "tensors"
+    memory_bytes = device_memory_bytes(learner.device)
     if memory_bytes:
         scope += f", of {memory_bytes / 1e9:.2f} GB,"
     sharding = "; sharding=full is not needed"
@@ -74,74 +75,77 @@ def _describe_memory(learner: Learner, peak_bytes: int) -> str:
 
 
 @dataclass(frozen=True)
-class Pace:
-    """The cost of the measured updates, over all ranks."""
+class Measurement:
+    """The time and the operations of some updates, over all ranks."""
 
-    updates: Sequence[Update]
+    plans: Sequence[UpdatePlan]  # of the measured updates
     seconds: float
-    flops: float  # of the model, without padding
+    flops: float  # operations of the model on non-padding tokens
 
 
-def measure_pace(make_update: Callable[[Update], float], updates: Sequence[Update]) -> Pace:
-    """Make updates for about `PACE_SECONDS`, the same number on all ranks.
+def measure_updates(
+    make_update: Callable[[UpdatePlan], float], plans: Sequence[UpdatePlan]
+) -> Measurement:
+    """Make updates for about `MEASURING_SECONDS`, the same number on all ranks, and time them.
 
-    `make_update` returns the operations of an update over all ranks, when its work is done. The
-    first update warms up libraries; it is measured only if it takes all the time.
+    `make_update` makes an update, waits for the device and returns the operations of all ranks. The
+    first update is slower, so it is only measured if there is no time for a second one.
     """
 
-    def measure(plans: Sequence[Update]) -> Pace:
-        start = time.perf_counter()
-        flops = sum(make_update(plan) for plan in plans)
-        return Pace(plans, time.perf_counter() - start, flops)
+    def measure(measured_plans: Sequence[UpdatePlan]) -> Measurement:
+        start_seconds = time.perf_counter()
+        flops = sum(make_update(plan) for plan in measured_plans)
+        return Measurement(measured_plans, time.perf_counter() - start_seconds, flops)
 
-    first = measure([updates[0]])
-    # of rank 0, since the clocks of the ranks differ
-    count = from_main(min(_MAX_UPDATES, int(PACE_SECONDS / first.seconds)))
-    if count == 0:
+    first = measure([plans[0]])
+    num_updates = min(_MAX_MEASURED_UPDATES, int(MEASURING_SECONDS / first.seconds))
+    num_updates = from_main(num_updates)  # the ranks measure different times
+    if num_updates == 0:
         return first
-    return measure(list(islice(cycle(updates), 1, 1 + count)))
+    return measure(list(islice(cycle(plans), 1, 1 + num_updates)))
 
 
 def render_report(
-    updates: Updates,
+    epoch_plan: EpochPlan,
     lengths: Lengths,
-    pace: Pace,
+    measurement: Measurement,
     *,
     num_updates: int,
     memory: str,
-    flops_per_second: float,
+    peak_flops_per_second: float,
     start: datetime,
 ) -> str:
-    """Return the output of a dry run for a run of `num_updates` that starts at `start`.
+    """Return the report on a run of `num_updates` that starts at `start`.
 
-    `updates` are an epoch of pairs of `lengths` (N, 2); of a large corpus only the first pool is
-    planned. They are assumed to take as long per token of both sides as the updates of `pace`.
-    `flops_per_second` is the peak throughput of all devices in this model's matrices.
+    `lengths` (N, 2) are the lengths of all pairs. All updates are assumed to be
+    like the first pool of `epoch_plan`, and to take the measured time per source or target token.
+    `peak_flops_per_second` is the result of `Learner.measure_peak_flops`.
     """
-    planned = updates.pool_of(0)
-    batches = [rows for plan in planned for rows in plan.batches]
-    src_planned = sum(plan.num_src_tokens for plan in planned)
-    tgt_planned = sum(plan.num_tokens for plan in planned)
-    src_measured = sum(plan.num_src_tokens for plan in pace.updates)
-    tgt_measured = sum(plan.num_tokens for plan in pace.updates)
-    seconds_per_token = pace.seconds / (tgt_measured + src_measured)
-    update_seconds = (tgt_planned + src_planned) / len(planned) * seconds_per_token
-    minutes = round(num_updates * update_seconds / 60)
-    end = start + timedelta(seconds=num_updates * update_seconds)
-    lines = {
-        "plan": f"{updates.num_pairs:,} pairs; {len(updates):,} updates an epoch of "
-        f"{len(batches) / len(planned):.1f} batches a rank and "
-        f"{tgt_planned / len(planned):,.0f} target tokens; "
+    plans = epoch_plan.pool_of(0)
+    batches = [rows for plan in plans for rows in plan.batches]  # of this rank
+    tgt_tokens_per_update = sum(plan.num_tokens for plan in plans) / len(plans)
+    src_tokens_per_update = sum(plan.num_src_tokens for plan in plans) / len(plans)
+    measured_tgt_tokens = sum(plan.num_tokens for plan in measurement.plans)
+    measured_src_tokens = sum(plan.num_src_tokens for plan in measurement.plans)
+    seconds_per_token = measurement.seconds / (measured_tgt_tokens + measured_src_tokens)
+    seconds_per_update = (tgt_tokens_per_update + src_tokens_per_update) * seconds_per_token
+    flops_per_second = measurement.flops / measurement.seconds
+    minutes = round(num_updates * seconds_per_update / 60)
+    end = start + timedelta(seconds=num_updates * seconds_per_update)
+    sections = {
+        "plan": f"{epoch_plan.num_pairs:,} pairs; {len(epoch_plan):,} updates an epoch of "
+        f"{len(batches) / len(plans):.1f} batches a rank and "
+        f"{tgt_tokens_per_update:,.0f} target tokens; "
         f"{padding_share(lengths, batches):.1%} padding; "
-        f"{num_updates:,} updates are {num_updates / len(updates):,.1f} epochs",
+        f"{num_updates:,} updates are {num_updates / len(epoch_plan):,.1f} epochs",
         "memory": memory,
-        "speed": f"{src_measured / pace.seconds:,.0f} source and "
-        f"{tgt_measured / pace.seconds:,.0f} target tokens a second; "
-        f"{update_seconds:.3g} seconds an update (from {len(pace.updates)}); "
-        f"{pace.flops / pace.seconds / 1e9:,.0f} GFLOP/s of the model, "
-        f"{pace.flops / pace.seconds / flops_per_second:.0%} of the peak of its matrix "
+        "speed": f"{measured_src_tokens / measurement.seconds:,.0f} source and "
+        f"{measured_tgt_tokens / measurement.seconds:,.0f} target tokens a second; "
+        f"{seconds_per_update:.3g} seconds an update (from {len(measurement.plans)}); "
+        f"{flops_per_second / 1e9:,.0f} GFLOP/s of the model, "
+        f"{flops_per_second / peak_flops_per_second:.0%} of the peak of its matrix "
         "multiplications",
         "time": f"{minutes // 60}:{minutes % 60:02d} hours:minutes without validation and "
         f"checkpoints; started now, it ends {end:%Y-%m-%d %H:%M}",
     }
-    return "\n".join(f"{name:<8}{text}" for name, text in lines.items())
+    return "\n".join(f"{title:<8}{text}" for title, text in sections.items())

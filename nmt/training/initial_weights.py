@@ -1,4 +1,4 @@
-"""`init_from`: start a run with the architecture and the weights of another model."""
+"""Start a run with the architecture and the weights of another model (`init_from`)."""
 
 from __future__ import annotations
 
@@ -30,33 +30,34 @@ _VOCABULARY_TENSORS = {_JOINT_EMBEDDING, _SRC_EMBEDDING, "output_weight", "outpu
 
 
 def adopt_model(config: TrainConfig) -> TrainConfig:
-    """Return `config` with the architecture of `init_from`, except for dropouts, and with its
-    search settings unless the config has some; without `init_from`, return it unchanged.
+    """Return `config` with the architecture and the search settings of `init_from`, if it is set.
 
-    Raises a `ConfigError` for a model setting that is neither the default nor the folder's.
+    Dropouts are not copied, nor search settings if `config` changes any. Raises a `ConfigError` for
+    a model setting that is neither the default nor the value of `init_from`.
     """
     if config.init_from is None:
         return config
     folder, info = _find_info(config)
-    changes: dict[str, Any] = {}
+    model_changes: dict[str, Any] = {}
     for setting in fields(config.model):
         if "dropout" in setting.name:
             continue
-        configured = getattr(config.model, setting.name)
-        loaded = getattr(info.model, setting.name)
-        if configured not in (setting.default, loaded):
+        value = getattr(config.model, setting.name)
+        init_value = getattr(info.model, setting.name)
+        if value not in (setting.default, init_value):
             raise ConfigError(
-                f"model.{setting.name}={_as_typed(configured)}: init_from={folder} has "
-                f"{_as_typed(loaded)}; leave it out"
+                f"model.{setting.name}={_unwrap_enum(value)}: init_from={folder} has "
+                f"{_unwrap_enum(init_value)}; leave it out"
             )
-        changes[setting.name] = loaded
+        model_changes[setting.name] = init_value
     search = info.search if config.search == SearchConfig() else config.search
-    return replace(config, model=replace(config.model, **changes), search=search)
+    return replace(config, model=replace(config.model, **model_changes), search=search)
 
 
 def _find_info(config: TrainConfig) -> tuple[Path, ModelInfo]:
-    """Read the info of the run's own newest checkpoint, since `init_from` may be gone when the run
-    resumes, else of `init_from`.
+    """Return the folder and the info of the newest checkpoint of the run, or else of `init_from`.
+
+    A resumed run does not need `init_from`, which may have been removed.
     """
     for folder in reversed(list_checkpoints(resolve_path(config.run_dir))):
         with suppress(ModelError):  # `load_newest` reports damaged checkpoints
@@ -65,77 +66,91 @@ def _find_info(config: TrainConfig) -> tuple[Path, ModelInfo]:
     return folder, load_info(folder)
 
 
-def _as_typed(value: Any) -> Any:
+def _unwrap_enum(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
 def load_initial_weights(
-    config: TrainConfig, tokenizer: Tokenizers, fresh: dict[str, Tensor]
+    config: TrainConfig, tokenizers: Tokenizers, random_weights: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Read the weights of `init_from`, whose architecture `adopt_model` gave this run.
+    """Read the weights of `init_from`, after `adopt_model`.
 
-    With another tokenizer, the embeddings of pieces that both have are kept. The other rows come
-    from `fresh`, the weights of a new model; with frozen embeddings they raise a `ConfigError`.
+    If its tokenizers are not the `tokenizers` of the run, the embeddings are adapted to the new
+    vocabulary. Pieces that `init_from` does not have get embeddings of `random_weights`; if
+    embeddings are frozen, raises a `ConfigError` instead.
     """
     folder = find_model(resolve_path(str(config.init_from)))
     info = load_info(folder)
     weights = load_weights(folder)
-    if info.tokenizer_sha256 != tokenizer.sha256:
-        old_tokenizer = load_tokenizer(folder, info)
-        is_frozen = Part.embeddings in config.freeze
-        weights = carry_over(weights, old_tokenizer, fresh, tokenizer, is_frozen=is_frozen)
-    assert all(tensor.shape == fresh[name].shape for name, tensor in weights.items())
+    if info.tokenizer_sha256 != tokenizers.sha256:
+        weights = adapt_vocabulary(
+            weights,
+            load_tokenizer(folder, info),
+            random_weights,
+            tokenizers,
+            is_frozen=Part.embeddings in config.freeze,
+        )
+    assert all(tensor.shape == random_weights[name].shape for name, tensor in weights.items())
     log.info("starting with the weights of %s", folder)
     return weights
 
 
-def carry_over(
+def adapt_vocabulary(
     weights: dict[str, Tensor],
-    old: Tokenizers,
-    fresh: dict[str, Tensor],
-    new: Tokenizers,
+    old_tokenizers: Tokenizers,
+    random_weights: dict[str, Tensor],
+    new_tokenizers: Tokenizers,
     *,
     is_frozen: bool = False,
 ) -> dict[str, Tensor]:
-    """Return `weights` for the vocabulary of `new`, with rows of `fresh` for pieces only it has."""
-    carried = {name: weights.get(name, tensor) for name, tensor in fresh.items()}
-    for name in sorted(_VOCABULARY_TENSORS & fresh.keys()):
-        rows = weights[name if name in weights else _JOINT_EMBEDDING]
-        old_side = old.tgt
-        new_side = new.tgt
+    """Return `weights` for the vocabulary of `new_tokenizers`.
+
+    Pieces that only `new_tokenizers` have get rows of `random_weights`; if the embeddings are
+    frozen, raises a `ConfigError` instead.
+    """
+    adapted = {name: weights.get(name, tensor) for name, tensor in random_weights.items()}
+    for name in sorted(_VOCABULARY_TENSORS & random_weights.keys()):
+        # a model with a shared embedding has no others
+        old_rows = weights[name if name in weights else _JOINT_EMBEDDING]
+        old_tokenizer = old_tokenizers.tgt
+        new_tokenizer = new_tokenizers.tgt
         if name == _SRC_EMBEDDING:
-            old_side = old.src
-            new_side = new.src
-        old_ids, new_ids = _shared_ids(old_side, new_side)
-        num_new = len(fresh[name]) - len(new_ids)
-        if is_frozen and num_new:
+            old_tokenizer = old_tokenizers.src
+            new_tokenizer = new_tokenizers.src
+        old_ids, new_ids = _shared_ids(old_tokenizer, new_tokenizer)
+        num_random = len(random_weights[name]) - len(new_ids)
+        if is_frozen and num_random:
             raise ConfigError(
-                f"freeze=[embeddings]: {num_new} pieces that init_from does not know would stay "
+                f"freeze=[embeddings]: {num_random} pieces that init_from does not know would stay "
                 "random; leave it out"
             )
-        carried[name] = fresh[name].clone()
-        carried[name][new_ids] = rows[old_ids].to(carried[name])
+        adapted[name] = random_weights[name].clone()
+        adapted[name][new_ids] = old_rows[old_ids].to(adapted[name])
         message = "%s: another vocabulary; %d of %d rows are kept, %d pieces are new"
-        log.info(message, name, len(new_ids), len(carried[name]), num_new)
-    return carried
+        log.info(message, name, len(new_ids), len(adapted[name]), num_random)
+    return adapted
 
 
 def _shared_ids(old: Tokenizer, new: Tokenizer) -> tuple[Tensor, Tensor]:
-    """Return the ids of the pieces that both tokenizers have, in the old and in the new one."""
-    old_id_of = {piece: piece_id for piece_id, piece in enumerate(_named_pieces(old))}
-    pairs = []
-    for new_id, piece in enumerate(_named_pieces(new)):
-        if piece in old_id_of:
-            pairs.append((old_id_of[piece], new_id))
-    old_ids, new_ids = torch.tensor(pairs).T
-    return old_ids, new_ids
+    """Return the ids of the pieces that both tokenizers have: (old ids, new ids)."""
+    ids_in_old = {piece: old_id for old_id, piece in enumerate(_pieces_and_roles(old))}
+    old_ids = []
+    new_ids = []
+    for new_id, piece in enumerate(_pieces_and_roles(new)):
+        if piece in ids_in_old:
+            old_ids.append(ids_in_old[piece])
+            new_ids.append(new_id)
+    return torch.tensor(old_ids), torch.tensor(new_ids)
 
 
-def _named_pieces(tokenizer: Tokenizer) -> list[str]:
-    """Return all pieces, with control symbols named by their role, since their text may differ."""
+def _pieces_and_roles(tokenizer: Tokenizer) -> list[str]:
+    """Return all pieces by id, with the name of its role, such as <eos>, for a control symbol.
+
+    Tokenizers may have different pieces for the same role.
+    """
     pieces = list(tokenizer.all_pieces())
-    roles = dict(zip(("<pad>", "<unk>", "<bos>", "<eos>"), tokenizer.control_ids, strict=True))
-    for role, piece_id in roles.items():
+    roles = ("<pad>", "<unk>", "<bos>", "<eos>")
+    for role, piece_id in zip(roles, tokenizer.control_ids, strict=True):
         if piece_id >= 0:
             pieces[piece_id] = role
     return pieces

@@ -1,7 +1,12 @@
-"""The update of the weights: gradients over micro-batches and ranks, and the optimizer step."""
+"""Updates of the weights: accumulate gradients over micro-batches and ranks, then step.
+
+The pairs of an update are divided into batches, which are divided among the ranks. A rank runs a
+batch in one or more micro-batches. `batches` are lists of the micro-batches of each batch.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Iterator
@@ -16,16 +21,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import Adapter, Optimizer, Sharding, TrainConfig
 from nmt.data import Rows
-from nmt.data.batching import Update
+from nmt.data.batching import UpdatePlan
 from nmt.errors import ModelError
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.layers import cache_rounded_weights
 from nmt.model.fast.transfer import send
 from nmt.runtime.distributed import World, find_dtype, gather, sum_over_ranks
-from nmt.training.adapters import merged_state
+from nmt.training.adapters import merged_state_dict
 from nmt.training.batches import FILLER_ROWS, Batch, BatchMaker
 from nmt.training.compiled import make_compiler
-from nmt.training.costs import matmul_rate, training_flops
+from nmt.training.costs import measure_peak_flops, training_flops
 from nmt.training.loss import Objective
 from nmt.training.optimizer import WeightAverage, clip_gradient, make_optimizers
 
@@ -35,26 +40,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """The figures of an update, over all ranks except for `batch_losses`."""
+    """Statistics of an update, over all ranks except for `batch_losses`."""
 
     loss_sum: float  # nats, smoothed
     nll_sum: float  # nats
     gradient_norm: float  # before clipping
-    flops: float  # of the model, without padding
-    num_positions: float  # of all batches, padding included
+    flops: float  # floating-point operations of the model on non-padding tokens
+    num_positions: float  # source and target tokens of all batches, with padding
     num_tokens: int  # target tokens without padding
     num_src_tokens: int  # source tokens without padding
     is_stop_requested: bool  # on any rank
-    batch_losses: Tensor  # (batches of this rank,)
+    batch_losses: Tensor  # summed loss of each batch of this rank, (batches,)
+
+    @property
+    def loss(self) -> float:
+        """The smoothed loss in nats per target token."""
+        return self.loss_sum / self.num_tokens
 
     @property
     def is_finite(self) -> bool:
-        """Whether the weights were changed."""
+        """Whether loss and gradient are finite; otherwise the weights were not changed."""
         return math.isfinite(self.loss_sum) and math.isfinite(self.gradient_norm)
 
 
 class Learner:
-    """The model, its optimizers and its loss on one rank: `update` changes the weights once."""
+    """Trains a model on one rank: holds the model, its optimizers, its average and its loss."""
 
     def __init__(
         self,
@@ -69,22 +79,25 @@ class Learner:
         self.batch_maker = batch_maker
         self.world = world
         self.device = device
-        self.vocab_size = batch_maker.tokenizer.tgt.vocab_size
+        self.vocab_size = batch_maker.tokenizers.tgt.vocab_size
         if device.type == "cuda":  # TF32 rounds float32 factors to 10 bits of mantissa
             torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         self.dtype = find_dtype(config.dtype, device)
-        # For float16: a power of two that keeps small gradients from becoming 0. It halves when a
-        # gradient overflows and doubles after 2,000 updates without (Micikevicius et al., 2018).
+        # For float16, scales the loss by a power of two, so that small gradients do not become 0.
+        # The scale halves when a gradient overflows and doubles after 2,000 updates without
+        # overflow (Micikevicius et al., 2018).
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype is torch.float16)
         self.optimizers = make_optimizers(model, config.optimizer)
-        self.average = WeightAverage(model, config.ema_decay) if config.ema_decay else None
-        self.sharded: Sharded | None = None  # only while ranks with shards are connected
+        self.average: WeightAverage | None = None
+        if config.ema_decay:
+            self.average = WeightAverage(model, config.ema_decay)
+        self.sharded: Sharded | None = None  # set by `connected` with sharding=full
         may_compile = config.compile
         if config.sharding is Sharding.full:
             may_compile = False
         elif self.dtype is torch.bfloat16:
-            # not with FSDP, which gathers weights again without a new version number, so that
-            # rounded copies would be stale
+            # not with FSDP: it gathers weights again without a new version number, so the cache
+            # would return stale copies
             cache_rounded_weights(model)
         self.objective: nn.Module = Objective(
             model,
@@ -96,17 +109,22 @@ class Learner:
     # --- state
 
     @property
-    def best_model(self) -> FastTransformer:
-        """The model to validate: the average if there is one. All ranks must ask for it."""
-        model = self.model if self.average is None else self.average.model
-        return model if self.sharded is None else self.sharded.whole_model(model)
+    def averaged_model(self) -> FastTransformer:
+        """The model with averaged weights if there is an average, else the trained model."""
+        return self.model if self.average is None else self.average.model
+
+    def model_to_validate(self) -> FastTransformer:
+        """Return `averaged_model` with whole weights. With shards, all ranks must call it."""
+        if self.sharded is None:
+            return self.averaged_model
+        return self.sharded.gather_model(self.averaged_model)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights of `best_model` for other commands, with adapters merged."""
-        return merged_state(self.model if self.average is None else self.average.model)
+        """Return the weights of `averaged_model` to save, with adapters merged."""
+        return merged_state_dict(self.averaged_model)
 
-    def start_from(self, weights: dict[str, Tensor]) -> None:
-        """Begin a run with `weights` instead of random ones; only adapters may be missing."""
+    def set_initial_weights(self, weights: dict[str, Tensor]) -> None:
+        """Replace the random weights of a new run; only weights of adapters may be missing."""
         self.model.load_state_dict(weights, strict=self.config.adapter is Adapter.none)
         if self.average is not None:
             self.average.load(weights, num_updates=0)
@@ -124,14 +142,15 @@ class Learner:
         return state
 
     def load_state_dict(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        """Continue from the results of `state_dict` and `weights`.
+        """Restore the results of `state_dict` and `weights`.
 
         Raises `ModelError` if they do not fit the model.
         """
         try:
-            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(saved)
-            if state["precision"]:  # a run that changed to float16 starts with a new scale
+            optimizers = zip(self.optimizers, state["optimizers"], strict=True)
+            for optimizer, optimizer_state in optimizers:
+                optimizer.load_state_dict(optimizer_state)
+            if state["precision"]:  # empty if the run had another dtype; then the scale is new
                 self.scaler.load_state_dict(state["precision"])
             self.model.load_state_dict(state.get("trained", weights))
             if self.average is not None:
@@ -144,7 +163,7 @@ class Learner:
 
     def update(
         self,
-        plan: Update,
+        plan: UpdatePlan,
         batches: list[list[Batch]],
         learning_rate: float,
         *,
@@ -152,17 +171,17 @@ class Learner:
     ) -> UpdateResult:
         """Change the weights once, unless the loss or the gradient is not finite.
 
-        `batches` are the micro-batches that `batch_maker` made for `plan`. The loss is summed over
-        all batches and ranks and divided once by their target tokens.
+        `batches` come from `batch_maker.make_batches(plan)`. The loss is the sum over all batches
+        and ranks, divided once by the number of their target tokens.
         """
         if self.config.subword_sampling or self.config.noise.drop:
-            plan = self._count_tokens(plan, batches)
-        losses = self.accumulate_gradient(plan, batches)  # (batches, 2)
+            plan = self._recount_tokens(plan, batches)
+        loss_sums = self.accumulate_gradient(plan, batches)
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)  # overflowed gradients stay infinite
-        norm = clip_gradient(self.model, self.config.optimizer.max_grad_norm)
+        gradient_norm = clip_gradient(self.model, self.config.optimizer.max_grad_norm)
         result = self._sum_over_ranks(
-            losses, norm, plan, batches, is_stop_requested=is_stop_requested
+            loss_sums, gradient_norm, plan, batches, is_stop_requested=is_stop_requested
         )
         if result.is_finite:
             self._step(learning_rate)
@@ -171,120 +190,129 @@ class Learner:
         return result
 
     def _step(self, learning_rate: float) -> None:
+        """Step the optimizers and update the average."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
             optimizer.step()
-        if (
-            self.sharded is None
-        ):  # `cache_rounded_weights` reads versions, which fused kernels do not increase
+        if self.sharded is None:
+            # fused optimizers do not increase versions, which `cache_rounded_weights` compares
             torch.autograd.graph.increment_version(list(self.model.parameters()))
         if self.average is not None:
             self.average.update(self.model)
 
     def zero_grad(self) -> None:
-        """Clear the gradient."""
+        """Clear the gradients."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
-    def _count_tokens(self, plan: Update, batches: list[list[Batch]]) -> Update:
-        """Return `plan` with the numbers of tokens after sampling and noise, over all ranks."""
-        counts = torch.zeros(2, dtype=torch.int64)  # on the host
-        for batch in _flatten(batches) if plan.batches else ():
-            counts += torch.tensor([batch.num_tokens, batch.num_src_tokens])
+    def _recount_tokens(self, plan: UpdatePlan, batches: list[list[Batch]]) -> UpdatePlan:
+        """Return `plan` with the token counts of all ranks after subword sampling and noise."""
+        counts = torch.zeros(2, dtype=torch.int64)  # target and source tokens, on the CPU
+        if plan.batches:  # otherwise `batches` is a filler
+            for batch in itertools.chain.from_iterable(batches):
+                counts += torch.tensor([batch.num_tokens, batch.num_src_tokens])
         num_tokens, num_src_tokens = sum_over_ranks(counts)
         return replace(plan, num_tokens=int(num_tokens), num_src_tokens=int(num_src_tokens))
 
-    def accumulate_gradient(self, plan: Update, batches: list[list[Batch]]) -> Tensor:
-        """Add up the gradient; return sums of loss and nll of this rank's batches, (batches, 2).
+    def accumulate_gradient(self, plan: UpdatePlan, batches: list[list[Batch]]) -> Tensor:
+        """Add up the gradient of an update, and average it over ranks in the last backward pass.
 
-        Ranks exchange gradients once, during the last backward pass.
+        Returns the summed loss and the summed nll of each batch of this rank, (batches, 2).
         """
         self.objective.train()
-        # DDP takes the mean over ranks
-        weight = self.world.size / plan.num_tokens if plan.batches else 0.0
+        loss_weight = 0.0  # of a filler
+        if plan.batches:
+            loss_weight = self.world.size / plan.num_tokens  # DDP takes the mean over ranks
         sums = torch.zeros(len(batches), 2, device=self.device)
         if self.sharded is not None:
-            self._run_missing_batches(len(_flatten(batches)))
+            self._run_missing_batches(sum(map(len, batches)))
         for i, micro_batches in enumerate(batches):
             for micro_batch in micro_batches:
                 is_last = i + 1 == len(batches) and micro_batch is micro_batches[-1]
                 with nullcontext() if is_last else self._no_sync():
-                    loss, nll = self.losses(micro_batch)
-                    self.scaler.scale(loss * weight).backward()  # type: ignore[no-untyped-call]
+                    loss, nll = self.compute_loss(micro_batch)
+                    scaled_loss = self.scaler.scale(loss * loss_weight)
+                    scaled_loss.backward()  # type: ignore[no-untyped-call]
                 sums[i] += torch.stack([loss.detach(), nll])
         return sums if plan.batches else torch.zeros_like(sums)
 
-    def _run_missing_batches(self, num_batches: int) -> None:
-        """Run fillers of weight 0: all ranks must gather the shards of a layer equally often."""
-        for _ in range(max(gather(num_batches)) - num_batches):
-            loss, _ = self.losses(self.batch_maker.make_micro_batch(FILLER_ROWS))
+    def _run_missing_batches(self, num_micro_batches: int) -> None:
+        """Run fillers with zero gradient until all ranks have run equally many micro-batches.
+
+        FSDP needs this, since all ranks take part in gathering the weights of a layer.
+        """
+        for _ in range(max(gather(num_micro_batches)) - num_micro_batches):
+            loss, _ = self.compute_loss(self.batch_maker.make_micro_batch(FILLER_ROWS))
             (loss * 0.0).backward()  # type: ignore[no-untyped-call]
 
-    def losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the summed loss and nll of a micro-batch, in nats."""
+    def compute_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the summed loss and the summed nll of a micro-batch, in nats."""
         batch = batch.to(self.device)
         is_half = self.dtype is not torch.float32
         with torch.autocast(self.device.type, dtype=self.dtype) if is_half else nullcontext():
             return self.objective(batch)  # type: ignore[no-any-return]
 
     def run_without_update(self, rows: Rows) -> None:
-        """Run a batch forward and backward; add to this rank's gradient without exchanging it."""
-        for micro_batch_rows in self.batch_maker.split(rows):
+        """Run one batch forward and backward, without exchanging gradients or clearing them."""
+        for micro_batch_rows in self.batch_maker.split_rows(rows):
             with self._no_sync():
-                loss, _ = self.losses(self.batch_maker.make_micro_batch(micro_batch_rows))
+                loss, _ = self.compute_loss(self.batch_maker.make_micro_batch(micro_batch_rows))
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def _no_sync(self) -> AbstractContextManager[Any]:
+        """Return a context in which DDP does not exchange gradients."""
         if isinstance(self.objective, DistributedDataParallel):
             return self.objective.no_sync()
         return nullcontext()
 
     def _sum_over_ranks(
         self,
-        losses: Tensor,
-        norm: Tensor,
-        plan: Update,
+        loss_sums: Tensor,
+        gradient_norm: Tensor,
+        plan: UpdatePlan,
         batches: list[list[Batch]],
         *,
         is_stop_requested: bool,
     ) -> UpdateResult:
-        """Sum up the figures of an update over all ranks, in one exchange."""
+        """Sum the statistics of an update over all ranks, with a single all-reduce."""
         flops = 0
         num_positions = 0
-        for micro_batches in batches if plan.batches else ():
-            for micro_batch in micro_batches:
-                flops += training_flops(self.config.model, self.vocab_size, micro_batch.lengths)
-            lengths = np.concatenate([micro_batch.lengths for micro_batch in micro_batches])
-            num_positions += len(lengths) * int(lengths.max(axis=0).sum())
+        if plan.batches:  # otherwise `batches` is a filler
+            for micro_batches in batches:
+                for micro_batch in micro_batches:
+                    flops += training_flops(self.config.model, self.vocab_size, micro_batch.lengths)
+                lengths = np.concatenate([micro_batch.lengths for micro_batch in micro_batches])
+                num_positions += len(lengths) * int(lengths.max(axis=0).sum())
         if self.config.r_drop:
-            flops *= 2
+            flops *= 2  # two forward and backward passes
         counts = torch.tensor([float(flops), float(num_positions), float(is_stop_requested)])
-        figures = [
-            losses.sum(0),
-            norm[None] / self.world.size,  # the same on every rank: their sum is the norm
+        local_values = [
+            loss_sums.sum(0),
+            gradient_norm[None] / self.world.size,  # every rank has the same norm
             send(counts, self.device),
         ]
-        loss, nll, gradient_norm, all_flops, all_positions, num_stops = sum_over_ranks(
-            torch.cat(figures)
-        )
+        totals = sum_over_ranks(torch.cat(local_values))
         return UpdateResult(
-            loss_sum=loss,
-            nll_sum=nll,
-            gradient_norm=gradient_norm,
-            flops=all_flops,
-            num_positions=all_positions,
+            loss_sum=totals[0],
+            nll_sum=totals[1],
+            gradient_norm=totals[2],
+            flops=totals[3],
+            num_positions=totals[4],
             num_tokens=plan.num_tokens,
             num_src_tokens=plan.num_src_tokens,
-            is_stop_requested=num_stops > 0,
-            batch_losses=losses[:, 0],
+            is_stop_requested=totals[5] > 0,
+            batch_losses=loss_sums[:, 0],
         )
 
     # --- ranks
 
     @contextmanager
     def connected(self) -> Iterator[None]:
-        """Let the ranks share gradients during the block; all begin with the weights of rank 0."""
+        """Train with all ranks during the block, with DDP or FSDP; copy rank 0's weights to all.
+
+        All ranks must have equal weights before, if `sharding` is full.
+        """
         if self.world.size == 1:
             yield
             return
@@ -302,20 +330,20 @@ class Learner:
             self.objective = DistributedDataParallel(
                 objective,
                 device_ids=[self.device] if self.device.type == "cuda" else None,
-                broadcast_buffers=False,  # the table of positions grows as a rank needs it
+                broadcast_buffers=False,  # tables of positions may have a different size per rank
                 gradient_as_bucket_view=True,
             )
         try:
             yield
         finally:
-            # DDP must be freed before the process group ends: otherwise it is freed with Python's
-            # lock held, and gloo's thread may wait for that lock forever
+            # DDP must be freed before the process group: otherwise it is freed while Python's GIL
+            # is held, and gloo's thread may wait for the GIL forever
             self.objective = objective
 
     # --- measurements
 
     def missing_moment_bytes(self) -> int:
-        """Return the memory that Adam's moments will take after the first update."""
+        """Return the memory that Adam's moments will take once they exist; 0 if they do."""
         has_state = any(optimizer.state for optimizer in self.optimizers)
         if has_state or self.config.optimizer.name is Optimizer.adafactor:
             return 0
@@ -334,20 +362,16 @@ class Learner:
             for moments in optimizer.state.values():
                 tensors += moments.values()
         if self.sharded is not None:
-            return sum(self.sharded.local(tensor).nbytes for tensor in tensors)
+            return sum(self.sharded.local_shard(tensor).nbytes for tensor in tensors)
         return sum(tensor.nbytes for tensor in tensors)
 
-    def measure_rate(self) -> float:
-        """Measure the peak throughput of all ranks in this model's matrices, in operations/s."""
-        rate = matmul_rate(
+    def measure_peak_flops(self) -> float:
+        """Measure the FLOP/s of all ranks in matrix multiplications of this model's shapes."""
+        flops_per_second = measure_peak_flops(
             self.device,
             self.dtype,
             self.config.model,
             vocab_size=self.vocab_size,
             num_tokens=self.config.max_tokens,
         )
-        return sum(gather(rate))
-
-
-def _flatten(batches: list[list[Batch]]) -> list[Batch]:
-    return [micro_batch for micro_batches in batches for micro_batch in micro_batches]
+        return sum(gather(flops_per_second))

@@ -1,7 +1,7 @@
 """Label-smoothed cross-entropy over the vocabulary, summed over target tokens (paper, section 5.4).
 
-Definition (Szegedy et al., 2016, section 7; the same as torch's): with smoothing eps, the target
-distribution q gives the correct token 1 - eps + eps / V and each other of the V entries eps / V:
+With smoothing eps, the target distribution q is 1 - eps + eps / V for the correct token and eps / V
+for every other (Szegedy et al., 2016, section 7; the same as `torch.nn.CrossEntropyLoss`):
 loss = -sum_v q(v) log p(v) = (1 - eps) * nll + eps * mean_v(-log p(v)).
 """
 
@@ -21,18 +21,21 @@ from nmt.training.batches import Batch
 from nmt.training.compiled import Compiler
 from nmt.training.costs import GPU_CHUNK_LOGITS
 
-CPU_CHUNK_ROWS = 256  # rows of float32 logits that exist at a time on a CPU, (rows, V)
+CPU_CHUNK_ROWS = 256  # target tokens whose logits exist at the same time on a CPU
 
-# Maps logits (N, V), targets (N,) and smoothing to the loss sum, the nll sum and the gradient of
-# the loss with respect to the logits, which has the logits' dtype and may reuse their memory.
 SoftmaxLoss = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
+"""A function of logits (N, V), targets (N,) and smoothing that returns the summed loss, the summed
+nll, and the gradient of the loss with respect to the logits, (N, V), in the logits' dtype. The
+gradient may overwrite the logits.
+"""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Output layer and loss, computed with their gradient chunk by chunk so that logits are freed.
+    """Output layer and loss, which are never computed for all target tokens at once.
 
-    The gradient with respect to the logits is p - q: softmax minus target distribution. Under
-    autocast the factors of matrix multiplications are rounded once; sums stay in float32.
+    The forward pass computes the gradient of each chunk of tokens together with its loss, so that
+    its logits can be freed. Under autocast, the inputs of matrix multiplications are rounded once;
+    sums stay in float32.
     """
 
     @staticmethod
@@ -45,35 +48,38 @@ class _LinearCrossEntropy(torch.autograd.Function):
         smoothing: float,
         softmax_loss: SoftmaxLoss,
     ) -> tuple[Tensor, Tensor]:
-        needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        needs_hidden_grad, needs_weight_grad, needs_bias_grad, *_ = ctx.needs_input_grad
         device_type = weight.device.type
         dtype = weight.dtype
         if torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight) if needs_weight else weight.new_zeros(())
+        grad_weight = torch.zeros_like(weight) if needs_weight_grad else weight.new_zeros(())
         grad_bias = None if bias is None else torch.zeros_like(bias)
         loss_sum = torch.zeros((), device=hidden.device)
         nll_sum = torch.zeros_like(loss_sum)
+        # `transposed_matmul` with oneDNN is faster than adding in place with another library
         can_add_in_place = torch.compiler.is_compiling() or not is_onednn_faster()
-        with torch.autocast(device_type, enabled=False):  # or it would round again in every chunk
+        # autocast is disabled, since it would round the weight again for every chunk
+        with torch.autocast(device_type, enabled=False):
             hidden = hidden.to(dtype)
             weight = weight.to(dtype)
             output_bias = None if bias is None else bias.to(dtype)
-            size = _chunk_rows(device_type, vocab_size=len(weight))
-            for start in range(0, len(hidden), size):
-                chunk = slice(start, start + size)
+            chunk_rows = _chunk_rows(device_type, vocab_size=len(weight))
+            for start in range(0, len(hidden), chunk_rows):
+                chunk = slice(start, start + chunk_rows)
                 logits = linear(hidden[chunk], weight, output_bias)
                 loss, nll, grad_logits = softmax_loss(logits, targets[chunk], smoothing)
-                loss_sum = loss_sum + loss  # torch 2.11 compiles in-place sums without gradient
+                loss_sum = loss_sum + loss  # not in place: torch 2.11 would compile no gradient
                 nll_sum = nll_sum + nll
-                if needs_hidden:
+                if needs_hidden_grad:
                     grad_hidden[chunk].copy_(linear(grad_logits, weight.T))
-                if grad_bias is not None and needs_bias:
+                if grad_bias is not None and needs_bias_grad:
                     grad_bias += grad_logits.sum(0, dtype=grad_bias.dtype)
-                if needs_weight and can_add_in_place and grad_logits.dtype is grad_weight.dtype:
+                is_same_dtype = grad_logits.dtype is grad_weight.dtype
+                if needs_weight_grad and can_add_in_place and is_same_dtype:
                     torch.addmm(grad_weight, grad_logits.T, hidden[chunk], out=grad_weight)
-                elif needs_weight:
+                elif needs_weight_grad:
                     grad_weight += transposed_matmul(grad_logits, hidden[chunk])
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.mark_non_differentiable(nll_sum)
@@ -82,14 +88,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
-        scale = grad_outputs[0]
+        grad_loss = grad_outputs[0]  # nll_sum has no gradient
         if grad_bias is not None:
-            grad_bias = scale * grad_bias
-        return scale * grad_hidden, scale * grad_weight, grad_bias, None, None, None
+            grad_bias = grad_loss * grad_bias
+        return grad_loss * grad_hidden, grad_loss * grad_weight, grad_bias, None, None, None
 
 
 def _chunk_rows(device_type: str, vocab_size: int) -> int:
-    """Return the rows of a chunk; an even number, since R-Drop has two rows for a token."""
+    """Return the number of rows of a chunk. It is even, since R-Drop has two rows per token."""
     if device_type != "cuda":
         return CPU_CHUNK_ROWS
     return max(CPU_CHUNK_ROWS, GPU_CHUNK_LOGITS // vocab_size // 2 * 2)
@@ -102,19 +108,21 @@ def softmax_loss_in_place(
     dtype = logits.dtype
     logits = logits.float()
     probs = torch.softmax(logits, dim=-1)  # (N, V)
-    # log sum exp(logits), (N, 1), from the softmax of the largest logit instead of a second pass
+    # log sum_v exp(logits_v), (N, 1): the largest logit minus the log of its probability
     log_normalizer = logits.amax(-1, keepdim=True) - probs.amax(-1, keepdim=True).log()
     nll = (log_normalizer - logits.gather(1, targets[:, None])).sum()
     loss = (1 - smoothing) * nll + smoothing * (log_normalizer.sum() - logits.mean(-1).sum())
+    # the gradient is p - q: probabilities minus target distribution
     grad_logits = probs.sub_(smoothing / probs.size(1))
     correct = grad_logits.new_full((len(targets), 1), smoothing - 1)
-    return loss, nll, grad_logits.scatter_add_(1, targets[:, None], correct).to(dtype)
+    grad_logits.scatter_add_(1, targets[:, None], correct)
+    return loss, nll, grad_logits.to(dtype)
 
 
 def softmax_loss_for_compiler(
     logits: Tensor, targets: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute a `SoftmaxLoss` in float32, in a form that torch.compile fuses into few kernels."""
+    """Compute a `SoftmaxLoss` in float32, with operations that torch.compile fuses well."""
     log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
     is_correct = torch.arange(logits.size(1), device=logits.device) == targets[:, None]  # (N, V)
     nll = -torch.where(is_correct, log_probs, 0.0).sum()
@@ -126,19 +134,23 @@ def softmax_loss_for_compiler(
 def r_drop_loss(alpha: float) -> SoftmaxLoss:
     """Return the `SoftmaxLoss` of R-Drop (Wu et al., 2021, equation 4) with weight `alpha`.
 
-    Rows 2i and 2i + 1 are two passes over token i. The loss is half of the paper's, so that it is
-    the mean of both passes with alpha = 0: (CE_1 + CE_2) / 2 + alpha / 4 * (KL(p_1 || p_2) +
-    KL(p_2 || p_1)) in nats, where p has no smoothing.
+    Rows 2i and 2i + 1 of the logits come from two passes over token i. The loss of a token is
+    (CE_1 + CE_2) / 2 + alpha / 4 * (KL(p_1 || p_2) + KL(p_2 || p_1)), where only the cross-entropy
+    CE is smoothed. This is half of the paper's loss, so that alpha = 0 gives the usual loss.
     """
 
     def compute(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
         loss, nll, grad_logits = softmax_loss_in_place(logits.float(), targets, smoothing)
-        log_probs = torch.log_softmax(logits.float(), dim=-1).view(-1, 2, logits.size(1))
-        log_ratio = log_probs - log_probs.flip(1)  # (N / 2, 2, V)
+        log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
+        log_probs = log_probs.view(-1, 2, logits.size(1))  # (N / 2, 2, V)
+        log_ratio = log_probs - log_probs.flip(1)
         probs = log_probs.exp_()
-        weighted = log_ratio.mul_(probs)
-        kl = weighted.sum(-1, keepdim=True)  # of each pass from the other, (N / 2, 2, 1)
-        kl_grad = weighted.addcmul_(probs, 1 - kl).sub_(probs.flip(1)).view_as(grad_logits)
+        kl_terms = log_ratio.mul_(probs)
+        kl = kl_terms.sum(-1, keepdim=True)  # divergence of each pass from the other, (N / 2, 2, 1)
+        # the gradient of both divergences: p_1 log(p_1 / p_2) + p_1 (1 - kl) - p_2, and vice versa
+        kl_grad = (
+            kl_terms.addcmul_(probs, 1 - kl).sub_(probs.flip(1)).view_as(grad_logits)
+        )  # (N, V)
         grad_logits = grad_logits.mul_(0.5).add_(kl_grad, alpha=alpha / 4)
         return loss / 2 + alpha / 4 * kl.sum(), nll / 2, grad_logits.to(logits.dtype)
 
@@ -154,10 +166,10 @@ def smoothed_cross_entropy(
     bias: Tensor | None = None,
     softmax_loss: SoftmaxLoss = softmax_loss_in_place,
 ) -> tuple[Tensor, Tensor]:
-    """Return (loss_sum, nll_sum) over target tokens, in nats and float32.
+    """Return the summed loss and the summed nll, in nats and float32.
 
     `hidden` is the decoder's output (N, D), `weight` (V, D) and `bias` (V,) are the output layer,
-    and `targets` (N,) are ids without padding. `nll_sum` is not smoothed: perplexity =
+    and `targets` (N,) are ids without padding. The nll is not smoothed: perplexity =
     exp(nll_sum / N).
     """
     return _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call, no-any-return]
@@ -166,7 +178,7 @@ def smoothed_cross_entropy(
 
 
 class Objective(nn.Module):
-    """The model together with its summed loss: the module that DDP and FSDP wrap."""
+    """The model and its loss in one module, which DDP or FSDP can wrap."""
 
     def __init__(
         self,
@@ -176,28 +188,33 @@ class Objective(nn.Module):
         r_drop: float = 0.0,
         compiler: Compiler | None = None,
     ) -> None:
-        """Compile forward pass and loss with `compiler`; the model itself stays uncompiled for
-        validation and decoding.
+        """Compile the forward pass and the loss with `compiler`, if there is one.
+
+        `model` itself is not compiled, for validation and decoding.
         """
         super().__init__()
         self.model = model
         self.smoothing = smoothing
         self.num_passes = 2 if r_drop else 1
         self.forward_model: Callable[..., Tensor] = model.forward
-        self.softmax_loss: SoftmaxLoss = r_drop_loss(r_drop) if r_drop else softmax_loss_in_place
+        self.softmax_loss: SoftmaxLoss = softmax_loss_in_place
+        if r_drop:
+            self.softmax_loss = r_drop_loss(r_drop)
+        elif compiler is not None:
+            self.softmax_loss = softmax_loss_for_compiler
         if compiler is not None:
             self.forward_model = compiler.compile(model.forward)
-            # one graph for whole chunks and one for any number of rows; V is constant in both
-            uncompiled = self.softmax_loss if r_drop else softmax_loss_for_compiler
-            self.softmax_loss = compiler.compile(uncompiled, dynamic=None)
+            # dynamic=None makes one graph for full chunks, and one for any other number of rows
+            self.softmax_loss = compiler.compile(self.softmax_loss, dynamic=None)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return (loss_sum, nll_sum) over the target tokens without padding, in nats."""
+        """Return the summed loss and the summed nll of the target tokens, in nats."""
         num_tokens = batch.num_tokens  # padding comes after them
+        # each pass draws new dropout
         passes = [self._decode(batch)[:num_tokens] for _ in range(self.num_passes)]  # (N, D) each
         hidden = passes[0]
         if len(passes) > 1:
-            hidden = torch.stack(passes, dim=1).flatten(0, 1)  # (2 N, D), a token's passes together
+            hidden = torch.stack(passes, dim=1).flatten(0, 1)  # (2 N, D), both passes of a token
         return smoothed_cross_entropy(
             hidden,
             self.model.output_matrix,
@@ -208,5 +225,5 @@ class Objective(nn.Module):
         )
 
     def _decode(self, batch: Batch) -> Tensor:
-        """Return the decoder's output for all target positions; each call draws new dropout."""
+        """Return the decoder's output for all target positions, (M, D) with padding."""
         return self.forward_model(batch.src, batch.src_packing, batch.tgt_in, batch.tgt_packing)

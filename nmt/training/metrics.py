@@ -1,4 +1,4 @@
-"""Collect the metrics of a run, and write them to `metrics.jsonl` and to trackers."""
+"""Compute the metrics of a run, and write them to `metrics.jsonl` and to trackers."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ from nmt.runtime.metrics_log import read_metrics_log
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import UpdateResult
 from nmt.training.run_folder import run_dir_errors
-from nmt.training.trackers import Feed, installed_trackers
+from nmt.training.trackers import TrackerThread, installed_trackers
 
 log = logging.getLogger(__name__)
 
 
 class Meter:
-    """Collects the results of updates between two records of `metrics.jsonl`."""
+    """Collects the results of updates, in `results`, to summarize them in one record."""
 
     def __init__(self) -> None:
         self.start_seconds = time.perf_counter()
         self.results: list[UpdateResult] = []
 
-    def record(self, flops_per_second: float) -> dict[str, Any]:
-        """Return the means since the start: nats per target token, and tokens per second.
+    def summarize(self, peak_flops_per_second: float) -> dict[str, Any]:
+        """Return means over the collected updates: losses per target token, speed, utilization.
 
-        Utilization is relative to `flops_per_second`, the peak throughput of all devices.
+        `peak_flops_per_second` is the peak throughput of all devices.
         """
         seconds = time.perf_counter() - self.start_seconds
         num_tgt_tokens = sum(result.num_tokens for result in self.results)
         num_tokens = num_tgt_tokens + sum(result.num_src_tokens for result in self.results)
         num_positions = sum(result.num_positions for result in self.results)
-        flops = sum(result.flops for result in self.results)
+        flops_per_second = sum(result.flops for result in self.results) / seconds
         return {
             "loss": sum(result.loss_sum for result in self.results) / num_tgt_tokens,
             "nll": sum(result.nll_sum for result in self.results) / num_tgt_tokens,
             "target_tokens_per_second": num_tgt_tokens / seconds,
             "tokens_per_second": num_tokens / seconds,
             "padding_share": 1 - num_tokens / num_positions,
-            "model_flops_per_second": flops / seconds,
-            "model_flops_utilisation": flops / seconds / flops_per_second,
+            "model_flops_per_second": flops_per_second,
+            "model_flops_utilisation": flops_per_second / peak_flops_per_second,
         }
 
 
-class RunLog:
-    """Writes the figures of a run to `metrics.jsonl`, one object a line, and to trackers.
+class MetricsWriter:
+    """Writes the metrics of a run to `metrics.jsonl`, one JSON object a line, and to trackers.
 
-    Rank 0 writes; on other ranks all methods do nothing. A failed write, as on a full disk, does
-    not end the run.
+    On other ranks than 0, all methods do nothing. If a write fails, for example because the disk is
+    full, the run goes on.
     """
 
     def __init__(
         self, run_dir: Path, state: TrainerState, config: TrainConfig, *, is_main: bool
     ) -> None:
-        """Open the log of a run that continues from `state`; remove later lines."""
-        trackers = installed_trackers(config.tracker)
+        """Open `metrics.jsonl` to continue from `state`, and remove the records after it."""
+        tracker_names = installed_trackers(config.tracker)
         self.is_main = is_main
-        self.lost_validation = False  # of the newest checkpoint, which must be repeated
+        self.lost_validation = False  # whether the newest checkpoint must be validated again
         if not is_main:
             return
         self._path = run_dir / "metrics.jsonl"
@@ -70,47 +70,49 @@ class RunLog:
             if self._path.exists():
                 self.lost_validation = _remove_later_records(self._path, state)
             self._file = self._path.open("ab", buffering=0)
-        self._feeds = [Feed(name, run_dir) for name in trackers]
+        self._trackers = [TrackerThread(name, run_dir) for name in tracker_names]
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write one record, which has the key `update`."""
+        """Append a record, which must have the key `update`."""
         if not self.is_main:
             return
-        line = _render(record)
+        line = _render_line(record)
         try:
-            end = os.fstat(self._file.fileno()).st_size
+            old_size = os.fstat(self._file.fileno()).st_size
             if self._file.write(line) < len(line):  # the disk is full
-                self._file.truncate(end)
+                self._file.truncate(old_size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             log.warning("%s: %s; this line of metrics is lost", self._path, error.strerror)
-        for feed in self._feeds:
-            feed.notify()
+        for tracker in self._trackers:
+            tracker.notify()
 
     def close(self) -> None:
         """Close the file and send the remaining records to the trackers."""
         if self.is_main:
             self._file.close()
-            for feed in self._feeds:
-                feed.close()
+            for tracker in self._trackers:
+                tracker.close()
 
 
 def _remove_later_records(path: Path, state: TrainerState) -> bool:
-    """Remove records of updates after `state`, and of a validation after its checkpoint was saved.
+    """Remove the records after `state` from `metrics.jsonl`.
 
-    Return whether there was such a validation, which must be repeated.
+    A validation after the last update is also removed if `state` was saved before it. Return
+    whether there was one, which must be repeated.
     """
     records = [r for r in read_metrics_log(path) if r["update"] <= state.num_updates]
-    is_validated = state.validated_update == state.num_updates
-    remaining = []
-    for record in records:
-        is_validation = "valid_loss" in record
-        if is_validated or not is_validation or record["update"] < state.num_updates:
-            remaining.append(record)
+    remaining = records
+    if state.validated_update != state.num_updates:
+        remaining = []
+        for record in records:
+            is_validation = "valid_loss" in record
+            if record["update"] < state.num_updates or not is_validation:
+                remaining.append(record)
     with replace_file(path) as temporary:
-        temporary.write_bytes(b"".join(map(_render, remaining)))
+        temporary.write_bytes(b"".join(map(_render_line, remaining)))
     return len(remaining) < len(records)
 
 
-def _render(record: dict[str, Any]) -> bytes:
+def _render_line(record: dict[str, Any]) -> bytes:
     return json.dumps(record).encode() + b"\n"

@@ -16,27 +16,29 @@ from nmt.config import Optimizer, OptimizerConfig
 from nmt.model.fast import FastTransformer
 from nmt.model.transformer import MultiHeadAttention
 
-_LAYERS = ("encoder_layers.", "decoder_layers.")
+_LAYER_PREFIXES = ("encoder_layers.", "decoder_layers.")  # of parameter names
 
-_MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic polynomial, as published
+_MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of x, x^3 and x^5, by Jordan et al. (2024)
 _MUON_ITERATIONS = 5
 
 
 def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-    """Make the optimizer of the config, or Muon with AdamW for the parameters that Muon leaves.
+    """Return the optimizer of the config; for Muon, also AdamW for all but the layers' matrices.
 
-    The learning rate is set before each step. Adam is Kingma and Ba (2015), algorithm 1. AdamW is
-    Loshchilov and Hutter (2019), algorithm 2, with the schedule on both terms: in addition to
-    Adam's step, an update takes lr * `weight_decay` of a matrix away, also of the embedding.
-    Biases and norms do not decay. Adafactor is torch's, whose step is the learning rate times the
-    root mean square of the weight.
+    The learning rate is 0; the caller sets it before each step.
+
+    - Adam: Kingma and Ba (2015), algorithm 1.
+    - AdamW: Loshchilov and Hutter (2019), algorithm 2. Each step also subtracts lr * `weight_decay`
+      times the weight, for matrices and embeddings; biases and norms do not decay.
+    - Adafactor: `torch.optim.Adafactor`, whose step is relative to the root mean square of the
+      weight.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     adam_settings: dict[str, Any] = {
         "lr": 0.0,
         "betas": (config.beta1, config.beta2),
         "eps": config.eps,
-        "fused": True,  # one kernel, on the CPU, CUDA and Apple's GPU
+        "fused": True,  # one kernel for all parameters
     }
     if config.name is Optimizer.adam:
         return [torch.optim.Adam(trained.values(), **adam_settings)]
@@ -49,11 +51,12 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.opt
         trained = {name: p for name, p in trained.items() if name not in matrices}
         optimizers.append(_make_muon(model, list(matrices.values()), config))
     groups = _decay_groups(list(trained.values()), config.weight_decay)
-    return [*optimizers, torch.optim.AdamW(groups, **adam_settings)]
+    optimizers.append(torch.optim.AdamW(groups, **adam_settings))
+    return optimizers
 
 
 def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Divide parameters into matrices, which decay, and biases and norms, which do not."""
+    """Return two parameter groups: matrices with weight decay, biases and norms without."""
     matrices = [p for p in parameters if p.dim() >= 2]
     vectors = [p for p in parameters if p.dim() < 2]
     return [
@@ -63,21 +66,23 @@ def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[d
 
 
 def _is_layer_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether Muon changes a parameter: weight matrices of layers, but no embeddings."""
-    return parameter.dim() == 2 and name.startswith(_LAYERS) and name.endswith(".weight")
+    """Whether Muon trains a parameter: it trains the weight matrices of layers, no embeddings."""
+    is_in_layer = name.startswith(_LAYER_PREFIXES)
+    return parameter.dim() == 2 and is_in_layer and name.endswith(".weight")
 
 
 def _make_muon(model: nn.Module, matrices: list[nn.Parameter], config: OptimizerConfig) -> Muon:
-    block_rows: dict[Tensor, list[int]] = {}
+    """Make the optimizer of `matrices`, in two groups: joint projections, and other matrices."""
+    qkv_sizes: dict[Tensor, list[int]] = {}  # by the joint projection to queries, keys and values
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
-            block_rows[module.in_projection.weight] = module.qkv_sizes
+            qkv_sizes[module.in_projection.weight] = module.qkv_sizes
     groups: list[dict[str, Any]] = [
         {
-            "params": [p for p in matrices if p in block_rows],
-            "block_rows": next(iter(block_rows.values())),
+            "params": [p for p in matrices if p in qkv_sizes],
+            "block_rows": next(iter(qkv_sizes.values())),  # the same in all layers
         },
-        {"params": [p for p in matrices if p not in block_rows]},
+        {"params": [p for p in matrices if p not in qkv_sizes]},
     ]
     return Muon(groups, lr=0.0, momentum=config.momentum, weight_decay=config.weight_decay)
 
@@ -85,11 +90,13 @@ def _make_muon(model: nn.Module, matrices: list[nn.Parameter], config: Optimizer
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al., 2024) with decoupled weight decay, for matrices.
 
-    The step of a matrix is its momentum (Nesterov's), made orthogonal, times 0.2 * sqrt(max(R, C)).
-    With this factor it is as large as AdamW's, so that learning rates and weight decays for AdamW
-    fit (Liu et al., 2025, section 2.2). `block_rows` of a group divide the rows of its weights into
-    matrices that need a step each, for queries, keys and values. `torch.optim.Muon` would
-    take one step for all of them, and rounds to bfloat16 on a CPU, too.
+    The step of a matrix is its Nesterov momentum, orthogonalized, times 0.2 * sqrt(max(R, C)). The
+    factor makes the step as large as AdamW's, so that learning rates and weight decays for AdamW
+    can be used (Liu et al., 2025, section 2.2).
+
+    A group may have `block_rows`: the numbers of rows of the blocks of each of its matrices. Each
+    block is orthogonalized separately, here the projections to queries, to keys and to values.
+    `torch.optim.Muon` does not have blocks, and rounds to bfloat16 also on a CPU.
     """
 
     def __init__(
@@ -100,13 +107,13 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Change the weights by their gradients."""
+        """Update all weights that have a gradient. `closure` is not used."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    self._step(weight, group)
+                    self._update_matrix(weight, group)
 
-    def _step(self, weight: Tensor, group: dict[str, Any]) -> None:
+    def _update_matrix(self, weight: Tensor, group: dict[str, Any]) -> None:
         assert weight.grad is not None
         state = self.state[weight]
         if not state:
@@ -116,33 +123,37 @@ class Muon(torch.optim.Optimizer):
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         start = 0
         for num_rows in group["block_rows"] or [len(weight)]:
-            block = weight[start : start + num_rows]
-            orthogonal = orthogonalize(direction[start : start + num_rows]).to(block.dtype)
-            block.add_(orthogonal, alpha=-group["lr"] * 0.2 * math.sqrt(max(block.shape)))
-            start += num_rows
+            end = start + num_rows
+            block = weight[start:end]
+            orthogonal = orthogonalize(direction[start:end]).to(block.dtype)
+            step_size = group["lr"] * 0.2 * math.sqrt(max(block.shape))
+            block.add_(orthogonal, alpha=-step_size)
+            start = end
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Return the matrix (R, C) with the same singular vectors and singular values near 1.
+    """Return a matrix (R, C) with the same singular vectors and all singular values near 1.
 
-    A Newton-Schulz iteration brings them to between about 0.7 and 1.2; in bfloat16 on a GPU.
+    A Newton-Schulz iteration brings them between about 0.7 and 1.2. On a GPU it runs in bfloat16.
     """
     a, b, c = _MUON_COEFFICIENTS
     is_tall = matrix.size(0) > matrix.size(1)
     x = matrix.bfloat16() if matrix.is_cuda else matrix
-    x = x.T if is_tall else x
-    x = x / x.norm().clamp(min=1e-7)  # no singular value is above 1
+    if is_tall:
+        x = x.T  # the smaller of x x^T and x^T x is computed
+    x = x / x.norm().clamp(min=1e-7)  # now no singular value is above 1
     for _ in range(_MUON_ITERATIONS):
         gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)  # b gram + c gram^2
+        x = torch.addmm(x, polynomial, x, beta=a)  # a x + polynomial x
     return x.T if is_tall else x
 
 
 def clip_gradient(model: nn.Module, max_norm: float) -> Tensor:
-    """Scale the gradient down to `max_norm` (0 disables); return its norm before scaling."""
+    """Scale the gradient down to at most `max_norm` (0 disables); return its norm before that."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
-    if hasattr(norm, "full_tensor"):  # of a sharded model
+    if hasattr(norm, "full_tensor"):  # a DTensor if the model is sharded
         norm = norm.full_tensor()
     if max_norm > 0:
         nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
@@ -150,12 +161,12 @@ def clip_gradient(model: nn.Module, max_norm: float) -> Tensor:
 
 
 class WeightAverage:
-    """A copy of a model whose weights are an average: after update t, d * average + (1 - d) *
-    weights, with d = min(decay, t / (t + 9)).
+    """An exponential moving average (EMA) of the weights of a model.
 
-    The smaller d of the first updates makes it forget the random initial weights, as in Marian
+    After update t, average = d * average + (1 - d) * weights, with d = min(decay, t / (t + 9)). The
+    smaller d of the first updates makes the average forget the random initial weights, as in Marian
     (Junczys-Dowmunt et al., 2018). Averages of weights: Polyak and Juditsky (1992).
-    `torch.optim.swa_utils.AveragedModel` would replace the average by the weights of update 1.
+    `torch.optim.swa_utils.AveragedModel` would set the average to the weights of update 1.
     """
 
     def __init__(self, model: FastTransformer, decay: float) -> None:
@@ -165,13 +176,13 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Include the weights of `model` after one more update."""
+        """Add the weights of `model` after another update to the average."""
         self.num_updates += 1
         decay = min(self.decay, self.num_updates / (self.num_updates + 9))
         average_in_place = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         average_in_place([*self.model.parameters()], [*model.parameters()], self.num_updates)
 
     def load(self, weights: dict[str, Tensor], num_updates: int) -> None:
-        """Continue from an average that had `weights` after `num_updates`."""
+        """Restore an average that was `weights` after `num_updates`."""
         self.num_updates = num_updates
         self.model.load_state_dict(weights)

@@ -1,4 +1,4 @@
-"""The folder of a run: its lock, its config, and whether a checkpoint in it belongs to the run."""
+"""The folder of a run: its lock, its config file, and the fingerprint that identifies the run."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from nmt.runtime.manifest import MANIFEST, render_manifest
 from nmt.runtime.reading import read_regular
 
 log = logging.getLogger(__name__)
-_LOCK_SECONDS = 10  # the ranks of a killed run need a moment to notice and to end
+_LOCK_SECONDS = 10  # how long to wait for the lock: a killed run may still be ending
 
 
 def run_dir_errors(run_dir: Path) -> AbstractContextManager[None]:
-    """Turn a disk error during the block into one line that says what to do."""
+    """Turn an `OSError` in the block into an `NmtError` with one line that says what to do."""
     return disk_errors(f"run_dir={run_dir}", "fix this, or choose another run_dir")
 
 
 @contextmanager
 def lock_run_dir(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
-    """Create and lock `run_dir` during the block, and remove the leftovers of a killed run.
+    """Create `run_dir`, lock it during the block, and remove temporary files of a killed run.
 
-    Other ranks wait at most `timeout_seconds` for this one. Raises `ConfigError` if another run
-    holds the lock.
+    Rank 0 calls it while the other ranks wait at most `timeout_seconds`, so it waits for the lock
+    half as long at most. Raises `ConfigError` if another run holds the lock.
     """
-    if (run_dir / "meta.json").exists():  # its manifest would be overwritten
+    if (run_dir / "meta.json").exists():  # the manifest of the data would be overwritten
         raise ConfigError(f"run_dir={run_dir} is a data folder; choose another run_dir")
     with run_dir_errors(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -52,9 +52,10 @@ def lock_run_dir(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
 
 
 def save_config(run_dir: Path, config_yaml: str) -> None:
-    """Write `config.yaml` and its manifest, unless both are up to date.
+    """Write `config.yaml` and its checksum manifest, unless both are up to date.
 
-    The old manifest is removed first: a config without a manifest is valid, with a wrong one not.
+    A kill in between leaves a valid folder: the old manifest is removed first, and a config without
+    a manifest is valid.
     """
     path = run_dir / "config.yaml"
     manifest = run_dir / MANIFEST
@@ -62,55 +63,58 @@ def save_config(run_dir: Path, config_yaml: str) -> None:
         manifest.unlink(missing_ok=True)
         with replace_file(path) as temporary:
             temporary.write_bytes(config_yaml.encode())
-    rendered = render_manifest(run_dir, [path])
-    if not manifest.exists() or read_regular(manifest) != rendered:
+    manifest_content = render_manifest(run_dir, [path])
+    if not manifest.exists() or read_regular(manifest) != manifest_content:
         with replace_file(manifest) as temporary:
-            temporary.write_bytes(rendered)
+            temporary.write_bytes(manifest_content)
 
 
 def make_fingerprint(
-    config: TrainConfig, meta: DataInfo, samplers: Mapping[int, TokenBatchSampler]
+    config: TrainConfig, data_info: DataInfo, samplers: Mapping[int, TokenBatchSampler]
 ) -> dict[str, Any]:
-    """Return the data and the settings that a resumed run is compared with, as primitives.
+    """Return the data and the settings of a run, to compare them when the run is resumed.
 
-    `samplers` hold the effective weights of the corpora by the update after which they apply. The
-    settings are those that declare `on_resume="refuse"`, the default, or "log".
+    `samplers` are the samplers of all stages, with the effective weights of the corpora. Of the
+    settings, only those with `on_resume="refuse"` (the default) or "log" are included.
     """
     mixtures = [f"after update {start}: {sampler.mix}" for start, sampler in samplers.items()]
     return {
-        "data": meta.data_sha256[:16],
-        "tokenizer": meta.tokenizer_sha256[:16],
+        "data": data_info.data_sha256[:16],
+        "tokenizer": data_info.tokenizer_sha256[:16],
         "mixture": "; ".join(mixtures),
         **settings_to_compare(config),
     }
 
 
 def check_fingerprint(folder: str, saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Compare the fingerprint of a checkpoint with the current one.
+    """Compare the fingerprint of the checkpoint `folder` with the current one.
 
-    Log changes of settings that declare `on_resume="log"`; raise a `ConfigError` for other changes.
+    Logs changed settings with `on_resume="log"`; raises a `ConfigError` if anything else changed.
     """
-    defaults = settings_to_compare(TrainConfig())  # of settings that only one of the two has
+    defaults = settings_to_compare(TrainConfig())  # for settings that only one of them has
     old = defaults | saved
     new = defaults | current
-    changes = {}
+    changes = {}  # descriptions by setting
     for key in current | old:
         if old.get(key) != new.get(key):
             changes[key] = f"{key} was {old.get(key)}, is {new.get(key)}"
-    logged = settings_to_log(TrainConfig())
-    refused = [change for key, change in changes.items() if key not in logged]
-    if refused:
+    settings_that_may_change = settings_to_log(TrainConfig())
+    refused_changes = [
+        change for key, change in changes.items() if key not in settings_that_may_change
+    ]
+    if refused_changes:
         raise ConfigError(
-            f"{folder} belongs to another run ({', '.join(refused)}); choose another run_dir, "
-            "or give these settings their old values to resume it"
+            f"{folder} belongs to another run ({', '.join(refused_changes)}); choose another "
+            "run_dir, or give these settings their old values to resume it"
         )
-    for key in sorted(logged & changes.keys()):
+    for key in sorted(changes):
         log.info("resuming with a changed setting: %s", changes[key])
     if "max_updates" in changes:
         _log_new_end(Schedule(current["optimizer.schedule"]), current["max_updates"])
 
 
 def _log_new_end(schedule: Schedule, max_updates: int) -> None:
+    """Log whether a new `max_updates` changes the learning rate."""
     if schedule in (Schedule.noam, Schedule.inverse_sqrt, Schedule.constant):
         log.info("max_updates does not change the learning rate of schedule=%s", schedule.value)
     else:

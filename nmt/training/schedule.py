@@ -10,11 +10,15 @@ from nmt.config import Schedule, TrainConfig
 def learning_rate(step: int, config: TrainConfig) -> float:
     """Return the learning rate of update number `step`, counted from 1.
 
-    It rises linearly to its peak during warm-up, then follows the schedule. noam and inverse_sqrt
-    fall by Vaswani et al. (2017), equation 3, which from the paper's peak gives
-    d_model^-0.5 * step^-0.5; constant stays at the peak. The others reach 0 at `max_updates`:
-    cosine (Loshchilov and Hutter, 2017, equation 5, without restarts); linear; wsd, which stays at
-    the peak until the last `decay_share`, then falls by 1 - sqrt (Haegele et al., 2024, section 3).
+    It rises linearly to its peak during warm-up. Then it follows the schedule:
+
+    - noam and inverse_sqrt: falls with the inverse square root of `step` (Vaswani et al., 2017,
+      equation 3). The default peak gives the paper's d_model^-0.5 * step^-0.5.
+    - constant: stays at the peak.
+    - cosine: falls to 0 at `max_updates` (Loshchilov and Hutter, 2017, equation 5, no restarts).
+    - linear: falls to 0 at `max_updates`.
+    - wsd: stays at the peak; in the last `decay_share` of updates, falls to 0 as 1 - sqrt(progress)
+      (Haegele et al., 2024, section 3).
     """
     assert step >= 1, "updates count from 1"
     peak = peak_learning_rate(config)
@@ -23,7 +27,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     end = config.max_updates
     if step <= warmup_steps:
         return peak * (step / warmup_steps)
-    start = warmup_steps
+    start = warmup_steps  # of the decay
     if schedule is Schedule.wsd:
         start = max(start, end - round(config.optimizer.decay_share * end))
     progress = min(max(step - start, 0) / max(end - start, 1), 1.0)
@@ -39,8 +43,9 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def peak_learning_rate(config: TrainConfig) -> float:
-    """Return the learning rate at the end of warm-up; by default the peak of equation 3 of the
-    paper, (d_model * warmup_steps)^-0.5.
+    """Return the learning rate at the end of warm-up.
+
+    The default is the peak of the paper's equation 3, (d_model * warmup_steps)^-0.5.
     """
     optimizer = config.optimizer
     if optimizer.peak_learning_rate is not None:

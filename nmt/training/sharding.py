@@ -1,9 +1,9 @@
-"""`sharding=full`: weights, gradients and moments divided among the ranks (Zhao et al., 2023,
-PyTorch FSDP; torch's `fully_shard`), for models larger than one device.
+"""Sharded training (`sharding=full`), for models larger than the memory of one device.
 
-Every rank has some rows of each parameter. The whole weights of a layer exist only while it
-computes; autocast keeps rounded copies until the backward pass. Parameters outside of layers, such
-as the embedding that both sides and the output may share, form one more group. Files hold whole
+Weights, gradients and moments are divided among the ranks with torch's `fully_shard` (Zhao et al.,
+2023, PyTorch FSDP): each rank has some rows of every parameter. The whole weights of a layer exist
+only while it computes; the copies that autocast rounds exist until the backward pass. Parameters
+outside of layers, such as the shared embedding, are gathered together. Checkpoints hold whole
 tensors.
 """
 
@@ -25,7 +25,7 @@ from nmt.training.optimizer import WeightAverage
 
 
 class Sharded:
-    """Divides an objective, its optimizer and its weight average among the ranks."""
+    """Training state that is divided among the ranks: an objective, its optimizer and average."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class Sharded:
         device: torch.device,
         world_size: int,
     ) -> None:
-        """Divide all three in place; their values must be equal on all ranks.
+        """Shard `objective`, `optimizer` and `average` in place.
 
-        Afterwards, whole weights exist only during a call of `objective`.
+        Their tensors must be whole, and equal on all ranks.
         """
         model = objective.model
         self.mesh: DeviceMesh = init_device_mesh(device.type, (world_size,))
@@ -46,53 +46,56 @@ class Sharded:
         for layer in [*model.encoder_layers, *model.decoder_layers]:
             fully_shard(layer, mesh=self.mesh)
         fully_shard(objective, mesh=self.mesh)
-        shard_of: dict[Tensor, nn.Parameter] = {}
+        sharded_parameters: dict[Tensor, nn.Parameter] = {}  # by the whole parameter
         for name, parameter in model.named_parameters():
-            shard_of[whole_parameters[name]] = parameter
-        self._shard_optimizer(optimizer, shard_of)
+            sharded_parameters[whole_parameters[name]] = parameter
+        self._shard_optimizer(optimizer, sharded_parameters)
         if average is not None:
             self._shard_average(average.model)
 
     def _shard_optimizer(
-        self, optimizer: torch.optim.Optimizer, shard_of: dict[Tensor, nn.Parameter]
+        self, optimizer: torch.optim.Optimizer, sharded_parameters: dict[Tensor, nn.Parameter]
     ) -> None:
+        """Replace the parameters of an optimizer by sharded ones, and shard their moments."""
         for group in optimizer.param_groups:
-            group["params"] = [shard_of[parameter] for parameter in group["params"]]
-        states = dict(optimizer.state)
+            group["params"] = [sharded_parameters[parameter] for parameter in group["params"]]
+        whole_states = dict(optimizer.state)
         optimizer.state.clear()
-        for parameter, state in states.items():
-            for name, value in state.items():
-                is_moment = value.dim() > 0  # "step" is a scalar
-                shard = self._divide(value) if is_moment else value
-                optimizer.state[shard_of[parameter]][name] = shard
+        for parameter, whole_state in whole_states.items():
+            sharded_state = optimizer.state[sharded_parameters[parameter]]
+            for name, tensor in whole_state.items():
+                is_moment = tensor.dim() > 0  # otherwise the number of steps, a scalar
+                sharded_state[name] = self._shard(tensor) if is_moment else tensor
 
     def _shard_average(self, model: nn.Module) -> None:
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
-                shard = nn.Parameter(self._divide(parameter), requires_grad=False)
+                shard = nn.Parameter(self._shard(parameter), requires_grad=False)
                 setattr(module, name, shard)
 
-    def _divide(self, tensor: Tensor) -> Tensor:
+    def _shard(self, tensor: Tensor) -> Tensor:
+        """Divide the rows of a tensor among the ranks."""
         return distribute_tensor(tensor.detach(), self.mesh, [Shard(0)])
 
-    def whole_model(self, model: FastTransformer) -> FastTransformer:
-        """Return a model for validation with the whole weights of `model`, on every rank."""
-        copied = copy.deepcopy(self._empty_model).requires_grad_(False)
-        weights = {name: _gather(value) for name, value in model.state_dict().items()}
-        copied.load_state_dict(weights, assign=True)
-        for module, whole_module in zip(model.modules(), copied.modules(), strict=True):
+    def gather_model(self, model: FastTransformer) -> FastTransformer:
+        """Return a copy of `model` with whole weights, for validation. All ranks must call it."""
+        whole_model = copy.deepcopy(self._empty_model).requires_grad_(False)
+        weights = {name: _gather(tensor) for name, tensor in model.state_dict().items()}
+        whole_model.load_state_dict(weights, assign=True)
+        for module, whole_module in zip(model.modules(), whole_model.modules(), strict=True):
             for name, buffer in module.named_buffers(recurse=False):  # not in the state dict
                 setattr(whole_module, name, buffer)
-        return copied
+        return whole_model
 
-    def local(self, value: Tensor) -> Tensor:
-        """Return this rank's shard of a tensor."""
-        return value.to_local() if isinstance(value, DTensor) else value
+    def local_shard(self, tensor: Tensor) -> Tensor:
+        """Return this rank's shard of a tensor; a tensor that is not sharded is returned as is."""
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
-    def gather(self, tree: Any, *, should_keep: bool) -> Any:
-        """Copy the whole tensors of nested dicts and lists to host memory, one after the other.
+    def gather_to_host(self, tree: Any, *, should_keep: bool) -> Any:
+        """Return nested dicts and lists with whole tensors in host memory.
 
-        All ranks must call it. Those without `should_keep` get None for each tensor.
+        All ranks must call it. Ranks without `should_keep` get None for each tensor. Tensors are
+        gathered one after the other, so that a device holds only one whole tensor.
         """
 
         def gather_tensor(tensor: Tensor) -> Tensor | None:
@@ -102,5 +105,6 @@ class Sharded:
         return map_tensors(gather_tensor, tree)
 
 
-def _gather(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value.detach()
+def _gather(tensor: Tensor) -> Tensor:
+    """Return the whole tensor of a shard. All ranks must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()

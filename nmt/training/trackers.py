@@ -1,7 +1,7 @@
 """Experiment trackers: TensorBoard, Weights and Biases, MLflow and trackio.
 
-A thread for each tracker reads `metrics.jsonl` as it grows and sends its records, so that no
-tracker can slow down or stop a run. The run folder records the newest record that was sent.
+One thread for each tracker reads `metrics.jsonl` as it grows and sends its records, so that no
+tracker can slow down or stop a run. A marker file in the run folder stores which records were sent.
 """
 
 from __future__ import annotations
@@ -32,60 +32,61 @@ from nmt.runtime.reading import open_regular
 log = logging.getLogger(__name__)
 CLOSE_SECONDS = 20.0  # how long the end of a run waits for a tracker
 
-# A position orders the records of `metrics.jsonl`: twice the update, plus 1 for a validation.
+# `metrics.jsonl` has at most two records with metrics for an update: of training, then of
+# validation. The position of a record is 2 * update for training, 2 * update + 1 for validation.
 
 
 @dataclass
 class SentMarker:
-    """The content of `trackers/NAME.json`."""
+    """The marker file `trackers/NAME.json`: how far a run was sent to one tracker."""
 
-    id: str  # of the run in the tracker, a letter and hexadecimal digits
+    id: str  # of the run in the tracker: a letter and hexadecimal digits
     sent: int = 0  # position of the newest record that was sent
 
 
 @dataclass(frozen=True)
-class TrackedRun:
-    """The description of a run that a tracker receives when it is opened."""
+class RunInfo:
+    """The arguments with which a tracker is opened."""
 
     folder: Path
-    id: str  # the same before and after a kill
-    settings: dict[str, Any]  # by dotted keys, with the commit of the code
-    sent: int  # position of the newest record that is known to be sent, or 0
+    id: str  # from the marker file, so a resumed run continues the same run in the tracker
+    settings: dict[str, Any]  # values by dotted keys, such as model.d_model, and the git commit
+    sent: int  # position of the newest record that was sent for certain; 0 if none was
 
 
 class Tracker(Protocol):
-    """A library that shows figures. Every method may raise any exception."""
+    """The interface to a tracking library. Its methods may raise any exception."""
 
-    is_durable: bool  # whether written figures survive a kill without `close`
+    is_durable: bool  # whether written metrics survive a kill without `close`
 
     def newest_position(self) -> int:
-        """Return the position of the newest record that the tracker has."""
+        """Return the position of the newest record that need not be sent again."""
 
-    def write(self, position: int, figures: dict[str, float]) -> None:
-        """Show the figures of a record."""
+    def write(self, position: int, metrics: dict[str, float]) -> None:
+        """Send the metrics of the record at `position`."""
 
     def close(self) -> None:
-        """Send everything that is still buffered."""
+        """Send all buffered metrics, and mark the run as finished."""
 
 
 class _TensorBoard:
     is_durable = True
 
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, run: RunInfo) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # A kill may have truncated the record after the newest one, which is inside this step or
-        # the next: TensorBoard drops everything from this step on, and it is sent again.
-        self._purged_step = (run.sent + 1) // 2
+        # A killed process may have written only some metrics of the record after `run.sent`. So
+        # all metrics from the step (update) of that record on are purged, and sent again.
+        self._purge_step = (run.sent + 1) // 2
         self._writer: Any = SummaryWriter(
-            str(run.folder / "tensorboard"), purge_step=self._purged_step or None
+            str(run.folder / "tensorboard"), purge_step=self._purge_step or None
         )
 
     def newest_position(self) -> int:
-        return 2 * self._purged_step - 1
+        return 2 * self._purge_step - 1
 
-    def write(self, position: int, figures: dict[str, float]) -> None:
-        for name, value in figures.items():
+    def write(self, position: int, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
             self._writer.add_scalar(name, value, position // 2)
         self._writer.flush()
 
@@ -96,7 +97,7 @@ class _TensorBoard:
 class _Wandb:
     is_durable = False  # its writer buffers records in memory
 
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, run: RunInfo) -> None:
         wandb = importlib.import_module("wandb")
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "nmt"),
@@ -113,9 +114,9 @@ class _Wandb:
     def newest_position(self) -> int:
         return self._sent
 
-    def write(self, position: int, figures: dict[str, float]) -> None:
-        # wandb drops a record whose step is not above the previous one
-        self._run.log({"update": position // 2, **figures}, step=position)
+    def write(self, position: int, metrics: dict[str, float]) -> None:
+        # steps must increase, so the step is the position; `update` is the axis of the plots
+        self._run.log({"update": position // 2, **metrics}, step=position)
 
     def close(self) -> None:
         self._run.finish()
@@ -124,16 +125,17 @@ class _Wandb:
 class _Mlflow:
     is_durable = True
 
-    def __init__(self, run: TrackedRun) -> None:
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # for the folder of the run
+    def __init__(self, run: RunInfo) -> None:
+        # MLflow refuses to use a local folder without this variable
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         mlflow = importlib.import_module("mlflow")
         uri = os.environ.get("MLFLOW_TRACKING_URI", (run.folder / "mlflow").as_uri())
         self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
         self._run_id = self._find_run(run) or self._create_run(run)
-        self._sent: set[tuple[str, int]] = set()  # metrics and steps
+        self._sent_metrics: set[tuple[str, int]] = set()  # names and updates
         for name in self._client.get_run(self._run_id).data.metrics:
             history = self._client.get_metric_history(self._run_id, name)
-            self._sent.update((name, metric.step) for metric in history)
+            self._sent_metrics.update((name, metric.step) for metric in history)
 
     def _experiment_id(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "nmt")
@@ -142,35 +144,38 @@ class _Mlflow:
             return str(self._client.create_experiment(name))
         return str(experiment.experiment_id)
 
-    def _find_run(self, run: TrackedRun) -> str | None:
+    def _find_run(self, run: RunInfo) -> str | None:
+        """Return MLflow's id of a run that was created before, or None."""
         query = f"tags.nmt_run = '{run.id}'"
-        runs = self._client.search_runs([self._experiment_id()], query, max_results=1)
-        return runs[0].info.run_id if runs else None
+        matches = self._client.search_runs([self._experiment_id()], query, max_results=1)
+        return matches[0].info.run_id if matches else None
 
-    def _create_run(self, run: TrackedRun) -> str:
-        tags = {"nmt_run": run.id}
-        created = self._client.create_run(
-            self._experiment_id(), run_name=run.folder.name, tags=tags
+    def _create_run(self, run: RunInfo) -> str:
+        """Create a run with the settings as parameters; return MLflow's id of it."""
+        created_run = self._client.create_run(
+            self._experiment_id(), run_name=run.folder.name, tags={"nmt_run": run.id}
         )
+        run_id = str(created_run.info.run_id)
         for key, value in run.settings.items():
-            self._client.log_param(created.info.run_id, key, value)
-        return str(created.info.run_id)
+            self._client.log_param(run_id, key, value)
+        return run_id
 
     def newest_position(self) -> int:
-        positions = (2 * step + name.startswith("valid") for name, step in self._sent)
-        # the newest record may have been sent in part, so it is written again
-        return max(positions, default=1) - 1
+        newest = 0
+        for name, update in self._sent_metrics:
+            newest = max(newest, _record_position(update, is_validation=name.startswith("valid")))
+        return max(newest - 1, 0)  # of the newest record, only some metrics may have been sent
 
-    def write(self, position: int, figures: dict[str, float]) -> None:
+    def write(self, position: int, metrics: dict[str, float]) -> None:
         entities = importlib.import_module("mlflow.entities")
         milliseconds = int(1000 * time.time())
         update = position // 2
-        metrics = [
+        unsent_metrics = [
             entities.Metric(name, value, milliseconds, update)
-            for name, value in figures.items()
-            if (name, update) not in self._sent
+            for name, value in metrics.items()
+            if (name, update) not in self._sent_metrics
         ]
-        self._client.log_batch(self._run_id, metrics=metrics)
+        self._client.log_batch(self._run_id, metrics=unsent_metrics)
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
@@ -179,11 +184,11 @@ class _Mlflow:
 class _Trackio:
     is_durable = True
 
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, run: RunInfo) -> None:
         trackio = importlib.import_module("trackio")
         self._project = os.environ.get("TRACKIO_PROJECT", "nmt")
         self._name = f"{run.folder.name}-{run.id[-6:]}"
-        with contextlib.redirect_stdout(sys.stderr):  # stdout belongs to results
+        with contextlib.redirect_stdout(sys.stderr):  # it prints, but stdout is for results
             self._run: Any = trackio.init(
                 self._project,
                 name=self._name,
@@ -196,16 +201,22 @@ class _Trackio:
 
     def newest_position(self) -> int:
         storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
-        entries: Any = storage.get_logs(self._project, self._name)
-        positions = (2 * int(entry["step"]) + ("valid_loss" in entry) for entry in entries)
-        return max(positions, default=0)
+        newest = 0
+        for entry in storage.get_logs(self._project, self._name):
+            position = _record_position(int(entry["step"]), is_validation="valid_loss" in entry)
+            newest = max(newest, position)
+        return newest
 
-    def write(self, position: int, figures: dict[str, float]) -> None:
-        self._run.log(figures, step=position // 2)
+    def write(self, position: int, metrics: dict[str, float]) -> None:
+        self._run.log(metrics, step=position // 2)
 
     def close(self) -> None:
         with contextlib.redirect_stdout(sys.stderr):
             self._run.finish()
+
+
+def _record_position(update: int, *, is_validation: bool) -> int:
+    return 2 * update + int(is_validation)
 
 
 _TRACKERS: dict[TrackerName, type[Any]] = {
@@ -217,25 +228,25 @@ _TRACKERS: dict[TrackerName, type[Any]] = {
 
 
 def installed_trackers(names: list[TrackerName]) -> list[TrackerName]:
-    """Return the trackers of `names` that are installed.
+    """Return the trackers of `names`, without TensorBoard if it is not installed.
 
-    Raises `NmtError` if any but TensorBoard, which is optional, is missing.
+    Raises `NmtError` if another tracker is not installed.
     """
-    installed = []
+    installed_names = []
     for name in names:
         if importlib.util.find_spec(name.value) is not None:
-            installed.append(name)
+            installed_names.append(name)
         elif name is not TrackerName.tensorboard:
             raise NmtError(f"tracker={name.value}: install it with: pip install nmt[{name.value}]")
-    return installed
+    return installed_names
 
 
-class Feed:
+class TrackerThread:
     """Sends the records of a run's `metrics.jsonl` to one tracker, in a thread, as they come."""
 
     def __init__(self, name: TrackerName, run_dir: Path) -> None:
-        """Start the thread. It sends the records after the newest one that the tracker has."""
-        self.is_done = False  # whether all records were sent
+        """Start the thread, which first sends the records that the tracker does not have yet."""
+        self.is_complete = False  # whether all records were sent, after `close`
         self._name = name
         self._run_dir = run_dir
         self._marker_path = run_dir / "trackers" / f"{name.value}.json"
@@ -245,11 +256,11 @@ class Feed:
         self._thread.start()
 
     def notify(self) -> None:
-        """Let the thread read new records."""
+        """Wake the thread, which then reads the new records."""
         self._wake.set()
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Send the remaining records; give up after `timeout_seconds` (`CLOSE_SECONDS`)."""
+        """Send the remaining records; give up after `timeout_seconds` (default `CLOSE_SECONDS`)."""
         timeout_seconds = timeout_seconds or CLOSE_SECONDS
         self._is_closing.set()
         self._wake.set()
@@ -262,25 +273,32 @@ class Feed:
         log.warning(message, self._name.value, " ".join(str(reason).split())[:300])
 
     def _run(self) -> None:
+        """Do the work of the thread; log any exception as a warning."""
         try:
             self._send_records()
-            self.is_done = True
+            self.is_complete = True
         except Exception as error:  # a tracker may raise anything and must not end the run
             self._warn(error or type(error).__name__)
 
     def _send_records(self) -> None:
+        """Send each record that the tracker does not have, until `close` is called."""
         marker = self._read_marker()
         self._write_marker(marker)
-        settings = _read_settings(self._run_dir)
-        run = TrackedRun(self._run_dir, marker.id, settings, marker.sent)
+        run = RunInfo(
+            folder=self._run_dir,
+            id=marker.id,
+            settings=_read_settings(self._run_dir),
+            sent=marker.sent,
+        )
         tracker: Tracker = _TRACKERS[self._name](run)
         marker.sent = tracker.newest_position()
         with open_regular(self._run_dir / "metrics.jsonl") as file:
             for record in self._read_records(file):
-                position = 2 * record.pop("update") + ("valid_loss" in record)
-                figures = {k: float(v) for k, v in record.items() if not isinstance(v, str)}
-                if position > marker.sent and figures:
-                    tracker.write(position, figures)
+                update = record.pop("update")
+                position = _record_position(update, is_validation="valid_loss" in record)
+                metrics = {k: float(v) for k, v in record.items() if not isinstance(v, str)}
+                if position > marker.sent and metrics:
+                    tracker.write(position, metrics)
                     marker.sent = position
                     if tracker.is_durable:
                         self._write_marker(marker)
@@ -288,12 +306,13 @@ class Feed:
         self._write_marker(marker)
 
     def _read_marker(self) -> SentMarker:
+        """Read the marker file; if it is missing or damaged, return a marker with a new id."""
         try:
             return to_dataclass(SentMarker, read_json(self._marker_path), self._marker_path)
         except FileNotFoundError:
-            pass
+            pass  # the run was never sent
         except (OSError, DamagedError) as error:
-            log.warning("%s; all figures are sent again, as a new run", error)
+            log.warning("%s; all records are sent again, as a new run", error)
         return SentMarker(id=f"n{uuid.uuid4().hex[:15]}")
 
     def _write_marker(self, marker: SentMarker) -> None:
@@ -301,14 +320,14 @@ class Feed:
         replace_json(self._marker_path, asdict(marker))
 
     def _read_records(self, file: BinaryIO) -> Iterator[dict[str, Any]]:
-        """Yield the records in the file and those that are appended, until `close` is called."""
-        incomplete = b""
+        """Yield the records of the file, and newly appended ones, until `close` is called."""
+        incomplete_line = b""
         while True:
             is_closing = self._is_closing.is_set()
             self._wake.clear()
-            *lines, incomplete = (incomplete + file.read()).split(b"\n")
+            *lines, incomplete_line = (incomplete_line + file.read()).split(b"\n")
             for line in lines:
-                with contextlib.suppress(ValueError):  # a damaged line
+                with contextlib.suppress(ValueError):  # skip a damaged line
                     yield parse_record(line)
             if is_closing:
                 return
@@ -316,24 +335,30 @@ class Feed:
 
 
 def _read_settings(run_dir: Path) -> dict[str, Any]:
-    """Return the settings of a run by dotted keys, and the commit of the code if git knows it."""
+    """Return the settings of a run by dotted keys, and the commit of this code as `commit`.
+
+    Returns nothing if the run has no config.
+    """
     try:
-        return {**_flatten(read_config(run_dir), ""), "commit": _read_commit()}
+        config = read_config(run_dir)
     except OSError:
         return {}
+    return {**_flatten_keys(config, ""), "commit": _current_commit()}
 
 
-def _flatten(tree: dict[str, Any], prefix: str) -> dict[str, Any]:
+def _flatten_keys(tree: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the values of nested dictionaries by their dotted keys, which begin with `prefix`."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{key}."))
+            flat.update(_flatten_keys(value, f"{prefix}{key}."))
         else:
             flat[prefix + key] = value
     return flat
 
 
-def _read_commit() -> str:
+def _current_commit() -> str:
+    """Return the git commit of this code, or an empty string if it is not in a git repository."""
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(git, capture_output=True, text=True, timeout=5).stdout.strip()

@@ -1,11 +1,12 @@
-"""A training run: set up, resume, update, validate, save.
+"""The training loop: resume a run, update the weights, log, save checkpoints and validate.
 
-Every rank runs the same lines and makes the same decisions, so that all leave the loop together.
-Only rank 0 reads and writes the run folder, and logs.
+All ranks run the same code and take the same decisions, so that they leave the loop together. Only
+rank 0 logs, and reads and writes the run folder.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -20,7 +21,7 @@ import torch
 from nmt.checkpoint import ModelInfo
 from nmt.config import BestMetric, TrainConfig
 from nmt.data.batch import padding_share
-from nmt.data.batching import Update
+from nmt.data.batching import EpochPlan, TokenBatchSampler, UpdatePlan
 from nmt.errors import ModelError, NmtError, StoppedError
 from nmt.model.transformer import num_parameters
 from nmt.runtime.distributed import World, from_main, gather
@@ -40,7 +41,7 @@ from nmt.training.checks import SpikeDetector, describe_batches, stop_signals
 from nmt.training.costs import peak_memory_bytes
 from nmt.training.initial_weights import load_initial_weights
 from nmt.training.learner import UpdateResult
-from nmt.training.metrics import Meter, RunLog
+from nmt.training.metrics import Meter, MetricsWriter
 from nmt.training.preflight import try_largest_batches
 from nmt.training.run_folder import check_fingerprint, lock_run_dir, run_dir_errors, save_config
 from nmt.training.schedule import learning_rate, peak_learning_rate
@@ -49,10 +50,10 @@ log = logging.getLogger(__name__)
 
 
 def train(config: TrainConfig, config_yaml: str, world: World, device: torch.device) -> int:
-    """Train until `max_updates` or until patience ends; return the number of updates.
+    """Train until `max_updates` are done or early stopping ends the run; return their number.
 
-    A run folder with checkpoints is resumed; `config_yaml` is saved in it. Raises `StoppedError`
-    when a signal ended the run early, after saving it.
+    Resumes the run if its folder has checkpoints. Saves `config_yaml` in the folder. Raises
+    `StoppedError` if a signal stopped the run, after saving a checkpoint.
     """
     run = build_run(config, world, device)
     with ExitStack() as stack:
@@ -60,13 +61,13 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
         if world.is_main:
             lock = lock_run_dir(run.run_dir, timeout_seconds=config.timeout_seconds)
             stack.enter_context(lock)
-        state = load_run(run)
+        state = resume_or_start(run)
         if world.is_main:
             with run_dir_errors(run.run_dir):
                 save_config(run.run_dir, config_yaml)
         stack.enter_context(run.learner.connected())
         trainer = Trainer(run, state, signals)
-        stack.callback(trainer.log.close)
+        stack.callback(trainer.metrics_writer.close)
         stack.enter_context(trainer.progress)
         was_complete = trainer.is_complete()
         trainer.repeat_lost_validation()
@@ -78,11 +79,14 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
     return state.num_updates
 
 
-# --- set up
+# --- before the first update
 
 
-def load_run(run: Run) -> TrainerState:
-    """Load the newest checkpoint, or else the weights of `init_from`; return the state."""
+def resume_or_start(run: Run) -> TrainerState:
+    """Restore the newest checkpoint of the run and return its state.
+
+    Without checkpoints, load the weights of `init_from`, if it is set, and return a new state.
+    """
     checkpoint = None
     if run.world.is_main:
         checkpoint = load_newest(run.run_dir)
@@ -91,11 +95,12 @@ def load_run(run: Run) -> TrainerState:
     checkpoint = from_main(checkpoint)
     if checkpoint is None:
         if run.config.init_from is not None:
-            fresh = run.learner.model.state_dict()
-            run.learner.start_from(load_initial_weights(run.config, run.tokenizers, fresh))
+            random_weights = run.learner.model.state_dict()
+            weights = load_initial_weights(run.config, run.tokenizers, random_weights)
+            run.learner.set_initial_weights(weights)
         return TrainerState()
     run.learner.load_state_dict(checkpoint.learner, checkpoint.weights)
-    _restore_threads(run, checkpoint)
+    _restore_num_threads(run, checkpoint)
     log.info("resuming after update %d from %s", checkpoint.state.num_updates, checkpoint.folder)
     if checkpoint.world_size != run.world.size:
         log.info(
@@ -107,71 +112,89 @@ def load_run(run: Run) -> TrainerState:
     return checkpoint.state
 
 
-def _restore_threads(run: Run, checkpoint: Checkpoint) -> None:
-    """Use the checkpoint's number of threads, on which the bits of results depend."""
-    is_chosen = run.config.num_threads or "OMP_NUM_THREADS" in os.environ
+def _restore_num_threads(run: Run, checkpoint: Checkpoint) -> None:
+    """Restore the number of threads, for bit-identical results, unless the user has set it."""
+    is_set_by_user = run.config.num_threads or "OMP_NUM_THREADS" in os.environ
     is_possible = 1 <= checkpoint.num_threads <= (os.cpu_count() or 1)
-    if run.world.size == 1 and is_possible and not is_chosen:
+    if run.world.size == 1 and is_possible and not is_set_by_user:
         torch.set_num_threads(checkpoint.num_threads)
 
 
 def log_plan(run: Run, state: TrainerState) -> None:
-    """Log the updates of an epoch and the model; check that the largest batches fit."""
+    """Log the sizes of an epoch, of an update and of the model.
+
+    Raises `ModelError` if `state` is at a position that its epoch does not have.
+    """
     sampler = run.sampler_at(state.num_updates)
-    num_ranks = run.world.size
-    updates = sampler.updates(state.epoch)
-    if state.epoch_position >= len(updates):
+    epoch_plan = sampler.plan_epoch(state.epoch)
+    if state.epoch_position >= len(epoch_plan):
         raise ModelError(
             f"the newest checkpoint in {run.run_dir} is damaged: it was saved after update "
-            f"{state.epoch_position} of an epoch of {len(updates)}; remove it to resume another"
+            f"{state.epoch_position} of an epoch of {len(epoch_plan)}; remove it to resume another"
         )
-    planned = updates.pool_of(state.epoch_position)
-    batches = [rows for plan in planned for rows in plan.batches]
-    update_tokens = sum(plan.num_tokens for plan in planned) / len(planned)
-    rank_tokens = sum(int(sampler.lengths[rows, 1].sum()) for rows in batches)
-    batch_tokens = rank_tokens / len(batches) if batches else 1.0
+    update_plans = epoch_plan.pool_of(state.epoch_position)
+    batches = [rows for plan in update_plans for rows in plan.batches]  # of this rank
+    update_tokens = sum(plan.num_tokens for plan in update_plans) / len(update_plans)
+    batch_tokens = 1.0
+    if batches:
+        batch_tokens = sum(int(sampler.lengths[rows, 1].sum()) for rows in batches) / len(batches)
+    num_ranks = run.world.size
+    batches_per_rank = update_tokens / batch_tokens / num_ranks
+    process_word = "processes" if num_ranks > 1 else "process"
     vocabulary = str(run.tokenizers.tgt.vocab_size)
     if run.tokenizers.src_vocab_size is not None:
         vocabulary = f"{run.tokenizers.src_vocab_size} of the source and {vocabulary} of the target"
+    dtype = str(run.learner.dtype).removeprefix("torch.")
     lines = [
-        f"{updates.num_pairs} pairs; {len(updates)} updates an epoch; "
+        f"{epoch_plan.num_pairs} pairs; {len(epoch_plan)} updates an epoch; "
         f"{100 * padding_share(sampler.lengths, batches):.1f} % padding",
         f"{update_tokens:.0f} target tokens an update = {batch_tokens:.0f} a batch x "
-        f"{update_tokens / batch_tokens / num_ranks:.1f} batches x {num_ranks} "
-        f"process{'es' if num_ranks > 1 else ''}",
+        f"{batches_per_rank:.1f} batches x {num_ranks} {process_word}",
         f"{num_parameters(run.learner.model)} parameters, vocabulary {vocabulary}, "
-        f"{run.learner.device}, {str(run.learner.dtype).removeprefix('torch.')}; learning rate "
-        f"{peak_learning_rate(run.config):.3e} at its peak, update "
-        f"{run.config.optimizer.warmup_steps}",
+        f"{run.learner.device}, {dtype}; learning rate {peak_learning_rate(run.config):.3e} at its "
+        f"peak, update {run.config.optimizer.warmup_steps}",
         f"an epoch draws {sampler.mix}",
     ]
     for line in lines:
         log.info(line)
-    peak_bytes = try_largest_batches(run.learner, run.samplers.values(), planned)
+
+
+def check_memory(run: Run, state: TrainerState) -> None:
+    """Run the largest batches and log the peak memory.
+
+    Raises `ConfigError` if they need more memory than there is.
+    """
+    epoch_plan = run.sampler_at(state.num_updates).plan_epoch(state.epoch)
+    update_plans = epoch_plan.pool_of(state.epoch_position)
+    peak_bytes = try_largest_batches(run.learner, run.samplers.values(), update_plans)
     log.info("the largest batches fit: %.2f GB at the peak", peak_bytes / 1e9)
 
 
 class Trainer:
-    """Trains a run on one rank, from a state to the end."""
+    """Continues a run from `state` on one rank, and keeps `state` up to date.
+
+    The run stops after the current update once `signals`, which a signal handler fills, has a
+    signal.
+    """
 
     def __init__(self, run: Run, state: TrainerState, signals: list[Signals]) -> None:
-        """Continue from `state`. `signals` is empty until a signal asks for the run to stop."""
         self.run = run
         self.config = run.config
         self.learner = run.learner
         self.state = state
         self.signals = signals
-        self.is_stopped = False
+        self.is_stopped = False  # by a signal to any rank
         self.saved_position = state.position
         self.meter = Meter()
-        self.spikes = SpikeDetector()
+        self.spike_detector = SpikeDetector()
         if self.is_complete():
             log.info("the run was over: %s", self.end_reason())
         else:
             log_plan(run, state)
-        self.flops_per_second = self.learner.measure_rate()
+            check_memory(run, state)
+        self.peak_flops_per_second = self.learner.measure_peak_flops()
         is_main = run.world.is_main
-        self.log = RunLog(run.run_dir, state, self.config, is_main=is_main)
+        self.metrics_writer = MetricsWriter(run.run_dir, state, self.config, is_main=is_main)
         self.progress = Progress(
             "train",
             "updates",
@@ -179,7 +202,7 @@ class Trainer:
             done=state.num_updates,
             has_bar=is_main,
         )
-        self.saver: Saver | None = None  # on rank 0
+        self.saver: Saver | None = None  # None on other ranks than 0
         if is_main:
             keep_last = self.config.keep_last
             self.saver = Saver(run.run_dir, update=state.num_updates, keep_last=keep_last)
@@ -187,9 +210,10 @@ class Trainer:
     # --- the end of a run
 
     def is_complete(self) -> bool:
-        """Whether all updates are done, or patience has run out."""
-        is_patience_over = 0 < self.config.patience <= self.state.bad_validations
-        return self.state.num_updates >= self.config.max_updates or is_patience_over
+        """Whether all updates are done, or early stopping (`patience`) ends the run."""
+        if self.state.num_updates >= self.config.max_updates:
+            return True
+        return 0 < self.config.patience <= self.state.bad_validations
 
     def end_reason(self) -> str:
         """Say why a complete run ended, and how to extend it."""
@@ -204,14 +228,19 @@ class Trainer:
         )
 
     def finish(self) -> None:
-        """Save if a signal stopped the run, and wait until the newest checkpoint is on disk."""
+        """Save if a signal stopped the run; return when the newest checkpoint is on disk.
+
+        Raises `StoppedError` if the signal came before the run was complete.
+        """
         if self.is_stopped and self.saved_position != self.state.position:
             self.save()
         if self.saver is not None:
             self.saver.finish()
         from_main(None)  # all ranks wait for the write
         if self.is_stopped and not self.is_complete():
-            cause = self.signals[0].name if self.signals else "a signal to another rank"
+            cause = "a signal to another rank"
+            if self.signals:
+                cause = self.signals[0].name
             raise StoppedError(
                 f"stopped by {cause} after update {self.state.num_updates}, which is saved; the "
                 "same command goes on"
@@ -220,37 +249,49 @@ class Trainer:
     # --- updates
 
     def train_epoch(self) -> None:
-        """Make the remaining updates of an epoch, until another stage begins or the run ends."""
+        """Make the remaining updates of the epoch, unless a new stage begins or the run ends."""
         state = self.state
-        epoch = state.epoch
-        start = state.epoch_position
         sampler = self.run.sampler_at(state.num_updates)
-        updates = sampler.updates(epoch)
-
-        def make_batches() -> Iterator[tuple[Update, list[list[Batch]]]]:
-            for i in range(start, len(updates)):
-                # numbered by the update, since a mix may repeat a pair in an epoch
-                yield updates[i], self.learner.batch_maker.make(updates[i], epoch << 32 | i)
-
-        for plan, batches in prefetch(make_batches(), leave_seconds=60):
+        epoch_plan = sampler.plan_epoch(state.epoch)
+        updates = self._prepare_updates(epoch_plan, epoch=state.epoch, start=state.epoch_position)
+        for plan, batches in prefetch(updates, leave_seconds=60):
             result = self.train_update(plan, batches)
-            state.num_updates += result.is_finite
-            state.epoch_position += 1
-            next_sampler = self.run.sampler_at(state.num_updates)
-            is_new_stage = next_sampler is not sampler
-            if is_new_stage or state.epoch_position == len(updates):
-                state.epoch += 1
-                state.epoch_position = 0
+            self._advance(result, sampler, len(epoch_plan))
             if result.is_finite:
                 self.after_update(result)
             if self.is_stopped or self.is_complete():
                 return
-            if is_new_stage:
+            next_sampler = self.run.sampler_at(state.num_updates)
+            if next_sampler is not sampler:
                 self.progress.note(f"a stage begins: an epoch draws {next_sampler.mix}")
                 return
 
-    def train_update(self, plan: Update, batches: list[list[Batch]]) -> UpdateResult:
-        """Change the weights once; log a result that is not finite or whose loss is a spike."""
+    def _prepare_updates(
+        self, epoch_plan: EpochPlan, *, epoch: int, start: int
+    ) -> Iterator[tuple[UpdatePlan, list[list[Batch]]]]:
+        """Yield the updates of an epoch from index `start` on, each with its micro-batches."""
+        for index in range(start, len(epoch_plan)):
+            plan = epoch_plan[index]
+            # seeds sampling and noise for each update, since a mix may repeat a pair in an epoch
+            update_id = epoch << 32 | index
+            yield plan, self.learner.batch_maker.make_batches(plan, update_id)
+
+    def _advance(self, result: UpdateResult, sampler: TokenBatchSampler, epoch_length: int) -> None:
+        """Count an update in the state; begin an epoch after the last one or with a new stage."""
+        state = self.state
+        if result.is_finite:
+            state.num_updates += 1
+        state.epoch_position += 1
+        is_new_stage = self.run.sampler_at(state.num_updates) is not sampler
+        if is_new_stage or state.epoch_position == epoch_length:
+            state.epoch += 1
+            state.epoch_position = 0
+
+    def train_update(self, plan: UpdatePlan, batches: list[list[Batch]]) -> UpdateResult:
+        """Change the weights once; log a result that is not finite or whose loss is a spike.
+
+        Sets `is_stopped` if a signal has reached any rank.
+        """
         step = self.state.num_updates + 1
         seed_update(self.config.seed, self.state, self.run.world.rank)
         result = self.learner.update(
@@ -266,16 +307,17 @@ class Trainer:
         self.state.bad_updates = 0
         self.state.flops += result.flops
         self.meter.results.append(result)
-        if self.spikes.is_spike(result.loss_sum / result.num_tokens):
+        if self.spike_detector.is_spike(result.loss):
             self._log_event("loss spike", plan, result)
         return result
 
-    def _count_bad_update(self, plan: Update, result: UpdateResult) -> None:
+    def _count_bad_update(self, plan: UpdatePlan, result: UpdateResult) -> None:
         """Log an update that is not finite; raise an `NmtError` if `max_bad_updates` is reached."""
         description = self._log_event("not finite, left out", plan, result)
         scaler = self.learner.scaler
-        is_scale_falling = scaler.is_enabled() and scaler.get_scale() > 1  # which may help
-        self.state.bad_updates += not is_scale_falling
+        can_lower_scale = scaler.is_enabled() and scaler.get_scale() > 1
+        if not can_lower_scale:  # a lower loss scale may make the next update finite
+            self.state.bad_updates += 1
         if self.state.bad_updates >= self.config.max_bad_updates:
             step = self.state.num_updates + 1
             raise NmtError(
@@ -285,22 +327,25 @@ class Trainer:
                 "dtype=float32 or bfloat16"
             )
 
-    def _log_event(self, event: str, plan: Update, result: UpdateResult) -> str:
-        """Log an event with the pairs of its batches, of all ranks; return their description."""
+    def _log_event(self, event: str, plan: UpdatePlan, result: UpdateResult) -> str:
+        """Log an event of an update; return a description of the batches that may have caused it.
+
+        All ranks must call it, since it gathers their batches.
+        """
         lengths = self.learner.batch_maker.lengths
         rank_batches = []
+        # a rank without batches in the plan has the loss of one filler
         for rows, loss_sum in zip(plan.batches, result.batch_losses.tolist(), strict=False):
             rank_batches.append((rows, loss_sum / int(lengths[rows, 1].sum())))
-        batches = [batch for gathered in gather(rank_batches) for batch in gathered]
+        batches = list(itertools.chain.from_iterable(gather(rank_batches)))
         description = describe_batches(batches)
         step = self.state.num_updates + 1
-        loss = result.loss_sum / result.num_tokens
-        self.progress.note(f"update {step}: {event}: loss {loss:.4g}; {description}")
-        self.log.write({"update": step, "event": event, "batch": description})
+        self.progress.note(f"update {step}: {event}: loss {result.loss:.4g}; {description}")
+        self.metrics_writer.write({"update": step, "event": event, "batch": description})
         return description
 
     def after_update(self, result: UpdateResult) -> None:
-        """Log, save and validate, each when it is due."""
+        """Log metrics, save a checkpoint and validate, each if the config says so now."""
         config = self.config
         self.progress.update()
         if self.is_due(config.log_every_updates):
@@ -308,31 +353,31 @@ class Trainer:
         is_validation_due = self.is_due(config.validate_every_updates)
         if is_validation_due or self.is_due(config.checkpoint_every_updates):
             self.save()  # before validation, so that a failure there loses nothing
-        # after a signal the sender may not wait: the next start validates instead
+        # the sender of a signal may kill this process soon, so the resumed run validates instead
         if is_validation_due and (not self.is_stopped or self.is_complete()):
             self.validate()
 
     def is_due(self, every_updates: int) -> bool:
-        """Whether an action is due after this update: every `every_updates`, and after the last."""
+        """Whether the last update is a multiple of `every_updates`, or the last one of the run."""
         is_last = self.state.num_updates == self.config.max_updates
         return is_last or self.state.num_updates % every_updates == 0
 
     def _log_metrics(self, result: UpdateResult) -> None:
-        rate = learning_rate(self.state.num_updates, self.config)
+        """Write the metrics since the last call, with the gradient norm of `result`."""
+        current_lr = learning_rate(self.state.num_updates, self.config)
         record = {
             "update": self.state.num_updates,
             "epoch": self.state.epoch,
-            **self.meter.record(self.flops_per_second),
+            **self.meter.summarize(self.peak_flops_per_second),
             "model_flops": self.state.flops,
-            "learning_rate": rate,
+            "learning_rate": current_lr,
             "gradient_norm": result.gradient_norm,
             "memory_bytes": peak_memory_bytes(self.learner.device),
         }
-        self.log.write(record)
+        self.metrics_writer.write(record)
+        loss = record["loss"]
         tokens_per_second = record["tokens_per_second"]
-        self.progress.show(
-            f"loss {record['loss']:.3f}, lr {rate:.2e}, tok/s {tokens_per_second:.0f}"
-        )
+        self.progress.show(f"loss {loss:.3f}, lr {current_lr:.2e}, tok/s {tokens_per_second:.0f}")
         self.meter = Meter()
 
     # --- validation
@@ -342,29 +387,29 @@ class Trainer:
         if self.state.num_updates == self.state.validated_update:
             return
         is_due = self.is_due(self.config.validate_every_updates)
-        if from_main(is_due or self.log.lost_validation):
+        if from_main(is_due or self.metrics_writer.lost_validation):
             self.validate()
 
     def validate(self) -> None:
-        """Score the model on the validation set, log the figures, and mark the best checkpoint."""
+        """Score the model on the validation set, log the scores, and link the best checkpoint."""
         start_seconds = time.perf_counter()
-        figures = self.run.validation(self.learner.best_model)
-        figures["validation_seconds"] = time.perf_counter() - start_seconds
+        metrics = self.run.validation(self.learner.model_to_validate())
+        metrics["validation_seconds"] = time.perf_counter() - start_seconds
         num_updates = self.state.num_updates
-        self.log.write({"update": num_updates, **figures})
-        text = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        self.metrics_writer.write({"update": num_updates, **metrics})
+        text = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self.progress.note(f"update {num_updates}: {text}")
         self.state.validated_update = num_updates
-        self._rank_checkpoint(figures)
+        self._rank_checkpoint(metrics)
         if self.saver is not None:
-            self.saver.mark_best(self._best_updates())
+            self.saver.link_best(self._best_updates())
         self.meter.start_seconds += time.perf_counter() - start_seconds  # not counted as training
 
-    def _rank_checkpoint(self, figures: dict[str, Any]) -> None:
-        """Rank the validated update among the best, and count validations without a better one."""
+    def _rank_checkpoint(self, metrics: dict[str, Any]) -> None:
+        """Add the validated checkpoint to the best ones; count validations without improvement."""
         state = self.state
         metric = self.config.best_metric
-        badness = figures[f"valid_{metric.value}"]
+        badness = metrics[f"valid_{metric.value}"]
         if metric is BestMetric.bleu:
             badness = -badness
         if state.best_metric != metric.value:
@@ -372,10 +417,13 @@ class Trainer:
         state.best_metric = metric.value
         is_best = not state.best or badness < state.best[0].badness
         is_last_stage = state.num_updates > self.run.last_stage_start
-        state.bad_validations = state.bad_validations + 1 if is_last_stage and not is_best else 0
-        ranked = [*state.best, BestCheckpoint(badness, state.num_updates)]
-        ranked.sort(key=lambda checkpoint: (checkpoint.badness, checkpoint.update))
-        state.best = ranked[: self.config.keep_best]
+        if is_best or not is_last_stage:
+            state.bad_validations = 0
+        else:
+            state.bad_validations += 1
+        ranking = [*state.best, BestCheckpoint(badness, state.num_updates)]
+        ranking.sort(key=lambda checkpoint: (checkpoint.badness, checkpoint.update))
+        state.best = ranking[: self.config.keep_best]
 
     def _best_updates(self) -> list[int]:
         return [checkpoint.update for checkpoint in self.state.best]
@@ -383,18 +431,18 @@ class Trainer:
     # --- saving
 
     def save(self) -> None:
-        """Start to write a checkpoint."""
+        """Start to write a checkpoint; training continues meanwhile."""
         self.saved_position = self.state.position
         learner = self.learner
         weights = learner.weights()
         learner_state = learner.state_dict()
-        if learner.sharded is not None:  # all ranks take part
+        if learner.sharded is not None:  # all ranks must gather, but only rank 0 keeps the tensors
             is_main = self.saver is not None
-            weights = learner.sharded.gather(weights, should_keep=is_main)
-            learner_state = learner.sharded.gather(learner_state, should_keep=is_main)
+            weights = learner.sharded.gather_to_host(weights, should_keep=is_main)
+            learner_state = learner.sharded.gather_to_host(learner_state, should_keep=is_main)
         if self.saver is None:
             return
-        training = {
+        trainer_content = {
             "state": asdict(self.state),
             "learner": learner_state,
             "world_size": self.run.world.size,
@@ -405,8 +453,8 @@ class Trainer:
             weights,
             self._model_info(),
             self.run.tokenizers,
-            training=training,
-            best=self._best_updates(),
+            trainer_content=trainer_content,
+            best_updates=self._best_updates(),
         )
 
     def _model_info(self) -> ModelInfo:

@@ -1,12 +1,13 @@
-"""Validation: the loss, and BLEU by decoding the validation set.
+"""Validation: the loss and the BLEU score of a model on the validation set.
 
-The figures are the same for any number of ranks: batches do not depend on it, and sums are exact.
+The metrics do not depend on the number of ranks: neither do the batches, and sums are exact.
 """
 
 # M target tokens, D d_model
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -31,34 +32,38 @@ _BATCH_LINES = 256  # translated together by one rank
 
 
 class Validation:
-    """Scores a model on the validation set of a data folder.
-
-    Raises an `NmtError` when it is made if a file, or BLEU's tokenizer for a language, is missing.
-    """
+    """Scores models on the validation set of a data folder."""
 
     def __init__(
-        self, data_dir: Path, tokenizer: Tokenizers, config: TrainConfig, world: World
+        self, data_dir: Path, tokenizers: Tokenizers, config: TrainConfig, world: World
     ) -> None:
-        self.tokenizer = tokenizer
+        """Open the validation set.
+
+        Raises an `NmtError` if a file is missing, or BLEU's tokenizer for a target language.
+        """
+        self.tokenizers = tokenizers
         self.config = config
         self.world = world
         self.data = ParallelData(data_dir, "valid")
         self.texts = read_held_out(data_dir, "valid") if config.valid_bleu else []
         for text in self.texts:
             tokenize = tokenizer_for(text.direction.tgt_lang)
-            bleu_metric(tokenize)  # fails now instead of at the first validation
+            bleu_metric(tokenize)  # raises now rather than at the first validation
             warn_of_script(text.targets, tokenize)
 
     def __call__(self, model: FastTransformer) -> dict[str, Any]:
-        """Return the figures by their names in `metrics.jsonl`, on every rank."""
-        figures = self.loss(model)
+        """Return the metrics by their names in `metrics.jsonl`, on every rank."""
+        metrics = self.compute_loss(model)
         if self.config.valid_bleu:
-            figures |= self.bleu(model)
-        return figures
+            metrics |= self.compute_bleu(model)
+        return metrics
 
     @torch.inference_mode()
-    def loss(self, model: FastTransformer) -> dict[str, Any]:
-        """Return nats per target token without smoothing, and perplexity, in float32."""
+    def compute_loss(self, model: FastTransformer) -> dict[str, Any]:
+        """Return the loss without smoothing, in nats per target token, and the perplexity.
+
+        Both are computed in float32.
+        """
         device = model.embedding.weight.device
         model.eval()
         lengths = self.data.lengths
@@ -67,56 +72,61 @@ class Validation:
         nll_sums = []
         for rows in batches[self.world.rank :: self.world.size]:
             pairs = [self.data[int(row)] for row in rows]
-            batch = make_batch(pairs, self.tokenizer, source_eos=model.config.source_eos).to(device)
+            batch = make_batch(pairs, self.tokenizers, source_eos=model.config.source_eos)
+            batch = batch.to(device)
             hidden = model(batch.src, batch.src_packing, batch.tgt_in, batch.tgt_packing)  # (M, D)
             _, nll_sum = smoothed_cross_entropy(
                 hidden, model.output_matrix, batch.tgt_out, smoothing=0.0, bias=model.output_bias
             )
             nll_sums.append(nll_sum)
-        # fsum rounds once, so the order of the batches over the ranks does not matter
-        rank_sums = torch.stack(nll_sums).tolist() if nll_sums else []  # waits once for the device
-        total = math.fsum(value for values in gather(rank_sums) for value in values)
+        # tensors are converted together, so that the host waits only once for the device
+        rank_sums = torch.stack(nll_sums).tolist() if nll_sums else []
+        # fsum rounds once, so the result does not depend on how the batches are divided
+        total = math.fsum(itertools.chain.from_iterable(gather(rank_sums)))
         loss = total / int(lengths[:, 1].sum())
         return {"valid_loss": loss, "valid_perplexity": math.exp(min(loss, 700.0))}
 
-    def bleu(self, model: FastTransformer) -> dict[str, Any]:
-        """Translate the validation set and score it against its raw text.
+    def compute_bleu(self, model: FastTransformer) -> dict[str, Any]:
+        """Translate the validation set; return BLEU and the share of exact matches.
 
-        With several corpora, each is scored separately, and `valid_bleu` is the mean.
+        With several corpora, each gets its own BLEU score too, and `valid_bleu` is the mean.
         """
         search = replace(self.config.search, beam_size=self.config.valid_beam_size)
-        translator = Translator(ModelStepper(model), self.tokenizer, search)
+        translator = Translator(ModelStepper(model), self.tokenizers, search)
         scores = {}
         num_exact = 0
         num_lines = 0
         for text in self.texts:
             translations = self._translate(translator, text)
-            pairs = zip(translations, text.targets, strict=True)
-            num_exact += sum(translation == target for translation, target in pairs)
+            for translation, target in zip(translations, text.targets, strict=True):
+                if translation == target:
+                    num_exact += 1
             num_lines += len(text.targets)
             tokenize = tokenizer_for(text.direction.tgt_lang)
             score = bleu(translations, [text.targets], tokenize=tokenize)
             scores[f"valid_bleu_{text.corpus}"] = score
-        figures = {
+        metrics = {
             "valid_bleu": math.fsum(scores.values()) / len(scores),
             "valid_exact_match": num_exact / num_lines,
         }
-        return figures | scores if len(scores) > 1 else figures
+        if len(scores) > 1:
+            metrics |= scores
+        return metrics
 
     def _translate(self, translator: Translator, text: HeldOutText) -> list[str]:
-        """Translate the sources of a corpus, whose batches the ranks share."""
-        order = sorted(range(len(text.sources)), key=lambda i: len(text.sources[i]))
-        starts = range(0, len(order), _BATCH_LINES)
+        """Translate the sources of a corpus. Each rank translates some batches and gets all."""
+        line_order = sorted(range(len(text.sources)), key=lambda line: len(text.sources[line]))
+        batch_starts = range(0, len(line_order), _BATCH_LINES)
         direction = text.direction
         translations: dict[int, str] = {}  # by line
-        for start in starts[self.world.rank :: self.world.size]:
-            batch = order[start : start + _BATCH_LINES]
+        for start in batch_starts[self.world.rank :: self.world.size]:
+            lines = line_order[start : start + _BATCH_LINES]
             outputs = translator.translate(
-                [text.sources[line] for line in batch],
+                [text.sources[line] for line in lines],
                 src_tag=direction.src_tag,
                 tgt_tag=direction.tgt_tag,
             )
-            translations.update(zip(batch, outputs, strict=True))
+            translations.update(zip(lines, outputs, strict=True))
         for rank_translations in gather(translations):
             translations |= rank_translations
         return [translations[line] for line in range(len(text.sources))]

@@ -15,7 +15,7 @@ from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.manifest import read_config, verify
 from nmt.runtime.metadata import read_json
 from nmt.runtime.metrics_log import read_metrics_log
-from nmt.training.trackers import Feed, installed_trackers
+from nmt.training.trackers import TrackerThread, installed_trackers
 
 if TYPE_CHECKING:  # HTML pages use this module, and need no matplotlib
     from matplotlib.axes import Axes
@@ -209,8 +209,8 @@ def upload(config: VisualizeConfig) -> None:
     for folder in map(resolve_path, config.run_dir):
         read_metrics(folder)
         for name in installed_trackers(config.tracker):
-            feed = Feed(name, folder)
+            feed = TrackerThread(name, folder)
             feed.close(timeout_seconds=_UPLOAD_SECONDS)  # waits until all records are sent
-            if not feed.is_done:
+            if not feed.is_complete:
                 raise NmtError(f"tracker={name.value}: not all of {folder} was sent; try again")
             log.info("sent %s to %s", folder, name.value)

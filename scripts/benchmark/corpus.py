@@ -69,7 +69,7 @@ class PreparedCorpus:
         sampler = TokenBatchSampler(
             self.data.lengths, max_tokens, tokens_per_update=max_tokens, seed=1
         )
-        batches = itertools.chain.from_iterable(update.batches for update in sampler.updates(0))
+        batches = itertools.chain.from_iterable(update.batches for update in sampler.plan_epoch(0))
         with path.open("w", encoding="utf-8") as file:
             for batch in islice(batches, _MAX_BATCHES):
                 ids: dict[str, list[list[int]]] = {"src": [], "tgt": []}

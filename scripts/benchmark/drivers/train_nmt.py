@@ -52,10 +52,12 @@ def main() -> None:
     steps = Steps(turns, nmt=__version__, torch=torch.__version__)
     epoch = 0
     while True:
-        updates = sampler.updates(epoch)
+        updates = sampler.plan_epoch(epoch)
         if not job["update_tokens"]:
             updates = [update for update in updates if len(update.batches) == 1]
-        updates_and_batches = ((update, learner.batch_maker.make(update)) for update in updates)
+        updates_and_batches = (
+            (update, learner.batch_maker.make_batches(update)) for update in updates
+        )
         for update, batches in prefetch(updates_and_batches):
             result = learner.update(update, batches, job["learning_rate"], is_stop_requested=False)
             synchronize(device)
