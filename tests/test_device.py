@@ -105,7 +105,7 @@ def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
             device_losses = losses(setup)
             assert device.waits == {
                 "distributed.sum_over_ranks: from the device": 1,
-                "validation.loss: from the device": 1,
+                "validation.compute_loss: from the device": 1,
             }, name
             device.waits.clear()
             planned = setup.sampler_at(0).plan_epoch(0).pool_of(0)
