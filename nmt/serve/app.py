@@ -54,7 +54,7 @@ _MEDIA_TYPES = {
     ".json": "application/json",
 }
 _STATIC_FILES = resources.files("nmt.serve") / "static"
-_EXPIRE_SECONDS = 30  # between two searches for downloads to delete
+_CLEANUP_SECONDS = 30  # between two searches for downloads to delete and memory to free
 _BACKLOG = 2048  # connections that wait to be accepted
 _ACCEPTED_AT_ONCE = 32  # connections accepted before the first of them is counted
 _RESERVED_FILES = 128  # that may be open apart from those of connections
@@ -107,7 +107,7 @@ def make_app(service: Service) -> ASGIApp:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         tasks = [
             asyncio.ensure_future(service.scheduler.run()),
-            asyncio.ensure_future(_expire_downloads(service)),
+            asyncio.ensure_future(_clean_up(service)),
         ]
         try:
             yield
@@ -145,10 +145,16 @@ def make_app(service: Service) -> ASGIApp:
     return middleware.Middleware(app, service)
 
 
-async def _expire_downloads(service: Service) -> None:
+async def _clean_up(service: Service) -> None:
+    """Delete old downloads, and give memory that large requests have freed back to the system."""
+    malloc_trim = None
+    if sys.platform.startswith("linux"):
+        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
     while True:
-        await asyncio.sleep(_EXPIRE_SECONDS)
+        await asyncio.sleep(_CLEANUP_SECONDS)
         service.downloads.expire()
+        if malloc_trim is not None:
+            await asyncio.to_thread(malloc_trim, 0)
 
 
 def limit_connections(config: ServeConfig) -> int:

@@ -23,16 +23,17 @@ from nmt.translate.results import LineResult
 
 FORMATS = (".txt", ".srt", ".html", ".htm", ".csv", ".tsv")
 _MAX_TEXTS = 1_000_000  # in a file; each takes half a kilobyte
-_TIMES = r"[^\S\n]*(?:\d+:)?\d+:\d+[,.]\d+\s*-->"
+_SPACES = r"[^\S\n]*"  # no line end
+_CUE_TIMES = rf"{_SPACES}(?:\d+:)?\d+:\d+[,.]\d+\s*-->"
+_NEXT_CUE = rf"{_CUE_TIMES}|{_SPACES}\d+{_SPACES}\n{_CUE_TIMES}"  # with or without a number
 _CUE = re.compile(  # a line of times, and lines of text up to an empty line or the next cue
-    rf"^{_TIMES}.*\n(?P<text>(?:(?!{_TIMES}|[^\S\n]*\d+[^\S\n]*\n{_TIMES})[^\S\n]*\S.*\n?)+)",
-    re.MULTILINE,
+    rf"^{_CUE_TIMES}.*\n(?P<text>(?:(?!{_NEXT_CUE}){_SPACES}\S.*\n?)+)", re.MULTILINE
 )
 _TAG = re.compile(r"<[A-Za-z/!]")
-_POSITION_TAGS = re.compile(r"^(?:\{\\[^{}]*\} *)+")  # such as {\an8}: the subtitle is at the top
-_WORD = re.compile(r"(?:<[A-Za-z/!][^<>]*>|[^ ])+")  # the spaces of a tag do not end a word
+_POSITION_TAGS = re.compile(r"^(?:\{\\[^{}]*\} *)+")  # {\an8} shows the subtitle at the top
+_WORD = re.compile(r"(?:<[A-Za-z/!][^<>]*>|[^ ])+")  # a tag with its spaces belongs to a word
 _QUOTED_CELL = re.compile(r'(?:^|(?<=\t))"(?:[^"]|"")*"(?=\t|\r?$)', re.MULTILINE)
-_DASH = re.compile(r"\s*[-–—]\s")
+_SPEAKER_DASH = re.compile(r"\s*[-–—]\s")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class ReadOptions:
 
     split_sentences: bool = True
     prefix: str = ""  # the text that the engine reads before each sentence
-    columns: Sequence[str] = ()  # of a table: names in its first row or numbers from 1; all if none
+    columns: Sequence[str] = ()
+    """Columns of a table to translate, by number from 1 or by name in the first row; () for all."""
 
 
 def read_text(options: ReadOptions, text: str, *, is_html: bool = False) -> SourceText:
@@ -102,9 +104,8 @@ class _Subtitle:
     position_tags: str  # before the text, as in the source
     num_lines: int
     newline: str
-    has_entities: (
-        bool  # of HTML; otherwise otherwise & and < are written as they are and < are not escaped
-    )
+    has_entities: bool
+    """Whether the source writes & and < as entities of HTML. If not, the translation does not."""
 
     @property
     def sentences(self) -> list[str]:
@@ -151,7 +152,7 @@ def _split_speakers(lines: Sequence[str]) -> list[list[str]]:
     """Start a new list at each line that begins with a dash, which marks another speaker."""
     speakers: list[list[str]] = [[]]
     for line in lines:
-        if _DASH.match(line) and speakers[-1]:
+        if _SPEAKER_DASH.match(line) and speakers[-1]:
             speakers.append([])
         speakers[-1].append(line.strip())
     return speakers
@@ -229,21 +230,28 @@ def _has_quoted_cells(text: str) -> bool:
 def _find_cells(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> list[tuple[int, int]]:
     """Return row and column of each cell to translate: those with a letter in `columns`."""
     header = rows[0] if rows else []
-    has_numbers = all(name.isascii() and name.isdigit() and int(name[:6]) > 0 for name in columns)
-    for name in columns:
-        if not has_numbers and name not in header:
-            raise DataError(f"columns: the first row has no {name}; {suggest_names(name, header)}")
+    has_numbers = all(_is_column_number(name) for name in columns)
     if has_numbers:
-        numbers = [int(name[:6]) - 1 for name in columns]
+        column_indices = [int(name) - 1 for name in columns]
     else:
-        numbers = [header.index(name) for name in columns]
+        for name in columns:
+            if name not in header:
+                raise DataError(
+                    f"columns: the first row has no {name}; {suggest_names(name, header)}"
+                )
+        column_indices = [header.index(name) for name in columns]
+    first_row = 0 if has_numbers else 1  # names of columns are not translated
     cells = []
-    for row in range(0 if has_numbers else 1, len(rows)):
-        for column in numbers if columns else range(len(rows[row])):
-            is_cell = column < len(rows[row])
-            if is_cell and any(character.isalpha() for character in rows[row][column]):
+    for row in range(first_row, len(rows)):
+        for column in column_indices or range(len(rows[row])):
+            if column < len(rows[row]) and any(map(str.isalpha, rows[row][column])):
                 cells.append((row, column))
     return cells
+
+
+def _is_column_number(name: str) -> bool:
+    """Return whether a column is given by its number; a longer one than six digits is a name."""
+    return name.isascii() and name.isdigit() and len(name) <= 6 and int(name) > 0
 
 
 @dataclass

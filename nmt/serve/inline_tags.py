@@ -85,18 +85,21 @@ def align_words(
     target_spans = token_spans(translation.tokens, text)
     source_spans = token_spans(result.source_tokens, prefix + sentence)
     alignment = translation.alignment or []
-    sources = []  # for each target token a character of the sentence
-    for token, (start, _) in enumerate(target_spans):
-        if token < len(alignment) and alignment[token] < len(source_spans):
-            source = source_spans[alignment[token]][0] - len(prefix)
-        else:  # without attention, at the same share of the sentence
-            source = start * len(sentence) // max(len(text), 1)
-        sources.append(max(0, min(source, len(sentence) - 1)))
-    later_starts = list(accumulate((start for start, _ in target_spans[1:]), max))
+    source_characters = []  # of the sentence, one for each target token
+    for token_index, (start, _) in enumerate(target_spans):
+        if token_index < len(alignment) and alignment[token_index] < len(source_spans):
+            character = source_spans[alignment[token_index]][0] - len(prefix)
+        else:  # without attention, the character at the same fraction of the sentence
+            character = start * len(sentence) // max(len(text), 1)
+        source_characters.append(max(0, min(character, len(sentence) - 1)))
+    # the token of a word is the last one that starts at or before it; starts never decrease
+    next_token_starts = list(accumulate((start for start, _ in target_spans[1:]), max))
     for word in _split_words(text):
-        token = bisect_right(later_starts, word.start)
-        source = sources[token] if sources else 0
-        yield TargetWord(target_start + word.start, target_start + word.end, source_start + source)
+        token_index = bisect_right(next_token_starts, word.start)
+        character = source_characters[token_index] if source_characters else 0
+        yield TargetWord(
+            target_start + word.start, target_start + word.end, source_start + character
+        )
 
 
 def _split_words(text: str) -> Iterator[Span]:
@@ -130,12 +133,9 @@ class TagPlacer:
     def _place(self, element: Element, region: Region) -> str:
         """Return the inner HTML of an element that holds this region of the translation."""
         html_parts = []
-        position = region.start
-        word_spans = self._find_words(element.children, region)
-        by_word = sorted(range(len(word_spans)), key=lambda number: word_spans[number].start)
-        for number in by_word:
-            child = element.children[number]
-            words = word_spans[number]
+        position = region.start  # the end of what is rendered
+        placed = zip(element.children, self._find_words(element.children, region), strict=True)
+        for child, words in sorted(placed, key=lambda child_and_words: child_and_words[1].start):
             if words.start < words.end:
                 start = self._words[words.start].start
                 end = self._words[words.end - 1].end
@@ -167,28 +167,31 @@ class TagPlacer:
         The span of a child without words is empty, at the first word that translates text after it.
         """
         spans = self._find_runs(children, region)
-        inside_run = {i: run.start for run in spans.values() for i in range(run.start + 1, run.end)}
+        run_starts: dict[int, int] = {}  # by the words inside a run
+        for run in spans.values():
+            for word in range(run.start + 1, run.end):
+                run_starts[word] = run.start
         sources = [word.source for word in self._words[region.first_word : region.end_word]]
         furthest_sources = list(accumulate(sources, max))
-        for number, child in enumerate(children):
-            if number not in spans:
+        for index, child in enumerate(children):
+            if index not in spans:
                 word = region.first_word + bisect_left(furthest_sources, child.start)
-                word = inside_run.get(word, word)  # before the element that it would cut in two
-                spans[number] = Span(word, word)
-        return [spans[number] for number in range(len(children))]
+                word = run_starts.get(word, word)  # cut no run of another element in two
+                spans[index] = Span(word, word)
+        return [spans[index] for index in range(len(children))]
 
     def _find_runs(self, children: Sequence[Element], region: Region) -> dict[int, Span]:
-        """Return for each child with words the longest run of them, the first of equal ones.
+        """Return the longest run of words of each child that has words, by the child's index.
 
-        A single word between two words of a child counts as one of them, unless it belongs to
-        another child.
+        The first of several longest runs counts. A single word between two words of a child counts
+        as one of them, unless it belongs to another child.
         """
         starts = [child.start for child in children]  # ascending: children do not overlap
-        owners: list[int | None] = []  # of each word, the number of the child that it belongs to
+        owners: list[int | None] = []  # of each word, the index of the child that it belongs to
         for word in self._words[region.first_word : region.end_word]:
-            number = bisect_right(starts, word.source) - 1
-            is_inside = number >= 0 and word.source < children[number].end
-            owners.append(number if is_inside else None)
+            index = bisect_right(starts, word.source) - 1
+            is_inside = index >= 0 and word.source < children[index].end
+            owners.append(index if is_inside else None)
         for i in range(1, len(owners) - 1):
             if owners[i] is None and owners[i - 1] == owners[i + 1]:
                 owners[i] = owners[i - 1]

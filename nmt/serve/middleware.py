@@ -59,7 +59,7 @@ class Middleware:
         if scope["path"] in _FILE_ROUTES:
             max_bytes = max(max_bytes, self._service.config.max_file_bytes)
         body = LimitedBody(self._service.bodies, receive, max_bytes)
-        sender = _Sender(send, request_id, allow_all_origins=not is_page(scope["path"]))
+        sender = _ResponseSender(send, request_id, allow_all_origins=not is_page(scope["path"]))
         try:
             response = self._choose_response(request, max_bytes)
             await response(scope, body.receive, sender)
@@ -99,7 +99,7 @@ class Middleware:
             log_access(fields | context.fields)
 
 
-class _Sender:
+class _ResponseSender:
     """Sends a response with the headers of the server, and records its status."""
 
     def __init__(self, send: Send, request_id: str, *, allow_all_origins: bool) -> None:

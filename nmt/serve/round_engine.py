@@ -98,7 +98,7 @@ class JoiningSearch:
         self._batch_search = batch_search
         self._can_join = can_join
         self._receive = receive
-        self._send = deliver
+        self._deliver_to_round = deliver
         self._waiting: list[Segment] = []
         self._num_steps_waited = 0  # of the current search, while segments waited
         self._num_started = 0  # segments of the current search, which numbers them from 0
@@ -154,7 +154,7 @@ class JoiningSearch:
     def _deliver(self, results: Sequence[tuple[int, SearchResult]]) -> None:
         """Deliver results, which have the numbers of the current search."""
         numbered = [(self.num_finished + number, result) for number, result in results]
-        self._send(Delivery(numbered, self._batch_sizes))
+        self._deliver_to_round(Delivery(numbered, self._batch_sizes))
         self._unfinished.difference_update([number for number, _ in results])
         self._batch_sizes = []
 

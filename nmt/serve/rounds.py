@@ -29,9 +29,11 @@ _ROUND_SECONDS = 0.5  # goal for the duration of a round, so that new clients do
 _MIN_SEGMENTS = 32  # of a round, even if they take longer: small batches waste the engine's time
 _MAX_JOINED_SEGMENTS = 2048  # a round of this many segments is finished before another one starts
 _MAX_FUNCTION_CALLS = 8  # at the same time
-_GATHER_SHARE = 0.15  # fraction of the last round's duration to wait for further requests,
-_MAX_GATHER_SECONDS = 0.01  # and its maximum
-_MEASURED_SECONDS = 0.3  # time over which throughput is measured
+# how long a round waits for further requests: a fraction of the previous round's duration
+_GATHER_SHARE = 0.15
+_MAX_GATHER_SECONDS = 0.01
+_POLL_SECONDS = 0.0005
+_MEASURED_SECONDS = 0.3  # interval between two updates of the measured throughput
 _INITIAL_TOKENS_PER_SECOND = 2000.0
 
 
@@ -130,19 +132,19 @@ class RoundRunner:
             num_waiting = sum(request.num_waiting > 0 for request in self._queues.requests)
             if num_waiting >= previous.num_requests:
                 return
-            await asyncio.sleep(0.0005)
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _take_round(self) -> SearchRound | None:
         """Return the next round, with the options of the oldest request of the next client."""
-        first = self._queues.next_request()
-        if first is None:
+        request = self._queues.next_request()
+        if request is None:
             return None
-        search_round = SearchRound(first.options)
+        search_round = SearchRound(request.options)
         if search_round.batch_search.config.sampling:
             # samples of equal sentences depend on their order, so each request is its own round
-            while first.num_waiting:
-                self._take_segment(search_round, first)
-            self._queues.end_turn(first.client)
+            while request.num_waiting:
+                self._take_segment(search_round, request)
+            self._queues.end_turn(request.client)
         else:
             self._fill(search_round)
         return search_round
@@ -182,7 +184,7 @@ class RoundRunner:
             log.exception("the engine failed with %d sentences", len(search_round.unfinished))
             failure = describe_failure(error)
             results = [(number, failure) for number in search_round.unfinished]
-            self._deliver(search_round, Delivery([*results], batch_sizes=[]))
+            self._deliver(search_round, Delivery(list(results), batch_sizes=[]))
 
     def _find_engine(self, translator: Translator) -> LocalEngine | WorkerPool:
         backend = translator.backend
@@ -201,8 +203,8 @@ class RoundRunner:
             request = self._queues.next_request()
             if request is None:
                 return
-            has_options = request.options == search_round.options and request.options.can_join
-            if has_options and search_round.num_added < _MAX_JOINED_SEGMENTS:
+            may_join = request.options == search_round.options and request.options.can_join
+            if may_join and search_round.num_added < _MAX_JOINED_SEGMENTS:
                 self._fill(search_round)
                 search_round.on_arrival()
 
@@ -249,9 +251,9 @@ class RoundRunner:
         if search_round.unfinished and seconds < _MEASURED_SECONDS:
             return
         num_tokens = search_round.num_finished_tokens
-        weight = min(_MEASURED_SECONDS, seconds)  # short rounds are unreliable
         measured = num_tokens / max(seconds, 1e-4)
-        self.tokens_per_second += weight * (measured - self.tokens_per_second)
+        smoothing = min(_MEASURED_SECONDS, seconds)  # short rounds are unreliable and count less
+        self.tokens_per_second += smoothing * (measured - self.tokens_per_second)
         self._metrics.engine_seconds.inc(seconds)
         self._metrics.source_tokens.inc(num_tokens)
         search_round.num_finished_tokens = 0
