@@ -276,7 +276,7 @@ class Downloads:
         try:
             num_bytes = path.write_bytes(content.encode())
         except OSError:
-            path.unlink(missing_ok=True)  # what a full disk has left of the file
+            path.unlink(missing_ok=True)  # a full disk has cut it off
             raise
         key = f"{secret}/{safe_name}"
         self._files[key] = _StoredFile(path, num_bytes, time.monotonic() + self.keep_seconds)

@@ -54,7 +54,7 @@ class FileWindow:
 
 
 class OpenFile:
-    """A file that a process reads. Its methods are those of `_FileReader`.
+    """A file that a process reads: calls the methods of a `_FileReader` there.
 
     Each raises the `NmtError` of the reader, and an `HttpError` if the process takes more than
     `timeout_seconds` or dies.
@@ -208,5 +208,5 @@ class _FileReader:
 
 
 def is_html(name: str) -> bool:
-    """Return whether the name of a file is that of an HTML document."""
+    """Return whether a file is an HTML document, by the suffix of its name."""
     return PurePath(name).suffix.lower() in (".html", ".htm")

@@ -60,7 +60,7 @@ def parse_html(text: str, *, split_sentences: bool = True, prefix: str = "") -> 
     `prefix` is the text that the engine reads before each sentence.
     """
     contents: list[str | Block] = []
-    markup: list[str] = []  # since the last block
+    markup: list[str] = []  # source of the tokens since the previous block
     for is_boundary, group in groupby(tokenize(text), _is_boundary):
         tokens = list(group)
         texts = [token.raw for token in tokens if token.kind is TokenKind.TEXT]
@@ -102,11 +102,10 @@ class Block:
         target = ""
         words: list[TargetWord] = []
         source_start = 0
-        for number, (sentence, result) in enumerate(
-            zip(self.text.sentences, results, strict=False)
-        ):
-            source_start += len(self.text.gaps[number])
-            target += gaps[number]
+        for index, result in enumerate(results):
+            sentence = self.text.sentences[index]
+            source_start += len(self.text.gaps[index])
+            target += gaps[index]
             words += align_words(
                 result,
                 rank,
@@ -115,15 +114,41 @@ class Block:
                 source_start=source_start,
                 target_start=len(target),
             )
-            target += translations[number]
+            target += translations[index]
             source_start += len(sentence)
         return TagPlacer(self.characters, target + gaps[-1], words).place_all(self.root)
 
 
 def _parse_block(tokens: Sequence[Token], *, split_sentences: bool, prefix: str) -> Block:
     """Build a block from inline tokens, with white space as a browser shows it."""
+    characters, root = _parse_elements(tokens)
+    leading_space = ""
+    trailing_space = ""
+    if tokens[0].kind is TokenKind.TEXT:
+        text = tokens[0].raw
+        leading_space = text[: len(text) - len(text.lstrip(_WHITE_SPACE))]
+    if tokens[-1].kind is TokenKind.TEXT:
+        text = tokens[-1].raw
+        trailing_space = text[len(text.rstrip(_WHITE_SPACE)) :]
+    if trailing_space:
+        characters = characters.rstrip(" ")
+    return Block(
+        plain_text(characters, split_sentences=split_sentences),
+        characters,
+        root,
+        leading_space=leading_space,
+        trailing_space=trailing_space,
+        prefix=prefix,
+    )
+
+
+def _parse_elements(tokens: Sequence[Token]) -> tuple[str, Element]:
+    """Return the text of inline tokens, and an element that holds their elements.
+
+    A space after another one, or at the start, is left out.
+    """
     root = Element("", start=0, end=0)
-    open_elements = [root]
+    open_elements = [root]  # from the outermost to the innermost
     characters = ""
     ends_in_space = True
     for token in tokens:
@@ -151,21 +176,4 @@ def _parse_block(tokens: Sequence[Token], *, split_sentences: bool, prefix: str)
         element.children = []
         element.end = element.start
     root.end = len(characters)
-    leading_space = ""
-    trailing_space = ""
-    if tokens[0].kind is TokenKind.TEXT:
-        raw = tokens[0].raw
-        leading_space = raw[: len(raw) - len(raw.lstrip(_WHITE_SPACE))]
-    if tokens[-1].kind is TokenKind.TEXT:
-        raw = tokens[-1].raw
-        trailing_space = raw[len(raw.rstrip(_WHITE_SPACE)) :]
-    if trailing_space:
-        characters = characters.rstrip(" ")
-    return Block(
-        plain_text(characters, split_sentences=split_sentences),
-        characters,
-        root,
-        leading_space=leading_space,
-        trailing_space=trailing_space,
-        prefix=prefix,
-    )
+    return characters, root

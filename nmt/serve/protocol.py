@@ -1,4 +1,4 @@
-"""HTTP/1.1 connections parsed by httptools, with limits on what a client may hold.
+"""HTTP/1.1 connections parsed by httptools, with limits on the resources of a client.
 
 uvicorn reads heads of any size and pipelined requests without end, waits forever for a client, and
 accepts connections until the process has no file left.
@@ -239,7 +239,7 @@ class _ClosingTransport:
         return getattr(self._transport, name)
 
     def close(self) -> None:
-        """Send what is buffered, and close the connection."""
+        """Send the buffered data, and close the connection."""
         if self.is_closing():
             return
         if self._protocol.has_unread_data:
