@@ -60,14 +60,18 @@ def open_output(output: str, stack: contextlib.ExitStack) -> IO[bytes]:
 
 
 def open_input(path: str, stack: contextlib.ExitStack) -> tuple[Iterator[str], Callable[[], bool]]:
-    """Open an input; return its lines and a function that tells if more can be read at once."""
+    """Open an input; return its lines and a function that tells if more can be read at once.
+
+    Files can always be read. Lines of a terminal, pipe or socket may have to be waited for.
+    """
     status = _stdin_status() if path == "-" else None
     if status is not None and not stat.S_ISREG(status.st_mode):  # a terminal, pipe or socket
         waiting = WaitingLines(sys.stdin.buffer.fileno())
         return read_stream(waiting, "stdin"), waiting.has_more
     if path == "-" or not is_stream(path) or is_compressed(path):
         return read_input(path), lambda: True
-    waiting = WaitingLines(stack.enter_context(resolve_path(path).open("rb", buffering=0)).fileno())
+    pipe = stack.enter_context(resolve_path(path).open("rb", buffering=0))
+    waiting = WaitingLines(pipe.fileno())
     return read_stream(waiting, path), waiting.has_more
 
 

@@ -160,7 +160,7 @@ def _check_dropped(corpora: Mapping[str, Statistics]) -> None:
         raise no_pairs_left(total)
     percent = 100 * (1 - total.kept / total.read)
     dropped = Counter(total.dropped)
-    del dropped[HELD_OUT]  # on purpose
+    del dropped[HELD_OUT]  # these were taken out on purpose
     if dropped.total() > _MAX_DROPPED_SHARE * total.read:
         log.warning(
             "warning: %.1f %% of the training pairs were dropped, most of them for: %s (%s)",

@@ -351,8 +351,10 @@ def _entry_table(entries: list[tuple[str, str]]) -> str:
     rows = []
     previous = ""
     for name, text in entries:
-        is_repeated = name == previous and name != "!"
-        rows.append(["" if is_repeated else name, text])
+        if name != previous or name == "!":
+            rows.append([name, text])
+        else:
+            rows.append(["", text])
         previous = name
     max_widths = [None, 98 - max(len(name) for name, _ in entries)]  # 2 columns between them
     table: str = tabulate(rows, tablefmt="plain", maxcolwidths=max_widths, disable_numparse=True)
@@ -408,7 +410,7 @@ def _length_text(lengths: Report) -> str:
     highest = max(lengths["bars"])
     bars = ""
     for bar in lengths["bars"]:
-        bars += _BAR_CHARACTERS[-(-8 * bar // highest)]  # rounded up
+        bars += _BAR_CHARACTERS[math.ceil(8 * bar / highest)]
     end = lengths["bar_width"] * len(lengths["bars"])
     return (
         f"{bars}  0 to {end - 1:,} tokens; median {lengths['median']:,}, "

@@ -61,9 +61,7 @@ def compute_attention(config: VisualizeConfig) -> list[PairAttention]:
     """Return the attention of the pairs of the settings; without `tgt` the model translates."""
     translator = load_translator(config)
     sources = read_sentences(config.src, "src")
-    targets = None
-    if config.tgt is not None:
-        targets = read_sentences(config.tgt, "tgt")
+    targets = None if config.tgt is None else read_sentences(config.tgt, "tgt")
     return translator.attention(sources, targets, beam_size=config.beam_size)
 
 
@@ -103,9 +101,7 @@ def attention_figure(
         title_size = 11
     figure = style.figure(panel_width * len(heads) + 0.6, panel_height * len(layers) + 0.6)
     panels = figure.subplots(len(layers), len(heads), squeeze=False)
-    hidden = None
-    if kind is AttentionKind.decoder:
-        hidden = ~causal_mask(len(rows))
+    hidden = ~causal_mask(len(rows)) if kind is AttentionKind.decoder else None
     for i, layer in enumerate(layers):
         for j, head in enumerate(heads):
             layer_weights = weights[layer - 1]  # (H, T or S, S or T)

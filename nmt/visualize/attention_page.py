@@ -23,14 +23,19 @@ def attention_page(config: VisualizeConfig) -> str:
 
 def render_page(pairs: Sequence[PairAttention], models: str) -> str:
     """Return the page for pairs and the names of their models, which the template escapes."""
+    titles = []
+    attention = []
+    for pair in pairs:
+        titles.append(f"{join_pieces(pair.src)} → {join_pieces(pair.predicted)}")
+        attention.append(pair.as_json())
     template = page_templates(Path(__file__).parent).get_template("attention.html.j2")
     return template.render(
         models=models,
         num_encoder_layers=len(pairs[0].encoder),
         num_decoder_layers=len(pairs[0].decoder),
         num_heads=pairs[0].encoder.size(1),
-        titles=[f"{join_pieces(pair.src)} → {join_pieces(pair.predicted)}" for pair in pairs],
-        pairs=[pair.as_json() for pair in pairs],
+        titles=titles,
+        pairs=attention,
         component_js=read_component("attention.js"),
         component_css=read_component("attention.css"),
     )

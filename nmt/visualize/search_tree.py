@@ -58,7 +58,7 @@ class SearchRecord:
     @property
     def num_steps(self) -> int:
         """Number of steps of the search, one more than the tokens of the longest node."""
-        return 1 + max(len(node) for node in self.log_probs)
+        return 1 + max(map(len, self.log_probs))
 
 
 def record_search(
@@ -189,7 +189,8 @@ def _draw_tree(
     ends = [tuple(hypothesis.tokens) for hypothesis in hypotheses]
     returned: set[Node] = set()  # nodes on the way from the root to a returned hypothesis
     for end in ends:
-        returned.update(end[:i] for i in range(len(end) + 1))
+        for length in range(len(end) + 1):
+            returned.add(end[:length])
     parents = {node[:-1] for node in (*record.log_probs, *ends) if node}
     for node, (x, y) in layout.items():
         is_best = node == best[: len(node)]

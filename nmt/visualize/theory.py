@@ -133,7 +133,7 @@ def draw_smoothing(config: VisualizeConfig, style: Style) -> Figure:
     words = range(_NUM_WORDS)
     targets = torch.stack([smoothed_target(smoothing, word, _NUM_WORDS) for word in words])
     names = [f"word {word}" for word in words]
-    style.heat_map(target_axes, targets, rows=names, columns=[str(word) for word in words])
+    style.heat_map(target_axes, targets, rows=names, columns=list(map(str, words)))
     for i, j in np.ndindex(*targets.shape):
         text_color = style.background if targets[i, j] > 0.5 else style.text_color
         target_axes.text(j, i, f"{targets[i, j]:.2f}", ha="center", va="center", color=text_color)
