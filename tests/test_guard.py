@@ -167,7 +167,9 @@ def test_too_many_bad_updates_in_a_row_end_the_run(
 ) -> None:
     original = Learner.compute_loss
     monkeypatch.setattr(
-        Learner, "losses", lambda self, rows: (math.inf * (x := original(self, rows))[0], x[1])
+        Learner,
+        "compute_loss",
+        lambda self, rows: (math.inf * (x := original(self, rows))[0], x[1]),
     )
     assert train(toy_data, tmp_path / "run", PLAIN, "max_bad_updates=3") == 2
     err = capfd.readouterr().err
