@@ -88,9 +88,9 @@ def _convert(model_folder: Path, folder: Path, quantization: Quantization) -> No
     start_seconds = time.monotonic()
     config = ExportConfig(quantization=quantization, max_positions=MAX_POSITIONS)
     export_model(model_folder, folder, config)
-    for other in folder.parent.glob(f"{quantization.value}-*"):
-        if other != folder:
-            shutil.rmtree(other, ignore_errors=True)
+    for conversion in folder.parent.glob(f"{quantization.value}-*"):
+        if conversion != folder:
+            shutil.rmtree(conversion, ignore_errors=True)
     seconds = time.monotonic() - start_seconds
     log.info("converted %s for CTranslate2 in %.1f s; kept in %s", model_folder, seconds, folder)
 
