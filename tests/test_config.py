@@ -43,7 +43,7 @@ from nmt.config import (
 )
 from nmt.errors import ConfigError
 from nmt.export.export_model import find_unsupported
-from nmt.model.transformer import Transformer, num_parameters
+from nmt.model.transformer import Transformer, count_parameters
 
 REQUIRED = {  # settings without which a command is refused
     "evaluate": ["hypotheses=h", "references=r"],
@@ -145,7 +145,7 @@ def test_presets_of_later_layers_have_the_documented_size_and_can_be_exported() 
     for name, expected in (("modern", 62_979_456), ("deep_shallow", 60_978_688)):
         config = composed("train", f"model={name}").model
         with torch.device("meta"):
-            assert num_parameters(Transformer(config, 37_000)) == expected
+            assert count_parameters(Transformer(config, 37_000)) == expected
         assert not find_unsupported(config, ExportFormat.ctranslate2), name
 
 

@@ -35,7 +35,7 @@ from nmt.model.transformer import (
     as_context,
     attend,
     causal_mask,
-    num_parameters,
+    count_parameters,
     padding_mask,
 )
 
@@ -52,7 +52,7 @@ def test_base_and_big_have_the_papers_number_of_parameters() -> None:
     for config, expected in ((BASE, 63_082_496), (BIG, 214_245_376)):
         with torch.device("meta"):
             model = Transformer(config, 37_000)
-        assert num_parameters(model) == expected
+        assert count_parameters(model) == expected
 
 
 # --- positions

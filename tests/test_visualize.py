@@ -33,7 +33,7 @@ from nmt.data.binary import read_held_out
 from nmt.data.text import read_lines
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.errors import EXIT_USER, ConfigError, NmtError
-from nmt.model.transformer import Transformer, num_parameters
+from nmt.model.transformer import Transformer, count_parameters
 from nmt.search.stepper import ModelStepper
 from nmt.translate.translator import Translator
 from nmt.visualize import (
@@ -137,7 +137,7 @@ def test_the_boxes_of_an_architecture_hold_all_its_parameters() -> None:
             column = architecture.make_column(config, 23, is_decoder=is_decoder)
             boxes += [*column.below, *num_layers * column.layer, *column.above]
         total = sum(box.num_parameters for box in boxes)
-        assert total == num_parameters(Transformer(config, 23)), changes
+        assert total == count_parameters(Transformer(config, 23)), changes
     texts = [architecture.shorten(n) for n in (7, 1024, 1_049_088, 63_082_496, 2_000_000_000)]
     assert texts == ["7", "1.02 k", "1.05 M", "63.1 M", "2 G"]
 

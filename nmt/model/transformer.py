@@ -149,7 +149,9 @@ def attend(
     logits = logits.masked_fill(~mask, float("-inf"))
     dtype = torch.promote_types(logits.dtype, torch.float32)
     weights = torch.softmax(logits, dim=-1, dtype=dtype)  # (B, H, T, S)
-    value_weights = weights if dropout is None else dropout(weights)
+    value_weights = weights
+    if dropout is not None:
+        value_weights = dropout(weights)
     value_weights = value_weights.to(v.dtype)
     heads = value_weights @ v  # (B, H, T, d)
     if encoding is not None and distances is not None:
@@ -185,11 +187,14 @@ class MultiHeadAttention(nn.Module):
         q_size = config.num_heads * config.d_k
         kv_size = (config.num_kv_heads or config.num_heads) * config.d_k
         self.qkv_sizes = [q_size, kv_size, kv_size]  # rows of in_projection.weight
-        has_norm = config.qk_norm and is_self
-        encoding = new_attention_encoding(config) if is_self else PositionEncoding(config)
-        self.position_encoding: PositionEncoding = encoding
-        self.query_norm = new_norm(NormLayer.rms, config.d_k) if has_norm else None
-        self.key_norm = new_norm(NormLayer.rms, config.d_k) if has_norm else None
+        self.position_encoding: PositionEncoding = PositionEncoding(config)
+        if is_self:
+            self.position_encoding = new_attention_encoding(config)
+        self.query_norm: nn.Module | None = None
+        self.key_norm: nn.Module | None = None
+        if config.qk_norm and is_self:
+            self.query_norm = new_norm(NormLayer.rms, config.d_k)
+            self.key_norm = new_norm(NormLayer.rms, config.d_k)
         self.dropout = nn.Dropout(config.attention_dropout)
         self.in_projection = nn.Linear(config.d_model, sum(self.qkv_sizes))
         self.out_projection = nn.Linear(q_size, config.d_model)
@@ -274,8 +279,9 @@ class FeedForward(nn.Module):
         # torch's initialization; with F = 4 D, the bound of `outer` is 0.46 times Xavier's
         self.inner = nn.Linear(d_model, d_ff)  # W1, b1
         self.outer = nn.Linear(d_ff, d_model)  # W2, b2
-        is_gated = activation is Activation.swiglu
-        self.gate = nn.Linear(d_model, d_ff) if is_gated else None  # Wg, bg
+        self.gate: nn.Linear | None = None
+        if activation is Activation.swiglu:
+            self.gate = nn.Linear(d_model, d_ff)  # Wg, bg
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., D) to (..., D)."""
@@ -379,7 +385,9 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.activation_checkpointing = activation_checkpointing
-        self.embedding_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.embedding_scale = 1.0
+        if config.scale_embedding:
+            self.embedding_scale = math.sqrt(config.d_model)
         self.embedding = new_embedding(vocab_size, config.d_model)
         self.src_embedding: nn.Embedding | None = None
         if src_vocab_size is not None:
@@ -391,7 +399,9 @@ class Transformer(nn.Module):
         self.output_bias: nn.Parameter | None = None
         if config.output_bias:
             self.output_bias = nn.Parameter(torch.zeros(vocab_size))
-        dropout = config.dropout if config.embedding_dropout is None else config.embedding_dropout
+        dropout = config.dropout
+        if config.embedding_dropout is not None:
+            dropout = config.embedding_dropout
         self.dropout = nn.Dropout(dropout)
         self.encoder_layers = nn.ModuleList(
             EncoderLayer(config) for _ in range(config.num_encoder_layers)
@@ -510,6 +520,6 @@ def alignment_layer(num_decoder_layers: int) -> int:
     return num_decoder_layers - 1
 
 
-def num_parameters(model: nn.Module) -> int:
+def count_parameters(model: nn.Module) -> int:
     """Count the parameters, shared ones once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -23,7 +23,7 @@ from nmt.config import BestMetric, TrainConfig
 from nmt.data.batch import padding_share
 from nmt.data.batching import EpochPlan, TokenBatchSampler, UpdatePlan
 from nmt.errors import ModelError, NmtError, StoppedError
-from nmt.model.transformer import num_parameters
+from nmt.model.transformer import count_parameters
 from nmt.runtime.distributed import World, from_main, gather
 from nmt.runtime.prefetch import prefetch
 from nmt.runtime.progress import Progress
@@ -150,7 +150,7 @@ def log_plan(run: Run, state: TrainerState) -> None:
         f"{100 * padding_share(sampler.lengths, batches):.1f} % padding",
         f"{update_tokens:.0f} target tokens an update = {batch_tokens:.0f} a batch x "
         f"{batches_per_rank:.1f} batches x {num_ranks} {process_word}",
-        f"{num_parameters(run.learner.model)} parameters, vocabulary {vocabulary}, "
+        f"{count_parameters(run.learner.model)} parameters, vocabulary {vocabulary}, "
         f"{run.learner.device}, {dtype}; learning rate {peak_learning_rate(run.config):.3e} at its "
         f"peak, update {run.config.optimizer.warmup_steps}",
         f"an epoch draws {sampler.mix}",

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from nmt.config import ModelConfig, Norm, NormLayer, Positions, VisualizeConfig
-from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer, num_parameters
+from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer, count_parameters
 from nmt.visualize.style import Style
 
 _COLORS = {"feed-forward": 0, "attention": 1, "other": 2, "norm": 6}  # indices of `Style.colors`
@@ -51,7 +51,7 @@ def draw_architecture(config: VisualizeConfig, style: Style) -> Figure:
     """Draw encoder and decoder as boxes with their shapes and numbers of parameters."""
     model = config.model
     with torch.device("meta"):
-        total = num_parameters(Transformer(model, config.vocab_size))
+        total = count_parameters(Transformer(model, config.vocab_size))
     figure = style.figure(10, 9)
     axes = figure.subplots()
     encoder = make_column(model, config.vocab_size, is_decoder=False)
@@ -134,20 +134,20 @@ def make_layer(config: ModelConfig, *, is_decoder: bool) -> list[Box]:
     if is_decoder:
         name = "Masked self-attention"
         shape = f"(B, T, {config.d_model})"
-    sublayers = [Box(name, heads, num_parameters(layer.self_attention), "attention")]
+    sublayers = [Box(name, heads, count_parameters(layer.self_attention), "attention")]
     if is_decoder:
         text = f"{heads}; T queries, S keys"
-        count = num_parameters(layer.cross_attention)
+        count = count_parameters(layer.cross_attention)
         sublayers.append(Box(_CROSS_ATTENTION, text, count, "attention"))
     text = f"{config.d_model} → {config.d_ff} → {config.d_model}, {config.activation.value}"
-    count = num_parameters(layer.feed_forward)
+    count = count_parameters(layer.feed_forward)
     sublayers.append(Box("Feed-forward", text, count, "feed-forward"))
     norm_name = "Layer norm"
     add_norm_name = "Add, layer norm"
     if config.norm_layer is NormLayer.rms:
         norm_name = "RMS norm"
         add_norm_name = "Add, RMS norm"
-    count = num_parameters(layer.feed_forward_norm)
+    count = count_parameters(layer.feed_forward_norm)
     boxes = []
     for sublayer in sublayers:
         if config.norm is Norm.pre:

@@ -280,7 +280,9 @@ class DecodingState:
     def _make_grid(self, num_sentences: int) -> None:
         """Make the grid and the cross-attention context, after rows or sentences have changed."""
         self.grid = BeamGrid(self.sentences, num_sentences, self.device)
-        index = self._source_index() if self.decoder.gathers_cross_attention else None
+        index = None
+        if self.decoder.gathers_cross_attention:
+            index = self._source_index()
         self.cross_context = StepContext(self.grid, bias=self.source_bias, index=index)
 
     def advance(self) -> None:
@@ -298,7 +300,9 @@ class DecodingState:
         else:
             mask = send(self.grid.spread(self.attention_mask).unsqueeze(1), self.device)
             bias = additive_mask(mask, self.cache.width)  # (B, 1, W, C)
-            distances = self._distances() if self.decoder.has_bias else None
+            distances = None
+            if self.decoder.has_bias:
+                distances = self._distances()
             self.self_context = StepContext(self.grid, bias=bias, distances=distances)
 
     def _newest_positions(self) -> TokenPositions:

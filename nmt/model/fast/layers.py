@@ -176,7 +176,8 @@ def reorder(
     if key not in reordered:
         if is_bfloat16:
             weight = weight.bfloat16()
-            bias = None if bias is None else bias.bfloat16()
+            if bias is not None:
+                bias = bias.bfloat16()
         reordered[key] = torch.ops.mkldnn._reorder_linear_weight(weight), bias
     return reordered[key]
 
@@ -248,7 +249,8 @@ class _OneDnnLinear(torch.autograd.Function):
         if copies is not None:
             multiplied_weight, ctx.transposed = copies
             x = x.bfloat16()
-            bias = None if bias is None else bias.bfloat16()
+            if bias is not None:
+                bias = bias.bfloat16()
         y = _onednn(x, multiplied_weight, bias, activation)
         ctx.save_for_backward(x, weight, y if activation == "relu" else None)
         return y
