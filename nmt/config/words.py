@@ -1,8 +1,8 @@
 """Keys and values of other toolkits that the command line understands.
 
-`OUR_KEY` maps a key of another toolkit to our key, or to the end of our key: `beam_size` stands for
-`search.beam_size` in training. `ADVICE_FOR_KEY` maps keys without a counterpart to advice for the
-user.
+`OUR_KEY` maps a key of another toolkit to our key. This may be the last part of the full key:
+`beam_size` is the whole key in translation, and the end of `search.beam_size` in training.
+`ADVICE_FOR_KEY` maps keys without a counterpart to advice for the user.
 """
 
 from __future__ import annotations
@@ -15,18 +15,23 @@ from typing import Any
 from nmt.config.runtime import DType, Quantization
 
 
-def _map_keys(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Map each of several keys to one value, given pairs of the value and a text with the keys."""
-    values = {}
-    for value, keys in pairs:
+def _map_each_key(values_and_keys: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return a mapping from each key to its value.
+
+    `values_and_keys` are pairs such as `("beam_size", "beam num_beams")`: a value, and its keys
+    separated by spaces.
+    """
+    value_of_key = {}
+    for value, keys in values_and_keys:
         for key in keys.split():
-            values[key] = value
-    return values
+            value_of_key[key] = value
+    return value_of_key
 
 
-# our key, or the end of our key: keys of other toolkits. run_dir and model_dir are synonyms of each
-# other, since a command that reads a model has only model_dir, and training has only run_dir.
-_SYNONYMS = {
+# Our keys, each with the keys of other toolkits that mean the same. A key that the command has is
+# never replaced. So model_dir and run_dir can stand for each other: commands that read a model have
+# only model_dir, and training has only run_dir.
+_OTHER_KEYS = {
     "activation": "activation_fn pos_ffn_activation_fn hidden_act mlp_activation_fn",
     "activation_dropout": "relu_dropout",
     "api_keys": "api_key_file",
@@ -40,7 +45,7 @@ _SYNONYMS = {
     "data_dir": "data_path dataset_dir",
     "devices": "gpus num_gpus n_gpus ngpus n_gpu world_size nproc_per_node num_devices gpu_ranks",
     "dtype": "precision compute_type",
-    "experiment": "config config_name recipe",
+    "experiment": "config config_name recipe",  # a YAML file of settings in a config group
     "format": "output_format",
     "hypotheses": "hypothesis hyp hyps sys",
     "init_from": "finetune_from finetune_from_model pretrained load_from train_from",
@@ -63,7 +68,7 @@ _SYNONYMS = {
     "num_threads": "threads cpu_threads num_workers workers",
     "optimizer.name": "optim",
     "output": "out output_file",
-    "patience": "early_stopping early_stopping_patience",
+    "patience": "early_stopping early_stopping_patience",  # a number of validations, in OpenNMT-py
     "positions": "position_encoding_type positional_encoding",
     "qk_norm": "query_norm",
     "references": "reference ref refs",
@@ -83,7 +88,7 @@ _SYNONYMS = {
     "vocab_size": "vocab bpe_size",
     "warmup_steps": "warmup warmup_updates num_warmup_steps",
 }
-OUR_KEY = _map_keys(_SYNONYMS.items())
+OUR_KEY = _map_each_key(_OTHER_KEYS.items())
 
 _EPOCH_ADVICE = (
     "training is counted in updates: max_updates=N; dry_run=true shows the updates per epoch"
@@ -92,7 +97,7 @@ _BATCH_ADVICE = "a batch is counted in tokens: max_tokens (what fits in memory)"
 _UPDATE_ADVICE = (
     f"{_BATCH_ADVICE}, and in training tokens_per_update (target tokens, over all devices)"
 )
-_ADVICE_AND_KEYS = (  # "{value}" stands for the value that the user gave
+_ADVICE_AND_KEYS = (  # "{value}" becomes the value on the command line
     (_EPOCH_ADVICE, "epochs max_epoch max_epochs num_epochs num_train_epochs epoch"),
     (
         _UPDATE_ADVICE,
@@ -122,9 +127,9 @@ _ADVICE_AND_KEYS = (  # "{value}" stands for the value that the user gave
     ),
     ("translations and references are detokenized text already", "remove_bpe post_process"),
 )
-ADVICE_FOR_KEY = _map_keys(_ADVICE_AND_KEYS)
+ADVICE_FOR_KEY = _map_each_key(_ADVICE_AND_KEYS)
 
-_DTYPES = {
+_DTYPE_ALIASES = {  # values of dtype, or flags such as fp16=true
     "bf16": DType.bfloat16,
     "fp16": DType.float16,
     "half": DType.float16,
@@ -132,7 +137,7 @@ _DTYPES = {
     "float": DType.float32,
     "full": DType.float32,
 }
-_QUANTIZATIONS = {
+_QUANTIZATION_ALIASES = {  # values of quantization
     "none": Quantization.float32,
     "no": Quantization.float32,
     "fp32": Quantization.float32,
@@ -144,9 +149,13 @@ _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 def translate_flag(key: str, value: str) -> tuple[str, str]:
-    """Return our key and value for a flag of another toolkit, such as bf16=true or gpus=0."""
-    if key in _DTYPES and value.lower() in ("true", "1", "yes"):
-        return "dtype", _DTYPES[key].value
+    """Return our key and value for a flag of another toolkit.
+
+    Converts bf16=true to dtype=bfloat16, and gpus=0 to device=cpu. Returns other keys and values
+    unchanged.
+    """
+    if key in _DTYPE_ALIASES and value.lower() in ("true", "1", "yes"):
+        return "dtype", _DTYPE_ALIASES[key].value
     if OUR_KEY.get(key) == "devices" and value == "0":
         return "device", "cpu"
     return key, value
@@ -157,18 +166,21 @@ def translate_value(text: str, type_hint: Any) -> str:
 
     Other text is returned unchanged.
     """
-    types = (type_hint, *typing.get_args(type_hint))
-    if DType in types and text.lower() in _DTYPES:
-        return _DTYPES[text.lower()].value
-    if Quantization in types and text.lower() in _QUANTIZATIONS:
-        return _QUANTIZATIONS[text.lower()].value
+    accepted_types = (
+        type_hint,
+        *typing.get_args(type_hint),
+    )  # the members of a union are arguments
+    name = text.lower()
+    if DType in accepted_types and name in _DTYPE_ALIASES:
+        return _DTYPE_ALIASES[name].value
+    if Quantization in accepted_types and name in _QUANTIZATION_ALIASES:
+        return _QUANTIZATION_ALIASES[name].value
     match = _NUMBER.fullmatch(text)
-    is_number = int in types or float in types
-    # a float cannot hold all digits of a large whole number, such as a seed
-    if match is None or text.isdigit() or not is_number:
+    if match is None or text.isdigit():  # `float` would round a large whole number, such as a seed
         return text
-    suffix = match["suffix"]
-    number = float(match["digits"].replace("_", "")) * _FACTORS[suffix.lower()]
-    if int in types:
+    number = float(match["digits"].replace("_", "")) * _FACTORS[match["suffix"].lower()]
+    if int in accepted_types:
         return str(int(number)) if number.is_integer() else text
-    return repr(number) if suffix else text
+    if float in accepted_types and match["suffix"]:
+        return repr(number)
+    return text

@@ -1,11 +1,12 @@
 """Change training pairs at random: noise on tokens, and subword sampling (BPE-dropout, or samples
 of a unigram model).
 
-The changes depend only on (seed, update, row), so that they are the same for every number of ranks
-and after resuming. A row is the index of a pair.
+The changes depend only on the seed, the number of the update and the index of the pair, so that
+they are the same for every number of ranks and after resuming.
 """
 
-# N source tokens, M target tokens of a pair, both without EOS; V vocabulary
+# Shapes: N source tokens, T source tokens after the prefix, K of these that are kept, M target
+# tokens, all without EOS; V pieces of the vocabulary.
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from nmt.data.vocabulary import ModelProto, read_proto
 from nmt.errors import ConfigError
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-_NUM_SEGMENTATIONS = 64  # random segmentations of each word, of which every occurrence uses one
+_SEGMENTATIONS_PER_WORD = 64
+"""Number of random segmentations of a word. Each occurrence of the word uses one of them, so that
+most segmentations are in the cache."""
 _MAX_CACHED_SEGMENTATIONS = 1 << 18  # 80 MB
 
 
@@ -58,42 +61,62 @@ class TokenNoise:
     def __call__(self, src: Ids, tgt: Ids, update: int, row: int) -> tuple[Ids, Ids]:
         """Return the source with dropped, masked and moved tokens, and the target with tokens
         replaced by UNK. The decoder reads this target; it still learns to predict the original one.
+
+        `update` is the number of the update, and `row` the index of the pair in the training set.
         """
-        # the spawn key makes this seed differ from the seed of SubwordSampling
+        # SubwordSampling has the same seed, and no spawn key: its random numbers are independent
         seed = np.random.SeedSequence((self.seed, update, row), spawn_key=(1,))
         rng = np.random.default_rng(seed)
-        noisy_src = np.array(src)  # (N,)
-        prefix_length = _prefix_length(noisy_src, self.src_prefixes)
-        changed = self._change_source(noisy_src[prefix_length:], rng.random((3, len(noisy_src))))
-        noisy_src = np.concatenate([noisy_src[:prefix_length], changed])
+        src_ids = np.array(src)  # (N,)
+        src_draws = rng.random((3, len(src_ids)))
+        src_prefix_length = _find_prefix_length(src_ids, self.src_prefixes)
+        noisy_text = self._add_source_noise(src_ids[src_prefix_length:], src_draws)
+        noisy_src = np.concatenate([src_ids[:src_prefix_length], noisy_text])
         noisy_tgt = np.array(tgt)  # (M,)
-        is_hidden = rng.random(len(noisy_tgt)) < self.config.word_dropout
-        is_hidden &= noisy_tgt != self.tgt_separator_id
-        is_hidden[: _prefix_length(noisy_tgt, self.tgt_prefixes)] = False
-        noisy_tgt[is_hidden] = self.tgt_unk_id
+        tgt_prefix_length = _find_prefix_length(noisy_tgt, self.tgt_prefixes)
+        is_replaced = rng.random(len(noisy_tgt)) < self.config.word_dropout  # (M,)
+        is_replaced[noisy_tgt == self.tgt_separator_id] = False
+        is_replaced[:tgt_prefix_length] = False
+        noisy_tgt[is_replaced] = self.tgt_unk_id
         return noisy_src, noisy_tgt
 
-    def _change_source(self, ids: Any, draws: Floats) -> Any:
-        """Drop, mask and move some of the ids (N,).
+    def _add_source_noise(self, ids: Any, draws: Floats) -> Any:
+        """Drop tokens of `ids` (T,), replace others by UNK, and move the remaining ones.
 
-        The rows of `draws`, (3, N or more), are uniform from 0 to 1, one for each of these changes.
+        `draws` are uniform random numbers from 0 to 1: a row for dropping, a row for masking and a
+        row for moving. Each has N columns, of which the first T are used.
         """
-        config = self.config
-        draws = draws[:, : len(ids)]
-        is_separator = ids == self.src_separator_id
-        drop_draws = np.where(is_separator, -1, draws[0])
-        stays = is_separator | (drop_draws >= config.drop)
-        if not (stays & ~is_separator).any():  # keep the token with the largest draw
-            stays |= drop_draws == drop_draws.max(initial=-1)
-        ids = ids[stays]
-        is_separator = is_separator[stays]
-        is_masked = draws[1, stays] < config.mask
-        ids[is_masked & ~is_separator] = self.src_unk_id
-        # Sort tokens by position + noise below `swap` + 1. Each line and each separator has another
-        # index, so that no token moves to another line.
-        line_indices = 2 * is_separator.cumsum() - is_separator
-        sort_keys = np.arange(len(ids)) + (draws[2, stays] + line_indices) * (config.swap + 1)
-        return ids[np.argsort(sort_keys, kind="stable")]
+        drop_draws = draws[0, : len(ids)]
+        mask_draws = draws[1, : len(ids)]
+        move_draws = draws[2, : len(ids)]
+        is_separator = ids == self.src_separator_id  # (T,)
+        is_kept = self._choose_kept_tokens(is_separator, drop_draws)
+        kept_ids = ids[is_kept]  # (K,)
+        is_kept_separator = is_separator[is_kept]
+        is_masked = mask_draws[is_kept] < self.config.mask
+        kept_ids[is_masked & ~is_kept_separator] = self.src_unk_id
+        order = _draw_order(is_kept_separator, move_draws[is_kept], max_distance=self.config.swap)
+        return kept_ids[order]
+
+    def _choose_kept_tokens(self, is_separator: Any, drop_draws: Floats) -> Any:
+        """Return which tokens (T,) stay: all separators, and at least one other token if any."""
+        is_kept = is_separator | (drop_draws >= self.config.drop)
+        has_text = not is_separator.all()
+        if has_text and is_separator[is_kept].all():  # keep the token with the largest draw
+            text_draws = np.where(is_separator, -1, drop_draws)
+            is_kept[text_draws.argmax()] = True
+        return is_kept
+
+
+def _draw_order(is_separator: Any, draws: Floats, max_distance: int) -> Any:
+    """Return an order (K,) of tokens in which none moves farther than `max_distance`.
+
+    Sorts the tokens by their position plus noise from 0 to below `max_distance` + 1. Tokens stay in
+    their line, since the noise of each line and of each separator is larger than the noise before.
+    """
+    segment_indices = 2 * is_separator.cumsum() - is_separator  # even for lines, odd for separators
+    sort_keys = np.arange(len(draws)) + (draws + segment_indices) * (max_distance + 1)
+    return np.argsort(sort_keys, kind="stable")
 
 
 def _find_separator_id(tokenizer: Tokenizer) -> int:
@@ -102,7 +125,7 @@ def _find_separator_id(tokenizer: Tokenizer) -> int:
     return pieces.index(SEPARATOR) if SEPARATOR in pieces else -1
 
 
-def _prefix_length(ids: Ids, prefixes: list[list[int]]) -> int:
+def _find_prefix_length(ids: Ids, prefixes: list[list[int]]) -> int:
     """Return the length of the longest of `prefixes` that the ids begin with, or 0."""
     longest = 0
     for prefix in prefixes:
@@ -126,21 +149,23 @@ class SubwordSampling:
             self.tgt_segmenter = WordSegmenter(tokenizers.tgt, alpha)
 
     def __call__(self, src: Ids, tgt: Ids, update: int, row: int) -> tuple[Ids, Ids]:
-        """Return other ids of the same text for the source (N,) and the target (M,).
+        """Segment the texts of the source (N,) and the target (M,) at random; return the new ids.
 
-        They are usually more ids than before.
+        There are usually more ids than before. `update` is the number of the update, and `row` the
+        index of the pair in the training set.
         """
         rng = np.random.default_rng(np.random.SeedSequence((self.seed, update, row)))
-        src = self.src_segmenter.segment(src, rng)
-        return src, self.tgt_segmenter.segment(tgt, rng)
+        sampled_src = self.src_segmenter.segment(src, rng)
+        sampled_tgt = self.tgt_segmenter.segment(tgt, rng)
+        return sampled_src, sampled_tgt
 
 
 class WordSegmenter:
     """Draws random segmentations of the words of one tokenizer.
 
-    With BPE, each possible merge is skipped with probability `alpha`, again in every step
-    (Provilkov et al., 2020, algorithm 1). With a unigram model, segmentations are drawn by their
-    probabilities to the power of `alpha` (Kudo, 2018).
+    With BPE, every step skips each possible merge with probability `alpha`, independently of the
+    steps before (Provilkov et al., 2020, algorithm 1). With a unigram model, segmentations are
+    drawn by their probabilities to the power of `alpha` (Kudo, 2018).
 
     A word starts at a piece that begins with a space. Bytes, control symbols and user-defined
     symbols, such as tags, are words of their own and stay unchanged. Raises `ConfigError` for other
@@ -153,58 +178,66 @@ class WordSegmenter:
         proto = read_proto(tokenizer.model)
         model_type = proto.trainer_spec.model_type
         trainer_spec = ModelProto().trainer_spec
-        is_bpe = model_type == trainer_spec.BPE
-        is_unigram = model_type == trainer_spec.UNIGRAM
-        if not (is_bpe or is_unigram) or tokenizer.vocabulary is not None:
+        self.is_bpe = model_type == trainer_spec.BPE
+        is_supported = self.is_bpe or model_type == trainer_spec.UNIGRAM
+        if not is_supported or tokenizer.vocabulary is not None:
             raise ConfigError(
                 f"subword_sampling={alpha}: needs a bpe or unigram tokenizer, and no imported "
                 "vocabulary"
             )
-        self.draw_pieces = self._draw_merges if is_bpe else self._draw_path
-        # log-probabilities, or for BPE the negative rank of the merge
+        # log-probabilities in a unigram model; with BPE, the earliest merge has the highest score
         normal = ModelProto.SentencePiece.NORMAL
         self.scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == normal}
         self.ids = {piece: i for i, piece in enumerate(self.pieces) if piece in self.scores}
-        self.longest = max(map(len, self.scores), default=0)
-        self.is_fixed = np.array([piece not in self.scores for piece in self.pieces])  # (V,)
+        self.max_piece_length = max(map(len, self.scores), default=0)
+        self.is_symbol = np.array([piece not in self.scores for piece in self.pieces])  # (V,)
         begins_with_space = np.array([piece.startswith("▁") for piece in self.pieces])  # (V,)
-        self.begins_word = begins_with_space | self.is_fixed  # (V,)
-        self.segment_word = functools.lru_cache(_MAX_CACHED_SEGMENTATIONS)(self._segment_word)
+        self.begins_word = begins_with_space | self.is_symbol  # (V,)
+        # not a decorator of the method: all segmenters would share a cache, which keeps them alive
+        add_cache = functools.lru_cache(maxsize=_MAX_CACHED_SEGMENTATIONS)
+        self.segment_word = add_cache(self._segment_word)
 
     def segment(self, ids: Ids, rng: np.random.Generator) -> Ids:
-        """Return other ids of the same text as `ids` (N,)."""
+        """Segment the text of `ids` (N,) at random and return the new ids."""
         array: Any = np.asarray(ids)
         is_start = self.begins_word[array]  # (N,)
-        is_start[1:] |= self.is_fixed[array[:-1]]
+        is_start[1:] |= self.is_symbol[array[:-1]]  # a word starts after each symbol
         is_start[:1] = True
-        starts = np.flatnonzero(is_start).tolist()
-        variants = rng.integers(_NUM_SEGMENTATIONS, size=len(starts)).tolist()
+        word_starts = np.flatnonzero(is_start).tolist()
+        variants = rng.integers(_SEGMENTATIONS_PER_WORD, size=len(word_starts)).tolist()
         id_list = array.tolist()
-        bounds = itertools.pairwise([*starts, len(id_list)])
+        word_bounds = itertools.pairwise([*word_starts, len(id_list)])
         new_ids: list[int] = []
-        for variant, (start, end) in zip(variants, bounds, strict=True):
+        for variant, (start, end) in zip(variants, word_bounds, strict=True):
             new_ids += self.segment_word(variant, tuple(id_list[start:end]))
         return np.array(new_ids, dtype=array.dtype)
 
     def _segment_word(self, variant: int, ids: tuple[int, ...]) -> list[int]:
-        """Return the ids of segmentation number `variant` of a word."""
-        if self.is_fixed[ids[0]]:
+        """Return the ids of one of the random segmentations of a word, number `variant`."""
+        if self.is_symbol[ids[0]]:
             return list(ids)
         text = "".join(self.pieces[i] for i in ids)
-        pieces = self.draw_pieces(text, Random(f"{variant} {text}"))
-        return [self.ids[piece] for piece in pieces] or list(ids)
+        rng = Random(f"{variant} {text}")  # the same numbers for this word in every process
+        pieces = self._draw_merges(text, rng) if self.is_bpe else self._draw_path(text, rng)
+        if not pieces:
+            return list(ids)
+        return [self.ids[piece] for piece in pieces]
 
     def _draw_merges(self, text: str, rng: Random) -> list[str]:
-        """Merge characters to pieces, in each step the merge with the highest score.
+        """Merge characters to pieces. Each step does the merge with the highest score, and the
+        leftmost of equal ones, among those that are not skipped at random.
 
-        The leftmost of equal merges comes first. Returns no pieces if a character is no piece.
+        Returns no pieces if a character is no piece.
         """
         symbols = list(text)
         while True:
             candidates = []  # (score, -position): the leftmost of equal scores is the maximum
             for i in range(len(symbols) - 1):
                 piece = symbols[i] + symbols[i + 1]
-                if piece in self.scores and rng.random() >= self.alpha:
+                if piece not in self.scores:
+                    continue
+                is_skipped = rng.random() < self.alpha
+                if not is_skipped:
                     candidates.append((self.scores[piece], -i))
             if not candidates:
                 break
@@ -223,17 +256,17 @@ class WordSegmenter:
         last_probabilities: dict[int, list[float]] = {}  # by end: their probabilities
         for end in range(1, len(text) + 1):
             starts = []
-            logs = []
-            for start in range(max(0, end - self.longest), end):
+            log_weights = []  # of all segmentations that end with the piece text[start:end]
+            for start in range(max(0, end - self.max_piece_length), end):
                 piece = text[start:end]
                 if start in log_sums and piece in self.scores:
                     starts.append(start)
-                    logs.append(log_sums[start] + self.alpha * self.scores[piece])
-            if logs:
-                highest = max(logs)
-                log_sums[end] = highest + math.log(sum(math.exp(x - highest) for x in logs))
+                    log_weights.append(log_sums[start] + self.alpha * self.scores[piece])
+            if starts:
+                log_sum = _log_sum_exp(log_weights)
+                log_sums[end] = log_sum
                 last_starts[end] = starts
-                last_probabilities[end] = [math.exp(x - log_sums[end]) for x in logs]
+                last_probabilities[end] = [math.exp(weight - log_sum) for weight in log_weights]
         pieces = []
         end = len(text)
         while end in last_starts:
@@ -241,3 +274,9 @@ class WordSegmenter:
             pieces.append(text[start:end])
             end = start
         return pieces[::-1]
+
+
+def _log_sum_exp(values: list[float]) -> float:
+    """Return log(sum(exp(values))), computed without underflow."""
+    highest = max(values)
+    return highest + math.log(sum(math.exp(value - highest) for value in values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import numbers
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypedDict, get_args, get_origin, get_type_hints
 
 from nmt.config import TooLong, require_valid
@@ -13,12 +13,16 @@ from nmt.data.languages import Tags
 from nmt.errors import ConfigError, suggest_names
 
 MAX_SOURCE_LENGTH = 256
-"""Tokens with EOS: the longest training text that `nmt-preprocess` keeps by default."""
-_MIN_SOURCE_LENGTH = 8  # two characters of at most 4 bytes, with a token for each byte
+"""Maximum number of tokens of a source, including EOS. Models rarely see longer sources in
+training, since `nmt-preprocess` drops them by default."""
+_MIN_SOURCE_LENGTH = 8  # room for two characters that the tokenizer splits into 4 bytes each
 
 
 class SearchOptions(TypedDict, total=False):
-    """The settings of `SearchConfig` as keyword arguments; None keeps the value of the model."""
+    """The settings of `SearchConfig` as keyword arguments; None keeps the value of the model.
+
+    `normalization` and `stop` are the names of members of `Normalization` and `Stop`.
+    """
 
     beam_size: int | None
     length_penalty: float | None
@@ -40,9 +44,9 @@ class SearchOptions(TypedDict, total=False):
 class ScoreOptions(SearchOptions, total=False):
     """Keyword arguments for scoring; None selects the default.
 
-    `max_tokens` bounds a batch. `src_lang` and `tgt_lang` select the direction of a model with
-    several directions; `src_tag` and `tgt_tag` select it by the symbols before each source and
-    each target.
+    `max_tokens` bounds a batch. A model with several directions needs the direction: either its
+    languages, `src_lang` and `tgt_lang`, or its tags, `src_tag` and `tgt_tag`, which stand before
+    each source and each target.
     """
 
     max_tokens: int | None
@@ -56,9 +60,9 @@ class TranslateOptions(ScoreOptions, total=False):
     """Keyword arguments for translation; None selects the default.
 
     `prefixes` holds the text that each translation starts with; an empty text forces nothing.
-    `too_long` says what happens to a line of more than `max_source_length` tokens, EOS included:
-    split, truncate or error. `window_lines` is the number of lines that are sorted by length and
-    translated together.
+    `too_long` says what happens to a line of more than `max_source_length` tokens, including tags
+    and EOS: split, truncate or error. `window_lines` is the number of lines that are sorted by
+    length and translated together.
     """
 
     prefixes: Iterable[str] | None
@@ -71,22 +75,24 @@ class TranslateOptions(ScoreOptions, total=False):
 class LineOptions:
     """How lines are encoded, batched and translated.
 
-    Only `tags` and `context` change the translation of a line of at most `max_source_length`
-    tokens.
+    `Translator` makes these from `TranslateOptions` and from the settings of its model. They do not
+    change the translation of a line that is short enough, except for `tags` and `context`.
     """
 
     n_best: int = 1
     """Maximum number of translations per line, at most the beam size."""
     with_scores: bool = True
-    """Whether scores are needed; if not, an engine may leave them out (empty lists and nan)."""
+    """Whether scores are needed. If not, an engine may return empty lists and nan for them."""
     max_tokens: int | None = None
-    """Batch size: segments * beam size * longest source, EOS included; None: the engine's."""
+    """Maximum size of a batch: its number of segments times the beam size times the number of
+    tokens of its longest source, including EOS. None selects the default of the engine."""
     too_long: TooLong = TooLong.split
     max_source_length: int = MAX_SOURCE_LENGTH
-    """Maximum number of tokens of a segment, EOS and tag included."""
-    tags: Tags = Tags()  # noqa: RUF009  # immutable
+    """Maximum number of tokens of a source, including tags and EOS."""
+    tags: Tags = field(default=Tags())
+    """The tags of the direction, which stand before each source and each target."""
     context: int = 0
-    """Maximum number of preceding lines that a line is translated with."""
+    """Maximum number of preceding lines that the model reads with a line."""
 
     def __post_init__(self) -> None:
         is_valid = self.max_tokens is None or self.max_tokens >= 1
@@ -96,33 +102,38 @@ class LineOptions:
         require_valid(is_valid, "max_source_length", self.max_source_length, rule)
 
 
-def check_options(options: Mapping[str, Any], accepted: type) -> dict[str, Any]:
-    """Check the names and types of options; return those that are not None.
+def check_options(options: Mapping[str, Any], option_class: type) -> dict[str, Any]:
+    """Check the names and types of options; return the options that are not None.
 
-    `accepted` is one of the typed dictionaries above. Raises a `ConfigError` for an unknown option,
-    which suggests the nearest one, and a `TypeError` for a value of another type.
+    `option_class` is one of the typed dictionaries above. Raises a `ConfigError` for an unknown
+    option, which suggests the nearest one, and a `TypeError` for a value of another type.
     """
-    hints = _read_hints(accepted)
+    type_hints = _read_type_hints(option_class)
     for name, value in options.items():
-        if name not in hints:
-            raise ConfigError(f"{name}: no such option here; {suggest_names(name, hints)}")
-        expected = get_args(hints[name])[0]
-        if value is not None and not _has_type(value, expected):
-            raise TypeError(f"{name}={value!r}: must be of type {expected.__name__}")
+        if name not in type_hints:
+            raise ConfigError(f"{name}: no such option here; {suggest_names(name, type_hints)}")
+        expected_type = get_args(type_hints[name])[0]  # every option has a hint `type | None`
+        if value is not None and not _has_type(value, expected_type):
+            raise TypeError(f"{name}={value!r}: must be of type {expected_type.__name__}")
     return {name: value for name, value in options.items() if value is not None}
 
 
-_read_hints = functools.cache(get_type_hints)  # takes as long as several steps of a search
+# cached, since each call of `get_type_hints` takes as long as several steps of a search
+_read_type_hints = functools.cache(get_type_hints)
 
 
-def _has_type(value: Any, expected: Any) -> bool:
-    """Return whether `value` has the type `expected`; numbers of NumPy count as int or float."""
-    if get_origin(expected) is not None:  # Iterable[str]: `check_lines` checks the prefixes
+def _has_type(value: Any, expected_type: Any) -> bool:
+    """Return whether a value has the expected type; numbers of NumPy count as int or float.
+
+    Returns True for `Iterable[str]`: `nmt.translate.windows.check_lines` checks each text when it
+    is read.
+    """
+    if get_origin(expected_type) is not None:
         return True
-    if isinstance(value, bool):
-        return expected is bool
-    if expected is int:
+    if isinstance(value, bool):  # bool is a subclass of int
+        return expected_type is bool
+    if expected_type is int:
         return isinstance(value, numbers.Integral)
-    if expected is float:
+    if expected_type is float:
         return isinstance(value, numbers.Real)
-    return isinstance(value, expected)
+    return isinstance(value, expected_type)

@@ -19,69 +19,79 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PictureInfo:
-    """A description of a picture, an example, and the functions that make it."""
+    """A description of a picture, an example, and the functions that make it.
+
+    Functions are named as "module:function", so that they are imported only when needed.
+    """
 
     description: str
     example: str
-    figure: str = ""  # "module:function" that returns a figure of matplotlib
-    page: str = ""  # "module:function" that returns an HTML page
+    figure_function: str = ""  # function(config, style) that returns a figure of matplotlib
+    page_function: str = ""  # function(config) that returns an HTML page
+    default_suffix: str = ".png"  # of the file, if `output` is not set
 
 
 PICTURES = {
     Picture.attention: PictureInfo(
-        "attention of every layer and head, as a page to explore, or as .png",
+        "attention of every layer and head: an interactive page, or a figure",
         'src="A dog runs." model_dir=runs/mine',
-        figure="attention_figure:draw_attention",
-        page="attention_page:attention_page",
+        figure_function="attention_figure:draw_attention",
+        page_function="attention_page:attention_page",
+        default_suffix=".html",
     ),
-    Picture.mask: PictureInfo("causal and padding mask", "length=20", figure="theory:draw_mask"),
+    Picture.mask: PictureInfo(
+        "causal and padding mask",
+        "length=20",
+        figure_function="theory:draw_mask",
+    ),
     Picture.positions: PictureInfo(
         "positional encodings of each layout, and some dimensions as curves",
         "model.d_model=20 model.num_heads=4 dimensions=[4,5,6,7]",
-        figure="theory:draw_positions",
+        figure_function="theory:draw_positions",
     ),
     Picture.schedule: PictureInfo(
         "learning rates",
-        "schedules=[512:4000,512:8000,512:4000:cosine]",
-        figure="theory:draw_schedule",
+        "schedules=[512:4000,512:8000,512:4000:cosine]",  # d_model:warmup_steps
+        figure_function="theory:draw_schedule",
     ),
     Picture.smoothing: PictureInfo(
         "label smoothing: target, and loss against confidence",
         "label_smoothing=0.4",
-        figure="theory:draw_smoothing",
+        figure_function="theory:draw_smoothing",
     ),
     Picture.architecture: PictureInfo(
         "boxes with shapes and numbers of parameters",
         "model=big",
-        figure="architecture:draw_architecture",
+        figure_function="architecture:draw_architecture",
     ),
     Picture.embeddings: PictureInfo(
         "embeddings on two axes, and nearest neighbors",
         "words=[dog,red] model_dir=runs/mine",
-        figure="embeddings:draw_embeddings",
+        figure_function="embeddings:draw_embeddings",
     ),
     Picture.search: PictureInfo(
         "the tree of a beam search, and the likeliest words of each step",
         'src="A dog runs." model_dir=runs/mine',
-        figure="search_tree:draw_search",
+        figure_function="search_tree:draw_search",
     ),
     Picture.run: PictureInfo(
         "loss, perplexity, BLEU, learning rate, gradient norm and speed of runs",
         "run_dir=[runs/a,runs/b]",
-        figure="runs:draw_run",
+        figure_function="runs:draw_run",
     ),
     Picture.data: PictureInfo(
         "the report of nmt-preprocess about a data folder",
         "data_dir=data/mine output=data.html",
-        figure="runs:draw_data",
-        page="run_report:data_page",
+        figure_function="runs:draw_data",
+        page_function="run_report:data_page",
     ),
     Picture.report: PictureInfo(
         "a run on one page: settings, curves, scores, best and worst sentences, speed",
         "run_dir=runs/mine",
-        page="run_report:report_page",
+        page_function="run_report:report_page",
+        default_suffix=".html",
     ),
-    Picture.upload: PictureInfo(
+    Picture.upload: PictureInfo(  # `draw` calls its function
         "no picture: sends a run's metrics to trackers that lack them",
         "run_dir=runs/mine tracker=[wandb,mlflow]",
     ),
@@ -101,7 +111,10 @@ def list_pictures() -> str:
 
 
 def draw(config: VisualizeConfig) -> None:
-    """Draw the picture of the settings and log its file; without `what`, list all pictures."""
+    """Draw the picture that the setting `what` names, or upload a run.
+
+    Logs the path of the picture. If `what` is not set, prints a list of all pictures.
+    """
     if config.what is None:
         print(list_pictures())
     elif config.what is Picture.upload:
@@ -111,24 +124,22 @@ def draw(config: VisualizeConfig) -> None:
 
 
 def _write_picture(config: VisualizeConfig, picture: Picture) -> Path:
-    """Write a picture as a page if the suffix of `output` is .html, else as a figure."""
+    """Write a picture and return its path: a page for the suffix .html, a figure for others."""
     info = PICTURES[picture]
-    suffix = ".png"
-    if info.page and picture is not Picture.data:
-        suffix = ".html"
-    output = resolve_path(config.output or f"{picture.value}{suffix}")
+    output = resolve_path(config.output or f"{picture.value}{info.default_suffix}")
     is_page = output.suffix == ".html"
-    if is_page and not info.page:
+    if is_page and not info.page_function:
         raise ConfigError(
             f"output={config.output}: what={picture.value} is written as .png, .svg or .pdf"
         )
-    if not is_page and not info.figure:
+    if not is_page and not info.figure_function:
         raise ConfigError(f"output={config.output}: what={picture.value} is written as .html")
     if is_page:
-        text = _import_function(info.page)(config)
+        draw_page = _import_function(info.page_function)
+        html = draw_page(config)
         output.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(output) as temporary:
-            temporary.write_text(text, encoding="utf-8", newline="\n")
+            temporary.write_text(html, encoding="utf-8", newline="\n")
         return output
     if importlib.util.find_spec("matplotlib") is None:
         raise NmtError("pictures need matplotlib; install it with: pip install nmt[visualize]")
@@ -136,11 +147,17 @@ def _write_picture(config: VisualizeConfig, picture: Picture) -> Path:
 
     style = Style(config.theme)
     with style.applied():
-        save(_import_function(info.figure)(config, style), output)
+        draw_figure = _import_function(info.figure_function)
+        save(draw_figure(config, style), output)
     return output
 
 
 def _import_function(name: str) -> Callable[..., Any]:
-    """Import a function of this package only when needed: some need torch, some matplotlib."""
-    module, function = name.split(":")
-    return getattr(importlib.import_module(f"nmt.visualize.{module}"), function)  # type: ignore[no-any-return]
+    """Import the function "module:function" of this package.
+
+    Some modules need torch and some need matplotlib, so no command imports more than it uses.
+    """
+    module_name, function_name = name.split(":")
+    module = importlib.import_module(f"nmt.visualize.{module_name}")
+    function: Callable[..., Any] = getattr(module, function_name)
+    return function
