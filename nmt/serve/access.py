@@ -146,7 +146,7 @@ class KeyRing:
         """Return the key with this secret, in a time that does not depend on which one it is.
 
         Raises a 429 `HttpError` if the client has tried too many keys in a minute. Keys that it has
-        used before still work then, so that nobody locks out another user of the same address.
+        used before still work then, so that a client cannot lock out others of the same address.
         """
         matches = [key for key in self._keys if is_same_secret(key.secret, candidate)]
         key = matches[0] if matches else None

@@ -58,7 +58,7 @@ _STATIC_FILES = resources.files("nmt.serve") / "static"
 _CLEANUP_SECONDS = 30  # between two searches for downloads to delete and memory to free
 _BACKLOG = 2048  # connections that wait to be accepted
 _ACCEPTED_AT_ONCE = 32  # connections accepted before the first of them is counted
-_RESERVED_FILES = 128  # that may be open apart from those of connections
+_RESERVED_FILES = 128  # sockets and files that belong to no connection
 
 
 async def health(request: Request) -> Response:

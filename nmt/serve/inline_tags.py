@@ -133,7 +133,7 @@ class TagPlacer:
     def _place(self, element: Element, region: Region) -> str:
         """Return the inner HTML of an element that holds this region of the translation."""
         html_parts = []
-        position = region.start  # the end of what is rendered
+        position = region.start  # up to here the target is rendered
         placed = zip(element.children, self._find_words(element.children, region), strict=True)
         for child, words in sorted(placed, key=lambda child_and_words: child_and_words[1].start):
             if words.start < words.end:

@@ -74,7 +74,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def has_unread_data(self) -> bool:
-        """Whether data of a request may be left that nobody will read."""
+        """Whether the client may have sent data of a request that the server will not read."""
         if self._is_refused:
             return True
         return self.cycle is not None and (self.cycle.more_body or self.flow.read_paused)
@@ -253,5 +253,5 @@ class _ClosingTransport:
             self._protocol.start_write_timeout()
 
     def is_closing(self) -> bool:
-        """Return whether nothing is written any more."""
+        """Return whether the server has stopped writing."""
         return self._is_discarding or self._transport.is_closing()

@@ -174,7 +174,7 @@ class WorkerPool:
                 elif message.num_finished == search_round.num_added:
                     return
         except BaseException:
-            worker.close()  # its further deliveries would be taken for those of the next round
+            worker.close()  # the next round would take further deliveries of the worker for its own
             raise
         finally:
             worker.is_busy = False
