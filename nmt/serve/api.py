@@ -218,7 +218,7 @@ async def suggest(request: Request) -> Response:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Append a line to a file. If the disk is full, leave the file unchanged and raise `OSError`."""
+    """Append a line to a file. If that fails, leave the file unchanged and raise `OSError`."""
     with _SUGGESTIONS_LOCK, open(path, "ab", buffering=0) as stream:
         old_size = stream.tell()
         if stream.write(line) < len(line):  # the disk is full
