@@ -1,26 +1,33 @@
 """Import a `transformer` of fairseq from a `.pt` file next to `dict.*.txt`.
 
-These models have the positional encoding of Tensor2Tensor, with positions counted from 2, and start
-decoding from EOS.
+These models have the positional encoding of Tensor2Tensor, whose first position has the number 2,
+and start decoding from EOS.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from nmt.config import Activation, ImportConfig, ModelConfig, Norm, Positions, SearchConfig
 from nmt.errors import ModelError
 from nmt.importing.piece_ids import (
-    Side,
+    SideVocabulary,
     SpecialIds,
     find_spm,
-    ids_by_order,
     list_pieces,
     make_tokenizers,
+    number_pieces,
 )
 from nmt.importing.settings import ImportedModel, Settings, read_text
-from nmt.importing.weights import Tensors, find_pickle, load_pickle, make_state, merge_embeddings
+from nmt.importing.weights import (
+    Tensors,
+    find_pt_file,
+    load_pickle,
+    make_state_dict,
+    merge_embeddings,
+)
 
 _SPM_NAMES = (  # of source and target
     ("source.spm", "target.spm"),
@@ -29,7 +36,7 @@ _SPM_NAMES = (  # of source and target
 )
 _ACTIVATIONS = {"relu": Activation.relu, "gelu": Activation.gelu, "swish": Activation.silu}
 _CONTROL_PIECES = ["<s>", "<pad>", "</s>", "<unk>"]  # the first four ids of every vocabulary
-_SPECIAL_IDS = SpecialIds(pad=1, unk=3, start=2, eos=2)
+_SPECIAL_IDS = SpecialIds(pad=1, unk=3, decoder_start=2, eos=2)
 
 
 def read(path: Path, config: ImportConfig) -> ImportedModel:
@@ -39,14 +46,9 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     Raises `ModelError` for an architecture that nmt does not have, for a file with classes other
     than `argparse.Namespace`, and for files that do not belong together.
     """
-    path = find_pickle(path)
+    path = find_pt_file(path)
     content = load_pickle(path)
-    options = content.get("args") or dict(content.get("cfg") or {}).get("model")  # old or new files
-    if isinstance(options, argparse.Namespace):
-        options = vars(options)
-    if not isinstance(options, dict) or not isinstance(content.get("model"), dict):
-        raise ModelError(f"{path} lacks args or model; it is no checkpoint of fairseq")
-    settings = Settings(path, options)
+    settings = _read_settings(path, content)
     tensors = Tensors(path, content["model"])
     tensors.rename([(r"^decoder\.output_projection\.", "output.")])
     for stack in ("encoder", "decoder"):
@@ -54,29 +56,48 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
         tensors.drop(f"{stack}.embed_positions._float_tensor")
     is_tied = settings.flag("share_decoder_input_output_embed", False)
     sizes = merge_embeddings(tensors, is_tied=is_tied)
-    model = _convert_architecture(settings, is_tied=sizes.is_tied)
+    model = _convert_architecture(settings, has_tied_output=sizes.has_tied_output)
     folder = path.parent
+    # the names of the dictionaries contain the languages that the file was trained with
     src_lang = settings.text("source_lang") or config.src_lang
     tgt_lang = settings.text("target_lang") or config.tgt_lang
+    src_pieces = _read_pieces(folder, src_lang, sizes.num_src_rows)
+    tgt_pieces = _read_pieces(folder, tgt_lang, sizes.vocab_size)
     src_spm, tgt_spm = find_spm(folder, config, _SPM_NAMES)
     return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
-            Side(src_spm, _read_pieces(folder, src_lang, sizes.num_src_rows), _SPECIAL_IDS),
-            Side(tgt_spm, _read_pieces(folder, tgt_lang, sizes.vocab_size), _SPECIAL_IDS),
-            is_joint=sizes.is_joint,
+            SideVocabulary(src_spm, src_pieces, _SPECIAL_IDS),
+            SideVocabulary(tgt_spm, tgt_pieces, _SPECIAL_IDS),
+            shares_embedding=sizes.shares_embedding,
         ),
-        weights=make_state(tensors, model, sizes),
+        weights=make_state_dict(tensors, model, sizes),
         search=SearchConfig(),
         src_lang=config.src_lang or src_lang,
         tgt_lang=config.tgt_lang or tgt_lang,
     )
 
 
-def _read_pieces(folder: Path, lang: str | None, size: int) -> list[str]:
-    """Return the control symbols and the pieces of `dict.LANG.txt`, whose lines are `piece count`.
+def _read_settings(path: Path, content: dict[str, Any]) -> Settings:
+    """Return the settings in a checkpoint; raise `ModelError` if it has none or no weights.
 
-    Raises `ModelError` if these are not `size` pieces.
+    Old versions of fairseq store them as `args`, and newer ones as `cfg["model"]`.
+    """
+    options = content.get("args")
+    if not options:
+        options = dict(content.get("cfg") or {}).get("model")
+    if isinstance(options, argparse.Namespace):
+        options = vars(options)
+    if not isinstance(options, dict) or not isinstance(content.get("model"), dict):
+        raise ModelError(f"{path} lacks args or model; it is no checkpoint of fairseq")
+    return Settings(path, options)
+
+
+def _read_pieces(folder: Path, lang: str | None, size: int) -> list[str]:
+    """Return the control symbols and the pieces of `dict.LANG.txt`, or of `dict.txt`.
+
+    Each line of the file is a piece and its count. Raises `ModelError` if the vocabulary does not
+    have `size` pieces.
     """
     path = folder / f"dict.{lang}.txt"
     if not path.exists():
@@ -88,16 +109,16 @@ def _read_pieces(folder: Path, lang: str | None, size: int) -> list[str]:
             if not space:
                 raise ModelError(f"{path}: a line has no piece with a count; copy it again")
             pieces.append(piece)
-    return list_pieces(path, ids_by_order(pieces), size)
+    return list_pieces(path, number_pieces(pieces), size)
 
 
-def _convert_architecture(settings: Settings, *, is_tied: bool) -> ModelConfig:
+def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> ModelConfig:
     """Convert the architecture; raise `ModelError` for a setting that nmt does not have."""
     is_pre_norm = settings.flag("encoder_normalize_before", False)
     d_model = settings.number("encoder_embed_dim")
     d_ff = settings.number("encoder_ffn_embed_dim")
     num_heads = settings.number("encoder_attention_heads")
-    settings.demand(
+    settings.require_values(
         decoder_embed_dim=d_model,
         decoder_ffn_embed_dim=d_ff,
         decoder_attention_heads=num_heads,
@@ -131,5 +152,5 @@ def _convert_architecture(settings: Settings, *, is_tied: bool) -> ModelConfig:
         position_offset=2,
         activation=settings.choose("activation_fn", _ACTIVATIONS, "relu"),
         scale_embedding=not settings.flag("no_scale_embedding", False),
-        tied_output=is_tied,
+        tied_output=has_tied_output,
     )

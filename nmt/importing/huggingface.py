@@ -1,14 +1,14 @@
-"""Import folders of Hugging Face transformers: MarianMT (OPUS-MT), M2M100 (NLLB) and Pegasus.
+"""Import models from folders of Hugging Face transformers. Three architectures are supported:
 
-MarianMT is post-norm and has the positional encoding of Marian. M2M100 is pre-norm and has the
-positional encoding of Tensor2Tensor, with positions counted from the id of padding plus 1. It
-starts decoding from EOS, and a language comes before each text. Pegasus is MarianMT with pre-norm;
-nmt-export writes it for pre-norm models.
+- MarianMT (OPUS-MT) is post-norm and has sinusoidal positions in the layout of Marian.
+- M2M100 (NLLB) is pre-norm and has sinusoidal positions in the layout of Tensor2Tensor; the first
+  position has the number `pad_token_id + 1`. Decoding starts from EOS, and each text begins with
+  its language.
+- Pegasus is MarianMT with pre-norm. nmt-export writes it for pre-norm models.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from nmt.checkpoint import load_tensors
 from nmt.config import Activation, ImportConfig, ModelConfig, Norm, Positions, SearchConfig
 from nmt.errors import ModelError
 from nmt.importing.piece_ids import (
-    Side,
+    SideVocabulary,
     SpecialIds,
     find_id,
     find_language,
@@ -33,14 +33,14 @@ from nmt.importing.weights import (
     Tensors,
     Weights,
     load_pickle,
-    make_state,
+    make_state_dict,
     merge_embeddings,
 )
 from nmt.model.positions import sinusoidal_positions
 
 log = logging.getLogger(__name__)
 CONFIG = "config.json"
-_NORMS = {"marian": Norm.post, "m2m_100": Norm.pre, "pegasus": Norm.pre}
+_NORMS = {"marian": Norm.post, "m2m_100": Norm.pre, "pegasus": Norm.pre}  # by model_type
 _ACTIVATIONS = {
     "relu": Activation.relu,
     "gelu": Activation.gelu,
@@ -48,14 +48,17 @@ _ACTIVATIONS = {
     "silu": Activation.silu,
 }
 _POSITION_TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
-_SPM_NAMES = (  # of source and target
+_OLD_POSITION_TABLES = ("encoder.embed_positions.weights", "decoder.embed_positions.weights")
+"""The names of the tables in old files of M2M100."""
+_MAX_POSITION_OFFSET = 3  # of positions that are recognized by their table
+_SPM_NAMES = (  # files of source and target; M2M100 and Pegasus have one for both
     ("source.spm", "target.spm"),
     ("sentencepiece.bpe.model", "sentencepiece.bpe.model"),
     ("spiece.model", "spiece.model"),
 )
-_IGNORED_SETTINGS = {"no_repeat_ngram_size": 0, "repetition_penalty": 1.0, "do_sample": False}
-"""Settings of generation that are not imported, with the values that turn them off."""
-# M2M100Tokenizer has these in its code. The languages have consecutive ids in this order.
+_NEUTRAL_VALUES = {"no_repeat_ngram_size": 0, "repetition_penalty": 1.0, "do_sample": False}
+"""Settings of generation that are not imported, with the values that have no effect."""
+# The languages of M2M100, which its files do not list. Their ids are consecutive, in this order.
 _M2M100_LANGUAGES = (
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl "
     "gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn "
@@ -71,8 +74,8 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
     do not belong together; `ConfigError` for a language that the model does not have.
     """
     settings = Settings.read(folder / CONFIG)
-    settings.choose("model_type", _NORMS)
-    settings.demand(
+    settings.require_choice("model_type", _NORMS)
+    settings.require_values(  # in old files, other values mean another architecture
         normalize_embedding=False,
         normalize_before=False,
         add_final_layer_norm=False,
@@ -83,11 +86,13 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
     tensors = Tensors(folder, _load_weights(folder))
     tensors.rename([(r"^model\.", ""), (r"^lm_head\.", "output.")])
     sizes = merge_embeddings(tensors, is_tied=settings.flag("tie_word_embeddings", True))
-    model = _convert_architecture(settings, tensors, is_tied=sizes.is_tied)
-    tokenizer_settings = _read_optional(folder / "tokenizer_config.json", Settings(folder, {}))
-    src_lang = config.src_lang or _find_lang(tokenizer_settings, "src_lang", "source_lang")
-    tgt_lang = config.tgt_lang or _find_lang(tokenizer_settings, "tgt_lang", "target_lang")
-    # M2M100 puts a language before each text, except in folders of nmt-export
+    model = _convert_architecture(settings, tensors, has_tied_output=sizes.has_tied_output)
+    tokenizer_settings = Settings(folder, {})
+    if (folder / "tokenizer_config.json").exists():
+        tokenizer_settings = Settings.read(folder / "tokenizer_config.json")
+    src_lang = config.src_lang or _find_text(tokenizer_settings, "src_lang", "source_lang")
+    tgt_lang = config.tgt_lang or _find_text(tokenizer_settings, "tgt_lang", "target_lang")
+    # nmt-export writes M2M100 with the tokenizer of MarianMT, which adds no language
     has_languages = (
         settings.get("model_type") == "m2m_100"
         and tokenizer_settings.get("tokenizer_class") != "MarianTokenizer"
@@ -95,71 +100,85 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
     src_pieces, tgt_pieces = _read_pieces(
         folder, tokenizer_settings, sizes, has_languages=has_languages
     )
-    ids = {piece: i for i, piece in enumerate(tgt_pieces)}
-    special = SpecialIds(
+    id_of_piece = {piece: i for i, piece in enumerate(tgt_pieces)}
+    unk_piece = tokenizer_settings.text("unk_token") or "<unk>"
+    special_ids = SpecialIds(
         pad=settings.number("pad_token_id"),
-        unk=find_id(ids, tokenizer_settings.text("unk_token") or "<unk>", folder),
-        start=settings.number("decoder_start_token_id"),
+        unk=find_id(id_of_piece, unk_piece, folder),
+        decoder_start=settings.number("decoder_start_token_id"),
         eos=settings.number("eos_token_id"),
     )
-    src_special = special
-    tgt_special = special
+    src_special_ids = special_ids
+    tgt_special_ids = special_ids
     if has_languages:
-        src_special = replace(special, language=find_language(ids, "src_lang", src_lang))
-        tgt_special = replace(special, language=find_language(ids, "tgt_lang", tgt_lang))
+        src_language_id = find_language(id_of_piece, "src_lang", src_lang)
+        tgt_language_id = find_language(id_of_piece, "tgt_lang", tgt_lang)
+        src_special_ids = replace(special_ids, language=src_language_id)
+        tgt_special_ids = replace(special_ids, language=tgt_language_id)
     src_spm, tgt_spm = find_spm(folder, config, _SPM_NAMES)
-    generation_settings = _read_optional(folder / "generation_config.json", settings)
+    generation_settings = settings  # old files have the settings of generation in config.json
+    if (folder / "generation_config.json").exists():
+        generation_settings = Settings.read(folder / "generation_config.json")
     return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
-            Side(src_spm, src_pieces, src_special),
-            Side(tgt_spm, tgt_pieces, tgt_special),
-            is_joint=sizes.is_joint,
+            SideVocabulary(src_spm, src_pieces, src_special_ids),
+            SideVocabulary(tgt_spm, tgt_pieces, tgt_special_ids),
+            shares_embedding=sizes.shares_embedding,
         ),
-        weights=make_state(tensors, model, sizes),
-        search=_convert_search(generation_settings, tgt_special),
+        weights=make_state_dict(tensors, model, sizes),
+        search=_convert_generation(generation_settings, tgt_special_ids),
         src_lang=src_lang,
         tgt_lang=tgt_lang,
     )
 
 
-def _read_optional(path: Path, default: Settings) -> Settings:
-    return Settings.read(path) if path.exists() else default
-
-
-def _find_lang(settings: Settings, *names: str) -> str | None:
-    """Return the value of the first of these settings that is set."""
-    for name in names:
-        if lang := settings.text(name):
-            return lang
-    return None
+def _find_text(settings: Settings, name: str, other_name: str) -> str | None:
+    """Return the value of the setting `name`; if it is not set, of `other_name`."""
+    text = settings.text(name)
+    if not text:
+        text = settings.text(other_name)
+    return text or None
 
 
 def _load_weights(folder: Path) -> Weights:
-    """Read the weights from one file or several shards; prefer files that cannot hold code."""
-    for name, load in (("model.safetensors", load_tensors), ("pytorch_model.bin", load_pickle)):
-        shards = _list_shards(folder, name)
-        if all((folder / shard).exists() for shard in shards):
-            weights: Weights = {}
-            for shard in shards:
-                weights |= load(folder / shard)
-            return weights
-    raise ModelError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")
+    """Read the weights from one file or from several shards.
+
+    Prefers safetensors, since a pickle could hold code.
+    """
+    weights: Weights = {}
+    for path in _find_shards(folder, "model.safetensors"):
+        weights |= load_tensors(path)
+    if weights:
+        return weights
+    for path in _find_shards(folder, "pytorch_model.bin"):
+        weights |= load_pickle(path)
+    if not weights:
+        raise ModelError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")
+    return weights
 
 
-def _list_shards(folder: Path, name: str) -> list[str]:
-    """Return the file `name`, or the files that its index lists if there is only an index."""
+def _find_shards(folder: Path, name: str) -> list[Path]:
+    """Return the file `name` or, if there is none, the files in its index.
+
+    Returns an empty list if the folder lacks one of the files.
+    """
+    if (folder / name).exists():
+        return [folder / name]
     index_path = folder / f"{name}.index.json"
-    if (folder / name).exists() or not index_path.exists():
-        return [name]
+    if not index_path.exists():
+        return []
     shard_of_tensor = dict(read_json(index_path).get("weight_map", {}))
-    shards = sorted(set(map(str, shard_of_tensor.values())))
-    if any(Path(shard).name != shard for shard in shards):
+    shard_names = sorted(set(map(str, shard_of_tensor.values())))
+    if any(Path(shard_name).name != shard_name for shard_name in shard_names):
         raise ModelError(f"{index_path} names files outside of its folder; copy it again")
-    return shards
+    shards = [folder / shard_name for shard_name in shard_names]
+    return shards if all(shard.exists() for shard in shards) else []
 
 
-def _convert_architecture(settings: Settings, tensors: Tensors, *, is_tied: bool) -> ModelConfig:
+def _convert_architecture(
+    settings: Settings, tensors: Tensors, *, has_tied_output: bool
+) -> ModelConfig:
     """Convert the architecture, and remove the position tables from the tensors.
 
     Raises `ModelError` for a setting that nmt does not have.
@@ -167,13 +186,12 @@ def _convert_architecture(settings: Settings, tensors: Tensors, *, is_tied: bool
     num_heads = settings.number("encoder_attention_heads")
     d_ff = settings.number("encoder_ffn_dim")
     d_model = settings.number("d_model")
-    settings.demand(decoder_attention_heads=num_heads, decoder_ffn_dim=d_ff)
-    model_type = settings.get("model_type")
-    positions, offset = _find_positions(settings, tensors, d_model)
-    for table in _POSITION_TABLES:
+    settings.require_values(decoder_attention_heads=num_heads, decoder_ffn_dim=d_ff)
+    positions, position_offset = _find_positions(settings, tensors, d_model)
+    for table in (*_POSITION_TABLES, *_OLD_POSITION_TABLES):
         tensors.drop(table)
-        tensors.drop(table + "s")  # in old files of M2M100
-    has_bias = tensors.rename_output_bias("final_logits_bias")
+    tensors.rename_output_bias("final_logits_bias")
+    scales_by_default = settings.get("model_type") == "m2m_100"
     return settings.model_config(
         num_encoder_layers=settings.number("encoder_layers"),
         num_decoder_layers=settings.number("decoder_layers"),
@@ -183,97 +201,119 @@ def _convert_architecture(settings: Settings, tensors: Tensors, *, is_tied: bool
         dropout=settings.dropout("dropout", 0.1),
         attention_dropout=settings.dropout("attention_dropout"),
         activation_dropout=settings.dropout("activation_dropout"),
-        norm=_NORMS[model_type],
+        norm=settings.choose("model_type", _NORMS),
         positions=positions,
-        position_offset=offset,
+        position_offset=position_offset,
         activation=settings.choose("activation_function", _ACTIVATIONS),
-        scale_embedding=settings.flag("scale_embedding", model_type == "m2m_100"),
-        tied_output=is_tied,
-        output_bias=has_bias,
+        scale_embedding=settings.flag("scale_embedding", scales_by_default),
+        tied_output=has_tied_output,
+        output_bias="output.bias" in tensors,
     )
 
 
 def _find_positions(settings: Settings, tensors: Tensors, d_model: int) -> tuple[Positions, int]:
-    """Return layout and offset of the sinusoidal positions that equal the stored position tables.
+    """Return the layout and the offset of the sinusoidal positions of a model.
 
-    Without stored tables, returns the ones of the `model_type`. Raises `ModelError` if none fits.
+    Raises `ModelError` if the file has position tables that no sinusoidal positions equal.
     """
-    candidates = [(Positions.sinusoidal_halves, 0)]
-    if settings.get("model_type") == "m2m_100":
-        candidates = [(Positions.sinusoidal_concat, settings.number("pad_token_id") + 1)]
-    elif any(table in tensors for table in _POSITION_TABLES):
-        # stored by nmt-export, for positions that these classes do not compute
-        layouts = [layout for layout in Positions if layout.is_sinusoidal]
-        candidates += itertools.product(layouts, range(4))
-    for layout, offset in candidates:
+    for layout, offset in _list_possible_positions(settings, tensors):
         compute_table = partial(sinusoidal_positions, d_model=d_model, layout=layout, offset=offset)
-        if all(tensors.has_positions(table, compute_table) for table in _POSITION_TABLES):
+        differ = [tensors.has_other_positions(name, compute_table) for name in _POSITION_TABLES]
+        if not any(differ):
             return layout, offset
     raise ModelError(f"{settings.path.parent} holds learned positions; these are not imported")
+
+
+def _list_possible_positions(settings: Settings, tensors: Tensors) -> list[tuple[Positions, int]]:
+    """Return the layouts and offsets that a model can have, the most likely ones first.
+
+    The model type alone determines them, unless a MarianMT or Pegasus model has position tables:
+    nmt-export stores these for models with other positions.
+    """
+    if settings.get("model_type") == "m2m_100":
+        return [(Positions.sinusoidal_concat, settings.number("pad_token_id") + 1)]
+    possible_positions = [(Positions.sinusoidal_halves, 0)]
+    if any(table in tensors for table in _POSITION_TABLES):
+        for layout in Positions:
+            if layout.is_sinusoidal:
+                for offset in range(_MAX_POSITION_OFFSET + 1):
+                    possible_positions.append((layout, offset))
+    return possible_positions
 
 
 def _read_pieces(
     folder: Path, tokenizer_settings: Settings, sizes: EmbeddingSizes, *, has_languages: bool
 ) -> tuple[list[str], list[str]]:
-    """Return the pieces of source and target from the files of the tokenizer."""
+    """Return the pieces of source and target from the files of the tokenizer.
+
+    With `has_languages`, the pieces include the languages of M2M100.
+    """
+    src_path = folder / "vocab.json"
     if tokenizer_settings.flag("separate_vocabs", False):
-        src_path = folder / "vocab.json"
         tgt_path = folder / "target_vocab.json"
-        return (
-            list_pieces(src_path, read_json(src_path).items(), sizes.num_src_rows),
-            list_pieces(tgt_path, read_json(tgt_path).items(), sizes.vocab_size),
-        )
+        src_pieces = list_pieces(src_path, read_json(src_path).items(), sizes.num_src_rows)
+        tgt_pieces = list_pieces(tgt_path, read_json(tgt_path).items(), sizes.vocab_size)
+        return src_pieces, tgt_pieces
     if sizes.num_src_rows != sizes.vocab_size:
         raise ModelError(f"{folder} has embeddings of two sizes and one vocabulary")
-    path = folder / "vocab.json"
-    if path.exists():
-        ids = _read_vocabulary(path, tokenizer_settings, has_languages=has_languages)
+    if src_path.exists():
+        pieces_and_ids = _read_vocabulary(src_path, tokenizer_settings, has_languages=has_languages)
     else:
-        path = folder / "tokenizer.json"
-        ids = _read_fast_tokenizer(path)
-    pieces = list_pieces(path, ids, sizes.vocab_size)
+        src_path = folder / "tokenizer.json"
+        pieces_and_ids = _read_fast_tokenizer(src_path)
+    pieces = list_pieces(src_path, pieces_and_ids, sizes.vocab_size)
     return pieces, pieces
 
 
 def _read_vocabulary(
     path: Path, tokenizer_settings: Settings, *, has_languages: bool
 ) -> list[tuple[str, Any]]:
-    """Return the pieces and ids of `vocab.json`, and of the pieces that transformers adds to it."""
-    ids = list(read_json(path).items())
-    added = tokenizer_settings.get("added_tokens_decoder", {})
-    ids += [(str(token.get("content")), int(i)) for i, token in added.items()]
-    if has_languages and "__en__" not in dict(ids):
-        next_id = 1 + max((i for _, i in ids if isinstance(i, int)), default=-1)
-        for i, lang in enumerate(_M2M100_LANGUAGES.split(), start=next_id):
-            ids.append((f"__{lang}__", i))
-    return ids
+    """Return the pieces and ids in `vocab.json`, and of the pieces that the tokenizer adds.
+
+    These are the added pieces in its settings and, with `has_languages`, the languages of M2M100.
+    """
+    pieces_and_ids = list(read_json(path).items())
+    for i, token in tokenizer_settings.get("added_tokens_decoder", {}).items():
+        pieces_and_ids.append((str(token.get("content")), int(i)))
+    if has_languages and "__en__" not in dict(pieces_and_ids):
+        ids = [i for _, i in pieces_and_ids if isinstance(i, int)]
+        first_language_id = max(ids, default=-1) + 1
+        for i, lang in enumerate(_M2M100_LANGUAGES.split(), start=first_language_id):
+            pieces_and_ids.append((f"__{lang}__", i))
+    return pieces_and_ids
 
 
 def _read_fast_tokenizer(path: Path) -> list[tuple[str, Any]]:
-    """Return the pieces and ids of `tokenizer.json`."""
+    """Return the pieces and ids in `tokenizer.json`."""
     content = read_json(path)
     vocabulary = dict(content.get("model", {})).get("vocab", {})
-    if isinstance(vocabulary, list):  # a unigram model, with scores
+    if isinstance(vocabulary, list):  # a unigram model, with pairs of piece and score
         vocabulary = {str(piece): i for i, (piece, _score) in enumerate(vocabulary)}
-    ids = list(vocabulary.items())
+    pieces_and_ids = list(vocabulary.items())
     for token in content.get("added_tokens", []):
-        ids.append((token.get("content"), token.get("id")))
-    return ids
+        pieces_and_ids.append((token.get("content"), token.get("id")))
+    return pieces_and_ids
 
 
-def _convert_search(settings: Settings, special: SpecialIds) -> SearchConfig:
-    """Convert the defaults of generation; warn about settings that are not imported.
+def _convert_generation(settings: Settings, special_ids: SpecialIds) -> SearchConfig:
+    """Convert the settings of generation to settings of search.
 
-    Raises `ModelError` for forbidden words, except padding and the start of decoding.
+    Warns about settings that are not imported. Raises `ModelError` if `bad_words_ids` forbids other
+    pieces than padding and the start symbol, which search does not generate anyway.
     """
-    for name, off in _IGNORED_SETTINGS.items():
-        if settings.get(name, off) != off:
-            log.warning("%s: ignoring %s=%s", settings.path, name, settings.get(name))
-    forced = settings.get("forced_bos_token_id")
-    if forced not in (None, special.language):
-        log.warning("%s: ignoring forced_bos_token_id=%s", settings.path, forced)
-    for ids in settings.get("bad_words_ids", []):
-        if ids not in ([special.pad], [special.start]):
-            valid = f"[{special.pad}] and [{special.start}], padding and the start"
-            raise settings.make_error("bad_words_ids", ids, valid)
-    return settings.search_config(beam_size="num_beams", exponent="length_penalty", default=1.0)
+    for name, neutral_value in _NEUTRAL_VALUES.items():
+        value = settings.get(name, neutral_value)
+        if value != neutral_value:
+            log.warning("%s: ignoring %s=%s", settings.path, name, value)
+    forced_id = settings.get("forced_bos_token_id")
+    if forced_id not in (None, special_ids.language):
+        log.warning("%s: ignoring forced_bos_token_id=%s", settings.path, forced_id)
+    pad_sequence = [special_ids.pad]
+    start_sequence = [special_ids.decoder_start]
+    for bad_sequence in settings.get("bad_words_ids", []):
+        if bad_sequence not in (pad_sequence, start_sequence):
+            valid = f"{pad_sequence} and {start_sequence}, padding and the start"
+            raise settings.make_error("bad_words_ids", bad_sequence, valid)
+    return settings.search_config(
+        beam_size_name="num_beams", exponent_name="length_penalty", default_exponent=1.0
+    )

@@ -5,7 +5,7 @@ Marian starts decoding from an embedding of zeros. The import adds a padding pie
 embedding, from which decoding starts; a large negative output bias keeps it out of the softmax.
 """
 
-# V vocab, D d_model
+# Shapes: V rows of an embedding, D d_model.
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from nmt.config import Activation, ImportConfig, ModelConfig, Norm, Positions
 from nmt.data.tokenizer import Tokenizer, read_model
 from nmt.errors import ModelError
 from nmt.importing.piece_ids import (
-    Side,
+    SideVocabulary,
     SpecialIds,
     find_id,
     find_spm,
-    ids_by_order,
     list_pieces,
     make_tokenizers,
+    number_pieces,
     read_yaml_vocabulary,
 )
 from nmt.importing.settings import ImportedModel, Settings, read_text
-from nmt.importing.weights import EmbeddingSizes, Rule, Tensors, make_state, merge_embeddings
+from nmt.importing.weights import EmbeddingSizes, Rule, Tensors, make_state_dict, merge_embeddings
 from nmt.runtime.metadata import parse_yaml
 from nmt.runtime.reading import check_regular
 
@@ -77,15 +77,9 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     student models, and for files that do not belong together.
     """
     folder = path if path.is_dir() else path.parent
-    decoder_path = folder / "decoder.yml"  # in folders of OPUS-MT
-    if not decoder_path.exists():  # Marian names it after the weights
-        decoder_path = Path(f"{_find_weights(path, [])}.decoder.yml")
-    decoder_settings = Settings(decoder_path, {})
-    if decoder_path.exists():
-        text = read_text(decoder_path)
-        decoder_settings = Settings(decoder_path, _parse_settings(decoder_path, text))
+    decoder_settings = _read_decoder_settings(path, folder)
     path = _find_weights(path, decoder_settings.file_names("models"))
-    arrays = _load(path)
+    arrays = _load_arrays(path)
     text = bytes(arrays.pop(_SETTINGS).tolist()).rstrip(b"\0").decode("utf-8", "replace")
     settings = Settings(path, _parse_settings(path, text))
     tensors = Tensors(path, {name: _to_tensor(name, array) for name, array in arrays.items()})
@@ -94,30 +88,46 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     sizes = _add_padding(tensors, merge_embeddings(tensors, is_tied=False))
     spm_paths = find_spm(folder, config, _SPM_NAMES)
     src_vocabulary, tgt_vocabulary = _find_vocabularies(folder, decoder_settings, spm_paths)
-    model = _convert_architecture(settings, is_tied=sizes.is_tied)
+    model = _convert_architecture(settings, has_tied_output=sizes.has_tied_output)
     return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
-            _make_side(spm_paths[0], src_vocabulary, sizes.num_src_rows),
-            _make_side(spm_paths[1], tgt_vocabulary, sizes.vocab_size),
-            is_joint=sizes.is_joint,
+            _make_side_vocabulary(spm_paths[0], src_vocabulary, sizes.num_src_rows),
+            _make_side_vocabulary(spm_paths[1], tgt_vocabulary, sizes.vocab_size),
+            shares_embedding=sizes.shares_embedding,
         ),
-        weights=make_state(tensors, model, sizes),
+        weights=make_state_dict(tensors, model, sizes),
         search=decoder_settings.search_config(
-            beam_size="beam-size", exponent="normalize", default=0.0
+            beam_size_name="beam-size", exponent_name="normalize", default_exponent=0.0
         ),
         src_lang=config.src_lang,
         tgt_lang=config.tgt_lang,
     )
 
 
-def _find_weights(path: Path, names: list[str]) -> Path:
-    """Return the `.npz` file at `path`; in a folder the file in `names`, or the only one.
+def _read_decoder_settings(path: Path, folder: Path) -> Settings:
+    """Read the settings of search and the names of files; return no settings if there are none.
+
+    They are in `decoder.yml` in folders of OPUS-MT; Marian adds `.decoder.yml` to the name of the
+    weights.
+    """
+    decoder_path = folder / "decoder.yml"
+    if not decoder_path.exists():
+        decoder_path = Path(f"{_find_weights(path, model_names=[])}.decoder.yml")
+    if not decoder_path.exists():
+        return Settings(decoder_path, {})
+    return Settings(decoder_path, _parse_settings(decoder_path, read_text(decoder_path)))
+
+
+def _find_weights(path: Path, model_names: list[str]) -> Path:
+    """Return the file `path`; if it is a folder, its `.npz` file in `model_names`, or its only one.
 
     Raises `ModelError` if there are several, and for Marian's binary format.
     """
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
-    files = [file for file in files if file.name in names] or files
+    models = [file for file in files if file.name in model_names]
+    if models:
+        files = models
     training_state = (".optimizer.npz", ".progress.npz")
     files = [file for file in files if not file.name.endswith(training_state)]
     if len(files) != 1:
@@ -129,7 +139,7 @@ def _find_weights(path: Path, names: list[str]) -> Path:
     return files[0]
 
 
-def _load(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def _load_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Read all arrays of a `.npz`.
 
     Raises `ModelError` for arrays of Python objects, which could run code, and for files that would
@@ -181,15 +191,18 @@ def _add_padding(tensors: Tensors, sizes: EmbeddingSizes) -> EmbeddingSizes:
     """Add a row for padding to embeddings, output layer and output bias; return the new sizes."""
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "output.weight"):
         if name in tensors:
-            tensors.add(name, F.pad(tensors.peek(name), (0, 0, 0, 1)))  # (V + 1, D)
+            tensors.add(name, F.pad(tensors.get_matrix(name), (0, 0, 0, 1)))  # (V + 1, D)
     bias = torch.zeros(sizes.vocab_size)
     if "output.bias" in tensors:
         bias = tensors.take("output.bias", sizes.vocab_size)
     tensors.add("output.bias", F.pad(bias, (0, 1), value=_PADDING_BIAS))
+    src_vocab_size = sizes.src_vocab_size
+    if src_vocab_size is not None:
+        src_vocab_size += 1
     return EmbeddingSizes(
         vocab_size=sizes.vocab_size + 1,
-        src_vocab_size=None if sizes.src_vocab_size is None else sizes.src_vocab_size + 1,
-        is_tied=sizes.is_tied,
+        src_vocab_size=src_vocab_size,
+        has_tied_output=sizes.has_tied_output,
     )
 
 
@@ -202,7 +215,9 @@ def _find_vocabularies(
     SentencePiece models.
     """
     names = decoder_settings.file_names("vocabs")
-    files = [folder / name for name in names] or sorted(folder.glob("*vocab*.yml"))
+    files = [folder / name for name in names]
+    if not files:
+        files = sorted(folder.glob("*vocab*.yml"))
     if not files or files[0].suffix == ".spm":
         return spm_paths
     if len(files) > 2:
@@ -213,25 +228,32 @@ def _find_vocabularies(
             f"{folder}: which vocabulary belongs to the source is unknown; write a decoder.yml "
             f"with the line vocabs: [{files[0].name}, {files[1].name}], the source's first"
         )
-    return files[0], files[-1]
+    return files[0], files[-1]  # the same file twice if both sides share a vocabulary
 
 
-def _make_side(spm: Path, vocabulary: Path, size: int) -> Side:
-    """Return the vocabulary of one side, with `size` pieces. Adds the last one, for padding."""
+def _make_side_vocabulary(spm_path: Path, vocabulary: Path, size: int) -> SideVocabulary:
+    """Return the vocabulary of one side, with `size` pieces.
+
+    The last piece is not in the file `vocabulary`: it is padding, from which decoding starts.
+    """
     if vocabulary.suffix == ".yml":
         pieces_and_ids = read_yaml_vocabulary(vocabulary)
     else:
-        pieces_and_ids = ids_by_order(Tokenizer(read_model(vocabulary)).all_pieces())
+        pieces_and_ids = number_pieces(Tokenizer(read_model(vocabulary)).all_pieces())
     pieces = list_pieces(vocabulary, pieces_and_ids, size - 1)
     pieces.append("<nmt:pad>" if _PAD in pieces else _PAD)
-    ids = {piece: i for i, piece in enumerate(pieces)}
-    unk = find_id(ids, "<unk>", vocabulary.parent)
-    eos = find_id(ids, "</s>", vocabulary.parent)
-    pad = size - 1
-    return Side(spm, pieces, SpecialIds(pad=pad, unk=unk, start=pad, eos=eos))
+    id_of_piece = {piece: i for i, piece in enumerate(pieces)}
+    pad_id = size - 1
+    special_ids = SpecialIds(
+        pad=pad_id,
+        unk=find_id(id_of_piece, "<unk>", vocabulary.parent),
+        decoder_start=pad_id,
+        eos=find_id(id_of_piece, "</s>", vocabulary.parent),
+    )
+    return SideVocabulary(spm_path, pieces, special_ids)
 
 
-def _convert_architecture(settings: Settings, *, is_tied: bool) -> ModelConfig:
+def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> ModelConfig:
     """Convert the architecture; raise `ModelError` for a setting that nmt does not have."""
     expected: dict[str, Any] = {  # a dictionary, since names of arguments have no hyphens
         "type": "transformer",
@@ -245,18 +267,15 @@ def _convert_architecture(settings: Settings, *, is_tied: bool) -> ModelConfig:
         "lemma-dim-emb": 0,
         "input-types": [],
     }
-    settings.demand(**expected)
-    settings.choose("transformer-postprocess-emb", {"": None, "d": None}, "d")
+    settings.require_values(**expected)
+    settings.require_choice("transformer-postprocess-emb", ("", "d"), "d")  # d is dropout
     names = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
     operations = tuple(settings.get(name, "") for name in names)
     if operations not in _NORMS:
         raise settings.make_error(", ".join(names), operations, " or ".join(map(str, _NORMS)))
     d_ff = settings.number("transformer-dim-ffn")
-    for name, size in (("dim-ffn", d_ff), ("ffn-depth", 2)):
-        value = settings.get(f"transformer-decoder-{name}", 0)
-        if value not in (0, size):
-            valid = f"{size}, as in the encoder"
-            raise settings.make_error(f"transformer-decoder-{name}", value, valid)
+    _check_decoder_setting(settings, "transformer-decoder-dim-ffn", d_ff)
+    _check_decoder_setting(settings, "transformer-decoder-ffn-depth", 2)
     return settings.model_config(
         num_encoder_layers=settings.number("enc-depth"),
         num_decoder_layers=settings.number("dec-depth"),
@@ -269,6 +288,13 @@ def _convert_architecture(settings: Settings, *, is_tied: bool) -> ModelConfig:
         norm=_NORMS[operations],
         positions=Positions.sinusoidal_halves,
         activation=settings.choose("transformer-ffn-activation", _ACTIVATIONS),
-        tied_output=is_tied,
+        tied_output=has_tied_output,
         output_bias=True,
     )
+
+
+def _check_decoder_setting(settings: Settings, name: str, encoder_value: int) -> None:
+    """Raise `ModelError` unless the decoder has the value of the encoder, for which 0 stands."""
+    value = settings.get(name, 0)
+    if value not in (0, encoder_value):
+        raise settings.make_error(name, value, f"{encoder_value}, as in the encoder")

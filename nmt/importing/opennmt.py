@@ -16,21 +16,21 @@ import torch
 from nmt.config import Activation, ImportConfig, ModelConfig, Norm, Positions, SearchConfig
 from nmt.errors import ModelError
 from nmt.importing.piece_ids import (
-    Side,
+    SideVocabulary,
     SpecialIds,
     find_id,
     find_spm,
-    ids_by_order,
     list_pieces,
     make_tokenizers,
+    number_pieces,
 )
 from nmt.importing.settings import ImportedModel, Settings
 from nmt.importing.weights import (
     Rule,
     Tensors,
-    find_pickle,
+    find_pt_file,
     load_pickle,
-    make_state,
+    make_state_dict,
     merge_embeddings,
 )
 from nmt.model.positions import sinusoidal_positions
@@ -41,7 +41,7 @@ _POSITIONS = {
     "SinusoidalInterleaved": Positions.sinusoidal,
     "SinusoidalConcat": Positions.sinusoidal_concat,
 }
-_ATTENTION_TYPES = {"scaled-dot": None, "scaled-dot-flash": None}  # kernels of equal results
+_ATTENTION_TYPES = ("scaled-dot", "scaled-dot-flash")  # two kernels with the same result
 _RULES: list[Rule] = [  # from the names of OpenNMT-py to fairseq's
     (r"encoder\.transformer\.(\d+)\.", r"encoder.layers.\1."),
     (r"decoder\.transformer_layers\.(\d+)\.", r"decoder.layers.\1."),
@@ -70,7 +70,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     Raises `ModelError` for an architecture that nmt does not have, for a file with classes other
     than `argparse.Namespace`, and for files that do not belong together.
     """
-    path = find_pickle(path)
+    path = find_pt_file(path)
     content = load_pickle(path)
     options = content.get("opt")
     vocabularies = content.get("vocab")
@@ -89,20 +89,22 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     tensors = Tensors(path, weights)
     tensors.rename(_RULES)
     _add_missing_biases(tensors)
-    has_bias = tensors.rename_output_bias("output.bias")
+    tensors.rename_output_bias("output.bias")
     sizes = merge_embeddings(tensors, is_tied=False)
-    model = _convert_architecture(settings, tensors, is_tied=sizes.is_tied, has_bias=has_bias)
+    model = _convert_architecture(settings, tensors, has_tied_output=sizes.has_tied_output)
     default_start = settings.get("decoder_start_token", "<s>")
     start_piece = str(vocabularies.get("decoder_start_token", default_start))
+    src_vocabulary = vocabularies.get("src")
+    tgt_vocabulary = vocabularies.get("tgt")
     src_spm, tgt_spm = find_spm(path.parent, config, _SPM_NAMES)
     return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
-            _make_side(path, src_spm, vocabularies.get("src"), sizes.num_src_rows, start_piece),
-            _make_side(path, tgt_spm, vocabularies.get("tgt"), sizes.vocab_size, start_piece),
-            is_joint=sizes.is_joint,
+            _make_side_vocabulary(path, src_spm, src_vocabulary, sizes.num_src_rows, start_piece),
+            _make_side_vocabulary(path, tgt_spm, tgt_vocabulary, sizes.vocab_size, start_piece),
+            shares_embedding=sizes.shares_embedding,
         ),
-        weights=make_state(tensors, model, sizes),
+        weights=make_state_dict(tensors, model, sizes),
         search=SearchConfig(),
         src_lang=config.src_lang,
         tgt_lang=config.tgt_lang,
@@ -118,32 +120,35 @@ def _add_missing_biases(tensors: Tensors) -> None:
             tensors.add(bias_name, torch.zeros(tensors.num_rows(weight_name)))
 
 
-def _make_side(path: Path, spm: Path, vocabulary: Any, size: int, start_piece: str) -> Side:
+def _make_side_vocabulary(
+    path: Path, spm_path: Path, vocabulary: Any, size: int, start_piece: str
+) -> SideVocabulary:
     """Return the vocabulary of one side from its list of pieces in the file `path`.
 
-    `size` is the number of rows of its embedding.
+    `size` is the number of rows of its embedding. Decoding starts from `start_piece`.
     """
     if not isinstance(vocabulary, list):
         raise ModelError(f"{path}: a vocabulary is missing or no list of pieces")
-    pieces = list_pieces(path, ids_by_order(map(str, vocabulary)), size)
-    ids = {piece: i for i, piece in enumerate(pieces)}
-    special = SpecialIds(
-        pad=ids.get("<blank>", ids.get("<pad>", -1)),
-        unk=find_id(ids, "<unk>", path),
-        start=find_id(ids, start_piece, path),
-        eos=find_id(ids, "</s>", path),
+    pieces = list_pieces(path, number_pieces(map(str, vocabulary)), size)
+    id_of_piece = {piece: i for i, piece in enumerate(pieces)}
+    pad_piece = "<blank>" if "<blank>" in id_of_piece else "<pad>"
+    special_ids = SpecialIds(
+        pad=id_of_piece.get(pad_piece, -1),  # `make_tokenizers` refuses -1
+        unk=find_id(id_of_piece, "<unk>", path),
+        decoder_start=find_id(id_of_piece, start_piece, path),
+        eos=find_id(id_of_piece, "</s>", path),
     )
-    return Side(spm, pieces, special)
+    return SideVocabulary(spm_path, pieces, special_ids)
 
 
 def _convert_architecture(
-    settings: Settings, tensors: Tensors, *, is_tied: bool, has_bias: bool
+    settings: Settings, tensors: Tensors, *, has_tied_output: bool
 ) -> ModelConfig:
     """Convert the architecture, and remove the position tables from the tensors.
 
     Raises `ModelError` for a setting that nmt does not have.
     """
-    settings.demand(
+    settings.require_values(
         encoder_type="transformer",
         decoder_type="transformer",
         model_task="seq2seq",
@@ -157,12 +162,14 @@ def _convert_architecture(
         num_experts=0,
         aan_useffn=False,
     )
-    settings.choose("self_attn_type", _ATTENTION_TYPES, "scaled-dot")
+    settings.require_choice("self_attn_type", _ATTENTION_TYPES, "scaled-dot")
     positions = settings.choose("position_encoding_type", _POSITIONS, "SinusoidalInterleaved")
-    d_model = settings.number("hidden_size", settings.get("enc_rnn_size", settings.get("rnn_size")))
+    # hidden_size in version 3, enc_rnn_size or rnn_size in older files
+    old_d_model = settings.get("enc_rnn_size", settings.get("rnn_size"))
+    d_model = settings.number("hidden_size", old_d_model)
     compute_table = partial(sinusoidal_positions, d_model=d_model, layout=positions)
     for stack in ("encoder", "decoder"):
-        if not tensors.has_positions(f"{stack}.pe", compute_table):
+        if tensors.has_other_positions(f"{stack}.pe", compute_table):
             raise ModelError(f"{settings.path}: {stack}.pe does not fit position_encoding_type")
         tensors.drop(f"{stack}.pe")
     return settings.model_config(
@@ -177,7 +184,7 @@ def _convert_architecture(
         norm=Norm.pre,
         positions=positions,
         activation=settings.choose("pos_ffn_activation_fn", _ACTIVATIONS, "relu"),
-        tied_output=is_tied,
-        output_bias=has_bias,
+        tied_output=has_tied_output,
+        output_bias="output.bias" in tensors,
         source_eos=False,
     )

@@ -44,7 +44,9 @@ _ESCAPED_CHARACTERS = {  # in double-quoted text of YAML; other characters are k
     "P": "\u2029",
 }
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot encode
-_MAX_UNNAMED = 1024  # rows without a piece, at the end of an embedding whose size is rounded up
+_MAX_UNNAMED_ROWS = (
+    1024  # rows without a piece, at the end of an embedding whose size is rounded up
+)
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,14 @@ class SpecialIds:
 
     pad: int
     unk: int
-    start: int  # the first input of the decoder
+    decoder_start: int  # the first input of the decoder
     eos: int
     language: int | None = None  # the id that every text begins with, if any
 
     @property
     def control_ids(self) -> list[int]:
-        """Ids of padding, unknown, start and end."""
-        return [self.pad, self.unk, self.start, self.eos]
+        """Ids of padding, UNK, the start of decoding and EOS."""
+        return [self.pad, self.unk, self.decoder_start, self.eos]
 
     @property
     def prefix(self) -> list[int]:
@@ -69,43 +71,48 @@ class SpecialIds:
 
 
 @dataclass(frozen=True)
-class Side:
-    """The vocabulary of the source or target."""
+class SideVocabulary:
+    """The vocabulary and the SentencePiece model of the source or the target."""
 
-    spm: Path  # the file with the SentencePiece model
+    spm_path: Path  # the file of the SentencePiece model
     pieces: list[str]  # piece i has the id i
-    special: SpecialIds
+    special_ids: SpecialIds
 
 
-def ids_by_order(pieces: Iterable[str]) -> list[tuple[str, int]]:
+def number_pieces(pieces: Iterable[str]) -> list[tuple[str, int]]:
     """Return each piece with its position as its id."""
     return [(piece, i) for i, piece in enumerate(pieces)]
 
 
-def list_pieces(path: Path, ids: Iterable[tuple[str, Any]], size: int) -> list[str]:
+def list_pieces(path: Path, pieces_and_ids: Iterable[tuple[str, Any]], size: int) -> list[str]:
     """Return the `size` pieces of a vocabulary in the order of their ids.
 
-    `ids` are the pieces and ids in the file `path`. Missing ids at the end get the piece
-    `<unused ID>`. Raises `ModelError` for other missing ids, for an id or a piece that occurs
-    twice, and for an id of `size` or above.
+    `pieces_and_ids` is the content of the file `path`. Embeddings may have rows without a piece at
+    the end: their ids get the piece `<unused ID>`. Raises `ModelError` for other missing ids, for
+    an id or a piece that occurs twice, and for an id of `size` or above.
     """
-    names: dict[int, str] = {}
-    for piece, i in ids:
+    piece_of_id: dict[int, str] = {}
+    for piece, i in pieces_and_ids:
         if not isinstance(piece, str) or _SURROGATE.search(piece):
             raise ModelError(f"{path}: the piece {piece!r:.60} of id {i!r:.60} is no text")
         is_row = type(i) is int and 0 <= i < size
-        if not is_row or names.setdefault(i, piece) != piece:
+        if not is_row or piece_of_id.setdefault(i, piece) != piece:
             raise ModelError(
                 f"{path} gives {piece!r} the id {i!r}, which is taken or no row of the embedding "
                 f"({size} rows); the files do not belong together"
             )
-    missing = sorted(set(range(size)) - names.keys())
-    if missing and (missing[0] != len(names) or len(missing) > max(_MAX_UNNAMED, size // 8)):
-        raise ModelError(f"{path} has no piece of id {missing[0]}; the vocabulary has a hole")
-    names |= {i: f"{UNUSED_PREFIX}{i}>" for i in missing}
-    if len(set(names.values())) < size:
+    missing_ids = sorted(set(range(size)) - piece_of_id.keys())
+    if missing_ids:
+        are_at_end = missing_ids[0] == len(piece_of_id)
+        if not are_at_end or len(missing_ids) > max(_MAX_UNNAMED_ROWS, size // 8):
+            raise ModelError(
+                f"{path} has no piece of id {missing_ids[0]}; the vocabulary has a hole"
+            )
+    for i in missing_ids:
+        piece_of_id[i] = f"{UNUSED_PREFIX}{i}>"
+    if len(set(piece_of_id.values())) < size:
         raise ModelError(f"{path} gives a piece two ids; the files do not belong together")
-    return [names[i] for i in range(size)]
+    return [piece_of_id[i] for i in range(size)]
 
 
 def read_yaml_vocabulary(path: Path) -> list[tuple[str, Any]]:
@@ -114,7 +121,7 @@ def read_yaml_vocabulary(path: Path) -> list[tuple[str, Any]]:
     Long pieces take two lines, `? piece` and `: id`. A YAML parser would read some pieces as
     numbers, dates or line breaks.
     """
-    ids: list[tuple[str, Any]] = []
+    pieces_and_ids: list[tuple[str, Any]] = []
     long_piece = ""
     for line in read_text(path).split("\n"):
         if line.startswith("? "):
@@ -125,8 +132,8 @@ def read_yaml_vocabulary(path: Path) -> list[tuple[str, Any]]:
         piece, colon, number = line.removesuffix("\r").rpartition(":")
         if not colon or not number.strip().isdecimal():
             raise ModelError(f"{path}: {line[:60]!r} is no piece with an id; copy it again")
-        ids.append((_unquote(piece or long_piece), int(number)))
-    return ids
+        pieces_and_ids.append((_unquote(piece or long_piece), int(number)))
+    return pieces_and_ids
 
 
 def _unquote(text: str) -> str:
@@ -139,6 +146,7 @@ def _unquote(text: str) -> str:
 
 
 def _unescape(match: re.Match[str]) -> str:
+    """Return the character for a match of `_ESCAPE`."""
     digits = match["x"] or match["u"] or match["U"]
     if digits:
         return chr(min(int(digits, 16), sys.maxunicode))
@@ -166,72 +174,79 @@ def find_spm(
     )
 
 
-def find_id(ids: Mapping[str, int], name: str, path: Path) -> int:
-    """Return the id of a control symbol; raise `ModelError` if it is missing."""
-    if name not in ids:
+def find_id(id_of_piece: Mapping[str, int], name: str, path: Path) -> int:
+    """Return the id of a control symbol in the vocabulary of the file `path`.
+
+    Raises `ModelError` if it is missing.
+    """
+    if name not in id_of_piece:
         raise ModelError(f"{path} lacks the control symbol {name!r}; copy it again")
-    return ids[name]
+    return id_of_piece[name]
 
 
-def find_language(ids: Mapping[str, int], key: str, lang: str | None) -> int:
+def find_language(id_of_piece: Mapping[str, int], key: str, lang: str | None) -> int:
     """Return the id of the language `lang`, which is the value of the setting `key`.
 
-    M2M100 writes the language en as `__en__`; its ordinary piece "en" is part of words. Raises
-    `ConfigError` that names similar languages if the vocabulary lacks it.
+    The language en has the piece `__en__` in M2M100, where "en" is an ordinary piece. NLLB has
+    pieces such as `eng_Latn`. Raises a `ConfigError` that suggests similar languages if the
+    vocabulary lacks this one.
     """
-    for piece in (f"__{lang}__", f"{lang}"):
-        if piece in ids and LANGUAGE.fullmatch(piece):
-            return ids[piece]
-    languages = [piece.strip("_") for piece in ids if LANGUAGE.fullmatch(piece)]
+    for piece in (f"__{lang}__", str(lang)):
+        if piece in id_of_piece and LANGUAGE.fullmatch(piece):
+            return id_of_piece[piece]
+    languages = [piece.strip("_") for piece in id_of_piece if LANGUAGE.fullmatch(piece)]
     text = "null" if lang is None else lang
     raise ConfigError(f"{key}={text}: {suggest_names(text, languages)}")
 
 
-def make_tokenizers(src: Side, tgt: Side, *, is_joint: bool) -> Tokenizers:
-    """Make the tokenizers of a model; with `is_joint`, both sides share an embedding.
+def make_tokenizers(
+    src: SideVocabulary, tgt: SideVocabulary, *, shares_embedding: bool
+) -> Tokenizers:
+    """Make the tokenizers of a model from its vocabularies and SentencePiece models.
 
-    They get a `Vocabulary` with the ids of the model, unless the SentencePiece models have the same
-    ids, as in exports of nmt.
+    `shares_embedding` is whether source and target have one embedding, and so one vocabulary. If
+    the SentencePiece models have the ids of the model, as in exports of nmt, they are the
+    tokenizers; else a `Vocabulary` maps their ids.
     """
-    folder = src.spm.parent
+    folder = src.spm_path.parent
     for side in (src, tgt):
-        ids = side.special.control_ids
+        ids = side.special_ids.control_ids
         if not 0 <= min(ids) <= max(ids) < len(side.pieces):
             raise ModelError(f"{folder}: control symbols {ids} of {len(side.pieces)} pieces")
-    if is_joint and src.pieces != tgt.pieces:
+    if shares_embedding and src.pieces != tgt.pieces:
         raise ModelError(f"{folder} has one embedding and two vocabularies; copy it again")
-    src_tokenizer = Tokenizer(read_model(src.spm))
-    tgt_tokenizer = Tokenizer(read_model(tgt.spm))
+    src_tokenizer = Tokenizer(read_model(src.spm_path))
+    tgt_tokenizer = Tokenizer(read_model(tgt.spm_path))
     if _has_equal_ids(src_tokenizer, src) and _has_equal_ids(tgt_tokenizer, tgt):
-        if not is_joint:
+        if not shares_embedding:
             return TokenizerPair(src_tokenizer, tgt_tokenizer)
         if src_tokenizer.model == tgt_tokenizer.model:
             return src_tokenizer
 
-    def map_ids(tokenizer: Tokenizer, side: Side) -> Tokenizer:
+    def map_ids(tokenizer: Tokenizer, side: SideVocabulary) -> Tokenizer:
         vocabulary = Vocabulary(
             pieces=side.pieces,
-            pad_id=side.special.pad,
-            unk_id=side.special.unk,
-            bos_id=side.special.start,
-            eos_id=side.special.eos,
-            src_prefix=src.special.prefix,
-            tgt_prefix=tgt.special.prefix,
+            pad_id=side.special_ids.pad,
+            unk_id=side.special_ids.unk,
+            bos_id=side.special_ids.decoder_start,
+            eos_id=side.special_ids.eos,
+            src_prefix=src.special_ids.prefix,
+            tgt_prefix=tgt.special_ids.prefix,
         )
-        return MappedTokenizer(tokenizer.model, vocabulary, side.special.prefix)
+        return MappedTokenizer(tokenizer.model, vocabulary, side.special_ids.prefix)
 
     return TokenizerPair(
         src=map_ids(src_tokenizer, src),
         tgt=map_ids(tgt_tokenizer, tgt),
-        shares_vocabulary=is_joint,
+        shares_vocabulary=shares_embedding,
     )
 
 
-def _has_equal_ids(tokenizer: Tokenizer, side: Side) -> bool:
+def _has_equal_ids(tokenizer: Tokenizer, side: SideVocabulary) -> bool:
     """Return whether the ids of a SentencePiece model are the ids of the imported model."""
-    special = side.special
+    special_ids = side.special_ids
     return (
         tokenizer.all_pieces() == side.pieces
-        and tokenizer.control_ids == special.control_ids
-        and special.language is None
+        and tokenizer.control_ids == special_ids.control_ids
+        and special_ids.language is None
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from nmt.runtime import metadata
 from nmt.runtime.reading import read_regular
 
 Choice = TypeVar("Choice")
-_LARGEST = 1 << 20  # a file with a larger width or depth is damaged
+_MAX_NUMBER = 1 << 20  # a file with a larger width or depth is damaged
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,15 @@ class Settings:
     def number(self, name: str, default: int | None = None) -> int:
         """Return a setting that is a whole number, 0 or more."""
         value = self.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_NUMBER:
             raise self.make_error(name, value, "a whole number")
         return value
 
     def dropout(self, name: str, default: float = 0.0) -> float:
-        """Return a dropout; the last one of a list, which OpenNMT-py has for phases of training."""
+        """Return a dropout.
+
+        OpenNMT-py has a list with a dropout for each phase of training; the last one is returned.
+        """
         value = self.get(name, default)
         if isinstance(value, list) and value:
             value = value[-1]
@@ -70,10 +73,14 @@ class Settings:
 
     def choose(self, name: str, choices: Mapping[Any, Choice], default: Any = None) -> Choice:
         """Return the value of `choices` whose key is the value of a setting."""
+        self.require_choice(name, choices, default)
+        return choices[self.get(name, default)]
+
+    def require_choice(self, name: str, valid: Collection[Any], default: Any = None) -> None:
+        """Refuse a setting whose value is none of the `valid` texts or flags."""
         value = self.get(name, default)
-        if not isinstance(value, (str, bool)) or value not in choices:
-            raise self.make_error(name, value, " or ".join(map(str, choices)))
-        return choices[value]
+        if not isinstance(value, (str, bool)) or value not in valid:
+            raise self.make_error(name, value, " or ".join(map(str, valid)))
 
     def flag(self, name: str, default: bool) -> bool:
         """Return a setting that is true or false."""
@@ -92,48 +99,60 @@ class Settings:
         return value
 
     def file_names(self, name: str) -> list[str]:
-        """Return a list of file names, without their folders on the machine of the training."""
+        """Return the names of a list of files, without the folders that they had in training."""
         values = self.get(name, [])
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
             raise self.make_error(name, values, "a list of files")
         return [Path(value).name for value in values]
 
-    def demand(self, **expected: Any) -> None:
-        """Refuse settings with other values; missing settings are accepted."""
+    def require_values(self, **expected: Any) -> None:
+        """Refuse settings with other values than these; a missing setting is accepted."""
         for name, value in expected.items():
             if self.get(name, value) != value:
                 raise self.make_error(name, self.get(name), repr(value))
 
-    def search_config(self, *, beam_size: str, exponent: str, default: float) -> SearchConfig:
-        """Convert the defaults of search; other toolkits rank by log P / length^exponent.
+    def search_config(
+        self, *, beam_size_name: str, exponent_name: str, default_exponent: float
+    ) -> SearchConfig:
+        """Convert the default settings of search.
 
-        `beam_size` and `exponent` are names of settings, `default` is the default exponent.
+        Other toolkits divide the log-probability of a hypothesis by length^exponent. The arguments
+        are the names of the settings with the beam size and the exponent, and the exponent of the
+        toolkit for files without that setting.
         """
-        power = self.get(exponent, default)
-        if isinstance(power, bool) or not isinstance(power, (int, float)) or abs(power) > 5:
-            raise self.make_error(exponent, power, "a number from -5 to 5")
+        exponent = self.get(exponent_name, default_exponent)
+        if (
+            isinstance(exponent, bool)
+            or not isinstance(exponent, (int, float))
+            or abs(exponent) > 5
+        ):
+            raise self.make_error(exponent_name, exponent, "a number from -5 to 5")
         length_penalty = 0.6
-        if power == 0:
+        if exponent == 0:
             normalization = Normalization.none
-        elif power == 1:
+        elif exponent == 1:
             normalization = Normalization.average
         else:
             normalization = Normalization.wu
-            length_penalty = round(power / 0.7, 3)  # the inverse of `SearchConfig.length_exponent`
+            length_penalty = round(exponent / 0.7, 3)  # inverts `SearchConfig.length_exponent`
+        word_penalty = float(self.get("word-penalty", 0))  # only Marian has this setting
         return SearchConfig(
-            beam_size=max(1, self.number(beam_size, 1)),
+            beam_size=max(1, self.number(beam_size_name, 1)),
             normalization=normalization,
             length_penalty=length_penalty,
-            word_reward=0.0 - float(self.get("word-penalty", 0)),  # of Marian
+            word_reward=0.0 - word_penalty,  # 0.0, where -word_penalty would be -0.0
         )
 
     def make_error(self, name: str, value: Any, valid: str) -> ModelError:
-        """Return the error for a setting that cannot be imported."""
+        """Return the error for a setting that cannot be imported.
+
+        `valid` describes the values that can be imported.
+        """
         text = reprlib.repr(value)[:60]  # YAML's aliases can make the whole value endless
         return ModelError(f"{self.path}: {name}={text} cannot be imported, only {valid}")
 
     def model_config(self, **settings: Any) -> ModelConfig:
-        """Return our settings; raise `ModelError` for values that nmt does not accept."""
+        """Make a `ModelConfig` of our settings; raise `ModelError` if it refuses a value."""
         try:
             return ModelConfig(**settings)
         except ConfigError as error:

@@ -1,10 +1,10 @@
 """Weights of another toolkit: load files without running code, and convert names and shapes.
 
-Readers rename tensors to the names of fairseq and transformers. `make_state` then takes every
+Readers rename tensors to the names of fairseq and transformers. `make_state_dict` then takes every
 tensor once and checks its shape against the config.
 """
 
-# V vocab, D d_model, F d_ff, P positions
+# Shapes: V rows of an embedding, D d_model, F d_ff, P rows of a position table.
 
 from __future__ import annotations
 
@@ -40,21 +40,26 @@ class EmbeddingSizes:
 
     vocab_size: int  # rows of the target's embedding
     src_vocab_size: int | None  # rows of the source's embedding; None if both sides share one
-    is_tied: bool  # whether the output layer is the target's embedding
+    has_tied_output: bool  # whether the output layer is the target's embedding
 
     @property
-    def is_joint(self) -> bool:
+    def shares_embedding(self) -> bool:
         """Whether source and target share an embedding."""
         return self.src_vocab_size is None
 
     @property
     def num_src_rows(self) -> int:
-        """Rows of the embedding of the source, which may be shared."""
-        return self.vocab_size if self.src_vocab_size is None else self.src_vocab_size
+        """Rows of the embedding of the source, also if it is shared."""
+        if self.src_vocab_size is None:
+            return self.vocab_size
+        return self.src_vocab_size
 
 
 class Tensors:
-    """The tensors of the file `path`, by name. `take` removes them; `finish` finds others."""
+    """The tensors of the file `path`, by name.
+
+    `take` removes a tensor, so that `check_all_taken` can refuse a file with tensors left over.
+    """
 
     def __init__(self, path: Path, tensors: Weights) -> None:
         self.path = path
@@ -106,7 +111,7 @@ class Tensors:
             raise ModelError(f"{self.path} holds one tensor under two names; make the file again")
         self._tensors = renamed
 
-    def peek(self, name: str) -> Tensor:
+    def get_matrix(self, name: str) -> Tensor:
         """Return a matrix without removing it; raise `ModelError` if it is missing."""
         if name not in self._tensors or self._tensors[name].dim() != 2:
             raise ModelError(f"{self.path} lacks the matrix {name}; it is no model of this kind")
@@ -133,32 +138,31 @@ class Tensors:
         """Add a tensor that the file leaves out."""
         self._tensors[name] = tensor
 
-    def has_positions(self, name: str, compute_table: Callable[[int], Tensor]) -> bool:
-        """Return whether the position table `name`, (P, D) or (P, 1, D), equals `compute_table(P)`.
+    def has_other_positions(self, name: str, compute_table: Callable[[int], Tensor]) -> bool:
+        """Return whether the file has a position table `name` that differs from the computed one.
 
-        Returns True if the file has no table of that name.
+        The table is (P, D) or (P, 1, D), and `compute_table(P)` returns (P, D).
         """
         if name not in self._tensors:
-            return True
+            return False
         stored = self._tensors[name].float()
         stored = stored.reshape(-1, stored.size(-1))  # (P, D)
         expected = compute_table(len(stored))
         if stored.shape != expected.shape:
-            return False
-        return bool((stored - expected).abs().max() <= _POSITIONS_TOLERANCE)
+            return True
+        largest_difference = (stored - expected).abs().max()
+        return not bool(largest_difference <= _POSITIONS_TOLERANCE)  # nan differs, too
 
-    def rename_output_bias(self, name: str) -> bool:
+    def rename_output_bias(self, name: str) -> None:
         """Rename the bias of the output layer, (V,) or (1, V), to `output.bias`.
 
-        Removes a bias of zeros. Returns whether the model has a bias.
+        Removes a bias of zeros, which many files have though the architecture has no bias.
         """
         bias = self._tensors.pop(name, None)
-        if bias is None or not bias.any():
-            return False
-        self._tensors["output.bias"] = bias.flatten()
-        return True
+        if bias is not None and bias.any():
+            self._tensors["output.bias"] = bias.flatten()
 
-    def finish(self) -> None:
+    def check_all_taken(self) -> None:
         """Raise `ModelError` if any tensors have not been taken."""
         if self._tensors:
             names = ", ".join(sorted(self._tensors)[:3])
@@ -168,11 +172,12 @@ class Tensors:
             )
 
 
-def make_state(tensors: Tensors, config: ModelConfig, sizes: EmbeddingSizes) -> Weights:
-    """Take all tensors, which have the names of fairseq, and return them as our state dict.
+def make_state_dict(tensors: Tensors, config: ModelConfig, sizes: EmbeddingSizes) -> Weights:
+    """Take all tensors and return them as the state dict of our model.
 
-    The names are `{encoder,decoder}.layers.N.self_attn.q_proj.weight` etc., and `output.weight` and
-    `output.bias` for the output layer. docs/formats.md lists our names.
+    The tensors have the names of fairseq, such as `encoder.layers.0.self_attn.q_proj.weight`; the
+    output layer is `output.weight` and `output.bias`. docs/formats.md lists our names. Raises
+    `ModelError` for a missing tensor, another shape, and a tensor that our model does not have.
     """
     d_model = config.d_model
     state: Weights = {}
@@ -190,71 +195,87 @@ def make_state(tensors: Tensors, config: ModelConfig, sizes: EmbeddingSizes) -> 
     for i in range(config.num_encoder_layers):
         state |= _take_layer(tensors, config, f"encoder_layers.{i}", f"encoder.layers.{i}")
     for i in range(config.num_decoder_layers):
-        ours = f"decoder_layers.{i}"
-        theirs = f"decoder.layers.{i}"
-        state |= _take_layer(tensors, config, ours, theirs)
+        our_prefix = f"decoder_layers.{i}"
+        their_prefix = f"decoder.layers.{i}"
+        state |= _take_layer(tensors, config, our_prefix, their_prefix)
         state |= _take_attention(
-            tensors, f"{ours}.cross_attention", f"{theirs}.encoder_attn", d_model
+            tensors, f"{our_prefix}.cross_attention", f"{their_prefix}.encoder_attn", d_model
         )
     if config.norm is Norm.pre:
-        state |= _take(tensors, "encoder_norm", "encoder.layer_norm", d_model)
-        state |= _take(tensors, "decoder_norm", "decoder.layer_norm", d_model)
-    tensors.finish()
+        state |= _take_weight_and_bias(tensors, "encoder_norm", "encoder.layer_norm", d_model)
+        state |= _take_weight_and_bias(tensors, "decoder_norm", "decoder.layer_norm", d_model)
+    tensors.check_all_taken()
     return state
 
 
-def _take_layer(tensors: Tensors, config: ModelConfig, ours: str, theirs: str) -> Weights:
+def _take_layer(
+    tensors: Tensors, config: ModelConfig, our_prefix: str, their_prefix: str
+) -> Weights:
     """Take the self-attention and the feed-forward network of one layer.
 
-    `ours` and `theirs` are the prefixes of our names and of the names in the file.
+    `our_prefix` and `their_prefix` are the prefixes of our names and of the names in the file.
     """
     d_model = config.d_model
     d_ff = config.d_ff
-    layer = _take_attention(tensors, f"{ours}.self_attention", f"{theirs}.self_attn", d_model)
-    layer |= _take(tensors, f"{ours}.feed_forward.inner", f"{theirs}.fc1", d_ff, d_model)
-    layer |= _take(tensors, f"{ours}.feed_forward.outer", f"{theirs}.fc2", d_model, d_ff)
-    layer |= _take(tensors, f"{ours}.feed_forward_norm", f"{theirs}.final_layer_norm", d_model)
+    layer = _take_attention(
+        tensors, f"{our_prefix}.self_attention", f"{their_prefix}.self_attn", d_model
+    )
+    layer |= _take_weight_and_bias(
+        tensors, f"{our_prefix}.feed_forward.inner", f"{their_prefix}.fc1", d_ff, d_model
+    )
+    layer |= _take_weight_and_bias(
+        tensors, f"{our_prefix}.feed_forward.outer", f"{their_prefix}.fc2", d_model, d_ff
+    )
+    layer |= _take_weight_and_bias(
+        tensors, f"{our_prefix}.feed_forward_norm", f"{their_prefix}.final_layer_norm", d_model
+    )
     return layer
 
 
-def _take_attention(tensors: Tensors, ours: str, theirs: str, d_model: int) -> Weights:
+def _take_attention(tensors: Tensors, our_prefix: str, their_prefix: str, d_model: int) -> Weights:
     """Take an attention and its norm. Three projections (D, D) become one (3D, D)."""
     projection_weights = []
     projection_biases = []
     for name in ("q_proj", "k_proj", "v_proj"):
-        projection_weights.append(tensors.take(f"{theirs}.{name}.weight", d_model, d_model))
-        projection_biases.append(tensors.take(f"{theirs}.{name}.bias", d_model))
+        projection_weights.append(tensors.take(f"{their_prefix}.{name}.weight", d_model, d_model))
+        projection_biases.append(tensors.take(f"{their_prefix}.{name}.bias", d_model))
     attention = {
-        f"{ours}.in_projection.weight": torch.cat(projection_weights),  # (3D, D)
-        f"{ours}.in_projection.bias": torch.cat(projection_biases),  # (3D,)
+        f"{our_prefix}.in_projection.weight": torch.cat(projection_weights),  # (3D, D)
+        f"{our_prefix}.in_projection.bias": torch.cat(projection_biases),  # (3D,)
     }
-    attention |= _take(tensors, f"{ours}.out_projection", f"{theirs}.out_proj", d_model, d_model)
-    attention |= _take(tensors, f"{ours}_norm", f"{theirs}_layer_norm", d_model)
+    attention |= _take_weight_and_bias(
+        tensors, f"{our_prefix}.out_projection", f"{their_prefix}.out_proj", d_model, d_model
+    )
+    attention |= _take_weight_and_bias(
+        tensors, f"{our_prefix}_norm", f"{their_prefix}_layer_norm", d_model
+    )
     return attention
 
 
-def _take(tensors: Tensors, ours: str, theirs: str, *shape: int) -> Weights:
+def _take_weight_and_bias(
+    tensors: Tensors, our_prefix: str, their_prefix: str, *shape: int
+) -> Weights:
     """Take the weight, of this shape, and the bias of a linear layer or a layer norm."""
     return {
-        f"{ours}.weight": tensors.take(f"{theirs}.weight", *shape),
-        f"{ours}.bias": tensors.take(f"{theirs}.bias", shape[0]),
+        f"{our_prefix}.weight": tensors.take(f"{their_prefix}.weight", *shape),
+        f"{our_prefix}.bias": tensors.take(f"{their_prefix}.bias", shape[0]),
     }
 
 
 def merge_embeddings(tensors: Tensors, *, is_tied: bool) -> EmbeddingSizes:
     """Remove copies of embeddings and of the output layer, and return the sizes of the embeddings.
 
-    Raises `ModelError` if the config says that the output layer is tied, with `is_tied`, and the
-    file has another one.
+    `is_tied` is whether the config says that the output layer is the target's embedding. Raises
+    `ModelError` if the file has another output layer.
     """
     src = "encoder.embed_tokens.weight"
     tgt = "decoder.embed_tokens.weight"
     for name in (src, tgt):
         if "shared.weight" in tensors and name not in tensors:
-            tensors.add(name, tensors.peek("shared.weight"))
+            tensors.add(name, tensors.get_matrix("shared.weight"))
     tensors.drop("shared.weight")
-    vocab_size = len(tensors.peek(tgt))
-    src_vocab_size = len(tensors.peek(src))
+    vocab_size = len(tensors.get_matrix(tgt))
+    src_vocab_size: int | None = len(tensors.get_matrix(src))
     has_tied_output = "output.weight" not in tensors or tensors.are_equal("output.weight", tgt)
     if is_tied and not has_tied_output:
         raise ModelError(
@@ -265,14 +286,16 @@ def merge_embeddings(tensors: Tensors, *, is_tied: bool) -> EmbeddingSizes:
         tensors.drop("output.weight")
     if tensors.are_equal(src, tgt):
         tensors.drop(src)
-        return EmbeddingSizes(vocab_size, None, has_tied_output)
-    return EmbeddingSizes(vocab_size, src_vocab_size, has_tied_output)
+        src_vocab_size = None
+    return EmbeddingSizes(
+        vocab_size=vocab_size, src_vocab_size=src_vocab_size, has_tied_output=has_tied_output
+    )
 
 
-# --- files
+# --- files of weights
 
 
-def find_pickle(path: Path) -> Path:
+def find_pt_file(path: Path) -> Path:
     """Return the only `.pt` in a folder; raise `ModelError` if there are several."""
     files = sorted(path.glob("*.pt")) if path.is_dir() else [path]
     if len(files) != 1:
