@@ -99,7 +99,7 @@ def test_clients_that_hang_up_free_their_places_and_disturb_nobody(tokenizer: To
         assert (
             server.metric('nmt_requests_total{method="POST",route="/translate",status="499"') == 10
         )
-        eventually(lambda: server.service.bodies.held_bytes == 0)
+        eventually(lambda: server.service.body_limits.held_bytes == 0)
         assert not server.service.scheduler.queues._queues
     assert engine.batch_sizes() == [1, 1]
 
@@ -316,7 +316,7 @@ def test_bodies_that_are_wrong_get_the_right_status(tokenizer: Tokenizer) -> Non
         response = raw(server, [closing, b"1\r\n \r\n" * 3000 + b"0\r\n\r\n"])
         assert b"Invalid JSON" in response
         assert server.translate("the tree") == "the tree"
-        eventually(lambda: server.service.bodies.held_bytes == 0)
+        eventually(lambda: server.service.body_limits.held_bytes == 0)
 
 
 @pytest.mark.slow

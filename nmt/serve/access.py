@@ -160,8 +160,8 @@ class KeyRing:
         return key
 
 
-class Bodies:
-    """The bodies of all open requests, which share a limit of memory."""
+class BodyLimits:
+    """The time limit of a request body, and the memory that all open requests share."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds
@@ -171,13 +171,13 @@ class Bodies:
 class LimitedBody:
     """Receives the body of a request, with limits on its size and duration."""
 
-    def __init__(self, bodies: Bodies, receive: Receive, max_bytes: int) -> None:
-        self._bodies = bodies
+    def __init__(self, limits: BodyLimits, receive: Receive, max_bytes: int) -> None:
+        self._limits = limits
         self._receive = receive
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._is_complete = False
-        self._deadline = time.monotonic() + bodies.timeout_seconds
+        self._deadline = time.monotonic() + limits.timeout_seconds
 
     async def receive(self) -> Message:
         """Return the next ASGI message. Raises a 408, 413 or 503 `HttpError` beyond a limit."""
@@ -187,18 +187,18 @@ class LimitedBody:
         try:
             message = await asyncio.wait_for(self._receive(), seconds)
         except asyncio.TimeoutError:
-            seconds = self._bodies.timeout_seconds
+            seconds = self._limits.timeout_seconds
             raise HttpError(408, f"the body took more than {seconds:g} s to arrive") from None
         self._is_complete = not message.get("more_body", False)
         num_received = len(message.get("body", b""))
         self._num_bytes += num_received
-        self._bodies.held_bytes += num_received
+        self._limits.held_bytes += num_received
         if self._num_bytes > self._max_bytes:
             raise HttpError(413, f"the body is larger than {self._max_bytes} bytes, the limit")
-        if self._bodies.held_bytes > _MAX_HELD_BYTES:
+        if self._limits.held_bytes > _MAX_HELD_BYTES:
             raise HttpError(503, "too many large requests at a time", retry_seconds=5)
         return message
 
     def release(self) -> None:
         """Give back the memory of the body, after the response."""
-        self._bodies.held_bytes -= self._num_bytes
+        self._limits.held_bytes -= self._num_bytes

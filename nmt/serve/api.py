@@ -26,7 +26,7 @@ from nmt.serve.codes import language_name
 from nmt.serve.documents import FORMATS, ReadOptions
 from nmt.serve.file_process import FileWindow, OpenFile, is_html
 from nmt.serve.models import Direction
-from nmt.serve.parameters import ApiRequest, read_request, service_of
+from nmt.serve.parameters import ApiRequest, get_service, read_request
 from nmt.serve.service import (
     TranslatedText,
     TranslationOptions,
@@ -89,12 +89,12 @@ async def detect(request: Request) -> Response:
 
 async def languages(request: Request) -> Response:
     """GET /languages."""
-    return JSONResponse(service_of(request).models.list_languages())
+    return JSONResponse(get_service(request).models.list_languages())
 
 
 async def frontend_settings(request: Request) -> Response:
     """GET /frontend/settings."""
-    service = service_of(request)
+    service = get_service(request)
     config = service.config
     source = service.models.sources[0]
     targets = [code for code in service.models.targets(source) if code != source]
@@ -118,7 +118,7 @@ async def frontend_settings(request: Request) -> Response:
 
 async def translate_file(request: Request) -> Response:
     """POST /translate_file: a multipart form."""
-    if not service_of(request).config.max_file_bytes:
+    if not get_service(request).config.max_file_bytes:
         raise HttpError(403, "Files translation is disabled on this server")
     call = await read_request(request)
     options = call.languages()
@@ -195,7 +195,7 @@ async def _translate_open_file(
 async def download_file(request: Request) -> Response:
     """GET /download_file/NAME."""
     key = request.path_params["name"]
-    path = service_of(request).downloads.find(key)
+    path = get_service(request).downloads.find(key)
     if path is None:
         raise HttpError(404, "no such file, or no longer")
     filename = key.rsplit("/", 1)[-1]
@@ -204,7 +204,7 @@ async def download_file(request: Request) -> Response:
 
 async def suggest(request: Request) -> Response:
     """POST /suggest: append a better translation to a file."""
-    path = service_of(request).config.suggestions
+    path = get_service(request).config.suggestions
     if path is None:
         raise HttpError(403, "Suggestions are disabled on this server")
     call = await read_request(request)

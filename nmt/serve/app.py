@@ -34,9 +34,9 @@ from nmt.serve.access import HttpError, Key, KeyRing, read_token
 from nmt.serve.file_process import start_fork_server
 from nmt.serve.models import Models, choose_serve_engine
 from nmt.serve.monitoring import OncePerMinute
-from nmt.serve.parameters import service_of
+from nmt.serve.parameters import get_service
 from nmt.serve.protocol import BoundedProtocol
-from nmt.serve.service import ClientDisconnectedError, Service, client_of
+from nmt.serve.service import ClientDisconnectedError, Service, get_client_name
 
 log = logging.getLogger(__name__)
 
@@ -63,17 +63,17 @@ _RESERVED_FILES = 128  # sockets and files that belong to no connection
 
 async def health(request: Request) -> Response:
     """GET /health. The server works on with its old models if a reload fails."""
-    return JSONResponse({"status": "ok", "reload_failed": service_of(request).reload_failed})
+    return JSONResponse({"status": "ok", "reload_failed": get_service(request).reload_failed})
 
 
 async def metrics(request: Request) -> Response:
     """GET /metrics, with the bearer token of the server if it has one."""
-    service = service_of(request)
+    service = get_service(request)
     if not service.config.metrics:
         raise HttpError(404, "metrics are turned off")
     keys: KeyRing | None = request.app.state.metrics_keys
     token = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if keys is not None and keys.find(client_of(request), token) is None:
+    if keys is not None and keys.find(get_client_name(request), token) is None:
         raise HttpError(401, "send the server's token: Authorization: Bearer TOKEN")
     return PlainTextResponse(service.metrics.render(), media_type="text/plain; version=0.0.4")
 
@@ -87,7 +87,7 @@ async def spec(request: Request) -> Response:
 
 async def page(request: Request) -> Response:
     """GET /, /docs, and the files that these pages load."""
-    if not service_of(request).config.frontend:
+    if not get_service(request).config.frontend:
         raise HttpError(404, "this server has no page")
     pages = {"/": "index.html", "/docs": "docs.html"}
     name = request.path_params.get("name") or pages[request.scope["path"]]

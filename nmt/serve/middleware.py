@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nmt.errors import NmtError
 from nmt.serve.access import HttpError, LimitedBody
 from nmt.serve.monitoring import log_access
-from nmt.serve.parameters import context_of, service_of
-from nmt.serve.service import RequestContext, Service, client_of
+from nmt.serve.parameters import get_context, get_service
+from nmt.serve.service import RequestContext, Service, get_client_name
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _CORS_HEADERS = [
     (b"access-control-allow-methods", b"GET, POST"),
     (b"access-control-max-age", b"1728000"),
 ]
-_FILE_ROUTES = ("/translate_file", "/v1/translate")
+_UPLOAD_ROUTES = ("/translate_file", "/v1/translate")  # accept bodies of `max_file_bytes`
 _CLIENT_CLOSED = 499  # status in logs and metrics if the client disconnects before the response
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -38,7 +38,7 @@ def is_page(path: str) -> bool:
 
 
 class Middleware:
-    """The ASGI application around the routes."""
+    """The ASGI application that wraps the one with the routes."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -53,40 +53,47 @@ class Middleware:
         request_id = request.headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = secrets.token_hex(8)
-        context = RequestContext(request_id, client_of(request))
+        context = RequestContext(id=request_id, client=get_client_name(request))
         scope.setdefault("state", {})["context"] = context
         max_bytes = self._service.config.max_body_bytes
-        if scope["path"] in _FILE_ROUTES:
+        if scope["path"] in _UPLOAD_ROUTES:
             max_bytes = max(max_bytes, self._service.config.max_file_bytes)
-        body = LimitedBody(self._service.bodies, receive, max_bytes)
+        body = LimitedBody(self._service.body_limits, receive, max_bytes)
         sender = _ResponseSender(send, request_id, allow_all_origins=not is_page(scope["path"]))
         try:
-            response = self._choose_response(request, max_bytes)
-            await response(scope, body.receive, sender)
-        except HttpError as error:
-            await _refuse(context, error)(scope, receive, sender)
+            app = self._choose_app(request, context, max_bytes)
+            await app(scope, body.receive, sender)
         except Exception:
-            if sender.status == _CLIENT_CLOSED:  # no response yet: uvicorn logs it and answers 500
+            has_response = sender.status != _CLIENT_CLOSED
+            if not has_response:  # uvicorn logs the exception and answers with status 500
                 raise
             log.exception("request %s failed while it was answered", context.id)
         finally:
             body.release()
             self._report(scope, context, sender.status, time.monotonic() - start)
 
-    def _choose_response(self, request: Request, max_bytes: int) -> ASGIApp:
+    def _choose_app(self, request: Request, context: RequestContext, max_bytes: int) -> ASGIApp:
+        """Return the application with the routes, or the response if none of them is to be called:
+        to a CORS preflight request, and to a request with a too large body.
+        """
         if request.method == "OPTIONS" and not is_page(request.scope["path"]):
             return Response(status_code=204)
         content_length = request.headers.get("content-length", "0")
-        if content_length.isdigit() and int(content_length[:18]) > max_bytes:
-            raise HttpError(413, f"the body is larger than {max_bytes} bytes, the limit")
+        if content_length.isdigit():
+            # 18 digits exceed every limit; Python refuses to convert strings of thousands of digits
+            num_bytes = int(content_length[:18])
+            if num_bytes > max_bytes:
+                error = HttpError(413, f"the body is larger than {max_bytes} bytes, the limit")
+                return _make_error_response(context, error)
         return self._app
 
     def _report(self, scope: Scope, context: RequestContext, status: int, seconds: float) -> None:
         """Count a request in the metrics and write it to the access log."""
-        route_path = getattr(scope.get("route"), "path", "other")
+        route = scope.get("route")  # Starlette sets it if a route matches the path
+        route_path = "other" if route is None else route.path
         self._service.metrics.requests.labels(scope["method"], route_path, status).inc()
         if self._service.config.access_log:
-            is_download = "download" in route_path  # whose path is a secret
+            is_download = "download" in route_path  # anyone who knows the path can get the file
             fields = {
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 "id": context.id,
@@ -103,7 +110,7 @@ class _ResponseSender:
     """Sends a response with the headers of the server, and records its status."""
 
     def __init__(self, send: Send, request_id: str, *, allow_all_origins: bool) -> None:
-        self.status = _CLIENT_CLOSED
+        self.status = _CLIENT_CLOSED  # until a response is sent
         self._send = send
         self._headers = [
             (b"x-request-id", request_id.encode()),
@@ -119,7 +126,8 @@ class _ResponseSender:
         await self._send(message)
 
 
-def _refuse(context: RequestContext, error: HttpError) -> Response:
+def _make_error_response(context: RequestContext, error: HttpError) -> Response:
+    """Return the response with an error, and add its text to the access log."""
     context.fields.setdefault("error", error.text[:300])
     response = JSONResponse({"error": error.text}, error.status)
     if error.retry_seconds:
@@ -130,39 +138,42 @@ def _refuse(context: RequestContext, error: HttpError) -> Response:
 
 
 async def respond_to_http_error(request: Request, error: Exception) -> Response:
-    """Handle errors of routes, and of Starlette, such as an unknown path."""
-    context = context_of(request)
+    """Handle `HttpError` of our routes, and `HTTPException` of Starlette for an unknown path."""
+    context = get_context(request)
     if isinstance(error, HTTPException):
-        response = _refuse(context, HttpError(error.status_code, error.detail))
+        response = _make_error_response(context, HttpError(error.status_code, error.detail))
         response.headers.update(error.headers or {})
         return response
     assert isinstance(error, HttpError)
-    return _refuse(context, error)
+    return _make_error_response(context, error)
 
 
 async def respond_to_user_error(request: Request, error: Exception) -> Response:
     """Handle errors that name a mistake in the request."""
     assert isinstance(error, NmtError)
-    return _refuse(context_of(request), HttpError(400, f"Invalid request: {error}"))
+    return _make_error_response(get_context(request), HttpError(400, f"Invalid request: {error}"))
 
 
 async def respond_to_disconnect(request: Request, error: Exception) -> Response:
-    """Handle a client that has closed the connection. The response is not sent any longer."""
-    service_of(request).metrics.disconnects.inc()
+    """Handle a client that has closed the connection: count it.
+
+    Nobody receives the response; its status appears in the access log.
+    """
+    get_service(request).metrics.disconnects.inc()
     return Response(status_code=_CLIENT_CLOSED)
 
 
 async def respond_to_storage_error(request: Request, error: Exception) -> Response:
     """Handle a file of the server that cannot be read or written, such as on a full disk."""
-    context = context_of(request)
+    context = get_context(request)
     log.error("request %s: %s", context.id, error)
     text = f"the server cannot store or read a file; its log has request {context.id}"
-    return _refuse(context, HttpError(503, text))
+    return _make_error_response(context, HttpError(503, text))
 
 
 async def respond_to_bug(request: Request, error: Exception) -> Response:
     """Handle every other exception: log it and answer 500."""
-    context = context_of(request)
+    context = get_context(request)
     log.error("request %s failed", context.id, exc_info=error)
     text = f"internal error; the server's log has request {context.id}"
-    return _refuse(context, HttpError(500, text))
+    return _make_error_response(context, HttpError(500, text))

@@ -18,13 +18,13 @@ _MAX_FIELDS = 1000  # in a form
 _MAX_JSON_VALUES = 500_000  # each takes time while no other request is served
 
 
-def service_of(request: Request) -> Service:
-    """Return the state of the server."""
+def get_service(request: Request) -> Service:
+    """Return the service that `make_app` stored in the application."""
     return request.app.state.service  # type: ignore[no-any-return]
 
 
-def context_of(request: Request) -> RequestContext:
-    """Return the context that the middleware created for the request."""
+def get_context(request: Request) -> RequestContext:
+    """Return the context that `Middleware` stored in the ASGI scope of the request."""
     return request.scope["state"]["context"]  # type: ignore[no-any-return]
 
 
@@ -121,8 +121,8 @@ class ApiRequest:
 
 def admit(request: Request, params: Parameters) -> ApiRequest:
     """Check the API key and the rate of a request. Raises a 4xx `HttpError`."""
-    service = service_of(request)
-    context = context_of(request)
+    service = get_service(request)
+    context = get_context(request)
     service.admit(request, context, params.get("api_key"))
     return ApiRequest(request, service, context, params)
 

@@ -39,7 +39,7 @@ class SearchRound:
     """Segments that an engine searches together, and the requests that they belong to.
 
     Segments are numbered in the order in which they are added. All state belongs to the event
-    loop, except that `take_arrived` may be called by the thread of an engine.
+    loop, except that `take_new_segments` may be called by the thread of an engine.
     """
 
     def __init__(self, options: BatchOptions) -> None:
@@ -51,7 +51,8 @@ class SearchRound:
         self.num_tokens = 0  # source tokens of the unfinished segments
         self.num_finished_tokens = 0  # since measured_at
         self.measured_at = time.monotonic()
-        self.on_arrival: Callable[[], None] = lambda: None  # an engine may set it
+        self.on_new_segments: Callable[[], None] = lambda: None
+        """Called when segments were added to the running search; an engine may replace it."""
         self._arrived: deque[Segment] = deque()  # added, but not taken by the engine
 
     def add(self, request: QueuedRequest, index: int) -> None:
@@ -62,7 +63,7 @@ class SearchRound:
         self.num_tokens += len(segment.ids) + 1
         self._arrived.append(segment)
 
-    def take_arrived(self) -> list[Segment]:
+    def take_new_segments(self) -> list[Segment]:
         """Return the segments that were added since the last call."""
         return [self._arrived.popleft() for _ in range(len(self._arrived))]
 
@@ -176,8 +177,8 @@ class LocalEngine:
         """Search the segments of a round, and those that are added meanwhile; return when all are
         delivered.
 
-        `slot` tells the rounds apart that run at the same time. `deliver` is called in the event
-        loop. Raises an exception if the unfinished segments cannot be searched.
+        `slot` numbers the rounds that run at the same time, from 0. `deliver` is called in the
+        event loop. Raises an exception if the unfinished segments cannot be searched.
         """
         loop = asyncio.get_running_loop()
 
@@ -189,10 +190,10 @@ class LocalEngine:
         joining_search = JoiningSearch(
             search_round.batch_search,
             can_join=search_round.options.can_join,
-            receive=search_round.take_arrived,
+            receive=search_round.take_new_segments,
             deliver=deliver_in_loop,
         )
-        while segments := search_round.take_arrived():
+        while segments := search_round.take_new_segments():
             await loop.run_in_executor(self._threads, joining_search.search, segments)
 
     async def call_function(

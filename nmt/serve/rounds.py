@@ -206,7 +206,7 @@ class RoundRunner:
             may_join = request.options == search_round.options and request.options.can_join
             if may_join and search_round.num_added < _MAX_JOINED_SEGMENTS:
                 self._fill(search_round)
-                search_round.on_arrival()
+                search_round.on_new_segments()
 
     def _fill(self, search_round: SearchRound) -> None:
         """Add waiting segments to a round, from each client in turn.

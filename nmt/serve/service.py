@@ -14,7 +14,7 @@ from starlette.requests import Request
 from nmt.config import Engine, ServeConfig
 from nmt.errors import escape_controls
 from nmt.serve.access import (
-    Bodies,
+    BodyLimits,
     HttpError,
     Key,
     KeyRing,
@@ -111,7 +111,7 @@ class Service:
         if config.backend is not Engine.native:
             num_rounds += 1  # one waits inside the engine, so that its threads never do
         self.scheduler = Scheduler(config.max_queue, self.metrics, num_rounds)
-        self.bodies = Bodies(config.body_timeout_seconds)
+        self.body_limits = BodyLimits(config.body_timeout_seconds)
         self.downloads = Downloads(config.file_minutes * 60, 64 * config.max_file_bytes)
         self.files = FileProcesses(config.timeout_seconds)
         self.progress: dict[str, tuple[int, int]] = {}  # finished and all sentences, by request id
@@ -132,7 +132,9 @@ class Service:
             "Worker processes of these models that died.",
             lambda: self.models.pool.num_deaths if self.models.pool else 0,
         )
-        self.metrics.add_gauge("nmt_held_bytes", "Bodies held.", lambda: self.bodies.held_bytes)
+        self.metrics.add_gauge(
+            "nmt_held_bytes", "Bodies held.", lambda: self.body_limits.held_bytes
+        )
 
     @property
     def has_keys(self) -> bool:
@@ -447,8 +449,8 @@ async def call_for_texts(texts: Sequence[str], function: Callable[..., T], *args
     return await asyncio.to_thread(function, *args)
 
 
-def client_of(request: Request) -> str:
-    """Return the name under which requests from this address are limited."""
+def get_client_name(request: Request) -> str:
+    """Return the address or network of the client, by which its requests are limited."""
     return network_of(request.client.host if request.client else "unknown")
 
 

@@ -21,8 +21,8 @@ from nmt.serve.parameters import (
     Parameters,
     admit,
     content_type,
+    get_service,
     parse_json,
-    service_of,
 )
 from nmt.serve.service import (
     TranslatedText,
@@ -359,7 +359,7 @@ async def models(request: Request) -> Response:
 
     Each source of a group is translated to all targets of the group but itself.
     """
-    service = service_of(request)
+    service = get_service(request)
     codes: dict[tuple[Translator, str], set[str]] = defaultdict(set)
     for (source, target), direction in service.models.directions.items():
         codes[direction.translator, source] |= {source, target}
@@ -380,7 +380,7 @@ async def models(request: Request) -> Response:
 
 async def progress(request: Request) -> Response:
     """GET /v1/progress/ID: the progress of the file that the request with this id translates."""
-    progress_by_id = service_of(request).progress
+    progress_by_id = get_service(request).progress
     num_finished, num_sentences = progress_by_id.get(request.path_params["id"], (0, 0))
     return JSONResponse({"done": num_finished, "total": num_sentences})
 

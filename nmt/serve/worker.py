@@ -27,8 +27,8 @@ from nmt.translate.batch_search import BatchSearch, Segment
 from nmt.translate.translator import Translator
 
 _PR_SET_PDEATHSIG = 1  # of prctl, see linux/prctl.h
-HELLO = b"w"
-"""The first byte that a worker sends. A worker that dies before it does not count as started."""
+STARTED_BYTE = b"w"
+"""The first byte that a worker sends; it tells the server that the worker has started."""
 
 
 class LoadModels(NamedTuple):
@@ -41,7 +41,7 @@ class LoadModels(NamedTuple):
 class StartRound(NamedTuple):
     """Settings of a round. The server then sends its segments, as lists; rounds do not overlap."""
 
-    model: int
+    model_index: int  # in `LoadModels.config.model_dir`
     search: SearchConfig
     n_best: int
     with_scores: bool
@@ -52,7 +52,7 @@ class FunctionCall(NamedTuple):
     """Request to call a function with a translator. Calls are answered in order."""
 
     function: Callable[..., Any]
-    model: int
+    model_index: int
     args: tuple[Any, ...]
 
 
@@ -63,10 +63,10 @@ class FunctionResult(NamedTuple):
     error: Exception | None
 
 
-class Idle(NamedTuple):
+class WorkerIdle(NamedTuple):
     """The worker has delivered all segments that it has received of the round."""
 
-    num_finished: int
+    num_finished: int  # segments since the round started
 
 
 def run_loader(fd: int) -> None:
@@ -117,7 +117,7 @@ def _load_and_fork(control: socket.socket) -> None:
                 os._exit(0)
             control.close()
             torch.set_num_threads(request.num_threads)
-            os.write(fds[0], HELLO)
+            os.write(fds[0], STARTED_BYTE)
             _SearchProcess(Connection(fds[0]), translators).run()
         os.close(fds[0])
 
@@ -144,10 +144,10 @@ class _SearchProcess:
                 self._call_function(message)
             else:
                 joining_search.search(message)
-                self._connection.send(Idle(joining_search.num_finished))
+                self._connection.send(WorkerIdle(joining_search.num_finished))
 
     def _start_round(self, start: StartRound) -> JoiningSearch:
-        backend = self._translators[start.model].backend
+        backend = self._translators[start.model_index].backend
         batch_search = BatchSearch(
             backend, start.search, start.n_best, backend.max_tokens, start.with_scores
         )
@@ -171,7 +171,7 @@ class _SearchProcess:
 
     def _call_function(self, call: FunctionCall) -> None:
         try:
-            result = call.function(self._translators[call.model], *call.args)
+            result = call.function(self._translators[call.model_index], *call.args)
             self._connection.send(FunctionResult(result, None))
         except Exception as error:  # the server raises it where the function was called
             self._connection.send(FunctionResult(None, error))

@@ -2,7 +2,7 @@
 
 The server's own process serves HTTP and holds no weights. A loader process loads the models once
 and forks the workers, which share its memory; it has a single thread, so that forking is safe, and
-forks again when a worker dies. Each set of models has its own processes, which end with it.
+forks again when a worker dies. Each `WorkerPool` has its own loader and workers.
 
 The server talks to each worker through a socket, with the messages of `nmt.serve.worker`.
 """
@@ -42,8 +42,15 @@ from nmt.errors import ModelError
 from nmt.runtime.distributed import find_device
 from nmt.search.stepper import ModelStepper
 from nmt.serve.round_engine import Delivery, SearchRound
-from nmt.serve.worker import HELLO, FunctionCall, FunctionResult, Idle, LoadModels, StartRound
-from nmt.translate.engines.base import directions_of
+from nmt.serve.worker import (
+    STARTED_BYTE,
+    FunctionCall,
+    FunctionResult,
+    LoadModels,
+    StartRound,
+    WorkerIdle,
+)
+from nmt.translate.engines.base import find_model_directions
 from nmt.translate.engines.native import NativeBackend
 from nmt.translate.translator import Translator
 
@@ -51,10 +58,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_DEFAULT_WORKERS = 4  # more would take more memory and leave each one fewer threads
+# Arguments: a file descriptor, then the entries of the server's `sys.path`. They replace the
+# entries of `python -c`, the first of which is the working directory: a file there could hide a
+# module.
 _LOADER_PROGRAM = """import sys
-sys.path[:] = sys.argv[2:]  # the server's, without the working directory, which may hold any module
+control_fd = int(sys.argv[1])
+sys.path[:] = sys.argv[2:]
 from nmt.serve.worker import run_loader
-run_loader(int(sys.argv[1]))"""
+run_loader(control_fd)"""
+_MESSAGE_LENGTH = struct.Struct("!i")  # precedes each message of `multiprocessing.connection`
 
 
 class WorkerDiedError(Exception):
@@ -62,9 +74,14 @@ class WorkerDiedError(Exception):
 
 
 def count_workers(config: ServeConfig) -> int:
-    """Return the number of worker processes to start, 0 to search in the server's process."""
-    is_native = config.backend is Engine.native and find_device(config.device).type == "cpu"
-    if not is_native or not sys.platform.startswith("linux"):
+    """Return the number of worker processes to start.
+
+    Workers search with the native backend on a Linux CPU. Otherwise, returns 0: the server searches
+    in its own process.
+    """
+    if config.backend is not Engine.native or not sys.platform.startswith("linux"):
+        return 0
+    if find_device(config.device).type != "cpu":
         return 0
     if config.num_workers is None:
         return min(_MAX_DEFAULT_WORKERS, torch.get_num_threads())
@@ -72,25 +89,31 @@ def count_workers(config: ServeConfig) -> int:
 
 
 class WorkersBackend(NativeBackend):
-    """The backend of a model that is loaded in workers.
+    """The server's view of a model that is loaded in workers.
 
-    It answers questions about the model as a native backend does. Its own weights are undefined.
+    The server reads the limits and settings of a `NativeBackend` from it; only workers can search.
+
+    Args:
+        pool: the workers.
+        model_index: index of the model in `ServeConfig.model_dir`.
+        info: the settings of the model.
     """
 
     def __init__(
-        self, pool: WorkerPool, number: int, info: ModelInfo, tokenizer: Tokenizers
+        self, pool: WorkerPool, model_index: int, info: ModelInfo, tokenizer: Tokenizers
     ) -> None:
-        model = build_model(info, None, torch.device("cpu"))
-        super().__init__(ModelStepper(model), tokenizer)
+        model_without_weights = build_model(info, weights=None, device=torch.device("cpu"))
+        super().__init__(ModelStepper(model_without_weights), tokenizer)
         self.pool = pool
-        self.number = number
+        self.model_index = model_index
         self.num_workers = pool.num_workers
 
 
 class WorkerPool:
-    """The worker processes of one set of models, an engine like `LocalEngine`.
+    """The worker processes of one set of models, with the methods of `LocalEngine`.
 
-    The processes end when the pool is closed or garbage collected.
+    Each slot from 0 to `num_workers - 1` holds a worker, which is started at first use. The
+    processes end when the pool is closed or garbage collected.
     """
 
     def __init__(self, config: ServeConfig, num_workers: int) -> None:
@@ -116,7 +139,7 @@ class WorkerPool:
         num_threads = max(torch.get_num_threads() // self.num_workers, 1)
         try:
             connection.send(LoadModels(self._config, num_threads))
-            error = connection.recv()
+            error: Exception | None = connection.recv()  # None if the models are loaded
         except (EOFError, OSError):
             error = ModelError("the process that loads the models has died; is there memory?")
         finally:
@@ -129,26 +152,31 @@ class WorkerPool:
     def make_translators(self) -> list[Translator]:
         """Return a translator for each model. Only the workers have weights."""
         translators = []
-        for number, name in enumerate(self._config.model_dir):
+        for model_index, name in enumerate(self._config.model_dir):
             folder = Path(name)
             info = load_info(folder)
             tokenizer = load_tokenizer(folder, info)
-            backend = WorkersBackend(self, number, info, tokenizer)
-            alternatives = describe_other_models(resolve_path(self._model_dirs[number]), folder)
+            backend = WorkersBackend(self, model_index, info, tokenizer)
+            model_dir = resolve_path(self._model_dirs[model_index])
+            alternatives = describe_other_models(model_dir, folder)
             log.info("model %s, %d updates, on cpu%s", folder, info.updates, alternatives)
-            directions = directions_of(info, tokenizer)
+            directions = find_model_directions(info, tokenizer)
             translators.append(Translator(backend, tokenizer, info.search, directions))
         return translators
 
     async def search(
         self, slot: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
     ) -> None:
-        """See `LocalEngine.search`. Raises `WorkerDiedError`."""
+        """Search a round in the worker of a slot; return when all its segments are delivered.
+
+        Sends the segments that are added meanwhile to the worker, too. `deliver` is called in the
+        event loop. Raises `WorkerDiedError` if the worker dies.
+        """
         backend = search_round.options.translator.backend
         assert isinstance(backend, WorkersBackend)
         batch_search = search_round.batch_search
         start = StartRound(
-            model=backend.number,
+            model_index=backend.model_index,
             search=batch_search.config,
             n_best=batch_search.n_best,
             with_scores=batch_search.with_scores,
@@ -156,39 +184,46 @@ class WorkerPool:
         )
         worker = await self._get_worker(slot)
 
-        def send_arrived() -> None:
-            """Send segments that were added to the round."""
-            segments = search_round.take_arrived()
+        def send_new_segments() -> None:
+            segments = search_round.take_new_segments()
             if segments:
                 worker.send(segments)
 
         worker.is_busy = True
         worker.send(start)
-        send_arrived()
-        search_round.on_arrival = send_arrived
+        send_new_segments()
+        search_round.on_new_segments = send_new_segments
         try:
             while True:
                 message = await worker.receive()
                 if isinstance(message, Delivery):
                     deliver(message)
-                elif message.num_finished == search_round.num_added:
+                    continue
+                # segments that were sent after the worker became idle are still to be searched
+                has_finished_all = message.num_finished == search_round.num_added
+                if has_finished_all:
                     return
         except BaseException:
-            worker.close()  # the next round would take further deliveries of the worker for its own
+            worker.close()  # its further deliveries would be mistaken for those of the next round
             raise
         finally:
             worker.is_busy = False
-            search_round.on_arrival = lambda: None
+            search_round.on_new_segments = lambda: None
 
     async def call_function(
         self, function: Callable[..., T], translator: Translator, *args: Any
     ) -> T:
-        """Return `function(translator, *args)`, called in a worker. Raises `WorkerDiedError`."""
+        """Return `function(translator, *args)`, called in a worker. Raises `WorkerDiedError`.
+
+        If all workers are searching, the first one calls it between two search steps, or
+        after its search.
+        """
         assert isinstance(translator.backend, WorkersBackend)
         workers = enumerate(self._workers)
         idle_slots = [slot for slot, worker in workers if worker is None or not worker.is_busy]
-        worker = await self._get_worker(idle_slots[0] if idle_slots else 0)
-        call = FunctionCall(function, translator.backend.number, args)
+        slot = idle_slots[0] if idle_slots else 0
+        worker = await self._get_worker(slot)
+        call = FunctionCall(function, model_index=translator.backend.model_index, args=args)
         return await worker.call_function(call)  # type: ignore[no-any-return]
 
     async def _get_worker(self, slot: int) -> _WorkerConnection:
@@ -220,12 +255,17 @@ class WorkerPool:
         """Return the socket of a new worker, or None if the loader process has died."""
         connection, worker_connection = socket.socketpair()
         connection.setblocking(False)
-        with contextlib.suppress(OSError):
-            with worker_connection:
+        loop = asyncio.get_running_loop()
+        try:
+            with worker_connection:  # the loader process receives a duplicate
+                # a file descriptor needs a byte to be sent with; the loader ignores the byte
                 socket.send_fds(self._control, [b"f"], [worker_connection.fileno()])
-            if await asyncio.get_running_loop().sock_recv(connection, len(HELLO)):
-                return connection
-        connection.close()
+            first_byte = await loop.sock_recv(connection, len(STARTED_BYTE))
+        except OSError:
+            first_byte = b""
+        if first_byte == STARTED_BYTE:
+            return connection
+        connection.close()  # an empty byte string means that the other end was closed
         return None
 
     def close(self) -> None:
@@ -245,18 +285,18 @@ class _WorkerConnection:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.is_alive = True
-        self.is_busy = False  # with a round
+        self.is_busy = False  # whether it searches a round
         self._writer = writer
-        self._round_messages: asyncio.Queue[Delivery | Idle | None] = asyncio.Queue()
+        self._round_messages: asyncio.Queue[Delivery | WorkerIdle | None] = asyncio.Queue()
         self._calls: deque[asyncio.Future[Any]] = deque()  # answered in order
         self._reading = asyncio.ensure_future(self._read(reader))
 
     def send(self, message: Any) -> None:
         """Send a message. If the worker has died, the message is lost."""
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        self._writer.write(struct.pack("!i", len(data)) + data)
+        self._writer.write(_MESSAGE_LENGTH.pack(len(data)) + data)
 
-    async def receive(self) -> Delivery | Idle:
+    async def receive(self) -> Delivery | WorkerIdle:
         """Return the next message about a round. Raises `WorkerDiedError`."""
         message = await self._round_messages.get()
         if message is None:
@@ -274,8 +314,9 @@ class _WorkerConnection:
         """Dispatch messages until the worker has died."""
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             while True:
-                size = int.from_bytes(await reader.readexactly(4), "big")
-                message = pickle.loads(await reader.readexactly(size))
+                header = await reader.readexactly(_MESSAGE_LENGTH.size)
+                [num_bytes] = _MESSAGE_LENGTH.unpack(header)
+                message = pickle.loads(await reader.readexactly(num_bytes))
                 if isinstance(message, FunctionResult):
                     self._finish_call(message)
                 else:

@@ -38,7 +38,7 @@ from nmt.runtime.reading import check_regular
 from nmt.search.constraints import forbidden_ids
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import Ids, SearchRequest
-from nmt.translate.engines.base import LoadedModel, directions_of
+from nmt.translate.engines.base import LoadedModel, find_model_directions
 from nmt.translate.engines.model_bin import check_model_bin
 
 log = logging.getLogger(__name__)
@@ -309,7 +309,7 @@ def _load_export(folder: Path, placement: Placement, num_threads: int) -> Loaded
         if "int8" in engine.compute_type:  # fastest while a batch fits the caches
             max_tokens = min(max_tokens, max(1536, 4 * info.model.d_model))
     backend = CTranslate2Backend(engine, tokenizer, export.max_positions, max_tokens)
-    return LoadedModel(backend, tokenizer, info.search, directions_of(info, tokenizer))
+    return LoadedModel(backend, tokenizer, info.search, find_model_directions(info, tokenizer))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from nmt.search.request import Ids, SearchRequest
 from nmt.search.scoring import coverage_score
 from nmt.search.search import search
 from nmt.search.stepper import EnsembleStepper, ModelStepper, Stepper
-from nmt.translate.engines.base import LoadedModel, directions_of
+from nmt.translate.engines.base import LoadedModel, find_model_directions
 
 log = logging.getLogger(__name__)
 
@@ -156,4 +156,5 @@ def load_models(
     stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, combine)
     tokenizer = load_tokenizer(model_folders[0], infos[0])
     backend = NativeBackend(stepper, tokenizer)
-    return LoadedModel(backend, tokenizer, infos[0].search, directions_of(infos[0], tokenizer))
+    directions = find_model_directions(infos[0], tokenizer)
+    return LoadedModel(backend, tokenizer, infos[0].search, directions)
