@@ -64,7 +64,7 @@ class TokenNoise:
 
         `update` is the number of the update, and `row` the index of the pair in the training set.
         """
-        # SubwordSampling has the same seed, and no spawn key: its random numbers are independent
+        # the spawn key makes the random numbers independent of the ones of SubwordSampling
         seed = np.random.SeedSequence((self.seed, update, row), spawn_key=(1,))
         rng = np.random.default_rng(seed)
         src_ids = np.array(src)  # (N,)
@@ -99,7 +99,10 @@ class TokenNoise:
         return kept_ids[order]
 
     def _choose_kept_tokens(self, is_separator: Any, drop_draws: Floats) -> Any:
-        """Return which tokens (T,) stay: all separators, and at least one other token if any."""
+        """Return a mask (T,) of the tokens to keep, with all separators.
+
+        Keeps at least one token that is no separator, if there is any.
+        """
         is_kept = is_separator | (drop_draws >= self.config.drop)
         has_text = not is_separator.all()
         if has_text and is_separator[is_kept].all():  # keep the token with the largest draw
@@ -193,7 +196,7 @@ class WordSegmenter:
         self.is_symbol = np.array([piece not in self.scores for piece in self.pieces])  # (V,)
         begins_with_space = np.array([piece.startswith("▁") for piece in self.pieces])  # (V,)
         self.begins_word = begins_with_space | self.is_symbol  # (V,)
-        # not a decorator of the method: all segmenters would share a cache, which keeps them alive
+        # A cache per segmenter: one that decorates the method would hold all segmenters forever.
         add_cache = functools.lru_cache(maxsize=_MAX_CACHED_SEGMENTATIONS)
         self.segment_word = add_cache(self._segment_word)
 
@@ -251,9 +254,11 @@ class WordSegmenter:
 
         Returns no pieces if the text has no segmentation.
         """
-        log_sums = {0: 0.0}  # by end: log of the sum over the segmentations of text[:end]
-        last_starts: dict[int, list[int]] = {}  # by end: possible starts of the last piece
-        last_probabilities: dict[int, list[float]] = {}  # by end: their probabilities
+        # for each end of a prefix text[:end]: the log of the summed weights of its segmentations,
+        # and the possible starts of its last piece with their probabilities
+        log_sums = {0: 0.0}
+        last_starts: dict[int, list[int]] = {}
+        last_probabilities: dict[int, list[float]] = {}
         for end in range(1, len(text) + 1):
             starts = []
             log_weights = []  # of all segmentations that end with the piece text[start:end]

@@ -84,7 +84,7 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
         is_encoder_decoder=True,
     )
     tensors = Tensors(folder, _load_weights(folder))
-    tensors.rename([(r"^model\.", ""), (r"^lm_head\.", "output.")])
+    tensors.rename([(r"^model\.", ""), (r"^lm_head\.weight$", "output.weight")])
     sizes = merge_embeddings(tensors, is_tied=settings.flag("tie_word_embeddings", True))
     model = _convert_architecture(settings, tensors, has_tied_output=sizes.has_tied_output)
     tokenizer_settings = Settings(folder, {})
@@ -159,9 +159,9 @@ def _load_weights(folder: Path) -> Weights:
 
 
 def _find_shards(folder: Path, name: str) -> list[Path]:
-    """Return the file `name` or, if there is none, the files in its index.
+    """Return the file `name`; if the folder lacks it, the files that its index lists.
 
-    Returns an empty list if the folder lacks one of the files.
+    Returns an empty list if the folder also lacks the index or one of these files.
     """
     if (folder / name).exists():
         return [folder / name]
@@ -227,8 +227,8 @@ def _find_positions(settings: Settings, tensors: Tensors, d_model: int) -> tuple
 def _list_possible_positions(settings: Settings, tensors: Tensors) -> list[tuple[Positions, int]]:
     """Return the layouts and offsets that a model can have, the most likely ones first.
 
-    The model type alone determines them, unless a MarianMT or Pegasus model has position tables:
-    nmt-export stores these for models with other positions.
+    The model type determines them, except for MarianMT and Pegasus models with position tables:
+    nmt-export stores these tables for models with other positions.
     """
     if settings.get("model_type") == "m2m_100":
         return [(Positions.sinusoidal_concat, settings.number("pad_token_id") + 1)]

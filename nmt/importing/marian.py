@@ -80,8 +80,9 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     decoder_settings = _read_decoder_settings(path, folder)
     path = _find_weights(path, decoder_settings.file_names("models"))
     arrays = _load_arrays(path)
-    text = bytes(arrays.pop(_SETTINGS).tolist()).rstrip(b"\0").decode("utf-8", "replace")
-    settings = Settings(path, _parse_settings(path, text))
+    settings_bytes = bytes(arrays.pop(_SETTINGS).tolist()).rstrip(b"\0")
+    settings_text = settings_bytes.decode("utf-8", errors="replace")
+    settings = Settings(path, _parse_settings(path, settings_text))
     tensors = Tensors(path, {name: _to_tensor(name, array) for name, array in arrays.items()})
     tensors.rename(_RULES)
     tensors.rename_output_bias("decoder_ff_logit_out_b")
@@ -106,10 +107,10 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
 
 
 def _read_decoder_settings(path: Path, folder: Path) -> Settings:
-    """Read the settings of search and the names of files; return no settings if there are none.
+    """Read the settings of search and the names of the weights and vocabularies.
 
-    They are in `decoder.yml` in folders of OPUS-MT; Marian adds `.decoder.yml` to the name of the
-    weights.
+    The file is `decoder.yml` in folders of OPUS-MT; Marian itself writes `WEIGHTS.decoder.yml`.
+    Returns empty settings if neither exists.
     """
     decoder_path = folder / "decoder.yml"
     if not decoder_path.exists():
@@ -294,7 +295,10 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
 
 
 def _check_decoder_setting(settings: Settings, name: str, encoder_value: int) -> None:
-    """Raise `ModelError` unless the decoder has the value of the encoder, for which 0 stands."""
+    """Raise `ModelError` if a setting of the decoder is neither 0 nor the value of the encoder.
+
+    Marian replaces 0 by the value of the encoder.
+    """
     value = settings.get(name, 0)
     if value not in (0, encoder_value):
         raise settings.make_error(name, value, f"{encoder_value}, as in the encoder")

@@ -77,7 +77,7 @@ class Settings:
         return choices[self.get(name, default)]
 
     def require_choice(self, name: str, valid: Collection[Any], default: Any = None) -> None:
-        """Refuse a setting whose value is none of the `valid` texts or flags."""
+        """Refuse a setting whose value is not one of the `valid` texts or flags."""
         value = self.get(name, default)
         if not isinstance(value, (str, bool)) or value not in valid:
             raise self.make_error(name, value, " or ".join(map(str, valid)))

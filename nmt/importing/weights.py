@@ -91,12 +91,13 @@ class Tensors:
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise ModelError(f"{self.path}: {name} is {dtype}; quantized weights are not imported")
         tensor = tensor.float()
+        # one infinite number or nan makes the sum so, and float64 does not overflow otherwise
         if not torch.isfinite(tensor.sum(dtype=torch.float64)):
             raise ModelError(f"{self.path}: {name} holds numbers that are not finite; use another")
         return tensor
 
     def rename(self, rules: Sequence[Rule]) -> None:
-        """Rename all tensors by rules, one after another, as `re.sub` does.
+        """Rename all tensors: apply every rule to each name, in the order of the rules.
 
         Raises `ModelError` if two tensors get one name, or a value is no tensor.
         """
@@ -127,6 +128,7 @@ class Tensors:
         other_tensor = self._tensors[other_name]
         if tensor.shape != other_tensor.shape:
             return False
+        # tied tensors of a file share their memory, which makes a comparison needless
         is_same_memory = tensor.data_ptr() == other_tensor.data_ptr()
         return is_same_memory or bool((tensor == other_tensor).all())
 
