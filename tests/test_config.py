@@ -415,8 +415,8 @@ def test_resumed_commands_treat_changed_settings_as_they_declare(
     for changed, status, expected in [
         ("label_smoothing=0.2", 2, "label_smoothing was 0.1, is 0.2"),
         ("mix_temperature=3", 2, "mix_temperature was None, is 3.0"),
-        ("dtype=float32", 0, "resuming with a changed setting: dtype was auto, is float32"),
         ("keep_last=9", 0, ""),
+        ("dtype=float32", 0, "resuming with a changed setting: dtype was auto, is float32"),
     ]:
         capfd.readouterr()
         assert run_command("train", run, "max_updates=2", changed) == status, changed
