@@ -78,11 +78,13 @@ def write_text(home: Path) -> None:
 
 
 def write_yaml(home: Path) -> None:
-    """Write the experiment of docs/commands.md, with a short run, under its two names."""
-    [text] = fenced_blocks((ROOT / "docs/commands.md").read_text("utf-8"), "yaml")
+    """Write the experiment of docs/commands.md under its two names, and the model of that page."""
+    page = (ROOT / "docs/commands.md").read_text("utf-8")
+    experiment, model = fenced_blocks(page, "yaml")
     for path in (home / "path/to/mine.yaml", home / "my/experiment/mine.yaml"):
         path.parent.mkdir(parents=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(experiment, encoding="utf-8")
+    (home / "path/to/wide.yaml").write_text(model, encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
