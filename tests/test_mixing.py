@@ -213,11 +213,12 @@ def test_a_run_resumes_only_with_its_mix(
     data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(data_dir, data_dir / "run", RUN, "mix.a=2", "max_updates=4") == 0
-    for changed in (["mix.a=3"], [], ["mix.a=2", "mix_temperature=2"], ["mix.a=2", "mix.c=0"]):
+    for changed in (["mix.a=3"], ["mix.a=1"], ["mix_temperature=2"], ["mix.a=2", "mix.c=0"]):
         assert train(data_dir, data_dir / "run", RUN, changed) == 2
         error = capsys.readouterr().err.strip().splitlines()[-1]
         assert "mixture was after update 0: 60 of 30 pairs of a + 28 of 7 " in error
     assert train(data_dir, data_dir / "run", RUN, "mix.a=2") == 0
+    assert train(data_dir, data_dir / "run", RUN) == 0  # the run has recorded its mix
 
 
 @pytest.mark.slow
@@ -289,7 +290,7 @@ def test_impossible_stages_are_one_line(data_dir: Path, capsys: pytest.CaptureFi
     assert "the last stage begins after update 7, but the run ends after max_updates=2" in err
     assert "the learning rate still rises after max_updates=2" in err
     for options, text in (
-        ([], "; after update 3: "),
+        (["stages.first.mix.c=2"], "after update 3: "),
         ([*STAGES, "stages.late.start=8"], "after update 8: 0 of 30 pairs of a + 7 of 7"),
         ([*STAGES, "stages.late.start=3"], "stages.first.start=3: two stages start there"),
         ([*STAGES, "stages.late.start=0"], "start=0: must be at least 1"),

@@ -88,7 +88,9 @@ def test_a_translation_does_not_depend_on_its_batch(mode: dict[str, Any]) -> Non
     shuffled = np.random.default_rng(0).permutation(count).tolist()
     for rows in (shuffled[:20], [4, count, 0, 7], [*range(7)]):
         width = int(lengths[rows].max())
-        results = find(stepper, (src[rows, :width], lengths[rows]), settings, keys=[0] * len(rows))
+        results = find(
+            stepper, (src[rows, :width], lengths[rows]), settings, sampling_keys=[0] * len(rows)
+        )
         for row, hypotheses in zip(rows, results, strict=True):
             if row < count:
                 assert_same(hypotheses, expected[row])
