@@ -109,6 +109,7 @@ def test_words_without_a_counterpart_are_refused_with_ours_in_one_short_line() -
         ("train", "epochs=3", "max_updates=N; dry_run=true shows"),
         ("train", "use_cuda=true", "device=cuda or device=cpu"),
         ("train", "gpu=1", "device=cuda:1"),
+        ("train", "gpu_ranks=[0]", "write devices=1, or the number of GPUs"),
         ("train", "--resume", "the same command resumes by itself"),
         ("train", "--arch transformer", "write model=base, big, tiny, "),
         (

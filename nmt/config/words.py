@@ -43,7 +43,7 @@ _OTHER_KEYS = {
     "d_ff": "ffn_dim transformer_ff ff_size feed_forward_size intermediate_size dim_feedforward",
     "d_model": "hidden_size embed_dim rnn_size word_vec_size model_dim emb_size",
     "data_dir": "data_path dataset_dir",
-    "devices": "gpus num_gpus n_gpus ngpus n_gpu world_size nproc_per_node num_devices gpu_ranks",
+    "devices": "gpus num_gpus n_gpus ngpus n_gpu world_size nproc_per_node num_devices",
     "dtype": "precision compute_type",
     "experiment": "config config_name recipe",  # a YAML file of settings in a config group
     "format": "output_format",
@@ -118,6 +118,7 @@ _ADVICE_AND_KEYS = (  # "{value}" becomes the value on the command line
     ),
     ("nmt uses a GPU if there is one; device=cuda or device=cpu chooses", "cuda use_cuda"),
     ("nmt uses a GPU if there is one; device=cuda:{value} chooses this one", "gpu gpu_id"),
+    ("write devices=1, or the number of GPUs", "gpu_ranks"),
     ("write model=base, big, tiny, modern or deep_shallow", "arch architecture model_name"),
     ("write input={value}", "src source text"),
     (
@@ -166,10 +167,7 @@ def translate_value(text: str, type_hint: Any) -> str:
 
     Other text is returned unchanged.
     """
-    accepted_types = (
-        type_hint,
-        *typing.get_args(type_hint),
-    )  # the members of a union are arguments
+    accepted_types = (type_hint, *typing.get_args(type_hint))  # with the members of a union
     name = text.lower()
     if DType in accepted_types and name in _DTYPE_ALIASES:
         return _DTYPE_ALIASES[name].value
