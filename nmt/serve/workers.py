@@ -185,6 +185,7 @@ class WorkerPool:
         worker = await self._get_worker(slot)
 
         def send_new_segments() -> None:
+            """Send the worker the segments that joined the round since the last call."""
             segments = search_round.take_new_segments()
             if segments:
                 worker.send(segments)
