@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import importlib
 import json
 import re
@@ -40,6 +41,7 @@ from nmt.training.preflight import (
 CPU = torch.device("cpu")
 ADVICE = "buy some"
 SPARE_BYTES = 60 << 20
+_M_MMAP_THRESHOLD = -3  # of malloc.h: larger blocks are mapped, and unmapped when they are freed
 
 
 def draw_lengths(count: int, longest: int, seed: int = 0) -> Lengths:
@@ -63,6 +65,9 @@ def plan_under_limit(lengths: Lengths, max_tokens: int, path: Path) -> None:
     advised size. Write the message, the updates done, and whether three times the advice fails.
     """
     torch.set_num_threads(1)
+    # Give every freed tensor back at once: otherwise, the blocks that glibc keeps take a share of
+    # the memory that differs from run to run.
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 16)
     linear = importlib.import_module("nmt.model.fast.layers")
     # oneDNN keeps the memory of failed attempts
     linear.is_onednn_faster = lambda _num_packed=0: False
