@@ -89,7 +89,7 @@ def test_a_lost_worker_is_one_line_and_no_process_is_left(corpus_dir: Path, tmp_
         error = process.communicate()[1]
     wait_until_gone(workers)
     assert not (tmp_path / "data").exists()
-    assert process.returncode == 2
+    assert process.returncode == 2, error
     assert error.split("\n")[-2].startswith("nmt-preprocess: a worker process was killed")
     assert "Traceback" not in error
 
