@@ -84,11 +84,17 @@ def test_a_worker_that_dies_is_one_line() -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "error",
+    # as multiprocessing raises them, without errno
+    [OSError("handle is closed"), ValueError("bad value(s) in fds_to_keep")],
+    ids=["closed pipe", "number of a closed pipe"],
+)
 def test_a_worker_that_dies_while_an_item_is_submitted_is_the_same_line(
-    monkeypatch: pytest.MonkeyPatch,
+    error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
-        raise OSError("handle is closed")  # as multiprocessing raises it, without errno
+        raise error
 
     with Processes(2, sleeper) as pool:
         monkeypatch.setattr(pool._executor, "submit", fail)

@@ -101,6 +101,10 @@ class Processes(Workers[Item, Result]):
         try:
             with _delayed_interrupts():  # `submit` may start a process
                 return self._executor.submit(_apply_function, item)
+        except ValueError as error:
+            # A pool that just lost a worker closes its pipes. A process that is being started gets
+            # the number of a closed pipe for a new one, and then inherits this number twice.
+            raise BrokenProcessPool from error
         except OSError as error:
             if error.errno is None:  # the pipe of a pool that just lost a worker is closed
                 raise BrokenProcessPool from error
