@@ -62,14 +62,14 @@ def composed(name: str, *arguments: str | Iterable[str]) -> Any:
     words = list(REQUIRED.get(name, []))
     for argument in arguments:
         words += [argument] if isinstance(argument, str) else argument
-    return compose_configs(name, words)[0]
+    return compose_command(name, words).config
 
 
-def compose_configs(name: str, words: list[str]) -> tuple[Any, ...]:
-    """Return the arguments of the function that runs a command."""
-    configs = compose.compose_configs(COMMANDS[name], words, pytest.fail)
-    assert configs is not None
-    return configs
+def compose_command(name: str, words: list[str]) -> compose.ComposedCommand:
+    """Compose the config of a command that is no sweep."""
+    command = compose.compose_command(COMMANDS[name], words, lambda _: pytest.fail("a sweep"))
+    assert command is not None
+    return command
 
 
 def from_yaml(schema: type[Any], **changes: Any) -> Any:
@@ -159,7 +159,7 @@ def test_typed_values_win_over_the_experiment_and_have_the_type_of_their_setting
     assert (config.max_updates, config.model.embedding_dropout) == (7, 0.2)
     assert (config.optimizer.peak_learning_rate, config.mix) == (5e-4, {"a": 2})
     assert config.run_dir == "runs/multi30k"
-    saved = yaml.safe_load(compose_configs("train", words)[1])
+    saved = yaml.safe_load(compose_command("train", words).config_yaml)
     assert set(saved) == {field.name for field in dataclasses.fields(TrainConfig)}
     assert saved["max_updates"] == 7
 

@@ -15,8 +15,7 @@ import pytest
 
 from nmt.cli import main as entry
 from nmt.cli.commands import COMMANDS
-from nmt.cli.compose import compose_configs
-from nmt.config import AverageConfig
+from nmt.cli.compose import ComposedCommand, compose_command
 from nmt.errors import ConfigError
 
 SCRIPTS = Path(sys.executable).parent
@@ -81,14 +80,15 @@ def test_a_sweep_runs_every_choice_until_one_fails(
     monkeypatch.chdir(tmp_path)
     runs: list[tuple[int | None, str]] = []
 
-    def note(config: AverageConfig) -> None:
+    def note(composed: ComposedCommand) -> None:
+        config = composed.config
         runs.append((config.last, config.run_dir))
         if config.last == 3:
             raise ConfigError("enough")
 
     arguments = ["run_dir='a,b c'", "output=it's", "hydra.sweep.dir=sweep"]
     with pytest.raises(ConfigError, match="enough"):
-        compose_configs(COMMANDS["average"], ["-m", "last=1,2,3,4", *arguments], note)
+        compose_command(COMMANDS["average"], ["-m", "last=1,2,3,4", *arguments], note)
     assert runs == [(number, "a,b c") for number in (1, 2, 3)]  # only nmt-train adds a subfolder
 
 
@@ -100,10 +100,12 @@ def test_typed_files_replace_the_text_of_an_experiment_in_a_sweep_too(
     Path("mine.yaml").write_text("data:\n  train: {tsv: [t.tsv]}\n  valid: {tsv: [v.tsv]}\n")
     sources: list[list[str]] = []
     arguments = ["data.train.src=a", "data.train.tgt=b", "data.valid.num_pairs=5", "seed=1,2"]
-    compose_configs(
+    compose_command(
         COMMANDS["preprocess"],
         ["-m", "experiment=mine.yaml", "hydra.sweep.dir=sweep", *arguments],
-        lambda c: sources.append(c.data.train.source_keys + c.data.valid.source_keys),
+        lambda composed: sources.append(
+            composed.config.data.train.source_keys + composed.config.data.valid.source_keys
+        ),
     )
     assert sources == [["src", "num_pairs"]] * 2
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
-from test_config import compose_configs, composed
+from test_config import compose_command, composed
 from toy import TINY, command, read_records, train, write_corpus
 
 import nmt
@@ -26,7 +26,6 @@ from nmt.cli.commands import COMMANDS, shell_command
 from nmt.cli.data_folder import ensure_data, train_command
 from nmt.cli.main import import_and_run, log_to_stderr, main
 from nmt.cli.main import nmt as nmt_alone
-from nmt.config import TrainConfig
 from nmt.errors import ConfigError, DataError
 from nmt.runtime.distributed import choose_num_processes
 
@@ -109,13 +108,14 @@ def test_a_run_goes_on_with_the_settings_that_it_has_recorded(
     monkeypatch.chdir(tmp_path)
     Path("own.yaml").write_text("max_updates: 90\noptimizer: {warmup_steps: 7}\n", "utf-8")
     words = ["experiment=own.yaml", "model=tiny", "data_dir=data/mine", "run_dir=runs/mine"]
-    _, config_yaml, _ = compose_configs("train", words)
+    config_yaml = compose_command("train", words).config_yaml
     Path("runs/mine").mkdir(parents=True)
     Path("runs/mine/config.yaml").write_text(config_yaml, "utf-8")
-    config, again_yaml, preparation = compose_configs("train", ["run_dir=runs/mine"])
-    assert again_yaml == config_yaml
-    assert config.experiment == "own.yaml"
-    assert preparation.arguments == ["experiment=own.yaml"]
+    again = compose_command("train", ["run_dir=runs/mine"])
+    assert again.config_yaml == config_yaml
+    assert again.config.experiment == "own.yaml"
+    assert again.preparation is not None
+    assert again.preparation.arguments == ["experiment=own.yaml"]
     config = composed("train", "run_dir=runs/mine", "max_updates=280")
     assert (config.max_updates, config.data_dir) == (280, "data/mine")
     assert config.optimizer.warmup_steps == 7
@@ -221,8 +221,9 @@ def test_training_uses_an_existing_data_folder_and_prepares_none_in_a_dry_run(
 ) -> None:
     def ensure(data_dir: Path, arguments: list[str], *, may_write: bool) -> None:
         words = [f"data_dir={data_dir}", *arguments]
-        config, _, preparation = compose_configs("train", words)
-        ensure_data(config, preparation, may_write=may_write)
+        command = compose_command("train", words)
+        assert command.preparation is not None
+        ensure_data(command.config, command.preparation, may_write=may_write)
 
     for arguments in (["experiment=copy"], ["data.train.src=a", "data.train.tgt=b"]):
         ensure(toy_data, arguments, may_write=True)
@@ -345,10 +346,10 @@ def test_a_sweep_gives_each_run_a_folder_returns_the_score_and_resumes(
     scores: list[float] = []
     options = [*TINY, "max_updates=2", "valid_bleu=false", f"data_dir={toy_data}", "run_dir=s"]
     for _ in range(2):
-        compose.compose_configs(
+        compose.compose_command(
             COMMANDS["train"],
             ["--multirun", "seed=1,2", *options],
-            lambda *config: scores.append(import_and_run(COMMANDS["train"], *config)),
+            lambda command: scores.append(import_and_run(COMMANDS["train"], command)),
         )
     assert {path.name for path in Path("s").iterdir()} == {"seed=1", "seed=2"}
     assert scores[0] != scores[1]
@@ -363,14 +364,14 @@ def test_the_runs_of_a_sweep_have_folders_named_after_the_swept_settings(
     monkeypatch.chdir(tmp_path)
     run_dirs: list[str] = []
 
-    def note(config: TrainConfig, *_: object) -> None:
-        run_dirs.append(config.run_dir)
+    def note(command: compose.ComposedCommand) -> None:
+        run_dirs.append(command.config.run_dir)
         if len(run_dirs) == 3:
             raise ConfigError("enough")
 
     words = ["-m", "run_dir=a b,c", "model=tiny,base", "seed=3"]
     with pytest.raises(ConfigError, match="enough"):
-        compose.compose_configs(COMMANDS["train"], words, note)
+        compose.compose_command(COMMANDS["train"], words, note)
     assert run_dirs == ["a b/model=tiny", "a b/model=base", "c/model=tiny"]
 
 

@@ -76,15 +76,22 @@ class DataPreparation:
     arguments: list[str]  # of the nmt-preprocess command that does the same
 
 
-def compose_configs(
-    command: Command, words: list[str], run: Callable[..., Any]
-) -> tuple[Any, ...] | None:
+@dataclass(frozen=True)
+class ComposedCommand:
+    """The config of a command."""
+
+    config: Any  # an instance of the command's dataclass
+    config_yaml: str  # the same settings
+    preparation: DataPreparation | None = None  # of nmt-train
+
+
+def compose_command(
+    command: Command, words: list[str], run: Callable[[ComposedCommand], Any]
+) -> ComposedCommand | None:
     """Compose the config of `command` from the words after its name.
 
-    Returns the arguments of the function that runs the command: its config, and for nmt-train also
-    the config as YAML and the `DataPreparation`. Returns None if nothing is left to run: a sweep
-    has called `run` with these arguments for each combination of values, or `--cfg job` has
-    printed the config.
+    Returns None if nothing is left to run: a sweep has called `run` for each combination of
+    values, or `--cfg job` has printed the config.
     """
     line = read_arguments(words, command)
     files = find_yaml_files(line.config_folders)
@@ -100,7 +107,7 @@ def compose_configs(
             _, config_yaml = to_config(_compose(command, arguments), command.schema)
             print(config_yaml, end="")
         else:
-            return _run_arguments(command, arguments)
+            return _compose_arguments(command, arguments)
     except (HydraException, OmegaConfBaseException) as error:
         key = getattr(error, "full_key", None)
         reason, _, _ = str(error).partition("\n    full_key:")
@@ -127,10 +134,10 @@ def _add_recorded_config(arguments: list[Argument]) -> list[Argument]:
     return [replace(recorded, is_recorded=True), *arguments]
 
 
-def _run_arguments(
+def _compose_arguments(
     command: Command, arguments: list[Argument], subfolder: str = ""
-) -> tuple[Any, ...]:
-    """Compose the config and return the arguments of the function that runs the command.
+) -> ComposedCommand:
+    """Compose the config of a command from its parsed arguments.
 
     With a `subfolder`, nmt-train uses this folder in `run_dir` as run folder. Also sets whether the
     command verifies checksums.
@@ -141,10 +148,11 @@ def _run_arguments(
     config, config_yaml = to_config(composed, command.schema)
     set_verify(getattr(config, "verify", True))
     if command.name == "train":
-        return config, config_yaml, _data_preparation(composed, config, arguments)
+        preparation = _data_preparation(composed, config, arguments)
+        return ComposedCommand(config, config_yaml, preparation)
     if command.name == "preprocess":
         _complete_script(config)
-    return (config,)
+    return ComposedCommand(config, config_yaml)
 
 
 def _data_preparation(
@@ -305,7 +313,10 @@ def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
 
 
 def _run_hydra(
-    command: Command, line: CommandLine, arguments: list[Argument], run: Callable[..., Any]
+    command: Command,
+    line: CommandLine,
+    arguments: list[Argument],
+    run: Callable[[ComposedCommand], Any],
 ) -> None:
     """Let Hydra run a command with flags of Hydra.
 
@@ -319,18 +330,20 @@ def _run_hydra(
             swept.append(argument)
         else:
             fixed.append(argument)
-    errors: list[BaseException] = []
+    errors: list[Exception] = []
 
     def run_job(_: DictConfig) -> Any:
         if errors:  # a sweep stops at its first error
             return None
         values = [_parse_override(text, command) for text in HydraConfig.get().overrides.task]
-        is_named = HydraConfig.get().mode is RunMode.MULTIRUN and command.name == "train"
         try:
-            subfolder = _name_run(values, arguments) if is_named else ""
-            return run(*_run_arguments(command, [*fixed, *values], subfolder))
-        except Exception as error:  # Hydra would print it; it is raised below instead
+            subfolder = ""
+            if HydraConfig.get().mode is RunMode.MULTIRUN and command.name == "train":
+                subfolder = _name_run(values, arguments)
+            return run(_compose_arguments(command, [*fixed, *values], subfolder))
+        except Exception as error:  # Hydra would print a report of it; raised below instead
             errors.append(error)
+            return None
 
     _store_defaults(command, arguments, unused_groups=())
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises exceptions instead of printing them

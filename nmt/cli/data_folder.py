@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from nmt.cli.commands import COMMANDS, shell_command
-from nmt.cli.compose import DataPreparation, compose_configs
+from nmt.cli.compose import DataPreparation, compose_command
 from nmt.config import (
     DEFAULT_DATA_DIR,
     DEFAULT_RUN_DIR,
@@ -87,7 +87,7 @@ def train_command(config: PreprocessConfig) -> str:
 def _compose_train_config(config: PreprocessConfig) -> TrainConfig:
     """Return the config of nmt-train for the experiment of a data folder."""
     words = [f"experiment={config.experiment}", f"data_dir={config.data_dir}"]
-    composed = compose_configs(COMMANDS["train"], words, lambda *_: None)
+    composed = compose_command(COMMANDS["train"], words, lambda _: None)
     assert composed is not None
-    train_config: TrainConfig = composed[0]
+    train_config: TrainConfig = composed.config
     return train_config

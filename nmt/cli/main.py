@@ -15,7 +15,7 @@ with exiting_when_interrupted():
     import os
     import sys
     from collections.abc import Callable, Sequence
-    from typing import Any
+    from typing import TYPE_CHECKING, Any
 
     from nmt import __version__
     from nmt.cli.commands import COMMANDS, Command, command_help, list_commands
@@ -28,6 +28,9 @@ with exiting_when_interrupted():
         escape_controls,
         suggest_names,
     )
+
+if TYPE_CHECKING:
+    from nmt.cli.compose import ComposedCommand
 
 _QUIET_WORDS = ("-q", "--quiet", "quiet=true")
 _VERBOSE_WORDS = ("-v", "--verbose", "verbose=true")
@@ -76,10 +79,11 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
             raise NmtError(f"no command {words[0]}; {suggest_names(words[0], COMMANDS)}")
         else:
             with exiting_when_interrupted():
-                from nmt.cli.compose import compose_configs  # imports Hydra
-            configs = compose_configs(command, words, functools.partial(import_and_run, command))
-            if configs is not None:
-                import_function(command)(*configs)
+                from nmt.cli.compose import compose_command  # imports Hydra
+            run = functools.partial(import_and_run, command)
+            composed = compose_command(command, words, run)
+            if composed is not None:
+                run(composed)
         if sys.stdout is not None:  # closed with >&-
             sys.stdout.flush()
     except _ERRORS_WITHOUT_TRACEBACK as error:
@@ -109,9 +113,12 @@ def report_error(error: BaseException, program: str) -> int:
     return status
 
 
-def import_and_run(command: Command, *configs: Any) -> Any:
+def import_and_run(command: Command, composed: ComposedCommand) -> Any:
     """Run a command; return its result, which is a score for nmt-train and else None."""
-    return import_function(command)(*configs)
+    run = import_function(command)
+    if composed.preparation is None:
+        return run(composed.config)
+    return run(composed.config, composed.config_yaml, composed.preparation)
 
 
 def import_function(command: Command) -> Callable[..., Any]:
