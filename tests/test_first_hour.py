@@ -216,6 +216,22 @@ def test_the_command_after_preprocessing_names_a_free_run_and_the_model_to_fine_
     assert train_command(config).endswith(expected)
 
 
+def test_a_run_from_another_folder_asks_for_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "runs/mine"
+    run_dir.mkdir(parents=True)
+    recorded = compose_command("train", ["data_dir=data/mine", "run_dir=runs/mine"])
+    (run_dir / "config.yaml").write_text(recorded.config_yaml, "utf-8")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert command("train", "run_dir=../runs/mine") == 2
+    advice = (
+        "other/data/mine does not exist; give data_dir=FOLDER, the data of run_dir=../runs/mine"
+    )
+    assert advice in capsys.readouterr().err
+
+
 def test_training_uses_an_existing_data_folder_and_prepares_none_in_a_dry_run(
     toy_data: Path, tmp_path: Path
 ) -> None:

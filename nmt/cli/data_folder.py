@@ -30,8 +30,9 @@ _FILES = (
 def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write: bool) -> None:
     """Prepare the data folder of a run unless it exists; do not change an existing one.
 
-    If the folder is missing, raises a `DataError` that names the command to run unless `may_write`
-    is set and the settings name training text.
+    If the folder is missing, raises a `DataError` that says what to do, unless `may_write` is set
+    and the settings name training text. The data of a run that exists may be elsewhere, since
+    `data_dir` is often relative to the folder in which the run was started.
     """
     folder = resolve_path(config.data_dir)
     if (folder / "meta.json").exists():
@@ -42,6 +43,10 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
         command = shell_command("preprocess", preparation.arguments)
     elif config.data_dir == DEFAULT_DATA_DIR:
         command = shell_command("preprocess")  # prepares the corpus that comes with nmt
+    elif (resolve_path(config.run_dir) / "config.yaml").exists():
+        raise DataError(
+            f"{folder} {problem}; give data_dir=FOLDER, the data of run_dir={config.run_dir}"
+        )
     else:
         command = shell_command("preprocess", [*_FILES, f"data_dir={config.data_dir}"])
     if not (has_text and may_write):

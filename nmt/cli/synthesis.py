@@ -148,12 +148,18 @@ def _check_output(folder: Path, files: list[str]) -> None:
 
 
 def _check_replacement(config: SynthesisConfig) -> None:
-    """Raise a `DataError` if `output` holds a complete corpus that is not to be replaced."""
+    """Raise a `DataError` if `output` holds a complete corpus that is not to be replaced.
+
+    A corpus without pairs may always be replaced.
+    """
     path = resolve_path(config.output) / SUMMARY_FILE
     if config.overwrite or not path.exists():
         return
     try:
-        pairs = f"{read_json(path)['counts']['pairs']:,} pairs"
+        num_pairs = read_json(path)["counts"]["pairs"]
+        if num_pairs == 0:
+            return
+        pairs = f"{num_pairs:,} pairs"
     except (DamagedError, KeyError, TypeError, ValueError):
         pairs = "pairs"
     raise DataError(
