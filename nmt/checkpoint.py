@@ -178,7 +178,7 @@ def build_model(
     """Build the accelerated Transformer of `info` with `weights`.
 
     Raises `ModelError` if the names or shapes of the weights do not match. If `weights` is None,
-    the weights are undefined and take no memory until they are written.
+    the weights stay uninitialized and use no memory until something is written to them.
     """
     use_one_thread_after_fork()
     with _SkipInitialization():
@@ -229,7 +229,7 @@ def find_model(folder: Path) -> Path:
 def describe_other_models(folder: Path, used_model: Path) -> str:
     """Describe for the log the models of a run folder other than `used_model`.
 
-    Returns "" if there are none, and for the average, which is the model to use.
+    Returns "" if there are none, or if `used_model` is the average, which is the usual choice.
     """
     if (folder / CONFIG).exists() or used_model == (folder / "average").resolve():
         return ""

@@ -104,7 +104,11 @@ def test_a_wrong_turn_is_one_line_that_names_the_right_key(
 def test_words_without_a_counterpart_are_refused_with_ours_in_one_short_line() -> None:
     for command, typed, expected in (
         ("train", "lr=5e-4", "write optimizer.peak_learning_rate=5e-4 "),
-        ("train", "batch_size=64", "max_tokens (what fits in memory), and in training tokens_per"),
+        (
+            "train",
+            "batch_size=64",
+            "max_tokens (as many as fit in memory), and in training tokens_per",
+        ),
         ("translate", "--batch-size 64", "a batch is counted in tokens: max_tokens"),
         ("train", "epochs=3", "max_updates=N; dry_run=true shows"),
         ("train", "use_cuda=true", "device=cuda or device=cpu"),

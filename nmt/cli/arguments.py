@@ -154,9 +154,10 @@ def _check_mapping(key: str, value: str, settings: dict[str, Setting]) -> None:
 
 
 def _complete_key(key: str, value: str, settings: dict[str, Setting], command: Command) -> str:
-    """Return the full key for a key, the end of a key or a key of another toolkit.
+    """Return the full key of the setting that `key` names.
 
-    Raises a `ConfigError` that suggests other keys if there is none.
+    `key` is a full key, the end of one, or a key of another toolkit. Raises a `ConfigError` that
+    suggests other keys if no setting matches.
     """
     for candidate in (key, OUR_KEY.get(key, key)):
         if candidate in settings:

@@ -294,7 +294,7 @@ def _default_text(field: dataclasses.Field[Any]) -> str:
 
 
 def keys_with_resume_rule(command: Command, resume_rule: config.ResumeRule) -> list[str]:
-    """List the keys of the settings that have this rule; `search.*` stands for the search group."""
+    """List the keys of the settings with `resume_rule`; `search.*` stands for all of `search`."""
     keys = []
     for setting in command.settings:
         key = "search.*" if setting.key.startswith("search.") else setting.key

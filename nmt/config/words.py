@@ -93,7 +93,7 @@ OUR_KEY = _map_each_key(_OTHER_KEYS.items())
 _EPOCH_ADVICE = (
     "training is counted in updates: max_updates=N; dry_run=true shows the updates per epoch"
 )
-_BATCH_ADVICE = "a batch is counted in tokens: max_tokens (what fits in memory)"
+_BATCH_ADVICE = "a batch is counted in tokens: max_tokens (as many as fit in memory)"
 _UPDATE_ADVICE = (
     f"{_BATCH_ADVICE}, and in training tokens_per_update (target tokens, over all devices)"
 )

@@ -155,7 +155,7 @@ def _scripts_of_sides(config: PreprocessConfig, direction: LanguagePair) -> list
 
 
 def _scripts_of_side(key: str, names: Sequence[str], language: str) -> Sequence[str]:
-    """Return the scripts that the setting `key` names, by default those of the language."""
+    """Return the scripts that the setting `key` names, or else the scripts of the language."""
     for name in names:
         if name not in SCRIPTS:
             raise ConfigError(f"{key}={name}: no such script; {suggest_names(name, SCRIPTS)}")

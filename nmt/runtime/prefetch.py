@@ -31,7 +31,7 @@ def prefetch(items: Iterable[T], *, leave_seconds: float = 0.5) -> Iterator[T]:
                 if is_closed.is_set():
                     return
             finished.put(None)
-        except BaseException as error:
+        except BaseException as error:  # any exception must reach the caller, or it waits forever
             failed: Future[T] = Future()
             failed.set_exception(error)
             finished.put(failed)
