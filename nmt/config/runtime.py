@@ -7,7 +7,7 @@ from enum import Enum
 
 from nmt.config.options import DEFAULT_RUN_DIR, Settings, option
 
-BACKEND_HELP = "native (PyTorch), ctranslate2, or auto: ctranslate2 where it can do what is asked"
+BACKEND_HELP = "native (PyTorch), ctranslate2, or auto: ctranslate2 where it supports the request"
 DTYPE_HELP = "number format of matrix multiplications: float32, bfloat16, float16 or auto"
 
 
@@ -23,7 +23,7 @@ class DType(str, Enum):
 class Engine(str, Enum):
     """The library that runs the model."""
 
-    auto = "auto"  # CTranslate2 where it can do what is asked, else native
+    auto = "auto"  # CTranslate2 where it supports the request, else native
     native = "native"  # PyTorch
     ctranslate2 = "ctranslate2"  # needs the package, and an architecture that it supports
 

@@ -120,7 +120,7 @@ class BatchSearch:
         arrival. After each step of the search:
 
         1. If segments are done, calls `deliver` with their numbers and results.
-        2. If others are not done, calls `take` with how many. It returns the segments that join
+        2. If others remain, calls `take` with their number. It returns the segments that join
            the search.
 
         Raises the same errors as `translate`, and those of `take` and `deliver`.

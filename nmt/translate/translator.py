@@ -111,7 +111,7 @@ class Translator:
     ) -> Translator:
         """Load a run, a checkpoint or a model folder; several form an ensemble.
 
-        backend=auto takes CTranslate2 where it can do what is asked, else the native engine.
+        backend=auto takes CTranslate2 where it supports the request, else the native engine.
         `quantization` and `num_threads` only apply to CTranslate2; they are the weights of its
         conversion (see `default_quantization`) and the number of batches at a time, where 0 is
         torch's number of threads. Raises `ModelError` for a folder without a model, `DeviceError`

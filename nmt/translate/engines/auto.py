@@ -1,4 +1,4 @@
-"""backend=auto: CTranslate2 where it can do what is asked, else the native engine.
+"""backend=auto: CTranslate2 where it supports the request, else the native engine.
 
 A command knows all its settings before it loads the model, so it takes the engine that
 `choose_engine` returns. `Translator.load` does not know them: its `AutoBackend` searches with
@@ -38,7 +38,7 @@ class EngineChoice(NamedTuple):
 
 
 class AutoBackend:
-    """Searches with CTranslate2 where that can do what is asked; else, and for scores, natively.
+    """Searches with CTranslate2 where it supports the request; otherwise, and for scores, natively.
 
     Args:
         fast: the engine of CTranslate2.
