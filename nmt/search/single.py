@@ -1,6 +1,6 @@
 """Greedy and beam search for one sentence on a CPU.
 
-It returns what the general search returns. For one sentence, tensor operations of a few elements
+Its results equal those of the general search. For one sentence, tensor operations of a few elements
 take most of the time, so hypotheses are lists and NumPy chooses among their continuations.
 """
 

@@ -109,7 +109,7 @@ class FastLinear(nn.Linear):
         max_rows = _FEW_ROWS_PRODUCTS // weight.numel()
 
         def multiply(x: Tensor) -> Tensor:
-            if len(x) > max_rows:
+            if x.shape[0] > max_rows:  # `len` takes four times as long
                 return multiply_many(x)
             y = torch.addmm(bias, x, weight)
             return y.relu_() if activation == "relu" else y

@@ -12,7 +12,7 @@ belong to each hypothesis.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +81,7 @@ class SingleLayer:
 
     def attend_self(self, x: Tensor, cache: LayerCache, state: SingleState) -> Tensor:
         """Attend to the tokens so far, and write keys and values of the newest into the cache."""
-        num_rows = len(x)
+        num_rows = x.shape[0]
         heads = self.self_in(x).view(num_rows, 3, self.num_heads, self.head_size)
         heads = heads.permute(1, 2, 0, 3)  # (3, H, R, d): queries, keys and values
         cache.keys_values[:, :, state.num_columns - num_rows : state.num_columns] = heads[1:]
@@ -91,7 +91,7 @@ class SingleLayer:
 
     def attend_source(self, x: Tensor, cache: LayerCache) -> Tensor:
         """Attend to the source; its keys are scaled already."""
-        num_rows = len(x)
+        num_rows = x.shape[0]
         q = self.cross_in(x).view(num_rows, self.num_heads, self.head_size).transpose(0, 1)
         weights = torch.softmax(torch.bmm(q, cache.source_keys), dim=-1)  # (H, R, S)
         attended = torch.bmm(weights, cache.source_values)  # (H, R, d)
@@ -99,7 +99,7 @@ class SingleLayer:
 
 
 class LayerCache:
-    """Keys and values of a layer: those of the source, and those of the target tokens so far."""
+    """Keys and values of a layer, for the source and for the target tokens so far."""
 
     def __init__(self, layer: SingleLayer, memory: Tensor) -> None:
         keys_values = layer.cross_attention.project_memory(memory)  # (S, 2, H, d)
@@ -175,9 +175,9 @@ class SingleState:
 
 
 def few_rows_function(
-    module: nn.Module, end: int | None = None, **activation: Any
+    module: nn.Module, end: int | None = None, activation: str = "none"
 ) -> Callable[[Tensor], Tensor]:
     """Return the function of a linear layer, or of its first `end` outputs; see
     `FastLinear.few_rows_function`.
     """
-    return cast(FastLinear, module).few_rows_function(end, **activation)
+    return cast(FastLinear, module).few_rows_function(end, activation)
