@@ -144,6 +144,17 @@ def test_a_damaged_conversion_is_replaced(folder: Path, caplog: pytest.LogCaptur
     assert "converting the model again" in caplog.text
 
 
+def test_a_damaged_conversion_that_cannot_be_removed_is_named(folder: Path) -> None:
+    load(folder)
+    [model] = (folder / "ctranslate2").glob("*/model.bin")
+    model.write_bytes(model.read_bytes()[:-100])
+    lock = folder / "ctranslate2" / ".lock"
+    lock.unlink(missing_ok=True)
+    lock.mkdir()  # so that no process can take the lock, as in a folder that is read-only
+    with pytest.raises(NmtError, match=r"is damaged and cannot be removed .*; remove it, or use"):
+        load(folder)
+
+
 def test_conversions_are_in_the_cache_of_the_user_if_the_model_cannot_be_written(
     folder: Path, user_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

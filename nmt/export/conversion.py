@@ -72,9 +72,18 @@ def convert_once(model_folder: Path, quantization: Quantization) -> Path:
 
 
 def remove_conversion(folder: Path) -> None:
-    """Remove a damaged conversion, so that the next call of `convert_once` makes another."""
-    with FileLock(folder.parent / ".lock").acquire(timeout=_LOCK_SECONDS):
-        shutil.rmtree(folder, ignore_errors=True)
+    """Remove a damaged conversion, so that the next call of `convert_once` makes another.
+
+    Raises an `NmtError` if it cannot be removed, as in a read-only model folder.
+    """
+    try:
+        with FileLock(folder.parent / ".lock").acquire(timeout=_LOCK_SECONDS):
+            if folder.exists():  # else another process has removed it
+                shutil.rmtree(folder)
+    except (OSError, RuntimeError) as error:  # RuntimeError: the file system has no locks
+        raise NmtError(
+            f"{folder} is damaged and cannot be removed ({error}); remove it, or use backend=native"
+        ) from None
 
 
 def _convert(model_folder: Path, folder: Path, quantization: Quantization) -> None:
