@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import subprocess
+import sys
 import threading
 import time
 import urllib.parse
@@ -135,6 +137,27 @@ def running(models: Models, **settings: Any) -> Iterator[Running]:
         server.should_exit = True
         thread.join(20)
         assert not thread.is_alive()
+
+
+def start_server(
+    folder: Path, *settings: str, cwd: Path
+) -> tuple[subprocess.Popen[str], Running, Iterator[str]]:
+    """Start nmt-serve with the native engine in a process; wait until it serves.
+
+    Returns the process, the server, and the further lines of its log.
+    """
+    code = "import sys; from nmt.cli.main import main, COMMANDS; sys.exit(main(COMMANDS['serve']))"
+    command = [sys.executable, "-c", code, f"model_dir={folder}", "port=0", "backend=native"]
+    process = subprocess.Popen([*command, *settings], stderr=subprocess.PIPE, text=True, cwd=cwd)
+    assert process.stderr is not None
+    lines = iter(process.stderr.readline, "")
+    try:
+        serving_line = next(line for line in lines if "serving on" in line)
+    except BaseException:
+        process.kill()
+        raise
+    port = int(serving_line.rsplit(":", 1)[1])
+    return process, Running(port, None), lines  # type: ignore[arg-type]
 
 
 def tiny_folder(folder: Path, tokenizer: Tokenizer, seed: int = 3) -> Path:

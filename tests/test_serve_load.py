@@ -9,8 +9,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import GOOD, Answer, Running, copying, eventually, loaded, running, tiny_folder
+from serving import (
+    GOOD,
+    Answer,
+    Running,
+    copying,
+    eventually,
+    loaded,
+    running,
+    start_server,
+    tiny_folder,
+)
 from tiny import sentences
 from toy import call_before
 
@@ -513,17 +521,9 @@ def test_signals_drain_and_reload_without_a_lost_request(
     ]
     link = tmp_path / "model"
     link.symlink_to(folders[0])
-    code = "import sys; from nmt.cli.main import main, COMMANDS; sys.exit(main(COMMANDS['serve']))"
-    command = [sys.executable, "-c", code, f"model_dir={link}", "port=0", "num_threads=1"]
-    command.append("backend=native")
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    process, server, lines = start_server(link, "num_threads=1", cwd=tmp_path)
     try:
-        assert process.stderr is not None
-        lines = iter(process.stderr.readline, "")
-        serving_line = next(line for line in lines if "serving on" in line)
-        port = int(serving_line.rsplit(":", 1)[1])
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        server = Running(port, None)  # type: ignore[arg-type]
+        threading.Thread(target=list, args=[lines], daemon=True).start()  # reads the whole log
         assert server.translate("the house") == expected[0]
         stop = threading.Event()
         answered: list[str] = []

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import GOOD, Running, copying, eventually, loaded, running, tiny_folder
+from serving import GOOD, copying, eventually, loaded, running, start_server, tiny_folder
 from tiny import sentences
 
 from nmt.config import Engine, ServeConfig
@@ -166,19 +164,11 @@ def test_no_process_is_left_after_failed_reloads_or_a_killed_server(
 ) -> None:
     folder = tiny_folder(tmp_path / "model", tokenizer)
     contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    code = "import sys; from nmt.cli.main import main, COMMANDS; sys.exit(main(COMMANDS['serve']))"
-    command = [sys.executable, "-c", code, f"model_dir={folder}", "port=0", "num_workers=2"]
-    command.append("backend=native")
-    command.append("backend=native")
     for stop in (signal.SIGTERM, signal.SIGKILL):
         for name, content in contents.items():
             (folder / name).write_bytes(content)
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        process, server, lines = start_server(folder, "num_workers=2", cwd=tmp_path)
         try:
-            assert process.stderr is not None
-            lines = iter(process.stderr.readline, "")
-            port = int(next(line for line in lines if "serving on" in line).rsplit(":", 1)[1])
-            server = Running(port, None)  # type: ignore[arg-type]
             expected = server.translate("the house")
             for name in contents if stop == signal.SIGTERM else ():
                 (folder / name).write_bytes(b"[damaged")
@@ -212,15 +202,8 @@ def test_a_worker_in_a_long_search_ends_with_a_killed_server(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     folder = tiny_folder(tmp_path / "model", tokenizer)
-    code = "import sys; from nmt.cli.main import main, COMMANDS; sys.exit(main(COMMANDS['serve']))"
-    command = [sys.executable, "-c", code, f"model_dir={folder}", "port=0", "num_workers=2"]
-    command.append("backend=native")
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    process, server, _ = start_server(folder, "num_workers=2", cwd=tmp_path)
     try:
-        assert process.stderr is not None
-        lines = iter(process.stderr.readline, "")
-        port = int(next(line for line in lines if "serving on" in line).rsplit(":", 1)[1])
-        server = Running(port, None)  # type: ignore[arg-type]
         server.translate("the house")
         (loader,) = loaders(process.pid)
         search = {"sampling": True, "max_length_a": 4, "max_length_b": 500, "min_length": 200}
