@@ -64,10 +64,10 @@ class Middleware:
             app = self._choose_app(request, context, max_bytes)
             await app(scope, body.receive, sender)
         except Exception:
+            # Starlette raises each exception again after `respond_to_bug` has logged it
             has_response = sender.status != _CLIENT_CLOSED
-            if not has_response:  # uvicorn logs the exception and answers with status 500
+            if not has_response:  # that handler failed; uvicorn logs it and answers with status 500
                 raise
-            log.exception("request %s failed while it was answered", context.id)
         finally:
             body.release()
             self._report(scope, context, sender.status, time.monotonic() - start)

@@ -179,7 +179,7 @@ class RoundRunner:
             await engine.search(slot, search_round, functools.partial(self._deliver, search_round))
         except WorkerDiedError:
             raise
-        except Exception as error:
+        except Exception as error:  # such as a pool whose models can no longer be loaded
             search_round.is_open = False
             log.exception("the engine failed with %d sentences", len(search_round.unfinished))
             failure = describe_failure(error)

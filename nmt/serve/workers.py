@@ -204,7 +204,7 @@ class WorkerPool:
                 has_finished_all = message.num_finished == search_round.num_added
                 if has_finished_all:
                     return
-        except BaseException:
+        except BaseException:  # also a cancellation
             worker.close()  # the next round must not get further deliveries of this one
             raise
         finally:
