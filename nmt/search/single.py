@@ -49,7 +49,9 @@ def search_single(
     stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
 ) -> list[Hypothesis]:
     """Return the hypotheses of the only sentence of a request, best first."""
-    model = SingleModel(stepper, request, tokenizer)
+    src, src_lengths = pad_source(request.sources, tokenizer)  # (1, S), (1,)
+    state = stepper.start_single(src, src_lengths)
+    model = SingleModel(stepper, state, request, tokenizer)
     if request.config.beam_size == 1:
         hypotheses = [_search_greedily(model)]
     else:
@@ -61,7 +63,9 @@ def search_single(
 class SingleModel:
     """The predictions of a model for one sentence."""
 
-    def __init__(self, stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers) -> None:
+    def __init__(
+        self, stepper: Stepper, state: Any, request: SearchRequest, tokenizer: Tokenizers
+    ) -> None:
         self.request = request
         self.config = request.config
         self.bos_id = tokenizer.tgt.bos_id
@@ -69,8 +73,7 @@ class SingleModel:
         self.limit = request.length_limits()[0]
         self._forbidden = forbidden_ids(tokenizer.tgt)
         self._stepper = stepper
-        src, src_lengths = pad_source(request.sources, tokenizer)  # (1, S), (1,)
-        self._state = stepper.start_single(src, src_lengths)
+        self._state = state  # of `stepper`
 
     def next_log_probs(self, tokens: list[int]) -> Floats:
         """Append a token to each hypothesis; return log-probabilities of the next one (R, V)."""

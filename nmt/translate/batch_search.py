@@ -159,22 +159,6 @@ class BatchSearch:
 
     def _search(self, batch: list[_KeyedSegment]) -> list[SearchResult]:
         """Search a batch; if that fails, search its halves, down to single segments."""
-        results = self._try_search(batch)
-        if not isinstance(results, Failure):
-            return results
-        if len(batch) == 1:
-            return [results]
-        torch.cuda.empty_cache()  # does nothing if no GPU is used
-        reason = results.reason
-        log.warning("a batch of %d sentences failed (%s); trying its halves", len(batch), reason)
-        half = len(batch) // 2
-        return self._search(batch[:half]) + self._search(batch[half:])
-
-    def _try_search(self, batch: list[_KeyedSegment]) -> list[SearchResult] | Failure:
-        """Search a batch; return the results of its segments, or why the whole batch failed.
-
-        Once this returns, the traceback of a failure no longer keeps the batch's tensors alive.
-        """
         request = SearchRequest(
             [keyed.segment.ids for keyed in batch],
             self.config,
@@ -189,11 +173,19 @@ class BatchSearch:
             if len(batch) == 1 and self._is_engine_broken():
                 raise
             message = " ".join(str(error).split())  # on one line
-            return Failure(f"{type(error).__name__}: {message[:300]}")
-        with self._failure_lock:
-            self.num_failed = 0
-            self.last_translated = batch[0].segment
-        return list(hypotheses)
+            reason = f"{type(error).__name__}: {message[:300]}"
+        else:
+            with self._failure_lock:
+                self.num_failed = 0
+                self.last_translated = batch[0].segment
+            return list(hypotheses)
+        # Not in the clause above, where the traceback keeps the tensors of the batch alive
+        if len(batch) == 1:
+            return [Failure(reason)]
+        torch.cuda.empty_cache()  # does nothing if no GPU is used
+        log.warning("a batch of %d sentences failed (%s); trying its halves", len(batch), reason)
+        half = len(batch) // 2
+        return self._search(batch[:half]) + self._search(batch[half:])
 
     def _is_engine_broken(self) -> bool:
         """Count the failure of a segment; after many in a row, test whether the engine works."""

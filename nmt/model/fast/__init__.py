@@ -89,7 +89,11 @@ class FastTransformer(Transformer):
             return self.start(src, src_lengths)
         if self.single_decoder is None:
             self.single_decoder = SingleDecoder(self)
-        memory, _ = self.encode_padded(src, src_lengths)  # (S, D)
+        length = int(src_lengths[0])
+        if self.drops_eos:
+            length -= 1
+        packing = pack([length])
+        memory = self.encode(src[0, :length], PackedContext.of(packing, packing))  # (S, D)
         return SingleState(self.single_decoder, memory)
 
     def encode_padded(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Packing]:
