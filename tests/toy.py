@@ -19,6 +19,7 @@ from torch import Tensor
 from nmt.cli.commands import COMMANDS
 from nmt.cli.main import main
 from nmt.config import TrainConfig
+from nmt.data.augment import TextAugmenter
 from nmt.data.batching import UpdatePlan
 from nmt.data.tokenizer import Tokenizer
 from nmt.runtime.distributed import World
@@ -128,7 +129,7 @@ def write_data(folder: Path, tokenizer: Tokenizer, lengths: list[tuple[int, int]
         pairs.append((src, tgt))
     (folder / "tokenizer.model").write_bytes(tokenizer.model)
     languages = {"src_lang": "en", "tgt_lang": "de"}
-    meta = {"tokenizer_sha256": tokenizer.sha256, **languages}
+    meta = {"tokenizer_sha256": tokenizer.sha256, "max_length": 200, **languages}
     write_folder(folder, {"": pairs}, tokenizer.vocab_size, **meta)
 
 
@@ -150,13 +151,15 @@ def batch_rows(update: UpdatePlan) -> list[list[int]]:
     return [rows.tolist() for rows in update.batches]
 
 
-def read_pairs(learner: Learner, batches: list[Any], draw: int) -> list[list[list[int]]]:
+def read_pairs(
+    learner: Learner, batches: list[Any], draw: int, augment: TextAugmenter | None = None
+) -> list[list[list[int]]]:
     """Return the source, decoder input and target ids of the pairs of `batches`, lists of rows, as
     training reads them in update `draw`.
     """
     update = UpdatePlan(list(map(np.array, batches)), 1, 1)
     pairs = []
-    for micro_batches in learner.batch_maker.make_batches(update, draw):
+    for micro_batches in learner.batch_maker.make_batches(update, draw, augment):
         for batch in micro_batches:
             src_lengths, tgt_lengths = batch.lengths.T.tolist()
             src = batch.src[: batch.num_src_tokens].split(src_lengths)

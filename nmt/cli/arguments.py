@@ -16,7 +16,12 @@ from nmt.cli.commands import NAME, Command, Setting
 from nmt.config import ADVICE_FOR_KEY, OUR_KEY, resolve_path, translate_flag
 from nmt.errors import ConfigError, suggest_names
 
-GROUPS = ("model", "data", "experiment")  # config groups: folders of YAML files to choose from
+GROUPS = (
+    "model",
+    "data",
+    "augment",
+    "experiment",
+)  # config groups: folders of YAML files to choose from
 _SWEEP_FLAGS = ("--multirun", "-m")
 _CONFIG_FLAGS = ("--cfg", "-c")
 _COMPLETION_FLAGS = ("--shell-completion", "-sc")

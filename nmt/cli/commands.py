@@ -98,7 +98,7 @@ _COMMANDS = (
         ),
         schema=config.TrainConfig,
         run="nmt.cli.train:run",
-        groups=("model", "data", "experiment"),
+        groups=("model", "data", "augment", "experiment"),
         can_resume=True,
     ),
     Command(

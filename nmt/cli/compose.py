@@ -244,6 +244,7 @@ def _store_defaults(
         "_self_",
         {"data": "numbers" if uses_included_corpus else "files"},
         {"model": "base"},
+        {"augment": None},
         {"experiment": None},
         {"override hydra/hydra_logging": "none"},  # our loggers write to stderr
         {"override hydra/job_logging": "none"},

@@ -5,14 +5,27 @@ The model translates a source file, or a held-out set of a data folder.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 from nmt import evaluate as metrics
-from nmt.config import Engine, EvaluateConfig, Metric, OutputFormat, resolve_path
+from nmt.config import (
+    Engine,
+    EvaluateConfig,
+    Metric,
+    OutputFormat,
+    Perturbation,
+    resolve_path,
+)
+from nmt.data import perturb
 from nmt.data.text import read_input
 from nmt.evaluate import Comparison, Score
+
+_WORD_BOUNDS = (1, 4, 11, 21, 41, math.inf)  # of the parts of a test set by length
 
 
 @dataclass(frozen=True)
@@ -24,7 +37,7 @@ class _TestSet:
     hypotheses: list[str] = field(default_factory=list)  # empty until a model has translated
     sources: list[str] = field(default_factory=list)
     translate_options: dict[str, Any] = field(default_factory=dict)  # languages or their tags
-    corpus: str = ""  # in a data folder of several corpora; printed before the name of a score
+    label: str = ""  # corpus, perturbation or lengths; printed before the names of scores
 
 
 def evaluate(config: EvaluateConfig) -> None:
@@ -40,7 +53,7 @@ def evaluate(config: EvaluateConfig) -> None:
             "force": config.force,  # score text that looks tokenized
         }
         for score in metrics.evaluate(test_set.hypotheses, test_set.references, **options):
-            name = f"{test_set.corpus} {score.name}" if test_set.corpus else score.name
+            name = f"{test_set.label} {score.name}" if test_set.label else score.name
             scores.append(replace(score, name=name))
         if baseline is not None:  # then there is a single test set
             significance = metrics.Significance(
@@ -98,6 +111,8 @@ def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> 
         test_sets = [test_set]
     # the texts that the hypotheses will be scored with, before a translation that may take long
     baseline_system = {} if baseline is None else {"baseline": baseline}
+    for test_set in list(test_sets):
+        test_sets += [_perturb(test_set, kind, config.seed) for kind in config.perturb]
     for test_set in test_sets:
         metrics.check_lines(baseline_system, test_set.references, force=config.force)
     translated = []
@@ -106,7 +121,44 @@ def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> 
             test_set.sources, **test_set.translate_options, **config.search_changes()
         )
         translated.append(replace(test_set, hypotheses=hypotheses))
+        if config.by_length:
+            translated += _divide_by_length(translated[-1])
     return translated
+
+
+def _perturb(test_set: _TestSet, kind: Perturbation, seed: int) -> _TestSet:
+    """Return a test set with changed text; lines draw random numbers of their own."""
+    sources = []
+    references: list[list[str]] = [[] for _ in test_set.references]
+    for i, source in enumerate(test_set.sources):
+        rng = Random(f"{kind.value} {seed} {i}")
+        originals = [lines[i] for lines in test_set.references]
+        source, changed = perturb.perturb_line(source, originals, kind, rng)
+        sources.append(source)
+        for lines, line in zip(references, changed, strict=True):
+            lines.append(line)
+    label = f"{test_set.label} {kind.value}".strip()
+    return replace(test_set, sources=sources, references=references, label=label)
+
+
+def _divide_by_length(test_set: _TestSet) -> list[_TestSet]:
+    """Divide a translated test set into the lines whose sources have few words, more, and so on."""
+    word_counts = [len(source.split()) for source in test_set.sources]
+    groups = []
+    for low, high in itertools.pairwise(_WORD_BOUNDS):
+        indices = [i for i, count in enumerate(word_counts) if low <= count < high]
+        if not indices:
+            continue
+        words = f"{low} words or more" if high == math.inf else f"{low} to {high - 1} words"
+        group = replace(
+            test_set,
+            sources=[test_set.sources[i] for i in indices],
+            hypotheses=[test_set.hypotheses[i] for i in indices],
+            references=[[lines[i] for i in indices] for lines in test_set.references],
+            label=f"{test_set.label} {words} (n={len(indices)})".strip(),
+        )
+        groups.append(group)
+    return groups
 
 
 def _read_held_out(config: EvaluateConfig) -> list[_TestSet]:
@@ -122,7 +174,7 @@ def _read_held_out(config: EvaluateConfig) -> list[_TestSet]:
             bleu_tokenizer=_choose_tokenizer(config, config.tgt_lang or languages.tgt_lang),
             sources=text.sources,
             translate_options={"src_tag": languages.src_tag, "tgt_tag": languages.tgt_tag},
-            corpus=text.corpus,
+            label=text.corpus,
         )
         test_sets.append(test_set)
     return test_sets

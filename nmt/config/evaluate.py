@@ -11,7 +11,7 @@ from nmt.config.search import SearchOverrides
 from nmt.errors import ConfigError
 
 # settings that have no effect without a model, or without a baseline
-_ONLY_WITH_MODEL = ("src", "split", "src_lang", "device")
+_ONLY_WITH_MODEL = ("src", "split", "src_lang", "device", "by_length")
 _ONLY_WITH_BASELINE = ("method", "num_samples", "seed")
 
 
@@ -35,6 +35,17 @@ class HeldOutSplit(str, Enum):
     valid = "valid"
 
 
+class Perturbation(Enum):
+    """Changes of a test set that imitate how people write."""
+
+    upper = "upper"  # source and references in capitals
+    title = "title"  # the first letter of each word capital, in both
+    lower = "lower"  # both without capitals
+    punct = "punct"  # without the mark at the end, if the source and all references have the same
+    typos = "typos"  # four typos in each source
+    noise = "noise"  # a random word, emoji, symbol or address at the end of both
+
+
 class Method(str, Enum):
     """The test for the significance of a difference."""
 
@@ -53,6 +64,10 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
     src: str | None = option(None, "source text for model_dir")
     data_dir: str | None = option(None, "data folder whose test set model_dir translates instead")
     split: HeldOutSplit = option(HeldOutSplit.test, "test or valid set of data_dir")
+    perturb: list[Perturbation] = option(
+        [], "also translate the text changed: upper, title, lower, punct, typos, noise"
+    )
+    by_length: bool = option(False, "also score sources of 1 to 3 words, 4 to 10, and so on")
     metrics: list[Metric] = option(
         [Metric.bleu, Metric.chrf, Metric.ter], "bleu, chrf, chrfpp, ter"
     )
@@ -81,7 +96,12 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
             self.require(bool(self.references), "references", "name at least one")
         if self.model_dir is None:
             search_keys = {setting.name for setting in fields(SearchOverrides)} - {"seed"}
+            self.require(not self.perturb, "perturb", "does nothing without model_dir")
             self._refuse_unused("model_dir", (*_ONLY_WITH_MODEL, *sorted(search_keys)))
+        else:
+            changes_lines = self.by_length or bool(self.perturb)
+            rule = "does not work with perturb or by_length"
+            self.require(self.baseline is None or not changes_lines, "baseline", rule)
         if self.baseline is None:
             self._refuse_unused("baseline", _ONLY_WITH_BASELINE)
         if self.src is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 
 from nmt.config.model import ModelConfig
@@ -17,7 +17,7 @@ from nmt.config.options import (
 )
 from nmt.config.runtime import DTYPE_HELP, ChecksumConfig, DType, RuntimeConfig
 from nmt.config.search import SearchConfig
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, suggest_names
 
 
 class Optimizer(str, Enum):
@@ -141,13 +141,51 @@ class NoiseConfig(Settings):
 
 
 @dataclass(kw_only=True)
+class AugmentConfig(Settings):
+    """Changes of the text of training pairs, drawn again in every update (docs/augment.md).
+
+    Each setting is the probability that a pair is changed.
+    """
+
+    prefix = "augment."
+    upper: float = option(0.0, "both sides in capitals", low=0, high=1)
+    title: float = option(
+        0.0, "both sides with the first letter of each word capital", low=0, high=1
+    )
+    lower: float = option(0.0, "both sides without capitals", low=0, high=1)
+    punct: float = option(
+        0.0, "without the mark at the end, if it is the same on both sides", low=0, high=1
+    )
+    typos: float = option(0.0, "1 to 4 typos in the source", low=0, high=1)
+    spaces: float = option(0.0, "a wrong space at a punctuation mark of the source", low=0, high=1)
+    inline_noise: float = option(
+        0.0, "a random word, emoji, symbol or address inserted into both sides", low=0, high=1
+    )
+    noise: float = option(0.0, "both sides replaced by such words", low=0, high=1)
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether any change is possible."""
+        return self != AugmentConfig()
+
+    def check(self) -> None:
+        num_cases = self.upper + self.title + self.lower
+        self.require(num_cases <= 1, "upper", "upper, title and lower must add up to at most 1")
+
+
+@dataclass(kw_only=True)
 class StageConfig(Settings):
-    """A part of training with other weights of corpora; it ends where the next stage starts."""
+    """A part of training with other weights of corpora or another augmentation; it ends where the
+    next stage starts.
+    """
 
     prefix = "stages."
     start: int = option(0, "number of updates after which the stage starts", low=1)
     mix: dict[str, float] = option(
         dict, "weight of a corpus in this stage; corpora that are not named keep theirs"
+    )
+    augment: dict[str, float] = option(
+        dict, "settings of augment in this stage; settings that are not named keep theirs"
     )
 
 
@@ -182,7 +220,9 @@ class TrainConfig(RuntimeConfig):
     mix_temperature: float | None = option(
         None, "above 1: evens out the shares of the corpora; null: as preprocessed", low=1
     )
-    stages: dict[str, StageConfig] = option(dict, "stages with other weights of corpora, by name")
+    stages: dict[str, StageConfig] = option(
+        dict, "stages with other weights of corpora or augmentation, by name"
+    )
     init_from: str | None = option(
         None, "run, checkpoint or model folder whose weights training starts from"
     )
@@ -207,6 +247,7 @@ class TrainConfig(RuntimeConfig):
         low=0,
         below=1,
     )
+    augment: AugmentConfig = option(AugmentConfig, "changes of the text of training pairs")
     noise: NoiseConfig = option(NoiseConfig, "noise on the tokens of training pairs")
     tokens_per_update: int = option(25000, "target tokens per update, over all ranks", low=1)
     max_tokens: int = option(
@@ -318,6 +359,7 @@ class TrainConfig(RuntimeConfig):
         """Raise a `ConfigError` for stages with the same start and for invalid weights."""
         weights = {f"mix.{corpus}": weight for corpus, weight in self.mix.items()}
         starts: set[int] = set()
+        augment_keys = [setting.name for setting in fields(AugmentConfig)]
         for name, stage in self.stages.items():
             require_valid(
                 stage.start not in starts,
@@ -326,10 +368,28 @@ class TrainConfig(RuntimeConfig):
                 "two stages start there; give each its own",
             )
             starts.add(stage.start)
+            for key, probability in stage.augment.items():
+                rule = f"no such setting; {suggest_names(key, augment_keys)}"
+                require_valid(
+                    key in augment_keys, f"stages.{name}.augment.{key}", probability, rule
+                )
+            self.augment_at(stage)  # raises for probabilities out of range
             for corpus, weight in stage.mix.items():
                 weights[f"stages.{name}.mix.{corpus}"] = weight
         for key, weight in weights.items():
             require_valid(0 <= weight <= MAX_NUMBER, key, weight, "must be a number from 0")
+
+    def augment_at(self, stage: StageConfig) -> AugmentConfig:
+        """Return the settings of augment in a stage."""
+        return replace(self.augment, **stage.augment)
+
+    @property
+    def changes_lengths(self) -> bool:
+        """Whether pairs have other numbers of tokens in an update than in the data folder."""
+        changes_text = any(self.augment_at(stage).is_enabled for stage in self.stages.values())
+        return bool(
+            self.subword_sampling or self.noise.drop or self.augment.is_enabled or changes_text
+        )
 
     def _is_set(self, key: str) -> bool:
         """Return whether a setting differs from its default and is not False."""

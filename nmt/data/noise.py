@@ -69,11 +69,11 @@ class TokenNoise:
         rng = np.random.default_rng(seed)
         src_ids = np.array(src)  # (N,)
         src_draws = rng.random((3, len(src_ids)))
-        src_prefix_length = _find_prefix_length(src_ids, self.src_prefixes)
+        src_prefix_length = find_prefix_length(src_ids, self.src_prefixes)
         noisy_text = self._add_source_noise(src_ids[src_prefix_length:], src_draws)
         noisy_src = np.concatenate([src_ids[:src_prefix_length], noisy_text])
         noisy_tgt = np.array(tgt)  # (M,)
-        tgt_prefix_length = _find_prefix_length(noisy_tgt, self.tgt_prefixes)
+        tgt_prefix_length = find_prefix_length(noisy_tgt, self.tgt_prefixes)
         is_replaced = rng.random(len(noisy_tgt)) < self.config.word_dropout  # (M,)
         is_replaced[noisy_tgt == self.tgt_separator_id] = False
         is_replaced[:tgt_prefix_length] = False
@@ -128,7 +128,7 @@ def _find_separator_id(tokenizer: Tokenizer) -> int:
     return pieces.index(SEPARATOR) if SEPARATOR in pieces else -1
 
 
-def _find_prefix_length(ids: Ids, prefixes: list[list[int]]) -> int:
+def find_prefix_length(ids: Ids, prefixes: list[list[int]]) -> int:
     """Return the length of the longest of `prefixes` that the ids begin with, or 0."""
     longest = 0
     for prefix in prefixes:

@@ -225,6 +225,11 @@ def _explain_failure(message: str, vocab_size: int) -> NmtError:
     return DataError(f"the tokenizer cannot be trained on this corpus: {message}")
 
 
+def user_symbols(model: bytes) -> list[str]:
+    """Return the user-defined symbols of a SentencePiece model, such as tags."""
+    return [p.piece for p in read_proto(model).pieces if p.type == _Piece.USER_DEFINED]
+
+
 def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
     """Load the SentencePiece model at `path`, and append missing control symbols and `symbols`.
 
@@ -234,7 +239,7 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
     model = read_model(path)
     tokenizer = Tokenizer(model)
     pieces = set(tokenizer.all_pieces())
-    model_symbols = {p.piece for p in read_proto(model).pieces if p.type == _Piece.USER_DEFINED}
+    model_symbols = user_symbols(model)
     added: list[str] = []
     # Protobuf merges messages whose bytes are concatenated: lists grow, other values are replaced.
     # So additions need only be appended to the bytes of the model.

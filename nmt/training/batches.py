@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nmt.config import TrainConfig
 from nmt.data import Lengths, Rows
+from nmt.data.augment import TextAugmenter
 from nmt.data.batch import MICRO_BATCH_TOKENS, Ids, batch_cost
 from nmt.data.batching import UpdatePlan
 from nmt.data.binary import ParallelData
@@ -148,16 +149,19 @@ class BatchMaker:
         self._source_eos = config.model.source_eos
         self._device_type = device.type
 
-    def make_batches(self, plan: UpdatePlan, update_id: int = 0) -> list[list[Batch]]:
+    def make_batches(
+        self, plan: UpdatePlan, update_id: int = 0, augment: TextAugmenter | None = None
+    ) -> list[list[Batch]]:
         """Return the micro-batches of each batch of this rank, or of a filler if it has none.
 
-        `update_id` is part of the seed of sampling and noise, and must differ between updates.
+        `update_id` is part of the seed of augmentation, sampling and noise, and must differ between
+        updates.
         """
         batches = []
         for rows in plan.batches or [FILLER_ROWS]:
             micro_batches = []
             for micro_batch_rows in self.split_rows(rows):
-                micro_batches.append(self.make_micro_batch(micro_batch_rows, update_id))
+                micro_batches.append(self.make_micro_batch(micro_batch_rows, update_id, augment))
             batches.append(micro_batches)
         return batches
 
@@ -172,13 +176,17 @@ class BatchMaker:
         num_micro_batches = math.ceil(batch_cost(self.lengths[rows]) / MICRO_BATCH_TOKENS)
         return np.array_split(rows, min(num_micro_batches, len(rows)))
 
-    def make_micro_batch(self, rows: Rows, update_id: int = 0) -> Batch:
-        """Pack the pairs of `rows` into one batch, after subword sampling and noise."""
+    def make_micro_batch(
+        self, rows: Rows, update_id: int = 0, augment: TextAugmenter | None = None
+    ) -> Batch:
+        """Pack the pairs of `rows` into one batch, after all random changes."""
         pairs: list[tuple[Ids, Ids]] = []
         decoder_inputs: list[Ids] = []
         for row in rows.tolist():
             pair: tuple[Ids, Ids] = self.data[row]
             src, tgt = pair
+            if augment is not None:
+                src, tgt = augment(src, tgt, update_id, row)
             if self.sampling is not None:
                 src, tgt = self.sampling(src, tgt, update_id, row)
             decoder_input = tgt

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from nmt.config import TrainConfig, resolve_path
+from nmt.data.augment import TextAugmenter
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import DataInfo, ParallelData, read_meta
 from nmt.data.languages import target_tags
@@ -45,13 +46,20 @@ class Run:
     tokenizers: Tokenizers
     validation: Validation
     samplers: dict[int, TokenBatchSampler]  # by the number of updates before their stage
+    augmenters: dict[int, TextAugmenter | None]  # with the same keys; None changes no text
     fingerprint: dict[str, Any]  # data and settings, to compare with a checkpoint's fingerprint
     learner: Learner
 
     def sampler_at(self, num_updates: int) -> TokenBatchSampler:
         """Return the sampler of the stage that contains the next update after `num_updates`."""
-        stage_start = max(start for start in self.samplers if start <= num_updates)
-        return self.samplers[stage_start]
+        return self.samplers[self._stage_start(num_updates)]
+
+    def augmenter_at(self, num_updates: int) -> TextAugmenter | None:
+        """Return the augmentation of that stage."""
+        return self.augmenters[self._stage_start(num_updates)]
+
+    def _stage_start(self, num_updates: int) -> int:
+        return max(start for start in self.samplers if start <= num_updates)
 
     @property
     def last_stage_start(self) -> int:
@@ -94,6 +102,7 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
         tokenizers=tokenizers,
         validation=validation,
         samplers=samplers,
+        augmenters=make_augmenters(config, data_info, tokenizers),
         fingerprint=make_fingerprint(config, data_info, samplers),
         learner=Learner(model, config, batch_maker, world, device),
     )
@@ -122,6 +131,27 @@ def make_samplers(
             world_size=world.size,
         )
     return samplers
+
+
+def make_augmenters(
+    config: TrainConfig, data_info: DataInfo, tokenizers: Tokenizers
+) -> dict[int, TextAugmenter | None]:
+    """Return the augmentation of all stages, by the number of updates before the stage."""
+    settings = {0: config.augment}
+    for stage in config.stages.values():
+        settings[stage.start] = config.augment_at(stage)
+    augmenters: dict[int, TextAugmenter | None] = {}
+    for start, augment in settings.items():
+        augmenters[start] = None
+        if augment.is_enabled:
+            augmenters[start] = TextAugmenter(
+                augment,
+                config.seed,
+                tokenizers,
+                data_info.directions.values(),
+                max_length=data_info.max_length,
+            )
+    return augmenters
 
 
 def build_model(

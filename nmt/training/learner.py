@@ -174,7 +174,7 @@ class Learner:
         `batches` come from `batch_maker.make_batches(plan)`. The loss is the sum over all batches
         and ranks, divided once by the number of their target tokens.
         """
-        if self.config.subword_sampling or self.config.noise.drop:
+        if self.config.changes_lengths:
             plan = self._recount_tokens(plan, batches)
         loss_sums = self.accumulate_gradient(plan, batches)
         for optimizer in self.optimizers:

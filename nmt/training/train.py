@@ -20,6 +20,7 @@ import torch
 
 from nmt.checkpoint import ModelInfo
 from nmt.config import BestMetric, TrainConfig
+from nmt.data.augment import TextAugmenter
 from nmt.data.batch import padding_share
 from nmt.data.batching import EpochPlan, TokenBatchSampler, UpdatePlan
 from nmt.errors import ModelError, NmtError, StoppedError
@@ -253,7 +254,12 @@ class Trainer:
         state = self.state
         sampler = self.run.sampler_at(state.num_updates)
         epoch_plan = sampler.plan_epoch(state.epoch)
-        updates = self._prepare_updates(epoch_plan, epoch=state.epoch, start=state.epoch_position)
+        updates = self._prepare_updates(
+            epoch_plan,
+            epoch=state.epoch,
+            start=state.epoch_position,
+            augment=self.run.augmenter_at(state.num_updates),
+        )
         for plan, batches in prefetch(updates, leave_seconds=60):
             result = self.train_update(plan, batches)
             self._advance(result, sampler, len(epoch_plan))
@@ -267,14 +273,14 @@ class Trainer:
                 return
 
     def _prepare_updates(
-        self, epoch_plan: EpochPlan, *, epoch: int, start: int
+        self, epoch_plan: EpochPlan, *, epoch: int, start: int, augment: TextAugmenter | None
     ) -> Iterator[tuple[UpdatePlan, list[list[Batch]]]]:
         """Yield the updates of an epoch from index `start` on, each with its micro-batches."""
         for index in range(start, len(epoch_plan)):
             plan = epoch_plan[index]
-            # seeds sampling and noise for each update, since a mix may repeat a pair in an epoch
+            # seeds all random changes of each update, since a mix may repeat a pair in an epoch
             update_id = epoch << 32 | index
-            yield plan, self.learner.batch_maker.make_batches(plan, update_id)
+            yield plan, self.learner.batch_maker.make_batches(plan, update_id, augment)
 
     def _advance(self, result: UpdateResult, sampler: TokenBatchSampler, epoch_length: int) -> None:
         """Count an update in the state; begin an epoch after the last one or with a new stage."""

@@ -1,0 +1,166 @@
+"""Change the text of training pairs at random, so that a model learns to translate text as people
+write it (docs/augment.md).
+
+The changes depend only on the seed, the number of the update and the index of the pair, so that
+they are the same for every number of ranks and after resuming.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable
+from random import Random
+
+from nmt.config import AugmentConfig
+from nmt.data import perturb
+from nmt.data.batch import Ids
+from nmt.data.languages import LanguagePair
+from nmt.data.noise import find_prefix_length
+from nmt.data.tokenizer import Tokenizer, Tokenizers
+from nmt.data.vocabulary import user_symbols
+
+
+class TextAugmenter:
+    """Changes the text of pairs.
+
+    Tags and prefixes at the start of a side and user-defined symbols stay unchanged. So does a
+    whole pair with an unknown token, or that would become longer than `max_length` (EOS included).
+    """
+
+    def __init__(
+        self,
+        config: AugmentConfig,
+        seed: int,
+        tokenizers: Tokenizers,
+        directions: Iterable[LanguagePair],
+        max_length: int,
+    ) -> None:
+        self.config = config
+        self.seed = seed
+        directions = list(directions)
+        src_tags = [direction.src_tag for direction in directions]
+        tgt_tags = [direction.tgt_tag for direction in directions]
+        self.src_codec = TextCodec(tokenizers.src, src_tags, max_length)
+        self.tgt_codec = TextCodec(tokenizers.tgt, tgt_tags, max_length)
+
+    def __call__(self, src: Ids, tgt: Ids, update: int, row: int) -> tuple[Ids, Ids]:
+        """Return the ids of the changed pair; of the same pair if nothing is drawn to change.
+
+        `update` is the number of the update, and `row` the index of the pair in the training set.
+        """
+        rng = Random(f"augment {self.seed} {update} {row}")
+        changes = self._draw_changes(rng)
+        if not changes:
+            return src, tgt
+        src_prefix, src_text = self.src_codec.decode(src)
+        tgt_prefix, tgt_text = self.tgt_codec.decode(tgt)
+        if not src_text or not tgt_text:
+            return src, tgt
+        for change in changes:
+            src_text, tgt_text = change(src_text, tgt_text, rng)
+        new_src = self.src_codec.encode(src_prefix, src_text)
+        new_tgt = self.tgt_codec.encode(tgt_prefix, tgt_text)
+        if not new_src or not new_tgt:
+            return src, tgt
+        return new_src, new_tgt
+
+    def _draw_changes(self, rng: Random) -> list[PairChange]:
+        """Return the changes to apply to a pair, in order. They are drawn independently, except
+        that at most one of the three cases is drawn.
+        """
+        config = self.config
+        changes: list[PairChange] = []
+        probabilities = (config.upper, config.title, config.lower)
+        [case] = rng.choices((*perturb.CASES, None), (*probabilities, 1 - sum(probabilities)))
+        if case is not None:
+            changes.append(functools.partial(self._change_case, perturb.CASES[case]))
+        changes_by_probability: tuple[tuple[float, PairChange], ...] = (
+            (config.punct, _remove_end_marks),
+            (config.typos, self._add_typos),
+            (config.spaces, _misplace_space),
+            (config.inline_noise, _insert_word_to_copy),
+            (config.noise, _replace_by_words_to_copy),
+        )
+        for probability, change in changes_by_probability:
+            if rng.random() < probability:
+                changes.append(change)
+        return changes
+
+    def _change_case(
+        self, change: Callable[[str], str], src: str, tgt: str, rng: Random
+    ) -> tuple[str, str]:
+        """Change both sides if the source's script has upper and lower case."""
+        if not perturb.has_case(src):
+            return src, tgt
+        src_segments = self.src_codec.split_at_symbols(src)
+        tgt_segments = self.tgt_codec.split_at_symbols(tgt)
+        for segments in (src_segments, tgt_segments):
+            for i in range(0, len(segments), 2):
+                segments[i] = change(segments[i])
+        return "".join(src_segments), "".join(tgt_segments)
+
+    def _add_typos(self, src: str, tgt: str, rng: Random) -> tuple[str, str]:
+        """Make 1 to `MAX_TYPOS` typos in the source."""
+        segments = self.src_codec.split_at_symbols(src)
+        i = rng.randrange(0, len(segments), 2)
+        segments[i] = perturb.add_typos(segments[i], rng.randint(1, perturb.MAX_TYPOS), rng)
+        return "".join(segments), tgt
+
+
+PairChange = Callable[[str, str, Random], tuple[str, str]]
+"""Changes the text of source and target with random numbers of a generator."""
+
+
+def _remove_end_marks(src: str, tgt: str, rng: Random) -> tuple[str, str]:
+    return perturb.remove_end_marks(src, tgt)
+
+
+def _misplace_space(src: str, tgt: str, rng: Random) -> tuple[str, str]:
+    return perturb.misplace_space(src, rng), tgt
+
+
+def _insert_word_to_copy(src: str, tgt: str, rng: Random) -> tuple[str, str]:
+    return perturb.insert_word(src, tgt, perturb.draw_word_to_copy(rng), rng)
+
+
+def _replace_by_words_to_copy(src: str, tgt: str, rng: Random) -> tuple[str, str]:
+    words = perturb.draw_words_to_copy(rng)
+    return words, words
+
+
+class TextCodec:
+    """Converts one side of pairs from ids to text and back, without its tags and prefixes."""
+
+    def __init__(self, tokenizer: Tokenizer, tags: Iterable[str], max_length: int) -> None:
+        self.tokenizer = tokenizer
+        self.max_length = max_length  # tokens of a side, EOS included
+        self.prefixes = [tokenizer.prefix]
+        for tag in tags:
+            self.prefixes.append(tokenizer.encode(tag))
+        symbols = [re.escape(symbol) for symbol in user_symbols(tokenizer.model)]
+        self.symbol_pattern = re.compile(f"({'|'.join(symbols)})" if symbols else "(?!)")
+
+    def decode(self, ids: Ids) -> tuple[list[int], str]:
+        """Return the ids at the start that stay unchanged, and the text of the others.
+
+        The text is empty if it cannot be restored because a token is unknown.
+        """
+        all_ids = [int(i) for i in ids]
+        length = find_prefix_length(all_ids, self.prefixes)
+        text_ids = all_ids[length:]
+        text = "" if self.tokenizer.unk_id in text_ids else self.tokenizer.decode(text_ids)
+        return all_ids[:length], text
+
+    def encode(self, prefix: list[int], text: str) -> list[int]:
+        """Return the ids of a text after `prefix`; none if they are too many or unknown."""
+        ids = self.tokenizer.encode(text)
+        text_ids = ids[find_prefix_length(ids, self.prefixes) :]
+        is_too_long = len(prefix) + len(text_ids) + 1 > self.max_length
+        if not text_ids or is_too_long or self.tokenizer.unk_id in text_ids:
+            return []
+        return [*prefix, *text_ids]
+
+    def split_at_symbols(self, text: str) -> list[str]:
+        """Split a text at user-defined symbols; those with odd indices are symbols."""
+        return self.symbol_pattern.split(text)

@@ -1,0 +1,268 @@
+"""Changes of text that imitate how people write: capitals, missing punctuation, typos, emoji.
+
+Each function takes the random number generator that it draws from, so that equal generators give
+equal text.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from random import Random
+
+from nmt.config import Perturbation
+
+END_MARKS = (".。．।۔", "?？؟", "!！", "…", ";；؛", ":：")
+"""Punctuation at the end of a sentence: a string of equivalent marks for each kind."""
+MAX_TYPOS = 4  # in a text
+_KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+_SIMILAR = {"o": "0", "0": "o", "l": "1", "1": "l", "i": "1", "s": "5", "e": "3", "a": "@"}
+# Alphabets, and symbols that a normalization to NFKC does not change
+_ALPHABETS = (
+    "abcdefghijklmnopqrstuvwxyz",
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    "αβγδεζηθικλμνξοπρστυφχψω",
+    "абвгдежзиклмнопрстуфхцчшщэюя",
+    "0123456789",
+)
+_EMOJI_RANGES = ((0x1F300, 0x1F320), (0x1F400, 0x1F4FD), (0x1F600, 0x1F640), (0x1F680, 0x1F6C5))
+_SYMBOLS = "★☆♥♦♣♠✓✗→←↑↓⇒§¶†‡•◆●○■□▲▼€£¥±×÷≠≤≥∞√∑#@&%*+=~^|\\/<>[]{}"
+_TOP_DOMAINS = ("com", "org", "net", "de", "fr", "io")
+_UNITS = ("kg", "km", "°C", "%", "€", "MB", "kWh", "px")
+
+
+def has_case(text: str) -> bool:
+    """Return whether a text has letters that are upper or lower case."""
+    return text.lower() != text.upper()
+
+
+def to_title(text: str) -> str:
+    """Capitalize the first character of each word; words are separated by whitespace."""
+    return re.sub(r"\S+", lambda match: match[0][0].upper() + match[0][1:], text)
+
+
+CASES: dict[str, Callable[[str], str]] = {
+    "upper": str.upper,
+    "title": to_title,
+    "lower": str.lower,
+}
+
+
+def remove_end_marks(src: str, tgt: str) -> tuple[str, str]:
+    """Remove the final punctuation of two texts if both end with the same kind of mark."""
+    for marks in END_MARKS:
+        if src.endswith(tuple(marks)) and tgt.endswith(tuple(marks)):
+            return src.rstrip(marks).rstrip(), tgt.rstrip(marks).rstrip()
+    return src, tgt
+
+
+def perturb_line(
+    src: str, references: Sequence[str], kind: Perturbation, rng: Random
+) -> tuple[str, list[str]]:
+    """Return a changed source, and its references, changed where the translation has to differ."""
+    if kind is Perturbation.typos:
+        return add_typos(src, MAX_TYPOS, rng), list(references)
+    if kind is Perturbation.noise:
+        word = draw_word_to_copy(rng)
+        return f"{src} {word}", [f"{reference} {word}" for reference in references]
+    if kind is Perturbation.punct:
+        stripped = [remove_end_marks(src, reference) for reference in references]
+        if any(
+            pair == (src, reference) for pair, reference in zip(stripped, references, strict=True)
+        ):
+            return src, list(references)
+        return stripped[0][0], [reference for _, reference in stripped]
+    change_case = CASES[kind.value]
+    return change_case(src), [change_case(reference) for reference in references]
+
+
+# --- typos
+
+
+def add_typos(text: str, count: int, rng: Random) -> str:
+    """Make `count` typos in a text of an alphabetic script; other scripts stay unchanged."""
+    for _ in range(count):
+        positions = [i for i, character in enumerate(text) if _is_alphabetic(character)]
+        if len(positions) < 2:
+            break
+        make_typo = rng.choice(_TYPOS)
+        text = make_typo(text, rng.choice(positions), rng)
+    return text
+
+
+def _is_alphabetic(character: str) -> bool:
+    """Return whether a character is a letter, but none of Chinese, Japanese or Korean."""
+    return character.isalpha() and unicodedata.east_asian_width(character) not in "WF"
+
+
+def _swap(text: str, position: int, rng: Random) -> str:
+    """Exchange a character and the next one."""
+    pair = text[position : position + 2]
+    return text[:position] + pair[::-1] + text[position + 2 :]
+
+
+def _leave_out(text: str, position: int, rng: Random) -> str:
+    return text[:position] + text[position + 1 :]
+
+
+def _repeat(text: str, position: int, rng: Random) -> str:
+    return text[: position + 1] + text[position] + text[position + 1 :]
+
+
+def _hit_neighbor(text: str, position: int, rng: Random) -> str:
+    """Replace a character by a neighbor on the keyboard."""
+    return text[:position] + _neighbor(text[position], rng) + text[position + 1 :]
+
+
+def _add_neighbor(text: str, position: int, rng: Random) -> str:
+    """Hit a neighbor on the keyboard in addition to a character."""
+    return text[: position + 1] + _neighbor(text[position], rng) + text[position + 1 :]
+
+
+def _neighbor(letter: str, rng: Random) -> str:
+    """Return the letter of a neighboring key; the letter itself if the keyboard lacks it."""
+    neighbors = []
+    for row, keys in enumerate(_KEYBOARD):
+        column = keys.find(letter.lower())
+        if column < 0:
+            continue
+        for other_keys in _KEYBOARD[max(0, row - 1) : row + 2]:
+            neighbors += [
+                key for key in other_keys[max(0, column - 1) : column + 2] if key != letter
+            ]
+    if not neighbors:
+        return letter
+    neighbor = rng.choice(neighbors)
+    return neighbor.upper() if letter.isupper() else neighbor
+
+
+def _use_similar(text: str, position: int, rng: Random) -> str:
+    """Replace a character by one that looks alike."""
+    similar = _SIMILAR.get(text[position].lower(), text[position])
+    return text[:position] + similar + text[position + 1 :]
+
+
+def _join_repeated(text: str, position: int, rng: Random) -> str:
+    """Write a doubled letter once: the first one at or after `position`."""
+    match = re.search(r"(\w)\1", text[position:])
+    if match is None:
+        return text
+    return _leave_out(text, position + match.start(), rng)
+
+
+def _skip_space(text: str, position: int, rng: Random) -> str:
+    """Leave out the next space."""
+    space = text.find(" ", position)
+    return text if space < 0 else _leave_out(text, space, rng)
+
+
+def _add_space(text: str, position: int, rng: Random) -> str:
+    return text[:position] + " " + text[position:]
+
+
+_TYPOS: tuple[Callable[[str, int, Random], str], ...] = (
+    _swap,
+    _leave_out,
+    _repeat,
+    _hit_neighbor,
+    _add_neighbor,
+    _use_similar,
+    _join_repeated,
+    _skip_space,
+    _add_space,
+)
+
+
+def misplace_space(text: str, rng: Random) -> str:
+    """Write one of the punctuation marks within a text with a space before it, or none after it."""
+    matches = list(re.finditer(r"(?<=\w)([,.;:!?]) (?=\w)", text))
+    if not matches:
+        return text
+    match = rng.choice(matches)
+    mark = match[1]
+    replacement = rng.choice((mark, f" {mark} ", f" {mark}"))
+    return text[: match.start()] + replacement + text[match.end() :]
+
+
+# --- text to copy
+
+
+def draw_words_to_copy(rng: Random) -> str:
+    """Return 1 to 6 words that a translation has to copy, separated by spaces."""
+    return " ".join(draw_word_to_copy(rng) for _ in range(rng.randint(1, 6)))
+
+
+def draw_word_to_copy(rng: Random) -> str:
+    """Return random letters, emoji or symbols, or a random address, placeholder or quantity."""
+    return rng.choice(_WORDS_TO_COPY)(rng)
+
+
+def _draw_letters(rng: Random) -> str:
+    return "".join(rng.choices(rng.choice(_ALPHABETS), k=rng.randint(2, 5)))
+
+
+def _draw_emoji(rng: Random) -> str:
+    characters = []
+    for _ in range(rng.randint(1, 3)):
+        first, end = rng.choice(_EMOJI_RANGES)
+        characters.append(chr(rng.randrange(first, end)))
+    return "".join(characters)
+
+
+def _draw_symbols(rng: Random) -> str:
+    return "".join(rng.choices(_SYMBOLS, k=rng.randint(1, 3)))
+
+
+def _draw_name(rng: Random) -> str:
+    return "".join(rng.choices(_ALPHABETS[0] + _ALPHABETS[-1], k=rng.randint(2, 8)))
+
+
+def _draw_url(rng: Random) -> str:
+    scheme = rng.choice(("https://", "http://", "https://www.", "www."))
+    host = f"{_draw_name(rng)}.{rng.choice(_TOP_DOMAINS)}"
+    path = "".join("/" + _draw_name(rng) for _ in range(rng.randint(0, 3)))
+    query = rng.choice(("", f"?{_draw_name(rng)}={_draw_name(rng)}", f"#{_draw_name(rng)}"))
+    return scheme + host + path + query
+
+
+def _draw_email(rng: Random) -> str:
+    return f"{_draw_name(rng)}@{_draw_name(rng)}.{rng.choice(_TOP_DOMAINS)}"
+
+
+def _draw_placeholder(rng: Random) -> str:
+    template = rng.choice(("{%s}", "${%s}", "{{ %s }}", "<%s>", "%%(%s)s", "%%%s"))
+    return template % _draw_name(rng)
+
+
+def _draw_quantity(rng: Random) -> str:
+    return f"{rng.randint(1, 9999)} {rng.choice(_UNITS)}"
+
+
+_WORDS_TO_COPY: tuple[Callable[[Random], str], ...] = (
+    _draw_letters,
+    _draw_emoji,
+    _draw_symbols,
+    _draw_url,
+    _draw_email,
+    _draw_placeholder,
+    _draw_quantity,
+)
+
+
+def insert_word(src: str, tgt: str, word: str, rng: Random) -> tuple[str, str]:
+    """Insert a word at the same point of two texts.
+
+    Points that certainly correspond are both starts, both ends, and the ends of words that both
+    texts contain exactly once, such as names and numbers.
+    """
+    src_words = src.split(" ")
+    tgt_words = tgt.split(" ")
+    points = [(0, 0), (len(src_words), len(tgt_words))]
+    for i, shared_word in enumerate(src_words):
+        if src_words.count(shared_word) == 1 and tgt_words.count(shared_word) == 1:
+            points.append((i + 1, tgt_words.index(shared_word) + 1))
+    src_point, tgt_point = rng.choice(points)
+    src_words.insert(src_point, word)
+    tgt_words.insert(tgt_point, word)
+    return " ".join(src_words), " ".join(tgt_words)
