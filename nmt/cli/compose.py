@@ -12,7 +12,6 @@ import functools
 import logging
 import os
 import re
-import sys
 import typing
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -22,24 +21,20 @@ from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nmt.cli.arguments import (
     GROUPS,
     Argument,
-    CommandLine,
     is_list,
-    parse_argument,
     read_arguments,
 )
 from nmt.cli.commands import COMMANDS, Command, script_command
+from nmt.cli.sweep import HYDRA_SETTINGS, VERSION_BASE, run_hydra
 from nmt.cli.yaml_files import (
-    IS_HYDRA_1_3,
     convert,
     describe_choice,
     find_choices,
@@ -54,17 +49,10 @@ log = logging.getLogger(__name__)
 _SPLITS = ("train", "valid", "test")
 _FILE_KEYS = ("src", "tgt", "tsv", "jsonl")
 _TEXT_KEYS = (*_FILE_KEYS, "dataset", "dataset_config", "dataset_split")
-_HYDRA_SETTINGS: dict[str, Any] = {
-    "output_subdir": None,
-    "run": {"dir": "."},
-    "sweep": {"dir": "runs", "subdir": "."},
-    "job": {"chdir": False},
-}
 # config groups of Hydra that a single run does not need; without them it starts 20 to 35 ms faster
 _UNUSED_HYDRA_GROUPS = ("env", "help", "hydra_help", "launcher", "output", "sweeper")
-_VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if IS_HYDRA_1_3 else {}
 _TRAINING_KEYS = ("dtype", "max_tokens", "seed")  # YAML files set them for nmt-train alone
-_MAX_RUN_NAME = 200  # characters in the name of a run of a sweep
+_MAX_WORDS_IN_NAME = 16  # separated by commas, in the name of a file in a list
 _QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
 
 
@@ -102,7 +90,9 @@ def compose_command(
         arguments = _add_recorded_config(arguments)
     try:
         if line.is_sweep or line.hydra_words:
-            _run_hydra(command, line, arguments, run)
+            _store_defaults(command, arguments, unused_groups=())
+            compose = functools.partial(_compose_arguments, command)
+            run_hydra(command, line, arguments, compose, run)
         elif line.shows_config:
             _, config_yaml = to_config(_compose(command, arguments), command.schema)
             print(config_yaml, end="")
@@ -208,7 +198,7 @@ def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
             overrides.append(argument)
     with ExitStack() as stack:
         if not is_in_sweep:
-            stack.enter_context(hydra.initialize_config_module("nmt.configs", **_VERSION_BASE))
+            stack.enter_context(hydra.initialize_config_module("nmt.configs", **VERSION_BASE))
         group_choices = [f"{group}={name}" for group, name in choices.items()]
         composed = hydra.compose(command.name, group_choices)
     OmegaConf.set_struct(composed, False)
@@ -251,7 +241,7 @@ def _store_defaults(
     ]
     for group in unused_groups:
         defaults_list.append({f"override hydra/{group}": None})
-    store_config(command.name, {"defaults": defaults_list, "hydra": _HYDRA_SETTINGS, **defaults})
+    store_config(command.name, {"defaults": defaults_list, "hydra": HYDRA_SETTINGS, **defaults})
 
 
 @functools.cache
@@ -285,7 +275,8 @@ def parse_value(text: str, type_hint: Any) -> Any:
     """Parse the value of a setting of type `type_hint`.
 
     Text is not changed, commas and equals signs included, unless quotes enclose all of it. Lists
-    are written as [a,b] and mappings as {name:{key:value}}. Numbers stay text until `convert`.
+    are written as [a,b] and mappings as {name:{key:value}}. A comma in the name of an existing file
+    needs no quotes. Numbers stay text until `convert`.
     """
     if text == "null":
         return None
@@ -294,9 +285,24 @@ def parse_value(text: str, type_hint: Any) -> Any:
     if type_hint is dict or _QUOTED.fullmatch(text) or (is_bracketed and has_quotes):
         return OverridesParser.create().parse_override(f"key={text}").value()
     if is_bracketed:
-        items = [item.strip() for item in text[1:-1].split(",")]
-        return items if items != [""] else []
+        return _split_list(text[1:-1])
     return text
+
+
+def _split_list(text: str) -> list[str]:
+    """Split the items of a list at commas, but not at those in the names of existing files."""
+    words = text.split(",")
+    items = []
+    start = 0
+    while start < len(words):
+        end = start + 1
+        for longer_end in range(min(start + _MAX_WORDS_IN_NAME, len(words)), end, -1):
+            if os.path.exists(os.path.expanduser(",".join(words[start:longer_end]).strip())):
+                end = longer_end
+                break
+        items.append(",".join(words[start:end]).strip())
+        start = end
+    return items if items != [""] else []
 
 
 def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
@@ -308,90 +314,3 @@ def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
             values[key] = convert(content[key], type_hint, key)
     structured = OmegaConf.merge(OmegaConf.structured(schema), values)
     return OmegaConf.to_object(structured), OmegaConf.to_yaml(structured)
-
-
-# --- sweeps and shell completion, which Hydra runs
-
-
-def _run_hydra(
-    command: Command,
-    line: CommandLine,
-    arguments: list[Argument],
-    run: Callable[[ComposedCommand], Any],
-) -> None:
-    """Let Hydra run a command with flags of Hydra.
-
-    Hydra calls `run` for each run of a sweep, once for other flags, and not at all for shell
-    completion. Raises the first error of `run`.
-    """
-    swept = []
-    fixed = []
-    for argument in arguments:
-        if argument.key in GROUPS or _is_sweep(argument):
-            swept.append(argument)
-        else:
-            fixed.append(argument)
-    errors: list[Exception] = []
-
-    def run_job(_: DictConfig) -> Any:
-        if errors:  # a sweep stops at its first error
-            return None
-        values = [_parse_override(text, command) for text in HydraConfig.get().overrides.task]
-        try:
-            subfolder = ""
-            if HydraConfig.get().mode is RunMode.MULTIRUN and command.name == "train":
-                subfolder = _name_run(values, arguments)
-            return run(_compose_arguments(command, [*fixed, *values], subfolder))
-        except Exception as error:  # Hydra would print a report of it; raised below instead
-            errors.append(error)
-            return None
-
-    _store_defaults(command, arguments, unused_groups=())
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises exceptions instead of printing them
-    flags = ["--multirun", *line.hydra_words] if line.is_sweep else line.hydra_words
-    sys.argv = [f"nmt-{command.name}", *flags, *map(_to_override, swept)]
-    main = hydra.main(config_path="pkg://nmt.configs", config_name=command.name, **_VERSION_BASE)
-    try:
-        main(run_job)()
-    finally:  # a sweeper may fail because a run returned no score
-        if errors:
-            raise errors[0]
-
-
-def _to_override(argument: Argument) -> str:
-    """Write a swept setting, or the choice of a config group, in Hydra's grammar."""
-    prefix = "" if argument.key in GROUPS else "++"  # ++ also adds keys with a name of the user
-    return f"{prefix}{argument.key}={argument.value}"
-
-
-def _parse_override(text: str, command: Command) -> Argument:
-    """Parse one override of one run of a sweep, which is in Hydra's grammar."""
-    override = OverridesParser.create().parse_override(text)
-    value = override.value()
-    value_text = value if isinstance(value, str) else override.get_value_string()
-    return parse_argument(f"{override.get_key_element()}={value_text}", command)
-
-
-def _is_sweep(argument: Argument) -> bool:
-    """Return whether a setting has several values in Hydra's grammar: 1,2 or range(1,9)."""
-    try:
-        override = OverridesParser.create().parse_override(f"key={argument.value}")
-    except HydraException:  # the text does not follow Hydra's grammar
-        return False
-    return bool(override.is_sweep_override())
-
-
-def _name_run(values: Iterable[Argument], arguments: Iterable[Argument]) -> str:
-    """Return the folder name of one run of a sweep: the swept keys but run_dir, with values.
-
-    `values` are the arguments of this run, and `arguments` come from the command line.
-    """
-    swept = {argument.key: argument.value for argument in values}
-    for argument in arguments:
-        if argument.key == "run_dir" or not _is_sweep(argument):
-            swept.pop(argument.key, None)
-    settings = ",".join(f"{key}={value}" for key, value in sorted(swept.items()))
-    name = re.sub(r"[^\w.=,+-]", "_", settings.replace("'", ""))
-    if len(name) > _MAX_RUN_NAME:
-        raise ConfigError(f"a run of the sweep would be named {name}; sweep over fewer settings")
-    return name

@@ -1,14 +1,18 @@
 """Run `nmt-evaluate`: score translations in a file, or translations that a model makes.
 
-The model translates a source file, or a held-out set of a data folder.
+The model translates a source file, or a held-out set of a data folder. Several runs are compared in
+a table, with the scores that they recorded.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
+import os
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -23,7 +27,11 @@ from nmt.config import (
 )
 from nmt.data import perturb
 from nmt.data.text import read_input
+from nmt.errors import ConfigError
 from nmt.evaluate import Comparison, Score
+from nmt.visualize.run_table import find_runs, run_table, summarize_run
+
+log = logging.getLogger(__name__)
 
 _WORD_BOUNDS = (1, 4, 11, 21, 41, math.inf)  # of the parts of a test set by length
 
@@ -37,51 +45,127 @@ class _TestSet:
     hypotheses: list[str] = field(default_factory=list)  # empty until a model has translated
     sources: list[str] = field(default_factory=list)
     translate_options: dict[str, Any] = field(default_factory=dict)  # languages or their tags
-    label: str = ""  # corpus, perturbation or lengths; printed before the names of scores
+    label: str = ""  # corpus, system, perturbation or lengths; precedes the names of scores
 
 
 def evaluate(config: EvaluateConfig) -> None:
-    """Print the scores of the hypotheses and, with a baseline, tests of the differences."""
+    """Print the scores of the hypotheses and, with a baseline, tests of the differences.
+
+    For several runs, prints a table of them instead.
+    """
+    runs = _runs_to_compare(config)
+    if runs:
+        _compare_runs(config, runs)
+        return
     scores: list[Score] = []
     comparisons: list[Comparison] = []
     baseline = None if config.baseline is None else list(read_input(config.baseline))
-    for test_set in _read_test_sets(config, baseline):
-        options: dict[str, Any] = {
-            "tokenize": test_set.bleu_tokenizer,
-            "metrics": config.metrics,
-            "lowercase": config.lowercase,
-            "force": config.force,  # score text that looks tokenized
-        }
-        for score in metrics.evaluate(test_set.hypotheses, test_set.references, **options):
-            name = f"{test_set.label} {score.name}" if test_set.label else score.name
-            scores.append(replace(score, name=name))
-        if baseline is not None:  # then there is a single test set
-            significance = metrics.Significance(
-                method=config.method, num_samples=config.num_samples, seed=config.seed
-            )
-            comparisons += metrics.compare(
-                test_set.hypotheses,
-                test_set.references,
-                baseline=baseline,
-                test=significance,
-                **options,
-            )
+    test_sets = _read_test_sets(config, baseline)
+    for test_set in test_sets:
+        scores += _score(config, test_set)
+    if baseline is None and len(config.hypotheses) > 1:
+        baseline = test_sets.pop(0).hypotheses
+        log.info("the baseline is %s", config.hypotheses[0])
+    if baseline is not None:
+        for test_set in test_sets:
+            comparisons += _compare(config, test_set, baseline)
     if config.format is OutputFormat.json:
         print(json.dumps(metrics.as_json(scores, comparisons), indent=2))
     else:
         print(metrics.as_table(scores, comparisons))
 
 
-def _read_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[_TestSet]:
-    """Return the test sets with their hypotheses, from a file or from a model."""
-    if config.hypotheses is None:
-        return _translate_test_sets(config, baseline)
-    test_set = _TestSet(
-        references=[list(read_input(path)) for path in config.references],
-        bleu_tokenizer=_choose_tokenizer(config, config.tgt_lang),
-        hypotheses=list(read_input(config.hypotheses)),
+def _score(config: EvaluateConfig, test_set: _TestSet) -> list[Score]:
+    """Score the hypotheses of a test set; the label of the test set precedes the names."""
+    options = _metric_options(config, test_set)
+    scores = []
+    for score in metrics.evaluate(test_set.hypotheses, test_set.references, **options):
+        scores.append(replace(score, name=f"{test_set.label} {score.name}".strip()))
+    return scores
+
+
+def _compare(config: EvaluateConfig, test_set: _TestSet, baseline: list[str]) -> list[Comparison]:
+    """Test whether the hypotheses of a test set differ from a baseline."""
+    significance = metrics.Significance(
+        method=config.method, num_samples=config.num_samples, seed=config.seed
     )
-    return [test_set]
+    options = _metric_options(config, test_set)
+    comparisons = []
+    for comparison in metrics.compare(
+        test_set.hypotheses,
+        test_set.references,
+        baseline=baseline,
+        test=significance,
+        **options,
+    ):
+        name = f"{test_set.label} {comparison.name}".strip()
+        comparisons.append(replace(comparison, name=name))
+    return comparisons
+
+
+def _metric_options(config: EvaluateConfig, test_set: _TestSet) -> dict[str, Any]:
+    """Return the arguments that `metrics.evaluate` and `metrics.compare` share."""
+    return {
+        "tokenize": test_set.bleu_tokenizer,
+        "metrics": config.metrics,
+        "lowercase": config.lowercase,
+        "force": config.force,  # score text that looks tokenized
+    }
+
+
+# --- several runs
+
+
+def _runs_to_compare(config: EvaluateConfig) -> list[Path]:
+    """Return the runs in a folder of runs or of a pattern; [] if `model_dir` names models."""
+    if config.model_dir is None or len(config.model_dir) > 1:
+        return []  # several models are an ensemble
+    runs = find_runs(config.model_dir)
+    is_model = runs == [resolve_path(config.model_dir[0])]
+    return [] if is_model else runs
+
+
+def _compare_runs(config: EvaluateConfig, runs: list[Path]) -> None:
+    """Print a table of runs; translate the test set with each if the settings name one."""
+    has_test_set = config.src is not None or config.data_dir is not None
+    if config.baseline is not None:
+        raise ConfigError(f"baseline={config.baseline}: compares with one model, not with runs")
+    summaries = []
+    for run_dir in runs:
+        scores: list[Score] = []
+        if has_test_set:
+            log.info("translating with %s", os.path.relpath(run_dir))
+            for test_set in _translate_test_sets(replace(config, model_dir=[str(run_dir)]), None):
+                scores += _score(config, test_set)
+        summaries.append(summarize_run(run_dir, scores))
+    if config.format is OutputFormat.json:
+        print(json.dumps([summary.as_json() for summary in summaries], indent=2))
+    else:
+        print(run_table(summaries))
+
+
+# --- test sets
+
+
+def _read_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[_TestSet]:
+    """Return the test sets with their hypotheses, from files or from a model.
+
+    Each file of hypotheses is a test set with the same references.
+    """
+    if not config.hypotheses:
+        return _translate_test_sets(config, baseline)
+    references = [list(read_input(path)) for path in config.references]
+    bleu_tokenizer = _choose_tokenizer(config, config.tgt_lang)
+    test_sets = []
+    for path in config.hypotheses:
+        test_set = _TestSet(
+            references=references,
+            bleu_tokenizer=bleu_tokenizer,
+            hypotheses=list(read_input(path)),
+            label=path if len(config.hypotheses) > 1 else "",
+        )
+        test_sets.append(test_set)
+    return test_sets
 
 
 def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[_TestSet]:
@@ -91,6 +175,9 @@ def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> 
     from nmt.translate.translator import Translator
 
     assert config.model_dir is not None
+    if config.src is None and config.data_dir is None:
+        [model_dir] = config.model_dir[:1]
+        raise ConfigError(f"model_dir={model_dir}: needs src=FILE or data_dir=FOLDER to translate")
     set_num_threads(config.num_threads)
     translator = Translator.load(config.model_dir, device=config.device, backend=Engine.native)
     if config.src is None:

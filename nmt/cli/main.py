@@ -115,6 +115,8 @@ def report_error(error: BaseException, program: str) -> int:
 
 def import_and_run(command: Command, composed: ComposedCommand) -> Any:
     """Run a command; return its result, which is a score for nmt-train and else None."""
+    if not logging.getLogger("nmt").handlers:  # a launcher of Hydra has started this process
+        log_to_stderr()
     run = import_function(command)
     if composed.preparation is None:
         return run(composed.config)

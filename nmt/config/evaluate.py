@@ -57,10 +57,14 @@ class Method(str, Enum):
 class EvaluateConfig(SearchOverrides, RuntimeConfig):
     """Settings of `nmt-evaluate`."""
 
-    hypotheses: str | None = option(None, "detokenized translations, one per line; -: stdin")
+    hypotheses: list[str] = option(
+        [], "detokenized translations, one per line; -: stdin; [a,b]: compare a with others"
+    )
     references: list[str] = option([], "reference files, aligned line by line: r.de or [r1,r2]")
     baseline: str | None = option(None, "translations of another system to compare with")
-    model_dir: list[str] | None = option(None, "model (or ensemble [a,b]) that translates src")
+    model_dir: list[str] | None = option(
+        None, "model (or ensemble [a,b]) that translates src; folder or pattern of runs: a table"
+    )
     src: str | None = option(None, "source text for model_dir")
     data_dir: str | None = option(None, "data folder whose test set model_dir translates instead")
     split: HeldOutSplit = option(HeldOutSplit.test, "test or valid set of data_dir")
@@ -87,7 +91,7 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
     format: OutputFormat = option(OutputFormat.text, "text or json")
 
     def check(self) -> None:
-        if (self.hypotheses is None) == (self.model_dir is None):
+        if bool(self.hypotheses) == (self.model_dir is not None):
             raise ConfigError("give either hypotheses=FILE or model_dir=FOLDER with src=FILE")
         self.require(bool(self.metrics), "metrics", "name at least one")
         if self.model_dir is not None and self.src is None:
@@ -102,19 +106,17 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
             changes_lines = self.by_length or bool(self.perturb)
             rule = "does not work with perturb or by_length"
             self.require(self.baseline is None or not changes_lines, "baseline", rule)
-        if self.baseline is None:
+        if self.baseline is None and len(self.hypotheses) < 2:
             self._refuse_unused("baseline", _ONLY_WITH_BASELINE)
         if self.src is not None:
             is_default = self.split is HeldOutSplit.test
             self.require(is_default, "split", "is a set of data_dir; leave out src")
-        num_stdin = [self.hypotheses, self.baseline, self.src, *self.references].count("-")
+        num_stdin = [*self.hypotheses, self.baseline, self.src, *self.references].count("-")
         if num_stdin > 1:
             raise ConfigError("references=-: stdin is read once; give files")
 
     def _check_data_folder(self) -> None:
         """Check the settings of a model that translates a held-out set of a data folder."""
-        rule = "needs src=FILE or data_dir=FOLDER to translate"
-        self.require(self.data_dir is not None, "model_dir", rule)
         for key in ("baseline", "references", "src_lang"):
             self.require(not getattr(self, key), key, "needs src=FILE")
 

@@ -343,15 +343,15 @@ def _read_settings(run_dir: Path) -> dict[str, Any]:
         config = read_config(run_dir)
     except OSError:
         return {}
-    return {**_flatten_keys(config, ""), "commit": _current_commit()}
+    return {**flatten_keys(config), "commit": _current_commit()}
 
 
-def _flatten_keys(tree: dict[str, Any], prefix: str) -> dict[str, Any]:
+def flatten_keys(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested dictionaries by their dotted keys, which begin with `prefix`."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            flat.update(_flatten_keys(value, f"{prefix}{key}."))
+            flat.update(flatten_keys(value, f"{prefix}{key}."))
         else:
             flat[prefix + key] = value
     return flat

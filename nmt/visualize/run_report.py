@@ -25,12 +25,10 @@ from nmt.runtime.pages import page_templates
 from nmt.translate.attention import PairAttention
 from nmt.translate.translator import Translator
 from nmt.visualize.attention_page import read_component
+from nmt.visualize.run_table import Records, read_curve, read_metrics
 from nmt.visualize.runs import (
     METRIC_CHARTS,
     MetricChart,
-    Records,
-    read_curve,
-    read_metrics,
     read_report,
     read_settings,
     settled_values,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +16,15 @@ from nmt.config import VisualizeConfig, resolve_path
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.manifest import read_config, verify
 from nmt.runtime.metadata import read_json
-from nmt.runtime.metrics_log import read_metrics_log
 from nmt.training.trackers import TrackerThread, installed_trackers
+from nmt.visualize.run_table import (
+    Records,
+    find_runs,
+    read_curve,
+    read_metrics,
+    run_table,
+    summarize_run,
+)
 
 if TYPE_CHECKING:  # HTML pages use this module, and need no matplotlib
     from matplotlib.axes import Axes
@@ -25,8 +34,9 @@ if TYPE_CHECKING:  # HTML pages use this module, and need no matplotlib
 
 log = logging.getLogger(__name__)
 _UPLOAD_SECONDS = 3600.0  # limit for all records of a run
-_MAX_EXPONENT = 20.0  # limits the perplexity of an untrained model
-Records = list[dict[str, Any]]
+_LINE_LENGTH = 110  # characters that fit in the width of a figure of runs
+_LEGEND_MARGIN = 8  # about the width of a line and of the space around it, in characters
+_LINE_INCHES = 0.22
 
 
 @dataclass(frozen=True)
@@ -52,18 +62,6 @@ METRIC_CHARTS = (
 )
 
 
-def read_metrics(run_dir: Path) -> Records:
-    """Read the metrics of a run in order; raise `DataError` if there are none.
-
-    Leaves out the last line if a running training has not written it completely.
-    """
-    path = run_dir / "metrics.jsonl"
-    records = read_metrics_log(path) if path.exists() else []
-    if not records:
-        raise DataError(f"{path} has no metrics yet; give run_dir=FOLDER of a run of nmt-train")
-    return records
-
-
 def read_settings(run_dir: Path) -> dict[str, Any]:
     """Read the settings of a run; raise `DataError` if `run_dir` is not a run of nmt-train."""
     settings = {}
@@ -84,42 +82,37 @@ def read_report(data_dir: str) -> dict[str, Any]:
         raise DataError(f"{path} is no report; give data_dir=FOLDER of nmt-preprocess") from None
 
 
-def read_curve(records: Records, key: str) -> tuple[list[int], list[float]]:
-    """Return the updates and the values of a metric.
-
-    `key` is a key of `metrics.jsonl`, or `train_perplexity`, which is computed from `nll`.
-    """
-    if key == "train_perplexity":
-        updates, values = read_curve(records, "nll")
-        return updates, [math.exp(min(value, _MAX_EXPONENT)) for value in values]
-    updates = []
-    values = []
-    for record in records:
-        value = record.get(key)
-        if isinstance(value, int | float):
-            updates.append(record["update"])
-            values.append(value)
-    return updates, values
-
-
 def settled_values(values: list[float]) -> list[float]:
     """Return all values but the first tenth, which may be too large for the scale of a chart."""
     return values[len(values) // 10 :]
 
 
 def draw_run(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw the charts of one run, or of several runs in one color per run."""
-    names = []
-    runs = []
-    for run_dir in config.run_dir:
-        folder = resolve_path(run_dir)
-        names.append(folder.name)
-        runs.append(read_metrics(folder))
+    """Draw the charts of one run, or of several runs in one color per run.
+
+    Also prints the table of several runs.
+    """
+    folders = find_runs(config.run_dir)
+    runs = [read_metrics(folder) for folder in folders]
+    if len(runs) > 1:
+        print(run_table(map(summarize_run, folders)))
+    names = [folder.name for folder in folders]
     if len(set(names)) < len(names):
-        names = [str(folder) for folder in config.run_dir]
+        names = [os.path.relpath(folder) for folder in folders]
     replacements = style.add_fonts_for(names)
     names = [name.translate(replacements) for name in names]
-    figure = style.figure(12, 6.5)
+    newest = max(records[-1]["update"] for records in runs)
+    title = _wrap(f"{names[0]} up to update {newest:,}")
+    names = [_wrap(name) for name in names]
+    num_columns = 0  # of the legend, which only a comparison has
+    num_legend_lines = 0
+    if len(runs) > 1:
+        title = f"{len(runs)} runs up to update {newest:,}; dashed: validation"
+        longest_name = max(len(line) for name in names for line in name.splitlines())
+        num_columns = max(1, _LINE_LENGTH // (longest_name + _LEGEND_MARGIN))
+        num_lines = sum(name.count("\n") + 1 for name in names)
+        num_legend_lines = math.ceil(num_lines / num_columns)
+    figure = style.figure(12, 6.5 + _LINE_INCHES * (num_legend_lines + title.count("\n")))
     panels = figure.subplots(2, 3).flat
     for axes, chart in zip(panels, METRIC_CHARTS, strict=True):
         highest = _draw_curves(axes, style, runs, names, chart.labels)
@@ -132,12 +125,16 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
             axes.set_ylim(bottom=0)
             if highest > 0:
                 axes.set_ylim(top=1.05 * highest)
-    newest = max(records[-1]["update"] for records in runs)
-    title = f"{', '.join(names)} up to update {newest:,}"
-    if len(runs) > 1:
-        title += "; dashed: validation"
+    if num_columns > 0:
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=num_columns)
     figure.suptitle(title)
     return figure
+
+
+def _wrap(text: str) -> str:
+    """Break a text into lines that fit in the width of the figure, preferably after commas."""
+    return textwrap.fill(text.replace(",", ", "), _LINE_LENGTH)
 
 
 def _draw_curves(
@@ -152,21 +149,20 @@ def _draw_curves(
     for run_index, records in enumerate(runs):
         for curve_index, (key, metric_label) in enumerate(labels.items()):
             updates, values = read_curve(records, key)
-            line_style = "o--" if key.startswith("valid_") else "-"
-            color = style.curve_color(curve_index)
+            color_index = curve_index
             label = metric_label
             if is_comparison:
-                color = style.curve_color(run_index)
-                label = names[run_index]
-                if curve_index > 0:
-                    label = "_"  # no entry in the legend, which has one per run
+                color_index = run_index
+                label = names[run_index] if curve_index == 0 else "_"  # "_": not in the legend
+            is_validation = key.startswith("valid_")
+            color = style.curve_color(color_index)
+            line_style = style.curve_format(color_index, is_dashed=is_validation)
             axes.plot(updates, values, line_style, color=color, label=label, markersize=4)
             highest = max([highest, *settled_values(values)])
     axes.set_xlabel("update")
     axes.locator_params(axis="x", nbins=6, integer=True)
     axes.grid()
-    _, legend_labels = axes.get_legend_handles_labels()
-    if legend_labels and (is_comparison or len(labels) > 1):
+    if not is_comparison and len(labels) > 1:
         axes.legend()
     return highest
 
@@ -206,7 +202,7 @@ def upload(config: VisualizeConfig) -> None:
     """
     if not config.tracker:
         raise ConfigError("what=upload: name one or more, such as tracker=[wandb,mlflow]")
-    for folder in map(resolve_path, config.run_dir):
+    for folder in find_runs(config.run_dir):
         read_metrics(folder)
         for name in installed_trackers(config.tracker):
             feed = TrackerThread(name, folder)

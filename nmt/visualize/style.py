@@ -34,6 +34,7 @@ _BACKGROUNDS = {  # background, text, lines
     Theme.dark: ("#1d2228", "#e6e9ed", "#3a434d"),
 }
 _NUM_CURVE_COLORS = 6  # all but gray
+_CURVE_FORMATS = (("-", "o--"), ("-.", "s--"), (":", "^--"))  # of solid and of dashed curves
 _DPI = 100
 
 
@@ -55,6 +56,14 @@ class Style:
     def curve_color(self, index: int) -> str:
         """Return the color of the curve or run number `index`; colors repeat after the last one."""
         return self.colors[index % _NUM_CURVE_COLORS]
+
+    def curve_format(self, index: int, *, is_dashed: bool) -> str:
+        """Return marker and line of the curve or run number `index`, in the notation of matplotlib.
+
+        They change where the colors repeat.
+        """
+        solid, dashed = _CURVE_FORMATS[index // _NUM_CURVE_COLORS % len(_CURVE_FORMATS)]
+        return dashed if is_dashed else solid
 
     def applied(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager inside which matplotlib draws in this style."""

@@ -1,0 +1,162 @@
+"""Let Hydra run a sweep, or complete words in the shell.
+
+Hydra parses the arguments of a sweep to list the values of each setting. A sweep of nmt-train ends
+with a table of its runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from nmt.cli.arguments import GROUPS, Argument, CommandLine, parse_argument
+from nmt.cli.commands import Command
+from nmt.cli.yaml_files import IS_HYDRA_1_3
+from nmt.config import resolve_path
+from nmt.errors import ConfigError
+
+log = logging.getLogger(__name__)
+HYDRA_SETTINGS: dict[str, Any] = {
+    "output_subdir": None,
+    "run": {"dir": "."},
+    "sweep": {"dir": "runs", "subdir": "."},
+    "job": {"chdir": False},
+}
+VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if IS_HYDRA_1_3 else {}
+_MAX_RUN_NAME = 200  # characters in the name of a run of a sweep
+
+
+def run_hydra(
+    command: Command,
+    line: CommandLine,
+    arguments: list[Argument],
+    compose: Callable[[list[Argument], str], Any],
+    run: Callable[[Any], Any],
+) -> None:
+    """Let Hydra run a command with flags of Hydra; print the table of the runs of a sweep.
+
+    For each run of a sweep, once for other flags, and not at all for shell completion, Hydra calls
+    `compose` with the arguments of the run and its subfolder in `run_dir`, then `run` with the
+    result. Raises the first error of the two.
+    """
+    swept = []
+    fixed = []
+    for argument in arguments:
+        if argument.key in GROUPS or _is_sweep(argument):
+            swept.append(argument)
+        else:
+            fixed.append(argument)
+    errors: list[Exception] = []
+    main_pid = os.getpid()
+    with tempfile.TemporaryDirectory(prefix="nmt-sweep-") as run_dirs_folder:
+
+        def run_job(_: DictConfig) -> Any:
+            if errors:  # a sweep stops at its first error
+                return None
+            values = [_parse_override(text, command) for text in HydraConfig.get().overrides.task]
+            try:
+                subfolder = ""
+                if HydraConfig.get().mode is RunMode.MULTIRUN and command.name == "train":
+                    subfolder = _name_run(values, arguments)
+                composed = compose([*fixed, *values], subfolder)
+                if subfolder and not composed.config.dry_run:
+                    # in a file, since a launcher may run this function in another process
+                    run_number = HydraConfig.get().job.num
+                    Path(run_dirs_folder, f"{run_number:09d}").write_text(composed.config.run_dir)
+                return run(composed)
+            except Exception as error:  # Hydra would print a report of it; raised below instead
+                if os.getpid() != main_pid:
+                    raise
+                errors.append(error)
+                return None
+
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises exceptions instead of printing them
+        flags = ["--multirun", *line.hydra_words] if line.is_sweep else line.hydra_words
+        sys.argv = [f"nmt-{command.name}", *flags, *map(_to_override, swept)]
+        main = hydra.main(config_path="pkg://nmt.configs", config_name=command.name, **VERSION_BASE)
+        start_seconds = time.time()
+        try:
+            main(run_job)()
+        except Exception:  # a sweeper may fail because a run returned no score
+            if not errors:
+                raise
+        paths = sorted(Path(run_dirs_folder).iterdir())
+        _report_sweep([path.read_text() for path in paths], start_seconds)
+    if errors:
+        raise errors[0]
+
+
+def _report_sweep(run_dirs: list[str], start_seconds: float) -> None:
+    """Print the table of the runs of a sweep that have metrics, and log where a sweeper wrote.
+
+    `start_seconds` is the time when the sweep started.
+    """
+    from nmt.visualize.run_table import run_table, summarize_run  # only a sweep needs it
+
+    summaries = []
+    for run_dir in map(resolve_path, run_dirs):
+        if (run_dir / "metrics.jsonl").exists():
+            summaries.append(summarize_run(run_dir))
+    if summaries:
+        print(run_table(summaries))
+    results = Path(HYDRA_SETTINGS["sweep"]["dir"], "optimization_results.yaml")
+    if results.exists() and results.stat().st_mtime >= start_seconds:
+        log.info("the best values that the sweeper found are in %s", results)
+
+
+def _to_override(argument: Argument) -> str:
+    """Write a swept setting, or the choice of a config group, in Hydra's grammar."""
+    prefix = "" if argument.key in GROUPS else "++"  # ++ also adds keys with a name of the user
+    return f"{prefix}{argument.key}={argument.value}"
+
+
+def _parse_override(text: str, command: Command) -> Argument:
+    """Parse one override of one run of a sweep, which is in Hydra's grammar."""
+    override = OverridesParser.create().parse_override(text)
+    value = override.value()
+    value_text = value if isinstance(value, str) else override.get_value_string()
+    return parse_argument(f"{override.get_key_element()}={value_text}", command)
+
+
+def _is_sweep(argument: Argument) -> bool:
+    """Return whether a setting has several values in Hydra's grammar: 1,2 or range(1,9).
+
+    The name of an existing file is one value, commas included.
+    """
+    if os.path.exists(argument.value):
+        return False
+    try:
+        override = OverridesParser.create().parse_override(f"key={argument.value}")
+    except HydraException:  # the text does not follow Hydra's grammar
+        return False
+    return bool(override.is_sweep_override())
+
+
+def _name_run(values: Iterable[Argument], arguments: Iterable[Argument]) -> str:
+    """Return the folder name of one run of a sweep: the swept keys but run_dir, with values.
+
+    `values` are the arguments of this run, and `arguments` come from the command line.
+    """
+    swept = {argument.key: argument.value for argument in values}
+    for argument in arguments:
+        if argument.key == "run_dir" or not _is_sweep(argument):
+            swept.pop(argument.key, None)
+    settings = ",".join(f"{key}={value}" for key, value in sorted(swept.items()))
+    name = re.sub(r"[^\w.=,+-]", "_", settings.replace("'", ""))
+    if len(name) > _MAX_RUN_NAME:
+        raise ConfigError(f"a run of the sweep would be named {name}; sweep over fewer settings")
+    return name

@@ -1,0 +1,193 @@
+"""Find the folders of runs, read their metrics, and compare several runs in a table."""
+
+from __future__ import annotations
+
+import glob
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tabulate import tabulate
+
+from nmt.config import BestMetric, resolve_path
+from nmt.errors import DataError
+from nmt.runtime.manifest import read_config
+from nmt.runtime.metrics_log import read_metrics_log
+from nmt.training.trackers import flatten_keys
+
+if TYPE_CHECKING:  # a command that compares no scores need not import sacreBLEU
+    from nmt.evaluate import Score
+
+_METRICS = "metrics.jsonl"  # the file that every run has
+_MAX_EXPONENT = 20.0  # limits the perplexity of an untrained model
+_MAX_SETTINGS = 8  # columns of the table
+_MAX_VALUE_LENGTH = 40  # characters of a setting in the table
+Records = list[dict[str, Any]]
+
+
+# --- run folders
+
+
+def find_runs(names: Iterable[str]) -> list[Path]:
+    """Return the run folders that `names` stand for, each once.
+
+    A name is a run folder, a folder that has runs below it, or a pattern with * or ?. A name of
+    none of these kinds is returned as a path, so that its reader can say what is missing.
+    """
+    run_dirs: dict[Path, None] = {}  # an ordered set
+    for name in names:
+        path = resolve_path(name)
+        if path.exists() or not ("*" in name or "?" in name):
+            run_dirs.update(dict.fromkeys(_runs_in(path) or [path]))
+            continue
+        runs: list[Path] = []
+        for match in sorted(glob.glob(str(path).replace("[", "[[]"))):
+            runs += _runs_in(Path(match))
+        if not runs:
+            raise DataError(f"{name} matches no run of nmt-train; check the pattern")
+        run_dirs.update(dict.fromkeys(runs))
+    return list(run_dirs)
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Return `folder` if it is a run, or else the runs up to two levels below it."""
+    if (folder / _METRICS).exists():
+        return [folder]
+    paths = [*folder.glob(f"*/{_METRICS}"), *folder.glob(f"*/*/{_METRICS}")]
+    return sorted(path.parent for path in paths)
+
+
+# --- metrics
+
+
+def read_metrics(run_dir: Path) -> Records:
+    """Read the metrics of a run in order; raise `DataError` if there are none.
+
+    Leaves out the last line if a running training has not written it completely.
+    """
+    path = run_dir / _METRICS
+    records = read_metrics_log(path) if path.exists() else []
+    if not records:
+        raise DataError(f"{path} has no metrics yet; give run_dir=FOLDER of a run of nmt-train")
+    return records
+
+
+def read_curve(records: Records, key: str) -> tuple[list[int], list[float]]:
+    """Return the updates and the values of a metric.
+
+    `key` is a key of `metrics.jsonl`, or `train_perplexity`, which is computed from `nll`.
+    """
+    if key == "train_perplexity":
+        updates, values = read_curve(records, "nll")
+        return updates, [math.exp(min(value, _MAX_EXPONENT)) for value in values]
+    updates = []
+    values = []
+    for record in records:
+        value = record.get(key)
+        if isinstance(value, int | float):
+            updates.append(record["update"])
+            values.append(value)
+    return updates, values
+
+
+# --- the table
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """The settings of a run and its best scores on the validation set."""
+
+    folder: Path
+    settings: dict[str, Any]  # by dotted key, such as model.d_model; empty without a config
+    num_updates: int  # that were logged
+    best_loss: float | None  # None before the first validation
+    best_bleu: float | None
+    scores: Sequence[Score] = ()  # of a test set, if one was translated
+
+    def sort_key(self) -> float:
+        """Return a number that is lower for a better run, by the metric that ranked checkpoints."""
+        if self.settings.get("best_metric") == BestMetric.bleu.value:
+            return math.inf if self.best_bleu is None else -self.best_bleu
+        return math.inf if self.best_loss is None else self.best_loss
+
+    def as_json(self) -> dict[str, Any]:
+        """Convert to plain values for `json.dumps`."""
+        return {
+            "run": os.path.relpath(self.folder),
+            "settings": self.settings,
+            "updates": self.num_updates,
+            "valid_loss": self.best_loss,
+            "valid_bleu": self.best_bleu,
+            "test": {score.name: score.value for score in self.scores},
+        }
+
+
+def summarize_run(run_dir: Path, scores: Sequence[Score] = ()) -> RunSummary:
+    """Read the settings and the best scores of a run; raise `DataError` if it has no metrics."""
+    records = read_metrics(run_dir)
+    settings = {}
+    if (run_dir / "config.yaml").exists():
+        settings = flatten_keys(read_config(run_dir))
+    _, losses = read_curve(records, "valid_loss")
+    _, bleus = read_curve(records, "valid_bleu")
+    return RunSummary(
+        folder=run_dir,
+        settings=settings,
+        num_updates=records[-1]["update"],
+        best_loss=min(losses, default=None),
+        best_bleu=max(bleus, default=None),
+        scores=scores,
+    )
+
+
+def run_table(summaries: Iterable[RunSummary]) -> str:
+    """Format runs as a table, best first: settings that differ, best scores, and the folder."""
+    ranked = sorted(summaries, key=RunSummary.sort_key)
+    keys = differing_settings([summary.settings for summary in ranked])
+    shown_keys = keys[:_MAX_SETTINGS]
+    score_names = [f"test {score.name}" for score in ranked[0].scores]
+    headers = [*shown_keys, "updates", "best loss", "best BLEU", *score_names, "run"]
+    rows = []
+    for summary in ranked:
+        row = [_setting_text(summary.settings.get(key)) for key in shown_keys]
+        row.append(f"{summary.num_updates:,}")
+        row.append("" if summary.best_loss is None else f"{summary.best_loss:.4f}")
+        row.append("" if summary.best_bleu is None else f"{summary.best_bleu:.2f}")
+        row += [f"{score.value:.2f}" for score in summary.scores]
+        row.append(os.path.relpath(summary.folder))
+        rows.append(row)
+    alignment = ["left"] * len(shown_keys) + ["right"] * (3 + len(score_names)) + ["left"]
+    table: str = tabulate(
+        rows, headers=headers, colalign=alignment, tablefmt="plain", disable_numparse=True
+    )
+    if len(keys) > _MAX_SETTINGS:
+        table += f"\nother settings that differ: {', '.join(keys[_MAX_SETTINGS:])}"
+    return table
+
+
+def differing_settings(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the keys, but `run_dir`, whose values are not the same in all runs."""
+    keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
+    differing = []
+    for key in keys:
+        values = [run_settings.get(key) for run_settings in settings]
+        if key != "run_dir" and any(value != values[0] for value in values):
+            differing.append(key)
+    return differing
+
+
+def _setting_text(value: Any) -> str:
+    """Write a setting as on the command line, cut off if it is long; "" for a missing one."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        value = f"[{','.join(map(str, value))}]"
+    text = str(value)
+    if len(text) > _MAX_VALUE_LENGTH:
+        text = f"{text[: _MAX_VALUE_LENGTH - 3]}..."
+    return text

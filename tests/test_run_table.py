@@ -1,0 +1,158 @@
+"""Several runs are compared in one table and one figure, whatever their names are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+from toy import TINY, command, read_records
+
+from nmt.config import Theme, VisualizeConfig
+from nmt.errors import EXIT_DONE, EXIT_USER, DataError
+from nmt.visualize import run_table, runs
+from nmt.visualize.style import Style
+
+
+def write_run(folder: Path, loss: float, bleu: float = 1.0, settings: str = "seed: 1\n") -> Path:
+    """Write a run of two validations, of which the first is the better one."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(settings)
+    records = [
+        {"update": 5, "nll": loss, "learning_rate": 1e-3, "gradient_norm": 1.0},
+        {"update": 5, "valid_loss": loss, "valid_bleu": bleu, "valid_perplexity": 2.0},
+        {"update": 10, "valid_loss": loss + 1, "valid_bleu": bleu - 1, "valid_perplexity": 3.0},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return folder
+
+
+def test_a_folder_of_runs_and_a_pattern_stand_for_their_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["s/a[1]=0,b=1", "s/a[1]=0,b=2", "s/deeper/c"]
+    folders = [write_run(tmp_path / name, loss=1.0) for name in names]
+    (tmp_path / "s" / "optimization_results.yaml").touch()
+    assert run_table.find_runs(["s"]) == folders
+    assert run_table.find_runs(["s/a*"]) == folders[:2]
+    assert run_table.find_runs(["s/a[1]=0,b=?", names[0]]) == folders[:2]  # each run once
+    assert run_table.find_runs(["s/*"]) == folders
+    assert run_table.find_runs(["missing"]) == [tmp_path / "missing"]  # its reader names it
+    with pytest.raises(DataError, match=r"x\* matches no run"):
+        run_table.find_runs(["x*"])
+
+
+def test_the_table_has_the_settings_that_differ_and_the_best_run_first(tmp_path: Path) -> None:
+    settings = "seed: {}\nrun_dir: r{}\nmodel: {{norm: pre, d_model: 8}}\nbest_metric: {}\n"
+    low_loss = write_run(tmp_path / "a", 1.25, 10.0, settings.format(1, 1, "loss"))
+    high_bleu = write_run(tmp_path / "b", 1.5, 20.0, settings.format(2, 2, "loss"))
+    assert (run := write_run(tmp_path / "c", 9.0, settings="seed: 3\n"))
+    (run / "metrics.jsonl").write_text('{"update": 1, "nll": 9.0}\n')  # no validation yet
+    table = run_table.run_table(map(run_table.summarize_run, [high_bleu, low_loss]))
+    header, first, second = [line.split() for line in table.splitlines()]
+    assert header == ["seed", "updates", "best", "loss", "best", "BLEU", "run"]
+    assert first[:4] == ["1", "10", "1.2500", "10.00"]
+    assert second[:4] == ["2", "10", "1.5000", "20.00"]
+    assert first[4].endswith("/a")
+    table = run_table.run_table(map(run_table.summarize_run, [run, low_loss]))
+    assert "model.norm" in table
+    assert table.splitlines()[-1].split()[:2] == ["3", "1"]  # seed and updates, without scores
+    for folder in (low_loss, high_bleu):
+        text = (
+            (folder / "config.yaml").read_text().replace("best_metric: loss", "best_metric: bleu")
+        )
+        (folder / "config.yaml").write_text(text)
+    table = run_table.run_table(map(run_table.summarize_run, [low_loss, high_bleu]))
+    assert table.splitlines()[1].startswith("2 ")  # by BLEU
+
+
+def test_long_names_do_not_squeeze_the_charts_of_runs(tmp_path: Path) -> None:
+    style = Style(Theme.light)
+    for num_runs in (1, 2, 8):
+        for name in ("x", "model.num_encoder_layers=6," * 7):
+            folder = tmp_path / f"{num_runs}{name[:1]}"
+            names = [str(write_run(folder / f"{name}{i}", 1.0 + i)) for i in range(num_runs)]
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                figure = runs.draw_run(VisualizeConfig(run_dir=names), style)
+                figure.draw_without_rendering()
+            for axes in figure.axes:
+                width, height = axes.get_window_extent().size / figure.dpi
+                assert width > 3, (num_runs, name)  # inches, of 12
+                assert height > 2, (num_runs, name)
+            curves = set()
+            for line in figure.axes[0].get_lines():
+                curves.add((line.get_color(), line.get_linestyle(), line.get_marker()))
+            assert len(curves) == 2 * num_runs  # all can be told apart
+
+
+def test_what_run_prints_the_table_of_several_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in (1, 2):
+        write_run(tmp_path / "s" / f"a=1,seed={seed}", 1.0 * seed, settings=f"seed: {seed}\n")
+    for run_dir in ("s", "s/*", "[s/a=1,seed=1,s/a=1,seed=2]"):
+        assert command("visualize", "what=run", f"run_dir={run_dir}", "output=x.svg") == EXIT_DONE
+        table = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in table] == ["seed", "1", "2"], run_dir
+
+
+def test_evaluate_compares_runs_and_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in (1, 2):
+        write_run(tmp_path / "s" / f"seed={seed}", 1.0 * seed, settings=f"seed: {seed}\n")
+    assert command("evaluate", "run_dir=s") == EXIT_DONE
+    assert capsys.readouterr().out.splitlines()[0].split()[0] == "seed"
+    assert command("evaluate", "model_dir=s/*", "format=json") == EXIT_DONE
+    compared = json.loads(capsys.readouterr().out)
+    assert [run["valid_loss"] for run in compared] == [1.0, 2.0]
+    assert command("evaluate", "model_dir=s/seed=1") == EXIT_USER
+    assert "needs src=FILE or data_dir=FOLDER" in capsys.readouterr().err
+    references = [f"the {word} tree is here today" for word in ["red", "green", "big", "old"]]
+    systems = {"ref": references, "a": references[:3] + ["the"], "b": ["a tree"] * 4}
+    for name, lines in systems.items():
+        Path(name).write_text("\n".join(lines) + "\n")
+    options = ["references=ref", "metrics=chrf", "num_samples=40"]
+    assert command("evaluate", "hypotheses=[a,b]", *options, "format=json") == EXIT_DONE
+    result = json.loads(capsys.readouterr().out)
+    assert [score["name"] for score in result["scores"]] == ["a chrF2", "b chrF2"]
+    [comparison] = result["comparisons"]
+    assert comparison["name"] == "b chrF2"
+    assert comparison["baseline"] == result["scores"][0]["value"]
+    words = ["hypotheses=[a,b]", "baseline=ref", *options, "format=json"]
+    assert command("evaluate", *words) == EXIT_DONE
+    result = json.loads(capsys.readouterr().out)
+    assert [comparison["baseline"] for comparison in result["comparisons"]] == [100.0, 100.0]
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_with_the_table_of_its_runs(
+    tmp_path: Path,
+    toy_data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = [*TINY, "max_updates=2", f"data_dir={toy_data}", "run_dir=s"]
+    write_run(tmp_path / "s" / "earlier", 1.0)
+    assert command("train", "-m", "seed=1,2", *options) == EXIT_DONE
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split() == ["seed", "updates", "best", "loss", "best", "BLEU", "run"]
+    losses = []
+    for line in table[1:]:
+        [record] = read_records(Path(line.split()[-1]), "valid_loss")
+        losses.append(record["valid_loss"])
+        assert f"{record['valid_loss']:.4f}" in line
+    assert len(losses) == 2
+    assert losses == sorted(losses)
+    shutil.rmtree("s/earlier")
+    assert command("evaluate", "run_dir=s", f"data_dir={toy_data}") == EXIT_DONE
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert "test BLEU" in header
+    assert len(lines) == 2
