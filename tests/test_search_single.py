@@ -93,21 +93,24 @@ def test_a_model_translates_a_sentence_as_the_general_path() -> None:
 @torch.inference_mode()
 def test_any_walk_through_the_cache_of_one_sentence_equals_the_plain_model(max_rows: int) -> None:
     draw = torch.Generator().manual_seed(max_rows)
-    for norm in Norm:
-        model = tiny_model(norm=norm, num_heads=2)
+    for changes in ({"norm": Norm.pre}, {"norm": Norm.post}, {"source_eos": False}):
+        model = tiny_model(num_heads=2, **changes)
         twin = plain(model)
         freeze(model)
         src, lengths = random_source([9])
         state = model.start_single(src, lengths)
+        read_lengths = lengths - int(model.drops_eos)
         assert isinstance(state, SingleState)
         tgt = torch.zeros(1, 0, dtype=torch.long)
         for step in range(70):
             tokens = torch.randint(4, VOCAB_SIZE, (len(tgt),), generator=draw)
             tgt = torch.cat([tgt, tokens.unsqueeze(1)], dim=1)
-            hidden = model.step(tokens, state)
+            hidden = state.step(tokens)
             num_rows = len(tgt)
-            expected = hidden_states(twin, src.expand(num_rows, -1), lengths.expand(num_rows), tgt)
-            assert_near(hidden, expected[:, -1], (norm, step), atol=1e-4)
+            expected = hidden_states(
+                twin, src.expand(num_rows, -1), read_lengths.expand(num_rows), tgt
+            )
+            assert_near(hidden, expected[:, -1], (changes, step), atol=1e-4)
             rows = torch.randint(
                 num_rows, (int(torch.randint(1, max_rows + 1, (), generator=draw)),), generator=draw
             )
@@ -161,8 +164,8 @@ def test_linear_layers_compute_few_rows_as_many() -> None:
             if activation == "relu":
                 expected = expected.relu()
             with torch.inference_mode():
-                y = layer.few_rows_function(10, activation)(x)
-                everything = layer.few_rows_function(None, activation)(x)
+                y = layer.few_rows_function(0, 10, activation)(x)
+                everything = layer.few_rows_function(activation=activation)(x)
             assert_near(y, expected, (inner, outer, num_rows), atol=1e-4)
             assert_near(everything[:, :10], expected, (inner, outer, num_rows), atol=1e-4)
 

@@ -115,6 +115,8 @@ class ModelStepper:
 
     def step(self, tokens: Tensor, state: ModelState) -> Tensor:
         """See `Stepper.step`."""
+        if isinstance(state.decoding, SingleState):
+            return state.decoding.log_probs(tokens)
         with self._autocast():
             hidden = self.model.step(tokens, state.decoding, state.attention_out)  # (R, D)
             if self.device.type != "cpu" or torch.is_grad_enabled():

@@ -23,12 +23,13 @@ from nmt.model.fast.layers import (
     FastFeedForward,
     FastLinear,
     ReorderedWeights,
+    frozen_linear,
     linear,
     multiplies_bfloat16,
     reorder,
 )
 from nmt.model.fast.packing import PackedContext, Packing, pack
-from nmt.model.fast.single import SingleDecoder, SingleState, can_decode_single
+from nmt.model.fast.single import SingleState, SingleTransformer, can_decode_single
 from nmt.model.transformer import (
     AttentionContext,
     AttentionWeights,
@@ -45,7 +46,7 @@ class FastTransformer(Transformer):
 
     reordered_weights: ReorderedWeights | None = None  # of the output layer, set by `freeze`
     step_decoder: StepDecoder | None = None  # of frozen weights, made by the first `start`
-    single_decoder: SingleDecoder | None = None  # the same for `start_single`
+    single_transformer: SingleTransformer | None = None  # the same for `start_single`
 
     @property
     def drops_eos(self) -> bool:
@@ -87,14 +88,13 @@ class FastTransformer(Transformer):
         """
         if not self._is_frozen() or not can_decode_single(self):
             return self.start(src, src_lengths)
-        if self.single_decoder is None:
-            self.single_decoder = SingleDecoder(self)
-        length = int(src_lengths[0])
-        if self.drops_eos:
-            length -= 1
-        packing = pack([length])
-        memory = self.encode(src[0, :length], PackedContext.of(packing, packing))  # (S, D)
-        return SingleState(self.single_decoder, memory)
+        if self.single_transformer is None:
+            weight, bias = reorder(
+                self.reordered_weights, self.output_matrix, self.output_bias, self.output_matrix[:1]
+            )
+            self.single_transformer = SingleTransformer(self, frozen_linear(weight, bias))
+        num_tokens = int(src_lengths) - int(self.drops_eos)
+        return self.single_transformer.start(src[0, :num_tokens])
 
     def encode_padded(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Packing]:
         """Pack and encode padded source ids (B, S); return the memory (N, D) and its packing."""
@@ -111,7 +111,7 @@ class FastTransformer(Transformer):
     def step(
         self,
         tokens: Tensor,
-        state: DecodingState | SingleState,
+        state: DecodingState,
         attention_out: AttentionWeights | None = None,
     ) -> Tensor:
         """Map the newest token of each live hypothesis, (R,), to hidden states (R, D); add it to
@@ -119,8 +119,6 @@ class FastTransformer(Transformer):
 
         `attention_out` receives the weights of cross-attention (R, H, 1, S), padded with zeros.
         """
-        if isinstance(state, SingleState):
-            return state.step(tokens)
         num_rows = len(tokens)
         tokens = F.pad(tokens, (0, state.grid.num_padded_rows - num_rows))
         state.advance()
@@ -194,7 +192,7 @@ def freeze(model: nn.Module, dtype: torch.dtype = torch.float32) -> torch.dtype:
         if isinstance(module, FastTransformer):
             module.reordered_weights = ReorderedWeights()
             module.step_decoder = None
-            module.single_decoder = None
+            module.single_transformer = None
         elif isinstance(module, FastLinear):
             module.reordered_weights = ReorderedWeights(
                 torch.bfloat16 if layers_convert else torch.float32

@@ -218,7 +218,7 @@ class StepDecoder:
         """
         layer = cast(FastLinear, module)
         if self.is_frozen:
-            return layer.frozen_function(end, activation)
+            return layer.frozen_function(end=end, activation=activation)
         assert activation == "none"
         if end is None:
             return layer

@@ -75,37 +75,27 @@ class FastLinear(nn.Linear):
         return linear(x, weight, reordered_bias, activation=activation)
 
     def frozen_function(
-        self, end: int | None = None, activation: str = "none"
+        self, start: int = 0, end: int | None = None, activation: str = "none"
     ) -> Callable[[Tensor], Tensor]:
-        """Return a function for the first `end` outputs (None: all) of frozen weights on a CPU.
-
-        Its input is (N, I), where N is a result of `round_up_rows`. Its output is float32, but with
-        bfloat16 weights and an activation bfloat16.
+        """Return the function of the outputs from `start` to `end` (None: all) of frozen weights on
+        a CPU; see `frozen_linear`.
         """
-        rows = self.weight[:end]
-        weight, bias = reorder(self.reordered_weights, rows, self.bias[:end], rows[:1])
-        if not weight.is_mkldnn:
-            if activation == "relu":
-                return lambda x: torch.relu(F.linear(x, weight, bias))
-            return lambda x: F.linear(x, weight, bias)
-        multiply = torch.ops.mkldnn._linear_pointwise
-        if weight.dtype is torch.float32:
-            return lambda x: multiply(x, weight, bias, activation, [], "")
-        if activation == "relu":
-            return lambda x: multiply(x.bfloat16(), weight, bias, activation, [], "")
-        return lambda x: multiply(x.bfloat16(), weight, bias, activation, [], "").float()
+        rows = self.weight[start:end]
+        bias = self.bias[start:end]
+        weight, reordered_bias = reorder(self.reordered_weights, rows, bias, rows[:1], start)
+        return frozen_linear(weight, reordered_bias, activation)
 
     def few_rows_function(
-        self, end: int | None = None, activation: str = "none"
+        self, start: int = 0, end: int | None = None, activation: str = "none"
     ) -> Callable[[Tensor], Tensor]:
-        """Return what `frozen_function` does, but faster for at most 8 rows.
+        """Return what `frozen_function` does, but faster for few rows.
 
         A call of oneDNN takes some 15 microseconds longer than one of `torch.addmm`, which is more
         than a small multiplication takes.
         """
-        multiply_many = self.frozen_function(end, activation)
-        weight = self.weight[:end].t()  # (I, O)
-        bias = self.bias[:end]
+        multiply_many = self.frozen_function(start, end, activation)
+        weight = self.weight[start:end].t()  # (I, O)
+        bias = self.bias[start:end]
         max_rows = _FEW_ROWS_PRODUCTS // weight.numel()
 
         def multiply(x: Tensor) -> Tensor:
@@ -146,6 +136,26 @@ def linear(
     if torch.is_grad_enabled():
         return _OneDnnLinear.apply(x, weight, bias, activation, None)  # type: ignore[no-untyped-call, no-any-return]
     return _onednn(x, weight, bias, activation)
+
+
+def frozen_linear(
+    weight: Tensor, bias: Tensor | None, activation: str = "none"
+) -> Callable[[Tensor], Tensor]:
+    """Return the function x W^T + b of a weight and a bias that `reorder` returned.
+
+    Its input is (N, I), where N is a result of `round_up_rows`. Its output is float32, but with
+    bfloat16 weights and an activation bfloat16.
+    """
+    if not weight.is_mkldnn:
+        if activation == "relu":
+            return lambda x: torch.relu(F.linear(x, weight, bias))
+        return lambda x: F.linear(x, weight, bias)
+    multiply = torch.ops.mkldnn._linear_pointwise
+    if weight.dtype is torch.float32:
+        return lambda x: multiply(x, weight, bias, activation, [], "")
+    if activation == "relu":
+        return lambda x: multiply(x.bfloat16(), weight, bias, activation, [], "")
+    return lambda x: multiply(x.bfloat16(), weight, bias, activation, [], "").float()
 
 
 def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:

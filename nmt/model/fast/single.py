@@ -1,28 +1,28 @@
-"""Decoding of one sentence with few hypotheses on a CPU.
+"""Encoding and decoding of one sentence with few hypotheses on a CPU.
 
 For few rows, calling operators takes longer than their arithmetic, so this path makes as few calls
-as possible. One sentence needs neither padding nor the grid of `nmt.model.fast.decode`: all
+as possible. One sentence needs neither packing nor the grid of `nmt.model.fast.decode`: all
 hypotheses share the keys and values of the source, and a mask selects the columns of the cache that
 belong to each hypothesis.
 """
 
-# R rows, the live hypotheses; S source length, C columns of the cache; L layers, H heads, d
-# dimensions of a head, D d_model
+# R rows, the live hypotheses; S source length, N the same with filler rows; C columns of the cache
+# H heads, d dimensions of a head, D d_model, V vocab
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.config import Activation
 from nmt.model.fast.attention import FastAttention
-from nmt.model.fast.decode import norm_function
-from nmt.model.fast.layers import FastLinear
+from nmt.model.fast.decode import Function, norm_function
+from nmt.model.fast.layers import FastLinear, round_up_rows
 from nmt.model.positions import PositionEncoding, TokenPositions
-from nmt.model.transformer import DecoderLayer, Transformer
+from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 MAX_ROWS = 8
 _MIN_CAPACITY = 64  # columns of a new cache
@@ -30,8 +30,8 @@ _NEG_INF = float("-inf")
 
 
 def can_decode_single(model: Transformer) -> bool:
-    """Return whether `SingleDecoder` supports a model: float32 weights, ReLU, and attention without
-    rotation, bias, normalized queries or shared keys.
+    """Return whether `SingleTransformer` supports a model: float32 weights, ReLU, and attention
+    without rotation, bias, normalized queries or shared keys.
     """
     layer = cast(DecoderLayer, model.decoder_layers[0])
     attention = cast(FastAttention, layer.self_attention)
@@ -48,21 +48,54 @@ def can_decode_single(model: Transformer) -> bool:
     )
 
 
-class SingleLayer:
+class SingleEncoderLayer:
+    """An encoder layer as a function of the tokens of a sentence (N, D)."""
+
+    def __init__(self, layer: EncoderLayer) -> None:
+        self.is_post_norm = layer.is_post_norm
+        attention = cast(FastAttention, layer.self_attention)
+        self.num_heads = attention.num_heads
+        self.head_size = attention.head_size
+        self.attention_in = few_rows_function(attention.in_projection)
+        self.attention_out = few_rows_function(attention.out_projection)
+        self.inner = few_rows_function(layer.feed_forward.inner, activation="relu")
+        self.outer = few_rows_function(layer.feed_forward.outer)
+        self.attention_norm = norm_function(layer.self_attention_norm)
+        self.feed_forward_norm = norm_function(layer.feed_forward_norm)
+
+    def encode(self, x: Tensor, num_tokens: int) -> Tensor:
+        """Map (N, D) to (N, D); rows from `num_tokens` on are filler."""
+        if self.is_post_norm:
+            x = self.attention_norm(x + self.attend(x, num_tokens))
+            return self.feed_forward_norm(x + self.outer(self.inner(x)))
+        x = x + self.attend(self.attention_norm(x), num_tokens)
+        return x + self.outer(self.inner(self.feed_forward_norm(x)))
+
+    def attend(self, x: Tensor, num_tokens: int) -> Tensor:
+        """Attend to the first `num_tokens` rows of `x` (N, D)."""
+        num_rows = x.shape[0]
+        heads = self.attention_in(x).view(1, num_rows, 3, self.num_heads, self.head_size)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind()  # each (1, H, N, d)
+        attended = F.scaled_dot_product_attention(q, k[:, :, :num_tokens], v[:, :, :num_tokens])
+        return self.attention_out(attended.transpose(1, 2).reshape(num_rows, -1))
+
+
+class SingleDecoderLayer:
     """A decoder layer as functions of the newest tokens (R, D)."""
 
     def __init__(self, layer: DecoderLayer) -> None:
         self.is_post_norm = layer.is_post_norm
-        self.self_attention = cast(FastAttention, layer.self_attention)
-        self.cross_attention = cast(FastAttention, layer.cross_attention)
-        self.num_heads = self.self_attention.num_heads
-        self.head_size = self.self_attention.head_size
+        self_attention = cast(FastAttention, layer.self_attention)
+        cross_attention = cast(FastAttention, layer.cross_attention)
+        self.num_heads = self_attention.num_heads
+        self.head_size = self_attention.head_size
         self.scale = self.head_size**-0.5
-        self.self_in = few_rows_function(self.self_attention.in_projection)
-        self.self_out = few_rows_function(self.self_attention.out_projection)
-        q_size = self.cross_attention.qkv_sizes[0]
-        self.cross_in = few_rows_function(self.cross_attention.in_projection, q_size)
-        self.cross_out = few_rows_function(self.cross_attention.out_projection)
+        self.self_in = few_rows_function(self_attention.in_projection)
+        self.self_out = few_rows_function(self_attention.out_projection)
+        q_size = cross_attention.qkv_sizes[0]
+        self.cross_in = few_rows_function(cross_attention.in_projection, end=q_size)
+        self.project_memory = few_rows_function(cross_attention.in_projection, start=q_size)
+        self.cross_out = few_rows_function(cross_attention.out_projection)
         self.inner = few_rows_function(layer.feed_forward.inner, activation="relu")
         self.outer = few_rows_function(layer.feed_forward.outer)
         self.self_norm = norm_function(layer.self_attention_norm)
@@ -84,8 +117,10 @@ class SingleLayer:
         num_rows = x.shape[0]
         heads = self.self_in(x).view(num_rows, 3, self.num_heads, self.head_size)
         heads = heads.permute(1, 2, 0, 3)  # (3, H, R, d): queries, keys and values
-        cache.keys_values[:, :, state.num_columns - num_rows : state.num_columns] = heads[1:]
-        logits = torch.baddbmm(state.mask, heads[0], cache.keys, alpha=self.scale)  # (H, R, C)
+        newest = cache.keys_values.narrow(2, state.num_columns - num_rows, num_rows)
+        newest.copy_(heads.narrow(0, 1, 2))
+        # (H, R, C)
+        logits = torch.baddbmm(state.mask, heads.select(0, 0), cache.keys, alpha=self.scale)
         attended = torch.bmm(torch.softmax(logits, dim=-1), cache.values)  # (H, R, d)
         return self.self_out(attended.transpose(0, 1).reshape(num_rows, -1))
 
@@ -101,8 +136,10 @@ class SingleLayer:
 class LayerCache:
     """Keys and values of a layer, for the source and for the target tokens so far."""
 
-    def __init__(self, layer: SingleLayer, memory: Tensor) -> None:
-        keys_values = layer.cross_attention.project_memory(memory)  # (S, 2, H, d)
+    def __init__(self, layer: SingleDecoderLayer, memory: Tensor, num_tokens: int) -> None:
+        """Compute the source's from `memory` (N, D), whose rows from `num_tokens` on are filler."""
+        keys_values = layer.project_memory(memory)[:num_tokens]  # (S, 2 * H * d)
+        keys_values = keys_values.view(num_tokens, 2, layer.num_heads, layer.head_size)
         self.source_keys = (keys_values[:, 0] * layer.scale).permute(1, 2, 0).contiguous()
         self.source_values = keys_values[:, 1].transpose(0, 1).contiguous()  # (H, S, d)
         self.set_target(memory.new_zeros(2, layer.num_heads, _MIN_CAPACITY, layer.head_size))
@@ -114,49 +151,89 @@ class LayerCache:
         self.values = keys_values[1]  # (H, C, d)
 
 
-class SingleDecoder:
-    """The decoder of a model with frozen weights, for one sentence at a time."""
+class SingleTransformer:
+    """A model with frozen weights, as functions for one sentence at a time."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, logits: Function) -> None:
+        """`logits` maps hidden states (R, D) to logits (R, V)."""
         self.model = model
-        self.layers = [SingleLayer(cast(DecoderLayer, layer)) for layer in model.decoder_layers]
-        self.norm = norm_function(model.decoder_norm)
+        self.logits = logits
+        self.encoder_layers = []
+        for layer in model.encoder_layers:
+            self.encoder_layers.append(SingleEncoderLayer(cast(EncoderLayer, layer)))
+        self.decoder_layers = []
+        for layer in model.decoder_layers:
+            self.decoder_layers.append(SingleDecoderLayer(cast(DecoderLayer, layer)))
+        self.encoder_norm = norm_function(model.encoder_norm)
+        self.decoder_norm = norm_function(model.decoder_norm)
+
+    def start(self, src: Tensor) -> SingleState:
+        """Encode source ids (S,), and return the state of decoding with one empty hypothesis."""
+        num_tokens = len(src)
+        num_rows = round_up_rows(num_tokens)  # N, which the linear layers need
+        src = F.pad(src, (0, num_rows - num_tokens))
+        model = self.model
+        embedding = model.src_embedding or model.embedding
+        positions = TokenPositions(torch.arange(num_rows), num_rows)
+        x = torch.embedding(embedding.weight, src) * model.embedding_scale  # (N, D)
+        x = model.encoder_positions.add(x, positions)
+        for layer in self.encoder_layers:
+            x = layer.encode(x, num_tokens)
+        return SingleState(self, self.encoder_norm(x), num_tokens)
 
 
 class SingleState:
     """The live hypotheses of one sentence, and what each may attend to. It begins with one."""
 
-    def __init__(self, decoder: SingleDecoder, memory: Tensor) -> None:
-        """Begin with the encoder's output `memory` (S, D)."""
-        self.decoder = decoder
-        self.caches = [LayerCache(layer, memory) for layer in decoder.layers]
+    def __init__(self, transformer: SingleTransformer, memory: Tensor, num_tokens: int) -> None:
+        """Begin with the encoder's output `memory` (N, D) for `num_tokens` source tokens."""
+        self.transformer = transformer
+        self.caches = []
+        for layer in transformer.decoder_layers:
+            self.caches.append(LayerCache(layer, memory, num_tokens))
         self.num_positions = 0  # target tokens of each hypothesis so far
         self.num_columns = 0  # of the cache that are in use
-        self.mask = memory.new_full((1, _MIN_CAPACITY), _NEG_INF)
-        """(R, C), added to the logits: 0 where a hypothesis may attend, else minus infinity."""
+        self.set_mask(memory.new_full((1, _MIN_CAPACITY), _NEG_INF))
+
+    def set_mask(self, mask: Tensor) -> None:
+        """Set the tensor (R, C) that is added to the logits of self-attention: 0 where a hypothesis
+        may attend to a column, else minus infinity.
+        """
+        self.mask = mask
+        self.mask_array = (
+            mask.numpy()
+        )  # the same memory; writing a number takes a tenth of the time
+
+    def log_probs(self, tokens: Tensor) -> Tensor:
+        """Append a token to each hypothesis, ids (R,); return the log-probabilities of the next one
+        (R, V).
+        """
+        return torch.log_softmax(self.transformer.logits(self.step(tokens)), dim=-1)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Decode the newest token of each hypothesis, ids (R,), to hidden states (R, D)."""
-        self._add_columns(len(tokens))
+        self._add_columns(tokens.shape[0])
         index = torch.full((1, 1), self.num_positions)
         self.num_positions += 1
-        model = self.decoder.model
+        transformer = self.transformer
+        model = transformer.model
         positions = TokenPositions(index, self.num_positions)
         x = torch.embedding(model.embedding.weight, tokens) * model.embedding_scale
         x = model.decoder_positions.add(x, positions)
-        for layer, cache in zip(self.decoder.layers, self.caches, strict=True):
+        for layer, cache in zip(transformer.decoder_layers, self.caches, strict=True):
             x = layer.step(x, cache, self)
-        return self.decoder.norm(x)
+        return transformer.decoder_norm(x)
 
     def reorder(self, rows: Tensor) -> None:
         """Go on with `rows` (R',); a row may be repeated."""
-        self.mask = self.mask.index_select(0, rows)
+        self.set_mask(self.mask.index_select(0, rows))
 
     def _add_columns(self, num_rows: int) -> None:
         """Add a column to the cache for each hypothesis, which only this one attends to."""
         if self.num_columns + num_rows > self.mask.size(1):
             self._drop_unused_columns(num_rows)
-        self.mask.narrow(1, self.num_columns, num_rows).diagonal().zero_()
+        for row in range(num_rows):
+            self.mask_array[row, self.num_columns + row] = 0
         self.num_columns += num_rows
 
     def _drop_unused_columns(self, num_rows: int) -> None:
@@ -166,7 +243,7 @@ class SingleState:
         capacity = max(self.mask.size(1), 2 * (self.num_columns + num_rows))
         mask = self.mask.new_full((len(self.mask), capacity), _NEG_INF)
         mask[:, : self.num_columns] = self.mask[:, used]
-        self.mask = mask
+        self.set_mask(mask)
         for cache in self.caches:
             _, num_heads, _, head_size = cache.keys_values.shape
             keys_values = cache.keys_values.new_zeros(2, num_heads, capacity, head_size)
@@ -175,9 +252,9 @@ class SingleState:
 
 
 def few_rows_function(
-    module: nn.Module, end: int | None = None, activation: str = "none"
-) -> Callable[[Tensor], Tensor]:
-    """Return the function of a linear layer, or of its first `end` outputs; see
+    module: nn.Module, start: int = 0, end: int | None = None, activation: str = "none"
+) -> Function:
+    """Return the function of a linear layer, or of its outputs from `start` to `end`; see
     `FastLinear.few_rows_function`.
     """
-    return cast(FastLinear, module).few_rows_function(end, activation)
+    return cast(FastLinear, module).few_rows_function(start, end, activation)
