@@ -70,8 +70,9 @@ _COMMANDS = (
     Command(
         name="preprocess",
         summary="Turn parallel text into a data folder: a subword tokenizer and token ids.",
-        reads="aligned text files, TSV or JSONL (plain, .gz, .bz2, .xz, .zst; patterns, lists, "
-        "stdin), a Hugging Face dataset, or an included corpus (data=numbers, data=copy)",
+        reads="aligned text files, TSV or JSONL (plain, .gz, .bz2, .xz, .zst; in .zip, .tar.gz; "
+        "patterns, lists, stdin), a Hugging Face dataset, or an included corpus (data=numbers, "
+        "data=copy)",
         writes="data_dir: tokenizer, train-*.arrow, report.html and more; a table to stdout",
         examples=(
             "nmt-preprocess",

@@ -27,9 +27,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nmt.config import Corpus, DataConfig, PreprocessConfig, SplitConfig, resolve_path
-from nmt.data.languages import corpus_direction
+from nmt.data.languages import LanguagePair, corpus_direction
 from nmt.data.text import bundled_corpus, check_file, is_compressed, is_stream, open_bytes
 from nmt.errors import ConfigError, DataError, suggest_names
+from nmt.preprocess import archives
 from nmt.preprocess.chunks import Format, Source
 from nmt.runtime.files import sync
 from nmt.runtime.reading import check_tree
@@ -52,25 +53,42 @@ class _CorpusSettings:
     key: str  # of the settings, such as data.corpora.news.valid
     corpus: str  # name in data.corpora, or ""
     split: SplitConfig
+    direction: LanguagePair
 
     def file_names(self) -> list[tuple[str, ...]]:
-        """Return the file names of each source: of source and target, or of one file with both."""
+        """Return the file names of each source: of source and target, or of one file with both.
+
+        A file in an archive has a name such as corpus.zip/corpus.de-en.de.
+        """
         if self.split.src is not None and self.split.tgt is not None:
-            return pair_up(self.split.src, self.split.tgt, self.key)
+            pairs: list[tuple[str, ...]] = []
+            for src, tgt in pair_up(self.split.src, self.split.tgt, self.key):
+                src = archives.find_text(src, self.direction.src_lang)
+                tgt = archives.find_text(tgt, self.direction.tgt_lang)
+                if src == tgt and archives.split_name(src) is not None:
+                    raise DataError(f"{self.key}: source and target are the same file, {src}")
+                pairs.append((src, tgt))
+            return pairs
         names = self.split.tsv or self.split.jsonl or []
-        return [(file,) for file in _match_all(names)]
+        suffix = "jsonl" if self.split.tsv is None else "tsv"
+        return [(archives.find_text(file, suffix),) for file in _match_all(names)]
 
 
 def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
     """Return the settings of all corpora of a split, sorted by name."""
     named = sorted(config.corpora.items())
+    splits: list[tuple[str, str, SplitConfig]] = []  # key, name of the corpus, settings
     if split == "train" and named:
-        return [_CorpusSettings(f"data.corpora.{name}", name, corpus) for name, corpus in named]
-    corpora = [_CorpusSettings(f"data.{split}", "", getattr(config, split))]
-    for name, corpus in named:
-        key = f"data.corpora.{name}.{split}"
-        corpora.append(_CorpusSettings(key, name, getattr(corpus, split)))
-    return [corpus for corpus in corpora if corpus.split.source_keys]
+        splits += [(f"data.corpora.{name}", name, corpus) for name, corpus in named]
+    else:
+        splits.append((f"data.{split}", "", getattr(config, split)))
+        for name, corpus in named:
+            splits.append((f"data.corpora.{name}.{split}", name, getattr(corpus, split)))
+    corpora = []
+    for key, name, settings in splits:
+        if settings.source_keys or (split == "train" and named):
+            corpora.append(_CorpusSettings(key, name, settings, corpus_direction(config, name)))
+    return corpora
 
 
 def has_split(config: DataConfig, split: str) -> bool:
@@ -96,7 +114,7 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
     _check_files(config.data)
     sources = []
     for corpus in _list_corpora(config.data, split):
-        direction = corpus_direction(config.data, corpus.corpus)
+        direction = corpus.direction
         fields = corpus.split.fields or [direction.src_lang, direction.tgt_lang]
         template = Source(
             corpus=corpus.corpus,
@@ -129,7 +147,7 @@ def _find_files(corpus: _CorpusSettings, template: Source, spool_prefix: Path) -
         paths = []
         for side, file in enumerate(file_names):
             path = resolve_path(file)
-            if is_stream(file) or is_compressed(file):
+            if is_stream(file) or is_compressed(file) or archives.split_name(file) is not None:
                 path = spool_prefix.with_name(f"{spool_prefix.name}-{number}-{side}")
                 _spool_blocks([path], _unpacked_blocks(file))
             paths.append(path)
@@ -148,6 +166,8 @@ def _check_files(config: DataConfig) -> None:
             for names in corpus.file_names():
                 files += names
     for file in files:
+        if archives.split_name(file) is not None:
+            continue  # `file_names` has found the file in its archive
         path = resolve_path(file)
         if file != STDIN and not path.exists() and config.made_by:
             raise DataError(f"{path} does not exist; make it with: {config.made_by}")
@@ -217,7 +237,11 @@ def match_files(name: str) -> dict[tuple[str, ...], str]:
 
 
 def _unpacked_blocks(name: str) -> Iterator[tuple[bytes]]:
-    """Read blocks of bytes from stdin or a file, which is decompressed."""
+    """Read blocks of bytes from stdin, a file in an archive, or a file, which is decompressed."""
+    if (archive_and_file := archives.split_name(name)) is not None:
+        for block in archives.read_blocks(*archive_and_file):
+            yield (block,)
+        return
     if name == STDIN and sys.stdin is None:
         raise DataError("stdin is closed; give the path of a file")
     with ExitStack() as stack:

@@ -1,0 +1,155 @@
+"""Read text from archives (.zip, .tar, .tar.gz, .tar.bz2, .tar.xz) without unpacking them to disk.
+
+A file in an archive is named like a path: `corpus.zip/corpus.de-en.de`. Only the content of regular
+files is read, so names and links in an archive have no effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+from nmt.config import resolve_path
+from nmt.data.text import decompress, is_compressed, read_errors
+from nmt.errors import DataError, first_of
+
+MAX_FILES = 10_000
+# An archive may unpack to MAX_RATIO times its size, or to MIN_LIMIT_BYTES if that is more. Text
+# becomes 3 to 20 times smaller by compression.
+MAX_RATIO = 200
+MIN_LIMIT_BYTES = 256 << 20
+_BLOCK_BYTES = 1 << 20
+_ARCHIVE = re.compile(r"(?i)\.(zip|tar|tgz|txz|tbz2?|tar\.(gz|bz2|xz))$")
+_NO_TEXT = re.compile(r"(?i)(^|/)(__MACOSX/|\.|README|LICEN[SC]E)")  # names of files without text
+
+
+def split_name(name: str) -> tuple[Path, str] | None:
+    """Divide `ARCHIVE/FILE` into the path of the archive and the name of a file in it.
+
+    The name of the file is "" if only an archive is named. Returns None for other files.
+    """
+    path = resolve_path(name)
+    for folder in (path, *path.parents):
+        if _ARCHIVE.search(folder.name) and folder.is_file():
+            file_name = path.relative_to(folder).as_posix()
+            return folder, "" if file_name == "." else file_name
+    return None
+
+
+def find_text(name: str, suffix: str) -> str:
+    """Return `ARCHIVE/FILE` for an archive: its only file, or the only one that ends in `.suffix`.
+
+    Returns a name that is no archive unchanged. Raises `DataError` if the archive has no such file.
+    """
+    parts = split_name(name)
+    if parts is None:
+        return name
+    archive, file_name = parts
+    names = list_files(archive)
+    if file_name:
+        matches = [file for file in names if file == file_name]
+        problem = f"has no file {file_name}"
+    elif len(names) == 1:
+        matches = names
+    else:
+        matches = [file for file in names if _plain_name(file).endswith(f".{suffix}")]
+        problem = f"has {len(matches)} files that end in .{suffix}"
+    if len(matches) == 1:
+        return name if file_name else f"{name}/{matches[0]}"
+    if not names:
+        raise DataError(f"{archive} has no file with text")
+    raise DataError(
+        f"{archive} {problem}, but {first_of(names, 8)}; name one, such as {name}/{names[0]}, or "
+        "set data.src_lang and data.tgt_lang to the ends of two names"
+    )
+
+
+def _plain_name(file_name: str) -> str:
+    """Remove the suffix of a compression."""
+    return file_name.rpartition(".")[0] if is_compressed(file_name) else file_name
+
+
+@functools.cache
+def list_files(archive: Path) -> list[str]:
+    """Return the names of the files with text in an archive.
+
+    Raises `DataError` if the archive is damaged, has too many files or is larger unpacked than
+    `MAX_RATIO` allows, by the sizes that it states.
+    """
+    names = []
+    num_bytes = 0
+    for file_name, size in _list_sizes(archive):
+        num_bytes += size
+        _check_size(archive, num_bytes)
+        if not _NO_TEXT.search(file_name):
+            names.append(file_name)
+        if len(names) > MAX_FILES:
+            raise DataError(f"{archive} has more than {MAX_FILES:,} files; unpack it")
+    return names
+
+
+def _list_sizes(archive: Path) -> Iterator[tuple[str, int]]:
+    """Yield the name and the unpacked size of each regular file in an archive."""
+    with _archive_errors(archive):
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as zip_file:
+                for entry in zip_file.infolist():
+                    if not entry.is_dir():
+                        yield entry.filename, entry.file_size
+        else:
+            with tarfile.open(archive) as tar_file:
+                for member in tar_file:  # reads past the content of a file after yielding its size
+                    if member.isreg():
+                        yield member.name.removeprefix("./"), member.size
+
+
+def _check_size(archive: Path, num_bytes: int) -> None:
+    """Raise a `DataError` if unpacked text is too large for the size of its archive."""
+    packed_bytes = archive.stat().st_size
+    if num_bytes > max(MAX_RATIO * packed_bytes, MIN_LIMIT_BYTES):
+        raise DataError(
+            f"{archive} of {packed_bytes:,} bytes unpacks to {num_bytes:,} or more, over "
+            f"{MAX_RATIO} times its size, which text does not; unpack it if you trust it"
+        )
+
+
+def read_blocks(archive: Path, file_name: str) -> Iterator[bytes]:
+    """Yield the content of a file in an archive in blocks; decompress it if its suffix says so.
+
+    Raises `DataError` if it is damaged or encrypted, or larger than `MAX_RATIO` allows.
+    """
+    num_bytes = 0
+    with _archive_errors(archive), ExitStack() as stack:
+        if zipfile.is_zipfile(archive):
+            zip_file = stack.enter_context(zipfile.ZipFile(archive))
+            packed: IO[bytes] | None = zip_file.open(file_name)
+        else:
+            tar_file = stack.enter_context(tarfile.open(archive))
+            member = next(m for m in tar_file if m.name.removeprefix("./") == file_name)
+            packed = tar_file.extractfile(member)
+        assert packed is not None, "not a regular file"
+        stream = stack.enter_context(decompress(packed, Path(file_name).suffix))
+        while block := stream.read(_BLOCK_BYTES):
+            num_bytes += len(block)
+            _check_size(archive, num_bytes)
+            yield block
+
+
+@contextlib.contextmanager
+def _archive_errors(archive: Path) -> Iterator[None]:
+    """Turn errors of a damaged or encrypted archive in the block into a `DataError`."""
+    try:
+        with read_errors(str(archive)):
+            yield
+    except (zipfile.BadZipFile, tarfile.TarError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"{archive} cannot be read ({reason}); fetch it again, or unpack it"
+        ) from None
