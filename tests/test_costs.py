@@ -17,11 +17,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from variants import VARIANTS
 
+from nmt.config import ModelConfig, Optimizer, OptimizerConfig, TrainConfig
 from nmt.data.batch import padding_share
 from nmt.data.batching import EpochPlan, TokenBatchSampler, UpdatePlan
 from nmt.training import costs
 from nmt.training.costs import measure_peak_flops, training_flops
-from nmt.training.dry_run import Measurement, measure_updates, render_report
+from nmt.training.dry_run import (
+    Measurement,
+    cost_settings,
+    first_batches,
+    measure_updates,
+    render_report,
+)
 from nmt.training.loss import smoothed_cross_entropy
 
 LAYERS = importlib.import_module("nmt.model.fast.layers")
@@ -149,7 +156,7 @@ def test_updates_are_measured_for_ten_seconds_after_the_first(
             return 7.0
 
         monkeypatch.setattr(time, "perf_counter", lambda clock=clock: clock[0])
-        measurement = measure_updates(step, planned)
+        measurement = measure_updates(step, planned, planned[0])
         count = len(measurement.plans)
         assert min_count <= count <= max_count, seconds
         assert len(measured) == count + (seconds < 60)
@@ -158,6 +165,54 @@ def test_updates_are_measured_for_ten_seconds_after_the_first(
         assert measurement.flops == 7.0 * count
         num_tokens = sum(update.num_tokens + update.num_src_tokens for update in measurement.plans)
         assert measurement.seconds == pytest.approx(num_tokens * seconds / tokens)
+
+
+def test_a_slow_model_is_measured_on_the_first_batch_of_an_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    updates = plan_updates()
+    first_plan = first_batches(updates[0], LENGTHS)
+    [rows] = first_plan.batches
+    assert first_plan.num_tokens == LENGTHS[rows, 1].sum() < updates[0].num_tokens / 2
+    assert first_plan.num_src_tokens == LENGTHS[rows, 0].sum()
+    share = first_plan.num_tokens / updates[0].num_tokens
+    for seconds_per_update, num_whole_updates in ((60.0, 0), (4.9, 2)):
+        clock = [0.0]
+        measured: list[UpdatePlan] = []
+
+        def step(
+            plan: UpdatePlan,
+            clock: Any = clock,
+            measured: Any = measured,
+            seconds: float = seconds_per_update,
+        ) -> float:
+            clock[0] += seconds * (1 if measured else share)
+            measured.append(plan)
+            return 1.0
+
+        monkeypatch.setattr(time, "perf_counter", lambda clock=clock: clock[0])
+        measurement = measure_updates(step, updates, first_plan)
+        assert len(measured) == 1 + num_whole_updates
+        assert list(measurement.plans) == (measured[1:] or [first_plan])
+
+
+def test_runs_share_a_measurement_if_no_setting_differs_that_costs_time_or_memory() -> None:
+    base = TrainConfig()
+    adam = OptimizerConfig(warmup_steps=9)
+    for same in (
+        TrainConfig(seed=2, max_updates=9, label_smoothing=0, run_dir="r", optimizer=adam),
+        TrainConfig(model=ModelConfig(dropout=0.2)),
+    ):
+        assert cost_settings(same) == cost_settings(base)
+    for other in (
+        TrainConfig(model=ModelConfig(dropout=0)),
+        TrainConfig(model=ModelConfig(num_encoder_layers=5)),
+        TrainConfig(data_dir="other"),
+        TrainConfig(max_tokens=9),
+        TrainConfig(activation_checkpointing=True),
+        TrainConfig(optimizer=OptimizerConfig(name=Optimizer.adamw)),
+    ):
+        assert cost_settings(other) != cost_settings(base)
 
 
 def test_the_report_gives_plan_memory_speed_and_time() -> None:

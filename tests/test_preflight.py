@@ -132,7 +132,7 @@ def test_weights_stay_and_the_peak_holds_the_ballast() -> None:
     assert_same_tensors(model.state_dict(), weights)
 
 
-def test_every_batch_of_every_epoch_is_at_most_as_large_as_those_tried() -> None:
+def test_no_batch_of_an_epoch_is_more_than_two_percent_larger_than_those_tried() -> None:
     lengths = draw_lengths(3000, 50)
 
     def measure(rows: Rows) -> list[int]:
@@ -147,7 +147,9 @@ def test_every_batch_of_every_epoch_is_at_most_as_large_as_those_tried() -> None
     for epoch in range(5):
         order = np.random.default_rng(epoch).permutation(len(lengths))
         measures = list(map(measure, bucket_by_length(lengths, 700, order)))
-        assert (np.max(measures, axis=0) == largest).all()
+        assert (0.98 * np.max(measures, axis=0) <= largest).all()
+    equal_lengths = np.full((100, 2), 9, dtype=np.int32)
+    assert len(largest_batches(equal_lengths, 90)) == 1
 
 
 def test_shortage_of_memory_differs_from_other_errors() -> None:

@@ -92,6 +92,7 @@ def run_rank(config: TrainConfig, config_yaml: str) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // world.local_size))
     with process_group(world, device, config.timeout_seconds):
         if config.dry_run:
+            log.info("dry run of run_dir=%s", config.run_dir)
             report = dry_run(config, world, device)
             if world.is_main:
                 print(report, describe_exports(config.model), sep="\n", flush=True)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,49 +13,120 @@ from itertools import cycle, islice
 
 import torch
 
-from nmt.config import TrainConfig
+from nmt.config import TrainConfig, settings_to_compare
 from nmt.data import Lengths
 from nmt.data.batch import padding_share
 from nmt.data.batching import EpochPlan, UpdatePlan
-from nmt.runtime.distributed import World, from_main
-from nmt.training.build import build_run
+from nmt.runtime.distributed import World, from_main, gather
+from nmt.training.build import Run, build_run
 from nmt.training.costs import device_memory_bytes, peak_memory_bytes, synchronize
 from nmt.training.learner import Learner
 from nmt.training.preflight import try_largest_batches
 from nmt.training.schedule import learning_rate
 
+log = logging.getLogger(__name__)
 MEASURING_SECONDS = 10.0  # about how long updates are measured
 _MAX_MEASURED_UPDATES = 20
+# beside those of the optimizer: settings that change neither the memory nor the time of an update
+_SETTINGS_WITHOUT_COST = ("seed", "max_updates", "label_smoothing")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The time and the operations of some updates, over all ranks."""
+
+    plans: Sequence[UpdatePlan]  # of the measured updates
+    seconds: float
+    flops: float  # operations of the model on non-padding tokens
+
+
+@dataclass(frozen=True)
+class _DryRunResult:
+    """The measured part of a dry run, which runs of a sweep with the same cost share."""
+
+    measurement: Measurement
+    memory: str  # for the report
+    peak_flops_per_second: float
+
+
+_results: dict[tuple[object, ...], _DryRunResult] = {}  # of this process, by `cost_settings`
 
 
 def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
     """Run the largest batches and a few updates; return a report on the planned run.
 
-    Nothing is read from or written to the run folder.
+    Nothing is read from or written to the run folder. A later run of this process whose settings
+    make no difference to memory and speed, as in a sweep over seeds, is not measured again.
     """
     run = build_run(config, world, device)
-    learner = run.learner
     epoch_plan = run.sampler_at(0).plan_epoch(0)
+    key = cost_settings(config)
+    if key in _results:
+        log.info("memory and speed are as measured for an earlier run of the same cost")
+    else:
+        _results[key] = _measure(run, epoch_plan)
+    result = _results[key]
+    return render_report(
+        epoch_plan,
+        run.learner.batch_maker.lengths,
+        result.measurement,
+        num_updates=config.max_updates,
+        memory=result.memory,
+        peak_flops_per_second=result.peak_flops_per_second,
+        start=datetime.now(),
+    )
+
+
+def cost_settings(config: TrainConfig) -> tuple[object, ...]:
+    """Return the settings that may change the memory or the time of an update.
+
+    Dropout rates count only as zero or not.
+    """
+    settings: list[object] = []
+    for key, value in settings_to_compare(config).items():
+        is_free = key.startswith("optimizer.") and key != "optimizer.name"
+        if is_free or key in _SETTINGS_WITHOUT_COST:
+            continue
+        if key.startswith("model.") and key.endswith("dropout"):
+            value = bool(value)
+        settings.append((key, value))
+    # these may change before a resume, so `settings_to_compare` leaves them out
+    settings += [config.data_dir, config.device, config.num_threads]
+    settings.append(config.activation_checkpointing)
+    return tuple(settings)
+
+
+def _measure(run: Run, epoch_plan: EpochPlan) -> _DryRunResult:
+    """Run the largest batches and a few updates, which change the weights."""
+    learner = run.learner
+    lengths = learner.batch_maker.lengths
 
     def make_update(plan: UpdatePlan) -> float:
         batches = learner.batch_maker.make_batches(plan)
-        result = learner.update(plan, batches, learning_rate(1, config), is_stop_requested=False)
-        synchronize(device)
+        result = learner.update(
+            plan, batches, learning_rate(1, run.config), is_stop_requested=False
+        )
+        synchronize(learner.device)
         return result.flops
 
     with learner.connected():
         peak_bytes = try_largest_batches(learner, run.samplers.values(), epoch_plan.pool_of(0))
-        measurement = measure_updates(make_update, epoch_plan)
-        peak_bytes = max(peak_bytes, peak_memory_bytes(device))
-        return render_report(
-            epoch_plan,
-            learner.batch_maker.lengths,
-            measurement,
-            num_updates=config.max_updates,
+        first_plan = first_batches(epoch_plan[0], lengths)
+        measurement = measure_updates(make_update, epoch_plan, first_plan)
+        peak_bytes = max(peak_bytes, peak_memory_bytes(learner.device))
+        return _DryRunResult(
+            measurement=measurement,
             memory=_describe_memory(learner, peak_bytes),
             peak_flops_per_second=learner.measure_peak_flops(),
-            start=datetime.now(),
         )
+
+
+def first_batches(plan: UpdatePlan, lengths: Lengths) -> UpdatePlan:
+    """Return an update of the first batch of each rank in `plan`; `lengths` are (N, 2)."""
+    batches = plan.batches[:1]
+    num_src_tokens = gather(sum(int(lengths[rows, 0].sum()) for rows in batches))
+    num_tgt_tokens = gather(sum(int(lengths[rows, 1].sum()) for rows in batches))
+    return UpdatePlan(batches, num_tokens=sum(num_tgt_tokens), num_src_tokens=sum(num_src_tokens))
 
 
 def _describe_memory(learner: Learner, peak_bytes: int) -> str:
@@ -74,22 +146,16 @@ def _describe_memory(learner: Learner, peak_bytes: int) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """The time and the operations of some updates, over all ranks."""
-
-    plans: Sequence[UpdatePlan]  # of the measured updates
-    seconds: float
-    flops: float  # operations of the model on non-padding tokens
-
-
 def measure_updates(
-    make_update: Callable[[UpdatePlan], float], plans: Sequence[UpdatePlan]
+    make_update: Callable[[UpdatePlan], float],
+    plans: Sequence[UpdatePlan],
+    first_plan: UpdatePlan,
 ) -> Measurement:
     """Make updates for about `MEASURING_SECONDS`, the same number on all ranks, and time them.
 
-    `make_update` makes an update, waits for the device and returns the operations of all ranks. The
-    first update is slower, so it is only measured if there is no time for a second one.
+    `make_update` makes an update, waits for the device and returns the operations of all ranks.
+    `first_plan`, which may be a small part of `plans[0]`, is made first. It is slower than others,
+    so its time is only used if there is no time for a whole update.
     """
 
     def measure(measured_plans: Sequence[UpdatePlan]) -> Measurement:
@@ -97,8 +163,9 @@ def measure_updates(
         flops = sum(make_update(plan) for plan in measured_plans)
         return Measurement(measured_plans, time.perf_counter() - start_seconds, flops)
 
-    first = measure([plans[0]])
-    num_updates = min(_MAX_MEASURED_UPDATES, int(MEASURING_SECONDS / first.seconds))
+    first = measure([first_plan])
+    seconds_per_update = first.seconds * plans[0].num_tokens / first_plan.num_tokens
+    num_updates = min(_MAX_MEASURED_UPDATES, int(MEASURING_SECONDS / seconds_per_update))
     num_updates = from_main(num_updates)  # the ranks measure different times
     if num_updates == 0:
         return first

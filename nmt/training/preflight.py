@@ -23,6 +23,7 @@ from nmt.training.costs import device_memory_bytes, peak_memory_bytes
 from nmt.training.learner import Learner
 
 _NUM_BISECTIONS = 3  # steps of the search between a max_tokens that fits and one that does not
+_NEARLY_LARGEST = 0.98  # share of the largest size at which a batch need not be tried as well
 _SAFE_SHARE = 0.9  # of a size that fits, since batches of different shapes fragment memory
 _OUT_OF_MEMORY = re.compile(  # messages of CPU, Windows, MPS, cuBLAS, oneDNN and the C++ library
     "can't allocate memory|not enough memory|out of memory|CUBLAS_STATUS_ALLOC_FAILED|"
@@ -158,7 +159,7 @@ def largest_batches(lengths: Lengths, max_tokens: int) -> list[Rows]:
     """Return the batches that may need the most memory, the one with most tokens first.
 
     These are the largest batches in tokens of both sides, in source tokens, in target tokens and in
-    attention weights, with padding.
+    attention weights, with padding. A batch that is hardly larger than an earlier one is left out.
     """
     batches = bucket_by_length(lengths, max_tokens, np.arange(len(lengths)))
     sizes = np.array([(len(rows), *lengths[rows].max(axis=0)) for rows in batches], dtype=np.int64)
@@ -169,7 +170,11 @@ def largest_batches(lengths: Lengths, max_tokens: int) -> list[Rows]:
         num_rows * tgt,
         num_rows * (src**2 + src * tgt + tgt**2),
     ]
-    indices = dict.fromkeys(int(measure.argmax()) for measure in measures)  # each once, in order
+    indices: list[int] = []
+    for measure in measures:
+        largest = int(measure.argmax())
+        if not any(measure[i] >= _NEARLY_LARGEST * measure[largest] for i in indices):
+            indices.append(largest)
     return [batches[index] for index in indices]
 
 
