@@ -37,7 +37,7 @@ PACKING = importlib.import_module("nmt.model.fast.packing")
 # --- operations
 
 
-SIZES = [(3, 5, 7, {"d_ff": 40}), (1, 9, 2, {"d_ff": 24}), (2, 4, 4, {"d_ff": 48})]
+SIZES = [(3, 5, 7, {"d_ff": 40}), (1, 9, 2, {"d_ff": 24}), (2, 4, 4, {"decoder_d_ff": 48})]
 OF_VARIANTS = [(3, 5, 7, changes) for changes in VARIANTS.values()]
 
 

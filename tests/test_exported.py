@@ -54,6 +54,7 @@ SHAPES: dict[str, dict[str, Any]] = {  # of random models
     "pre, deep decoder": {"norm": Norm.pre, "num_encoder_layers": 1, "num_decoder_layers": 3},
     "shallow decoder": {"num_decoder_layers": 1, "d_model": 14, "num_heads": 7},
     "shallow encoder": {"num_encoder_layers": 1, "d_model": 10, "d_ff": 7, "num_heads": 1},
+    "wide decoder": {"decoder_d_ff": 40},
     "Tensor2Tensor's positions": {"positions": Positions.sinusoidal_concat},
     "own output": {"tied_output": False, "output_bias": True, "activation": Activation.gelu},
     "M2M100": {

@@ -82,6 +82,7 @@ MARIAN: dict[str, dict[str, Any]] = {
     "relu, no bias": settings(activation_function="relu"),
     "gelu, deep encoder": settings(activation_function="gelu", encoder_layers=6, decoder_layers=2),
     "odd width": settings(d_model=14, heads=7, d_ff=9, encoder_layers=2),
+    "wide decoder": settings(decoder_ffn_dim=40),
     "one head": settings(d_model=10, heads=1, bias=True, decoder_layers=3),
     "separate": settings(separate=True, bias=True),
     "separate, deep decoder": settings(separate=True, encoder_layers=1, decoder_layers=3),
@@ -265,6 +266,7 @@ def test_what_nmt_exports_comes_back_as_it_was(tmp_path: Path, tokenizer: Tokeni
     shapes: dict[str, dict[str, Any]] = {
         "post": {
             "activation": Activation.gelu,
+            "decoder_d_ff": 40,
             "attention_dropout": 0.2,
             "activation_dropout": 0.3,
         },

@@ -88,6 +88,8 @@ def marian_arrays(rng: np.random.Generator, sizes: dict[str, Any]) -> Arrays:
 
     for stack, depth in (("encoder", sizes["enc"]), ("decoder", sizes["dec"])):
         attentions = ["self"] if stack == "encoder" else ["self", "context"]
+        if stack == "decoder":
+            f = sizes.get("settings", {}).get("transformer-decoder-dim-ffn", f)
         for layer in range(1, depth + 1):
             name = f"{stack}_l{layer}"
             for attention in attentions:
@@ -171,6 +173,7 @@ def test_marian_models_find_the_ids_and_scores_of_ctranslate2(tmp_path: Path) ->
         "tied": {},
         "tied to the output": {"tied": "output", "activation": "relu", "enc": 3, "dec": 1},
         "not tied": {"tied": "none", "d": 12, "heads": 3},
+        "wide decoder": {"settings": {"transformer-decoder-dim-ffn": 40}},
         "pre-norm": {"pre": True, "enc": 2},
     }
     for seed, (name, shape) in enumerate(shapes.items()):
@@ -332,7 +335,7 @@ class _Stack(nn.Module):
     def __init__(self, args: argparse.Namespace, size: int, *, is_decoder: bool) -> None:
         super().__init__()
         d = args.encoder_embed_dim
-        f = args.encoder_ffn_embed_dim
+        f = args.decoder_ffn_embed_dim if is_decoder else args.encoder_ffn_embed_dim
         depth = args.decoder_layers if is_decoder else args.encoder_layers
         self.embed_scale = d**0.5
         self.embed_tokens = nn.Embedding(size, d)
@@ -398,7 +401,7 @@ def write_fairseq(folder: Path, seed: int, *, is_pre_norm: bool, is_tied: bool) 
         encoder_embed_dim=16,
         decoder_embed_dim=16,
         encoder_ffn_embed_dim=24,
-        decoder_ffn_embed_dim=24,
+        decoder_ffn_embed_dim=40,
         encoder_attention_heads=4,
         decoder_attention_heads=4,
         encoder_normalize_before=is_pre_norm,

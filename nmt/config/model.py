@@ -64,6 +64,9 @@ class ModelConfig(Settings):
     num_decoder_layers: int = option(6, "decoder layers", low=1, high=1000)
     d_model: int = option(512, "dimension of embeddings and layers", low=1, high=65536)
     d_ff: int = option(2048, "inner dimension of the feed-forward layers", low=1, high=1 << 20)
+    decoder_d_ff: int | None = option(
+        None, "the same dimension in the decoder; null: d_ff", low=1, high=1 << 20
+    )
     num_heads: int = option(
         8, "attention heads; must divide d_model, unless head_size is set", low=1, high=65536
     )
@@ -111,6 +114,8 @@ class ModelConfig(Settings):
         return self.head_size or self.d_model // self.num_heads
 
     def check(self) -> None:
+        if self.decoder_d_ff == self.d_ff:
+            self.decoder_d_ff = None  # so that equal models have equal settings
         if self.head_size is None:
             is_divisor = self.d_model % self.num_heads == 0
             rule = f"must divide model.d_model={self.d_model}, or set model.head_size"

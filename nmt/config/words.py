@@ -43,6 +43,7 @@ _OTHER_KEYS = {
     "d_ff": "ffn_dim transformer_ff ff_size feed_forward_size intermediate_size dim_feedforward",
     "d_model": "hidden_size embed_dim rnn_size word_vec_size model_dim emb_size",
     "data_dir": "data_path dataset_dir",
+    "decoder_d_ff": "decoder_ffn_dim decoder_ffn_embed_dim",
     "devices": "gpus num_gpus n_gpus ngpus n_gpu world_size nproc_per_node num_devices",
     "dtype": "precision compute_type",
     "experiment": "config config_name recipe",  # a YAML file of settings in a config group

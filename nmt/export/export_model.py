@@ -45,6 +45,7 @@ _ANY_VALUE: dict[str, list[Any] | None] = dict.fromkeys(
         "num_decoder_layers",
         "d_model",
         "d_ff",
+        "decoder_d_ff",
         "num_heads",
         "position_offset",
         "num_positions",

@@ -204,7 +204,7 @@ def _make_config(
         "encoder_attention_heads": config.num_heads,
         "decoder_attention_heads": config.num_heads,
         "encoder_ffn_dim": config.d_ff,
-        "decoder_ffn_dim": config.d_ff,
+        "decoder_ffn_dim": config.decoder_d_ff or config.d_ff,
         "activation_function": ACTIVATIONS[config.activation],
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,

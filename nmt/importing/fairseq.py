@@ -120,7 +120,6 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
     num_heads = settings.number("encoder_attention_heads")
     settings.require_values(
         decoder_embed_dim=d_model,
-        decoder_ffn_embed_dim=d_ff,
         decoder_attention_heads=num_heads,
         decoder_normalize_before=is_pre_norm,
         encoder_learned_pos=False,
@@ -143,6 +142,7 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
         num_decoder_layers=settings.number("decoder_layers"),
         d_model=d_model,
         d_ff=d_ff,
+        decoder_d_ff=settings.number("decoder_ffn_embed_dim", d_ff),
         num_heads=num_heads,
         dropout=settings.dropout("dropout", 0.1),
         attention_dropout=settings.dropout("attention_dropout"),

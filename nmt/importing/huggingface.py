@@ -184,9 +184,8 @@ def _convert_architecture(
     Raises `ModelError` for a setting that nmt does not have.
     """
     num_heads = settings.number("encoder_attention_heads")
-    d_ff = settings.number("encoder_ffn_dim")
     d_model = settings.number("d_model")
-    settings.require_values(decoder_attention_heads=num_heads, decoder_ffn_dim=d_ff)
+    settings.require_values(decoder_attention_heads=num_heads)
     positions, position_offset = _find_positions(settings, tensors, d_model)
     for table in (*_POSITION_TABLES, *_OLD_POSITION_TABLES):
         tensors.drop(table)
@@ -196,7 +195,8 @@ def _convert_architecture(
         num_encoder_layers=settings.number("encoder_layers"),
         num_decoder_layers=settings.number("decoder_layers"),
         d_model=d_model,
-        d_ff=d_ff,
+        d_ff=settings.number("encoder_ffn_dim"),
+        decoder_d_ff=settings.number("decoder_ffn_dim"),
         num_heads=num_heads,
         dropout=settings.dropout("dropout", 0.1),
         attention_dropout=settings.dropout("attention_dropout"),

@@ -274,14 +274,16 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
     operations = tuple(settings.get(name, "") for name in names)
     if operations not in _NORMS:
         raise settings.make_error(", ".join(names), operations, " or ".join(map(str, _NORMS)))
+    ffn_depth = settings.get("transformer-decoder-ffn-depth", 0)
+    if ffn_depth not in (0, 2):  # Marian replaces 0 by the value of the encoder
+        raise settings.make_error("transformer-decoder-ffn-depth", ffn_depth, "2")
     d_ff = settings.number("transformer-dim-ffn")
-    _check_decoder_setting(settings, "transformer-decoder-dim-ffn", d_ff)
-    _check_decoder_setting(settings, "transformer-decoder-ffn-depth", 2)
     return settings.model_config(
         num_encoder_layers=settings.number("enc-depth"),
         num_decoder_layers=settings.number("dec-depth"),
         d_model=settings.number("dim-emb"),
         d_ff=d_ff,
+        decoder_d_ff=settings.number("transformer-decoder-dim-ffn", 0) or d_ff,
         num_heads=settings.number("transformer-heads"),
         dropout=settings.dropout("transformer-dropout"),
         attention_dropout=settings.dropout("transformer-dropout-attention"),
@@ -292,13 +294,3 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
         tied_output=has_tied_output,
         output_bias=True,
     )
-
-
-def _check_decoder_setting(settings: Settings, name: str, encoder_value: int) -> None:
-    """Raise `ModelError` if a setting of the decoder is neither 0 nor the value of the encoder.
-
-    Marian replaces 0 by the value of the encoder.
-    """
-    value = settings.get(name, 0)
-    if value not in (0, encoder_value):
-        raise settings.make_error(name, value, f"{encoder_value}, as in the encoder")

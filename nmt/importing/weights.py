@@ -195,11 +195,14 @@ def make_state_dict(tensors: Tensors, config: ModelConfig, sizes: EmbeddingSizes
     if config.output_bias:
         state["output_bias"] = tensors.take("output.bias", sizes.vocab_size)
     for i in range(config.num_encoder_layers):
-        state |= _take_layer(tensors, config, f"encoder_layers.{i}", f"encoder.layers.{i}")
+        state |= _take_layer(
+            tensors, f"encoder_layers.{i}", f"encoder.layers.{i}", d_model, config.d_ff
+        )
     for i in range(config.num_decoder_layers):
         our_prefix = f"decoder_layers.{i}"
         their_prefix = f"decoder.layers.{i}"
-        state |= _take_layer(tensors, config, our_prefix, their_prefix)
+        d_ff = config.decoder_d_ff or config.d_ff
+        state |= _take_layer(tensors, our_prefix, their_prefix, d_model, d_ff)
         state |= _take_attention(
             tensors, f"{our_prefix}.cross_attention", f"{their_prefix}.encoder_attn", d_model
         )
@@ -211,14 +214,12 @@ def make_state_dict(tensors: Tensors, config: ModelConfig, sizes: EmbeddingSizes
 
 
 def _take_layer(
-    tensors: Tensors, config: ModelConfig, our_prefix: str, their_prefix: str
+    tensors: Tensors, our_prefix: str, their_prefix: str, d_model: int, d_ff: int
 ) -> Weights:
     """Take the self-attention and the feed-forward network of one layer.
 
     `our_prefix` and `their_prefix` are the prefixes of our names and of the names in the file.
     """
-    d_model = config.d_model
-    d_ff = config.d_ff
     layer = _take_attention(
         tensors, f"{our_prefix}.self_attention", f"{their_prefix}.self_attn", d_model
     )

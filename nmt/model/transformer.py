@@ -301,14 +301,15 @@ class Layer(nn.Module):
     2020).
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, d_ff: int | None = None) -> None:
+        """Make a layer; `d_ff` is by default the one of the config."""
         super().__init__()
         self.is_post_norm = config.norm is Norm.post
         self.dropout = nn.Dropout(config.dropout)
         self.self_attention = MultiHeadAttention(config, is_self=True)
         self.self_attention_norm = new_norm(config.norm_layer, config.d_model)
         self.feed_forward = FeedForward(
-            config.d_model, config.d_ff, config.activation_dropout, config.activation
+            config.d_model, d_ff or config.d_ff, config.activation_dropout, config.activation
         )
         self.feed_forward_norm = new_norm(config.norm_layer, config.d_model)
 
@@ -340,7 +341,7 @@ class DecoderLayer(Layer):
     """Causal self-attention, cross-attention, feed-forward (right half of figure 1)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, config.decoder_d_ff)
         self.cross_attention = MultiHeadAttention(config, is_self=False)
         self.cross_attention_norm = new_norm(config.norm_layer, config.d_model)
 

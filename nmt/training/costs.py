@@ -53,7 +53,7 @@ def _count_weights(shapes: Counter[Shape]) -> int:
 def source_shapes(config: ModelConfig) -> Counter[Shape]:
     """Return how many weight matrices of each shape are applied to a source token."""
     cross_keys_values = (config.d_model, 2 * kv_size(config))  # applied to the encoder's output
-    shapes = _layer_shapes(config) * config.num_encoder_layers
+    shapes = _layer_shapes(config, config.d_ff) * config.num_encoder_layers
     return Counter(shapes + [cross_keys_values] * config.num_decoder_layers)
 
 
@@ -62,7 +62,8 @@ def target_shapes(config: ModelConfig, vocab_size: int) -> Counter[Shape]:
     d_model = config.d_model
     q_size = config.num_heads * config.d_k
     cross_query_and_output = [(d_model, q_size), (q_size, d_model)]
-    layer_shapes = _layer_shapes(config) + cross_query_and_output
+    d_ff = config.decoder_d_ff or config.d_ff
+    layer_shapes = _layer_shapes(config, d_ff) + cross_query_and_output
     return Counter(layer_shapes * config.num_decoder_layers + [(d_model, vocab_size)])
 
 
@@ -71,10 +72,9 @@ def kv_size(config: ModelConfig) -> int:
     return config.d_k * (config.num_kv_heads or config.num_heads)
 
 
-def _layer_shapes(config: ModelConfig) -> list[Shape]:
+def _layer_shapes(config: ModelConfig, d_ff: int) -> list[Shape]:
     """Return the shapes of the matrices of self-attention and the feed-forward network."""
     d_model = config.d_model
-    d_ff = config.d_ff
     q_size = config.num_heads * config.d_k
     shapes = [(d_model, q_size + 2 * kv_size(config)), (q_size, d_model), (d_model, d_ff)]
     if config.activation is Activation.swiglu:

@@ -139,7 +139,8 @@ def make_layer(config: ModelConfig, *, is_decoder: bool) -> list[Box]:
         text = f"{heads}; T queries, S keys"
         count = count_parameters(layer.cross_attention)
         sublayers.append(Box(_CROSS_ATTENTION, text, count, "attention"))
-    text = f"{config.d_model} → {config.d_ff} → {config.d_model}, {config.activation.value}"
+    d_ff = layer.feed_forward.inner.out_features
+    text = f"{config.d_model} → {d_ff} → {config.d_model}, {config.activation.value}"
     count = count_parameters(layer.feed_forward)
     sublayers.append(Box("Feed-forward", text, count, "feed-forward"))
     norm_name = "Layer norm"
