@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 from searching import (
     Sentence,
     ToySettings,
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
+from nmt.search.constraints import NoRepeatedNgrams, RepetitionPenalty
 from nmt.search.hypotheses import Beam, Hypothesis
 from nmt.search.request import SearchRequest
 from nmt.search.search import search
@@ -138,3 +140,64 @@ def test_control_symbols_in_text_stay_text(tokenizer: Tokenizer, beam_size: int)
             assert not {tokenizer.pad_id, tokenizer.bos_id} & set(h.tokens)
             assert tokenizer.eos_id not in h.tokens[:-1]
             assert tokenizer.decode(h.tokens[:-1]).startswith(tokenizer.decode(prefix))
+
+
+# --- repetition
+
+
+def beam_of(rows: list[list[int]]) -> Beam:
+    """Return a beam of one hypothesis per sentence."""
+    beam = Beam.start(len(rows), torch.device("cpu"))
+    for column in torch.tensor(rows).T:
+        beam = beam.append(column, torch.zeros(len(rows)), torch.zeros(len(rows)))
+    return beam
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_repetition_equals_the_processors_of_transformers(size: int) -> None:
+    from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
+
+    generator = torch.Generator().manual_seed(size)
+    for length in range(9):
+        tokens = torch.randint(4, 8, (20, length), generator=generator)
+        beam = beam_of(tokens.tolist())
+        log_probs = torch.randn(20, 9, generator=generator).log_softmax(dim=1)
+        expected = NoRepeatNGramLogitsProcessor(size)(tokens, log_probs.clone())
+        assert torch.equal(NoRepeatedNgrams(size)(log_probs.clone(), beam), expected)
+        expected = RepetitionPenaltyLogitsProcessor(size + 0.5)(tokens, log_probs.clone())
+        assert torch.equal(RepetitionPenalty(size + 0.5)(log_probs.clone(), beam), expected)
+
+
+def has_repeated_ngram(tokens: tuple[int, ...] | list[int], size: int) -> bool:
+    """Return whether some tokens in a row, EOS excluded, occur twice."""
+    text = [token for token in tokens if token != EOS]
+    ngrams = [tuple(text[i : i + size]) for i in range(len(text) - size + 1)]
+    return len(set(ngrams)) < len(ngrams)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_search_finds_the_best_hypotheses_without_a_repeated_ngram(size: int) -> None:
+    source = toy_source(4, 2, 3)
+    settings = config(400, 0.6, no_repeat_ngram=size)
+    results = find(ToyStepper(), source, settings)
+    for row, hypotheses in enumerate(results):
+        allowed = []
+        for hypothesis in enumerate_hypotheses(source_ids(source, row), 5, settings):
+            if not has_repeated_ngram(hypothesis.tokens, size):
+                allowed.append(hypothesis)
+        assert_same(hypotheses, allowed)
+
+
+def test_a_forced_prefix_may_repeat_but_what_follows_may_not() -> None:
+    source = toy_source(4, 2, 3, 5)
+    settings = config(3, no_repeat_ngram=1, repetition_penalty=2.0)
+    results = find(ToyStepper(), source, settings, prefixes=PREFIXES)
+    for prefix, hypotheses in zip(PREFIXES, results, strict=True):
+        for hypothesis in hypotheses:
+            assert hypothesis.tokens[: len(prefix)] == prefix
+            new_tokens = hypothesis.tokens[len(prefix) :]
+            assert not set(new_tokens) & set(prefix) - {EOS}
+            assert not has_repeated_ngram(new_tokens, 1)
+    without_prefix = find(ToyStepper(), source, config(3))
+    assert find(ToyStepper(), source, config(3, no_repeat_ngram=9)) == without_prefix

@@ -61,6 +61,15 @@ class SearchConfig(Settings):
     max_length_a: float = option(1.0, "output limit: a * source tokens + b", low=0, high=1000)
     max_length_b: int = option(50, "output limit: a * source tokens + b", low=1, high=100_000)
     min_length: int = option(0, "minimum number of output tokens, EOS excluded", low=0, high=10_000)
+    no_repeat_ngram: int = option(
+        0, "no n tokens in a row occur twice in a translation; 0 disables", low=0, high=1000
+    )
+    repetition_penalty: float = option(
+        1.0,
+        "factor of the log-probability of tokens that a translation has already; 1 disables",
+        low=1,
+        high=100,
+    )
     sampling: bool = option(False, "sample from the model's distribution instead of beam search")
     temperature: float = option(1.0, "sampling: divisor of the logits", low=0.001, high=1000)
     top_k: int = option(0, "sampling: draw from the k most probable tokens; 0: from all", low=0)
@@ -89,6 +98,11 @@ class SearchConfig(Settings):
             self.require(self.temperature == 1, "temperature", rule)
             self.require(self.top_k == 0, "top_k", rule)
             self.require(self.top_p == 1, "top_p", rule)
+
+    @property
+    def has_constraints(self) -> bool:
+        """Whether a setting changes which tokens a translation may continue with."""
+        return bool(self.min_length or self.no_repeat_ngram or self.repetition_penalty > 1)
 
     @property
     def needs_attention(self) -> bool:
@@ -141,6 +155,8 @@ class SearchOverrides(ScoringOverrides):
     max_length_a: float | None = override("max_length_a")
     max_length_b: int | None = override("max_length_b")
     min_length: int | None = override("min_length")
+    no_repeat_ngram: int | None = override("no_repeat_ngram")
+    repetition_penalty: float | None = override("repetition_penalty")
     sampling: bool | None = override("sampling")
     temperature: float | None = override("temperature")
     top_k: int | None = override("top_k")

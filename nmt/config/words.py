@@ -122,11 +122,6 @@ _ADVICE_AND_KEYS = (  # "{value}" becomes the value on the command line
     ("write devices=1, or the number of GPUs", "gpu_ranks"),
     ("write model=base, big, tiny, modern or deep_shallow", "arch architecture model_name"),
     ("write input={value}", "src source text"),
-    (
-        "search does not block repeated n-grams; nmt-distill and nmt-backtranslate drop looping "
-        "pairs with max_repeats",
-        "no_repeat_ngram_size no_repeat_ngram block_ngram_repeat",
-    ),
     ("translations and references are detokenized text already", "remove_bpe post_process"),
 )
 ADVICE_FOR_KEY = _map_each_key(_ADVICE_AND_KEYS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from nmt.data.tokenizer import Tokenizer
@@ -69,6 +70,39 @@ class MinLength:
 
 
 @dataclass(frozen=True)
+class NoRepeatedNgrams:
+    """Forbids each token that would complete `size` tokens in a row for the second time."""
+
+    size: int
+    can_join = True
+
+    def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
+        if beam.length < self.size:
+            return log_probs
+        ngrams = beam.tokens.unfold(1, self.size, 1)  # (R, N, size)
+        newest = beam.tokens[:, beam.length - self.size + 1 :].unsqueeze(1)  # (R, 1, size - 1)
+        is_repeated = (ngrams[..., :-1] == newest).all(dim=-1)  # (R, N)
+        tokens = ngrams[..., -1]  # (R, N), each after size - 1 earlier tokens
+        penalties = torch.zeros_like(tokens, dtype=log_probs.dtype)
+        penalties.masked_fill_(is_repeated, NEG_INF)
+        return log_probs.scatter_reduce_(1, tokens, penalties + log_probs.gather(1, tokens), "amin")
+
+
+@dataclass(frozen=True)
+class RepetitionPenalty:
+    """Multiplies the log-probabilities of tokens that a hypothesis has already (Keskar et al.,
+    2019).
+    """
+
+    factor: float  # at least 1
+    can_join = True
+
+    def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
+        tokens = beam.tokens  # (R, length)
+        return log_probs.scatter_(1, tokens, log_probs.gather(1, tokens) * self.factor)
+
+
+@dataclass(frozen=True)
 class ForcedPrefix:
     """Forbids all tokens but the next one of each sentence's prefix."""
 
@@ -84,6 +118,20 @@ class ForcedPrefix:
         values = log_probs.gather(1, tokens)  # (R, 1)
         log_probs.masked_fill_(forced >= 0, NEG_INF)
         return log_probs.scatter_(1, tokens, values)
+
+
+@dataclass(frozen=True)
+class AfterPrefix:
+    """Applies a constraint to the tokens after each sentence's forced prefix."""
+
+    constraint: Constraint
+    prefix_lengths: Tensor  # (B,), on the CPU
+    can_join = False
+
+    def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
+        is_free = beam.length >= self.prefix_lengths[beam.sentences]  # (R,)
+        is_free = send(is_free, log_probs.device).unsqueeze(1)  # (R, 1)
+        return torch.where(is_free, self.constraint(log_probs.clone(), beam), log_probs)
 
 
 def forbidden_ids(tokenizer: Tokenizer) -> list[int]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from nmt.config import SearchConfig
 from nmt.data.batch import pad
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
 from nmt.search.constraints import (
+    AfterPrefix,
     Constraint,
     ForbiddenTokens,
     ForcedPrefix,
     MinLength,
+    NoRepeatedNgrams,
+    RepetitionPenalty,
     forbidden_ids,
 )
 
@@ -81,9 +86,16 @@ class SearchRequest:
         constraints: list[Constraint] = [ForbiddenTokens(forbidden_ids(tokenizer.tgt))]
         if self.config.min_length:
             constraints.append(MinLength(self.config.min_length, tokenizer.tgt.eos_id))
+        repetition: list[Constraint] = []
+        if self.config.repetition_penalty > 1:
+            repetition.append(RepetitionPenalty(self.config.repetition_penalty))
+        if self.config.no_repeat_ngram:
+            repetition.append(NoRepeatedNgrams(self.config.no_repeat_ngram))
         if any(self.prefixes):
+            prefix_lengths = torch.tensor([len(prefix) for prefix in self.prefixes])  # (B,)
+            repetition = [AfterPrefix(constraint, prefix_lengths) for constraint in repetition]
             constraints.append(ForcedPrefix(pad(self.prefixes, pad_id=-1)))
-        return constraints + list(self.constraints)
+        return [*constraints, *repetition, *self.constraints]
 
     def can_join(self, tokenizer: Tokenizers) -> bool:
         """Return whether `BeamSearch.join` can add sentences to the search of this request."""

@@ -30,7 +30,7 @@ _NUM_GROUPS = 256  # of continuations, whose maxima show which ones are not amon
 
 def can_search_single(request: SearchRequest, device: torch.device) -> bool:
     """Return whether `search_single` supports a request: one sentence, few hypotheses, and no
-    sampling, attention, forced prefix, `min_length` or other constraints.
+    sampling, attention, forced prefix or constraint.
     """
     config = request.config
     return (
@@ -39,7 +39,7 @@ def can_search_single(request: SearchRequest, device: torch.device) -> bool:
         and config.beam_size <= MAX_ROWS
         and not config.sampling
         and not config.needs_attention
-        and not config.min_length
+        and not config.has_constraints
         and not any(request.prefixes)
         and not request.constraints
     )

@@ -33,6 +33,8 @@ class SearchOptions(TypedDict, total=False):
     max_length_a: float | None
     max_length_b: int | None
     min_length: int | None
+    no_repeat_ngram: int | None
+    repetition_penalty: float | None
     sampling: bool | None
     temperature: float | None
     top_k: int | None

@@ -94,6 +94,8 @@ class CTranslate2Backend:
             max_input_length=0,
             max_decoding_length=min(max(request.length_limits()), self._max_positions - 1),
             min_decoding_length=config.min_length,
+            no_repeat_ngram_size=config.no_repeat_ngram,
+            repetition_penalty=config.repetition_penalty,
             num_hypotheses=request.num_results,
             length_penalty=config.length_exponent,
             suppress_sequences=[[self._tgt_pieces[i]] for i in forbidden_ids(self._tokenizer.tgt)],
