@@ -84,7 +84,6 @@ def test_a_wrong_turn_is_one_line_that_names_the_right_key(
         ("train", "mine.yaml", "mine.yaml is no setting; write experiment=mine.yaml"),
         ("preprocess", "my/mine.yml", "write experiment=my/mine.yml"),
         ("average", "words", "words is no setting; write key=value"),
-        ("translate", "no_repeat_ngram_size=3", "search does not block repeated n-grams"),
         ("train", "layers=6", "write model.num_encoder_layers=6 model.num_decoder_layers=6"),
         ("translate", "layers=6", "nmt-translate has no such setting; nmt-translate --help"),
         ("train", "arch=x", "write model=base, big"),

@@ -122,8 +122,9 @@ def test_a_conversion_is_made_once_and_again_for_a_changed_model(
     changed = tiny_folder(folder.with_name("changed"), tokenizer, seed=5)
     for name in ("model.safetensors", "manifest.json"):
         (folder / name).write_bytes((changed / name).read_bytes())
-    after = load(folder, quantization="float32").translate(LINES)
-    assert after == load(changed, backend="native").translate(LINES) != before
+    # the second search of lines that loop differs in the engines
+    after = load(folder, quantization="float32").translate(LINES, loop_guard=False)
+    assert after == load(changed, backend="native").translate(LINES, loop_guard=False) != before
     assert len(conversions(cache)) == 2  # the old one of float32 is gone
     assert conversions(cache)[0] != names[0]
     assert translator.translate(LINES) == before

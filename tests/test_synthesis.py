@@ -29,11 +29,10 @@ from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.errors import DataError, NmtError
 from nmt.translate import job
 from nmt.translate.job import JobState
+from nmt.translate.loops import count_repeats, is_looping
 from nmt.translate.results import LineResult, Translation
 from nmt.translate.synthesis import (
     SynthesisCounts,
-    count_repeats,
-    is_looping,
     select_pairs,
     write_corpus,
 )

@@ -291,6 +291,9 @@ def _report_counts(counts: LineCounts, config: TranslateConfig) -> None:
     if counts.met_limit:
         message = "%d translations met the length limit; see max_length_a and max_length_b"
         log.warning(message, counts.met_limit)
+    if counts.searched_again:
+        message = "%d translations looped or met the length limit, and were searched again"
+        log.warning(message, counts.searched_again)
     if counts.too_long:
         action = "truncated" if config.too_long is TooLong.truncate else "translated in parts"
         message = "%d lines of more than max_source_length=%d tokens were %s"

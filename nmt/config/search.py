@@ -82,6 +82,10 @@ class SearchConfig(Settings):
     seed: int = option(
         1, "sampling: the same seed gives the same samples", low=0, high=LARGEST_SEED
     )
+    loop_guard: bool = option(
+        True,
+        "search again without repeats where a translation loops or meets the length limit",
+    )
     alignment: bool = option(
         False, "report for each target token the source token with the highest attention weight"
     )
@@ -162,3 +166,4 @@ class SearchOverrides(ScoringOverrides):
     top_k: int | None = override("top_k")
     top_p: float | None = override("top_p")
     seed: int | None = override("seed")
+    loop_guard: bool | None = override("loop_guard")

@@ -60,6 +60,7 @@ _OTHER_KEYS = {
     "max_updates": "max_steps train_steps max_update steps num_steps updates total_steps",
     "model_dir": "run_dir checkpoint ckpt path models checkpoint_path model_path checkpoint_dir",
     "n_best": "nbest num_hypotheses num_return_sequences",
+    "no_repeat_ngram": "no_repeat_ngram_size block_ngram_repeat",
     "norm_layer": "layer_norm norm_type",
     "num_decoder_layers": "decoder_layers dec_layers",
     "num_encoder_layers": "encoder_layers enc_layers",

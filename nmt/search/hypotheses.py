@@ -29,6 +29,7 @@ class Hypothesis:
     """For each token the source position with the highest attention; None unless the settings ask
     for it. Positions count from 0, and the one after the last source token is EOS.
     """
+    searched_again: bool = False  # whether it replaces a translation that looped
 
     @classmethod
     def from_tokens(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -43,6 +43,16 @@ class SearchRequest:
     n_best: int | None = None  # hypotheses to return per sentence; None for `beam_size`
     with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
     constraints: Sequence[Constraint] = ()  # besides `config`; native engine only
+
+    def select(self, indices: Sequence[int]) -> SearchRequest:
+        """Return the request of some of the sentences."""
+        sampling_keys = self.sampling_keys
+        return replace(
+            self,
+            sources=[self.sources[i] for i in indices],
+            prefixes=[self.prefixes[i] for i in indices] if self.prefixes else (),
+            sampling_keys=[sampling_keys[i] for i in indices] if sampling_keys else None,
+        )
 
     @property
     def num_results(self) -> int:

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from nmt.search.request import SearchRequest
 from nmt.search.sampling import make_sampling_keys
 from nmt.translate.engines.base import Backend
 from nmt.translate.engines.native import NativeBackend
+from nmt.translate.loops import replace_loops, search_without_loops
 
 log = logging.getLogger(__name__)
 
@@ -129,18 +130,22 @@ class BatchSearch:
         unfinished = dict(enumerate(segments))  # by number
         num_taken = len(segments)
         search: BeamSearch | None = None
+        request = SearchRequest([], self.config, n_best=self.n_best)
         new_segments = segments
         while unfinished:
             new_rows = [segment.ids for segment in new_segments]
             try:
                 if search is None:
-                    request = SearchRequest(new_rows, self.config, n_best=self.n_best)
-                    search = self.backend.begin(request)
+                    search = self.backend.begin(replace(request, sources=new_rows))
                 elif new_rows:
                     search.join(new_rows)
                 results: list[tuple[int, SearchResult]] = []
                 for number in search.step():
-                    results.append((number, search.result(number)))
+                    single_request = replace(request, sources=[unfinished[number].ids])
+                    [hypotheses] = replace_loops(
+                        self.backend, single_request, [search.result(number)]
+                    )
+                    results.append((number, hypotheses))
             except Exception as error:  # of any kind: `translate` finds the sentence that causes it
                 num_unfinished = len(unfinished)
                 log.warning("a search of %d sentences failed (%s); retrying", num_unfinished, error)
@@ -168,7 +173,7 @@ class BatchSearch:
             with_scores=self.with_scores,
         )
         try:
-            hypotheses = self.backend.search(request)
+            hypotheses = search_without_loops(self.backend, request)
         except Exception as error:  # of any kind: the other segments are still translated
             if len(batch) == 1 and self._is_engine_broken():
                 raise

@@ -40,6 +40,7 @@ class SearchOptions(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     seed: int | None
+    loop_guard: bool | None
     alignment: bool | None
 
 

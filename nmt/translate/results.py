@@ -35,6 +35,8 @@ class Translation:
     """In nats, one value per token, and one for EOS if `finished`."""
     alignment: list[int] | None = None
     """For each token, the index of its source token in `LineResult.source_tokens`."""
+    searched_again: bool = False
+    """Whether a segment was searched again because its translation looped or met the limit."""
 
 
 EMPTY = Translation(text="", score=0.0, log_prob=0.0, tokens=[], finished=True)
@@ -71,6 +73,7 @@ class LineCounts:
     failed: int = 0  # not translated
     met_limit: int = 0  # with an unfinished best translation
     too_long: int = 0  # split or truncated
+    searched_again: int = 0  # without repeats
 
     def add(self, counts: LineCounts) -> None:
         """Add the counts of further lines."""
@@ -170,6 +173,7 @@ def _join_hypotheses(
         finished=all(hypothesis.finished for hypothesis in hypotheses),
         token_log_probs=token_log_probs,
         alignment=None if hypotheses[0].alignment is None else alignment[: len(ids)],
+        searched_again=any(hypothesis.searched_again for hypothesis in hypotheses),
     )
 
 
@@ -192,6 +196,8 @@ def render(
             counts.met_limit += 1
         if result.was_too_long:
             counts.too_long += 1
+        if any(translation.searched_again for translation in result.translations[:1]):
+            counts.searched_again += 1
         if output_format is OutputFormat.json:
             lines.append(json.dumps(_result_to_json(result, index), ensure_ascii=False))
         elif n_best == 1:
@@ -230,4 +236,6 @@ def _translation_to_json(translation: Translation) -> dict[str, Any]:
     }
     if translation.alignment is not None:
         record["alignment"] = translation.alignment
+    if translation.searched_again:
+        record["searched_again"] = True
     return record

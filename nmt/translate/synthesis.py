@@ -8,14 +8,11 @@ followed by its target line.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from nmt.config import SynthesisConfig
 from nmt.data.tokenizer import Tokenizer
@@ -23,6 +20,7 @@ from nmt.errors import DamagedError
 from nmt.runtime.files import replace_file, write_json
 from nmt.runtime.metadata import read_json, to_dataclass
 from nmt.translate.job import JobState
+from nmt.translate.loops import is_looping
 from nmt.translate.results import LineCounts, LineResult
 from nmt.translate.windows import Window, WindowReader
 
@@ -113,30 +111,6 @@ def _drop_reason(
     if config.max_ratio and longer > config.max_ratio * shorter:
         return "ratio"
     return None
-
-
-def is_looping(source: Sequence[Any], target: Sequence[Any], max_repeats: int) -> bool:
-    """Return whether the target repeats tokens more than `max_repeats` times in a row, and more
-    often than the source does.
-    """
-    if max(Counter(target).values(), default=0) <= max_repeats:  # a quick test for most lines
-        return False
-    return count_repeats(target) > max(max_repeats, count_repeats(source))
-
-
-def count_repeats(tokens: Sequence[Any]) -> int:
-    """Return how many times in a row any sequence of tokens occurs: 3 in `x a b a b a b`."""
-    number_of = {token: number for number, token in enumerate(tokens)}
-    ids = np.array([number_of[token] for token in tokens])
-    num_repeats = min(len(ids), 1)
-    for period in range(1, len(ids) // 2 + 1):
-        # In `a b a b a b`, with period 2, the first 4 tokens equal the token one period later: a
-        # run of 4 equal tokens between differences, and 4 // 2 + 1 repeats.
-        differences = np.flatnonzero(ids[period:] != ids[:-period])
-        gaps = np.diff(differences, prepend=-1, append=len(ids) - period)
-        longest_run = int(gaps.max()) - 1
-        num_repeats = max(num_repeats, longest_run // period + 1)
-    return num_repeats
 
 
 def write_corpus(folder: Path, pairs: Path, state: JobState, description: dict[str, Any]) -> None:

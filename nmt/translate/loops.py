@@ -1,0 +1,90 @@
+"""Find translations that repeat the same tokens again and again, and search them once more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nmt.search.hypotheses import Hypothesis
+from nmt.search.request import Ids, SearchRequest
+from nmt.translate.engines.base import Backend
+
+MAX_REPEATS = 4  # of tokens in a row, in a translation that does not loop
+NGRAM_OF_SECOND_SEARCH = 4  # `no_repeat_ngram` when a looping translation is searched again
+
+
+def search_without_loops(backend: Backend, request: SearchRequest) -> list[list[Hypothesis]]:
+    """Return the hypotheses of each sentence, best first, see `replace_loops`."""
+    return replace_loops(backend, request, backend.search(request))
+
+
+def replace_loops(
+    backend: Backend, request: SearchRequest, hypotheses: list[list[Hypothesis]]
+) -> list[list[Hypothesis]]:
+    """Search sentences again whose best hypothesis in `hypotheses` loops or met the length limit.
+
+    The second search forbids repeated n-grams. Its hypotheses replace the first ones if its best
+    one is better, see `_rank`. The setting `loop_guard` turns this off; samples are never replaced.
+    """
+    config = request.config
+    forbids_repeats = 0 < config.no_repeat_ngram <= NGRAM_OF_SECOND_SEARCH
+    if not config.loop_guard or config.sampling or forbids_repeats:
+        return hypotheses
+    indices = []
+    for i, source in enumerate(request.sources):
+        if has_failed(source, hypotheses[i][0]):
+            indices.append(i)
+    if not indices:
+        return hypotheses
+    second_request = replace(
+        request.select(indices), config=replace(config, no_repeat_ngram=NGRAM_OF_SECOND_SEARCH)
+    )
+    second_hypotheses = backend.search(second_request)
+    results = list(hypotheses)
+    for i, second in zip(indices, second_hypotheses, strict=True):
+        if _rank(request.sources[i], second[0]) > _rank(request.sources[i], hypotheses[i][0]):
+            results[i] = [replace(hypothesis, searched_again=True) for hypothesis in second]
+    return results
+
+
+def has_failed(source: Ids, hypothesis: Hypothesis) -> bool:
+    """Return whether the translation of `source` loops or met the length limit."""
+    return not hypothesis.finished or is_looping(source, hypothesis.tokens, MAX_REPEATS)
+
+
+def _rank(source: Ids, hypothesis: Hypothesis) -> tuple[bool, float]:
+    """Return a key that is higher for the better of two translations.
+
+    One that does not loop is better, then the one with the higher log-probability per token. A
+    missing score (nan) is not higher.
+    """
+    loops = is_looping(source, hypothesis.tokens, MAX_REPEATS)
+    return not loops, hypothesis.log_prob / len(hypothesis.tokens)
+
+
+def is_looping(source: Sequence[Any], target: Sequence[Any], max_repeats: int) -> bool:
+    """Return whether the target repeats tokens more than `max_repeats` times in a row, and more
+    often than the source does.
+    """
+    if max(Counter(target).values(), default=0) <= max_repeats:  # a quick test for most lines
+        return False
+    return count_repeats(target) > max(max_repeats, count_repeats(source))
+
+
+def count_repeats(tokens: Sequence[Any]) -> int:
+    """Return how many times in a row any sequence of tokens occurs: 3 in `x a b a b a b`."""
+    number_of = {token: number for number, token in enumerate(tokens)}
+    ids = np.array([number_of[token] for token in tokens])
+    num_repeats = min(len(ids), 1)
+    for period in range(1, len(ids) // 2 + 1):
+        # In `a b a b a b`, with period 2, the first 4 tokens equal the token one period later: a
+        # run of 4 equal tokens between differences, and 4 // 2 + 1 repeats.
+        differences = np.flatnonzero(ids[period:] != ids[:-period])
+        gaps = np.diff(differences, prepend=-1, append=len(ids) - period)
+        longest_run = int(gaps.max()) - 1
+        num_repeats = max(num_repeats, longest_run // period + 1)
+    return num_repeats
