@@ -74,9 +74,7 @@ def count_loops(translator: Translator, *, loop_guard: bool) -> int:
     return num_loops
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param("native", marks=pytest.mark.slow), "ctranslate2"]
-)
+@pytest.mark.parametrize("backend", [pytest.param("native", marks=pytest.mark.slow), "ctranslate2"])
 def test_few_of_100_lines_that_provoke_loops_still_loop(looping_model: Path, backend: str) -> None:
     translator = Translator.load(looping_model, backend=backend)
     assert count_loops(translator, loop_guard=False) > 20
