@@ -32,6 +32,7 @@ PROGRAMS = {
     "make demo": "needs the network and 13 minutes; test_homeassistant.py runs its parts",
     "make gpu": "needs a GPU; test_make_gpu.py rehearses it",
     "make benchmark": "installs other toolkits; test_benchmark.py runs its parts",
+    "MLFLOW_ALLOW_FILE_STORE=true mlflow ui": "serves until it is stopped",
     "make ": "runs the tests themselves, or tools of development",
     "git clone": "needs the network",
     "pip install": "needs the network",

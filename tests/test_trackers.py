@@ -179,7 +179,7 @@ def test_a_tracker_holds_each_line_once_whatever_was_killed(name: str, run_dir: 
         feed.notify()
         time.sleep(0.1)
         file.write(remainder + "\n")
-    feed.close(60)
+    trackers.close_trackers([feed], 60)
     assert feed.is_complete
     assert_holds(name, run_dir, lines[:21])
     # a kill: the run goes on from update 8, and makes the lines after it again
@@ -189,7 +189,7 @@ def test_a_tracker_holds_each_line_once_whatever_was_killed(name: str, run_dir: 
     write_lines(run_dir, lines_before_kill)
     feed = TrackerThread(TrackerName(name), run_dir)
     write_lines(run_dir, lines[len(lines_before_kill) :], "a")
-    feed.close(60)
+    trackers.close_trackers([feed], 60)
     assert_holds(name, run_dir, lines)
     if name != "wandb":  # which is marked when it is closed; a kill may come before the mark
         marker = run_dir / "trackers" / f"{name}.json"
@@ -257,6 +257,40 @@ def test_a_tracker_that_never_answers_costs_a_run_nothing(
     assert len(read_records(run_dir, "loss")) == 12
 
 
+def test_trackers_are_closed_at_the_same_time_and_the_log_names_those_waited_for(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(TrackerThread, "_run", lambda self: release.wait(60))
+    monkeypatch.setattr(trackers, "_QUIET_SECONDS", 0.1)
+    names = [TrackerName.tensorboard, TrackerName.wandb, TrackerName.mlflow]
+    threads = [TrackerThread(name, run_dir) for name in names]
+    start = time.monotonic()
+    with caplog.at_level(logging.INFO, "nmt"):
+        trackers.close_trackers(threads, timeout_seconds=0.5)
+    assert time.monotonic() - start < 1  # and not 0.5 seconds each
+    assert "waiting up to 0.5 seconds for tensorboard, wandb, mlflow to take" in caplog.text
+    assert caplog.text.count("no answer for 0.5 seconds") == 3
+    assert "ends when wandb's own process has" in caplog.text
+    release.set()
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "nmt"):
+        trackers.close_trackers(threads)
+    assert not caplog.records
+
+
+def test_wandb_writes_where_its_variable_says(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
+    write_lines(run_dir, records(4))
+    trackers.close_trackers([TrackerThread(TrackerName.wandb, run_dir)], 60)
+    assert list((tmp_path / "elsewhere" / "wandb").glob("offline-run-*"))
+    assert not (run_dir / "wandb").exists()
+
+
 @pytest.mark.slow
 def test_a_tracker_that_fails_is_one_warning(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -265,7 +299,7 @@ def test_a_tracker_that_fails_is_one_warning(
     write_lines(run_dir, records(8))
     with caplog.at_level(logging.WARNING, "nmt.training.trackers"):
         feed = TrackerThread(TrackerName.mlflow, run_dir)
-        feed.close(60)
+        trackers.close_trackers([feed], 60)
     assert not feed.is_complete
     assert [r.name for r in caplog.records].count("nmt.training.trackers") == 1
     assert "tracker mlflow: " in caplog.text

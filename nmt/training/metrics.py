@@ -16,7 +16,7 @@ from nmt.runtime.metrics_log import read_metrics_log
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import UpdateResult
 from nmt.training.run_folder import run_dir_errors
-from nmt.training.trackers import TrackerThread, installed_trackers
+from nmt.training.trackers import TrackerThread, close_trackers, installed_trackers
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +91,7 @@ class MetricsWriter:
         """Close the file and send the remaining records to the trackers."""
         if self.is_main:
             self._file.close()
-            for tracker in self._trackers:
-                tracker.close()
+            close_trackers(self._trackers)
 
 
 def _remove_later_records(path: Path, state: TrainerState) -> bool:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -30,7 +30,8 @@ from nmt.runtime.metrics_log import parse_record
 from nmt.runtime.reading import open_regular
 
 log = logging.getLogger(__name__)
-CLOSE_SECONDS = 20.0  # how long the end of a run waits for a tracker
+CLOSE_SECONDS = 20.0  # how long the end of a run waits for its trackers
+_QUIET_SECONDS = 1.0  # of the wait, before a line in the log
 
 # `metrics.jsonl` has at most two records with metrics for an update: of training, then of
 # validation. The position of a record is 2 * update for training, 2 * update + 1 for validation.
@@ -103,7 +104,7 @@ class _Wandb:
             project=os.environ.get("WANDB_PROJECT", "nmt"),
             id=run.id,
             name=run.folder.name,
-            dir=str(run.folder),
+            dir=os.environ.get("WANDB_DIR", str(run.folder)),
             config=run.settings,
             resume="allow",
             settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
@@ -247,7 +248,7 @@ class TrackerThread:
     def __init__(self, name: TrackerName, run_dir: Path) -> None:
         """Start the thread, which first sends the records that the tracker does not have yet."""
         self.is_complete = False  # whether all records were sent, after `close`
-        self._name = name
+        self.name = name
         self._run_dir = run_dir
         self._marker_path = run_dir / "trackers" / f"{name.value}.json"
         self._wake = threading.Event()
@@ -259,18 +260,20 @@ class TrackerThread:
         """Wake the thread, which then reads the new records."""
         self._wake.set()
 
-    def close(self, timeout_seconds: float | None = None) -> None:
-        """Send the remaining records; give up after `timeout_seconds` (default `CLOSE_SECONDS`)."""
-        timeout_seconds = timeout_seconds or CLOSE_SECONDS
+    def start_closing(self) -> None:
+        """Let the thread end as soon as it has sent the remaining records."""
         self._is_closing.set()
         self._wake.set()
-        self._thread.join(timeout_seconds)
-        if self._thread.is_alive():
-            self._warn(f"no answer for {timeout_seconds:g} seconds")
 
-    def _warn(self, reason: object) -> None:
+    def is_closed(self, deadline: float) -> bool:
+        """Wait for the end of the thread until `time.monotonic()` is `deadline`."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def warn(self, reason: object) -> None:
+        """Log why records were not sent, and how to send them."""
         message = "tracker %s: %s; nmt-visualize what=upload sends the rest"
-        log.warning(message, self._name.value, " ".join(str(reason).split())[:300])
+        log.warning(message, self.name.value, " ".join(str(reason).split())[:300])
 
     def _run(self) -> None:
         """Do the work of the thread; log any exception as a warning."""
@@ -278,7 +281,7 @@ class TrackerThread:
             self._send_records()
             self.is_complete = True
         except Exception as error:  # a tracker may raise anything and must not end the run
-            self._warn(error or type(error).__name__)
+            self.warn(error or type(error).__name__)
 
     def _send_records(self) -> None:
         """Send each record that the tracker does not have, until `close` is called."""
@@ -290,7 +293,7 @@ class TrackerThread:
             settings=_read_settings(self._run_dir),
             sent=marker.sent,
         )
-        tracker: Tracker = _TRACKERS[self._name](run)
+        tracker: Tracker = _TRACKERS[self.name](run)
         marker.sent = tracker.newest_position()
         with open_regular(self._run_dir / "metrics.jsonl") as file:
             for record in self._read_records(file):
@@ -332,6 +335,27 @@ class TrackerThread:
             if is_closing:
                 return
             self._wake.wait()
+
+
+def close_trackers(threads: Sequence[TrackerThread], timeout_seconds: float | None = None) -> None:
+    """Send the remaining records to all trackers at the same time.
+
+    Gives up after `timeout_seconds` (default `CLOSE_SECONDS`), with a warning for each tracker that
+    has not taken all records.
+    """
+    timeout_seconds = timeout_seconds or CLOSE_SECONDS
+    start_seconds = time.monotonic()
+    for thread in threads:
+        thread.start_closing()
+    open_threads = [t for t in threads if not t.is_closed(start_seconds + _QUIET_SECONDS)]
+    if open_threads:
+        names = ", ".join(thread.name.value for thread in open_threads)
+        log.info("waiting up to %g seconds for %s to take all metrics", timeout_seconds, names)
+    for thread in open_threads:
+        if not thread.is_closed(start_seconds + timeout_seconds):
+            thread.warn(f"no answer for {timeout_seconds:g} seconds")
+            if thread.name is TrackerName.wandb:  # waits for its process when Python exits
+                log.warning("this command ends when wandb's own process has ended")
 
 
 def _read_settings(run_dir: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from nmt.config import VisualizeConfig, resolve_path
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.manifest import read_config, verify
 from nmt.runtime.metadata import read_json
-from nmt.training.trackers import TrackerThread, installed_trackers
+from nmt.training.trackers import TrackerThread, close_trackers, installed_trackers
 from nmt.visualize.run_table import (
     Records,
     find_runs,
@@ -206,7 +206,7 @@ def upload(config: VisualizeConfig) -> None:
         read_metrics(folder)
         for name in installed_trackers(config.tracker):
             feed = TrackerThread(name, folder)
-            feed.close(timeout_seconds=_UPLOAD_SECONDS)  # waits until all records are sent
+            close_trackers([feed], timeout_seconds=_UPLOAD_SECONDS)
             if not feed.is_complete:
                 raise NmtError(f"tracker={name.value}: not all of {folder} was sent; try again")
             log.info("sent %s to %s", folder, name.value)
