@@ -64,6 +64,16 @@ def test_nmt_alone_lists_the_commands_and_an_unknown_one_names_the_nearest() -> 
 
 
 @pytest.mark.slow
+def test_help_shows_the_values_of_the_settings_that_are_given() -> None:
+    text = run("nmt-train", "model=tiny", "seed=7", "--help").stdout
+    assert "in brackets: the value with your settings" in text
+    for line in ("model.d_model [128]", "seed [7]", "max_updates [1500]", "adapter [none]"):
+        assert f"  {line}" in text
+    for words in ([], ["model=nonsense"], ["-m"]):
+        assert "  model.d_model [512]" in run("nmt-train", *words, "--help").stdout, words
+
+
+@pytest.mark.slow
 def test_cfg_shows_the_composed_config_and_the_tab_key_completes_words() -> None:
     result = run("nmt-train", "+model=big", "run_dir=a,b", "--cfg", "job")
     assert result.returncode == 0

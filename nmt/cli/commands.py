@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -289,9 +289,14 @@ def _default_text(field: dataclasses.Field[Any]) -> str:
         default = typing.cast(Any, field.default_factory)()
     else:
         default = field.default
-    default_json = json.dumps(default, separators=(",", ":"))
-    default_text = default_json.replace('"', "")  # the command line needs no quotes around text
-    return f"[{default_text}]"
+    return _value_text(default)
+
+
+def _value_text(value: Any) -> str:
+    """Return a value in brackets, in the notation of the command line."""
+    value_json = json.dumps(value, separators=(",", ":"))
+    value_text = value_json.replace('"', "")  # the command line needs no quotes around text
+    return f"[{value_text}]"
 
 
 def keys_with_resume_rule(command: Command, resume_rule: config.ResumeRule) -> list[str]:
@@ -304,8 +309,11 @@ def keys_with_resume_rule(command: Command, resume_rule: config.ResumeRule) -> l
     return keys
 
 
-def command_help(command: Command) -> str:
-    """Return the text of `--help`: inputs and outputs, examples, all settings."""
+def command_help(command: Command, values: Mapping[str, Any] | None = None) -> str:
+    """Return the text of `--help`: inputs and outputs, examples, all settings.
+
+    `values` are shown instead of the defaults of settings, by key.
+    """
     sections = [
         f"nmt-{command.name}: {command.summary}",
         f"reads:  {command.reads}\nwrites: {command.writes}",
@@ -314,8 +322,13 @@ def command_help(command: Command) -> str:
     groups = [_help_line(f"{group}=NAME", ", ".join(choices(group))) for group in command.groups]
     sections.append("\n".join(["ready-made settings:", *groups]))
     setting_lines = ["settings, as key=value (default in brackets):"]
+    if values:
+        setting_lines = ["settings, as key=value (in brackets: the value with your settings):"]
     for setting in command.settings:
-        key_and_default = f"{setting.key} {setting.default}".strip()
+        value_text = setting.default
+        if values and setting.key in values:
+            value_text = _value_text(values[setting.key])
+        key_and_default = f"{setting.key} {value_text}".strip()
         setting_lines.append(_help_line(key_and_default, setting.help))
     sections.append("\n".join(setting_lines))
     if command.can_resume:

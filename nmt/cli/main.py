@@ -19,6 +19,7 @@ with exiting_when_interrupted():
 
     from nmt import __version__
     from nmt.cli.commands import COMMANDS, Command, command_help, list_commands
+    from nmt.config import iterate_settings
     from nmt.errors import (
         EXIT_DONE,
         EXIT_INTERRUPTED,
@@ -72,7 +73,10 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
     try:
         log_to_stderr(level)
         if "-h" in words or "--help" in words:
-            print(list_commands() if command is None else command_help(command))
+            if command is None:
+                print(list_commands())
+            else:
+                print(command_help(command, _composed_values(command, words)))
         elif "--version" in words:
             print(f"nmt {__version__}")
         elif command is None:
@@ -89,6 +93,24 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
     except _ERRORS_WITHOUT_TRACEBACK as error:
         return report_error(error, f"nmt-{command.name}" if command else "nmt")
     return EXIT_DONE
+
+
+def _composed_values(command: Command, words: list[str]) -> dict[str, Any]:
+    """Return the values of all settings, by key, if `words` have settings such as model=tiny.
+
+    Returns nothing without settings, or if one of them is invalid.
+    """
+    arguments = [word for word in words if "=" in word and not word.startswith(("-", "hydra"))]
+    if not arguments:
+        return {}
+    from nmt.cli.compose import compose_command  # imports Hydra
+
+    try:
+        composed = compose_command(command, arguments, lambda _: None)
+    except NmtError:
+        return {}
+    assert composed is not None, "arguments of a sweep"
+    return {key: value for key, value, _ in iterate_settings(composed.config)}
 
 
 def report_error(error: BaseException, program: str) -> int:
