@@ -170,6 +170,15 @@ def test_a_run_is_not_written_into_a_model_folder(
     assert train(toy_data, tmp_path, TINY) == 2
     expected = f"run_dir={tmp_path} is a checkpoint or model folder; choose another run_dir"
     assert expected in capfd.readouterr().err
+    model = tmp_path / "r" / "checkpoints" / "latest"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}", "utf-8")
+    (model / "model.safetensors").touch()
+    (tmp_path / "config.json").unlink()
+    for run_dir in (model.parent, model.parent / "new", model / "new"):
+        assert train(toy_data, run_dir, TINY) == 2
+        assert "which has models of a run; choose another run_dir" in capfd.readouterr().err
+    assert not (model.parent / "new").exists()
 
 
 def test_more_processes_than_cores_are_warned_of(

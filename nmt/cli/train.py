@@ -10,7 +10,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from nmt.average import validation_scores
-from nmt.checkpoint import CONFIG, checkpoint_update, list_checkpoints
+from nmt.checkpoint import CONFIG, WEIGHTS, checkpoint_update, list_checkpoints
 from nmt.cli.commands import shell_command
 from nmt.cli.compose import DataPreparation
 from nmt.cli.data_folder import ensure_data
@@ -39,16 +39,12 @@ def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> 
     Returns the best validation loss or BLEU, as `best_metric` says, for a sweeper of Hydra. Returns
     None for a dry run and for a rank of torchrun.
     """
+    _check_run_dir(config.run_dir)
     if is_launched():  # by torchrun
         end_with_launcher(os.getppid())
         record(_run_launched)(config, config_yaml, preparation)  # writes errors for torchrun
         return None
     run_dir = resolve_path(config.run_dir)
-    if (run_dir / CONFIG).exists():
-        raise ConfigError(
-            f"run_dir={config.run_dir} is a checkpoint or model folder; choose another run_dir, or "
-            f"start from its weights with init_from={config.run_dir}"
-        )
     ensure_data(config, preparation, may_write=not config.dry_run)
     num_ranks = choose_num_processes(config.devices, config.device)
     try:
@@ -65,6 +61,24 @@ def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> 
     if config.best_metric is BestMetric.bleu:
         return max(scores, default=None)
     return min(scores, default=None)
+
+
+def _check_run_dir(run_dir: str) -> None:
+    """Raise a `ConfigError` if `run_dir` is a checkpoint or model folder, or in one of a run."""
+    path = resolve_path(run_dir)
+    if (path / CONFIG).exists():
+        raise ConfigError(
+            f"run_dir={run_dir} is a checkpoint or model folder; choose another run_dir, or "
+            f"start from its weights with init_from={run_dir}"
+        )
+    for folder in (path, *path.parents):
+        is_in_model = (folder / WEIGHTS).exists() and (folder / CONFIG).exists()
+        is_checkpoints = folder.name == "checkpoints" and (folder / "latest" / CONFIG).exists()
+        if is_in_model or is_checkpoints:
+            raise ConfigError(
+                f"run_dir={run_dir} is inside {os.path.relpath(folder)}, which has models of a "
+                "run; choose another run_dir"
+            )
 
 
 def _log_resume_point(run_dir: Path) -> None:
