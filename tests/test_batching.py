@@ -246,7 +246,7 @@ def test_each_pool_is_shuffled_in_its_own_way() -> None:
     updates = token_sampler.plan_epoch(0)
     orders = []
     for pool, index in enumerate((0, len(updates) - 1)):
-        rows = token_sampler.mix.rows(token_sampler.seed, 0, pool, 2).tolist()
+        rows = token_sampler.mix.draw_rows(token_sampler.seed, 0, pool, 2).tolist()
         order: list[int] = []
         for update in updates.pool_of(index):
             order.extend(map(rows.index, flat(update.batches)))
@@ -281,7 +281,7 @@ def test_what_is_tried_holds_the_longest_pairs_of_all_that_are_drawn(
     for seed in CASES:
         lengths = random_lengths(seed)
         token_sampler = sampler(lengths)
-        rows = token_sampler.rows_to_try()
+        rows = token_sampler.memory_test_rows()
         assert len(rows) <= 51
         assert int(lengths[rows].max()) == token_sampler.longest == int(lengths.max())
     lengths = np.array([[3, 4], [500, 5], [6, 7]], dtype=np.uint16)
@@ -291,7 +291,7 @@ def test_what_is_tried_holds_the_longest_pairs_of_all_that_are_drawn(
         CorpusRange("c", 2, 1, 1.0),
     ]
     token_sampler = sampler(lengths, 10, mix=make_mix(corpora, {"b": 0}))  # which bounds nothing
-    assert (token_sampler.longest, token_sampler.rows_to_try().tolist()) == (7, [0, 2])
+    assert (token_sampler.longest, token_sampler.memory_test_rows().tolist()) == (7, [0, 2])
 
 
 @pytest.mark.long

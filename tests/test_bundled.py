@@ -13,11 +13,11 @@ from babel.dates import get_day_names, get_month_names
 from num2words import num2words
 
 from nmt.config import Corpus
-from nmt.data.text import bundled_corpus
+from nmt.data.text import load_bundled_corpus
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts/make_numbers.py"))
-NUMBERS = bundled_corpus(Corpus.numbers, seed=0)
-COPY = bundled_corpus(Corpus.copy, seed=0)
+NUMBERS = load_bundled_corpus(Corpus.numbers, seed=0)
+COPY = load_bundled_corpus(Corpus.copy, seed=0)
 PAIRS = NUMBERS["train"] + NUMBERS["valid"] + NUMBERS["test"]
 DE_VALUES = {num2words(n, lang="de"): n for n in range(60)}
 
@@ -108,8 +108,8 @@ def test_sizes_are_known_and_no_sentence_occurs_twice() -> None:
 
 
 def test_the_copy_corpus_is_short_rows_of_symbols_drawn_by_the_seed() -> None:
-    assert bundled_corpus(Corpus.copy, seed=0) == COPY
-    assert bundled_corpus(Corpus.copy, seed=8) != COPY
+    assert load_bundled_corpus(Corpus.copy, seed=0) == COPY
+    assert load_bundled_corpus(Corpus.copy, seed=8) != COPY
     for src, tgt in COPY["train"]:
         assert src == tgt
         assert re.fullmatch("[a-j]( [a-j]){7,11}", src)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from packing import SUFFIXES, pack, write
 
-from nmt.data.text import WaitingLines, count_lines, pair_lines, read_lines, read_stream
+from nmt.data.text import ArrivingLines, count_lines, pair_lines, read_lines, read_stream
 from nmt.errors import DataError
 
 ODD = {
@@ -74,13 +74,13 @@ def test_lines_end_at_newlines_and_at_the_end_of_the_file() -> None:
         for byte in content:
             os.write(writer, bytes([byte]))
         os.close(writer)
-        assert list(read_stream(WaitingLines(reader), "stdin")) == expected
+        assert list(read_stream(ArrivingLines(reader), "stdin")) == expected
         os.close(reader)
 
 
 def test_lines_of_a_pipe_come_as_they_are_written() -> None:
     reader, writer = os.pipe()
-    lines = WaitingLines(reader)
+    lines = ArrivingLines(reader)
     assert not lines.has_more()
     os.write(writer, b"one\ntwo\nthr")
     assert lines.has_more()

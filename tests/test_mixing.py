@@ -41,7 +41,7 @@ def corpora(**weights: float) -> list[CorpusRange]:
 
 def count_pairs(mix: mixing.Mix, name: str, epochs: range) -> Any:
     """Count how often each pair of a corpus comes in some epochs."""
-    rows = np.concatenate([mix.rows(0, epoch) for epoch in epochs])
+    rows = np.concatenate([mix.draw_rows(0, epoch) for epoch in epochs])
     counts = np.bincount(rows, minlength=137)
     return np.split(counts, [30, 37])[list(SIZES).index(name)]
 
@@ -61,8 +61,8 @@ def test_a_pair_comes_as_often_as_its_weight_says_and_none_again_before_all_have
                 assert counts.max() - counts.min() <= 1, (name, weight)
                 assert counts.sum() == pytest.approx(end * weight * SIZES[name], abs=1)
             assert (counts == times).all(), (name, weight)
-    assert make_mix(corpora(), {}).rows(3, 5).tolist() == list(range(137))  # in order
-    assert make_mix(corpora(a=3, b=0), {"b": 1, "c": 0}).sizes(0) == [90, 7, 0]
+    assert make_mix(corpora(), {}).draw_rows(3, 5).tolist() == list(range(137))  # in order
+    assert make_mix(corpora(a=3, b=0), {"b": 1, "c": 0}).count_pairs(0) == [90, 7, 0]
 
 
 def test_half_an_epoch_is_drawn_at_random_and_of_a_large_corpus_in_blocks(
@@ -70,13 +70,13 @@ def test_half_an_epoch_is_drawn_at_random_and_of_a_large_corpus_in_blocks(
 ) -> None:
     mix = make_mix(corpora(), {"c": 0.5})
     draws = itertools.product((0, 1), (0, 2, 4))
-    assert len({tuple(sorted(mix.rows(seed, epoch).tolist())) for seed, epoch in draws}) == 6
-    assert mix.rows(1, 4).tolist() == make_mix(corpora(c=0.5), {}).rows(1, 4).tolist()
+    assert len({tuple(sorted(mix.draw_rows(seed, epoch).tolist())) for seed, epoch in draws}) == 6
+    assert mix.draw_rows(1, 4).tolist() == make_mix(corpora(c=0.5), {}).draw_rows(1, 4).tolist()
     monkeypatch.setattr(mixing, "_MAX_BLOCKS", 16)
     for size in (15, 16, 17, 95, 96, 97, 100):  # blocks of 1 to 7, the last whole or not
         mix = make_mix([CorpusRange("x", 5, size, 0.5)], {})
         for seed in range(5):
-            rows = np.concatenate([mix.rows(seed, 0), mix.rows(seed, 1)])
+            rows = np.concatenate([mix.draw_rows(seed, 0), mix.draw_rows(seed, 1)])
             assert sorted(rows) == list(range(5, 5 + size))
 
 
@@ -85,10 +85,10 @@ def test_pools_share_an_epoch_and_every_corpus_of_it() -> None:
     for num_pools, epoch in itertools.product((1, 2, 5), (0, 1)):
         rows: list[int] = []
         for pool in range(num_pools):
-            pool_rows = mix.rows(1, epoch, pool, num_pools)
+            pool_rows = mix.draw_rows(1, epoch, pool, num_pools)
             assert (pool_rows >= 37).sum() == pytest.approx(100 / num_pools, abs=1)
             rows.extend(pool_rows.tolist())
-        assert sorted(rows) == sorted(mix.rows(1, epoch).tolist())
+        assert sorted(rows) == sorted(mix.draw_rows(1, epoch).tolist())
 
 
 # --- temperature

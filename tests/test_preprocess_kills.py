@@ -26,7 +26,7 @@ from preprocessing import (
 from test_foreign_files import REPLACEMENTS, limited
 from toy import command
 
-from nmt.data.text import read_errors
+from nmt.data.text import explain_read_errors
 from nmt.preprocess import workspace
 from nmt.preprocess.chunks import Chunk, Source, Span, read_span
 from nmt.preprocess.workspace import open_workspace
@@ -142,7 +142,7 @@ def test_a_disk_that_fails_for_a_while_costs_no_shard_that_is_done(
 ) -> None:
     def read(sources: list[Source], span: Span) -> Iterator[Chunk]:
         if span.number == 2 and (tmp_path / ".data.work/records/encode").exists():
-            with read_errors("train.src.txt"):
+            with explain_read_errors("train.src.txt"):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
         yield from read_span(sources, span)
 

@@ -29,7 +29,7 @@ from nmt.config import (
     PreprocessConfig,
     SplitConfig,
 )
-from nmt.data.text import bundled_corpus
+from nmt.data.text import load_bundled_corpus
 from nmt.errors import ConfigError, DataError
 from nmt.preprocess.chunks import Source, read_chunks
 from nmt.preprocess.clean import clean
@@ -171,7 +171,7 @@ def test_a_bundled_corpus_is_spooled_whole(tmp_path: Path) -> None:
         config = PreprocessConfig(data=DataConfig(corpus=corpus), seed=seed)
         assert has_split(config.data, split)
         sources = find_sources(config, split, tmp_path)
-        assert read(sources) == bundled_corpus(corpus, seed)[split]
+        assert read(sources) == load_bundled_corpus(corpus, seed)[split]
 
 
 # --- streams

@@ -12,7 +12,7 @@ from typing import IO
 
 from nmt.config import resolve_path
 from nmt.data.text import (
-    WaitingLines,
+    ArrivingLines,
     is_compressed,
     is_stream,
     open_bytes,
@@ -66,12 +66,12 @@ def open_input(path: str, stack: contextlib.ExitStack) -> tuple[Iterator[str], C
     """
     status = _stdin_status() if path == "-" else None
     if status is not None and not stat.S_ISREG(status.st_mode):  # a terminal, pipe or socket
-        waiting = WaitingLines(sys.stdin.buffer.fileno())
+        waiting = ArrivingLines(sys.stdin.buffer.fileno())
         return read_stream(waiting, "stdin"), waiting.has_more
     if path == "-" or not is_stream(path) or is_compressed(path):
         return read_input(path), lambda: True
     pipe = stack.enter_context(resolve_path(path).open("rb", buffering=0))
-    waiting = WaitingLines(pipe.fileno())
+    waiting = ArrivingLines(pipe.fileno())
     return read_stream(waiting, path), waiting.has_more
 
 

@@ -27,7 +27,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _POOL_PAIRS = 5_000_000  # maximum number of pairs that are sorted together
 _MAX_CACHED_POOLS = 2  # the thread that prepares updates may be one pool ahead of the training loop
-_MIN_SLICE = 1 / 8  # of a rank's share of an update: no smaller slice is cut off a batch
+_MIN_SLICE = 1 / 8  # the smallest slice of a batch, as a fraction of a rank's share of an update
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,16 @@ class TokenBatchSampler:
         """Return the updates of an epoch: at least one, and the same number on every rank."""
         return EpochPlan(self, epoch)
 
-    def rows_to_try(self) -> Rows:
+    def memory_test_rows(self) -> Rows:
         """Return up to about 5 million pairs, including the longest one of each corpus.
 
         The largest batch of this sample shows whether training fits into memory.
         """
-        return np.union1d(self.mix.sample(_POOL_PAIRS), self._longest_rows)
+        return np.union1d(self.mix.sample_rows(_POOL_PAIRS), self._longest_rows)
 
     def count_pools(self, epoch: int) -> int:
         """Return the number of pools in which an epoch is planned."""
-        return math.ceil(sum(self.mix.sizes(epoch)) / _POOL_PAIRS)
+        return math.ceil(sum(self.mix.count_pairs(epoch)) / _POOL_PAIRS)
 
     def pool_starts(self, epoch: int) -> list[int]:
         """Return the index of the first update of each pool, followed by the number of updates.
@@ -105,13 +105,15 @@ class TokenBatchSampler:
         num_pools = self.count_pools(epoch)
         if num_pools == 1:
             return [0, len(self.pool(epoch, 0))]
-        sizes = self.mix.sizes(epoch)
-        num_tokens = 0.0  # target tokens of the epoch
-        for corpus, size in zip(self.mix.corpora, sizes, strict=True):
-            if size:
-                num_tokens += size * float(self.lengths[corpus.start : corpus.end, 1].mean())
-        max_updates = num_pools * sum(size // num_pools for size in sizes)  # of one pair each
-        num_updates = min(round(num_tokens / self.tokens_per_update), max_updates)
+        num_tokens = 0.0  # expected number of target tokens of the epoch
+        pairs_per_pool = 0
+        for corpus, num_pairs in zip(self.mix.corpora, self.mix.count_pairs(epoch), strict=True):
+            pairs_per_pool += num_pairs // num_pools
+            if num_pairs:
+                mean_length = float(self.lengths[corpus.start : corpus.end, 1].mean())
+                num_tokens += num_pairs * mean_length
+        # every pool has at least one update, and every update at least one pair
+        num_updates = min(round(num_tokens / self.tokens_per_update), num_pools * pairs_per_pool)
         num_updates = max(num_pools, num_updates)
         return [num_updates * pool_index // num_pools for pool_index in range(num_pools + 1)]
 
@@ -130,22 +132,21 @@ class TokenBatchSampler:
         """Plan the updates of one pool of an epoch, which may be its only pool."""
         num_pools = self.count_pools(epoch)
         rng = np.random.default_rng((self.seed, epoch, pool_index))
-        rows = self.mix.rows(self.seed, epoch, pool_index, num_pools)
+        rows = self.mix.draw_rows(self.seed, epoch, pool_index, num_pools)
         rows = rng.permutation(rows)
         batches = bucket_by_length(self.lengths, self.max_tokens, rows)
-        num_updates = 0
-        if num_pools > 1:  # `pool_starts` has fixed the number of updates
-            starts = self.pool_starts(epoch)
-            num_updates = starts[pool_index + 1] - starts[pool_index]
-            batches = _split_batches(batches, num_updates)
-        batches = [batches[i] for i in rng.permutation(len(batches))]
-        token_counts = np.array(
-            [self.lengths[rows].sum(axis=0) for rows in batches]
-        )  # (batches, 2)
+        fixed_num_updates = None
         if num_pools > 1:
-            cuts = _group_exactly(token_counts[:, 1], num_updates)
-        else:
+            starts = self.pool_starts(epoch)
+            fixed_num_updates = starts[pool_index + 1] - starts[pool_index]
+            batches = _split_batches(batches, fixed_num_updates)
+        batches = [batches[i] for i in rng.permutation(len(batches))]
+        # tokens of source and target of each batch, (batches, 2)
+        token_counts = np.array([self.lengths[rows].sum(axis=0) for rows in batches])
+        if fixed_num_updates is None:
             cuts = _group_batches(token_counts[:, 1], self.tokens_per_update)
+        else:
+            cuts = _group_exactly(token_counts[:, 1], fixed_num_updates)
         updates = []
         for start, end in itertools.pairwise(cuts):
             update = UpdatePlan(
@@ -189,9 +190,10 @@ class TokenBatchSampler:
         end = first_row(self.rank + 1)
         slices = []
         for row_start, rows in zip(row_starts[:-1], batches, strict=True):
-            selected = rows[max(start - row_start, 0) : max(end - row_start, 0)]
-            if len(selected):
-                slices.append(selected)
+            first = max(start - row_start, 0)  # in the batch; `last` may be beyond its end
+            last = max(end - row_start, 0)
+            if first < min(last, len(rows)):
+                slices.append(rows[first:last])
         return slices
 
 
@@ -202,7 +204,7 @@ class EpochPlan(Sequence[UpdatePlan]):
         self._sampler = sampler
         self._epoch = epoch
         self._starts = sampler.pool_starts(epoch)
-        self.num_pairs = sum(sampler.mix.sizes(epoch))
+        self.num_pairs = sum(sampler.mix.count_pairs(epoch))
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -251,15 +253,18 @@ def _group_exactly(token_counts: Ints, num_updates: int) -> list[int]:
     num_batches = len(token_counts)
     indices = np.arange(1, num_updates)  # of all updates but the first
     cuts = _cut_evenly(token_counts, num_updates)
-    cuts = np.maximum.accumulate(cuts - indices) + indices  # at least one batch between two cuts,
-    cuts = np.clip(cuts, indices, num_batches - indices[::-1])  # and before and after all of them
+    # at least one batch between two cuts
+    cuts = np.maximum.accumulate(cuts - indices) + indices
+    # at least one batch before the first cut, and one after the last
+    cuts = np.clip(cuts, indices, num_batches - indices[::-1])
     return [0, *cuts.tolist(), num_batches]
 
 
 def _cut_evenly(token_counts: Ints, num_updates: int) -> Ints:
     """Return the index of the first batch of every update but the first, (num_updates - 1,).
 
-    A batch belongs to the update that contains its middle, if the tokens are divided evenly.
+    Divides the tokens into equal intervals, one per update. A batch belongs to the update whose
+    interval contains the middle of the batch.
     """
     middles = np.cumsum(token_counts) - token_counts / 2
     update_ends = token_counts.sum() * np.arange(1, num_updates) / num_updates

@@ -31,10 +31,10 @@ from nmt.runtime.metadata import pop_version, read_json, to_dataclass
 from nmt.runtime.reading import MAX_BYTES, check_regular, open_regular
 
 Ids = np.ndarray[Any, np.dtype[Any]]
-FlatIds = tuple[Ids, Ids]  # the ids of all lines of a side, and the offset of each line in them
+FlatIds = tuple[Ids, Ids]  # the concatenated ids of all lines of a side, and each line's offset
 
 FORMAT_VERSION = 2
-_BATCH_ROWS = 50_000  # pairs of a record batch, however they are divided into calls of `add`
+_BATCH_ROWS = 50_000  # number of pairs of each record batch but the last
 _MAX_PAIRS = 1 << 40
 _ID_COLUMNS = ["src", "tgt"]
 _TEXT_COLUMNS = ["src_text", "tgt_text"]  # optional
@@ -146,8 +146,8 @@ class ShardWriter:
         num_pairs = len(src[1]) - 1
         start = 0
         while start < num_pairs:
-            num_missing = _BATCH_ROWS - self.shard.pairs % _BATCH_ROWS  # in the record batch
-            end = min(num_pairs, start + num_missing)
+            num_free_rows = _BATCH_ROWS - self.shard.pairs % _BATCH_ROWS  # in the record batch
+            end = min(num_pairs, start + num_free_rows)
             columns = [
                 self._make_column("src", src, start, end),
                 self._make_column("tgt", tgt, start, end),
@@ -163,12 +163,13 @@ class ShardWriter:
         self.shard.tgt_tokens += len(tgt[0])
 
     def _make_column(self, name: str, side: FlatIds, start: int, end: int) -> pa.ListArray:
-        """Convert the lines `start` up to `end` of one side, and note the longest line."""
+        """Convert lines `start` up to `end` of one side to Arrow; update `shard.longest`."""
         ids, offsets = side
         offsets = offsets[start : end + 1]
         self.shard.longest = max(self.shard.longest, int(np.diff(offsets).max()) + 1)
         id_type = self._schema.field(name).type.value_type
-        values = _to_arrow(ids[offsets[0] : offsets[-1]]).cast(id_type)  # checks the range
+        # the cast raises for an id that the type cannot hold
+        values = _to_arrow(ids[offsets[0] : offsets[-1]]).cast(id_type)
         value_offsets = _to_arrow((offsets - offsets[0]).astype(np.int32))
         return pa.ListArray.from_arrays(value_offsets, values)
 
@@ -261,6 +262,7 @@ class MappedShard:
 
 
 def _as_unsigned(ids: Ids) -> Ids:
+    """Return the same bytes as unsigned integers."""
     return ids.view(f"u{ids.itemsize}")
 
 
@@ -268,15 +270,16 @@ def _check_schema(schema: pa.Schema) -> None:
     """Raise `ArrowInvalid` unless a file has columns of ids and, possibly, columns of text."""
     is_valid = schema.names in (_ID_COLUMNS, _ID_COLUMNS + _TEXT_COLUMNS)
     for column in schema:
-        types = (pa.string(),) if column.name in _TEXT_COLUMNS else _ID_TYPES
-        is_valid = is_valid and column.type in types
+        allowed_types = (pa.string(),) if column.name in _TEXT_COLUMNS else _ID_TYPES
+        if column.type not in allowed_types:
+            is_valid = False
     if not is_valid:
         columns = [f"{column.name}: {column.type}" for column in schema]
         raise pa.ArrowInvalid(f"its columns are {', '.join(columns)}")
 
 
 def _id_list_type(vocab_size: int) -> pa.DataType:
-    """Return lists of uint16 if the ids fit, else of int32, which NumPy and Arrow both support."""
+    """Return the type of a column of ids: lists of uint16 if all ids fit, otherwise of int32."""
     return pa.list_(pa.uint16() if vocab_size <= 1 << 16 else pa.int32())
 
 
@@ -292,10 +295,12 @@ def _to_numpy(column: pa.ListArray) -> FlatIds:
 
 
 def _view(array: pa.Array) -> Ids:
+    """Return the values of an Arrow array as a NumPy array that shares their memory."""
     return np.frombuffer(array.buffers()[1], dtype=str(array.type), count=len(array))
 
 
 def _unusable(path: Path, problem: str = "is damaged") -> DataError:
+    """Return the error for a file of a data folder that is missing or damaged."""
     return DataError(f"{path} {problem}; run nmt-preprocess again")
 
 
@@ -317,10 +322,10 @@ def read_meta(data_dir: Path) -> DataInfo:
 
 
 def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dict[str, Any]:
-    """Write `SPLIT.lengths.npy` for each split; `index` has its corpora, with shards in `folder`.
+    """Write `SPLIT.lengths.npy` for each split, from the shards of its corpora in `folder`.
 
-    Returns the keys of `meta.json` that describe the shards: `format_version`, `splits`,
-    `num_pairs` and `data_sha256`.
+    `index` maps each split to its corpora. Returns the keys of `meta.json` that describe the
+    shards: `format_version`, `splits`, `num_pairs` and `data_sha256`.
     """
     digest = hashlib.sha256()
     splits = {}
@@ -457,6 +462,7 @@ class HeldOutText:
 
 
 def _read_text(path: Path) -> list[str]:
+    """Read the lines of a file of a data folder. Raises `DataError` if it is missing."""
     try:
         with open_regular(path, max_bytes=MAX_BYTES) as file:
             return list(read_stream(file, str(path)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ _MAX_LISTED = 30  # directions in an error message
 _TAG = re.compile(r"<2([A-Za-z]{2,8}(?:[_-][A-Za-z0-9]{1,8})*)>")
 SEPARATOR = "<sep>"
 """The symbol between a line and those before it, in models of documents."""
-DIRECTION = ("src_lang", "tgt_lang", "src_tag", "tgt_tag")
+DIRECTION_OPTIONS = ("src_lang", "tgt_lang", "src_tag", "tgt_tag")
 """The options that request a direction: arguments of `choose_tags`."""
 
 
@@ -47,6 +47,15 @@ class LanguagePair:
         """The tags of both sides."""
         return Tags(self.src_tag, self.tgt_tag)
 
+    def matches(self, src_lang: str, tgt_lang: str) -> bool:
+        """Return whether the direction has the requested languages.
+
+        An empty request matches every language, and the default languages match every request.
+        """
+        has_src_lang = not src_lang or self.src_lang in (src_lang, *_DEFAULT_LANGUAGES)
+        has_tgt_lang = not tgt_lang or self.tgt_lang in (tgt_lang, *_DEFAULT_LANGUAGES)
+        return has_src_lang and has_tgt_lang
+
 
 def corpus_direction(data: DataConfig, name: str) -> LanguagePair:
     """Return the direction of the corpus `name`.
@@ -71,8 +80,8 @@ def corpus_direction(data: DataConfig, name: str) -> LanguagePair:
 def describe_languages(data: DataConfig) -> dict[str, Any]:
     """Return the keys of `meta.json` about languages.
 
-    These are `src_lang` and `tgt_lang`, with several languages as de+en, and `directions`, the
-    direction of each corpus, if any corpus has a tag.
+    `src_lang` and `tgt_lang` join several languages with a plus sign, as in de+en. If any corpus
+    has a tag, `directions` has the direction of each corpus.
     """
     directions = {name: corpus_direction(data, name) for name in sorted(data.corpora) or [""]}
     src_langs = set()
@@ -95,7 +104,7 @@ def target_tags(directions: Iterable[LanguagePair]) -> list[str]:
 
 
 def find_directions(
-    recorded: Sequence[LanguagePair], src_lang: str, tgt_lang: str, src: Tokenizer
+    recorded: Sequence[LanguagePair], src_lang: str, tgt_lang: str, src_tokenizer: Tokenizer
 ) -> list[LanguagePair]:
     """Return the directions of a model, from its config or else from its languages and vocabulary.
 
@@ -103,21 +112,20 @@ def find_directions(
         recorded: the directions in the config of the model; if there are any, they are returned.
         src_lang: the source languages, such as en+de. With mul, they are the target languages.
         tgt_lang: the target languages, used if the source vocabulary has no tags.
-        src: the tokenizer of the source. M2M100 and NLLB, whose tokenizers have `languages`,
-            translate between all of them. The first direction has no tags: it is the one that was
-            chosen when the model was imported.
+        src_tokenizer: M2M100 and NLLB, whose tokenizers have `languages`, translate between all of
+            them. The first direction has no tags: it was chosen when the model was imported.
     """
     if recorded:
         return list(recorded)
     directions = []
-    if src.languages:
+    if src_tokenizer.languages:
         directions.append(LanguagePair(src_lang, tgt_lang))
-        for src_tag, tgt_tag in itertools.permutations(src.languages, 2):
+        for src_tag, tgt_tag in itertools.permutations(src_tokenizer.languages, 2):
             direction = LanguagePair(src_tag.strip("_"), tgt_tag.strip("_"), src_tag, tgt_tag)
             directions.append(direction)
         return directions
     tags = {}  # by target language
-    for piece in src.all_pieces():
+    for piece in src_tokenizer.all_pieces():
         if match := _TAG.fullmatch(piece):
             tags[match[1]] = piece
     tgt_codes = list(tags) or _split_codes(tgt_lang)
@@ -166,14 +174,13 @@ def choose_tags(
         raise ConfigError(f"tgt_tag={tgt_tag}: the model has no such symbol")
     if src_tag or tgt_tag:
         return Tags(src_tag, tgt_tag)
-    requested = {}
+    request = ""
     if src_lang:
-        requested["src_lang"] = src_lang
+        request = f"src_lang={src_lang}"
     if tgt_lang:
-        requested["tgt_lang"] = tgt_lang
-    candidates = directions if requested else default_directions(directions)
-    matches = [direction for direction in candidates if _has_languages(direction, requested)]
-    request = " ".join(f"{key}={value}" for key, value in requested.items())
+        request = f"{request} tgt_lang={tgt_lang}".lstrip()
+    candidates = directions if request else default_directions(directions)
+    matches = [d for d in candidates if d.matches(src_lang, tgt_lang)]
     if request and directions and not matches:
         raise ConfigError(f"{request}: the model translates {_list_directions(directions)}")
     matching_tags = {direction.tags for direction in matches}
@@ -184,26 +191,15 @@ def choose_tags(
     choices = tuple(sorted({tags.src for tags in matching_tags} - {""}))
     if choices and not request:
         return Tags(choices=choices)
-    hint = ""
+    missing_option = ""
     if not tgt_lang:
-        hint = "tgt_lang=... or "
+        missing_option = "tgt_lang=... or "
     elif not src_lang:
-        hint = "src_lang=... or "
+        missing_option = "src_lang=... or "
     raise ConfigError(
         f"{request or 'no language'}: the model translates {_list_directions(directions)}; give "
-        f"{hint}its tags, src_tag=... and tgt_tag=..."
+        f"{missing_option}its tags, src_tag=... and tgt_tag=..."
     )
-
-
-def _has_languages(direction: LanguagePair, requested: Mapping[str, str]) -> bool:
-    """Return whether a direction has the requested `src_lang` and `tgt_lang`.
-
-    A direction with default languages matches every request.
-    """
-    for key, language in requested.items():
-        if getattr(direction, key) not in (language, *_DEFAULT_LANGUAGES):
-            return False
-    return True
 
 
 def _list_directions(directions: Sequence[LanguagePair]) -> str:

@@ -53,21 +53,21 @@ class Mix:
                 corpora.append(corpus)
         return corpora
 
-    def sizes(self, epoch: int) -> list[int]:
+    def count_pairs(self, epoch: int) -> list[int]:
         """Return the number of pairs that an epoch draws from each corpus."""
-        sizes = []
+        counts = []
         for num_pairs in self.pairs_per_epoch:
-            sizes.append(round((epoch + 1) * num_pairs) - round(epoch * num_pairs))
-        return sizes
+            counts.append(round((epoch + 1) * num_pairs) - round(epoch * num_pairs))
+        return counts
 
-    def rows(self, seed: int, epoch: int, pool_index: int = 0, num_pools: int = 1) -> Rows:
+    def draw_rows(self, seed: int, epoch: int, pool_index: int = 0, num_pools: int = 1) -> Rows:
         """Return the pairs of one of the equal pools of an epoch, in no particular order."""
         selected = []
-        for corpus_index, size in enumerate(self.sizes(epoch)):
+        for corpus_index, num_pairs in enumerate(self.count_pairs(epoch)):
             corpus = self.corpora[corpus_index]
             epoch_start = round(epoch * self.pairs_per_epoch[corpus_index])
-            position = epoch_start + size * pool_index // num_pools  # in the stream of passes
-            end = epoch_start + size * (pool_index + 1) // num_pools
+            position = epoch_start + num_pairs * pool_index // num_pools  # in the stream of passes
+            end = epoch_start + num_pairs * (pool_index + 1) // num_pools
             while position < end:
                 pass_index, pass_start = divmod(position, corpus.num_pairs)
                 pass_end = min(pass_start + end - position, corpus.num_pairs)
@@ -77,7 +77,7 @@ class Mix:
                 position += pass_end - pass_start
         return np.concatenate(selected)
 
-    def sample(self, max_pairs: int) -> Rows:
+    def sample_rows(self, max_pairs: int) -> Rows:
         """Return about `max_pairs` evenly spaced pairs of the corpora that epochs draw from."""
         step = math.ceil(sum(corpus.num_pairs for corpus in self.drawn_corpora) / max_pairs)
         return np.concatenate([np.arange(c.start, c.end, step) for c in self.drawn_corpora])
@@ -98,8 +98,8 @@ def compute_pairs_per_epoch(
     """Return the number of pairs that an epoch draws from each corpus: weight * size.
 
     At a temperature T above 1, the numbers are proportional to weight * size^(1/T) and have the
-    same sum as at 1 (Arivazhagan et al., 2019, "Massively Multilingual Neural Machine Translation
-    in the Wild").
+    same sum as at T = 1 (Arivazhagan et al., 2019, "Massively Multilingual Neural Machine
+    Translation in the Wild").
     """
     num_pairs = []
     scaled = []

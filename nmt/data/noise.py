@@ -64,7 +64,7 @@ class TokenNoise:
 
         `update` is the number of the update, and `row` the index of the pair in the training set.
         """
-        # the spawn key makes the random numbers independent of the ones of SubwordSampling
+        # SubwordSampling has the same seeds without a spawn key, so its numbers are independent
         seed = np.random.SeedSequence((self.seed, update, row), spawn_key=(1,))
         rng = np.random.default_rng(seed)
         src_ids = np.array(src)  # (N,)
@@ -234,19 +234,15 @@ class WordSegmenter:
         """
         symbols = list(text)
         while True:
-            candidates = []  # (score, -position): the leftmost of equal scores is the maximum
+            merges = {}  # score of the merge of the symbols at i and i + 1, by i
             for i in range(len(symbols) - 1):
                 piece = symbols[i] + symbols[i + 1]
-                if piece not in self.scores:
-                    continue
-                is_skipped = rng.random() < self.alpha
-                if not is_skipped:
-                    candidates.append((self.scores[piece], -i))
-            if not candidates:
+                if piece in self.scores and rng.random() >= self.alpha:  # not skipped
+                    merges[i] = self.scores[piece]
+            if not merges:
                 break
-            _, negative_position = max(candidates)
-            position = -negative_position
-            symbols[position : position + 2] = [symbols[position] + symbols[position + 1]]
+            best = max(merges, key=merges.__getitem__)  # the leftmost of equal scores
+            symbols[best : best + 2] = [symbols[best] + symbols[best + 1]]
         return symbols if all(symbol in self.scores for symbol in symbols) else []
 
     def _draw_path(self, text: str, rng: Random) -> list[str]:

@@ -19,7 +19,7 @@ import select
 import sys
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
@@ -28,6 +28,11 @@ from nmt.errors import DataError, NmtError
 
 Pair = tuple[str, str]
 _FORMATS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
+_OPEN_FUNCTIONS: dict[str, Callable[..., object]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
 _SIGNATURES = {
     ".gz": b"\x1f\x8b\x08",
     ".bz2": b"BZh",
@@ -50,19 +55,19 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     cannot be read.
     """
     check_file(path)
-    with read_errors(str(path)), path.open("rb") as file, decompress(file, path.suffix) as stream:
+    with (
+        explain_read_errors(str(path)),
+        path.open("rb") as file,
+        decompress(file, path.suffix) as stream,
+    ):
         yield stream
 
 
 def decompress(file: IO[bytes], suffix: str) -> IO[bytes]:
     """Return a stream that decompresses an open file if `suffix` names a compression."""
     suffix = suffix.lower()
-    if suffix == ".gz":
-        return cast(IO[bytes], gzip.open(file, "rb"))
-    if suffix == ".bz2":
-        return cast(IO[bytes], bz2.open(file, "rb"))
-    if suffix == ".xz":
-        return cast(IO[bytes], lzma.open(file, "rb"))
+    if suffix in _OPEN_FUNCTIONS:
+        return cast(IO[bytes], _OPEN_FUNCTIONS[suffix](file, "rb"))
     if suffix == ".zst":
         import pyarrow as pa  # slow to import
 
@@ -76,12 +81,10 @@ def compress(file: IO[bytes], suffix: str) -> IO[bytes]:
     suffix = suffix.lower()
     if suffix == ".gz":  # without file name and time, so that equal text gives equal bytes
         return cast(IO[bytes], gzip.GzipFile("", "wb", fileobj=file, mtime=0))
-    if suffix == ".bz2":
-        return bz2.open(file, "wb")
-    if suffix == ".xz":
-        return lzma.open(file, "wb")
+    if suffix in _OPEN_FUNCTIONS:
+        return cast(IO[bytes], _OPEN_FUNCTIONS[suffix](file, "wb"))
     if suffix == ".zst":
-        import pyarrow as pa
+        import pyarrow as pa  # slow to import
 
         return cast(IO[bytes], pa.output_stream(file, compression="zstd"))
     return file
@@ -109,7 +112,7 @@ def check_file(path: Path) -> None:
     if match := _UNSUPPORTED.search(path.name):
         raise DataError(f"{path}: nmt reads .gz, .bz2, .xz and .zst; unpack this {match[0]} first")
     if path.is_file() and not is_compressed(path):
-        with read_errors(str(path)), path.open("rb") as file:
+        with explain_read_errors(str(path)), path.open("rb") as file:
             start = file.read(_BLOCK_BYTES)
         for suffix, magic in _SIGNATURES.items():
             if start.startswith(magic):
@@ -119,13 +122,14 @@ def check_file(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def read_errors(name: str) -> Iterator[None]:
-    """Turn errors of decompressors during the block into a `DataError` that file `name` is damaged,
-    and errors of the disk into an `NmtError`.
+def explain_read_errors(name: str) -> Iterator[None]:
+    """Replace exceptions that are raised in the `with` block by errors that name the file.
+
+    An exception of a decompressor becomes a `DataError`, and one of the disk an `NmtError`.
     """
     try:
         yield
-    # Arrow raises ValueError
+    # gzip, zlib, lzma, Arrow, and bz2 or the disk
     except (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
             raise NmtError(f"{name} cannot be read: {error.strerror}") from None
@@ -134,7 +138,7 @@ def read_errors(name: str) -> Iterator[None]:
         raise DataError(f"{name}: not a whole {format} file ({reason}); fetch it again") from None
 
 
-def on_one_line(text: str) -> str:
+def replace_line_breaks(text: str) -> str:
     """Replace line breaks and NUL with spaces."""
     return _LINE_BREAK.sub(" ", text)
 
@@ -145,7 +149,7 @@ def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
     A BOM at the start and a \\r at the end of a line are removed; other line breaks become spaces.
     Errors call the stream `name`.
     """
-    with read_errors(name):
+    with explain_read_errors(name):
         for line_number, raw in enumerate(stream, start=1):
             if len(raw) > MAX_LINE_BYTES:
                 raise DataError(
@@ -161,7 +165,7 @@ def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
                     "with iconv -f latin1 -t utf-8"
                 ) from None
             text = text.removesuffix("\n").removeprefix("\ufeff").removesuffix("\r")
-            yield on_one_line(text)
+            yield replace_line_breaks(text)
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
@@ -196,9 +200,9 @@ def pair_lines(
             num_src = num_pairs + sum(1 for _ in src_lines)
             num_tgt = num_pairs + sum(1 for _ in tgt_lines)
             if source is None:
-                num_tgt += 1  # `target`
+                num_tgt += 1  # `target` was read already
             else:
-                num_src += 1  # `source`
+                num_src += 1  # `source` was read already
             raise DataError(
                 f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; extract the pair again, "
                 "line by line"
@@ -206,7 +210,7 @@ def pair_lines(
         yield source, target
 
 
-class WaitingLines:
+class ArrivingLines:
     """Yields the lines of a pipe or terminal as soon as they arrive, as bytes.
 
     All lines but the last end with \\n. Only one thread may read an instance.
@@ -241,7 +245,7 @@ class WaitingLines:
         return bool(select.select([self._descriptor], [], [], _MAX_WAIT_SECONDS)[0])
 
 
-def bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:
+def load_bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:
     """Return train, valid and test pairs of a bundled corpus; `copy` is drawn with `seed`."""
     if corpus is Corpus.numbers:  # written by scripts/make_numbers.py
         compressed = Path(__file__).with_name("numbers.tsv.bz2").read_bytes()

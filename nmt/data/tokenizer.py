@@ -18,16 +18,16 @@ from typing import TypeAlias
 
 import sentencepiece
 
-from nmt.data.text import on_one_line
+from nmt.data.text import replace_line_breaks
 from nmt.errors import DataError, ModelError
 from nmt.runtime.files import write_json
 from nmt.runtime.manifest import verify
 from nmt.runtime.metadata import read_json, to_dataclass
 from nmt.runtime.reading import read_regular
 
-JOINT = "tokenizer.model"
-SOURCE = "tokenizer.src.model"
-TARGET = "tokenizer.tgt.model"
+JOINT_MODEL = "tokenizer.model"
+SRC_MODEL = "tokenizer.src.model"
+TGT_MODEL = "tokenizer.tgt.model"
 VOCABULARY = "tokenizer.vocab.json"
 SRC_VOCABULARY = "tokenizer.src.vocab.json"
 TGT_VOCABULARY = "tokenizer.tgt.vocab.json"
@@ -50,7 +50,7 @@ class Tokenizer:
     """
 
     vocabulary: Vocabulary | None = None  # if its ids replace the ids of the SentencePiece model
-    min_texts_for_threads = 32  # starting threads takes as long as encoding 32 texts, 1 ms
+    min_texts_for_threads = 32  # for fewer texts, starting threads would take most of the time
 
     def __init__(self, model: bytes, tags: Sequence[str] = ()) -> None:
         self.model = model
@@ -104,7 +104,7 @@ class Tokenizer:
             if len(texts) < self.min_texts_for_threads:
                 return [self.encode(text) for text in texts]
             return self._processor.encode(list(texts), num_threads=num_threads)  # type: ignore[no-any-return]
-        except (TypeError, RuntimeError):  # does not say which text is invalid
+        except (TypeError, RuntimeError):  # SentencePiece does not say which text is invalid
             for text in texts:
                 if match := re.search("[\ud800-\udfff]", text):
                     raise DataError(
@@ -121,8 +121,8 @@ class Tokenizer:
         text: str = self._processor.decode(list(ids))
         for tag in self._tags:
             if text.startswith(tag):
-                return on_one_line(text.removeprefix(tag).removeprefix(" "))
-        return on_one_line(text)
+                return replace_line_breaks(text.removeprefix(tag).removeprefix(" "))
+        return replace_line_breaks(text)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the pieces of ids, for display."""
@@ -203,7 +203,7 @@ class MappedTokenizer(Tokenizer):
                 control_ids.add(i)
             elif i not in control_ids:
                 self._text_ids[piece] = i
-        self._undecoded_ids = control_ids - {self.unk_id}  # `decode` leaves them out
+        self._undecoded_ids = control_ids - {self.unk_id}  # ids that `decode` leaves out
         # the id of the vocabulary for each id of the SentencePiece model
         self._mapped_ids = [self._text_ids.get(piece, self.unk_id) for piece in model_pieces]
 
@@ -249,7 +249,7 @@ class MappedTokenizer(Tokenizer):
         pieces = [self._pieces[i] for i in ids if i not in self._undecoded_ids]
         text: str = self._processor.decode(pieces) if pieces else ""
         # SentencePiece keeps the ▁ of pieces that its model lacks, such as source pieces
-        return on_one_line(text.removeprefix("▁").replace("▁", " "))
+        return replace_line_breaks(text.removeprefix("▁").replace("▁", " "))
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ for both languages is its own `src` and `tgt`."""
 
 
 def find_tokenizers(folder: Path) -> Path:
-    """Return the folder with the tokenizers of a data folder, a model folder or a run."""
+    """Return `folder`, or the folder of its average or latest checkpoint if it is a run."""
     for name in ("average", "checkpoints/latest"):
         if not any(folder.glob("tokenizer.*")) and any(folder.glob(f"{name}/tokenizer.*")):
             return folder / name
@@ -291,15 +291,15 @@ def load_tokenizers(
 
     Raises `ModelError` if they are missing or damaged, or have another fingerprint than `sha256`.
     """
-    verify(folder, JOINT, SOURCE, TARGET, VOCABULARY, SRC_VOCABULARY, TGT_VOCABULARY)
+    verify(folder, JOINT_MODEL, SRC_MODEL, TGT_MODEL, VOCABULARY, SRC_VOCABULARY, TGT_VOCABULARY)
     tokenizers: Tokenizers
     if (folder / VOCABULARY).exists() or (folder / SRC_VOCABULARY).exists():
         tokenizers = _load_mapped(folder)
-    elif (folder / SOURCE).exists():
-        src = Tokenizer.load(folder / SOURCE)
-        tokenizers = TokenizerPair(src, Tokenizer.load(folder / TARGET, tags))
+    elif (folder / SRC_MODEL).exists():
+        src = Tokenizer.load(folder / SRC_MODEL)
+        tokenizers = TokenizerPair(src, Tokenizer.load(folder / TGT_MODEL, tags))
     else:
-        tokenizers = Tokenizer.load(folder / JOINT, tags)
+        tokenizers = Tokenizer.load(folder / JOINT_MODEL, tags)
     if sha256 not in (None, tokenizers.sha256):
         raise ModelError(
             f"the tokenizer in {folder} is not the one that the folder was made with; "
@@ -318,8 +318,12 @@ def _load_mapped(folder: Path) -> TokenizerPair:
         src_vocabulary = Vocabulary.load(folder / SRC_VOCABULARY)
         tgt_vocabulary = Vocabulary.load(folder / TGT_VOCABULARY)
     return TokenizerPair(
-        src=MappedTokenizer(read_model(folder / SOURCE), src_vocabulary, src_vocabulary.src_prefix),
-        tgt=MappedTokenizer(read_model(folder / TARGET), tgt_vocabulary, tgt_vocabulary.tgt_prefix),
+        src=MappedTokenizer(
+            read_model(folder / SRC_MODEL), src_vocabulary, src_vocabulary.src_prefix
+        ),
+        tgt=MappedTokenizer(
+            read_model(folder / TGT_MODEL), tgt_vocabulary, tgt_vocabulary.tgt_prefix
+        ),
         shares_vocabulary=shares_vocabulary,
     )
 
@@ -327,10 +331,10 @@ def _load_mapped(folder: Path) -> TokenizerPair:
 def save_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:
     """Write the SentencePiece models, and the vocabularies of an imported model, into `folder`."""
     if isinstance(tokenizers, Tokenizer):
-        (folder / JOINT).write_bytes(tokenizers.model)
+        (folder / JOINT_MODEL).write_bytes(tokenizers.model)
         return
-    (folder / SOURCE).write_bytes(tokenizers.src.model)
-    (folder / TARGET).write_bytes(tokenizers.tgt.model)
+    (folder / SRC_MODEL).write_bytes(tokenizers.src.model)
+    (folder / TGT_MODEL).write_bytes(tokenizers.tgt.model)
     if tokenizers.src.vocabulary is not None:
         name = VOCABULARY if tokenizers.shares_vocabulary else SRC_VOCABULARY
         write_json(folder / name, asdict(tokenizers.src.vocabulary))
@@ -343,7 +347,7 @@ def read_model(path: Path) -> bytes:
     try:
         model = read_regular(path)
         processor = open_model(model)
-        # damaged models may raise only here
+        # a damaged model may load without an error, and raise when it is used
         processor.id_to_piece(list(range(processor.vocab_size())))
         processor.decode([max(processor.unk_id(), 0)])
     except OSError as error:

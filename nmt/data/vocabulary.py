@@ -37,14 +37,14 @@ UNK = 1
 BOS = 2
 EOS = 3
 _MAX_SENTENCE_BYTES = 1 << 16
-# The same on every machine: the model stores this number, and unigram training depends on it
+# Fixed for all machines: the model stores this number, and unigram training depends on it
 _NUM_THREADS = 16
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\).*?value <= (\d+)")
 _TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
 _CONTROL_NAMES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}
-ReadSide = Callable[[int], Iterable[str]]
+ReadSide = Callable[[int], Iterable[str]]  # reads the source for 0, the target for 1
 _VOCAB_SIZE = 37_000  # the default, as in the paper
-_SMALL_VOCAB_SIZE = 8_000  # if the text is too small for it
+_SMALL_VOCAB_SIZE = 8_000  # the default if the text is too small for `_VOCAB_SIZE`
 _Piece = ModelProto.SentencePiece
 
 

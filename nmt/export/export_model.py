@@ -29,7 +29,14 @@ from nmt.config import (
     NormLayer,
     Positions,
 )
-from nmt.data.tokenizer import JOINT, SOURCE, TARGET, Tokenizer, Tokenizers, save_tokenizers
+from nmt.data.tokenizer import (
+    JOINT_MODEL,
+    SRC_MODEL,
+    TGT_MODEL,
+    Tokenizer,
+    Tokenizers,
+    save_tokenizers,
+)
 from nmt.errors import ConfigError
 from nmt.export import argos, ctranslate2, huggingface
 from nmt.runtime.files import replace_folder, write_json
@@ -167,9 +174,9 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         keep_trailing_newline=True,
     )
     environment.filters["literal"] = json.dumps  # writes text as a literal of Python
-    tokenizer_files = {"source": SOURCE, "target": TARGET}
+    tokenizer_files = {"source": SRC_MODEL, "target": TGT_MODEL}
     if isinstance(tokenizers, Tokenizer):
-        tokenizer_files = {"tokenizer": JOINT}
+        tokenizer_files = {"tokenizer": JOINT_MODEL}
     src = tokenizers.src
     tgt = tokenizers.tgt
     return environment.get_template("readme.md.j2").render(

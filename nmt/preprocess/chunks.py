@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmt.data.languages import Tags
-from nmt.data.text import check_file, read_errors
+from nmt.data.text import check_file, explain_read_errors
 from nmt.errors import DataError
 
 PAIRS_PER_CHUNK = 5_000
@@ -176,7 +176,7 @@ def _find_lines(path: Path, name: str, first_index: int, step: int) -> tuple[int
     if first_index == 0:  # no line end precedes the first line
         offsets.append(0)
         next_index = step
-    with read_errors(name), path.open("rb", buffering=0) as file:
+    with explain_read_errors(name), path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):
             ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
             # line i starts after line end i - 1
@@ -254,7 +254,7 @@ class _LineFile:
 
     def __init__(self, path: Path, name: str, first_line: int, offset: int) -> None:
         self._name = name
-        with read_errors(name):
+        with explain_read_errors(name):
             self._file = path.open("rb", buffering=0)
             self._file.seek(offset)
         self._at_end = False
@@ -288,7 +288,7 @@ class _LineFile:
         """Append a block of the file to the buffer; return False at the end of the file."""
         if self._at_end:
             return False
-        with read_errors(self._name):
+        with explain_read_errors(self._name):
             block = self._file.read(_BLOCK_BYTES)
         if not block:
             self._at_end = True

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from nmt.config import Corpus, DataConfig, PreprocessConfig, SplitConfig, resolve_path
 from nmt.data.languages import LanguagePair, corpus_direction
-from nmt.data.text import bundled_corpus, check_file, is_compressed, is_stream, open_bytes
+from nmt.data.text import check_file, is_compressed, is_stream, load_bundled_corpus, open_bytes
 from nmt.errors import ConfigError, DataError, suggest_names
 from nmt.preprocess import archives
 from nmt.preprocess.chunks import Format, Source
@@ -105,7 +105,7 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
     """
     bundled = config.data.corpus
     if bundled is not Corpus.files:
-        pairs = bundled_corpus(bundled, config.seed)[split]
+        pairs = load_bundled_corpus(bundled, config.seed)[split]
         src = "".join(f"{src_line}\n" for src_line, _ in pairs)
         tgt = "".join(f"{tgt_line}\n" for _, tgt_line in pairs)
         paths = (spool_dir / f"{split}.src", spool_dir / f"{split}.tgt")

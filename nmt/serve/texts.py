@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
-from nmt.data.text import on_one_line
+from nmt.data.text import replace_line_breaks
 from nmt.translate.batch_search import Segment
 from nmt.translate.long_lines import join_parts, sentence_ends
 from nmt.translate.results import LineResult
@@ -88,7 +88,7 @@ def plain_text(text: str, *, split_sentences: bool = True) -> PlainText:
                 continue
             space_before, _, space_after = line[start:end].partition(sentence)
             gaps.append(gap + space_before)
-            sentences.append(on_one_line(sentence))
+            sentences.append(replace_line_breaks(sentence))
             gap = space_after
     return PlainText(sentences, [*gaps, gap])
 

@@ -77,7 +77,7 @@ def try_largest_batches(
     peaks = []
     for sampler in samplers:
         max_tokens = min(sampler.max_tokens, max(sampler.longest, expected_cost))
-        peaks.append(_try_largest_of(learner, sampler.rows_to_try(), max_tokens))
+        peaks.append(_try_largest_of(learner, sampler.memory_test_rows(), max_tokens))
     return max(peaks)
 
 

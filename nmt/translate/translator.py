@@ -20,7 +20,7 @@ from nmt.config import (
     resolve_path,
 )
 from nmt.data.languages import (
-    DIRECTION,
+    DIRECTION_OPTIONS,
     LanguagePair,
     Tags,
     choose_tags,
@@ -463,5 +463,5 @@ class Translator:
 
     def _tags_from(self, checked_options: Mapping[str, Any]) -> Tags:
         """Return the tags of the direction that the options select."""
-        names = checked_options.keys() & set(DIRECTION)
+        names = checked_options.keys() & set(DIRECTION_OPTIONS)
         return self.choose_tags(**{name: checked_options[name] for name in names})
