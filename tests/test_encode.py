@@ -15,7 +15,7 @@ from nmt.config import TokenizerType
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.preprocess import encode
-from nmt.preprocess.encode import Ids, LineEncoder, cuts_at_spaces
+from nmt.preprocess.encode import EncodedLines, LineEncoder, cuts_at_spaces
 
 # characters that a normalizer may drop, join, split or turn into a space; and spaces
 ODD = "\u00a0\u3000\u2009\u200b\u200d\u00ad\u0301\u0308\u00a8\uffe3\u0385\u1fc1\t\x01\x1a\x00"
@@ -62,7 +62,7 @@ def test_words_encode_as_whole_lines_do() -> None:
 
 
 def test_selected_lines_keep_their_ids() -> None:
-    ids = Ids(np.arange(6), np.array([0, 2, 2, 5, 6]))
+    ids = EncodedLines(np.arange(6), np.array([0, 2, 2, 5, 6]))
     selected = ids.select(np.array([False, True, True, True]))
     assert selected.flat.tolist() == [2, 3, 4, 5]
     assert selected.offsets.tolist() == [0, 0, 3, 4]

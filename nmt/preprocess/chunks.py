@@ -43,10 +43,10 @@ class Source:
     format: Format
     paths: tuple[Path, ...]  # two for a pair, source and target; else one
     names: tuple[str, ...]  # as the user named them, for messages
-    columns: tuple[int, int] = (1, 2)  # of TSV, from 1
-    fields: tuple[str, str] = ("src", "tgt")  # of JSON
+    columns: tuple[int, int] = (1, 2)  # of source and target in TSV, from 1
+    fields: tuple[str, str] = ("src", "tgt")  # names of source and target in JSON
     tags: Tags = Tags()
-    key: str = ""  # of its settings, such as data.train, for messages
+    key: str = ""  # key of its settings, such as data.train, for messages
 
 
 class Location(NamedTuple):
@@ -78,8 +78,8 @@ class Span:
     first_pair: int  # its number in the corpus, from 0
     num_pairs: int
     source: int  # index of the source in which the span starts
-    first_line: int  # of the span in that source, from 1
-    offsets: tuple[int, ...]  # byte at which this line starts in each file of the source
+    first_line: int  # number of its first line in that source, from 1
+    offsets: tuple[int, ...]  # byte at which the first line starts in each file of the source
 
     @property
     def name(self) -> str:
@@ -106,43 +106,44 @@ class Chunk:
         return Location(names[side % len(names)], self.first_line + row, byte)
 
 
-class _SpanStart(NamedTuple):
-    """The first line of a span; see the fields of `Span`."""
-
-    source: int
-    first_line: int
-    offsets: tuple[int, ...]
-
-
-def find_spans(corpora: Mapping[str, Sequence[Source]], size: int = sys.maxsize) -> list[Span]:
-    """Count the lines of all sources and divide each corpus into spans of `size` pairs.
+def find_spans(
+    corpora: Mapping[str, Sequence[Source]], pairs_per_span: int = sys.maxsize
+) -> list[Span]:
+    """Count the lines of all sources, and divide each corpus into spans.
 
     Raises `DataError` if the sides differ in length and for files that cannot be read.
     """
     spans: list[Span] = []
     for corpus, sources in corpora.items():
-        num_pairs, starts = _find_span_starts(sources, size)
-        for number, start in enumerate(starts):
+        num_pairs, starts = _find_span_starts(sources, pairs_per_span)
+        for number, (source_index, first_line, offsets) in enumerate(starts):
+            first_pair = number * pairs_per_span
             span = Span(
                 corpus=corpus,
                 number=number,
                 order=len(spans),
-                first_pair=number * size,
-                num_pairs=min(size, num_pairs - number * size),
-                source=start.source,
-                first_line=start.first_line,
-                offsets=start.offsets,
+                first_pair=first_pair,
+                num_pairs=min(pairs_per_span, num_pairs - first_pair),
+                source=source_index,
+                first_line=first_line,
+                offsets=offsets,
             )
             spans.append(span)
     return spans
 
 
-def _find_span_starts(sources: Sequence[Source], size: int) -> tuple[int, list[_SpanStart]]:
-    """Count the pairs of a corpus, and find the start of each of its spans of `size` pairs."""
+def _find_span_starts(
+    sources: Sequence[Source], size: int
+) -> tuple[int, list[tuple[int, int, tuple[int, ...]]]]:
+    """Count the pairs of a corpus, and find where each of its spans of `size` pairs starts.
+
+    A start consists of `Span.source`, `Span.first_line` and `Span.offsets`.
+    """
     num_pairs = 0
     starts = []
     for source_index, source in enumerate(sources):
-        num_in_last_span = -num_pairs % size  # pairs that complete the span of the source before
+        # the first pairs complete the last span of the source before
+        num_in_last_span = -num_pairs % size
         num_lines = 0
         offsets_by_file = []
         for side, (path, name) in enumerate(zip(source.paths, source.names, strict=True)):
@@ -157,7 +158,7 @@ def _find_span_starts(sources: Sequence[Source], size: int) -> tuple[int, list[_
                 )
         for i, offsets_of_line in enumerate(zip(*offsets_by_file, strict=True)):
             first_line = num_in_last_span + i * size + 1
-            starts.append(_SpanStart(source_index, first_line, offsets_of_line))
+            starts.append((source_index, first_line, offsets_of_line))
         num_pairs += num_lines
     return num_pairs, starts
 
@@ -220,7 +221,7 @@ def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
             while next_pair < end_pair:
                 num_lines = min(end_pair - next_pair, PAIRS_PER_CHUNK)
                 for file in files:
-                    file.fill()
+                    file.fill_buffer()
                     num_lines = min(num_lines, len(file.ends))
                 if num_lines == 0:
                     break
@@ -237,7 +238,7 @@ def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
                     first_pair=next_pair,
                     first_line=next_line,
                     num_pairs=num_pairs,
-                    raw=tuple(file.take(num_pairs) for file in files),
+                    raw=tuple(file.pop_lines(num_pairs) for file in files),
                     overlong=tuple(sorted(overlong)),
                 )
                 next_line += num_pairs
@@ -267,7 +268,7 @@ class _LineFile:
     def close(self) -> None:
         self._file.close()
 
-    def fill(self) -> None:
+    def fill_buffer(self) -> None:
         """Read until the buffer holds a whole chunk.
 
         The content of a chunk then does not depend on the block size.
@@ -276,7 +277,7 @@ class _LineFile:
             if not self._read_block():
                 break
 
-    def take(self, num_lines: int) -> bytes:
+    def pop_lines(self, num_lines: int) -> bytes:
         """Remove the first `num_lines` lines from the buffer and return them."""
         end = int(self.ends[num_lines - 1])
         lines = self._buffer[:end]
@@ -299,7 +300,7 @@ class _LineFile:
             self.overlong.append(self._next_line)
             text = text[first_end:]
         end = text.rfind(b"\n") + 1
-        # of a longer line, one byte more is enough to recognize it
+        # keeps one byte more than the maximum, by which a longer line is recognized
         self._incomplete_line = text[end:][: MAX_LINE_BYTES + 1]
         ends = np.flatnonzero(np.frombuffer(text, np.uint8, end) == ord("\n")) + 1
         self.ends = np.concatenate([self.ends, ends + len(self._buffer)])

@@ -135,7 +135,7 @@ class LineError:
     side: int  # 0 for the source, 1 for the target; 0 if one file holds both
     message: str
     byte: int | None = None  # position of the first invalid byte in the line, from 1
-    other_fields: tuple[str, ...] = ()  # with text, of JSON without source and target
+    other_fields: tuple[str, ...] = ()  # text fields of a JSON object without source and target
 
 
 @dataclass
@@ -158,7 +158,10 @@ class CleanChunk:
         return self.raw_chunk.location(error.row, error.side, error.byte)
 
     def drop(self, reason: str, drop_src: Mask, drop_tgt: Mask | None = None) -> Mask:
-        """Drop the pairs whose source (N,) or target (N,) is marked; return which stay (N,)."""
+        """Drop the pairs whose source or target is marked, and count them under `reason`.
+
+        The masks have the shape (N,). Returns which pairs are kept (N,).
+        """
         is_dropped = drop_src if drop_tgt is None else drop_src | drop_tgt
         examples = []
         for i in np.flatnonzero(is_dropped)[:NUM_EXAMPLES].tolist():
@@ -176,7 +179,7 @@ class CleanChunk:
         self._remove(reason, is_dropped, [self.locate(by_row[row]) for row in dropped_rows])
 
     def _remove(self, reason: str, is_dropped: Mask, examples: list[Location]) -> Mask:
-        """Remove the pairs that are marked (N,) and count them; return which stay (N,)."""
+        """Remove the pairs that are marked (N,) and count them; return which are kept (N,)."""
         keep: Mask = ~is_dropped
         num_dropped = int(is_dropped.sum())
         if num_dropped:
@@ -231,6 +234,7 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
 
 
 def _raise_for_invalid(chunk: CleanChunk, error: LineError) -> None:
+    """Raise a `DataError` about a line that is not UTF-8."""
     fix = "fix the line"
     if error.byte:
         fix = "convert the file, for example with iconv -f latin1 -t utf-8"
@@ -239,6 +243,7 @@ def _raise_for_invalid(chunk: CleanChunk, error: LineError) -> None:
 
 
 def _raise_for_malformed(chunk: CleanChunk, error: LineError) -> None:
+    """Raise a `DataError` about a line without a source or target text."""
     advice = "fix the line, or leave such lines out with data.invalid=drop"
     if len(error.other_fields) > 1:
         src, tgt = error.other_fields[:2]
@@ -302,6 +307,7 @@ class _ChunkReader:
             return "\n".join(lines)
 
     def _decode_line(self, line: bytes, row: int, side: int) -> str:
+        """Decode a line; if it is not UTF-8, note its error and replace the invalid bytes."""
         try:
             return line.decode("utf-8")
         except UnicodeDecodeError as error:

@@ -55,6 +55,7 @@ def hash_duplicates(src: Sequence[str], tgt: Sequence[str], compared: Duplicates
 
 
 def _hash(texts: Sequence[str]) -> Hashes:
+    """Return the hash of each text (N,)."""
     xxh3 = xxhash.xxh3_64_intdigest
     return np.fromiter((xxh3(text.encode()) for text in texts), np.uint64, len(texts))
 
@@ -100,6 +101,7 @@ class HashWriter(AbstractContextManager["HashWriter"]):
         self._add(columns)
 
     def _add(self, columns: dict[str, np.ndarray[Any, Any]]) -> None:
+        """Add the columns of some pairs; write a file if there are enough pairs."""
         for name, column in columns.items():
             self._pending.setdefault(name, []).append(column)
         self._num_pending += len(columns["pairs"])
@@ -127,12 +129,12 @@ class HashWriter(AbstractContextManager["HashWriter"]):
 
 def count_repeats(folder: Path) -> dict[str, int]:
     """Count the pairs, sources and targets that repeat an earlier one, over all tasks."""
-    numbers = dict.fromkeys(UNITS, 0)
+    num_repeats = dict.fromkeys(UNITS, 0)
     for unit in UNITS:
         for slices in _read_intervals(list(folder.glob(f"*.{unit}"))):
             hashes = np.sort(_concatenate(slices, "hashes"))
-            numbers[unit] += int(np.count_nonzero(hashes[1:] == hashes[:-1]))
-    return numbers
+            num_repeats[unit] += int(np.count_nonzero(hashes[1:] == hashes[:-1]))
+    return num_repeats
 
 
 def find_duplicates(folder: Path, held_out: Hashes | None = None) -> None:
@@ -229,7 +231,7 @@ def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
     num_intervals = math.ceil(num_pairs / PAIRS_PER_INTERVAL)
     starts = [0] * len(paths)
     for number in range(1, num_intervals + 1):
-        largest = np.uint64(number * (1 << 64) // num_intervals - 1)  # hash of the interval
+        largest = np.uint64(number * (1 << 64) // num_intervals - 1)  # in the interval
         slices = []
         for i, path in enumerate(paths):
             hashes = _map_file(path, "<u8")

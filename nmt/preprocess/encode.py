@@ -88,7 +88,9 @@ class ShardEncoder:
             return statistics, []
         return statistics, [replace(writer.shard, file=path.name)]
 
-    def _encode(self, chunk: CleanChunk) -> tuple[Ids, Ids, tuple[list[str], list[str]] | None]:
+    def _encode(
+        self, chunk: CleanChunk
+    ) -> tuple[EncodedLines, EncodedLines, tuple[list[str], list[str]] | None]:
         """Encode pairs, and drop training pairs by their tokens.
 
         Returns source ids, target ids, and the text if the shard stores it.
@@ -132,7 +134,7 @@ def _add_tags(chunk: CleanChunk) -> tuple[list[str], list[str]]:
     return tag_lines(chunk.src, tags.src), tag_lines(chunk.tgt, tags.tgt)
 
 
-class Ids(NamedTuple):
+class EncodedLines(NamedTuple):
     """The ids of N lines without BOS and EOS, one line after the other."""
 
     flat: Array
@@ -143,11 +145,13 @@ class Ids(NamedTuple):
         """Number of ids of each line, (N,)."""
         return np.diff(self.offsets)
 
-    def select(self, keep: Array) -> Ids:
+    def select(self, keep: Array) -> EncodedLines:
         """Return the ids of the lines that `keep` (N,) marks."""
         if keep.all():
             return self
-        return Ids(self.flat[np.repeat(keep, self.lengths)], _to_offsets(self.lengths[keep]))
+        return EncodedLines(
+            self.flat[np.repeat(keep, self.lengths)], _to_offsets(self.lengths[keep])
+        )
 
 
 def _to_offsets(lengths: Sequence[int] | Array) -> Array:
@@ -198,19 +202,19 @@ class DocumentContext:
                 start = j
             self._starts.append(start)
 
-    def join_ids(self, ids: Ids, side: int) -> Ids:
+    def join_ids(self, ids: EncodedLines, side: int) -> EncodedLines:
         """Return the ids of all lines with their context."""
         lines = np.split(ids.flat, ids.offsets[1:-1])
         separator = np.array(self._separator_ids[side], dtype=ids.flat.dtype)
         arrays = [ids.flat[:0]]  # without lines, sets the type of the result
         lengths = []
         for i, start in enumerate(self._starts):
-            document = [lines[start]]  # only the first line keeps its tag
+            document = [lines[start]]  # arrays of ids; only the first line keeps its tag
             for line in lines[start + 1 : i + 1]:
                 document += [separator, line[self._tag_lengths[side] :]]
             arrays += document
-            lengths.append(sum(len(part_ids) for part_ids in document))
-        return Ids(np.concatenate(arrays), _to_offsets(lengths))
+            lengths.append(sum(map(len, document)))
+        return EncodedLines(np.concatenate(arrays), _to_offsets(lengths))
 
     def join_texts(self, lines: Sequence[str], side: int) -> list[str]:
         """Return the texts of all lines with their context; `lines` have no tags."""
@@ -227,24 +231,24 @@ class LineEncoder:
         self._typecode = "H" if tokenizer.vocab_size <= 1 << 16 else "i"
         self.token_kinds = token_kinds(tokenizer)  # (V,)
         self._encodes_words = cuts_at_spaces(tokenizer)
-        # the ids of each word, as bytes; EOS, which no text is encoded as, marks the ends of lines
+        # The ids of each word, as bytes. EOS marks the ends of lines, since no text gets its id.
         self._ids_by_word = {_END_OF_LINE: array(self._typecode, [tokenizer.eos_id]).tobytes()}
         self._older_ids_by_word: dict[str, bytes] = {}
 
-    def encode(self, lines: list[str]) -> Ids:
+    def encode(self, lines: list[str]) -> EncodedLines:
         """Return the ids of N lines without line breaks."""
         text = "".join([f"{line} {_END_OF_LINE} " for line in lines])
         if not self._encodes_words or _SPACE in text:
             ids = self._tokenizer.encode_batch(lines, num_threads=1)
             flat = np.array(array(self._typecode, chain.from_iterable(ids)))
-            return Ids(flat, _to_offsets(np.fromiter(map(len, ids), np.int64, len(ids))))
-        words = text.removesuffix(" ").split(" ")  # after the words of a line, the word \n
+            return EncodedLines(flat, _to_offsets(np.fromiter(map(len, ids), np.int64, len(ids))))
+        words = text.removesuffix(" ").split(" ")  # the last word of each line is \n
         self._learn_words(set(words))
         flat = np.frombuffer(b"".join(map(self._ids_by_word.__getitem__, words)), self._typecode)
         is_end = flat == self._tokenizer.eos_id
         ends = np.flatnonzero(is_end)  # (N,)
-        ends_without_eos = ends - np.arange(len(ends))  # line i comes after i other EOS
-        return Ids(flat[~is_end], np.concatenate([[0], ends_without_eos]))
+        ends_without_eos = ends - np.arange(len(ends))  # line i comes after i EOS
+        return EncodedLines(flat[~is_end], np.concatenate([[0], ends_without_eos]))
 
     def _learn_words(self, words: set[str]) -> None:
         """Encode the words that are not cached.
@@ -264,7 +268,7 @@ class LineEncoder:
         for word, ids in zip(new_words, new_ids, strict=True):
             self._ids_by_word[word] = array(self._typecode, ids).tobytes()
 
-    def count_unknown(self, ids: Ids) -> Array:
+    def count_unknown(self, ids: EncodedLines) -> Array:
         """Return the number of unknown and byte tokens of each line, (N,)."""
         is_unknown = self.token_kinds[ids.flat] != PLAIN
         num_before = _to_offsets(is_unknown)  # unknown ids before each id, and of all ids

@@ -35,7 +35,7 @@ MIN_LETTER_BYTES = 20
 up to 6 % of such lines.
 """
 
-_MAX_CHARACTERS = 200  # that the language model reads, for speed: more rarely change its answer
+_MAX_CHARACTERS = 200  # of a line that the language model reads; more rarely change its answer
 _EMPTY = "empty side"
 HELD_OUT = "held out"  # the pair, or a sentence of it, was taken for validation or test
 _SETTINGS_BY_REASON = {  # the setting that drops pairs for a reason
@@ -123,7 +123,7 @@ def drop_by_tokens(
     return keep
 
 
-def no_pairs_left(counts: PairCounts) -> DataError:
+def no_pairs_left_error(counts: PairCounts) -> DataError:
     """Return the error for a text whose pairs were all dropped, with the settings to look at."""
     settings = [
         _SETTINGS_BY_REASON[reason] for reason in counts.dropped if reason in _SETTINGS_BY_REASON
@@ -214,10 +214,12 @@ def _detector() -> Any:
 
 
 def _has_nul(lines: list[str]) -> Mask:
+    """Return which lines (N,) have a NUL character."""
     return _to_mask("\0" in line for line in lines)
 
 
 def _is_empty(lines: list[str]) -> Mask:
+    """Return which lines (N,) have no text."""
     return _to_mask(not line or line.isspace() for line in lines)
 
 

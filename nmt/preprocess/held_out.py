@@ -101,6 +101,7 @@ def read_taken_lines(job: Job) -> list[str]:
 
 
 def _taken_paths(job: Job, split: str, corpus: str) -> tuple[Path, Path]:
+    """Return the files with the sources and targets that a split takes out of a corpus."""
     name = f"taken-{split}-{corpus}" if corpus else f"taken-{split}"
     return job.work.plan / f"{name}.src", job.work.plan / f"{name}.tgt"
 
@@ -130,7 +131,7 @@ def _read_candidates(
     """Return the candidates by key; scan again for all pairs if the first scan found too few."""
     total_size = sum(requested_sizes(job.config).values())
     candidates = _merge_candidates(job, spans, stage)
-    are_shares = total_size < 1  # then the first scan has found all pairs of the shares
+    are_shares = total_size < 1  # in this case, the first scan has found all pairs of the shares
     has_all_pairs = are_shares or limits.held_out_below == NUM_KEYS
     if not has_all_pairs and len(candidates) < _num_candidates(total_size):
         stage = f"{stage} for held-out pairs"
@@ -140,6 +141,7 @@ def _read_candidates(
 
 
 def _merge_candidates(job: Job, spans: Sequence[Span], stage: str) -> dict[int, _Pair]:
+    """Return the candidates in the records of a stage, by key; of equal keys, the first."""
     candidates: dict[int, _Pair] = {}
     for record in read_records(job, spans, stage):
         for key, corpus, src, tgt in record["candidates"]:
@@ -156,7 +158,7 @@ def _choose_pairs(
     """
     taken: dict[str, list[_Pair]] = {}
     used_forms: set[str] = set()
-    keys = iter(sorted(candidates))  # each split goes on after the last key of the split before
+    keys = iter(sorted(candidates))  # an iterator: each split continues after the split before
     share_end = 0.0  # if sizes are shares, a split ends at this key
     for split, size in sizes.items():
         share_end += size * NUM_KEYS

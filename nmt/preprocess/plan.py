@@ -28,7 +28,7 @@ from nmt.preprocess.characters import LineSet, normal_form
 from nmt.preprocess.chunks import Span
 from nmt.preprocess.clean import PairCounts
 from nmt.preprocess.duplicates import find_duplicates, hash_forms
-from nmt.preprocess.filters import no_pairs_left
+from nmt.preprocess.filters import no_pairs_left_error
 from nmt.preprocess.held_out import (
     held_out_key_limit,
     read_taken_lines,
@@ -161,7 +161,7 @@ def _find_sample_end(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]
         for record in read_records(job, spans, stage):
             counts.merge(PairCounts.from_json(record["pairs"]))
         if counts.kept == 0:
-            raise no_pairs_left(counts)
+            raise no_pairs_left_error(counts)
         raise DataError(
             "all training pairs share a sentence with the held-out sets, so none is left; "
             "set smaller numbers in data.valid.num_pairs and data.test.num_pairs"

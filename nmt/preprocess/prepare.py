@@ -23,7 +23,7 @@ from nmt.preprocess.chunks import Source, Span, find_spans
 from nmt.preprocess.clean import CleanChunk, PairCounts
 from nmt.preprocess.duplicates import count_repeats
 from nmt.preprocess.encode import ShardEncoder, make_encoding_task
-from nmt.preprocess.filters import HELD_OUT, check_filters, no_pairs_left
+from nmt.preprocess.filters import HELD_OUT, check_filters, no_pairs_left_error
 from nmt.preprocess.held_out import collect_lines, read_held_out, write_lines
 from nmt.preprocess.plan import prepare_encoding, scan_training_text
 from nmt.preprocess.report import build_report, report_page
@@ -157,7 +157,7 @@ def _check_dropped(corpora: Mapping[str, Statistics]) -> None:
     for corpus in corpora.values():
         total.merge(corpus.pairs)
     if total.kept == 0:
-        raise no_pairs_left(total)
+        raise no_pairs_left_error(total)
     percent = 100 * (1 - total.kept / total.read)
     dropped = Counter(total.dropped)
     del dropped[HELD_OUT]  # these were taken out on purpose

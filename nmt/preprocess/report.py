@@ -202,7 +202,7 @@ def _advise(report: Report) -> Iterator[str]:
     dropped = {reason: num for reason, num in train["dropped"].items() if reason != HELD_OUT}
     num_dropped = sum(dropped.values())
     if num_dropped > 0.05 * train["read"]:
-        reason = max(dropped, key=lambda reason: dropped[reason])
+        reason = max(dropped, key=dropped.__getitem__)
         yield (
             f"{num_dropped / train['read']:.1%} of the training pairs were dropped, most for "
             f"'{reason}' ({dropped[reason]:,}): look at the examples, fix the input or the filter."
@@ -241,6 +241,7 @@ def _advise(report: Report) -> Iterator[str]:
 
 
 def _advise_on_overlap(split: str, overlap: Report) -> Iterator[str]:
+    """Advise on pairs of a held-out split that are in the training text."""
     size = overlap["num_rows"]
     num_pairs = overlap["normalised"]["pairs"]["held_out_rows"]
     if num_pairs:
@@ -260,6 +261,7 @@ def _advise_on_overlap(split: str, overlap: Report) -> Iterator[str]:
 
 
 def _advise_on_tokens(split: str, side: str, counts: Report) -> Iterator[str]:
+    """Advise on unknown tokens and byte tokens."""
     if counts["unknown_share"] > 0.001:
         yield (
             f"{counts['unknown_share']:.2%} of the {split} {side} tokens are unknown: set "
@@ -277,6 +279,7 @@ def _advise_on_tokens(split: str, side: str, counts: Report) -> Iterator[str]:
 
 
 def _advise_on_words(side: str, counts: Report) -> Iterator[str]:
+    """Advise on words that are divided into many tokens."""
     scripts = {name for name, share in counts["scripts"].items() if share > 0.2}
     if counts["tokens_per_word"] > 3 and not _UNSPACED_SCRIPTS & scripts:
         yield (
@@ -286,6 +289,7 @@ def _advise_on_words(side: str, counts: Report) -> Iterator[str]:
 
 
 def _advise_on_characters(side: str, counts: Report) -> Iterator[str]:
+    """Advise on characters that are odd in the text."""
     if counts["odd_characters"] > 0.001 * counts["characters"]:
         first = counts["odd"][0]
         fix = "the text was decoded or extracted wrongly; make it again from its source"

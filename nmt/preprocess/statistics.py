@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nmt.data.binary import FlatIds
 from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess.characters import CharacterStatistics, Ints, Signatures, is_among, normal_form
 from nmt.preprocess.chunks import Location
@@ -30,7 +31,6 @@ _BYTE = 2
 TokenKinds = np.ndarray[Any, np.dtype[np.uint8]]
 RowsByText = dict[str, set[int]]
 Texts = tuple[Sequence[str], Sequence[str]]  # source and target lines
-FlatIds = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids of all lines, offsets (N + 1,)
 
 
 class _SplitTables(NamedTuple):
@@ -65,7 +65,7 @@ class SideStatistics:
 class Overlap:
     """Training pairs that match a held-out split in one way, such as on both sides and exactly."""
 
-    matches: int = 0  # training pairs
+    matches: int = 0  # number of training pairs
     rows: set[int] = field(default_factory=set)  # pairs of the split that are matched
     examples: list[dict[str, Any]] = field(default_factory=list)
 
@@ -86,7 +86,7 @@ class Statistics:
     lengths: Counter[int] = field(default_factory=Counter)
     """Number of pairs, by source bin * NUM_BINS + target bin; see `length_bins`."""
     overlaps: dict[str, Overlap] = field(default_factory=dict)
-    """By split, match level and unit, such as "valid exact pairs"; without empty ones."""
+    """Overlaps with matches, by split, match level and unit, such as "valid exact pairs"."""
 
     @property
     def sides(self) -> tuple[SideStatistics, SideStatistics]:
@@ -253,6 +253,7 @@ def _overlap_of_pair(location: Location, rows: set[int]) -> Overlap:
 
 
 def _rows_by_text(texts: Iterable[str]) -> RowsByText:
+    """Return the rows of each distinct text."""
     rows: RowsByText = {}
     for row, text in enumerate(texts):
         rows.setdefault(text, set()).add(row)
@@ -260,7 +261,10 @@ def _rows_by_text(texts: Iterable[str]) -> RowsByText:
 
 
 def length_bins(lengths: Ints) -> Ints:
-    """Return the bin (N,) of each length: its own below `NUM_EXACT_LENGTHS`, then 16 an octave."""
+    """Return the bin (N,) of each length (N,).
+
+    Each length below `NUM_EXACT_LENGTHS` has its own bin; above, there are 16 bins per octave.
+    """
     octaves = np.log2(np.maximum(lengths, 1) / NUM_EXACT_LENGTHS)
     bins = NUM_EXACT_LENGTHS + np.floor(octaves * _BINS_PER_OCTAVE).astype(np.int64)
     bins = np.minimum(bins, NUM_BINS - 1)

@@ -47,8 +47,8 @@ _OVERWRITE_ADVICE = (
     "runs that were trained on it need it, so nothing was replaced; give another data_dir, or "
     "overwrite=true to replace it"
 )
-_FINGERPRINT = "job.json"
-_LOCK = "lock"
+_FINGERPRINT_FILE = "job.json"
+_LOCK_FILE = "lock"
 _FORMAT_VERSION = 6  # of the work folder
 
 
@@ -66,7 +66,7 @@ class Job:
 
         The settings are those that declare `on_resume="refuse"`, the default.
         """
-        models: list[Path] = []
+        model_files: list[Path] = []
         for name in (self.config.tokenizer.model, self.config.tokenizer.tgt_model):
             if name is None:
                 continue
@@ -74,7 +74,7 @@ class Job:
             files = [path]
             if path.is_dir():
                 files = sorted(find_tokenizers(path).glob("tokenizer.*"))
-            models += [file for file in files if file.exists()]
+            model_files += filter(Path.exists, files)
         inputs = {}
         for source in chain(*self.sources.values(), *self.held_out.values()):
             for path in source.paths:
@@ -84,7 +84,7 @@ class Job:
             "format": _FORMAT_VERSION,
             **settings_to_compare(self.config),
             "inputs": inputs,
-            "models": [hashlib.sha256(read_regular(path)).hexdigest() for path in models],
+            "models": [hashlib.sha256(read_regular(path)).hexdigest() for path in model_files],
         }
 
 
@@ -101,7 +101,8 @@ def run_stage(
     """
     folder = job.work.records / stage
     folder.mkdir(exist_ok=True)
-    # listed once: some network file systems remember for a while that a file is missing
+    # Lists the folder once, since some network file systems cache for a while that a file is
+    # missing.
     finished = {path.stem for path in folder.iterdir()}
     remaining_spans = [span for span in spans if span.name not in finished]
     if not remaining_spans:
@@ -165,7 +166,7 @@ class Workspace:
         self.plan = folder / "plan"
         self._fingerprint: dict[str, Any] = {}  # of the job of an earlier, interrupted run
         with contextlib.suppress(FileNotFoundError, DamagedError):
-            self._fingerprint = read_json(folder / _FINGERPRINT)
+            self._fingerprint = read_json(folder / _FINGERPRINT_FILE)
         self.is_new = not self._fingerprint
 
     def start(self, fingerprint: dict[str, Any]) -> None:
@@ -178,10 +179,11 @@ class Workspace:
             folder.mkdir(exist_ok=True)
         for path in self.folder.rglob("*.tmp"):
             path.unlink(missing_ok=True)
-        replace_json(self.folder / _FINGERPRINT, fingerprint)
+        replace_json(self.folder / _FINGERPRINT_FILE, fingerprint)
         self._fingerprint = fingerprint
 
     def _start_over(self, fingerprint: dict[str, Any]) -> None:
+        """Log why a new job begins, and remove the results of the earlier one but the spool."""
         if self._fingerprint:
             keys = sorted({*self._fingerprint, *fingerprint})
             changed = [key for key in keys if self._fingerprint.get(key) != fingerprint.get(key)]
@@ -190,7 +192,7 @@ class Workspace:
             else:
                 log.info("starting over")
         for path in self.folder.iterdir():
-            if path.is_file() and path.name != _LOCK:
+            if path.is_file() and path.name != _LOCK_FILE:
                 path.unlink()
             elif path.is_dir() and path != self.spool:
                 shutil.rmtree(path)
@@ -198,7 +200,7 @@ class Workspace:
     def check_replacement(self, num_pairs: int) -> None:
         """Raise a `ConfigError` if `data_dir` was made of another number of training pairs.
 
-        This is known before the work begins; `finish` compares all data.
+        This check is early, before the work begins; `finish` compares all data.
         """
         try:
             num_existing_pairs = read_json(self.data_dir / "report.json")["train"]["read"]
@@ -289,7 +291,7 @@ def open_workspace(data_dir: Path) -> Iterator[Workspace]:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Lock a work folder during the block. Raises `ConfigError` if another process locked it."""
-    lock = FileLock(folder / _LOCK)
+    lock = FileLock(folder / _LOCK_FILE)
     try:
         lock.acquire(timeout=0)
     except (Timeout, FileNotFoundError):  # the folder is missing if another run just finished
