@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from nmt.config import resolve_path
-from nmt.data.text import decompress, is_compressed, read_errors
+from nmt.data.text import decompress, explain_read_errors, is_compressed
 from nmt.errors import DataError, first_of
 
 MAX_FILES = 10_000
@@ -146,7 +146,7 @@ def read_blocks(archive: Path, file_name: str) -> Iterator[bytes]:
 def _archive_errors(archive: Path) -> Iterator[None]:
     """Turn errors of a damaged or encrypted archive in the block into a `DataError`."""
     try:
-        with read_errors(str(archive)):
+        with explain_read_errors(str(archive)):
             yield
     except (zipfile.BadZipFile, tarfile.TarError, RuntimeError) as error:
         reason = " ".join(str(error).split())
