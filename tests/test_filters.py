@@ -17,7 +17,7 @@ from nmt.preprocess import filters
 from nmt.preprocess.characters import foreign_shares
 from nmt.preprocess.chunks import Format
 from nmt.preprocess.clean import CleanChunk, PairCounts
-from nmt.preprocess.filters import check_filters, drop_by_tokens
+from nmt.preprocess.filters import are_in_other_language, check_filters, drop_by_tokens
 from nmt.preprocess.scripts import SCRIPTS, script_numbers, scripts_of
 
 
@@ -182,3 +182,15 @@ def test_lines_too_short_to_tell_their_language_stay() -> None:
         ([(long, "ja"), ("yes", long)], {"wrong language": 2}),
     ):
         assert run(pairs, settings(language=True)).counts.dropped == dropped, pairs
+
+
+def test_a_text_in_another_language_is_told_from_one_with_a_few_such_lines() -> None:
+    english = ["The weather is fine today in the mountains.", "She reads a book about old ships."]
+    german = ["Das Wetter ist heute schön in den Bergen.", "Sie liest ein Buch über alte Schiffe."]
+    assert are_in_other_language(german, "en")
+    assert are_in_other_language([*german, "ja"], "en_GB")
+    assert not are_in_other_language(english, "en")
+    assert not are_in_other_language([*english, german[0]], "en")
+    assert not are_in_other_language([], "en")
+    assert not are_in_other_language(german, "")  # the model does not say
+    assert not are_in_other_language(german, "digits")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import random
 import re
 import subprocess
 import sys
@@ -152,6 +153,31 @@ def test_many_drops_are_a_warning(
     output = capfd.readouterr()
     assert "empty side" in output.out
     assert re.search(r"warning: \d\d\.\d % .* most of them for: too long", output.err)
+
+
+def test_sides_that_are_swapped_in_training_alone_are_a_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = {"src": ["red", "green", "big", "house"], "tgt": ["rot", "grün", "groß", "Haus"]}
+    draw = random.Random(1)
+    for split, size in (("train", 90), ("valid", 9)):
+        rows = [draw.choices(range(4), k=6) for _ in range(size)]
+        for side, names in words.items():
+            lines = [" ".join([str(n), *(names[i] for i in row)]) for n, row in enumerate(rows)]
+            write_text(tmp_path / f"{split}.{side}.txt", lines)
+    settings = name_files(tmp_path, "valid")
+    train = name_files(tmp_path, "train")
+    swapped = [
+        f"data.corpora.a.src={tmp_path}/train.tgt.txt",
+        f"data.corpora.a.tgt={tmp_path}/train.src.txt",
+    ]
+    preprocess(tmp_path / "data", settings, train)
+    assert "to be swapped" not in capfd.readouterr().err
+    preprocess(tmp_path / "data", settings, swapped)
+    warning = (
+        r"warning: source and target of data\.corpora\.a seem to be swapped: 100 % of the words"
+    )
+    assert re.search(warning, capfd.readouterr().err)
 
 
 def test_text_is_read_three_times_and_cleaned_twice(

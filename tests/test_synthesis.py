@@ -340,6 +340,26 @@ def test_a_whole_corpus_is_left_as_it_is_until_another_job_or_input_is_to_replac
     assert corpus(out) == corpus(folder / "distill")
 
 
+def test_a_text_in_another_language_than_the_model_reads_is_a_warning(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    german = ["Das Wetter ist heute schön in den Bergen.", "Sie liest ein Buch über alte Schiffe."]
+    write_lines(tmp_path / "german", german)
+    for src_lang, warnings in (("en", 1), ("de", 0)):
+        caplog.clear()
+        languages = {"src_lang": src_lang, "tgt_lang": "fr"}
+        path = tmp_path / "model/config.json"
+        shutil.copytree(folder / "model", tmp_path / "model", dirs_exist_ok=True)
+        content = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps(content | languages), encoding="utf-8")
+        (tmp_path / "model/manifest.json").unlink()
+        options = {"model_dir": [str(path.parent)], "input": [str(tmp_path / "german")]}
+        backtranslate(folder, tmp_path / src_lang, max_repeats=0, max_ratio=0.0, **options)
+        messages = [r.getMessage() for r in caplog.records if "most lines" in r.getMessage()]
+        assert len(messages) == warnings, src_lang
+        assert all("not in the language 'en'" in message for message in messages)
+
+
 @pytest.mark.slow
 def test_what_cannot_be_is_one_line(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

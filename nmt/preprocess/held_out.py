@@ -8,6 +8,7 @@ punctuation and spaces, are left out of training, in corpora of every direction.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from nmt.config import PreprocessConfig
 from nmt.data.languages import corpus_direction
 from nmt.errors import ConfigError, DataError
 from nmt.preprocess.characters import normal_form
-from nmt.preprocess.chunks import Format, Source, Span, read_chunks
+from nmt.preprocess.chunks import Format, Source, Span, read_chunks, read_span
 from nmt.preprocess.clean import CleanChunk, clean
 from nmt.preprocess.scan import NUM_KEYS, KeyLimits, scan
 from nmt.preprocess.workspace import Job, read_records
@@ -27,6 +28,10 @@ log = logging.getLogger(__name__)
 _SPLITS = ("test", "valid")  # in this order, so that more validation pairs keep the test set
 _TAKEN_MARKER = "taken.json"  # in the plan folder, as soon as all sets are written to it
 _SPARE_CANDIDATES = 1000  # since candidates that share a sentence are not all used
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")  # Chinese and Japanese: a character
+_SWAP_MARGIN = 0.2
+"""Sides count as swapped if so many more words are known when they are exchanged. On real text of
+two languages the difference is 0.3 or more, one way or the other."""
 _Pair = tuple[str, str, str]  # corpus, source, target
 
 
@@ -207,3 +212,40 @@ def collect_lines(chunks: list[CleanChunk]) -> tuple[list[str], list[str]]:
         src += chunk.src
         tgt += chunk.tgt
     return src, tgt
+
+
+def warn_of_swapped_sides(job: Job, spans: Sequence[Span], valid_chunks: list[CleanChunk]) -> None:
+    """Warn if source and target of a training corpus are exchanged, compared with validation.
+
+    Compares words of the first chunk of each corpus with the validation set of its direction.
+    """
+
+    def find_languages(corpus: str) -> tuple[str, str]:
+        direction = corpus_direction(job.config.data, corpus)
+        return direction.src_lang, direction.tgt_lang
+
+    first_spans = {span.corpus: span for span in reversed(spans)}  # the first one replaces others
+    for corpus, span in first_spans.items():
+        train = clean(next(read_span(job.sources[corpus], span)), job.config, held_out=False)
+        comparable_chunks = []
+        for chunk in valid_chunks:
+            if find_languages(chunk.raw_chunk.source.corpus) == find_languages(corpus):
+                comparable_chunks.append(chunk)
+        src, tgt = collect_lines(comparable_chunks)
+        straight_share = known_share(src, train.src) + known_share(tgt, train.tgt)
+        swapped_share = known_share(src, train.tgt) + known_share(tgt, train.src)
+        if (swapped_share - straight_share) / 2 > _SWAP_MARGIN:
+            log.warning(
+                "warning: source and target of data.%s seem to be swapped: %.0f %% of the words of "
+                "data.valid are on the other side, and %.0f %% on their own; exchange the files",
+                f"corpora.{corpus}" if corpus else "train",
+                50 * swapped_share,
+                50 * straight_share,
+            )
+
+
+def known_share(lines: Sequence[str], known_lines: Sequence[str]) -> float:
+    """Return the share of the words in `lines` that also occur in `known_lines`, without case."""
+    known_words = set(_WORD.findall("\n".join(known_lines).lower()))
+    words = _WORD.findall("\n".join(lines).lower())
+    return sum(word in known_words for word in words) / max(len(words), 1)

@@ -24,7 +24,12 @@ from nmt.preprocess.clean import CleanChunk, PairCounts
 from nmt.preprocess.duplicates import count_repeats
 from nmt.preprocess.encode import ShardEncoder, make_encoding_task
 from nmt.preprocess.filters import HELD_OUT, check_filters, no_pairs_left_error
-from nmt.preprocess.held_out import collect_lines, read_held_out, write_lines
+from nmt.preprocess.held_out import (
+    collect_lines,
+    read_held_out,
+    warn_of_swapped_sides,
+    write_lines,
+)
 from nmt.preprocess.plan import prepare_encoding, scan_training_text
 from nmt.preprocess.report import build_report, report_page
 from nmt.preprocess.sources import find_sources, has_split
@@ -66,6 +71,8 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
             work.check_replacement(sum(span.num_pairs for span in spans))
         job = scan_training_text(job, spans)
         splits = read_held_out(job)
+        if config.data.valid.num_pairs is None:
+            warn_of_swapped_sides(job, spans, splits["valid"])
         tokenizers = prepare_encoding(job, spans)
         run_stage(job, spans, _STAGE, make_encoding_task)
         report = _finish_folder(job, splits, tokenizers, spans)
