@@ -90,8 +90,8 @@ def poison(pair: int, factor: float) -> None:
     make = BatchMaker.make_micro_batch
     poisonous: list[Batch] = []
 
-    def watching(batch_maker: BatchMaker, rows: Rows, draw: int = 0) -> Batch:
-        batch = make(batch_maker, rows, draw)
+    def watching(batch_maker: BatchMaker, rows: Rows, draw: int = 0, *more: Any) -> Batch:
+        batch = make(batch_maker, rows, draw, *more)
         if pair in rows.tolist():
             poisonous.append(batch)
         return batch

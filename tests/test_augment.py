@@ -50,7 +50,7 @@ def augment(
     texts = set()
     for row in ROWS:
         new_src, new_tgt = change(src_ids, tgt_ids, 3, row)
-        texts.add((tokenizer.decode(new_src), tokenizer.decode(new_tgt)))
+        texts.add((tokenizer.decode([*map(int, new_src)]), tokenizer.decode([*map(int, new_tgt)])))
     return texts
 
 

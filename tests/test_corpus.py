@@ -11,12 +11,20 @@ import itertools
 import os
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from packing import SUFFIXES, pack, write
 
-from nmt.data.text import ArrivingLines, count_lines, pair_lines, read_lines, read_stream
+from nmt.data.text import (
+    ArrivingLines,
+    count_lines,
+    pair_lines,
+    read_blocks,
+    read_lines,
+    read_stream,
+)
 from nmt.errors import DataError
 
 ODD = {
@@ -167,3 +175,23 @@ def test_files_without_text_are_refused_by_name(tmp_path: Path) -> None:
             list(read_lines(tmp_path / name))
     for name in ("a.zip.txt", "tar", "a.tar.b.gz", "bz2"):  # which only look like archives
         assert list(read_lines(write(tmp_path / name, b"x\n"))) == ["x"]
+
+
+def test_text_whose_lines_do_not_end_is_refused() -> None:
+    block = b"x" * (1 << 20)
+
+    class Device(io.RawIOBase):
+        def read(self, size: int = -1) -> bytes:
+            return block
+
+    with pytest.raises(DataError, match="device is no text: .* without a line end"):
+        for _ in read_blocks(Device(), "device"):
+            pass
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as file, ThreadPoolExecutor() as thread:
+        written = thread.submit(file.write, block * 5)
+        with pytest.raises(DataError, match="pipe:1: the line has more than the 4,194,304 bytes"):
+            list(read_stream(ArrivingLines(reader), "pipe"))
+        os.close(reader)
+        with pytest.raises(BrokenPipeError):
+            written.result()

@@ -186,8 +186,8 @@ def test_a_pair_that_an_epoch_repeats_has_other_noise_in_another_update(
     sources: dict[int, dict[int, Any]] = defaultdict(dict)  # by row and draw
     make_micro_batch = BatchMaker.make_micro_batch
 
-    def record_sources(batch_maker: BatchMaker, rows: Any, draw: int = 0) -> Any:
-        batch = make_micro_batch(batch_maker, rows, draw)
+    def record_sources(batch_maker: BatchMaker, rows: Any, draw: int = 0, *more: Any) -> Any:
+        batch = make_micro_batch(batch_maker, rows, draw, *more)
         lengths = batch.lengths[:, 0].tolist()
         ids = batch.src[: batch.num_src_tokens].split(lengths)
         for row, row_ids in zip(rows.tolist(), ids, strict=True):

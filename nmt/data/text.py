@@ -8,6 +8,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import contextlib
+import functools
 import gzip
 import io
 import itertools
@@ -43,7 +44,9 @@ _UNSUPPORTED = re.compile(r"(?i)\.(zip|7z|rar|lz4|br|tgz|txz|tbz2?|tar(\.\w+)?)$
 # Characters at which str.splitlines() and many tools end a line, and NUL
 _LINE_BREAK = re.compile("[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
 _BLOCK_BYTES = 1 << 16
+_LARGE_BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 4 << 20  # of a line to translate, score or evaluate
+_MAX_BYTES_WITHOUT_LINE_END = 1 << 28  # no text has so many, but a device or a file with holes
 _MAX_WAIT_SECONDS = 0.05  # longest pause between lines that are translated together
 
 
@@ -143,19 +146,45 @@ def replace_line_breaks(text: str) -> str:
     return _LINE_BREAK.sub(" ", text)
 
 
-def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
+def read_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    """Yield a byte stream in blocks of 1 MiB; raise `DataError` if its lines do not end."""
+    num_bytes = 0  # since the last line end
+    while block := stream.read(_LARGE_BLOCK_BYTES):
+        num_bytes = len(block) if b"\n" in block else num_bytes + len(block)
+        if num_bytes > _MAX_BYTES_WITHOUT_LINE_END:
+            raise DataError(
+                f"{name} is no text: it has {num_bytes:,} bytes without a line end; give another "
+                "file"
+            )
+        yield block
+
+
+def _read_raw_lines(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[bytes]:
+    """Yield the lines of a byte stream; raise `DataError` for one above `MAX_LINE_BYTES`.
+
+    Such a line is not read to its end, since that of a device or of a file with holes might fill
+    the memory.
+    """
+    lines: Iterable[bytes] = stream
+    if not isinstance(stream, ArrivingLines):
+        lines = iter(functools.partial(stream.readline, MAX_LINE_BYTES + 1), b"")
+    for line_number, line in enumerate(lines, start=1):
+        if len(line) > MAX_LINE_BYTES:
+            raise DataError(
+                f"{name}:{line_number}: the line has more than the {MAX_LINE_BYTES:,} bytes that "
+                "nmt reads; divide it into sentences"
+            )
+        yield line
+
+
+def read_stream(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[str]:
     """Yield the lines of a byte stream, decoded as UTF-8.
 
     A BOM at the start and a \\r at the end of a line are removed; other line breaks become spaces.
     Errors call the stream `name`.
     """
     with explain_read_errors(name):
-        for line_number, raw in enumerate(stream, start=1):
-            if len(raw) > MAX_LINE_BYTES:
-                raise DataError(
-                    f"{name}:{line_number}: the line has {len(raw):,} bytes, more than the "
-                    f"{MAX_LINE_BYTES:,} that nmt reads; divide it into sentences"
-                )
+        for line_number, raw in enumerate(_read_raw_lines(stream, name), start=1):
             try:
                 text = raw.decode("utf-8")
             except UnicodeDecodeError as error:
@@ -187,7 +216,7 @@ def read_input(path: str) -> Iterator[str]:
 def count_lines(path: str) -> int:
     """Count the lines of a file without decoding them."""
     with open_bytes(resolve_path(path)) as stream:
-        return sum(1 for _ in stream)
+        return sum(1 for _ in _read_raw_lines(stream, path))
 
 
 def pair_lines(
@@ -213,7 +242,8 @@ def pair_lines(
 class ArrivingLines:
     """Yields the lines of a pipe or terminal as soon as they arrive, as bytes.
 
-    All lines but the last end with \\n. Only one thread may read an instance.
+    All lines but the last end with \\n; a line above `MAX_LINE_BYTES` comes in parts. Only one
+    thread may read an instance.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -235,6 +265,9 @@ class ArrivingLines:
                 self._lines.append(bytes(self._unfinished))
                 self._unfinished.clear()
             self._unfinished += start_of_next
+            if len(self._unfinished) > MAX_LINE_BYTES:  # the reader refuses it
+                self._lines.append(bytes(self._unfinished))
+                self._unfinished.clear()
         if self._unfinished:
             yield bytes(self._unfinished)
 

@@ -10,7 +10,6 @@ embedding, from which decoding starts; a large negative output bias keeps it out
 from __future__ import annotations
 
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from nmt.importing.piece_ids import (
 from nmt.importing.settings import ImportedModel, Settings, read_text
 from nmt.importing.weights import EmbeddingSizes, Rule, Tensors, make_state_dict, merge_embeddings
 from nmt.runtime.metadata import parse_yaml
-from nmt.runtime.reading import check_regular
+from nmt.runtime.reading import check_regular, list_zip_members
 
 _SETTINGS = "special:model.yml"  # an array with the bytes of the settings
 _ACTIVATIONS = {"relu": Activation.relu, "swish": Activation.silu}
@@ -44,6 +43,8 @@ _NORMS = {  # by Marian's operations before a sub-layer, after it, and after the
     ("", "dan", ""): Norm.post,
     ("n", "da", "n"): Norm.pre,
 }
+_MAX_ARRAYS = 1 << 13
+_ARRAY_TYPES = ("i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8")
 _MAX_COMPRESSION = 20  # a file that unpacks to more than 20 times its size is refused
 _PAD = "<pad>"
 _PADDING_BIAS = -1e4  # bias of padding: far below every logit, and within float16
@@ -80,7 +81,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     decoder_settings = _read_decoder_settings(path, folder)
     path = _find_weights(path, decoder_settings.file_names("models"))
     arrays = _load_arrays(path)
-    settings_bytes = bytes(arrays.pop(_SETTINGS).tolist()).rstrip(b"\0")
+    settings_bytes = arrays.pop(_SETTINGS).tobytes().rstrip(b"\0")
     settings_text = settings_bytes.decode("utf-8", errors="replace")
     settings = Settings(path, _parse_settings(path, settings_text))
     tensors = Tensors(path, {name: _to_tensor(name, array) for name, array in arrays.items()})
@@ -148,16 +149,22 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """
     check_regular(path)
     try:
-        with zipfile.ZipFile(path) as archive:
-            num_bytes = sum(member.file_size for member in archive.infolist())
+        with path.open("rb") as file:
+            members = list_zip_members(file, max_members=_MAX_ARRAYS)
+        num_bytes = sum(member.file_size for member in members)
         if num_bytes > _MAX_COMPRESSION * path.stat().st_size:
-            raise ModelError(f"{path} unpacks to {num_bytes:,} bytes; it is no model")
+            raise ValueError(f"it unpacks to {num_bytes:,} bytes")
+        arrays = {}
         with np.load(path, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in content.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+            for name in content.files:
+                array = content[name]  # bytes if the member is no array
+                if not isinstance(array, np.ndarray) or array.dtype not in _ARRAY_TYPES:
+                    raise ValueError(f"{name} is no array of numbers")
+                arrays[name] = array
+    except Exception as error:  # MemoryError, TokenError, NotImplementedError and others
         reason = " ".join(str(error).split())[:100]
         raise ModelError(f"{path} is no .npz of numbers ({reason}); copy it again") from None
-    if _SETTINGS not in arrays:
+    if _SETTINGS not in arrays or arrays[_SETTINGS].itemsize != 1:
         raise ModelError(f"{path} lacks {_SETTINGS}; it is no model of Marian")
     return arrays
 

@@ -8,11 +8,8 @@ tensor once and checks its shape against the config.
 
 from __future__ import annotations
 
-import argparse
 import pickle
 import re
-import warnings
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.serialization import safe_globals
 
 from nmt.config import ModelConfig, Norm
 from nmt.errors import ModelError
-from nmt.runtime.reading import check_regular
+from nmt.runtime.torch_files import load_torch_file
 
 Weights = dict[str, Tensor]
 Rule = tuple[str, str | Callable[[re.Match[str]], str]]
 """A regular expression for names of tensors, and its replacement, as arguments of `re.sub`."""
-_MAX_TENSORS = 1 << 16
-_MAX_PICKLE_BYTES = 1 << 24  # names of tensors, settings and the pieces of vocabularies
 _POSITIONS_TOLERANCE = 2e-3  # rounding errors of float16, and of large angles in float32
 
 
@@ -62,8 +56,12 @@ class Tensors:
     """
 
     def __init__(self, path: Path, tensors: Weights) -> None:
+        """Raise `ModelError` for tensors that are sparse, nested or larger than their storage."""
         self.path = path
         self._tensors = tensors
+        for name, tensor in tensors.items():
+            if isinstance(tensor, Tensor) and not _is_dense(tensor):
+                raise ModelError(f"{path}: {name} is no dense tensor; save the weights again")
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -295,6 +293,13 @@ def merge_embeddings(tensors: Tensors, *, is_tied: bool) -> EmbeddingSizes:
     )
 
 
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor has a number in memory for each of its elements."""
+    if tensor.is_nested or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return False
+    return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+
+
 # --- files of weights
 
 
@@ -307,32 +312,13 @@ def find_pt_file(path: Path) -> Path:
     return files[0]
 
 
-def _check_archive(path: Path) -> None:
-    """Raise `ValueError` for a zip file that torch would misread, or read for a long time."""
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-    if len(members) > _MAX_TENSORS:
-        raise ValueError(f"{len(members):,} tensors, more than any model has")
-    for member in members:
-        if member.compress_type:
-            raise ValueError("compressed, which torch would take for numbers")
-        if member.filename.endswith(".pkl") and member.file_size > _MAX_PICKLE_BYTES:
-            raise ValueError(f"a pickle of {member.file_size:,} bytes, larger than of any model")
-
-
 def load_pickle(path: Path) -> dict[str, Any]:
     """Read the dictionary that `torch.save` wrote: tensors, primitives and `argparse.Namespace`.
 
     No code of the file runs. Raises `ModelError` for a file that is damaged or needs other classes.
     """
-    check_regular(path)
     try:
-        is_zip = zipfile.is_zipfile(path)
-        if is_zip:
-            _check_archive(path)
-        with safe_globals([argparse.Namespace]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of files that are refused below
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        return load_torch_file(path, use_mmap=True)
     except pickle.UnpicklingError as error:
         match = re.search(r"(?:GLOBAL|class) (?P<name>[\w.]+)", str(error))
         class_name = match["name"] if match else "an object that is no tensor"
@@ -340,9 +326,6 @@ def load_pickle(path: Path) -> dict[str, Any]:
             f"{path} wants to load {class_name}, and nmt runs no code of files; save the weights "
             "only, for example as safetensors"
         ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:100]
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise ModelError(f"{path} cannot be read ({reason}); copy it again") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} holds no dictionary; it is no model")
-    return content

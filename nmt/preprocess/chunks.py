@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmt.data.languages import Tags
-from nmt.data.text import check_file, explain_read_errors
+from nmt.data.text import check_file, explain_read_errors, read_blocks
 from nmt.errors import DataError
 
 PAIRS_PER_CHUNK = 5_000
@@ -178,7 +178,7 @@ def _find_lines(path: Path, name: str, first_index: int, step: int) -> tuple[int
         offsets.append(0)
         next_index = step
     with explain_read_errors(name), path.open("rb", buffering=0) as file:
-        while block := file.read(_BLOCK_BYTES):
+        for block in read_blocks(file, name):
             ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
             # line i starts after line end i - 1
             indices = np.arange(next_index, num_line_ends + len(ends) + 1, step)

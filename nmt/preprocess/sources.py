@@ -28,7 +28,14 @@ import pyarrow.compute as pc
 
 from nmt.config import Corpus, DataConfig, PreprocessConfig, SplitConfig, resolve_path
 from nmt.data.languages import LanguagePair, corpus_direction
-from nmt.data.text import check_file, is_compressed, is_stream, load_bundled_corpus, open_bytes
+from nmt.data.text import (
+    check_file,
+    is_compressed,
+    is_stream,
+    load_bundled_corpus,
+    open_bytes,
+    read_blocks,
+)
 from nmt.errors import ConfigError, DataError, suggest_names
 from nmt.preprocess import archives
 from nmt.preprocess.chunks import Format, Source
@@ -41,7 +48,6 @@ DATASET_SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # de
 # Replaces line breaks inside texts of datasets. Cleaning turns it into a space and counts it.
 LINE_SEPARATOR = "\u2028".encode()
 _ROWS_PER_BATCH = 10_000
-_BLOCK_BYTES = 1 << 20
 _HUB_TIMEOUT_SECONDS = 10
 _SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
 
@@ -249,7 +255,7 @@ def _unpacked_blocks(name: str) -> Iterator[tuple[bytes]]:
             stream: IO[bytes] = sys.stdin.buffer
         else:
             stream = stack.enter_context(open_bytes(resolve_path(name)))
-        while block := stream.read(_BLOCK_BYTES):
+        for block in read_blocks(stream, name):
             yield (block,)
 
 

@@ -33,7 +33,7 @@ from nmt.errors import ModelError, NmtError
 from nmt.runtime.files import remove_folder, replace_link
 from nmt.runtime.manifest import verify
 from nmt.runtime.metadata import pop_version, to_dataclass
-from nmt.runtime.reading import open_regular
+from nmt.runtime.torch_files import load_torch_file
 
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 3
@@ -131,14 +131,11 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     verify(folder, TRAINER_FILE)
     damage_error = ModelError(f"{path} is damaged; remove {folder} to resume an older one")
     try:
-        with open_regular(path) as file:
-            content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        content = load_torch_file(path)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; it cannot be resumed") from None
-    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError):
+    except (OSError, ValueError, pickle.UnpicklingError):
         raise damage_error from None
-    if not isinstance(content, dict):
-        raise damage_error
     if pop_version(content, path, FORMAT_VERSION) < FORMAT_VERSION:
         raise ModelError(f"{path} was written by an older nmt and cannot be resumed")
     content |= {"folder": str(folder), "weights": load_weights(folder)}

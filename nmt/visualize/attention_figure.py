@@ -48,7 +48,7 @@ def read_sentences(source: str | None, name: str) -> list[str]:
         if sys.stdin is not None and sys.stdin.isatty():
             log.info("reading %s from the terminal; Ctrl-D ends it", name)
         lines = list(read_input("-"))
-    elif os.path.isfile(source):  # False too for a sentence that is too long for a file name
+    elif os.path.exists(source):  # False too for a sentence that is too long for a file name
         lines = list(read_input(source))
     else:
         lines = [source]

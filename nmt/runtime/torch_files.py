@@ -1,0 +1,97 @@
+"""Read files that `torch.save` wrote, which may be damaged or hostile.
+
+No code of a file runs, and its pickles are checked before torch interprets them: a small pickle can
+ask for more time and memory than any model needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import pickle
+import pickletools
+import warnings
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch.serialization import safe_globals
+
+from nmt.runtime.reading import list_zip_members, open_regular
+
+_MAX_TENSORS = 1 << 15
+_MAX_PICKLE_BYTES = 1 << 24  # names of tensors, settings and the pieces of vocabularies
+_MAX_OPCODES = 1 << 20  # 25,000 tensors, or vocabularies of 500,000 pieces
+_NUM_OLD_PICKLES = 5  # magic number, version, machine, content, keys of storages
+_ALLOCATING_CLASS = "bytearray"  # torch allows it; its argument may be a size
+_OPCODES_WITH_CLASS = ("GLOBAL", "STACK_GLOBAL", "INST")
+
+
+def load_torch_file(path: Path, *, use_mmap: bool = False) -> dict[str, Any]:
+    """Read a dictionary of tensors, primitives and `argparse.Namespace`.
+
+    Raises `FileNotFoundError`, `pickle.UnpicklingError` if the file needs other classes, and
+    `ValueError` or `DamagedError` with the reason if it cannot be read.
+    """
+    with open_regular(path) as file:
+        try:
+            is_zip = zipfile.is_zipfile(file)
+            if is_zip:
+                _check_archive(file)
+            else:
+                _check_old_format(file)
+            file.seek(0)
+            source = path if use_mmap and is_zip else file
+            with safe_globals([argparse.Namespace]), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns of files that are refused below
+                content = torch.load(
+                    source, map_location="cpu", weights_only=True, mmap=use_mmap and is_zip
+                )
+        except pickle.UnpicklingError:
+            raise
+        except Exception as error:  # MemoryError, IndexError, AssertionError and others of torch
+            raise ValueError(" ".join(str(error).split())[:100] or type(error).__name__) from None
+    if not isinstance(content, dict):
+        raise ValueError("no dictionary")
+    return content
+
+
+def _check_archive(file: IO[bytes]) -> None:
+    """Raise `ValueError` for a zip file that torch would misread, or read for a long time."""
+    members = list_zip_members(file, max_members=_MAX_TENSORS)
+    with zipfile.ZipFile(file) as archive:
+        for member in members:
+            if member.compress_type:
+                raise ValueError("compressed, which torch would take for numbers")
+            if not member.filename.endswith(".pkl"):
+                continue
+            if member.file_size > _MAX_PICKLE_BYTES:
+                raise ValueError(f"a pickle of {member.file_size:,} bytes, larger than of a model")
+            with archive.open(member) as stream:
+                _check_pickles(stream, num_pickles=1)
+
+
+def _check_old_format(file: IO[bytes]) -> None:
+    """Raise `ValueError` for a file that is not in the format of torch before 1.6: pickles, then
+    the numbers of the tensors.
+    """
+    # a read of the map ends at the end of the file, without memory for the size in a pickle
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        _check_pickles(content, num_pickles=_NUM_OLD_PICKLES)
+        if content.tell() > _MAX_PICKLE_BYTES:
+            raise ValueError(f"pickles of {content.tell():,} bytes, larger than of a model")
+
+
+def _check_pickles(stream: IO[bytes] | mmap.mmap, *, num_pickles: int) -> None:
+    """Parse pickles; raise `ValueError` for a large number of opcodes, and for a class that takes
+    memory of any size.
+    """
+    num_opcodes = 0
+    for _ in range(num_pickles):
+        for opcode, argument, _ in pickletools.genops(stream):  # type: ignore[arg-type]
+            num_opcodes += 1
+            if num_opcodes > _MAX_OPCODES:
+                raise ValueError("a pickle of more objects than a model has")
+            if opcode.name in _OPCODES_WITH_CLASS and _ALLOCATING_CLASS in str(argument):
+                raise ValueError(f"it wants a {_ALLOCATING_CLASS}")

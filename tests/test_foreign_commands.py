@@ -1,0 +1,174 @@
+"""Commands refuse pipes, folders, devices and endless files in place of the files that they read.
+
+`test_foreign_files` does the same for the functions that read models and runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from test_foreign_files import MAX_SECONDS, REPLACEMENTS, limited
+from toy import TINY, command, train, write_corpus
+
+
+@dataclass
+class Case:
+    """A command, and the files that it reads."""
+
+    name: str
+    arguments: list[str]
+    files: list[Path]
+    outputs: list[Path] = field(default_factory=list)  # removed before each run
+    is_text: bool = False  # a pipe is an input like another
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus, its data folder, and a run on it."""
+    folder = tmp_path_factory.mktemp("foreign")
+    assert command("preprocess", write_corpus(folder)) == 0
+    assert train(folder / "data", folder / "run", "max_updates=8") == 0
+    return folder
+
+
+def files_in(folder: Path, *patterns: str) -> list[Path]:
+    """Return the files of a folder that match any of the patterns."""
+    return sorted(path for pattern in patterns for path in folder.glob(pattern))
+
+
+def list_cases(folder: Path) -> Iterator[Case]:
+    """Yield commands with the files that they read: of data folders, runs, text and settings."""
+    data = folder / "data"
+    run = folder / "run"
+    new = folder / "new"
+    model = f"model_dir={run}"
+    data_dir = f"data_dir={data}"
+    new_run = ["max_updates=1", f"run_dir={new}", *TINY]
+    common = files_in(data, "meta.json", "manifest.json")
+    training = common + files_in(data, "train*", "valid*", "tokenizer.model")
+    yield Case("train", [data_dir, *new_run, "valid_bleu=true"], training, [new])
+    test = common + files_in(data, "test.*")
+    yield Case("evaluate", [data_dir, model, "beam_size=1"], test)
+    report = files_in(data, "manifest.json", "report.json")
+    html = folder / "new.html"
+    drawing = [f"output={html}"]
+    yield Case("visualize", ["what=data", data_dir, *drawing], report)
+    metrics = [run / "metrics.jsonl"]
+    settings = [*metrics, run / "config.yaml"]
+    yield Case(
+        "visualize", ["what=report", f"run_dir={run}", data_dir, *drawing], settings + report
+    )
+    figure = ["what=run", f"run_dir={run}", f"output={folder / 'new.svg'}"]
+    yield Case("visualize", figure, metrics)
+    yield Case("average", [f"run_dir={run}", "best=1", f"output={new}"], metrics, [new])
+
+    text = folder / "test.src.txt"
+    reference = folder / "test.tgt.txt"
+    packed = folder / "packed.txt.gz"
+    packed.write_bytes(gzip.compress(text.read_bytes()))
+    for path in (text, packed):
+        arguments = [model, f"input={path}", f"output={folder / 'new.txt'}", "beam_size=1"]
+        yield Case("translate", arguments, [path], is_text=True)
+    arguments = [f"input={text}", f"prefixes={reference}", f"output={folder / 'new.txt'}"]
+    yield Case("translate", [model, *arguments], [text, reference], is_text=True)
+    files = [f"src={text}", f"tgt={reference}"]
+    yield Case("score", [model, *files], [text, reference], is_text=True)
+    files = [f"hypotheses={text}", f"references={reference}", f"baseline={text}"]
+    yield Case("evaluate", files, [text, reference], is_text=True)
+    files = [f"src={text}", f"references={reference}", "beam_size=1"]
+    yield Case("evaluate", [model, *files], [text, reference], is_text=True)
+    attention = ["what=attention", model, f"src={text}", f"output={html}"]
+    yield Case("visualize", attention, [text], is_text=True)
+    distill = [model, f"input={text}", f"output={new}", "beam_size=1"]
+    yield Case("distill", distill, [text], [new], is_text=True)
+
+    corpus = write_corpus(folder)
+    corpus[1] = f"data_dir={new}"
+    files_of_corpus = [Path(word.partition("=")[2]) for word in corpus[3:]]
+    yield Case("preprocess", corpus, files_of_corpus, [new], is_text=True)
+    packed_corpus = [*corpus, f"data.test.src={packed}"]
+    yield Case("preprocess", packed_corpus, [packed], [new], is_text=True)
+    sides = [(folder / f"train.{side}.txt").read_text().splitlines() for side in ("src", "tgt")]
+    tsv = folder / "train.tsv"
+    tsv.write_text("".join(f"{src}\t{tgt}\n" for src, tgt in zip(*sides, strict=True)))
+    jsonl = folder / "train.jsonl"
+    records = [{"src": src, "de": tgt} for src, tgt in zip(*sides, strict=True)]
+    jsonl.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    dataset = folder / "dataset"
+    dataset.mkdir(exist_ok=True)
+    table = pa.Table.from_pylist([{"translation": record} for record in records])
+    pq.write_table(table, dataset / "train-00000-of-00001.parquet")
+    rest = [word for word in corpus if not word.startswith("data.train")]
+    for key, path in (("tsv", tsv), ("jsonl", jsonl)):
+        yield Case("preprocess", [*rest, f"data.train.{key}={path}"], [path], [new], is_text=True)
+    parquet = files_in(dataset, "*")
+    yield Case("preprocess", [*rest, f"data.train.dataset={dataset}"], parquet, [new])
+    yield Case("preprocess", [*rest, f"data.train.dataset={parquet[0]}"], parquet, [new])
+
+    settings = folder / "settings"
+    (settings / "model").mkdir(parents=True, exist_ok=True)
+    experiment = settings / "mine.yaml"
+    experiment.write_text("seed: 3\n")
+    architecture = settings / "model/small.yaml"
+    architecture.write_text("model: {d_model: 16}\n")
+    start = [f"data_dir={data}", *new_run]
+    yield Case("train", [*start, f"experiment={experiment}"], [experiment], [new])
+    yield Case("train", [*start, f"model={architecture}"], [architecture], [new])
+    folders = [*start, f"--config-dir={settings}", "experiment=mine", "model=small"]
+    yield Case("train", folders, [architecture], [new])
+
+
+def run(case: Case) -> int:
+    for output in case.outputs:
+        shutil.rmtree(output, ignore_errors=True)
+    return command(case.name, case.arguments)
+
+
+@contextlib.contextmanager
+def replaced(path: Path, replacement: str) -> Iterator[None]:
+    """Put something else in the place of a file during the block."""
+    backup = path.rename(path.with_name("backup-of-file"))
+    REPLACEMENTS[replacement](path)
+    yield
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink()
+    backup.rename(path)
+
+
+@pytest.mark.slow
+def test_commands_refuse_what_is_no_file_in_the_place_of_a_file(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    num_cases = 0
+    for case in list_cases(folder):
+        start = time.process_time()
+        assert run(case) == 0 or case.name == "distill", capfd.readouterr().err
+        seconds = time.process_time() - start
+        capfd.readouterr()
+        for path, replacement in itertools.product(case.files, REPLACEMENTS):
+            if replacement == "empty file" or (case.is_text and replacement == "pipe"):
+                continue
+            with replaced(path, replacement), limited(seconds + MAX_SECONDS):
+                status = run(case)
+            errors = capfd.readouterr().err
+            last_line = errors.splitlines()[-1]
+            assert status == 2, (case, path.name, replacement, errors)
+            name = "dataset" if path.parent.name == "dataset" else path.name
+            assert name in last_line, (case, path.name, replacement, errors)
+            assert f"nmt-{case.name}: " in last_line, (case, path.name, replacement, errors)
+            assert "Traceback" not in errors, (case, path.name, replacement, errors)
+            num_cases += 1
+    assert num_cases >= 200
