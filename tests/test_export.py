@@ -7,10 +7,12 @@ import json
 import re
 import resource
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 from exporting import exported, random_model
+from serving import change_config
 from test_backend_ctranslate2 import load, log_probs
 from tiny import sentences, tiny_config
 from toy import command
@@ -125,6 +127,18 @@ def test_ctranslate2_scores_models_with_code_of_their_own_as_we_do(
             assert scores == pytest.approx(expected[i], abs=1e-4), model.name
     with pytest.raises(ModelError, match="use format=ctranslate2"):  # control symbols differ
         exported(tmp_path / "separate", ExportFormat.huggingface)
+
+
+def test_a_package_of_argos_has_the_names_of_its_languages(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    folder = random_model(tmp_path / "model", tokenizer)
+    change_config(folder, src_lang="en", tgt_lang="pt-BR")
+    [package] = exported(folder, ExportFormat.argos).glob("*.argosmodel")
+    with zipfile.ZipFile(package) as archive:
+        metadata = json.loads(archive.read(f"{package.stem}/metadata.json"))
+    assert (metadata["from_code"], metadata["from_name"]) == ("en", "English")
+    assert (metadata["to_code"], metadata["to_name"]) == ("pt-BR", "Portuguese (Brazil)")
 
 
 def test_the_folder_describes_itself_and_is_no_model_folder(model: Path, tmp_path: Path) -> None:

@@ -143,6 +143,8 @@ def test_mistakes_are_named_in_the_order_of_libretranslate(server: Running) -> N
         (good | {"q": 5}, "q is no string or list of strings"),
         (good | {"q": [["a"]]}, "q is no string or list of strings"),
         (good | {"alternatives": 1e999}, "alternatives is not a number"),
+        (good | {"alternatives": 1.5}, "alternatives is not an integer"),
+        (good | {"alternatives": True}, "alternatives is not an integer"),
         (good | {"q": "\ud800"}, "half a surrogate pair"),
         (good | {"q": "a" * 100_001}, "100001 characters exceed the limit of 100000"),
         (good | {"q": ["a"] * 10_001}, "10001 texts exceed the limit of 10000"),
@@ -151,6 +153,13 @@ def test_mistakes_are_named_in_the_order_of_libretranslate(server: Running) -> N
         answer = server.post("/translate", **params)
         assert answer.status == 400, params
         assert message in answer.json["error"], params
+    for wrong in ({"source": "zz"}, {"target": "zz"}):
+        answer = server.post("/translate", **good | wrong).json
+        supported = ["xx"] if "source" in wrong else ["xx", "yy"]
+        assert answer == {"error": "zz is not supported", "supported": supported}
+    for path in ("/translate", "/detect", "/v1/translate"):
+        answer = server.post(path, **good, api_key=5)
+        assert answer.json == {"error": "Invalid request: api_key is not a string"}, path
     for path in ("/translate", "/detect", "/suggest", "/v1/translate"):
         assert server.get(path).status == 405
     assert server.get("/nothing").json == {"error": "Not Found"}
@@ -268,19 +277,31 @@ def test_v1_refuses_settings_beyond_the_bounds(server: Running) -> None:
         ({"search": {"beam_size": True}}, "beam_size is no int"),
         ({"search": {"max_length_b": 501}}, "from 1 to 500"),
         ({"search": {"length_penalty": "1"}}, "length_penalty is no float"),
-        ({"search": {"top_k": 3}}, "only works with sampling=true"),
         ({"search": {"normalization": "wuu"}}, "did you mean wu"),
         ({"search": {"stop": "frist"}}, "did you mean first"),
         ({"search": {"model_dir": "/"}}, "no setting 'model_dir'"),
         ({"search": []}, "search is no object"),
-        ({"n_best": 5}, "n_best=5 is more than beam_size=4"),
+        ({"search": None}, "search is no object"),
         ({"stream": "yes"}, "stream is not true or false"),
         ({"n_bset": 2}, "no field 'n_bset'; did you mean n_best"),
-        ({"search": {"sampling": True}, "text": "A. " * 65}, "sampling takes 64"),
         ({"search": {"sampling": True}, "text": "\n" * 100_001, "stream": True}, "100001 char"),
     ):
         answer = server.post("/v1/translate", **good | wrong)
         assert answer.status == 400, wrong
+        assert message in answer.json["error"], answer.json
+
+
+def test_v1_names_settings_that_contradict_each_other(server: Running) -> None:
+    good = {"text": "a", "source": "xx", "target": "yy"}
+    for wrong, message in (
+        ({"search": {"top_k": 3}}, "only works with sampling=true"),
+        ({"n_best": 5}, "n_best=5 is more than beam_size=4"),
+        ({"search": {"sampling": True}, "text": "A. " * 65}, "sampling takes 64"),
+        ({"stream": True, "format": "html"}, "stream is for one plain text"),
+        ({"stream": True, "text": ["a"]}, "stream is for one plain text"),
+    ):
+        answer = server.post("/v1/translate", **good | wrong)
+        assert answer.status == 409, wrong
         assert message in answer.json["error"], answer.json
 
 
@@ -391,8 +412,17 @@ def test_attention_is_the_translators(server: Running, folder: Path) -> None:
             answer = server.post("/v1/attention", **params, kind=kind, layer=layer, **head).json
             assert torch.allclose(torch.tensor(answer["weights"]), expected, atol=1e-4), kind
             assert (len(answer["rows"]), len(answer["columns"])) == expected.shape
-    for wrong in ({"layer": 2}, {"head": 4}, {"kind": "self"}, {"translation": "Haus " * 300}):
-        assert server.post("/v1/attention", **params | wrong).status == 400
+    for wrong, status in (
+        ({"layer": 2}, 404),
+        ({"head": 4}, 404),
+        ({"target": "xx"}, 404),
+        ({"layer": True}, 400),
+        ({"head": 0.5}, 400),
+        ({"kind": "self"}, 400),
+        ({"kind": None}, 400),
+        ({"translation": "Haus " * 300}, 400),
+    ):
+        assert server.post("/v1/attention", **params | wrong).status == status, wrong
 
 
 def test_a_port_in_use_is_refused_with_a_free_one() -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import re
 import signal
 import socket
 import threading
@@ -406,6 +407,17 @@ def test_keys_and_rates_are_limited_by_key_and_address(
     assert network_of("::ffff:1.2.3.4") == network_of("1.2.3.4") == "1.2.3.4"
     assert network_of("::ffff:1.2.3.5") == "1.2.3.5"
     assert network_of("2001:db8::1") == network_of("2001:db8::2") != network_of("2001:db8:0:1::1")
+
+
+def test_metrics_have_the_type_of_their_name(tokenizer: Tokenizer) -> None:
+    models, _ = copying(tokenizer)
+    with running(models) as server:
+        text = server.get("/metrics").body.decode()
+    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    assert types["nmt_worker_deaths_total"] == "counter"
+    for name, kind in types.items():
+        assert (kind == "counter") == name.endswith("_total"), name
+    assert types["nmt_queue_sentences"] == types["nmt_held_bytes"] == "gauge"
 
 
 def test_metrics_can_ask_for_a_token_and_the_log_holds_no_text(

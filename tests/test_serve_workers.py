@@ -78,7 +78,7 @@ def test_workers_answer_as_one_process_does_and_lose_nothing_when_they_are_kille
             eventually(lambda: len(answered) > 40 * number)  # noqa: B023  # not one part twice
             os.kill(processes(loader)[0], signal.SIGKILL)
         asking.result()
-        assert server.metric("nmt_worker_deaths") >= 1
+        assert server.metric("nmt_worker_deaths_total") >= 1
         for process in [loader, *processes(loader)]:  # who forks is gone too
             os.kill(process, signal.SIGKILL)
         check(jobs[:4])

@@ -15,7 +15,7 @@ from torch import Tensor
 from nmt.checkpoint import ModelInfo
 from nmt.config import ExportConfig
 from nmt.data.tokenizer import Tokenizers
-from nmt.errors import ModelError
+from nmt.errors import ModelError, NmtError
 from nmt.export.ctranslate2 import write_ctranslate2
 
 _PACKAGE_VERSION = "1.0"  # Argos compares it when it looks for updates
@@ -33,8 +33,13 @@ def write_argos(
     """Write `translate-FROM_TO-1_0.argosmodel` into `folder`.
 
     Raises `ModelError` for a model with two SentencePiece models, or with language ids or tags
-    before its texts: Argos has one SentencePiece model and adds nothing to a text.
+    before its texts: Argos has one SentencePiece model and adds nothing to a text. Raises
+    `NmtError` without babel, which knows the names of languages.
     """
+    try:
+        from nmt.data.language_codes import language_name
+    except ImportError:
+        raise NmtError("format=argos needs babel; pip install nmt[export]") from None
     needs_tags = bool(info.directions) and all(any(pair.tags) for pair in info.directions)
     has_prefix = bool(tokenizers.src.prefix or tokenizers.tgt.prefix)
     has_two_models = tokenizers.src.model != tokenizers.tgt.model
@@ -53,9 +58,9 @@ def write_argos(
         "argos_version": _MIN_ARGOS_VERSION,
         "type": "translate",
         "from_code": info.src_lang,
-        "from_name": info.src_lang,
+        "from_name": language_name(info.src_lang),
         "to_code": info.tgt_lang,
-        "to_name": info.tgt_lang,
+        "to_name": language_name(info.tgt_lang),
     }
     with zipfile.ZipFile(folder / f"{name}.argosmodel", "w") as archive:
         _add_file(archive, f"{name}/metadata.json", json.dumps(metadata, indent=2).encode("utf-8"))

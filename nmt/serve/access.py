@@ -34,6 +34,14 @@ class HttpError(Exception):
         self.retry_seconds = retry_seconds
 
 
+class UnsupportedLanguageError(HttpError):
+    """A 400 response to a language that is not served, with the codes of those that are."""
+
+    def __init__(self, language: str, supported: list[str]) -> None:
+        super().__init__(400, f"{language} is not supported")  # LibreTranslate's text
+        self.supported = supported
+
+
 @dataclass(frozen=True)
 class Key:
     """An API key and its limits. A limit of None is the limit of the server."""

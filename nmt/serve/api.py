@@ -20,9 +20,9 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from nmt.config import resolve_path
+from nmt.data.language_codes import language_name
 from nmt.errors import NmtError
 from nmt.serve.access import HttpError
-from nmt.serve.codes import language_name
 from nmt.serve.documents import FORMATS, ReadOptions
 from nmt.serve.file_process import FileWindow, OpenFile, is_html
 from nmt.serve.models import Direction

@@ -79,9 +79,15 @@ async def metrics(request: Request) -> Response:
 
 
 async def spec(request: Request) -> Response:
-    """GET /spec: the OpenAPI description."""
+    """GET /spec: the OpenAPI description, with the languages and limits of this server."""
+    service = get_service(request)
     description = json.loads(_read_static("openapi.json"))
     description["info"]["version"] = __version__
+    schemas = description["components"]["schemas"]
+    schemas["Source"]["enum"] = ["auto", *service.models.codes]
+    schemas["Target"]["enum"] = service.models.codes
+    schemas["NBest"]["maximum"] = service.config.max_beam_size
+    schemas["BeamSize"]["maximum"] = service.config.max_beam_size
     return JSONResponse(description)
 
 
@@ -240,8 +246,8 @@ def serve(config: ServeConfig) -> None:
         timeout_graceful_shutdown=config.drain_seconds,
     )
     server = Server(settings)
-    for name in ("asyncio", "uvicorn.error"):  # clients can cause their warnings at will
-        logging.getLogger(name).addFilter(OncePerMinute())
+    for name in ("asyncio", "uvicorn.error", "python_multipart.multipart"):
+        logging.getLogger(name).addFilter(OncePerMinute())  # clients can cause warnings at will
     gc.freeze()  # garbage collection need not visit the objects of modules and models
     asyncio.run(_run(server, service, listener))
     if server.was_interrupted:

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nmt.errors import NmtError
-from nmt.serve.access import HttpError, LimitedBody
+from nmt.serve.access import HttpError, LimitedBody, UnsupportedLanguageError
 from nmt.serve.monitoring import log_access
 from nmt.serve.parameters import get_context, get_service
 from nmt.serve.service import RequestContext, Service, get_client_name
@@ -129,7 +129,10 @@ class _ResponseSender:
 def _make_error_response(context: RequestContext, error: HttpError) -> Response:
     """Return the response with an error, and add its text to the access log."""
     context.fields.setdefault("error", error.text[:300])
-    response = JSONResponse({"error": error.text}, error.status)
+    content: dict[str, object] = {"error": error.text}
+    if isinstance(error, UnsupportedLanguageError):
+        content["supported"] = error.supported
+    response = JSONResponse(content, error.status)
     if error.retry_seconds:
         response.headers["Retry-After"] = str(error.retry_seconds)
     if error.status in (408, 413):  # the rest of the body is not read

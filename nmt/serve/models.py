@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nmt.config import Engine, ServeConfig
+from nmt.data.language_codes import language_name, maximize_code, shorten_codes
 from nmt.data.languages import Tags
 from nmt.errors import ConfigError, DataError, ModelError, first_of
-from nmt.serve.codes import language_name, maximize_code, shorten_codes
 from nmt.serve.queues import BatchOptions
 from nmt.serve.workers import WorkerPool, count_workers
 from nmt.translate.engines.auto import choose_engine

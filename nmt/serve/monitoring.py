@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 access_log = logging.getLogger("nmt.access")
 
@@ -76,6 +79,10 @@ class Metrics:
         )
         start_time.set_to_current_time()
 
+    def add_counter(self, name: str, description: str, read: Callable[[], float]) -> None:
+        """Add a count that another object keeps, which is read when the metrics are rendered."""
+        self._registry.register(_ReadCounter(name, description, read))
+
     def add_gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
         """Add a metric whose value is read when the metrics are rendered."""
         Gauge(name, description, registry=self._registry).set_function(read)
@@ -83,6 +90,19 @@ class Metrics:
     def render(self) -> str:
         """Return all metrics in the text format of Prometheus."""
         return prometheus_client.generate_latest(self._registry).decode()
+
+
+@dataclass(frozen=True)
+class _ReadCounter(Collector):
+    """A counter whose value is read from elsewhere."""
+
+    name: str
+    description: str
+    read: Callable[[], float]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """See `Collector`."""
+        yield CounterMetricFamily(self.name, self.description, value=self.read())
 
 
 def log_access(fields: dict[str, Any]) -> None:

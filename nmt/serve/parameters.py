@@ -55,14 +55,18 @@ class Parameters(dict[str, Any]):
             _check_unicode(name, text)
         return texts
 
-    def integer(self, name: str, *, default: int, maximum: int) -> int:
-        """Return an integer from 0 to `maximum`."""
+    def integer(self, name: str, *, default: int, maximum: int | None = None) -> int:
+        """Return an integer from 0 to `maximum`, which may be written as a string of digits."""
+        value = self.get(name, default)
         try:
-            number = int(self.get(name, default))
+            number = int(value)
         except (TypeError, ValueError, OverflowError):
             raise HttpError(400, f"Invalid request: {name} is not a number") from None
-        if not 0 <= number <= maximum:
-            raise HttpError(400, f"Invalid request: {name} is not from 0 to {maximum}")
+        if isinstance(value, bool) or number != float(value):
+            raise HttpError(400, f"Invalid request: {name} is not an integer")
+        if number < 0 or (maximum is not None and number > maximum):
+            limit = "0 or more" if maximum is None else f"from 0 to {maximum}"
+            raise HttpError(400, f"Invalid request: {name} is not {limit}")
         return number
 
     def flag(self, name: str) -> bool:
@@ -123,7 +127,7 @@ def admit(request: Request, params: Parameters) -> ApiRequest:
     """Check the API key and the rate of a request. Raises a 4xx `HttpError`."""
     service = get_service(request)
     context = get_context(request)
-    service.admit(request, context, params.get("api_key"))
+    service.admit(request, context, params.text("api_key", ""))
     return ApiRequest(request, service, context, params)
 
 

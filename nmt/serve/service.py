@@ -19,6 +19,7 @@ from nmt.serve.access import (
     Key,
     KeyRing,
     RateLimits,
+    UnsupportedLanguageError,
     network_of,
     read_keys,
 )
@@ -119,16 +120,16 @@ class Service:
         self._rate_limits = RateLimits()
         self._reload_lock = asyncio.Lock()
         self.reload_failed = False  # whether the latest reload failed; older models are served then
-        self._add_gauges()
+        self._add_metrics()
 
-    def _add_gauges(self) -> None:
+    def _add_metrics(self) -> None:
         self.metrics.add_gauge(
             "nmt_queue_sentences",
             "Sentences that wait.",
             lambda: self.scheduler.queues.num_waiting,
         )
-        self.metrics.add_gauge(
-            "nmt_worker_deaths",
+        self.metrics.add_counter(
+            "nmt_worker_deaths_total",
             "Worker processes of these models that died.",
             lambda: self.models.pool.num_deaths if self.models.pool else 0,
         )
@@ -468,8 +469,8 @@ def _find_served_codes(models: Models, options: TranslationOptions) -> tuple[str
     if options.source != "auto":
         source = models.find_code(options.source)
         if source is None:
-            raise HttpError(400, f"{options.source} is not supported")
+            raise UnsupportedLanguageError(options.source, models.sources)
     target = models.find_code(options.target)
     if target is None:
-        raise HttpError(400, f"{options.target} is not supported")
+        raise UnsupportedLanguageError(options.target, models.codes)
     return source, target

@@ -6,6 +6,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from torch import Tensor
 
+from nmt.config import Normalization, Stop, choose
 from nmt.data.languages import Tags, tag_lines
 from nmt.errors import ConfigError, suggest_names
 from nmt.serve.access import HttpError
@@ -36,7 +38,6 @@ from nmt.translate.results import LineResult, Translation
 from nmt.translate.translator import Translator
 
 _SAMPLE_CHARACTERS = 4000  # of a stream, to detect its language
-_MAX_LAYERS = 1000  # no model has more layers or heads
 _MAX_ATTENTION_TOKENS = 256  # on each side of a pair whose attention is returned
 _MAX_SAMPLED_SENTENCES = 64  # in a request with sampling, which is one batch
 _FIELDS = {
@@ -74,6 +75,7 @@ _SEARCH_RANGES = {
     "top_p": _Range(float, 1e-6, 1),
     "seed": _Range(int, 0, 2**63 - 1),
 }
+_SEARCH_CHOICES: dict[str, type[Enum]] = {"normalization": Normalization, "stop": Stop}
 
 
 async def translate(request: Request) -> Response:
@@ -90,7 +92,7 @@ async def translate(request: Request) -> Response:
     is_list = isinstance(params["text"], list)
     is_stream = params.flag("stream")
     max_beam_size = call.service.config.max_beam_size
-    search = _check_search(params.get("search"), max_beam_size)
+    search = _check_search(params.get("search", {}), max_beam_size)
     is_sampled = bool(search.get("sampling"))
     call.check_size(texts, is_list=is_list and not is_stream, is_file=is_stream and not is_sampled)
     options = TranslationOptions(
@@ -106,7 +108,7 @@ async def translate(request: Request) -> Response:
     _check_options(call, options, texts)
     if is_stream:
         if is_list or options.is_html:
-            raise HttpError(400, "stream is for one plain text, answered line by line")
+            raise HttpError(409, "stream is for one plain text, answered line by line")
         return _stream(call, texts[0], options, is_plain=is_plain)
     start = time.monotonic()
     translated_texts = await call.service.translate(request, call.context, texts, options)
@@ -135,17 +137,18 @@ async def _read_request(request: Request, *, is_plain: bool) -> ApiRequest:
 
 
 def _check_search(search: object, max_beam_size: int) -> dict[str, Any]:
-    """Return the search settings of a request, if they are within the limits of the server."""
-    if search is None:
-        return {}
+    """Return the search settings of a request, if they are within the limits of the server.
+
+    Raises a 400 `HttpError` or a `ConfigError`, which becomes one.
+    """
     if not isinstance(search, dict):
         raise HttpError(400, "Invalid request: search is no object")
     ranges = {"beam_size": _Range(int, 1, max_beam_size), **_SEARCH_RANGES}
     for name, value in search.items():
         if name == "sampling":
             Parameters(search).flag(name)
-        elif name in ("normalization", "stop"):
-            Parameters(search).text(name)
+        elif name in _SEARCH_CHOICES:
+            choose(_SEARCH_CHOICES[name], name, Parameters(search).text(name))
         elif name in ranges:
             _check_number(name, value, ranges[name])
         else:
@@ -165,7 +168,9 @@ def _check_number(name: str, value: object, allowed: _Range) -> None:
 
 
 def _check_options(call: ApiRequest, options: TranslationOptions, texts: Sequence[str]) -> None:
-    """Refuse settings that contradict each other or that the engine does not support."""
+    """Raise a 409 `HttpError` for settings that contradict each other or that the engine does not
+    support.
+    """
     source, _, direction = call.service.resolve_direction(texts[0], options)
     if direction is None:
         return
@@ -173,10 +178,10 @@ def _check_options(call: ApiRequest, options: TranslationOptions, texts: Sequenc
         batch_options = call.service.make_batch_options(direction, options, alignment=False)
         direction.translator.backend.check(batch_options.search)
     except ConfigError as error:
-        raise HttpError(400, f"Invalid request: {error}") from None
+        raise HttpError(409, f"Invalid request: {error}") from None
     if options.n_best > batch_options.lines.n_best:
         raise HttpError(
-            400,
+            409,
             f"Invalid request: n_best={options.n_best} is more than "
             f"beam_size={batch_options.search.beam_size} from {source}; raise search.beam_size",
         )
@@ -185,7 +190,7 @@ def _check_options(call: ApiRequest, options: TranslationOptions, texts: Sequenc
     num_sentences = sum(len(plain_text(text).sentences) for text in texts)
     if num_sentences > _MAX_SAMPLED_SENTENCES:
         raise HttpError(
-            400,
+            409,
             f"Invalid request: {num_sentences} sentences; "
             f"sampling takes {_MAX_SAMPLED_SENTENCES} at a time",
         )
@@ -297,15 +302,22 @@ async def attention(request: Request) -> Response:
     translation = call.params.text("translation")
     options = call.languages()
     call.check_size([sentence, translation])
+    kind = call.params.text("kind") if "kind" in call.params else "cross"
+    if kind != "all" and kind not in KINDS:
+        kinds = ", ".join(KINDS)
+        raise HttpError(400, f"Invalid request: kind={kind}: give all or one of {kinds}")
+    layer = call.params.integer("layer", default=0)
+    head = None
+    if call.params.get("head") is not None:
+        head = call.params.integer("head", default=0)
     _, _, direction = call.service.resolve_direction(sentence, options)
     if direction is None:
         target = call.params["target"]
-        raise HttpError(400, f"{target} texts are not translated to {target}")
-    kind = call.params.text("kind", "cross")
-    layer = call.params.integer("layer", default=0, maximum=_MAX_LAYERS)
-    head = None
-    if call.params.get("head") is not None:
-        head = call.params.integer("head", default=0, maximum=_MAX_LAYERS)
+        raise HttpError(404, f"{target} texts are not translated to {target}")
+    shape = attention_shape(direction.translator.backend)
+    if shape is not None and kind != "all":  # without attention, the engine refuses the request
+        _check_index("layer", layer, shape[kind])
+        _check_index("head", head or 0, shape["heads"])
     tags = direction.tags
     [src_line] = tag_lines([sentence], tags.src)
     [tgt_line] = tag_lines([translation], tags.tgt)
@@ -313,6 +325,11 @@ async def attention(request: Request) -> Response:
         direction, _find_attention, src_line, tgt_line, kind, layer, head
     )
     return JSONResponse(await run_unless_disconnected(request, work))
+
+
+def _check_index(name: str, index: int, count: int) -> None:
+    if index >= count:
+        raise HttpError(404, f"{name}={index}: no such {name}; the last one is {count - 1}")
 
 
 def _find_attention(
@@ -332,26 +349,14 @@ def _find_attention(
     [maps] = translator.attention([src_line], [tgt_line], tags=Tags())
     if kind == "all":
         return maps.as_json()
-    if kind not in KINDS:
-        raise ConfigError(f"kind={kind}: no such kind; give all or one of {', '.join(KINDS)}")
     weights: Tensor = getattr(maps, kind)  # (L, H, T or S, S or T)
-    _check_index("layer", layer, weights.size(0))
-    if head is None:
-        selected = weights[layer].mean(dim=0)
-    else:
-        _check_index("head", head, weights.size(1))
-        selected = weights[layer, head]
+    selected = weights[layer].mean(dim=0) if head is None else weights[layer, head]
     rows = {"encoder": maps.src, "decoder": maps.tgt, "cross": maps.predicted}
     return {
         "rows": rows[kind],
         "columns": maps.tgt if kind == "decoder" else maps.src,
         "weights": [[round(weight, 4) for weight in row] for row in selected.tolist()],
     }
-
-
-def _check_index(name: str, number: int, count: int) -> None:
-    if number >= count:
-        raise ConfigError(f"{name}={number}: no such {name}; the last one is {count - 1}")
 
 
 async def models(request: Request) -> Response:

@@ -7,25 +7,33 @@ function element(name, text, ...children) {
   return made;
 }
 
-function kind(schema) {
+const spec = await (await fetch("/spec")).json();
+
+// Return a schema, or the one in the components that it refers to.
+function resolve(schema) {
+  return schema.$ref ? spec.components.schemas[schema.$ref.split("/").pop()] : schema;
+}
+
+function kind(reference) {
+  const schema = resolve(reference);
   if (schema.oneOf) return schema.oneOf.map(kind).join(" or ");
   if (schema.type === "array") return `list of ${kind(schema.items)}`;
   return schema.enum ? schema.enum.join(" or ") : schema.type;
 }
 
-function parameters({ properties, required }) {
+function parameters({ properties, required = [] }) {
   const table = document.createElement("table");
-  for (const [name, schema] of Object.entries(properties)) {
+  for (const [name, reference] of Object.entries(properties)) {
+    const schema = resolve(reference);
     const line = table.insertRow();
     line.insertCell().append(element("code", name), required.includes(name) ? " *" : "");
     line.insertCell().textContent = kind(schema);
     line.insertCell().textContent = schema.description ?? "";
-    if (schema.properties) line.cells[2].append(parameters({ required: [], ...schema }));
+    if (schema.properties) line.cells[2].append(parameters(schema));
   }
   return table;
 }
 
-const spec = await (await fetch("/spec")).json();
 for (const [path, methods] of Object.entries(spec.paths)) {
   for (const [method, route] of Object.entries(methods)) {
     const box = element("details", "", element("summary", `${method.toUpperCase()} ${path}: ${route.summary}`));
