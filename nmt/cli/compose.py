@@ -47,7 +47,7 @@ from nmt.runtime.manifest import set_verify
 
 log = logging.getLogger(__name__)
 _SPLITS = ("train", "valid", "test")
-_FILE_KEYS = ("src", "tgt", "tsv", "jsonl")
+_FILE_KEYS = ("src", "tgt", "tsv", "jsonl", "tmx", "xliff")
 _TEXT_KEYS = (*_FILE_KEYS, "dataset", "dataset_config", "dataset_split")
 # config groups of Hydra that a single run does not need; without them it starts 20 to 35 ms faster
 _UNUSED_HYDRA_GROUPS = ("env", "help", "hydra_help", "launcher", "output", "sweeper")

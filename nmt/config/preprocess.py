@@ -77,6 +77,11 @@ class SplitConfig(Settings):
     tgt: list[str] | None = option(None, "target text, aligned with src line by line")
     tsv: list[str] | None = option(None, "both sides in one file, with tabs between columns")
     columns: list[int] = option([1, 2], "columns of the TSV with source and target, from 1")
+    tmx: list[str] | None = option(None, "both sides in a translation memory (TMX)")
+    xliff: list[str] | None = option(None, "both sides in an XLIFF file, version 1.2 or 2")
+    keep_codes: bool = option(
+        False, "keep the codes in the text of TMX and XLIFF, such as the content of <ph>"
+    )
     jsonl: list[str] | None = option(None, "both sides in one file, one JSON object per line")
     fields: list[str] = option(
         [], "JSON or dataset fields with source and target; empty: src_lang and tgt_lang"
@@ -92,7 +97,7 @@ class SplitConfig(Settings):
         for key, opposite in (("src", "tgt"), ("tgt", "src")):
             is_pair = getattr(self, key) is None or getattr(self, opposite) is not None
             self.require(is_pair, key, f"is given without {opposite}; give both sides")
-        for key in ("src", "tgt", "tsv", "jsonl"):
+        for key in ("src", "tgt", "tsv", "jsonl", "tmx", "xliff"):
             self.require(getattr(self, key) != [], key, "must name at least one file")
         are_column_numbers = len(self.columns) == 2 and min(self.columns) >= 1
         self.require(are_column_numbers, "columns", "must be two numbers from 1: source, target")
@@ -101,7 +106,7 @@ class SplitConfig(Settings):
     @property
     def source_keys(self) -> list[str]:
         """The settings that say where the text comes from, of which a split has at most one."""
-        keys = ("src", "tsv", "jsonl", "dataset")
+        keys = ("src", "tsv", "jsonl", "tmx", "xliff", "dataset")
         return [key for key in keys if getattr(self, key) is not None]
 
 

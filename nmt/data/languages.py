@@ -15,7 +15,7 @@ from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, DataError
 
 _MULTILINGUAL_CODES = ("mul", "multi", "many", "any")
-_DEFAULT_LANGUAGES = ("src", "tgt")  # `data.src_lang` and `data.tgt_lang`, unless they are set
+DEFAULT_LANGUAGES = ("src", "tgt")  # `data.src_lang` and `data.tgt_lang`, unless they are set
 _MAX_LISTED = 30  # directions in an error message
 _TAG = re.compile(r"<2([A-Za-z]{2,8}(?:[_-][A-Za-z0-9]{1,8})*)>")
 SEPARATOR = "<sep>"
@@ -52,8 +52,8 @@ class LanguagePair:
 
         An empty request matches every language, and the default languages match every request.
         """
-        has_src_lang = not src_lang or self.src_lang in (src_lang, *_DEFAULT_LANGUAGES)
-        has_tgt_lang = not tgt_lang or self.tgt_lang in (tgt_lang, *_DEFAULT_LANGUAGES)
+        has_src_lang = not src_lang or self.src_lang in (src_lang, *DEFAULT_LANGUAGES)
+        has_tgt_lang = not tgt_lang or self.tgt_lang in (tgt_lang, *DEFAULT_LANGUAGES)
         return has_src_lang and has_tgt_lang
 
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nmt.config import Corpus, DataConfig, PreprocessConfig, SplitConfig, resolve_path
-from nmt.data.languages import LanguagePair, corpus_direction
+from nmt.data.languages import DEFAULT_LANGUAGES, LanguagePair, corpus_direction
 from nmt.data.text import (
     check_file,
     is_compressed,
@@ -38,6 +38,7 @@ from nmt.data.text import (
 )
 from nmt.errors import ConfigError, DataError, suggest_names
 from nmt.preprocess import archives
+from nmt.preprocess.bitext_xml import read_pairs
 from nmt.preprocess.chunks import Format, Source
 from nmt.runtime.files import sync
 from nmt.runtime.reading import check_tree
@@ -47,6 +48,7 @@ STDIN = "-"
 DATASET_SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # default names
 # Replaces line breaks inside texts of datasets. Cleaning turns it into a space and counts it.
 LINE_SEPARATOR = "\u2028".encode()
+_BITEXT_SUFFIXES = ("tsv", "jsonl", "tmx", "xliff")  # of files with both sides, and their settings
 _ROWS_PER_BATCH = 10_000
 _HUB_TIMEOUT_SECONDS = 10
 _SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
@@ -75,9 +77,11 @@ class _CorpusSettings:
                     raise DataError(f"{self.key}: source and target are the same file, {src}")
                 pairs.append((src, tgt))
             return pairs
-        names = self.split.tsv or self.split.jsonl or []
-        suffix = "jsonl" if self.split.tsv is None else "tsv"
-        return [(archives.find_text(file, suffix),) for file in _match_all(names)]
+        files: list[tuple[str, ...]] = []
+        for suffix in _BITEXT_SUFFIXES:
+            for file in _match_all(getattr(self.split, suffix) or []):
+                files.append((archives.find_text(file, suffix),))
+        return files
 
 
 def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
@@ -145,6 +149,9 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
 
 def _find_files(corpus: _CorpusSettings, template: Source, spool_prefix: Path) -> Iterator[Source]:
     """Yield the sources of a corpus in files: copies of `template` with paths, names and format."""
+    if corpus.split.tmx is not None or corpus.split.xliff is not None:
+        yield from _convert_xml(corpus, template, spool_prefix)
+        return
     if corpus.split.tsv is not None:
         template = replace(template, format=Format.tsv)
     elif corpus.split.jsonl is not None:
@@ -159,6 +166,33 @@ def _find_files(corpus: _CorpusSettings, template: Source, spool_prefix: Path) -
             paths.append(path)
         names = tuple("stdin" if file == STDIN else file for file in file_names)
         yield replace(template, paths=tuple(paths), names=names)
+
+
+def _convert_xml(corpus: _CorpusSettings, template: Source, spool_prefix: Path) -> Iterator[Source]:
+    """Write the pairs of TMX or XLIFF files to text files; yield these as sources."""
+    direction = corpus.direction
+    languages = (direction.src_lang, direction.tgt_lang)
+    if languages == DEFAULT_LANGUAGES:
+        languages = ("", "")
+    for number, [file] in enumerate(corpus.file_names()):
+        name = "stdin" if file == STDIN else file
+        pairs = read_pairs(
+            (block for [block] in _unpacked_blocks(file)),
+            name,
+            languages,
+            keep_codes=corpus.split.keep_codes,
+        )
+        paths = (
+            spool_prefix.with_name(f"{spool_prefix.name}-{number}.src"),
+            spool_prefix.with_name(f"{spool_prefix.name}-{number}.tgt"),
+        )
+        _spool_blocks(paths, _encode_pairs(pairs))
+        yield replace(template, paths=paths, names=(name, name))
+
+
+def _encode_pairs(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[bytes, bytes]]:
+    for source, target in pairs:
+        yield f"{source}\n".encode(), f"{target}\n".encode()
 
 
 def _check_files(config: DataConfig) -> None:

@@ -1,0 +1,179 @@
+"""Read sentence pairs from the XML files of translation tools: TMX 1.4, XLIFF 1.2 and XLIFF 2.
+
+Expat reads a file in blocks, so that memory does not depend on its size. Files with entity
+declarations are refused, since entities can expand to any amount of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from xml.parsers import expat
+
+from nmt.errors import DataError, first_of
+
+MAX_TEXT = 1 << 20  # characters of a text
+_CODES = {"bpt", "ept", "it", "ph", "ut"}  # their content is code of the original document
+_TARGET_LANGUAGES = ("target-language", "trgLang")
+_SOURCE_LANGUAGES = ("source-language", "srcLang")
+
+
+def read_pairs(
+    blocks: Iterable[bytes],
+    name: str,
+    languages: tuple[str, str],
+    *,
+    keep_codes: bool,
+) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of source and target text in a TMX or XLIFF file.
+
+    Args:
+        blocks: content of the file.
+        name: name of the file, for messages.
+        languages: codes of source and target; with "", the languages of an XLIFF file. `en` also
+            matches variants such as `en-US`, of which the first in a unit is taken; `en-US` matches
+            only itself.
+        keep_codes: keep the content of elements for codes such as `<ph>` as text. Other elements
+            within a text are removed, and their text is kept.
+
+    Units without one of the texts are skipped. Raises `DataError` for a damaged file, entity
+    declarations, text of more than `MAX_TEXT` characters, and a file without any pair.
+    """
+    reader = _Reader(name, languages, keep_codes)
+    num_pairs = 0
+    for block in blocks:
+        reader.parse(block)
+        num_pairs += len(reader.pairs)
+        yield from reader.pairs
+        reader.pairs.clear()
+    reader.finish()
+    if num_pairs == 0:
+        seen = first_of(sorted(reader.languages_seen), 8)
+        wanted = " and ".join(language or "?" for language in languages)
+        raise DataError(
+            f"{name} has no pair of {wanted}, but {seen or 'no text'}; set data.src_lang and "
+            "data.tgt_lang to two languages of the file"
+        )
+
+
+class _Reader:
+    """Collects the pairs of a file from the events of an XML parser."""
+
+    def __init__(self, name: str, languages: tuple[str, str], keep_codes: bool) -> None:
+        self.name = name
+        self.languages = languages
+        self.keep_codes = keep_codes
+        self.pairs: list[tuple[str, str]] = []
+        self.languages_seen: set[str] = set()
+        self._file_languages = ("", "")  # of the present file in XLIFF
+        self._unit_texts: dict[str, str] = {}  # of the present unit, by language
+        self._language = ""  # of the present text
+        self._text: list[str] | None = None  # of the present text; None outside of texts
+        self._text_length = 0
+        self._code_depth = 0  # of elements for codes, from the outermost one
+        self._skip_depth = 0  # of elements whose texts are no translations of the unit
+        self._parser = expat.ParserCreate()
+        self._parser.buffer_text = True
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._end
+        self._parser.CharacterDataHandler = self._add_text
+        self._parser.EntityDeclHandler = self._refuse_entity
+
+    def parse(self, block: bytes) -> None:
+        """Read a block; add the pairs that end in it to `pairs`."""
+        self._call_parser(block, is_final=False)
+
+    def finish(self) -> None:
+        """Check that the file is complete."""
+        self._call_parser(b"", is_final=True)
+
+    def _call_parser(self, block: bytes, *, is_final: bool) -> None:
+        try:
+            self._parser.Parse(block, is_final)
+        except (expat.ExpatError, LookupError, ValueError) as error:  # for an unknown encoding
+            raise DataError(f"{self.name} is no valid XML: {error}") from None
+
+    def _refuse_entity(self, entity: str, *details: object) -> None:
+        raise DataError(
+            f"{self.name} declares the entity {entity}, which could expand to any amount of text; "
+            "remove the declaration"
+        )
+
+    def _start(self, element: str, attributes: dict[str, str]) -> None:
+        element = element.rpartition(":")[2]
+        if self._text is not None:
+            if self._code_depth or element in _CODES:
+                self._code_depth += 1
+            elif element == "cp":  # a character that XML cannot contain
+                self._add_text(" ")
+        elif element in ("xliff", "file"):
+            self._read_file_languages(attributes)
+        elif self._skip_depth or element in ("alt-trans", "ignorable", "notes"):
+            self._skip_depth += 1
+        elif element in ("tu", "trans-unit", "segment"):
+            self._unit_texts = {}
+        elif element == "tuv":
+            self._language = attributes.get("xml:lang") or attributes.get("lang") or ""
+        elif element == "seg":
+            self._start_text(self._language)
+        elif element == "source":
+            self._start_text(self._file_languages[0])
+        elif element == "target":
+            self._start_text(self._file_languages[1])
+
+    def _read_file_languages(self, attributes: dict[str, str]) -> None:
+        """Read the languages of an XLIFF file; in XLIFF 2, the root element has them."""
+        source, target = self._file_languages
+        for key in _SOURCE_LANGUAGES:
+            source = attributes.get(key, source)
+        for key in _TARGET_LANGUAGES:
+            target = attributes.get(key, target)
+        self._file_languages = (source, target or self.languages[1])
+
+    def _start_text(self, language: str) -> None:
+        self._language = language
+        self._text = []
+        self._text_length = 0
+
+    def _add_text(self, text: str) -> None:
+        if self._text is None or (self._code_depth and not self.keep_codes):
+            return
+        self._text_length += len(text)
+        if self._text_length > MAX_TEXT:
+            raise DataError(f"{self.name} has a text of more than {MAX_TEXT:,} characters")
+        self._text.append(text)
+
+    def _end(self, element: str) -> None:
+        element = element.rpartition(":")[2]
+        if self._text is not None:
+            if self._code_depth:
+                self._code_depth -= 1
+            elif element in ("seg", "source", "target"):
+                text = " ".join("".join(self._text).split())
+                self._unit_texts.setdefault(self._language, text)
+                self.languages_seen.add(self._language)
+                self._text = None
+        elif self._skip_depth:
+            self._skip_depth -= 1
+        elif element in ("tu", "trans-unit", "segment"):
+            source = self._find_text(self.languages[0] or self._file_languages[0])
+            target = self._find_text(self.languages[1] or self._file_languages[1])
+            if source and target:
+                self.pairs.append((source, target))
+
+    def _find_text(self, language: str) -> str:
+        """Return the text of the present unit in a language or else in a variant of it."""
+        wanted = _normalize(language)
+        variants = {}
+        for other, text in self._unit_texts.items():
+            variants[_normalize(other)] = text
+        if wanted in variants:
+            return variants[wanted]
+        for other, text in variants.items():
+            if other.startswith(f"{wanted}-"):
+                return text
+        return ""
+
+
+def _normalize(language: str) -> str:
+    """Return the code of a language in the form `en-us`."""
+    return language.replace("_", "-").lower()

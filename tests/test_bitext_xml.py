@@ -1,0 +1,128 @@
+"""Sentence pairs from TMX and XLIFF, as several tools write them."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+import pytest
+from tiny import sentences
+from toy import command
+
+from nmt.errors import DataError
+from nmt.preprocess.bitext_xml import MAX_TEXT, read_pairs
+
+FOLDER = Path(__file__).with_name("bitext")
+OMEGAT = (FOLDER / "omegat.tmx").read_text(encoding="utf-8")
+TRADOS = (FOLDER / "trados.tmx").read_text(encoding="utf-8")
+XLIFF_1 = (FOLDER / "xliff-1.2.xlf").read_text(encoding="utf-8")
+XLIFF_2 = (FOLDER / "xliff-2.0.xlf").read_text(encoding="utf-8")
+EN_DE = ("en", "de")
+
+
+def pairs(text: str | bytes, languages: tuple[str, str] = EN_DE, **options: bool) -> list[Any]:
+    """Return the pairs of a file, read in blocks of 7 bytes."""
+    content = text if isinstance(text, bytes) else text.encode()
+    blocks = (content[start : start + 7] for start in range(0, len(content), 7))
+    return list(read_pairs(blocks, "a.tmx", languages, **{"keep_codes": False, **options}))
+
+
+def test_variants_of_a_language_are_found_and_a_named_variant_only_itself() -> None:
+    two_lines = ("Two lines", "Zwei Zeilen")
+    assert pairs(OMEGAT) == [("The colour", "Die Farbe"), two_lines]
+    assert pairs(OMEGAT, ("en-US", "de")) == [("The color", "Die Farbe"), two_lines]
+    assert pairs(OMEGAT, ("EN_gb", "de-de")) == [("The colour", "Die Farbe")]
+    assert pairs(OMEGAT, ("fr", "en")) == [("Français", "French only")]
+
+
+def test_codes_are_dropped_or_kept() -> None:
+    assert pairs(OMEGAT, keep_codes=True)[0] == ("The colour", "Die <b>Farbe</b>")
+    trados = TRADOS.replace("UTF-8", "UTF-16").encode("utf-16")
+    assert pairs(trados) == [("Press Enter", "Drücken Sie Enter")]
+    assert pairs(trados, keep_codes=True)[0][0] == "Press {\\b Enter}"
+
+
+@pytest.mark.parametrize("languages", [EN_DE, ("", "")])
+def test_xliff_of_both_versions(languages: tuple[str, str]) -> None:
+    expected = [("Hello world", "Hallo Welt"), ("One file", "Eine Datei")]
+    assert pairs(XLIFF_1, languages) == expected
+    assert pairs(XLIFF_1, languages, keep_codes=True)[1] == ("One {0} file", "Eine {0} Datei")
+    expected = [("A small house", "Ein kleines Haus"), ("Second sentence", "Zweiter Satz")]
+    assert pairs(XLIFF_2, languages) == expected
+
+
+def test_xliff_is_read_in_the_other_direction_too() -> None:
+    assert pairs(XLIFF_2, ("de", "en"))[0] == ("Ein kleines Haus", "A small house")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (OMEGAT[:-20], "a.tmx is no valid XML"),
+        ("no xml", "a.tmx is no valid XML"),
+        (b"\xff\xfe\x00", "a.tmx is no valid XML"),
+        ("<?xml version='1.0' encoding='nonsense'?><tmx/>", "a.tmx is no valid XML"),
+        ("<tmx/>", "a.tmx has no pair of en and de, but no text"),
+        (OMEGAT.replace("de-DE", "nl"), "but en-GB, en-US, enm, fr, nl; set data.src_lang"),
+        (
+            '<!DOCTYPE t [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><tmx>&b;</tmx>',
+            "declares the entity a",
+        ),
+        (
+            '<!DOCTYPE t [<!ENTITY a SYSTEM "file:///etc/passwd">]><tmx>&a;</tmx>',
+            "declares the entity a",
+        ),
+    ],
+)
+def test_damaged_files_are_one_line(text: str | bytes, message: str) -> None:
+    with pytest.raises(DataError) as error:
+        pairs(text)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_memory_is_flat_and_a_single_text_is_bounded() -> None:
+    unit = b'<tu><tuv xml:lang="en"><seg>a</seg></tuv><tuv xml:lang="de"><seg>b</seg></tuv></tu>'
+
+    def blocks(num_blocks: int, block: bytes) -> Iterator[bytes]:
+        yield b"<tmx><body>"
+        for _ in range(num_blocks):
+            yield block
+        yield b"</body></tmx>"
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    num_pairs = 0
+    for _ in read_pairs(blocks(20, unit * 5_000), "a.tmx", EN_DE, keep_codes=False):
+        num_pairs += 1
+    assert num_pairs == 100_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KB
+    endless = blocks(3, b"<tu><tuv xml:lang='en'><seg>" + b"a" * MAX_TEXT + b"a")
+    with pytest.raises(DataError, match=f"more than {MAX_TEXT:,} characters"):
+        list(read_pairs(endless, "a.tmx", EN_DE, keep_codes=False))
+
+
+def test_preprocess_reads_tmx_as_the_same_text(tmp_path: Path) -> None:
+    lines = sentences(60)
+    units = []
+    for line in lines:
+        segment = escape(line)
+        units.append(
+            f'<tu><tuv xml:lang="en-US"><seg>{segment}</seg></tuv>'
+            f'<tuv xml:lang="de"><seg>{segment.upper()}</seg></tuv></tu>'
+        )
+    (tmp_path / "m.tmx").write_text(f"<tmx><body>{''.join(units)}</body></tmx>", encoding="utf-8")
+    (tmp_path / "m.en").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (tmp_path / "m.de").write_text("".join(f"{line.upper()}\n" for line in lines), encoding="utf-8")
+    shared = ["data.src_lang=en", "data.tgt_lang=de", "data.valid.num_pairs=5"]
+    shared += ["tokenizer.vocab_size=330"]
+    text = [f"data.train.src={tmp_path / 'm.en'}", f"data.train.tgt={tmp_path / 'm.de'}"]
+    assert command("preprocess", text, shared, f"data_dir={tmp_path / 'text'}") == 0
+    tmx = f"data.train.tmx={tmp_path / 'm.tmx'}"
+    assert command("preprocess", tmx, shared, f"data_dir={tmp_path / 'tmx'}") == 0
+    names = sorted(path.name for path in (tmp_path / "text").glob("*.arrow"))
+    assert names
+    for name in [*names, "tokenizer.model"]:
+        assert (tmp_path / "tmx" / name).read_bytes() == (tmp_path / "text" / name).read_bytes()
