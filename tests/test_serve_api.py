@@ -250,7 +250,7 @@ def test_languages_have_the_codes_that_clients_know(tmp_path: Path, tokenizer: T
 
 
 def test_v1_gives_what_the_translator_gives(server: Running, folder: Path) -> None:
-    search = {"beam_size": 3, "length_penalty": 1.0}
+    search = {"beam_size": 3, "length_penalty": 1.0, "no_repeat_ngram": 2, "loop_guard": False}
     translator = Translator.load(folder, device="cpu")
     config = translator.search_config(**search, alignment=True)
     expected = translator.n_best([LINES[0]], config)[0]

@@ -70,6 +70,8 @@ _SEARCH_RANGES = {
     "max_length_a": _Range(float, 0, 4),
     "max_length_b": _Range(int, 1, 500),
     "min_length": _Range(int, 0, 200),
+    "no_repeat_ngram": _Range(int, 0, 200),
+    "repetition_penalty": _Range(float, 1, 100),
     "temperature": _Range(float, 0.001, 1000),
     "top_k": _Range(int, 0, 1_000_000),
     "top_p": _Range(float, 1e-6, 1),
@@ -145,7 +147,7 @@ def _check_search(search: object, max_beam_size: int) -> dict[str, Any]:
         raise HttpError(400, "Invalid request: search is no object")
     ranges = {"beam_size": _Range(int, 1, max_beam_size), **_SEARCH_RANGES}
     for name, value in search.items():
-        if name == "sampling":
+        if name in ("sampling", "loop_guard"):
             Parameters(search).flag(name)
         elif name in _SEARCH_CHOICES:
             choose(_SEARCH_CHOICES[name], name, Parameters(search).text(name))
