@@ -175,8 +175,7 @@ def test_a_slow_model_is_measured_on_the_first_batch_of_an_update(
     [rows] = first_plan.batches
     assert first_plan.num_tokens == LENGTHS[rows, 1].sum() < updates[0].num_tokens / 2
     assert first_plan.num_src_tokens == LENGTHS[rows, 0].sum()
-    share = first_plan.num_tokens / updates[0].num_tokens
-    for seconds_per_update, num_whole_updates in ((60.0, 0), (4.9, 2)):
+    for seconds_per_update, num_more in ((600.0, 0), (20.0, 1), (4.9, 2)):
         clock = [0.0]
         measured: list[UpdatePlan] = []
 
@@ -186,14 +185,16 @@ def test_a_slow_model_is_measured_on_the_first_batch_of_an_update(
             measured: Any = measured,
             seconds: float = seconds_per_update,
         ) -> float:
-            clock[0] += seconds * (1 if measured else share)
+            clock[0] += seconds * plan.num_tokens / updates[0].num_tokens
             measured.append(plan)
             return 1.0
 
         monkeypatch.setattr(time, "perf_counter", lambda clock=clock: clock[0])
         measurement = measure_updates(step, updates, first_plan)
-        assert len(measured) == 1 + num_whole_updates
+        assert len(measured) == 1 + num_more
         assert list(measurement.plans) == (measured[1:] or [first_plan])
+        is_whole = measured[-1] is not first_plan
+        assert is_whole == (seconds_per_update < 10)
 
 
 def test_runs_share_a_measurement_if_no_setting_differs_that_costs_time_or_memory() -> None:

@@ -47,11 +47,11 @@ def run_hydra(
     compose: Callable[[list[Argument], str], Any],
     run: Callable[[Any], Any],
 ) -> None:
-    """Let Hydra run a command with flags of Hydra; print the table of the runs of a sweep.
+    """Let Hydra run a command, and print the table of the runs of a sweep.
 
-    For each run of a sweep, once for other flags, and not at all for shell completion, Hydra calls
-    `compose` with the arguments of the run and its subfolder in `run_dir`, then `run` with the
-    result. Raises the first error of the two.
+    `compose` composes the config from the arguments of a run and its subfolder in `run_dir`, and
+    `run` runs the command with this config. Hydra calls both for each run of a sweep, once for
+    other flags, and not at all for shell completion. Raises the first error of a run.
     """
     swept = []
     fixed = []
@@ -62,7 +62,8 @@ def run_hydra(
             fixed.append(argument)
     errors: list[Exception] = []
     main_pid = os.getpid()
-    with tempfile.TemporaryDirectory(prefix="nmt-sweep-") as run_dirs_folder:
+    # Jobs write the names of their run folders to files: a launcher may start them as processes.
+    with tempfile.TemporaryDirectory(prefix="nmt-sweep-") as names_folder:
 
         def run_job(_: DictConfig) -> Any:
             if errors:  # a sweep stops at its first error
@@ -74,14 +75,13 @@ def run_hydra(
                     subfolder = _name_run(values, arguments)
                 composed = compose([*fixed, *values], subfolder)
                 if subfolder and not composed.config.dry_run:
-                    # in a file, since a launcher may run this function in another process
-                    run_number = HydraConfig.get().job.num
-                    Path(run_dirs_folder, f"{run_number:09d}").write_text(composed.config.run_dir)
+                    name_file = Path(names_folder, f"{HydraConfig.get().job.num:09d}")
+                    name_file.write_text(composed.config.run_dir)
                 return run(composed)
-            except Exception as error:  # Hydra would print a report of it; raised below instead
-                if os.getpid() != main_pid:
+            except Exception as error:
+                if os.getpid() != main_pid:  # Hydra passes the error on to the main process
                     raise
-                errors.append(error)
+                errors.append(error)  # raised below, since Hydra would print a report of it
                 return None
 
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises exceptions instead of printing them
@@ -94,16 +94,16 @@ def run_hydra(
         except Exception:  # a sweeper may fail because a run returned no score
             if not errors:
                 raise
-        paths = sorted(Path(run_dirs_folder).iterdir())
-        _report_sweep([path.read_text() for path in paths], start_seconds)
+        run_dirs = [path.read_text() for path in sorted(Path(names_folder).iterdir())]
+        _report_sweep(run_dirs, start_seconds)
     if errors:
         raise errors[0]
 
 
 def _report_sweep(run_dirs: list[str], start_seconds: float) -> None:
-    """Print the table of the runs of a sweep that have metrics, and log where a sweeper wrote.
+    """Print the table of the runs that have metrics, and log the file with the best values.
 
-    `start_seconds` is the time when the sweep started.
+    Sweepers such as Optuna write this file. `start_seconds` is the time when the sweep started.
     """
     from nmt.visualize.run_table import run_table, summarize_run  # only a sweep needs it
 

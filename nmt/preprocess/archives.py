@@ -27,31 +27,34 @@ MAX_RATIO = 200
 MIN_LIMIT_BYTES = 256 << 20
 _BLOCK_BYTES = 1 << 20
 _ARCHIVE = re.compile(r"(?i)\.(zip|tar|tgz|txz|tbz2?|tar\.(gz|bz2|xz))$")
-_NO_TEXT = re.compile(r"(?i)(^|/)(__MACOSX/|\.|README|LICEN[SC]E)")  # names of files without text
+_SKIPPED = re.compile(r"(?i)(^|/)(__MACOSX/|\.|README|LICEN[SC]E)")  # names of files without pairs
 
 
 def split_name(name: str) -> tuple[Path, str] | None:
     """Divide `ARCHIVE/FILE` into the path of the archive and the name of a file in it.
 
-    The name of the file is "" if only an archive is named. Returns None for other files.
+    The name of the file is "" for an archive alone. Returns None for a name without an archive.
     """
     path = resolve_path(name)
-    for folder in (path, *path.parents):
-        if _ARCHIVE.search(folder.name) and folder.is_file():
-            file_name = path.relative_to(folder).as_posix()
-            return folder, "" if file_name == "." else file_name
+    for archive in (path, *path.parents):
+        if _ARCHIVE.search(archive.name) and archive.is_file():
+            file_name = path.relative_to(archive).as_posix()
+            if file_name == ".":  # the archive alone
+                file_name = ""
+            return archive, file_name
     return None
 
 
 def find_text(name: str, suffix: str) -> str:
-    """Return `ARCHIVE/FILE` for an archive: its only file, or the only one that ends in `.suffix`.
+    """Return `ARCHIVE/FILE` for the name of an archive; return other names unchanged.
 
-    Returns a name that is no archive unchanged. Raises `DataError` if the archive has no such file.
+    FILE is the only file with text, or the only one whose name ends in `.suffix`. Raises
+    `DataError` if there is no such file, also if `name` has a FILE already.
     """
-    parts = split_name(name)
-    if parts is None:
+    archive_and_file = split_name(name)
+    if archive_and_file is None:
         return name
-    archive, file_name = parts
+    archive, file_name = archive_and_file
     names = list_files(archive)
     if file_name:
         matches = [file for file in names if file == file_name]
@@ -72,7 +75,7 @@ def find_text(name: str, suffix: str) -> str:
 
 
 def _plain_name(file_name: str) -> str:
-    """Remove the suffix of a compression."""
+    """Remove a suffix such as .gz."""
     return file_name.rpartition(".")[0] if is_compressed(file_name) else file_name
 
 
@@ -88,7 +91,7 @@ def list_files(archive: Path) -> list[str]:
     for file_name, size in _list_sizes(archive):
         num_bytes += size
         _check_size(archive, num_bytes)
-        if not _NO_TEXT.search(file_name):
+        if not _SKIPPED.search(file_name):
             names.append(file_name)
         if len(names) > MAX_FILES:
             raise DataError(f"{archive} has more than {MAX_FILES:,} files; unpack it")

@@ -86,18 +86,23 @@ class _CorpusSettings:
 
 def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
     """Return the settings of all corpora of a split, sorted by name."""
-    named = sorted(config.corpora.items())
-    splits: list[tuple[str, str, SplitConfig]] = []  # key, name of the corpus, settings
-    if split == "train" and named:
-        splits += [(f"data.corpora.{name}", name, corpus) for name, corpus in named]
-    else:
-        splits.append((f"data.{split}", "", getattr(config, split)))
-        for name, corpus in named:
-            splits.append((f"data.corpora.{name}.{split}", name, getattr(corpus, split)))
     corpora = []
-    for key, name, settings in splits:
-        if settings.source_keys or (split == "train" and named):
-            corpora.append(_CorpusSettings(key, name, settings, corpus_direction(config, name)))
+
+    def add(key: str, name: str, settings: SplitConfig) -> None:
+        corpora.append(_CorpusSettings(key, name, settings, corpus_direction(config, name)))
+
+    named = sorted(config.corpora.items())
+    if split == "train" and named:
+        for name, corpus in named:
+            add(f"data.corpora.{name}", name, corpus)  # also without text, which is refused later
+        return corpora
+    unnamed = getattr(config, split)
+    if unnamed.source_keys:
+        add(f"data.{split}", "", unnamed)
+    for name, corpus in named:
+        held_out = getattr(corpus, split)
+        if held_out.source_keys:
+            add(f"data.corpora.{name}.{split}", name, held_out)
     return corpora
 
 
@@ -278,8 +283,10 @@ def match_files(name: str) -> dict[tuple[str, ...], str]:
 
 def _unpacked_blocks(name: str) -> Iterator[tuple[bytes]]:
     """Read blocks of bytes from stdin, a file in an archive, or a file, which is decompressed."""
-    if (archive_and_file := archives.split_name(name)) is not None:
-        for block in archives.read_blocks(*archive_and_file):
+    archive_and_file = archives.split_name(name)
+    if archive_and_file is not None:
+        archive, file_name = archive_and_file
+        for block in archives.read_blocks(archive, file_name):
             yield (block,)
         return
     if name == STDIN and sys.stdin is None:

@@ -27,7 +27,7 @@ from nmt.training.schedule import learning_rate
 log = logging.getLogger(__name__)
 MEASURING_SECONDS = 10.0  # about how long updates are measured
 _MAX_MEASURED_UPDATES = 20
-# beside those of the optimizer: settings that change neither the memory nor the time of an update
+# change neither the memory nor the time of an update, like most settings of the optimizer
 _SETTINGS_WITHOUT_COST = ("seed", "max_updates", "label_smoothing")
 
 
@@ -62,7 +62,7 @@ def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
     epoch_plan = run.sampler_at(0).plan_epoch(0)
     key = cost_settings(config)
     if key in _results:
-        log.info("memory and speed are as measured for an earlier run of the same cost")
+        log.info("memory and speed were measured for an earlier run, which costs the same")
     else:
         _results[key] = _measure(run, epoch_plan)
     result = _results[key]
@@ -84,8 +84,8 @@ def cost_settings(config: TrainConfig) -> tuple[object, ...]:
     """
     settings: list[object] = []
     for key, value in settings_to_compare(config).items():
-        is_free = key.startswith("optimizer.") and key != "optimizer.name"
-        if is_free or key in _SETTINGS_WITHOUT_COST:
+        is_of_optimizer = key.startswith("optimizer.") and key != "optimizer.name"
+        if is_of_optimizer or key in _SETTINGS_WITHOUT_COST:
             continue
         if key.startswith("model.") and key.endswith("dropout"):
             value = bool(value)
@@ -154,8 +154,8 @@ def measure_updates(
     """Make updates for about `MEASURING_SECONDS`, the same number on all ranks, and time them.
 
     `make_update` makes an update, waits for the device and returns the operations of all ranks.
-    `first_plan`, which may be a small part of `plans[0]`, is made first. It is slower than others,
-    so its time is only used if there is no time for a whole update.
+    `first_plan`, which may be a small part of `plans[0]`, is made first. If there is no time for a
+    whole update, it is made and timed again, or, if it is very slow, its first time is used.
     """
 
     def measure(measured_plans: Sequence[UpdatePlan]) -> Measurement:
@@ -168,7 +168,8 @@ def measure_updates(
     num_updates = min(_MAX_MEASURED_UPDATES, int(MEASURING_SECONDS / seconds_per_update))
     num_updates = from_main(num_updates)  # the ranks measure different times
     if num_updates == 0:
-        return first
+        is_very_slow = from_main(first.seconds > MEASURING_SECONDS)
+        return first if is_very_slow else measure([first_plan])
     return measure(list(islice(cycle(plans), 1, 1 + num_updates)))
 
 
@@ -184,8 +185,8 @@ def render_report(
 ) -> str:
     """Return the report on a run of `num_updates` that starts at `start`.
 
-    `lengths` (N, 2) are the lengths of all pairs. All updates are assumed to be
-    like the first pool of `epoch_plan`, and to take the measured time per source or target token.
+    `lengths` (N, 2) are the lengths of all pairs. Assumes that all updates are like those in the
+    first pool of `epoch_plan`, and take the measured time per source or target token.
     `peak_flops_per_second` is the result of `Learner.measure_peak_flops`.
     """
     plans = epoch_plan.pool_of(0)

@@ -21,7 +21,7 @@ from nmt.training.trackers import flatten_keys
 if TYPE_CHECKING:  # a command that compares no scores need not import sacreBLEU
     from nmt.evaluate import Score
 
-_METRICS = "metrics.jsonl"  # the file that every run has
+_METRICS = "metrics.jsonl"  # a folder with this file is a run
 _MAX_EXPONENT = 20.0  # limits the perplexity of an untrained model
 _MAX_SETTINGS = 8  # columns of the table
 _MAX_VALUE_LENGTH = 40  # characters of a setting in the table
@@ -32,24 +32,25 @@ Records = list[dict[str, Any]]
 
 
 def find_runs(names: Iterable[str]) -> list[Path]:
-    """Return the run folders that `names` stand for, each once.
+    """Return the run folders of `names`, each folder once.
 
-    A name is a run folder, a folder that has runs below it, or a pattern with * or ?. A name of
-    none of these kinds is returned as a path, so that its reader can say what is missing.
+    A name is a run folder, a folder of runs, or a pattern with * or ?. Another name is returned as
+    a path; reading its metrics raises the error. Raises `DataError` if a pattern matches no run.
     """
-    run_dirs: dict[Path, None] = {}  # an ordered set
+    run_dirs: list[Path] = []
     for name in names:
         path = resolve_path(name)
-        if path.exists() or not ("*" in name or "?" in name):
-            run_dirs.update(dict.fromkeys(_runs_in(path) or [path]))
+        is_pattern = not path.exists() and ("*" in name or "?" in name)
+        if not is_pattern:
+            run_dirs += _runs_in(path) or [path]
             continue
-        runs: list[Path] = []
-        for match in sorted(glob.glob(str(path).replace("[", "[[]"))):
-            runs += _runs_in(Path(match))
-        if not runs:
+        matching_runs: list[Path] = []
+        for match in sorted(glob.glob(str(path).replace("[", "[[]"))):  # a bracket is no pattern
+            matching_runs += _runs_in(Path(match))
+        if not matching_runs:
             raise DataError(f"{name} matches no run of nmt-train; check the pattern")
-        run_dirs.update(dict.fromkeys(runs))
-    return list(run_dirs)
+        run_dirs += matching_runs
+    return list(dict.fromkeys(run_dirs))
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -64,7 +65,7 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def read_metrics(run_dir: Path) -> Records:
-    """Read the metrics of a run in order; raise `DataError` if there are none.
+    """Read the metrics of a run in order; raise `DataError` if it has no metrics.
 
     Leaves out the last line if a running training has not written it completely.
     """
@@ -102,13 +103,13 @@ class RunSummary:
 
     folder: Path
     settings: dict[str, Any]  # by dotted key, such as model.d_model; empty without a config
-    num_updates: int  # that were logged
+    num_updates: int  # of the newest record
     best_loss: float | None  # None before the first validation
     best_bleu: float | None
     scores: Sequence[Score] = ()  # of a test set, if one was translated
 
     def sort_key(self) -> float:
-        """Return a number that is lower for a better run, by the metric that ranked checkpoints."""
+        """Return a number that is lower for a better run, by the setting `best_metric`."""
         if self.settings.get("best_metric") == BestMetric.bleu.value:
             return math.inf if self.best_bleu is None else -self.best_bleu
         return math.inf if self.best_loss is None else self.best_loss
@@ -144,7 +145,10 @@ def summarize_run(run_dir: Path, scores: Sequence[Score] = ()) -> RunSummary:
 
 
 def run_table(summaries: Iterable[RunSummary]) -> str:
-    """Format runs as a table, best first: settings that differ, best scores, and the folder."""
+    """Format runs as a table, best first, with a row per run.
+
+    The columns are the settings that differ, the best scores, scores of a test set, and the folder.
+    """
     ranked = sorted(summaries, key=RunSummary.sort_key)
     keys = differing_settings([summary.settings for summary in ranked])
     shown_keys = keys[:_MAX_SETTINGS]
@@ -169,7 +173,7 @@ def run_table(summaries: Iterable[RunSummary]) -> str:
 
 
 def differing_settings(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the keys, but `run_dir`, whose values are not the same in all runs."""
+    """Return the keys of the settings whose values are not the same in all runs, but `run_dir`."""
     keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
     differing = []
     for key in keys:

@@ -94,24 +94,16 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     """
     folders = find_runs(config.run_dir)
     runs = [read_metrics(folder) for folder in folders]
-    if len(runs) > 1:
-        print(run_table(map(summarize_run, folders)))
-    names = [folder.name for folder in folders]
-    if len(set(names)) < len(names):
-        names = [os.path.relpath(folder) for folder in folders]
-    replacements = style.add_fonts_for(names)
-    names = [name.translate(replacements) for name in names]
-    newest = max(records[-1]["update"] for records in runs)
-    title = _wrap(f"{names[0]} up to update {newest:,}")
-    names = [_wrap(name) for name in names]
-    num_columns = 0  # of the legend, which only a comparison has
+    names = _display_names(folders, style)
+    newest_update = max(records[-1]["update"] for records in runs)
+    title = _wrap(f"{names[0]} up to update {newest_update:,}")
+    num_legend_columns = 0
     num_legend_lines = 0
     if len(runs) > 1:
-        title = f"{len(runs)} runs up to update {newest:,}; dashed: validation"
-        longest_name = max(len(line) for name in names for line in name.splitlines())
-        num_columns = max(1, _LINE_LENGTH // (longest_name + _LEGEND_MARGIN))
-        num_lines = sum(name.count("\n") + 1 for name in names)
-        num_legend_lines = math.ceil(num_lines / num_columns)
+        print(run_table(map(summarize_run, folders)))
+        title = f"{len(runs)} runs up to update {newest_update:,}; dashed: validation"
+        names = [_wrap(name) for name in names]
+        num_legend_columns, num_legend_lines = _legend_size(names)
     figure = style.figure(12, 6.5 + _LINE_INCHES * (num_legend_lines + title.count("\n")))
     panels = figure.subplots(2, 3).flat
     for axes, chart in zip(panels, METRIC_CHARTS, strict=True):
@@ -125,16 +117,33 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
             axes.set_ylim(bottom=0)
             if highest > 0:
                 axes.set_ylim(top=1.05 * highest)
-    if num_columns > 0:
+    if len(runs) > 1:  # one legend below all charts; a long name would squeeze a chart
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=num_columns)
+        figure.legend(handles, labels, loc="outside lower center", ncols=num_legend_columns)
     figure.suptitle(title)
     return figure
+
+
+def _display_names(folders: list[Path], style: Style) -> list[str]:
+    """Return names of the run folders, which differ, with codes for characters without a font."""
+    names = [folder.name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [os.path.relpath(folder) for folder in folders]
+    replacements = style.add_fonts_for(names)
+    return [name.translate(replacements) for name in names]
 
 
 def _wrap(text: str) -> str:
     """Break a text into lines that fit in the width of the figure, preferably after commas."""
     return textwrap.fill(text.replace(",", ", "), _LINE_LENGTH)
+
+
+def _legend_size(names: list[str]) -> tuple[int, int]:
+    """Return the number of columns of a legend of wrapped names, and about its lines of text."""
+    lines = [line for name in names for line in name.splitlines()]
+    longest = max(len(line) for line in lines)
+    num_columns = max(1, _LINE_LENGTH // (longest + _LEGEND_MARGIN))
+    return num_columns, math.ceil(len(lines) / num_columns)
 
 
 def _draw_curves(
