@@ -8,6 +8,10 @@ tags and bodies of 17 MB, and tries wrong keys. Afterwards, the models are loade
 every second time from a damaged folder. Exit status 1 if the polite client's p99 is more than twice
 its p99 without the attacks, a request of it fails, the memory of the server's processes grows by
 more than 10 %, the log has a traceback or more than 1 MB, or a reload leaves a process. Linux only.
+
+Server, attacker and polite client share the CPU cores of this machine. A control phase therefore
+measures the polite client while other processes use as much CPU time as the attacks did. Its p99
+counts instead of the quiet one if it is higher.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from processes import BIN, free_port, is_answering, process_tree
+from processes import BIN, cpu_seconds_of, free_port, is_answering, process_tree
 
 POLITE_KEY = "polite-client"
 ATTACKER_KEY = "attacker"
@@ -186,7 +190,9 @@ def attack(server: psutil.Process, target: Target, seconds: float) -> list[str]:
     attacker = multiprocessing.get_context("spawn").Process(target=run_attacks, args=(target,))
     attacker.start()
     time.sleep(5)
+    cpu_before = cpu_seconds(server, attacker.pid)
     attacked = client.ask_for(seconds)
+    cpu_per_second = (cpu_seconds(server, attacker.pid) - cpu_before) / seconds
     num_requests = len(client.seconds)
     median = percentile(client.seconds, 0.5)
     memory_during = memory_bytes(server)
@@ -194,19 +200,53 @@ def attack(server: psutil.Process, target: Target, seconds: float) -> list[str]:
     attacker.join()
     time.sleep(SETTLE_SECONDS)
     memory_after = memory_bytes(server)
+    control = measure_control(client, cpu_per_second)
     sizes = [f"{size / 2**20:.0f}" for size in (memory_before, memory_during, memory_after)]
     print(
         f"p99 quiet {quiet * 1000:.0f} ms, attacked {attacked * 1000:.0f} ms "
-        f"(median {median * 1000:.0f} ms) in {num_requests} requests; memory before, at the end of "
-        f"and after the attacks {', '.join(sizes)} MB",
+        f"(median {median * 1000:.0f} ms) in {num_requests} requests, "
+        f"control {control * 1000:.0f} ms ({cpu_per_second:.2f} CPU seconds per second); "
+        f"memory before, at the end of and after the attacks {', '.join(sizes)} MB",
         flush=True,
     )
     problems = client.failures[:5]
-    if attacked > 2 * quiet:
+    if attacked > 2 * max(quiet, control):
         problems.append("the attacks delayed the polite client")
     if memory_after > 1.1 * memory_before:
         problems.append("the attacks left memory behind")
     return problems
+
+
+def cpu_seconds(server: psutil.Process, attacker_pid: int | None) -> float:
+    """Return the CPU time that the server and the attacker have used."""
+    return cpu_seconds_of([*process_tree(server), psutil.Process(attacker_pid)])
+
+
+def measure_control(client: PoliteClient, cpu_per_second: float) -> float:
+    """Return the p99 of the client while two processes use `cpu_per_second` of CPU time."""
+    context = multiprocessing.get_context("spawn")
+    burners = [
+        context.Process(target=burn, args=(cpu_per_second / 2,), daemon=True) for _ in range(2)
+    ]
+    for burner in burners:
+        burner.start()
+    time.sleep(2)
+    p99 = client.ask_for(QUIET_SECONDS)
+    for burner in burners:
+        burner.kill()
+        burner.join()
+    return p99
+
+
+def burn(cpu_per_second: float) -> None:
+    """Use CPU time at a rate, in slices of 50 ms as a search does, until killed."""
+    start = time.monotonic()
+    while True:
+        end = time.process_time() + 0.05
+        while time.process_time() < end:
+            pass
+        ahead = time.process_time() / max(cpu_per_second, 0.01) - (time.monotonic() - start)
+        time.sleep(max(ahead, 0))
 
 
 def run_attacks(target: Target) -> None:

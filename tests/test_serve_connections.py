@@ -183,6 +183,16 @@ def test_idle_connections_make_room_and_busy_ones_do_not(
     assert len(messages) == 1
 
 
+def test_several_idle_connections_are_closed_at_once_if_many_may_be_open(
+    tokenizer: Tokenizer,
+) -> None:
+    models, _ = copying(tokenizer)
+    with running(models, max_connections=32) as server, ExitStack() as stack:
+        idle = [stack.enter_context(connect(server.port)) for _ in range(33)]
+        eventually(lambda: all(map(is_closed, idle[:2])))
+        assert not any(map(is_closed, idle[2:]))
+
+
 @contextmanager
 def propagating() -> Iterator[None]:
     """Let pytest see the warnings of the server, as if nothing had been logged before."""

@@ -262,7 +262,7 @@ def test_a_bug_outside_the_engine_fails_the_requests_there_and_the_server_goes_o
         assert server.translate("the tree") == "the tree"
         assert server.service.scheduler.queues.num_waiting == 0
         with monkeypatch.context() as patch:
-            patch.setattr(server.service.scheduler.rounds, "_take_round", lambda: 1 / 0)
+            patch.setattr(server.service.scheduler.rounds, "_take_round", lambda **_: 1 / 0)
             assert server.post("/translate", q="the", **GOOD).status == 500
             time.sleep(0.2)
         assert caplog.text.count("failed outside the engine") <= 3  # not again and again

@@ -21,7 +21,7 @@ class ServeConfig(InferenceConfig):
     num_workers: int | None = option(
         None,
         "worker processes (native backend, Linux CPU); 0: search in the server process; null: one "
-        "per thread, at most 4",
+        "per thread, at most 4. At least 2 are started: one is for short requests",
         low=0,
         high=1024,
     )

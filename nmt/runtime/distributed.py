@@ -243,11 +243,21 @@ def use_one_thread_after_fork() -> None:
 
 def keep_freed_memory() -> None:
     """Keep up to 512 MiB of freed memory in this process, for the next step of a search (glibc)."""
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # only glibc has it
-        m_trim_threshold = -1  # the parameters of malloc.h
-        m_mmap_threshold = -3
-        mallopt(m_mmap_threshold, 32 << 20)  # the largest value that glibc accepts
-        mallopt(m_trim_threshold, 512 << 20)
+    m_trim_threshold = -1
+    m_mmap_threshold = -3
+    _set_malloc_option(m_mmap_threshold, 32 << 20)  # the largest value that glibc accepts
+    _set_malloc_option(m_trim_threshold, 512 << 20)
+
+
+def limit_malloc_arenas(num_arenas: int) -> None:
+    """Let all threads share `num_arenas` memory pools, each of which keeps freed memory (glibc)."""
+    m_arena_max = -8
+    _set_malloc_option(m_arena_max, num_arenas)
+
+
+def _set_malloc_option(option: int, value: int) -> None:
+    """Set a parameter of malloc.h in the GNU C library; does nothing with other libraries."""
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(option, value)

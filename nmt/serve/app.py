@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import functools
 import gc
 import json
 import logging
@@ -28,7 +29,7 @@ from starlette.types import ASGIApp
 from nmt import __version__
 from nmt.config import ServeConfig
 from nmt.errors import ConfigError, DataError
-from nmt.runtime.distributed import set_num_threads
+from nmt.runtime.distributed import limit_malloc_arenas, set_num_threads
 from nmt.serve import api, middleware, v1
 from nmt.serve.access import HttpError, Key, KeyRing, read_token
 from nmt.serve.file_process import start_fork_server
@@ -55,10 +56,13 @@ _MEDIA_TYPES = {
     ".json": "application/json",
 }
 _STATIC_FILES = resources.files("nmt.serve") / "static"
-_CLEANUP_SECONDS = 30  # between two searches for downloads to delete and memory to free
+_CLEANUP_SECONDS = 10  # between two searches for downloads to delete and memory to free
 _BACKLOG = 2048  # connections that wait to be accepted
-_ACCEPTED_AT_ONCE = 32  # connections accepted before the first of them is counted
+_ACCEPTED_AT_ONCE = 8  # connections accepted before the first of them is counted
 _RESERVED_FILES = 128  # sockets and files that belong to no connection
+# After this time, a thread that reads a large text lets the event loop run. A short request needs
+# several turns, so Python's default of 5 ms would delay it too much.
+_SWITCH_SECONDS = 0.0005
 
 
 async def health(request: Request) -> Response:
@@ -81,14 +85,21 @@ async def metrics(request: Request) -> Response:
 async def spec(request: Request) -> Response:
     """GET /spec: the OpenAPI description, with the languages and limits of this server."""
     service = get_service(request)
+    content = _openapi_json(tuple(service.models.codes), service.config.max_beam_size)
+    return Response(content, media_type="application/json")
+
+
+@functools.lru_cache(maxsize=1)
+def _openapi_json(codes: tuple[str, ...], max_beam_size: int) -> bytes:
+    """Return the OpenAPI description with the codes of the served languages."""
     description = json.loads(_read_static("openapi.json"))
     description["info"]["version"] = __version__
     schemas = description["components"]["schemas"]
-    schemas["Source"]["enum"] = ["auto", *service.models.codes]
-    schemas["Target"]["enum"] = service.models.codes
-    schemas["NBest"]["maximum"] = service.config.max_beam_size
-    schemas["BeamSize"]["maximum"] = service.config.max_beam_size
-    return JSONResponse(description)
+    schemas["Source"]["enum"] = ["auto", *codes]
+    schemas["Target"]["enum"] = codes
+    schemas["NBest"]["maximum"] = max_beam_size
+    schemas["BeamSize"]["maximum"] = max_beam_size
+    return bytes(JSONResponse(description).body)
 
 
 async def page(request: Request) -> Response:
@@ -153,13 +164,14 @@ def make_app(service: Service) -> ASGIApp:
 
 
 async def _clean_up(service: Service) -> None:
-    """Delete old downloads, and give memory that large requests have freed back to the system."""
+    """Delete old downloads, end idle processes, and give freed memory back to the system."""
     malloc_trim = None
     if sys.platform.startswith("linux"):
         malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
     while True:
         await asyncio.sleep(_CLEANUP_SECONDS)
         service.downloads.expire()
+        service.scheduler.encoder.end_idle_processes()
         if malloc_trim is not None:
             await asyncio.to_thread(malloc_trim, 0)
 
@@ -226,11 +238,11 @@ def serve(config: ServeConfig) -> None:
     Raises `ConfigError` if the server cannot listen on the address.
     """
     set_num_threads(config.num_threads)
+    limit_malloc_arenas(2)
     max_connections = limit_connections(config)
     listener = listen(config)
     config = choose_serve_engine(config)
-    if config.max_file_bytes:
-        start_fork_server()
+    start_fork_server()
     service = Service(config, Models.load(config))
     settings = uvicorn.Config(
         make_app(service),
@@ -249,6 +261,7 @@ def serve(config: ServeConfig) -> None:
     for name in ("asyncio", "uvicorn.error", "python_multipart.multipart"):
         logging.getLogger(name).addFilter(OncePerMinute())  # clients can cause warnings at will
     gc.freeze()  # garbage collection need not visit the objects of modules and models
+    sys.setswitchinterval(_SWITCH_SECONDS)
     asyncio.run(_run(server, service, listener))
     if server.was_interrupted:
         raise KeyboardInterrupt

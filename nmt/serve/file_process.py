@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -35,13 +36,15 @@ _MAX_FILES = 32  # that are translated at a time
 _MAX_FILES_PER_CLIENT = 8
 _MAX_READERS = 4  # files that are read at a time, each of another client
 _SAMPLE_CHARACTERS = 4000  # of a file, to detect its language
-_CONTEXT: Any = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+FORK_CONTEXT: Any = multiprocessing.get_context(
+    "spawn" if sys.platform == "win32" else "forkserver"
+)
 
 
 def start_fork_server() -> None:
     """Start the process that forks the others, which takes two seconds for its imports."""
     if sys.platform != "win32":
-        _CONTEXT.set_forkserver_preload([__name__])
+        FORK_CONTEXT.set_forkserver_preload([__name__])
         multiprocessing.forkserver.ensure_running()  # type: ignore[attr-defined]
 
 
@@ -63,9 +66,9 @@ class OpenFile:
     def __init__(
         self, reader: _FileReader, threads: ThreadPoolExecutor, timeout_seconds: float
     ) -> None:
-        self._connection, self._reader_connection = _CONTEXT.Pipe()
+        self._connection, self._reader_connection = FORK_CONTEXT.Pipe()
         arguments = (self._reader_connection, reader)
-        self._process = _CONTEXT.Process(target=_run_reader, args=arguments, daemon=True)
+        self._process = FORK_CONTEXT.Process(target=_run_reader, args=arguments, daemon=True)
         self._threads = threads
         self._timeout_seconds = timeout_seconds
 
@@ -143,12 +146,18 @@ class FileProcesses:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _run_reader(connection: Connection, reader: _FileReader) -> None:
-    """Call methods of a reader until the server closes its end of the connection."""
+def prepare_forked_process() -> None:
+    """Let this process end with the server, and leave CPU time and memory to others."""
+    gc.freeze()  # else garbage collection would write to the pages that the processes share
     if sys.platform.startswith("linux"):
         set_parent_death_signal(signal.SIGKILL)  # the fork server ends with the server
     if sys.platform != "win32":
         os.nice(19)  # searches go first
+
+
+def _run_reader(connection: Connection, reader: _FileReader) -> None:
+    """Call methods of a reader until the server closes its end of the connection."""
+    prepare_forked_process()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             method, args = connection.recv()

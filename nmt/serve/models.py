@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from nmt.config import Engine, ServeConfig
 from nmt.data.language_codes import language_name, maximize_code, shorten_codes
 from nmt.data.languages import Tags
@@ -190,13 +192,14 @@ def choose_serve_engine(config: ServeConfig) -> ServeConfig:
 
 
 def _load_translator(folder: str, config: ServeConfig) -> Translator:
+    num_threads = max(config.num_threads or torch.get_num_threads(), 2)
     return Translator.load(
         folder,
         device=config.device,
         dtype=config.dtype,
         backend=config.backend,
         quantization=config.quantization,
-        num_threads=config.num_threads,
+        num_threads=num_threads,  # one of them for urgent requests
     )
 
 

@@ -85,24 +85,27 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow = _FlowControl(transport, self.pipeline)
         self._start_head_timeout()
         if self._max_connections is not None and len(self.connections) > self._max_connections:
-            self._make_room()
+            self._make_room(self._max_connections)
 
-    def _make_room(self) -> None:
-        """Close the connection that has waited longest for its client, or else refuse this one."""
+    def _make_room(self, max_connections: int) -> None:
+        """Close connections that have waited longest for their client, or else refuse this one.
+
+        Closes several if many may be open, since finding them takes time for each open connection.
+        """
         log.warning(
             "%d connections are open: of further ones, idle ones are closed or status 503 is sent",
-            self._max_connections,
+            max_connections,
         )
         waiting = []
         for connection in self.connections:
             assert isinstance(connection, BoundedProtocol)
             if connection is not self and connection.is_waiting_for_client:
                 waiting.append(connection)
-        if waiting:
-            oldest = min(waiting, key=lambda connection: connection.last_active)
-            self.connections.discard(oldest)  # its socket is closed in the next turn of the loop
-            oldest.transport.abort()
-        else:
+        waiting.sort(key=lambda connection: connection.last_active)
+        for connection in waiting[: max(max_connections // 16, 1)]:
+            self.connections.discard(connection)  # closed in the next turn of the loop
+            connection.transport.abort()
+        if not waiting:
             self._is_refused = True
             self.transport.write(_UNAVAILABLE)
             self.transport.close()

@@ -1,7 +1,8 @@
 """Requests that wait for an engine, in one queue per client.
 
 Rounds take segments from the clients in turn, so that a client with many sentences does not delay
-the others. The number of waiting segments is limited, in total and per client.
+the others. Requests of clients that have little unfinished work are urgent: they need not wait for
+the rounds of others. The number of waiting segments is limited, in total and per client.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +26,10 @@ from nmt.translate.windows import EncodedWindow
 _MAX_REQUESTS_SEARCHED = 16  # oldest requests of a client that are compared with given options
 _TOKENS_PER_SEGMENT = 20  # an average, for the estimate of Retry-After
 _MAX_RETRY_SECONDS = 60
+# unanswered work of a client whose requests are urgent
+_MAX_URGENT_SEGMENTS = 8
+_MAX_URGENT_TOKENS = 128  # source tokens
+_URGENT_SECONDS = 30.0  # for which a client with an urgent request is expected to send another one
 
 
 class QueueFullError(Exception):
@@ -64,7 +69,14 @@ class BatchOptions:
         if search.sampling:  # samples are independent, so none beyond n_best need be drawn
             search = replace(search, beam_size=n_best)
         backend = self.translator.backend
-        return BatchSearch(backend, search, n_best, backend.max_tokens, self.lines.with_scores)
+        return BatchSearch(
+            backend,
+            search,
+            n_best,
+            backend.max_tokens,
+            self.lines.with_scores,
+            is_parallel=False,  # other workers of the engine have rounds of their own
+        )
 
 
 @dataclass(eq=False)
@@ -78,6 +90,7 @@ class QueuedRequest:
     options: BatchOptions
     encoded: EncodedWindow
     segments: list[Segment] = field(init=False)
+    num_tokens: int = field(init=False)  # source tokens of all segments
     results: dict[int, SearchResult] = field(default_factory=dict)  # of finished segments, by index
     num_taken: int = 0  # segments that a round has taken
     queued_at: float = field(default_factory=time.monotonic)
@@ -85,6 +98,7 @@ class QueuedRequest:
 
     def __post_init__(self) -> None:
         self.segments = [segment for line in self.encoded.segments for segment in line]
+        self.num_tokens = sum(segment.num_tokens for segment in self.segments)
         self.done = asyncio.get_running_loop().create_future()
 
     @property
@@ -112,6 +126,11 @@ class ClientQueues:
         self.requests: set[QueuedRequest] = set()  # all unanswered ones, waiting or being searched
         self._max_waiting = max_waiting
         self._queues: OrderedDict[str, deque[QueuedRequest]] = OrderedDict()
+        # of all unanswered requests, by client
+        self._num_segments: Counter[str] = Counter()
+        self._num_tokens: Counter[str] = Counter()
+        self._urgent_at: OrderedDict[str, float] = OrderedDict()
+        """When the latest urgent request of each client was added, the oldest first."""
 
     def check_capacity(self, client: str, num_segments: int, tokens_per_second: float) -> None:
         """Check that a client may add `num_segments` segments now.
@@ -138,8 +157,13 @@ class ClientQueues:
     def add(self, request: QueuedRequest) -> None:
         """Append a request to the queue of its client."""
         self.requests.add(request)
+        self._num_segments[request.client] += len(request.segments)
+        self._num_tokens[request.client] += request.num_tokens
         self._queues.setdefault(request.client, deque()).append(request)
         self.num_waiting += len(request.segments)
+        if self._is_urgent(request.client):
+            self._urgent_at[request.client] = time.monotonic()
+            self._urgent_at.move_to_end(request.client)
 
     def remove(self, request: QueuedRequest) -> None:
         """Remove a request that was answered or canceled."""
@@ -147,6 +171,8 @@ class ClientQueues:
         request.num_taken = len(request.segments)
         request.done.cancel()
         self.requests.discard(request)
+        self._num_segments -= Counter({request.client: len(request.segments)})
+        self._num_tokens -= Counter({request.client: request.num_tokens})
         queue = self._queues.get(request.client, deque())
         if request in queue:
             queue.remove(request)
@@ -162,26 +188,35 @@ class ClientQueues:
         self._queues.clear()
         self.num_waiting = 0
 
-    def next_request(self) -> QueuedRequest | None:
-        """Return the oldest waiting request of the next client, or None if none waits."""
+    def next_request(self, *, only_urgent: bool = False) -> QueuedRequest | None:
+        """Return the oldest waiting request of the next client, or None if none waits.
+
+        With `only_urgent`, consider only clients whose requests are urgent.
+        """
         for client in list(self._queues):
             queue = self._queues[client]
             _drop_taken(queue)
-            if queue:
+            if not queue:
+                del self._queues[client]
+            elif not only_urgent or self._is_urgent(client):
                 return queue[0]
-            del self._queues[client]
         return None
 
-    def take_turns(self, options: BatchOptions) -> Iterator[QueuedRequest]:
+    def take_turns(
+        self, options: BatchOptions, *, only_urgent: bool = False
+    ) -> Iterator[QueuedRequest]:
         """Yield waiting requests with these options, from each client in turn.
 
         The caller must take one segment of each request before it asks for the next request. A
         request with further waiting segments is yielded again in the next turn of its client.
+        With `only_urgent`, yield only urgent requests.
         """
         has_matches = True
         while has_matches:
             has_matches = False
             for client in list(self._queues):
+                if only_urgent and not self._is_urgent(client):
+                    continue
                 request = self._find_request(client, options)
                 if request is not None:
                     yield request
@@ -198,6 +233,25 @@ class ClientQueues:
     def end_turn(self, client: str) -> None:
         """Move a client behind all others in the order in which clients are served."""
         self._queues.move_to_end(client)
+
+    def has_competition(self) -> bool:
+        """Return whether a client has much work and another one had an urgent request lately."""
+        oldest = time.monotonic() - _URGENT_SECONDS
+        for client, queued_at in list(self._urgent_at.items()):
+            if queued_at > oldest:
+                break
+            del self._urgent_at[client]
+        for client in self._queues:
+            if not self._is_urgent(client) and self._urgent_at.keys() - {client}:
+                return True
+        return False
+
+    def _is_urgent(self, client: str) -> bool:
+        """Return whether all unanswered requests of a client together are short."""
+        return (
+            self._num_segments[client] <= _MAX_URGENT_SEGMENTS
+            and self._num_tokens[client] <= _MAX_URGENT_TOKENS
+        )
 
     def _find_request(self, client: str, options: BatchOptions) -> QueuedRequest | None:
         """Return the first waiting request of a client with these options."""

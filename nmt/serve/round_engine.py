@@ -42,8 +42,9 @@ class SearchRound:
     loop, except that `take_new_segments` may be called by the thread of an engine.
     """
 
-    def __init__(self, options: BatchOptions) -> None:
+    def __init__(self, options: BatchOptions, *, only_urgent: bool = False) -> None:
         self.options = options
+        self.only_urgent = only_urgent  # whether all its segments are of urgent requests
         self.batch_search = options.make_batch_search()
         self.is_open = options.can_join  # whether segments may be added to the running search
         self.num_added = 0
@@ -60,7 +61,7 @@ class SearchRound:
         segment = request.segments[index]
         self.unfinished[self.num_added] = (request, index)
         self.num_added += 1
-        self.num_tokens += len(segment.ids) + 1
+        self.num_tokens += segment.num_tokens
         self._arrived.append(segment)
 
     def take_new_segments(self) -> list[Segment]:
@@ -71,7 +72,7 @@ class SearchRound:
         """Hand the result of a segment to its request."""
         request, index = self.unfinished.pop(number)
         request.finish_segment(index, result)
-        num_tokens = len(request.segments[index].ids) + 1
+        num_tokens = request.segments[index].num_tokens
         self.num_tokens -= num_tokens
         self.num_finished_tokens += num_tokens
 

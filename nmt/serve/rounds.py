@@ -1,7 +1,10 @@
 """Runs rounds: takes segments from the queues of the clients and gives them to an engine.
 
-A round starts as soon as an engine is free. Segments that arrive while all engines are busy join a
-running search if their options allow it; otherwise they wait for the next round.
+A round starts as soon as a worker of an engine is free. Segments that arrive while all workers are
+busy join a running search if their options allow it; otherwise they wait for the next round.
+
+If there are several workers, the last one is reserved for urgent requests (see `ClientQueues`)
+while these compete with clients that have much work.
 """
 
 from __future__ import annotations
@@ -45,25 +48,34 @@ class _RoundSize(NamedTuple):
 
 
 class RoundRunner:
-    """Runs up to `num_rounds` rounds at the same time, all in one event loop."""
+    """Runs rounds in one event loop, as many at the same time as there are workers.
 
-    def __init__(self, queues: ClientQueues, metrics: Metrics, num_rounds: int) -> None:
+    If there are more workers than `max_rounds`, the last one searches urgent requests only.
+    """
+
+    def __init__(
+        self, queues: ClientQueues, metrics: Metrics, *, num_workers: int, max_rounds: int
+    ) -> None:
         self.tokens_per_second = _INITIAL_TOKENS_PER_SECOND  # source tokens; a moving average
         self.running: list[SearchRound] = []
-        self.local_engine = LocalEngine(num_rounds)
+        self.local_engine = LocalEngine(num_workers)
         self._queues = queues
         self._metrics = metrics
-        self._num_rounds = num_rounds
+        self._max_rounds = max_rounds
+        self._num_workers = num_workers
         self._num_function_calls = 0
-        self._wake = asyncio.Event()  # set while segments wait
+        self._busy_slots: set[int] = set()  # numbers of the workers that search
+        self._wake_events = [asyncio.Event() for _ in range(num_workers)]
+        """For each worker, set while it may start a round."""
 
     async def run(self) -> None:
         """Run rounds until cancelled."""
-        await asyncio.gather(*[self._run_slot(slot) for slot in range(self._num_rounds)])
+        await asyncio.gather(*[self._run_slot(slot) for slot in range(self._num_workers)])
 
     def notify(self) -> None:
-        """Let segments that were added to the queues start or join a round."""
-        self._wake.set()
+        """Let waiting segments start or join a round."""
+        for wake_event in self._wake_events:
+            wake_event.set()
         self._join_waiting()
 
     async def call_function(
@@ -87,35 +99,37 @@ class RoundRunner:
         self.local_engine.close()
 
     async def _run_slot(self, slot: int) -> None:
-        """Run one round after the other.
+        """Run one round after the other with the worker number `slot`.
 
         An error outside of the engine fails all requests, and the loop continues.
         """
         previous = _RoundSize(0, 0.0)
         while True:
-            await self._wake.wait()
+            await self._wake_events[slot].wait()
             await asyncio.sleep(0)  # let requests that have already arrived enter the queues
             try:
                 previous = await self._run_next_round(slot, previous)
             except Exception as error:
                 log.exception("a round failed outside the engine; its requests fail")
-                self._wake.clear()
+                self._wake_events[slot].clear()
                 self._queues.fail_all(str(error))
 
     async def _run_next_round(self, slot: int, previous: _RoundSize) -> _RoundSize:
         """Run a round of waiting segments; return its size, or `previous` if none wait."""
         await self._gather(previous)
-        search_round = self._take_round()
+        search_round = self._take_round(only_urgent=self._is_reserved(slot))
         if search_round is None:
-            self._wake.clear()
+            self._wake_events[slot].clear()
             return previous
         start = time.monotonic()
         num_requests = len({request for request, _ in search_round.unfinished.values()})
         self.running.append(search_round)
+        self._busy_slots.add(slot)
         try:
             await self._search_or_repeat(slot, search_round)
         finally:
             self.running.remove(search_round)
+            self._busy_slots.remove(slot)
         if search_round.options.can_join:
             return _RoundSize(0, 0.0)  # later requests join, so no round waits for them
         return _RoundSize(num_requests, time.monotonic() - start)
@@ -134,12 +148,12 @@ class RoundRunner:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _take_round(self) -> SearchRound | None:
+    def _take_round(self, *, only_urgent: bool) -> SearchRound | None:
         """Return the next round, with the options of the oldest request of the next client."""
-        request = self._queues.next_request()
+        request = self._queues.next_request(only_urgent=only_urgent)
         if request is None:
             return None
-        search_round = SearchRound(request.options)
+        search_round = SearchRound(request.options, only_urgent=only_urgent)
         if search_round.batch_search.config.sampling:
             # samples of equal sentences depend on their order, so each request is its own round
             while request.num_waiting:
@@ -194,19 +208,34 @@ class RoundRunner:
         """Add waiting segments to running rounds, the smallest first.
 
         The next client decides: if its oldest request has other options than a round, no segment
-        joins it. Nothing joins while an engine is free, or while a function waits for one.
+        joins it. Nothing joins while a worker may start a round, or while a function waits for one.
         """
-        if len(self.running) < self._num_rounds or self._num_function_calls:
+        if self._has_free_worker() or self._num_function_calls:
             return
         open_rounds = [search_round for search_round in self.running if search_round.is_open]
         for search_round in sorted(open_rounds, key=lambda r: len(r.unfinished)):
-            request = self._queues.next_request()
+            request = self._queues.next_request(only_urgent=search_round.only_urgent)
             if request is None:
-                return
+                continue
             may_join = request.options == search_round.options and request.options.can_join
             if may_join and search_round.num_added < _MAX_JOINED_SEGMENTS:
                 self._fill(search_round)
                 search_round.on_new_segments()
+
+    def _is_reserved(self, slot: int) -> bool:
+        """Return whether the worker with the number `slot` may only search urgent requests."""
+        if slot == 0 or slot < self._num_workers - 1:
+            return False
+        return self._num_workers > self._max_rounds or self._queues.has_competition()
+
+    def _has_free_worker(self) -> bool:
+        """Return whether a worker is free that may search waiting segments."""
+        for slot in range(self._num_workers):
+            if slot not in self._busy_slots:
+                only_urgent = self._is_reserved(slot)
+                if self._queues.next_request(only_urgent=only_urgent) is not None:
+                    return True
+        return False
 
     def _fill(self, search_round: SearchRound) -> None:
         """Add waiting segments to a round, from each client in turn.
@@ -218,10 +247,11 @@ class RoundRunner:
         max_tokens = search.max_tokens // max(search.config.beam_size, 1)  # of one batch
         goal_tokens = min(max_tokens, int(self.tokens_per_second * _ROUND_SECONDS))
         max_segments = sys.maxsize
-        if self._num_rounds > 1:
+        if self._max_rounds > 1:
             num_unfinished = sum(request.num_unfinished for request in self._queues.requests)
-            max_segments = math.ceil(num_unfinished / self._num_rounds)
-        for request in self._queues.take_turns(search_round.options):
+            max_segments = math.ceil(num_unfinished / self._max_rounds)
+        only_urgent = search_round.only_urgent
+        for request in self._queues.take_turns(search_round.options, only_urgent=only_urgent):
             num_segments = len(search_round.unfinished)
             is_small = num_segments < _MIN_SEGMENTS
             if num_segments >= max_segments:
@@ -243,7 +273,7 @@ class RoundRunner:
         for number, result in delivery.results:
             search_round.finish_segment(number, result)
         self._measure(search_round)
-        self._join_waiting()
+        self.notify()
 
     def _measure(self, search_round: SearchRound) -> None:
         """Update the measured throughput when a round ends, and regularly before."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
+from nmt.serve.encoding import TextEncoder
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, ClientQueues, QueuedRequest
 from nmt.serve.rounds import RoundRunner
 from nmt.serve.texts import without_forced_start
 from nmt.translate.results import LineResult, build_line_results
-from nmt.translate.windows import EncodedWindow, Window, encode_window
 
-_INLINE_CHARACTERS = 4000  # longer requests are encoded outside of the event loop
+_INLINE_SEGMENTS = 32  # the results of larger requests are built outside of the event loop
 
 
 class Scheduler:
@@ -25,14 +23,20 @@ class Scheduler:
     Args:
         max_queue: maximum number of waiting segments; a client may have half of them.
         metrics: counters to update.
-        num_rounds: rounds that run at the same time.
+        num_workers: workers of the engine, each of which searches a round at a time.
+        max_rounds: number of workers that keep all CPU cores busy. One more may answer urgent
+            requests.
     """
 
-    def __init__(self, max_queue: int, metrics: Metrics, num_rounds: int = 1) -> None:
+    def __init__(
+        self, max_queue: int, metrics: Metrics, *, num_workers: int = 1, max_rounds: int = 1
+    ) -> None:
         self.queues = ClientQueues(max_queue)
-        self.rounds = RoundRunner(self.queues, metrics, num_rounds)
+        self.rounds = RoundRunner(
+            self.queues, metrics, num_workers=num_workers, max_rounds=max_rounds
+        )
         self._metrics = metrics
-        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        self.encoder = TextEncoder()
 
     async def translate(
         self, client: str, options: BatchOptions, lines: Sequence[str], *, timeout_seconds: float
@@ -45,7 +49,8 @@ class Scheduler:
         if not any(lines):
             return [LineResult([])] * len(lines)
         self._check_capacity(client, len(lines))  # before the effort of encoding
-        request = QueuedRequest(client, options, await self._encode(options, lines))
+        encoded = await self.encoder.encode(options, list(lines))
+        request = QueuedRequest(client, options, encoded)
         self._check_capacity(client, len(request.segments))
         if request.segments:
             self.queues.add(request)
@@ -56,7 +61,9 @@ class Scheduler:
                 raise TimeoutError from None
             finally:
                 self.queues.remove(request)
-        return self._make_results(request)
+        if len(request.segments) <= _INLINE_SEGMENTS:
+            return self._make_results(request)
+        return await asyncio.to_thread(self._make_results, request)
 
     async def run(self) -> None:
         """Run rounds until cancelled."""
@@ -65,22 +72,10 @@ class Scheduler:
     def close(self) -> None:
         """Let the threads end."""
         self.rounds.close()
-        self._encoder.shutdown(wait=False, cancel_futures=True)
+        self.encoder.close()
 
     def _check_capacity(self, client: str, num_segments: int) -> None:
         self.queues.check_capacity(client, num_segments, self.rounds.tokens_per_second)
-
-    async def _encode(self, options: BatchOptions, lines: Sequence[str]) -> EncodedWindow:
-        """Encode lines as segments of token ids, in a thread if they are long."""
-        window = Window(0, list(lines), None)
-        tokenizer = options.translator.tokenizer
-        line_options = replace(options.lines, tags=options.tags)
-        if sum(map(len, lines)) <= _INLINE_CHARACTERS:
-            return encode_window(window, tokenizer, line_options)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._encoder, encode_window, window, tokenizer, line_options
-        )
 
     def _make_results(self, request: QueuedRequest) -> list[LineResult]:
         """Join the segments of each line."""

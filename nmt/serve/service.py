@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from starlette.requests import Request
 
-from nmt.config import Engine, ServeConfig
+from nmt.config import ServeConfig
 from nmt.errors import escape_controls
 from nmt.serve.access import (
     BodyLimits,
@@ -31,6 +32,7 @@ from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, QueueFullError, TooManySentencesError
 from nmt.serve.scheduler import Scheduler
 from nmt.serve.texts import SourceText, Translatable, group_texts, is_emoji_only
+from nmt.serve.workers import count_workers
 from nmt.translate.options import LineOptions
 from nmt.translate.results import LineResult
 
@@ -108,10 +110,14 @@ class Service:
         self.models = models
         self.metrics = Metrics()
         backends = [direction.translator.backend for direction in models.directions.values()]
-        num_rounds = max(backend.num_workers for backend in backends)
-        if config.backend is not Engine.native:
-            num_rounds += 1  # waits inside CTranslate2, which keeps all its threads busy
-        self.scheduler = Scheduler(config.max_queue, self.metrics, num_rounds)
+        num_workers = max(backend.num_workers for backend in backends)
+        max_rounds = count_workers(config) or torch.get_num_threads()
+        self.scheduler = Scheduler(
+            config.max_queue,
+            self.metrics,
+            num_workers=num_workers,
+            max_rounds=min(max_rounds, num_workers),
+        )
         self.body_limits = BodyLimits(config.body_timeout_seconds)
         self.downloads = Downloads(config.file_minutes * 60, 64 * config.max_file_bytes)
         self.files = FileProcesses(config.timeout_seconds)

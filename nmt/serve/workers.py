@@ -118,13 +118,14 @@ class WorkerPool:
 
     def __init__(self, config: ServeConfig, num_workers: int) -> None:
         """Load the models of `config`. Raises the exceptions of `Translator.load`."""
-        self.num_workers = num_workers
+        self.num_workers = max(num_workers, 2)  # one of them for urgent requests
         self.num_deaths = 0
         folders = [str(find_model(resolve_path(folder))) for folder in config.model_dir]
         self._model_dirs = config.model_dir
         self._config = replace(config, model_dir=folders)
+        self._num_threads = max(torch.get_num_threads() // num_workers, 1)  # of each worker
         self._control = self._start_loader()
-        self._workers: list[_WorkerConnection | None] = [None] * num_workers
+        self._workers: list[_WorkerConnection | None] = [None] * self.num_workers
         self._lock = asyncio.Lock()
 
     def _start_loader(self) -> socket.socket:
@@ -136,9 +137,8 @@ class WorkerPool:
             process = subprocess.Popen(command, pass_fds=[fd])
         threading.Thread(target=process.wait, daemon=True).start()  # so that it leaves no zombie
         connection = Connection(os.dup(control.fileno()))
-        num_threads = max(torch.get_num_threads() // self.num_workers, 1)
         try:
-            connection.send(LoadModels(self._config, num_threads))
+            connection.send(LoadModels(self._config, self._num_threads))
             error: Exception | None = connection.recv()  # None if the models are loaded
         except (EOFError, OSError):
             error = ModelError("the process that loads the models has died; is there memory?")
@@ -217,10 +217,10 @@ class WorkerPool:
         """Return `function(translator, *args)`, called in a worker. Raises `WorkerDiedError`.
 
         If all workers are searching, the first one calls it between two search steps, or
-        after its search.
+        after its search. The last worker is left to urgent requests.
         """
         assert isinstance(translator.backend, WorkersBackend)
-        workers = enumerate(self._workers)
+        workers = enumerate(self._workers[:-1])
         idle_slots = [slot for slot, worker in workers if worker is None or not worker.is_busy]
         slot = idle_slots[0] if idle_slots else 0
         worker = await self._get_worker(slot)

@@ -38,6 +38,11 @@ class Segment:
     ids: list[int]  # source ids without EOS, at least one
     prefix: list[int]  # target ids that the translation starts with; may be empty
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of source tokens, EOS included."""
+        return len(self.ids) + 1
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -69,6 +74,7 @@ class BatchSearch:
     n_best: int  # hypotheses to return for each segment
     max_tokens: int  # of a batch: segments * beam size * longest source, EOS included
     with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
+    is_parallel: bool = True  # whether to search `num_workers` batches at a time
     num_failed: int = 0  # segments in a row that failed, counted over all threads
     last_translated: Segment | None = None  # the latest one that did not fail
     _failure_lock: threading.Lock = field(default_factory=threading.Lock)  # for `num_failed`
@@ -76,7 +82,7 @@ class BatchSearch:
     def translate(self, segments: Sequence[Segment]) -> list[SearchResult]:
         """Return the result of each segment, in order.
 
-        Forms batches of similar length, and searches `num_workers` of them at a time. Raises the
+        Forms batches of similar length, and may search several of them at a time. Raises the
         engine's error when `MAX_FAILURES` segments in a row have failed and the engine can no
         longer translate a segment that worked before.
         """
@@ -88,12 +94,13 @@ class BatchSearch:
         batches = []
         for indices in batch_indices:
             batches.append([_KeyedSegment(segments[i], sampling_keys[i]) for i in indices])
-        if self.backend.num_workers == 1 or len(batches) == 1:
+        num_parallel = self.backend.num_workers if self.is_parallel else 1
+        if num_parallel == 1 or len(batches) == 1:
             batch_results = []
             for batch in batches:
                 batch_results.append(self._search(batch))
         else:
-            with ThreadPoolExecutor(self.backend.num_workers) as pool:
+            with ThreadPoolExecutor(num_parallel) as pool:
                 batch_results = list(pool.map(self._search, batches))
         for indices, batch_result in zip(batch_indices, batch_results, strict=True):
             for i, result in zip(indices, batch_result, strict=True):
@@ -102,7 +109,7 @@ class BatchSearch:
 
     def _form_batches(self, segments: Sequence[Segment]) -> list[Rows]:
         """Divide segments into batches of similar length; return the indices of each batch."""
-        src_lengths = np.array([len(segment.ids) + 1 for segment in segments], dtype=np.int32)
+        src_lengths = np.array([segment.num_tokens for segment in segments], dtype=np.int32)
         # `bucket_by_length` takes the lengths of pairs; before the search, no target has a length
         pair_lengths = np.stack([src_lengths, src_lengths], axis=1)  # (N, 2)
         max_src_tokens = self.max_tokens // self.config.beam_size

@@ -1,0 +1,90 @@
+"""Encodes the long texts of requests in a process of its own.
+
+SentencePiece holds Python's global lock while it encodes, up to 0.1 s for a sentence of 1 MB. In a
+thread, it would delay all other requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from weakref import WeakKeyDictionary, WeakSet
+
+from nmt.data.tokenizer import Tokenizers
+from nmt.serve.file_process import FORK_CONTEXT, prepare_forked_process
+from nmt.serve.queues import BatchOptions
+from nmt.translate.options import LineOptions
+from nmt.translate.translator import Translator
+from nmt.translate.windows import EncodedWindow, Window, encode_window
+
+_INLINE_CHARACTERS = 4000  # shorter texts are encoded in the event loop
+
+
+class TextEncoder:
+    """Encodes lines as segments of token ids.
+
+    Each model has a process for its long texts, which is started when it is needed and ends when
+    it is idle.
+    """
+
+    def __init__(self) -> None:
+        self._executors: WeakKeyDictionary[Translator, ProcessPoolExecutor] = WeakKeyDictionary()
+        self._used: WeakSet[Translator] = WeakSet()  # since the last call of `end_idle_processes`
+        self._num_running = 0
+
+    async def encode(self, options: BatchOptions, lines: list[str]) -> EncodedWindow:
+        """Encode the lines of a request."""
+        window = Window(0, lines, None)
+        translator = options.translator
+        line_options = replace(options.lines, tags=options.tags)
+        if sum(map(len, lines)) <= _INLINE_CHARACTERS:
+            return encode_window(window, translator.tokenizer, line_options)
+        executor = self._executors.get(translator)
+        if executor is None:
+            executor = ProcessPoolExecutor(
+                1,
+                mp_context=FORK_CONTEXT,
+                initializer=_start_process,
+                initargs=(translator.tokenizer,),
+            )
+            self._executors[translator] = executor
+        self._used.add(translator)
+        self._num_running += 1
+        try:
+            # the first call starts the process
+            future = await asyncio.to_thread(executor.submit, _encode, window, line_options)
+            return await asyncio.wrap_future(future)
+        except BrokenProcessPool:  # the process was killed
+            self._executors.pop(translator, None)
+            return await asyncio.to_thread(
+                encode_window, window, translator.tokenizer, line_options
+            )
+        finally:
+            self._num_running -= 1
+
+    def end_idle_processes(self) -> None:
+        """End the processes that were not used since the previous call."""
+        if self._num_running:
+            return
+        for translator in [key for key in self._executors if key not in self._used]:
+            self._executors.pop(translator).shutdown(wait=False)
+        self._used.clear()
+
+    def close(self) -> None:
+        """Let the processes end."""
+        for executor in self._executors.values():
+            executor.shutdown(wait=False, cancel_futures=True)
+
+
+_tokenizers: list[Tokenizers] = []  # in the process: the one of its model
+
+
+def _start_process(tokenizer: Tokenizers) -> None:
+    prepare_forked_process()
+    _tokenizers.append(tokenizer)
+
+
+def _encode(window: Window, line_options: LineOptions) -> EncodedWindow:
+    return encode_window(window, _tokenizers[0], line_options)
