@@ -48,9 +48,9 @@ def read_pairs(
     reader.finish()
     if num_pairs == 0:
         seen = first_of(sorted(reader.languages_seen), 8)
-        wanted = " and ".join(language or "?" for language in languages)
+        pair = " and ".join(language or "?" for language in languages)
         raise DataError(
-            f"{name} has no pair of {wanted}, but {seen or 'no text'}; set data.src_lang and "
+            f"{name} has no pair of {pair}, but {seen or 'no text'}; set data.src_lang and "
             "data.tgt_lang to two languages of the file"
         )
 
@@ -65,7 +65,7 @@ class _Reader:
         self.pairs: list[tuple[str, str]] = []
         self.languages_seen: set[str] = set()
         self._file_languages = ("", "")  # of the present file in XLIFF
-        self._unit_texts: dict[str, str] = {}  # of the present unit, by language
+        self._unit_texts: dict[str, str] = {}  # of the present unit, by normalized language
         self._language = ""  # of the present text
         self._text: list[str] | None = None  # of the present text; None outside of texts
         self._text_length = 0
@@ -149,7 +149,7 @@ class _Reader:
                 self._code_depth -= 1
             elif element in ("seg", "source", "target"):
                 text = " ".join("".join(self._text).split())
-                self._unit_texts.setdefault(self._language, text)
+                self._unit_texts.setdefault(_normalize(self._language), text)
                 self.languages_seen.add(self._language)
                 self._text = None
         elif self._skip_depth:
@@ -162,14 +162,11 @@ class _Reader:
 
     def _find_text(self, language: str) -> str:
         """Return the text of the present unit in a language or else in a variant of it."""
-        wanted = _normalize(language)
-        variants = {}
-        for other, text in self._unit_texts.items():
-            variants[_normalize(other)] = text
-        if wanted in variants:
-            return variants[wanted]
-        for other, text in variants.items():
-            if other.startswith(f"{wanted}-"):
+        code = _normalize(language)
+        if code in self._unit_texts:
+            return self._unit_texts[code]
+        for unit_language, text in self._unit_texts.items():
+            if unit_language.startswith(f"{code}-"):
                 return text
         return ""
 
