@@ -25,6 +25,7 @@ from nmt.runtime.files import describe_folder, replace_folder, write_json
 from nmt.runtime.manifest import note_unverified, verify
 from nmt.runtime.metadata import pop_version, read_json, to_dataclass
 from nmt.runtime.reading import open_regular
+from nmt.runtime.signatures import verify_signature
 
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
@@ -111,6 +112,7 @@ def load_info(folder: Path) -> ModelInfo:
     if not (folder / CONFIG).exists():
         problem = describe_folder(folder, "is no model folder (no config.json)")
         raise ModelError(f"{folder} {problem}; give a run, a checkpoint or a model folder")
+    verify_signature(folder)
     note_unverified(folder)
     return _read_info(folder / CONFIG)[0]
 
@@ -118,6 +120,7 @@ def load_info(folder: Path) -> ModelInfo:
 def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
     """Read `nmt.json` of an exported folder, which must exist."""
     path = folder / EXPORTED
+    verify_signature(folder)
     verify(folder)
     note_unverified(folder)
     info, export_content = _read_info(path)

@@ -40,7 +40,7 @@ from nmt.runtime.metadata import to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
 from nmt.runtime.reading import check_tree, read_regular
 from nmt.training.checkpoints import Saver, TrainerState, load_checkpoint
-from nmt.training.trackers import TrackerThread
+from nmt.training.trackers import TrackerThread, close_trackers
 from nmt.training.train import log_plan
 from nmt.translate.engines.ctranslate2 import load_ctranslate2
 
@@ -439,7 +439,7 @@ def test_all_that_is_renamed_into_place_is_synced_before(
     monkeypatch.setattr(os, "replace", check_synced)
     write_run(tmp_path / "run", tokenizer)
     feed = TrackerThread(TrackerName.tensorboard, tmp_path / "run")
-    feed.close()
+    close_trackers([feed])
     assert any(name.endswith("model.safetensors") for name in synced)
     assert any("tensorboard.json" in name for name in synced)
 

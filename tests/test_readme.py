@@ -26,6 +26,8 @@ ELSEWHERE = {
     "nllb-200": "test_import_huggingface.py",
     "what=upload": "test_trackers.py",
     "tracker=[": "test_trackers.py",
+    "sign=": "test_signatures.py",
+    "verify_key=": "test_signatures.py",
 }
 # other programs: a command begins with this text
 PROGRAMS = {
@@ -42,6 +44,8 @@ PROGRAMS = {
     "curl ": "test_serve_api.py",
     "dask ": "test_cluster.py",
     ".../python -m distributed": "is the output of a program",
+    "openssl ": "test_signatures.py makes keys with cryptography",
+    "model_signing ": "is the program of another package",
     "torchrun ": "needs two machines; scripts/two_hosts.py runs it on two simulated ones",
     "sbatch ": "needs SLURM",
     "python scripts/compare.py variants": "test_ablation.py",

@@ -44,6 +44,7 @@ from nmt.cli.yaml_files import (
 from nmt.config import DEFAULT_RUN_DIR, PreprocessConfig, TrainConfig, resolve_path
 from nmt.errors import ConfigError
 from nmt.runtime.manifest import set_verify
+from nmt.runtime.signatures import set_verify_key
 
 log = logging.getLogger(__name__)
 _SPLITS = ("train", "valid", "test")
@@ -137,6 +138,8 @@ def _compose_arguments(
         composed.run_dir = str(Path(composed.run_dir, subfolder))
     config, config_yaml = to_config(composed, command.schema)
     set_verify(getattr(config, "verify", True))
+    verify_key = getattr(config, "verify_key", None)
+    set_verify_key(None if verify_key is None else resolve_path(verify_key))
     if command.name == "train":
         preparation = _data_preparation(composed, config, arguments)
         return ComposedCommand(config, config_yaml, preparation)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 
 from nmt.config.options import OutputFormat, option
-from nmt.config.runtime import RuntimeConfig
+from nmt.config.runtime import VERIFY_KEY_HELP, RuntimeConfig
 from nmt.config.search import SearchOverrides
 from nmt.errors import ConfigError
 
@@ -87,6 +87,7 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
     seed: int = option(
         12345, "seed of the significance test and of sampling", low=1, high=2**32 - 1
     )
+    verify_key: str | None = option(None, VERIFY_KEY_HELP)
     force: bool = option(False, "score text that looks tokenized")
     format: OutputFormat = option(OutputFormat.text, "text or json")
 

@@ -45,6 +45,9 @@ class ExportConfig(ChecksumConfig):
     max_positions: int = option(
         2048, "longest source or target sentence, in tokens", low=2, high=65536
     )
+    sign: str | None = option(
+        None, "private key (PEM, elliptic curve) to sign the folder with (pip install nmt[sign])"
+    )
 
     def check(self) -> None:
         if self.format is ExportFormat.huggingface:

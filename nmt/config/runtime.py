@@ -8,6 +8,7 @@ from enum import Enum
 from nmt.config.options import DEFAULT_RUN_DIR, Settings, option
 
 BACKEND_HELP = "native (PyTorch), ctranslate2, or auto: ctranslate2 where it supports the request"
+VERIFY_KEY_HELP = "public key (PEM); refuse models without its signature (pip install nmt[sign])"
 DTYPE_HELP = "number format of matrix multiplications: float32, bfloat16, float16 or auto"
 
 
@@ -84,6 +85,7 @@ class InferenceConfig(RuntimeConfig):
         "float32",
     )
     dtype: DType = option(DType.float32, DTYPE_HELP)
+    verify_key: str | None = option(None, VERIFY_KEY_HELP, on_resume="free")
 
     def check(self) -> None:
         is_native = self.backend is Engine.native

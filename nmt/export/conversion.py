@@ -24,6 +24,7 @@ from nmt.errors import ConfigError, NmtError
 from nmt.export.export_model import export_model, find_unsupported
 from nmt.runtime.files import remove_all_temporary
 from nmt.runtime.manifest import compute_checksums
+from nmt.runtime.signatures import needs_signatures
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,11 @@ def convert_once(model_folder: Path, quantization: Quantization) -> Path:
     a `ConfigError` for an architecture that CTranslate2 does not support, a `ModelError` for a
     damaged model, and an `NmtError` if no folder for conversions can be written.
     """
+    if needs_signatures():
+        raise ConfigError(
+            "verify_key: CTranslate2 needs a signed export (nmt-export sign=KEY) as model_dir; or "
+            "use backend=native"
+        )
     check_convertible(model_folder)
     name = f"{quantization.value}-{fingerprint_model(model_folder)}"
     folders = [model_folder / "ctranslate2", _user_cache(model_folder)]

@@ -28,6 +28,7 @@ from nmt.config import (
     ModelConfig,
     NormLayer,
     Positions,
+    resolve_path,
 )
 from nmt.data.tokenizer import (
     JOINT_MODEL,
@@ -40,6 +41,7 @@ from nmt.data.tokenizer import (
 from nmt.errors import ConfigError
 from nmt.export import argos, ctranslate2, huggingface
 from nmt.runtime.files import replace_folder, write_json
+from nmt.runtime.signatures import sign_folder
 
 _WRITERS = {
     ExportFormat.ctranslate2: ctranslate2.write_ctranslate2,
@@ -125,6 +127,8 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
         write_json(temporary / EXPORTED, content)
         text = render_readme(info, tokenizers, config)
         (temporary / "README.md").write_text(text, encoding="utf-8", newline="\n")
+        if config.sign is not None:
+            sign_folder(temporary, resolve_path(config.sign))
 
 
 def find_unsupported(model: ModelConfig, export_format: ExportFormat) -> list[str]:

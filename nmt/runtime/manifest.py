@@ -21,15 +21,17 @@ from nmt.runtime.reading import open_regular, read_regular
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+SIGNATURE = "model.sig"  # covers the manifest, which therefore cannot list it
 FORMAT_VERSION = 1
 _BLOCK_BYTES = 1 << 18
 _is_verifying = True
 
 
 def write_manifest(folder: Path) -> None:
-    """Write `manifest.json` for all files in `folder` and its subfolders."""
+    """Write `manifest.json` for all files in `folder` and its subfolders, except a signature."""
     manifest = folder / MANIFEST
-    paths = [path for path in folder.rglob("*") if path.is_file() and path != manifest]
+    unlisted = (manifest, folder / SIGNATURE)
+    paths = [path for path in folder.rglob("*") if path.is_file() and path not in unlisted]
     manifest.write_bytes(render_manifest(folder, paths))
 
 

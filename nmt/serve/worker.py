@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nmt.config import Engine, SearchConfig, ServeConfig
+from nmt.config import Engine, SearchConfig, ServeConfig, resolve_path
 from nmt.errors import ModelError, NmtError
 from nmt.runtime.manifest import set_verify
+from nmt.runtime.signatures import set_verify_key
 from nmt.serve.round_engine import JoiningSearch
 from nmt.translate.batch_search import BatchSearch, Segment
 from nmt.translate.translator import Translator
@@ -91,6 +92,8 @@ def _load_and_fork(control: socket.socket) -> None:
     config = request.config
     torch.set_num_threads(1)  # a pool of OpenMP threads would not survive the fork
     set_verify(config.verify)
+    if config.verify_key is not None:
+        set_verify_key(resolve_path(config.verify_key))
     try:
         translators = []
         for folder in config.model_dir:

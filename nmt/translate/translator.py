@@ -32,6 +32,7 @@ from nmt.data.languages import (
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.prefetch import prefetch
+from nmt.runtime.signatures import using_verify_key
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
 from nmt.search.stepper import Stepper
@@ -108,14 +109,16 @@ class Translator:
         quantization: Quantization | str | None = None,
         combine: Combine | str = Combine.probabilities,
         num_threads: int = 0,
+        verify_key: str | Path | None = None,
     ) -> Translator:
         """Load a run, a checkpoint or a model folder; several form an ensemble.
 
         backend=auto takes CTranslate2 where it supports the request, else the native engine.
         `quantization` and `num_threads` only apply to CTranslate2; they are the weights of its
         conversion (see `default_quantization`) and the number of batches at a time, where 0 is
-        torch's number of threads. Raises `ModelError` for a folder without a model, `DeviceError`
-        for a device that does not exist.
+        torch's number of threads. With `verify_key`, the file of a public key, a folder must have
+        its signature (`nmt-export sign=KEY`). Raises `ModelError` for a folder without a model or
+        signature, `DeviceError` for a device that does not exist.
         """
         folders = [model_dir] if isinstance(model_dir, str | Path) else list(model_dir)
         engine = choose(Engine, "backend", backend)
@@ -125,30 +128,32 @@ class Translator:
             quantization = choose(Quantization, "quantization", quantization)
             rule = "only works with backend=auto or ctranslate2"
             require_valid(engine is not Engine.native, "quantization", quantization, rule)
-        if engine is Engine.native:
-            model = load_models(folders, device=device, dtype=dtype, combine=combine)
-        elif engine is Engine.auto:
-            model = load_auto(
-                folders,
-                device=device,
-                dtype=dtype,
-                combine=combine,
-                num_threads=num_threads,
-                quantization=quantization,
-            )
-        else:
-            if len(folders) != 1:
-                raise ConfigError(
-                    f"model_dir names {len(folders)} folders: backend=ctranslate2 has no "
-                    "ensembles; give one folder, or backend=native"
+        key_path = None if verify_key is None else resolve_path(verify_key)
+        with using_verify_key(key_path):
+            if engine is Engine.native:
+                model = load_models(folders, device=device, dtype=dtype, combine=combine)
+            elif engine is Engine.auto:
+                model = load_auto(
+                    folders,
+                    device=device,
+                    dtype=dtype,
+                    combine=combine,
+                    num_threads=num_threads,
+                    quantization=quantization,
                 )
-            model = load_ctranslate2(
-                resolve_path(folders[0]),
-                device=device,
-                dtype=dtype,
-                num_threads=num_threads,
-                quantization=quantization,
-            )
+            else:
+                if len(folders) != 1:
+                    raise ConfigError(
+                        f"model_dir names {len(folders)} folders: backend=ctranslate2 has no "
+                        "ensembles; give one folder, or backend=native"
+                    )
+                model = load_ctranslate2(
+                    resolve_path(folders[0]),
+                    device=device,
+                    dtype=dtype,
+                    num_threads=num_threads,
+                    quantization=quantization,
+                )
         return cls(model.backend, model.tokenizer, model.defaults, model.directions)
 
     def search_config(

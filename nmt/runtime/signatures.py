@@ -1,0 +1,104 @@
+"""Sign model folders, and verify their signatures, in the format of OpenSSF Model Signing.
+
+The signature `model.sig` covers all files of the folder. Checksums in a manifest find accidental
+damage; a signature also finds changes by someone who does not have the private key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nmt.errors import ConfigError, ModelError
+from nmt.runtime.manifest import SIGNATURE, write_manifest
+from nmt.runtime.reading import check_regular, check_tree
+
+_verify_key: Path | None = None
+
+
+def set_verify_key(path: Path | None) -> None:
+    """Choose the public key with which `verify_signature` checks folders; None: no checks."""
+    global _verify_key
+    _verify_key = path
+
+
+@contextlib.contextmanager
+def using_verify_key(path: Path | None) -> Iterator[None]:
+    """Use this public key during the block, unless it is None."""
+    previous = _verify_key
+    set_verify_key(path or previous)
+    try:
+        yield
+    finally:
+        set_verify_key(previous)
+
+
+def needs_signatures() -> bool:
+    """Return whether `verify_signature` checks folders."""
+    return _verify_key is not None
+
+
+def sign_folder(folder: Path, private_key: Path) -> None:
+    """Write `manifest.json` and `model.sig` to a folder that is otherwise complete."""
+    model_signing = _import_model_signing()
+    write_manifest(folder)
+    hashing = model_signing.hashing.Config()
+    hashing.set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
+    try:
+        check_regular(private_key)
+        signing = model_signing.signing.Config()
+        signing.use_elliptic_key_signer(private_key=private_key)
+    except (OSError, ValueError, TypeError) as error:
+        raise _unusable_key("sign", private_key, "private", error) from None
+    signing.set_hashing_config(hashing).sign(folder, folder / SIGNATURE)
+
+
+def verify_signature(folder: Path) -> None:
+    """Raise `ModelError` unless the signature of a folder fits the public key and all files.
+
+    Does nothing without a public key.
+    """
+    if _verify_key is None:
+        return
+    model_signing = _import_model_signing()
+    verifying = model_signing.verifying.Config()
+    try:
+        check_regular(_verify_key)
+        verifying.use_elliptic_key_verifier(public_key=_verify_key)
+    except (OSError, ValueError) as error:
+        raise _unusable_key("verify_key", _verify_key, "public", error) from None
+    check_tree(folder)
+    try:
+        check_regular(folder / SIGNATURE)
+        with contextlib.redirect_stdout(sys.stderr):  # for warnings of the library
+            verifying.verify(folder, folder / SIGNATURE)
+    except FileNotFoundError:
+        raise ModelError(
+            f"{folder} has no {SIGNATURE}; get the signed folder, or leave out verify_key"
+        ) from None
+    except Exception as error:  # the file may be crafted, and the library raises many types
+        reason = " ".join(str(error).split())[:200] or "the signature is invalid"
+        raise ModelError(
+            f"{folder} is not what the owner of the key signed ({reason}); get the folder again"
+        ) from None
+
+
+def _unusable_key(name: str, path: Path, half: str, error: Exception) -> ConfigError:
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:100]
+    return ConfigError(
+        f"{name}={path}: is no {half} key ({reason}); give a PEM file of the curve P-256, P-384 or "
+        "P-521 without a password"
+    )
+
+
+def _import_model_signing() -> Any:
+    try:
+        import model_signing
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "signatures need model-signing; install it with: pip install nmt[sign]"
+        ) from None
+    return model_signing
