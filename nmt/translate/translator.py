@@ -43,6 +43,7 @@ from nmt.translate.engines.auto import load_auto
 from nmt.translate.engines.base import Backend
 from nmt.translate.engines.ctranslate2 import load_ctranslate2
 from nmt.translate.engines.native import NativeBackend, load_models
+from nmt.translate.loops import search_without_loops
 from nmt.translate.options import (
     MAX_SOURCE_LENGTH,
     LineOptions,
@@ -114,11 +115,12 @@ class Translator:
         """Load a run, a checkpoint or a model folder; several form an ensemble.
 
         backend=auto takes CTranslate2 where it supports the request, else the native engine.
-        `quantization` and `num_threads` only apply to CTranslate2; they are the weights of its
-        conversion (see `default_quantization`) and the number of batches at a time, where 0 is
-        torch's number of threads. With `verify_key`, the file of a public key, a folder must have
-        its signature (`nmt-export sign=KEY`). Raises `ModelError` for a folder without a model or
-        signature, `DeviceError` for a device that does not exist.
+        `quantization` and `num_threads` only apply to CTranslate2. The former is the number format
+        of the converted weights (see `default_quantization`). The latter is the number of batches
+        that are translated at a time; 0 selects torch's number of threads. With `verify_key`, the
+        file of a public key, a folder must have its signature (`nmt-export sign=KEY`). Raises
+        `ModelError` for a folder without a model or signature, and `DeviceError` for a device that
+        does not exist.
         """
         folders = [model_dir] if isinstance(model_dir, str | Path) else list(model_dir)
         engine = choose(Engine, "backend", backend)
@@ -168,8 +170,9 @@ class Translator:
 
     @property
     def common_tags(self) -> Tags:
-        """The tags of the default directions if all have the same, or else none: the text itself
-        must then contain tags.
+        """The tags of the default directions if all have the same, and otherwise no tags.
+
+        In the latter case, the text itself must contain tags.
         """
         tags = {direction.tags for direction in default_directions(self.directions)}
         return tags.pop() if len(tags) == 1 else Tags()
@@ -261,7 +264,7 @@ class Translator:
     def _translate_in_context(
         self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
     ) -> Iterator[tuple[Window, list[LineResult]]]:
-        """Translate each line together with the lines before it; where that fails, by itself."""
+        """Translate each line together with the lines before it, or alone where that fails."""
         max_tokens = options.max_source_length - 1  # without EOS
         options_without_context = replace(options, context=0)
 
@@ -284,7 +287,7 @@ class Translator:
             retried_results = translate_lines(window, [window.lines[i] for i in retried])
             for i, result in zip(retried, retried_results, strict=True):
                 results[i] = take_last(result, 1)
-            yield window, [result for result in results if result is not None]  # none is, by now
+            yield window, list(filter(None, results))  # by now, every line has a result
 
     def score(
         self,
@@ -342,7 +345,7 @@ class Translator:
         source_ids = encode_sources(self.tokenizer.src, source_lines, tags, first_line=first_line)
         target_ids = self._encode_targets(targets, tags, num_sources=len(source_ids))
         empty_target = self.tokenizer.tgt.encode(tags.tgt)
-        scored = []  # numbers of the pairs that are not both empty
+        scored = []  # indices of the pairs in which a side has text
         for i, ids in enumerate(source_ids):
             if ids or target_ids[i] != empty_target:
                 scored.append(i)
@@ -396,13 +399,15 @@ class Translator:
                 prefixes=encode_starts(tokenizer, [""], tags.tgt) * len(searched),
                 n_best=1,
             )
-            for i, hypotheses in zip(searched, self.backend.search(request), strict=True):
+            results = search_without_loops(self.backend, request)
+            for i, hypotheses in zip(searched, results, strict=True):
                 target_ids[i] = [id for id in hypotheses[0].tokens if id != tokenizer.eos_id]
         return target_ids
 
     def _encode_targets(
         self, targets: Iterable[str], tags: Tags, *, num_sources: int
     ) -> list[list[int]]:
+        """Return the ids of tagged targets. Raises `DataError` unless there is one per source."""
         lines = list(check_lines("targets", targets))
         if len(lines) != num_sources:
             raise DataError(f"{num_sources} sources and {len(lines)} targets; give as many of each")
