@@ -262,9 +262,9 @@ def test_a_broken_connection_ends_a_search_that_others_join_without_a_retry(
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        batches.translate_arriving(segments, take=fail, deliver=lambda _: None)
+        batches.translate_arriving(segments, take_new=fail, deliver=lambda _: None)
     with pytest.raises(ConnectionError):
-        batches.translate_arriving(segments, take=lambda _: [], deliver=fail)
+        batches.translate_arriving(segments, take_new=lambda _: [], deliver=fail)
     assert backend.num_calls == 0
 
 

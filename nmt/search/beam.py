@@ -88,6 +88,7 @@ class BeamSearch:
         self._add_sentences(len(sources))
 
     def _add_sentences(self, count: int) -> None:
+        """Number `count` new sentences, which are live and have no results yet."""
         numbers = range(self._num_sentences, self._num_sentences + count)
         self._num_sentences += count
         self._live_sentences.update(numbers)
@@ -115,10 +116,10 @@ class BeamSearch:
         return candidates, is_finished, is_live
 
     def _entry_threshold(self, sentences: Tensor, lengths: Tensor) -> Tensor:
-        """Return the log-probability below which no hypothesis of `lengths` (B,) tokens enters the
-        results, (B, 1).
+        """Return the log-probability (B, 1) that a complete hypothesis needs to enter the results.
 
-        It is a little below the exact value, since sums are rounded.
+        `lengths` (B,) are the numbers of its tokens. The threshold is a little below the exact
+        value, since sums are rounded.
         """
         scores = [self._results[i].min_entry_score for i in sentences.tolist()]
         threshold = min_log_prob(
@@ -127,11 +128,11 @@ class BeamSearch:
         return (threshold - _ROUNDING * (1 + threshold.abs())).unsqueeze(1)
 
     def _prune_threshold(self, sentences: Tensor, lengths: Tensor, limits: Tensor) -> Tensor:
-        """Return the log-probability that a hypothesis of `lengths` (B,) tokens must exceed to stay
-        in the beam, (B, 1): with less, no continuation can become a result.
+        """Return the log-probability (B, 1) that a live hypothesis must exceed to stay in the beam.
 
-        The shortest continuation has one more token, EOS: where the results are full, forced
-        prefixes and `min_length` lie behind.
+        With less, none of its continuations can become a result. `lengths` (B,) are the numbers of
+        its tokens. The shortest continuation only adds EOS: once the results are full, hypotheses
+        are longer than forced prefixes and `min_length`.
         """
         scores = [self._results[i].worst_score for i in sentences.tolist()]
         return prune_threshold(
@@ -142,11 +143,10 @@ class BeamSearch:
 def prune_threshold(
     worst_scores: Tensor, lengths: Tensor, limits: Tensor, config: SearchConfig
 ) -> Tensor:
-    """Return the log-probability (N,) that hypotheses of `lengths` (N,) tokens must exceed to
-    become a result.
+    """Return the log-probability (N,) that hypotheses must exceed to become a result later.
 
-    `worst_scores` (N,), in float64, are the scores of the last results; `limits` (N,) are the
-    greatest lengths. A hypothesis can end with its next token, see `BeamSearch`.
+    `lengths` (N,) are their numbers of tokens, `worst_scores` (N,), in float64, the scores of the
+    last results, and `limits` (N,) the maximum lengths. Each can end with its next token.
     """
     next_lengths = lengths.double() + 1  # (N,)
     max_lengths = None
@@ -171,13 +171,16 @@ class ResultList:
 
     @property
     def min_entry_score(self) -> float:
-        """The least score with which a hypothesis can enter the list."""
+        """The lowest score with which a finished hypothesis can enter the list."""
         if self.hypotheses and not self.hypotheses[-1].finished:
             return NEG_INF  # any finished hypothesis replaces an unfinished one
         return self.worst_score
 
     def add(self, hypothesis: Hypothesis) -> None:
-        """Insert a hypothesis if it is among the best; of equal ones the first stays first."""
+        """Insert a hypothesis if it is among the best; equal ones stay in the order of insertion.
+
+        Every finished hypothesis ranks before every unfinished one.
+        """
         self.hypotheses.append(hypothesis)
         self.hypotheses.sort(key=lambda h: (h.finished, h.score), reverse=True)
         del self.hypotheses[self.capacity :]

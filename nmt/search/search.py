@@ -63,10 +63,10 @@ def _sample(
 
 
 def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list[Hypothesis]]:
-    """Extend each hypothesis of `state` by one token per step until it is complete; return the
-    hypotheses of each sentence in the order of their rows.
+    """Extend each hypothesis of `state` by one token per step until it is complete.
 
-    The token is drawn by `sampler`, or else the most probable one, the lowest id among equals.
+    `sampler` draws the tokens. Without it, the most probable token is chosen, and the lowest id
+    among equals. Returns the hypotheses of each sentence in the order of their rows.
     """
     eos_id = state.tokenizer.tgt.eos_id
     num_samples = len(state.beam) // len(state.limits)  # K
@@ -99,7 +99,7 @@ def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list
 def _drop_complete_sentences(
     state: SearchState, complete: list[dict[int, Hypothesis]], num_samples: int
 ) -> None:
-    """Remove the sentences from the beam all of whose samples are complete."""
+    """Remove the sentences whose samples are all complete from the beam."""
     sentences = state.beam.sentences
     is_live = torch.tensor([len(complete[i]) < num_samples for i in sentences.tolist()])  # (R,)
     if not is_live.all():

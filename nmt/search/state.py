@@ -62,13 +62,11 @@ class SearchState:
         return log_probs
 
     def num_tokens(self, sentences: Tensor, num_columns: int) -> Tensor:
-        """Return how many of the first `num_columns` columns of the beam hold tokens of each of the
-        given sentences.
-        """
+        """Return how many tokens the given sentences have in the first `num_columns` columns."""
         return num_columns - self.first_columns[sentences]
 
     def replace_beam(self, beam: Beam, parents: Tensor) -> None:
-        """Go on with `beam`, whose hypotheses extend rows `parents` (R',) of the present one."""
+        """Replace the beam; `parents` (R',) has the old row that each new hypothesis extends."""
         if len(parents):
             self._model_state = self._stepper.reorder(self._model_state, parents)
         self.beam = beam
@@ -108,7 +106,7 @@ class SearchState:
         return numbered_hypotheses
 
     def join(self, sources: Sequence[Ids]) -> None:
-        """Append sentences to the beam, and drop columns that no hypothesis uses now."""
+        """Append sentences to the beam, and drop the columns that no hypothesis uses any more."""
         beam = self.beam
         num_unused = int(self.first_columns[beam.sentences].min())
         length = beam.length - num_unused

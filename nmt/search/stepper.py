@@ -29,7 +29,7 @@ STEP_ROWS = 128  # a CPU computes the logits of this many hypotheses at a time
 
 
 class Scored(NamedTuple):
-    """What `Stepper.score` returns."""
+    """Return value of `Stepper.score`."""
 
     log_probs: Tensor  # (B, T), of each target token, in nats
     attention: Tensor | None  # (B, T, S), if requested
@@ -54,14 +54,15 @@ class Stepper(Protocol):
         """
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
-        """Append a token to each hypothesis, ids (R,); return the log-probabilities of the next one
-        (R, V) in float32.
+        """Append a token (R,) to each hypothesis; return the log-probabilities of the next token.
+
+        These have the shape (R, V), in float32.
         """
 
     def reorder(self, state: Any, rows: Tensor) -> Any:
-        """Replace the hypotheses by the given rows (R',), an index on the CPU, sorted by sentence.
+        """Select hypotheses: `rows` (R',), on the CPU and sorted by sentence, index the old ones.
 
-        A row may occur several times or not at all.
+        A row may occur several times or not at all. Returns the new state.
         """
 
     def join(self, state: Any, src: Tensor, src_lengths: Tensor) -> Any:
@@ -171,18 +172,21 @@ class ModelStepper:
                 logits = self.model.logits(hidden[rows]).float()
                 losses.append(F.cross_entropy(logits, target_ids[rows], reduction="none"))
         log_probs = -torch.cat(losses).view(tgt_out.shape)  # (B, T)
-        weights = (
-            None if attention_out is None else attention_out[self.alignment_attention]
-        )  # (B, H, T, S)
-        return Scored(log_probs, None if weights is None else self._mean_of_heads(weights))
+        if attention_out is None:
+            return Scored(log_probs, None)
+        weights = attention_out[self.alignment_attention]  # (B, H, T, S)
+        assert weights is not None
+        return Scored(log_probs, self._mean_of_heads(weights))
 
     def _mean_of_heads(self, weights: Tensor) -> Tensor:
-        """Average weights (B, H, T, S) over heads to (B, T, S); add a zero for a source EOS that
-        the encoder does not read.
+        """Average weights (B, H, T, S) over heads to (B, T, S).
+
+        Adds a column of zeros for the source EOS if the encoder does not read it.
         """
         return F.pad(weights.mean(dim=1), (0, int(self.model.drops_eos)))
 
     def _autocast(self) -> AbstractContextManager[Any]:
+        """Return a `with` block that computes in `dtype`."""
         if self.dtype is torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
@@ -241,6 +245,7 @@ class EnsembleStepper:
         return Scored(self._mean([score.log_probs for score in scores]), mean)
 
     def _mean(self, log_probs: list[Tensor]) -> Tensor:
+        """Combine the log-probabilities of the members, tensors of equal shapes."""
         stacked = torch.stack(log_probs)  # (M, ...)
         if self.combine is Combine.log_probabilities:
             return stacked.mean(dim=0)

@@ -130,8 +130,13 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
     )
 
     def stack(kind: str) -> Tensor:
-        weights = [attention_out[layer] for layer in layers[kind]]  # each (1, H, T, S)
-        return torch.cat([w for w in weights if w is not None]).float().cpu()  # (L, H, T, S)
+        """Return the attention weights of all layers of a kind."""
+        weights = []  # each (1, H, T, S)
+        for layer in layers[kind]:
+            layer_weights = attention_out[layer]
+            assert layer_weights is not None
+            weights.append(layer_weights)
+        return torch.cat(weights).float().cpu()  # (L, H, T, S)
 
     return PairAttention(
         src=tokenizer.src.pieces(src_ids),

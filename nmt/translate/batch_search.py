@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +36,7 @@ class Segment:
 
     ids: list[int]  # source ids without EOS, at least one
     prefix: list[int]  # target ids that the translation starts with; may be empty
+    sampling_key: int = 0  # equal segments with different keys get different samples
 
     @property
     def num_tokens(self) -> int:
@@ -53,13 +53,6 @@ class Failure:
 
 SearchResult = list[Hypothesis] | Failure
 """The hypotheses of a segment, best first, or the reason why it has no translation."""
-
-
-class _KeyedSegment(NamedTuple):
-    """A segment, and a number that makes the samples of equal segments differ."""
-
-    segment: Segment
-    sampling_key: int
 
 
 @dataclass
@@ -90,21 +83,21 @@ class BatchSearch:
         if not segments:
             return results
         sampling_keys = make_sampling_keys(segment.ids for segment in segments)
+
+        def search_batch(indices: Rows) -> None:
+            """Search the segments with these indices, and set their results."""
+            batch = [replace(segments[i], sampling_key=sampling_keys[i]) for i in indices]
+            for i, result in zip(indices, self._search(batch), strict=True):
+                results[i] = result
+
         batch_indices = self._form_batches(segments)
-        batches = []
-        for indices in batch_indices:
-            batches.append([_KeyedSegment(segments[i], sampling_keys[i]) for i in indices])
         num_parallel = self.backend.num_workers if self.is_parallel else 1
-        if num_parallel == 1 or len(batches) == 1:
-            batch_results = []
-            for batch in batches:
-                batch_results.append(self._search(batch))
+        if num_parallel == 1 or len(batch_indices) == 1:
+            for indices in batch_indices:
+                search_batch(indices)
         else:
             with ThreadPoolExecutor(num_parallel) as pool:
-                batch_results = list(pool.map(self._search, batches))
-        for indices, batch_result in zip(batch_indices, batch_results, strict=True):
-            for i, result in zip(indices, batch_result, strict=True):
-                results[i] = result
+                list(pool.map(search_batch, batch_indices))  # waits, and raises their exceptions
         return results
 
     def _form_batches(self, segments: Sequence[Segment]) -> list[Rows]:
@@ -119,7 +112,7 @@ class BatchSearch:
     def translate_arriving(
         self,
         segments: Sequence[Segment],
-        take: Callable[[int], Sequence[Segment]],
+        take_new: Callable[[int], Sequence[Segment]],
         deliver: Callable[[list[tuple[int, SearchResult]]], None],
     ) -> None:
         """Translate segments without prefixes, and others that arrive during the search.
@@ -128,10 +121,10 @@ class BatchSearch:
         arrival. After each step of the search:
 
         1. If segments are done, calls `deliver` with their numbers and results.
-        2. If others remain, calls `take` with their number. It returns the segments that join
+        2. If others remain, calls `take_new` with their number. It returns the segments that join
            the search.
 
-        Raises the same errors as `translate`, and those of `take` and `deliver`.
+        Raises the same errors as `translate`, and those of `take_new` and `deliver`.
         """
         assert isinstance(self.backend, NativeBackend)
         unfinished = dict(enumerate(segments))  # by number
@@ -162,20 +155,20 @@ class BatchSearch:
             if results:
                 deliver(results)
             if unfinished:
-                new_segments = take(len(unfinished))
+                new_segments = take_new(len(unfinished))
                 unfinished.update(enumerate(new_segments, start=num_taken))
                 num_taken += len(new_segments)
         if unfinished:  # the search has failed
             retried = self.translate(list(unfinished.values()))
             deliver(list(zip(unfinished, retried, strict=True)))
 
-    def _search(self, batch: list[_KeyedSegment]) -> list[SearchResult]:
+    def _search(self, batch: list[Segment]) -> list[SearchResult]:
         """Search a batch; if that fails, search its halves, down to single segments."""
         request = SearchRequest(
-            [keyed.segment.ids for keyed in batch],
+            [segment.ids for segment in batch],
             self.config,
-            prefixes=[keyed.segment.prefix for keyed in batch],
-            sampling_keys=[keyed.sampling_key for keyed in batch],
+            prefixes=[segment.prefix for segment in batch],
+            sampling_keys=[segment.sampling_key for segment in batch],
             n_best=self.n_best,
             with_scores=self.with_scores,
         )
@@ -189,7 +182,7 @@ class BatchSearch:
         else:
             with self._failure_lock:
                 self.num_failed = 0
-                self.last_translated = batch[0].segment
+                self.last_translated = batch[0]
             return list(hypotheses)
         # Not in the clause above, where the traceback keeps the tensors of the batch alive
         if len(batch) == 1:

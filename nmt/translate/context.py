@@ -36,11 +36,10 @@ def join_lines(groups: Sequence[Sequence[str]]) -> list[str]:
 
 
 def take_last(result: LineResult, num_lines: int) -> LineResult | None:
-    """Return the result of the last of `num_lines` lines that were translated together.
+    """Return the result of the last of `num_lines` lines; `result` is for all of them together.
 
-    Returns None if the group failed, is unfinished, has a wrong number of separators, or has no
-    text after the last one. A line that was translated by itself always has a result; separators
-    in it are removed.
+    Returns None if their translation failed, is unfinished, has a wrong number of separators, or
+    has no text after the last one. A single line always has a result; separators in it are removed.
     """
     if result.error is not None:
         return result if num_lines == 1 else None

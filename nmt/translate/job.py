@@ -46,11 +46,15 @@ def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, A
     These are all settings of `search`, and the settings of `config` that declare
     `on_resume="refuse"`, the default.
     """
-    folders = [resolve_path(folder) for folder in config.model_dir]
-    folders = [folder if (folder / EXPORTED).exists() else find_model(folder) for folder in folders]
+    fingerprints = []
+    for name in config.model_dir:
+        folder = resolve_path(name)
+        if not (folder / EXPORTED).exists():
+            folder = find_model(folder)
+        fingerprints.append(_fingerprint(folder))
     return {
         "nmt": __version__,
-        "model": [_fingerprint(folder) for folder in folders],
+        "model": fingerprints,
         **settings_to_compare(config),
         **settings_to_compare(search),
     }
@@ -219,6 +223,7 @@ class PartialFile:
         return ", ".join(key for key in keys if job.get(key) != self._job.get(key))
 
     def _save(self) -> None:
+        """Save the state, after the lines that it counts are safe on disk."""
         with self._disk_errors():
             os.fsync(self._stream.fileno())
             content = {"format_version": _FORMAT_VERSION, "job": self._job, **asdict(self.state)}
@@ -229,6 +234,7 @@ class PartialFile:
         self._saved_seconds = time.monotonic()
 
     def _disk_errors(self) -> contextlib.AbstractContextManager[None]:
+        """Return a `with` block in which errors of the disk name the file and what to do."""
         return disk_errors(self.path, "fix this and repeat the command, which resumes")
 
 
@@ -245,4 +251,5 @@ def partial_path(output: Path) -> Path:
 
 
 def _state_path(path: Path, suffix: str = "") -> Path:
+    """Return the file that holds the state of the partial file `path`."""
     return path.with_name(f"{path.name}.json{suffix}")

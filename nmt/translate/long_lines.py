@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 
 Encode = Callable[[Sequence[str]], list[list[int]]]  # from texts to token ids
 
@@ -35,22 +36,24 @@ def split_line(text: str, max_tokens: int, encode: Encode) -> list[list[int]]:
     A sentence that fits becomes one fragment, since models are trained on sentences. A longer one
     is divided into fragments that are as long as possible.
     """
-    rows = _encode_fragments(_cut(text, sentence_ends(text)), max_tokens, encode)
-    return [ids for ids in rows if ids]
+    sentences = _cut(text, sentence_ends(text))
+    return list(filter(None, _encode_fragments(sentences, max_tokens, encode)))
 
 
 def join_parts(texts: Iterable[str]) -> str:
     """Join translated parts with spaces, except between Chinese or Japanese characters."""
     line = ""
     for text in filter(None, texts):
-        is_unspaced = line and _UNSPACED.match(line[-1]) and _UNSPACED.match(text[0])
-        line += text if is_unspaced or not line else " " + text
+        if line and not (_UNSPACED.match(line[-1]) and _UNSPACED.match(text[0])):
+            line += " "
+        line += text
     return line
 
 
 def sentence_ends(text: str) -> Iterator[int]:
-    """Yield the position after each sentence. Before a lower-case letter, as in "e.g. this", a
-    period does not end one.
+    """Yield the position after each sentence.
+
+    A period before a lower-case letter, as in "e.g. this", does not end a sentence.
     """
     for match in _SENTENCE_END.finditer(text):
         following = text[match.end() : match.end() + 1]
@@ -101,8 +104,11 @@ def _merge(fragments: list[str], max_tokens: int, encode: Encode) -> list[str]:
 def _cut(text: str, positions: Iterable[int]) -> list[str]:
     """Cut `text` at these positions; drop fragments that are empty or white space."""
     bounds = [0, *positions, len(text)]
-    fragments = [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
-    return [fragment for fragment in fragments if fragment.strip()]
+    fragments = []
+    for start, end in pairwise(bounds):
+        if text[start:end].strip():
+            fragments.append(text[start:end])
+    return fragments
 
 
 def _character_start(text: str, position: int, max_shift: int) -> int:

@@ -70,9 +70,9 @@ class LineResult:
 class LineCounts:
     """Numbers of lines, for the report at the end of a job."""
 
-    failed: int = 0  # not translated
-    met_limit: int = 0  # with an unfinished best translation
-    too_long: int = 0  # split or truncated
+    failed: int = 0  # lines that were not translated
+    met_limit: int = 0  # lines whose best translation is unfinished
+    too_long: int = 0  # lines that were split or truncated
     searched_again: int = 0  # without repeats
 
     def add(self, counts: LineCounts) -> None:
@@ -94,7 +94,7 @@ def build_line_results(
     `search_results` holds the results of all segments of the window in order.
     """
     line_results = []
-    first = 0  # of the search results of the line
+    first = 0  # index of the line's first segment in `search_results`
     for i, segments in enumerate(encoded.segments):
         hypotheses: list[list[Hypothesis]] = []  # of each segment
         error = None
@@ -212,6 +212,7 @@ def render(
 
 
 def _result_to_json(result: LineResult, index: int) -> dict[str, Any]:
+    """Return the JSON object of a line. It omits fields without information."""
     record: dict[str, Any] = {"index": index}
     if result.error is not None:
         record["error"] = result.error
@@ -226,6 +227,7 @@ def _result_to_json(result: LineResult, index: int) -> dict[str, Any]:
 
 
 def _translation_to_json(translation: Translation) -> dict[str, Any]:
+    """Return one of the `hypotheses` of a JSON object."""
     record = {
         "text": translation.text,
         "score": translation.score,

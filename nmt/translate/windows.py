@@ -24,7 +24,7 @@ from nmt.translate.options import LineOptions
 
 WINDOW_LINES = 2048
 _FIRST_WINDOW_LINES = 64  # of a stream
-_MAX_CHARACTERS = 1 << 21  # the line that exceeds this is the last of its window
+_MAX_CHARACTERS = 1 << 21  # a window ends with the line that brings it above this
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,7 @@ class WindowReader:
         return lines
 
     def _read_prefixes(self, num_prefixes: int) -> list[str] | None:
+        """Read and hash prefixes, fewer if the input ends; return None without prefixes."""
         if self._prefixes is None:
             return None
         prefixes = list(islice(self._prefixes, num_prefixes))
@@ -135,6 +136,7 @@ class WindowReader:
         return prefixes
 
     def _add_to_hash(self, line: str) -> None:
+        """Hash and count a line that was read."""
         data = line.encode("utf-8") + b"\n"
         self._line_hash.update(data)
         self.num_lines += 1
@@ -183,7 +185,8 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     line_ids = encode_sources(tokenizer.src, window.lines, tags, first_line=window.first_line)
     prefixes = window.prefixes or [""] * len(line_ids)
     line_prefixes = encode_starts(tokenizer.tgt, prefixes, tags.tgt)
-    [tag_prefix] = encode_starts(tokenizer.tgt, [""], tags.tgt)  # of all segments but the first
+    # the prefix of all segments of a line but the first
+    [tag_prefix] = encode_starts(tokenizer.tgt, [""], tags.tgt)
     segments = []
     num_truncated = [0] * len(line_ids)
     for i, ids in enumerate(line_ids):
