@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import os
 import shutil
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 from toy import TINY, command, read_records
 
+from nmt.cli.commands import COMMANDS
+from nmt.cli.compose import ComposedCommand, compose_command
 from nmt.config import Theme, VisualizeConfig
-from nmt.errors import EXIT_DONE, EXIT_USER, DataError
+from nmt.errors import EXIT_DONE, EXIT_USER, ConfigError, DataError
 from nmt.visualize import run_table, runs
 from nmt.visualize.style import Style
 
@@ -129,6 +136,53 @@ def test_evaluate_compares_runs_and_systems(
     assert command("evaluate", *words) == EXIT_DONE
     result = json.loads(capsys.readouterr().out)
     assert [comparison["baseline"] for comparison in result["comparisons"]] == [100.0, 100.0]
+
+
+def test_a_sweep_that_fails_shows_the_runs_before_and_the_file_of_its_sweeper(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    results = Path("runs", "optimization_results.yaml")
+    results.parent.mkdir()
+    results.touch()
+    os.utime(results, (0, 0))  # of an earlier sweep
+
+    def run(composed: ComposedCommand) -> None:
+        config = composed.config
+        if config.seed == 3:
+            results.write_text("best_value: 1")  # as Optuna does after the last run
+            raise ConfigError("enough")
+        write_run(Path(config.run_dir), 1.0 * config.seed, settings=f"seed: {config.seed}\n")
+
+    for seeds in ("1,2", "1,2,3"):
+        shutil.rmtree("s", ignore_errors=True)
+        with contextlib.suppress(ConfigError), caplog.at_level(logging.INFO, "nmt"):
+            compose_command(COMMANDS["train"], ["-m", "run_dir=s", f"seed={seeds}"], run)
+        table = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in table] == ["seed", "1", "2"]
+        is_named = "the sweeper found are in runs/optimization_results.yaml" in caplog.text
+        assert is_named == (seeds == "1,2,3")
+
+
+@pytest.mark.slow
+def test_runs_of_the_joblib_launcher_log_and_report_errors(
+    tmp_path: Path, toy_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    monkeypatch.chdir(tmp_path)
+    words = ["-m", *TINY, "max_updates=2", f"data_dir={toy_data}", "run_dir=s", "num_threads=1"]
+    words += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    program = [sys.executable, "-m", "nmt", "train"]
+    done = subprocess.run([*program, *words, "seed=1,2"], capture_output=True, text=True)
+    assert done.returncode == EXIT_DONE, done.stderr
+    assert done.stderr.count("the run ends: 2 updates are done") == 2
+    assert len(done.stdout.splitlines()) == 3
+    done = subprocess.run([*program, *words, "seed=1,x"], capture_output=True, text=True)
+    assert done.returncode == EXIT_USER
+    assert done.stderr.splitlines()[-1].startswith("nmt-train: seed: Value 'x'")
 
 
 @pytest.mark.slow
