@@ -38,7 +38,7 @@ from nmt.config import (
 )
 from nmt.data.batch import pad, pad_source
 from nmt.data.tokenizer import Tokenizer, TokenizerPair, Tokenizers
-from nmt.data.vocabulary import open_tokenizers, train_tokenizer
+from nmt.data.vocabulary import open_tokenizers, pad_vocabulary, train_tokenizer
 from nmt.errors import ModelError
 from nmt.export.export_model import find_unsupported
 from nmt.translate.attention import KINDS
@@ -101,6 +101,7 @@ def folders(
         "prefers padding": prefer_padding(root / "padding", trained_models[POST], tokenizer),
         "separate": random_model(root / "separate", TokenizerPair(small, tokenizer)),
         "foreign": random_model(root / "foreign", foreign),  # with other ids on each side
+        "padded": random_model(root / "padded", pad_vocabulary(tokenizer, 128)),
         "T5's ids": random_model(root / "t5", foreign.tgt),  # BOS at the end
     }
 

@@ -211,8 +211,9 @@ def check(folder: Path, name: str, theirs: Any, tokenizer: Any) -> None:
         logits = model.logits(hidden_states(model, src, lengths, tgt))
         is_token = torch.arange(tgt.size(1)) <= torch.tensor([[len(row)] for row in targets])
         assert_near(logits[is_token], expected[is_token], name)
+        bad_words = [[i] for i in (tgt_tokenizer.pad_id, *tgt_tokenizer.unused_ids)]
         for beam_size in (1, 4):
-            options: dict[str, Any] = {"bad_words_ids": [[tgt_tokenizer.pad_id]]}
+            options: dict[str, Any] = {"bad_words_ids": bad_words}
             if tgt_tokenizer.prefix:
                 options["forced_bos_token_id"] = tgt_tokenizer.prefix[0]
             if beam_size > 1:

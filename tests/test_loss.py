@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -61,6 +62,23 @@ def test_value_and_gradients_equal_the_definition(monkeypatch: pytest.MonkeyPatc
         (expected[0] * 0.25).backward()
         for ours, theirs in zip((hidden, weight), exact, strict=True):
             torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=1e-5, rtol=1e-5)
+
+
+def test_smoothing_leaves_out_the_ids_that_round_up_the_vocabulary() -> None:
+    used = NUM_WORDS - 3
+    for softmax in SOFTMAXES:
+        hidden, weight, targets = example()
+        targets = targets.clamp(max=used - 1)
+        exact = exact_copies(hidden, weight)
+        options = {"smoothing": 0.3, "softmax_loss": partial(softmax, used_size=used)}
+        loss_sum, _ = smoothed_cross_entropy(hidden, weight, targets, **options)
+        log_probs = (exact[0] @ exact[1].T).log_softmax(-1)  # of all ids
+        nll = -log_probs.gather(1, targets[:, None]).sum()
+        expected = 0.7 * nll - 0.3 * log_probs[:, :used].mean(-1).sum()
+        torch.testing.assert_close(loss_sum.double(), expected, atol=1e-5, rtol=1e-6)
+        loss_sum.backward()
+        expected.backward()
+        torch.testing.assert_close(weight.grad.double(), exact[1].grad, atol=1e-5, rtol=1e-5)
 
 
 def test_r_drop_equals_its_definition_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

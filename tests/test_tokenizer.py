@@ -31,9 +31,28 @@ from nmt.data.tokenizer import (
 )
 from nmt.data.vocabulary import adopt_tokenizer, open_tokenizers, train_tokenizer, train_tokenizers
 from nmt.errors import ConfigError, DataError, ModelError
+from nmt.search.constraints import forbidden_ids
 
 TYPED = ["<s> </s> <pad> <unk> ▁", "</s>", "a</s>b", "<s>", "<pad><pad>", "<0x0A>"]
 RARE = ["😀 👩‍👩‍👧", "漢字 かな", "ᚠᚢᚦ", "𓀀𓁐", "Ωμέγα", "x́", "ﷺ", "🇩🇪"]
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_vocabulary_is_rounded_up_with_ids_of_no_text(
+    separate: bool, tokenizer: Tokenizer
+) -> None:
+    settings = TokenizerConfig(vocab_size=301, separate=separate, vocab_multiple=64)
+    padded = train_tokenizers(PreprocessConfig(tokenizer=settings), lambda side: sentences(60))
+    settings = TokenizerConfig(vocab_size=301, separate=separate)
+    exact = train_tokenizers(PreprocessConfig(tokenizer=settings), lambda side: sentences(60))
+    for side in (padded.src, padded.tgt):
+        assert (side.vocab_size, side.used_size) == (320, 301)
+        assert side.unused_ids == list(range(301, 320))
+        assert side.decode(side.unused_ids) == ""
+        assert side.encode("<unused 301>") == exact.src.encode("<unused 301>")
+        assert forbidden_ids(side) == [side.pad_id, side.bos_id, *range(301, 320)]
+    assert padded.tgt.encode_batch(sentences(9)) == exact.tgt.encode_batch(sentences(9))
+    assert (tokenizer.unused_ids, tokenizer.used_size) == ([], tokenizer.vocab_size)
 
 
 def test_control_symbols_typed_as_text_stay_text(tokenizer: Tokenizer) -> None:

@@ -285,6 +285,9 @@ class TokenizerConfig(Settings):
     vocab_size: int | None = option(
         None, "pieces, control symbols included; null: 37,000, or for less text at most 8,000"
     )
+    vocab_multiple: int = option(
+        1, "round the vocabulary up to a multiple of this number, such as 8", low=1, high=1024
+    )
     byte_fallback: bool = option(True, "segment unknown characters into bytes instead of <unk>")
     symbols: list[str] = option([], "text that is always one piece, such as {url} or <2de>")
     normalization: str = option(

@@ -54,6 +54,7 @@ _OTHER_KEYS = {
     "label_smoothing": "label_smooth smoothing label_smoothing_factor",
     "length_penalty": "lenpen len_penalty lp alpha lengthpenalty",
     "log_every_updates": "log_interval logging_steps report_every logging_freq log_every",
+    "vocab_multiple": "vocab_size_multiple pad_to_multiple_of padding_factor",
     "max_distance": "max_relative_positions",
     "max_grad_norm": "clip_norm clip grad_clip gradient_clip_val clip_grad_norm",
     "max_length": "max_seq_len max_sentence_length max_sent_length",

@@ -7,6 +7,7 @@ Text is encoded to ids directly, never by pieces, so that no text becomes a cont
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -134,6 +135,19 @@ class Tokenizer:
             self._pieces = self._processor.id_to_piece(list(range(self.vocab_size)))
         return self._pieces
 
+    @functools.cached_property
+    def unused_ids(self) -> list[int]:
+        """Ids without a piece, which round up the size of the vocabulary."""
+        return [i for i, piece in enumerate(self.all_pieces()) if piece.startswith(UNUSED_PREFIX)]
+
+    @property
+    def used_size(self) -> int:
+        """Size of the vocabulary without the unused ids at its end."""
+        size = self.vocab_size
+        while size - 1 in self.unused_ids:
+            size -= 1
+        return size
+
     @property
     def control_ids(self) -> list[int]:
         """Ids of padding, unknown, start and end."""
@@ -192,9 +206,7 @@ class MappedTokenizer(Tokenizer):
         self.bos_id = vocabulary.bos_id
         self.eos_id = vocabulary.eos_id
         control_ids = {*self.control_ids, *vocabulary.src_prefix, *vocabulary.tgt_prefix}
-        control_ids.update(
-            i for i, piece in enumerate(vocabulary.pieces) if piece.startswith(UNUSED_PREFIX)
-        )
+        control_ids.update(self.unused_ids)
         has_languages = bool(vocabulary.src_prefix and vocabulary.tgt_prefix)
         self._text_ids: dict[str, int] = {}  # by piece, without control symbols and languages
         for i, piece in enumerate(vocabulary.pieces):

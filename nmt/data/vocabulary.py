@@ -20,6 +20,7 @@ from sentencepiece import sentencepiece_model_pb2
 from nmt.config import PreprocessConfig, TokenizerConfig, resolve_path
 from nmt.data.languages import SEPARATOR, corpus_direction
 from nmt.data.tokenizer import (
+    UNUSED_PREFIX,
     Tokenizer,
     TokenizerPair,
     Tokenizers,
@@ -55,14 +56,15 @@ def train_tokenizers(config: PreprocessConfig, read_side: ReadSide) -> Tokenizer
     become symbols. Raises the errors of `train_tokenizer`.
     """
     src_symbols, tgt_symbols = _list_symbols(config)
+    multiple = config.tokenizer.vocab_multiple
     if not config.tokenizer.separate:
-        return _train_fitting_tokenizer(
+        tokenizer = _train_fitting_tokenizer(
             lambda: chain(read_side(0), read_side(1)), config.tokenizer, src_symbols + tgt_symbols
         )
-    return TokenizerPair(
-        _train_fitting_tokenizer(lambda: read_side(0), config.tokenizer, src_symbols),
-        _train_fitting_tokenizer(lambda: read_side(1), config.tokenizer, tgt_symbols),
-    )
+        return pad_vocabulary(tokenizer, multiple)
+    src = _train_fitting_tokenizer(lambda: read_side(0), config.tokenizer, src_symbols)
+    tgt = _train_fitting_tokenizer(lambda: read_side(1), config.tokenizer, tgt_symbols)
+    return TokenizerPair(pad_vocabulary(src, multiple), pad_vocabulary(tgt, multiple))
 
 
 def _train_fitting_tokenizer(
@@ -91,13 +93,14 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
     src_symbols, tgt_symbols = _list_symbols(config)
     assert config.tokenizer.model is not None
     src_path = resolve_path(config.tokenizer.model)
+    multiple = config.tokenizer.vocab_multiple
     if src_path.is_dir():
         return _open_model_folder(config, src_path)
     if config.tokenizer.tgt_model is None:
-        return adopt_tokenizer(src_path, src_symbols + tgt_symbols)
+        return pad_vocabulary(adopt_tokenizer(src_path, src_symbols + tgt_symbols), multiple)
     tgt_path = resolve_path(config.tokenizer.tgt_model)
-    src = adopt_tokenizer(src_path, src_symbols)
-    tgt = adopt_tokenizer(tgt_path, tgt_symbols)
+    src = pad_vocabulary(adopt_tokenizer(src_path, src_symbols), multiple)
+    tgt = pad_vocabulary(adopt_tokenizer(tgt_path, tgt_symbols), multiple)
     src_names = " ".join(src.pieces(src.control_ids))
     tgt_names = " ".join(tgt.pieces(tgt.control_ids))
     if src_names != tgt_names:
@@ -265,6 +268,18 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
         added.append(name)
     if added:
         log.info("%s: added %s to its pieces", path, " ".join(added))
+    return Tokenizer(model)
+
+
+def pad_vocabulary(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
+    """Append unused control symbols until the size of the vocabulary is a multiple.
+
+    GPUs multiply matrices faster if their sizes are multiples of 8.
+    """
+    model = tokenizer.model
+    size = tokenizer.vocab_size
+    for number in range(size, size + -size % multiple):
+        model += _serialize_piece(f"{UNUSED_PREFIX}{number}>", _Piece.CONTROL)
     return Tokenizer(model)
 
 

@@ -135,7 +135,7 @@ class AfterPrefix:
 
 
 def forbidden_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that no translation contains: padding and BOS."""
+    """Return the ids that no translation contains: padding, BOS and ids without a piece."""
     if tokenizer.bos_id == tokenizer.eos_id:  # in imported models whose decoder starts with EOS
-        return [tokenizer.pad_id]
-    return [tokenizer.pad_id, tokenizer.bos_id]
+        return [tokenizer.pad_id, *tokenizer.unused_ids]
+    return [tokenizer.pad_id, tokenizer.bos_id, *tokenizer.unused_ids]

@@ -104,6 +104,7 @@ class Learner:
             smoothing=config.label_smoothing,
             r_drop=config.r_drop,
             compiler=make_compiler(may_compile, device),
+            used_size=batch_maker.tokenizers.tgt.used_size,
         )
 
     # --- state

@@ -10,6 +10,7 @@ loss = -sum_v q(v) log p(v) = (1 - eps) * nll + eps * mean_v(-log p(v)).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,45 +103,60 @@ def _chunk_rows(device_type: str, vocab_size: int) -> int:
 
 
 def softmax_loss_in_place(
-    logits: Tensor, targets: Tensor, smoothing: float
+    logits: Tensor, targets: Tensor, smoothing: float, used_size: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute a `SoftmaxLoss` in float32, with few temporary tensors."""
+    """Compute a `SoftmaxLoss` in float32, with few temporary tensors.
+
+    Smoothing covers the first `used_size` ids, by default all.
+    """
     dtype = logits.dtype
+    used = slice(used_size or logits.size(1))
     logits = logits.float()
     probs = torch.softmax(logits, dim=-1)  # (N, V)
     # log sum_v exp(logits_v), (N, 1): the largest logit minus the log of its probability
     log_normalizer = logits.amax(-1, keepdim=True) - probs.amax(-1, keepdim=True).log()
     nll = (log_normalizer - logits.gather(1, targets[:, None])).sum()
-    loss = (1 - smoothing) * nll + smoothing * (log_normalizer.sum() - logits.mean(-1).sum())
+    uniform_loss = log_normalizer.sum() - logits[:, used].mean(-1).sum()
+    loss = (1 - smoothing) * nll + smoothing * uniform_loss
     # the gradient is p - q: probabilities minus target distribution
-    grad_logits = probs.sub_(smoothing / probs.size(1))
+    grad_logits = probs
+    grad_logits[:, used].sub_(smoothing / used.stop)
     correct = grad_logits.new_full((len(targets), 1), smoothing - 1)
     grad_logits.scatter_add_(1, targets[:, None], correct)
     return loss, nll, grad_logits.to(dtype)
 
 
 def softmax_loss_for_compiler(
-    logits: Tensor, targets: Tensor, smoothing: float
+    logits: Tensor, targets: Tensor, smoothing: float, used_size: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute a `SoftmaxLoss` in float32, with operations that torch.compile fuses well."""
+    """Compute a `SoftmaxLoss` in float32, with operations that torch.compile fuses well.
+
+    Smoothing covers the first `used_size` ids, by default all.
+    """
     log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
-    is_correct = torch.arange(logits.size(1), device=logits.device) == targets[:, None]  # (N, V)
+    ids = torch.arange(logits.size(1), device=logits.device)  # (V,)
+    is_correct = ids == targets[:, None]  # (N, V)
     nll = -torch.where(is_correct, log_probs, 0.0).sum()
-    loss = (1 - smoothing) * nll - smoothing / logits.size(1) * log_probs.sum()
-    target_probs = smoothing / logits.size(1) + torch.where(is_correct, 1 - smoothing, 0.0)
+    used_size = used_size or logits.size(1)
+    loss = (1 - smoothing) * nll - smoothing / used_size * log_probs[:, :used_size].sum()
+    target_probs = torch.where(ids < used_size, smoothing / used_size, 0.0)  # (V,)
+    target_probs = target_probs + torch.where(is_correct, 1 - smoothing, 0.0)  # (N, V)
     return loss, nll, (log_probs.exp() - target_probs).to(logits.dtype)
 
 
-def r_drop_loss(alpha: float) -> SoftmaxLoss:
+def r_drop_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
     """Return the `SoftmaxLoss` of R-Drop (Wu et al., 2021, equation 4) with weight `alpha`.
 
     Rows 2i and 2i + 1 of the logits come from two passes over token i. The loss of a token is
     (CE_1 + CE_2) / 2 + alpha / 4 * (KL(p_1 || p_2) + KL(p_2 || p_1)), where only the cross-entropy
-    CE is smoothed. This is half of the paper's loss, so that alpha = 0 gives the usual loss.
+    CE is smoothed, over the first `used_size` ids. This is half of the paper's loss, so that
+    alpha = 0 gives the usual loss.
     """
 
     def compute(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
-        loss, nll, grad_logits = softmax_loss_in_place(logits.float(), targets, smoothing)
+        loss, nll, grad_logits = softmax_loss_in_place(
+            logits.float(), targets, smoothing, used_size
+        )
         log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
         log_probs = log_probs.view(-1, 2, logits.size(1))  # (N / 2, 2, V)
         log_ratio = log_probs - log_probs.flip(1)
@@ -187,21 +203,23 @@ class Objective(nn.Module):
         smoothing: float,
         r_drop: float = 0.0,
         compiler: Compiler | None = None,
+        used_size: int | None = None,
     ) -> None:
         """Compile the forward pass and the loss with `compiler`, if there is one.
 
-        `model` itself is not compiled, for validation and decoding.
+        `model` itself is not compiled, for validation and decoding. Label smoothing covers the
+        first `used_size` ids, by default all.
         """
         super().__init__()
         self.model = model
         self.smoothing = smoothing
         self.num_passes = 2 if r_drop else 1
         self.forward_model: Callable[..., Tensor] = model.forward
-        self.softmax_loss: SoftmaxLoss = softmax_loss_in_place
+        self.softmax_loss: SoftmaxLoss = partial(softmax_loss_in_place, used_size=used_size)
         if r_drop:
-            self.softmax_loss = r_drop_loss(r_drop)
+            self.softmax_loss = r_drop_loss(r_drop, used_size)
         elif compiler is not None:
-            self.softmax_loss = softmax_loss_for_compiler
+            self.softmax_loss = partial(softmax_loss_for_compiler, used_size=used_size)
         if compiler is not None:
             self.forward_model = compiler.compile(model.forward)
             # dynamic=None makes one graph for full chunks, and one for any other number of rows
