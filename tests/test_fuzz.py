@@ -1,4 +1,4 @@
-"""Generated files for the readers of text formats: each is read, or refused by one `NmtError`.
+"""Generated and changed files for the readers of files: each is read, or refused by one `NmtError`.
 
 `NMT_FUZZ_EXAMPLES=100000 pytest tests/test_fuzz.py` tries more files, and others in each run. Files
 that a reader once failed on are in tests/fuzz; their names begin with the name of the reader.
@@ -7,25 +7,43 @@ that a reader once failed on are in tests/fuzz; their names begin with the name 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_foreign_files import write_run
+from test_foreign_weights import make_zip
+from toy import write_data
 
-from nmt.checkpoint import load_info
+from nmt.checkpoint import load_info, load_tensors
 from nmt.config import ModelConfig, TrainConfig
+from nmt.data.binary import MappedShard
+from nmt.data.tokenizer import Tokenizer
 from nmt.errors import NmtError
+from nmt.importing.marian import _load_arrays as load_arrays
 from nmt.importing.piece_ids import read_yaml_vocabulary
+from nmt.importing.weights import Tensors, load_pickle
 from nmt.runtime.manifest import MANIFEST, read_entries, verify
 from nmt.runtime.metadata import read_json, read_yaml, to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
 from nmt.serve.documents import ReadOptions, read_document
+from nmt.training.checkpoints import load_checkpoint
 from nmt.translate.results import LineResult, Translation
 
 CORPUS = Path(__file__).parent / "fuzz"
 NUM_EXAMPLES = int(os.environ.get("NMT_FUZZ_EXAMPLES", "0"))
+fuzz_settings = settings(
+    max_examples=NUM_EXAMPLES or 60,
+    derandomize=NUM_EXAMPLES == 0,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 HTML = [
     "<p>",
     "</p>",
@@ -120,8 +138,66 @@ READERS: dict[str, tuple[str, list[str], Reader]] = {  # file name, pieces of it
 }
 
 
+def read_trainer(path: Path) -> None:
+    """Read the checkpoint of another folder with this `trainer.pt`."""
+    folder = path.with_name("checkpoint")
+    if not folder.exists():
+        shutil.copytree(SEEDS["trainer"].parent, folder)
+        (folder / MANIFEST).unlink()
+    shutil.copyfile(path, folder / "trainer.pt")
+    load_checkpoint(folder)
+
+
+def read_shard(path: Path) -> None:
+    shard = MappedShard(path)
+    shard.largest_ids()
+    for row, _ in enumerate(shard.lengths()):
+        shard[row]
+        shard.texts(row)
+
+
+def read_tokenizer(path: Path) -> None:
+    tokenizer = Tokenizer.load(path)
+    tokenizer.decode(tokenizer.encode("the house"))
+    tokenizer.all_pieces()
+
+
+BINARY_READERS: dict[str, Reader] = {
+    "safetensors": load_tensors,
+    "torch": lambda path: Tensors(path, load_pickle(path)),
+    "oldtorch": lambda path: Tensors(path, load_pickle(path)),
+    "npz": load_arrays,
+    "trainer": read_trainer,
+    "shard": read_shard,
+    "tokenizer": read_tokenizer,
+}
+SEEDS: dict[str, Path] = {}  # a valid file for each binary reader
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _seeds(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Write a valid file for each binary reader."""
+    folder = tmp_path_factory.mktemp("seeds")
+    for name in BINARY_READERS:
+        SEEDS[name] = folder / name
+    tensors = {"a": torch.zeros(4, 4), "b": torch.ones(3)}
+    safetensors.torch.save_file(tensors, SEEDS["safetensors"])
+    torch.save(tensors, SEEDS["torch"])
+    torch.save(tensors, SEEDS["oldtorch"], _use_new_zipfile_serialization=False)
+    SEEDS["npz"].write_bytes(make_zip({}))
+    SEEDS["tokenizer"].write_bytes(tokenizer.model)
+    write_data(folder, tokenizer, [(3, 4), (5, 2)] * 4)
+    SEEDS["shard"] = next(folder.glob("train*.arrow"))
+    write_run(folder / "run", tokenizer)
+    SEEDS["trainer"] = folder / "run/checkpoints/step-00000002/trainer.pt"
+
+
 def check(name: str, content: bytes, folder: Path) -> None:
-    file_name, _, reader = READERS[name]
+    """Let a reader read a file with this content."""
+    file_name = name
+    reader = BINARY_READERS.get(name)
+    if reader is None:
+        file_name, _, reader = READERS[name]
     path = folder / file_name
     path.write_bytes(content)
     assert "\n" not in refusal(reader, path)
@@ -142,16 +218,30 @@ def test_generated_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
     text = st.lists(st.sampled_from(pieces) | st.text(max_size=3), max_size=40).map("".join)
     contents = text.map(lambda text: text.encode("utf-8", "replace")) | st.binary(max_size=40)
 
-    @settings(
-        max_examples=NUM_EXAMPLES or 60,
-        derandomize=NUM_EXAMPLES == 0,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @fuzz_settings
     @given(content=contents)
     def run(content: bytes) -> None:
         check(name, content, tmp_path)
+
+    run()
+
+
+@pytest.mark.parametrize("name", BINARY_READERS)
+def test_changed_binary_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    seed = SEEDS[name].read_bytes()
+    check(name, seed, tmp_path)
+    positions = st.integers(0, len(seed) - 1)
+    # numbers near the limits of a byte change sizes the most
+    values = st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255)
+    changes = st.lists(st.tuples(positions, values), min_size=1, max_size=8)
+
+    @fuzz_settings
+    @given(changes=changes, end=st.just(len(seed)) | positions)
+    def run(changes: list[tuple[int, int]], end: int) -> None:
+        content = bytearray(seed)
+        for position, value in changes:
+            content[position] = value
+        check(name, bytes(content[:end]), tmp_path)
 
     run()
 

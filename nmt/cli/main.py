@@ -7,6 +7,7 @@ from __future__ import annotations
 from nmt.cli.interrupts import exiting_when_interrupted
 
 with exiting_when_interrupted():
+    import contextlib
     import errno
     import functools
     import gc
@@ -131,7 +132,8 @@ def report_error(error: BaseException, program: str) -> int:
     elif isinstance(error, KeyboardInterrupt):
         message = "interrupted"
         status = EXIT_INTERRUPTED
-    print(escape_controls(f"{program}: {message}"), file=sys.stderr)
+    with contextlib.suppress(OSError):  # stderr may be full too; the status still tells
+        print(escape_controls(f"{program}: {message}"), file=sys.stderr)
     return status
 
 
