@@ -13,6 +13,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
@@ -69,6 +71,14 @@ def write_text(home: Path) -> None:
         (home / f"{name}.gz").write_bytes(gzip.compress(b"".join(rows)))
         (home / f"{name}.xz").write_bytes(lzma.compress(b"".join(rows)))
     shutil.copy(home / "all.tsv.gz", home / "a.gz")
+    for language, side in (("en", "src"), ("de", "tgt")):
+        with zipfile.ZipFile(home / "de-en.txt.zip", "a") as moses:
+            moses.write(home / f"toy/train.{side}.txt", f"OPUS.de-en.{language}")
+        (home / f"toy/train.{language}").write_bytes(texts["train", side])
+        (home / f"toy/dev.{language}").write_bytes(texts["valid", side])
+    with tarfile.open(home / "corpus.tar.gz", "w:gz") as tar:
+        for name in ("train.en", "train.de", "dev.en", "dev.de"):
+            tar.add(home / "toy" / name, name)
     for folder, suffixes in RAW_TEXT.items():
         (home / "data/raw" / folder).mkdir(parents=True)
         for split in ("train", "valid", "test"):
@@ -109,6 +119,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "max_tokens=600",
     ]
     assert train(home / "data/prepared", run_dir, settings) == 0
+    for seed in (1, 2):
+        shutil.copytree(run_dir, home / f"runs/sweep/model.dropout=0,seed={seed}", symlinks=True)
     for name in ("mine", "a", "b", "de-en", "en-de", "teacher", "multi30k"):
         shutil.copytree(run_dir, home / "runs" / name, symlinks=True)
         assert command("average", f"run_dir={home}/runs/{name}") == 0
