@@ -179,6 +179,13 @@ def test_an_interrupted_import_ends_a_command_with_one_line() -> None:
         assert done.returncode == 130, module
 
 
+def test_few_modules_are_imported_before_interrupts_are_handled() -> None:
+    code = "import sys; before = set(sys.modules); import nmt.cli.interrupts\n"
+    code += "print(*sorted(set(sys.modules) - before))"
+    imported = run_python(code)
+    assert set(imported) <= {"__future__", "nmt", "nmt.cli", "nmt.cli.interrupts"}
+
+
 def test_a_full_disk_for_all_output_is_no_success() -> None:
     for options in (["--help"], ["--cfg", "job"], ["input=/dev/null", "model_dir=nowhere"]):
         with Path("/dev/full").open("w") as full:

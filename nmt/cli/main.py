@@ -4,9 +4,9 @@ as one line instead of a traceback.
 
 from __future__ import annotations
 
-from nmt.cli.interrupts import exiting_when_interrupted
+from nmt.cli.interrupts import ExitWhenInterrupted
 
-with exiting_when_interrupted():
+with ExitWhenInterrupted():
     import contextlib
     import errno
     import functools
@@ -83,7 +83,7 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
         elif command is None:
             raise NmtError(f"no command {words[0]}; {suggest_names(words[0], COMMANDS)}")
         else:
-            with exiting_when_interrupted():
+            with ExitWhenInterrupted():
                 from nmt.cli.compose import compose_command  # imports Hydra
             run = functools.partial(import_and_run, command)
             composed = compose_command(command, words, run)
@@ -157,7 +157,7 @@ def import_function(command: Command) -> Callable[..., Any]:
     is_first_import = module not in sys.modules
     gc.disable()
     try:
-        with exiting_when_interrupted():
+        with ExitWhenInterrupted():
             run: Callable[..., Any] = getattr(importlib.import_module(module), function)
     finally:
         gc.enable()
