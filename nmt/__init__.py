@@ -1,7 +1,7 @@
 """Neural machine translation with the Transformer of "Attention Is All You Need".
 
-`from nmt import Translator` loads torch only when the name is first used, so that `import nmt`
-stays quick.
+`from nmt import Translator`, `prepare` and `train` load torch only when a name is first used, so
+that `import nmt` stays quick.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ TYPE_CHECKING = False  # type checkers take it for True; importing typing takes 
 if TYPE_CHECKING:
     from typing import Any
 
+    from nmt.cli.train import train_here as train
+    from nmt.preprocess.prepare import prepare
     from nmt.translate.translator import Translator
 
 __version__ = "0.1.0"
-__all__ = ["Translator", "__version__"]
+__all__ = ["Translator", "__version__", "prepare", "train"]
 
 
 def __dir__() -> list[str]:
@@ -22,9 +24,17 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Translator` at its first use (PEP 562)."""
+    """Import a name of the API at its first use (PEP 562)."""
     if name == "Translator":
         from nmt.translate.translator import Translator
 
         return Translator
+    if name == "prepare":
+        from nmt.preprocess.prepare import prepare
+
+        return prepare
+    if name == "train":
+        from nmt.cli.train import train_here
+
+        return train_here
     raise AttributeError(f"module 'nmt' has no attribute {name!r}")

@@ -21,8 +21,8 @@ from toy import TINY, command, read_records, train, write_corpus
 
 import nmt
 from nmt.checkpoint import find_model
-from nmt.cli import compose
-from nmt.cli.commands import COMMANDS, shell_command
+from nmt.cli import commands, compose
+from nmt.cli.commands import COMMANDS, script_command, shell_command
 from nmt.cli.data_folder import ensure_data, train_command
 from nmt.cli.main import import_and_run, log_to_stderr, main
 from nmt.cli.main import nmt as nmt_alone
@@ -193,8 +193,19 @@ def test_more_processes_than_cores_are_warned_of(
     assert caplog.messages == ["devices=99 processes share 2 CPU cores; devices=2 is faster"]
 
 
+def test_an_installed_package_says_that_scripts_are_in_the_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scripts = script_command("python scripts/fetch_homeassistant.py --src en")
+    assert scripts.endswith("/scripts/fetch_homeassistant.py --src en")
+    monkeypatch.setattr(commands, "__file__", str(tmp_path / "nmt/cli/commands.py"))
+    scripts = script_command("python scripts/fetch_homeassistant.py --src en")
+    assert scripts.startswith("python scripts/fetch_homeassistant.py --src en (in a clone of nmt")
+
+
 def test_nmt_lists_its_names() -> None:
-    assert dir(nmt) == ["Translator", "__version__"]
+    assert dir(nmt) == ["Translator", "__version__", "prepare", "train"]
 
 
 def test_a_model_file_may_hold_the_settings_of_a_model_at_its_top(

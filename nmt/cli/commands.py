@@ -401,12 +401,15 @@ def script_command(command: str) -> str:
     """Return the command `python SCRIPT ...` in a form that runs from the current folder.
 
     SCRIPT is a path relative to the root of the checkout. Its absolute path replaces it unless the
-    root is the current folder, and the Python that runs nmt replaces another `python`.
+    root is the current folder, and the Python that runs nmt replaces another `python`. The command
+    says where to run it if nmt is installed without its scripts.
     """
     program, script, *arguments = shlex.split(command)
     absolute_script = Path(__file__).parents[2] / script
     if absolute_script.is_file() and not Path(script).is_file():
         script = str(absolute_script)
+    if not Path(script).is_file():
+        return f"{command} (in a clone of nmt's repository: the installed package has no scripts)"
     if shutil.which(program) != sys.executable:
         program = sys.executable
     return shlex.join([program, script, *arguments])

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import torch
+from omegaconf import OmegaConf
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from nmt.average import validation_scores
@@ -61,6 +62,15 @@ def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> 
     if config.best_metric is BestMetric.bleu:
         return max(scores, default=None)
     return min(scores, default=None)
+
+
+def train_here(config: TrainConfig) -> None:
+    """Start or resume a run in this process, on one device; `nmt.prepare` makes its data folder.
+
+    Raises subclasses of `NmtError` for mistakes of the user.
+    """
+    _check_run_dir(config.run_dir)
+    run_rank(config, OmegaConf.to_yaml(OmegaConf.structured(config)))
 
 
 def _check_run_dir(run_dir: str) -> None:
