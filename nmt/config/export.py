@@ -48,12 +48,18 @@ class ExportConfig(ChecksumConfig):
     sign: str | None = option(
         None, "private key (PEM, elliptic curve) to sign the folder with (pip install nmt[sign])"
     )
+    shortlist_data: str | None = option(
+        None, "data folder to learn a shortlist of target pieces from (ctranslate2); null: none"
+    )
 
     def check(self) -> None:
         if self.format is ExportFormat.huggingface:
             is_float = not self.quantization.value.startswith("int")
             rule = "format=huggingface takes float32, float16 or bfloat16"
             self.require(is_float, "quantization", rule)
+        if self.shortlist_data is not None:
+            is_ctranslate2 = self.format is ExportFormat.ctranslate2
+            self.require(is_ctranslate2, "shortlist_data", "needs format=ctranslate2")
 
 
 @dataclass(kw_only=True)

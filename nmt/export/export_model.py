@@ -40,6 +40,7 @@ from nmt.data.tokenizer import (
 )
 from nmt.errors import ConfigError
 from nmt.export import argos, ctranslate2, huggingface
+from nmt.export.shortlist import write_shortlist
 from nmt.runtime.files import replace_folder, write_json
 from nmt.runtime.signatures import sign_folder
 
@@ -115,6 +116,9 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
     with replace_folder(output, marker=EXPORTED) as temporary:
         _WRITERS[config.format](temporary, info, dict(model.state_dict()), tokenizers, config)
         save_tokenizers(temporary, tokenizers)
+        if config.shortlist_data is not None:
+            data_dir = resolve_path(config.shortlist_data)
+            write_shortlist(temporary, data_dir, tokenizers, info.tokenizer_sha256)
         content = {
             "format_version": FORMAT_VERSION,
             "export": {

@@ -25,7 +25,7 @@ from nmt.search.request import SearchRequest
 from nmt.search.stepper import Stepper
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
-_NUM_GROUPS = 256  # of continuations, whose maxima show which ones are not among the best
+_NUM_GROUPS = 256  # into which `_highest` divides the values
 
 
 def can_search_single(request: SearchRequest, device: torch.device) -> bool:

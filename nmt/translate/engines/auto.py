@@ -69,7 +69,7 @@ class AutoBackend:
             return self._native
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
-        """See `Backend.check`; one of the engines supports every setting."""
+        """Accept every setting, since the native engine supports all of them."""
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
         """See `Backend.search`."""
@@ -82,10 +82,10 @@ class AutoBackend:
         return self.native.search(request)
 
     def score(
-        self, rows: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
+        self, sources: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
     ) -> list[Hypothesis]:
         """See `Backend.score`; scores natively, since quantization changes scores."""
-        return self.native.score(rows, targets, config, max_tokens)
+        return self.native.score(sources, targets, config, max_tokens)
 
     def _log_reason(self, error: NmtError) -> None:
         """Log once why the native engine takes a call."""

@@ -41,7 +41,7 @@ class Backend(Protocol):
 
 
 class LoadedModel(NamedTuple):
-    """What `Translator` needs of the model folders it loads."""
+    """An engine, with the tokenizer, settings and directions of its model folders."""
 
     backend: Backend
     tokenizer: Tokenizers

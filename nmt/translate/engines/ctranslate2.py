@@ -102,6 +102,7 @@ class CTranslate2Backend:
             return_end_token=True,
             return_scores=request.with_scores,  # costs greedy search a softmax per step
             return_attention=config.alignment,
+            use_vmap=not config.sampling,  # the shortlist, if the model has one
             **_strategy(config),
         )
         hypotheses = [self._to_hypotheses(result, config) for result in results]
