@@ -322,12 +322,16 @@ class TrainConfig(RuntimeConfig):
     activation_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, slower", on_resume="free"
     )
+    profile: str | None = option(
+        None, "updates to trace with torch.profiler, such as 10:20", on_resume="free"
+    )
     dry_run: bool = option(
         False, "try the largest batch and some updates, report, write nothing", on_resume="free"
     )
 
     def check(self) -> None:
         self._check_stages()
+        _ = self.profiled_updates  # checks `profile`
         for key, needed, rule in _REQUIREMENTS:
             self.require(not self._is_set(key) or self._is_set(needed), key, rule)
         for key, conflicting, rule in _CONFLICTS:
@@ -354,6 +358,16 @@ class TrainConfig(RuntimeConfig):
             self.require(any(dropouts), "r_drop", "needs dropout, such as model.dropout=0.1")
         rule = f"must be at least average_last={self.average_last}, which nmt-average takes"
         self.require(self.keep_last >= self.average_last, "keep_last", rule)
+
+    @property
+    def profiled_updates(self) -> range:
+        """The updates that `profile` names, the last one included; none by default."""
+        if self.profile is None:
+            return range(0)
+        first, _, last = self.profile.partition(":")
+        is_valid = first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)
+        self.require(is_valid, "profile", "must be FIRST:LAST, such as 10:20")
+        return range(int(first), int(last) + 1)
 
     def _check_stages(self) -> None:
         """Raise a `ConfigError` for stages with the same start and for invalid weights."""

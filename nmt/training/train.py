@@ -44,6 +44,7 @@ from nmt.training.initial_weights import load_initial_weights
 from nmt.training.learner import UpdateResult
 from nmt.training.metrics import Meter, MetricsWriter
 from nmt.training.preflight import try_largest_batches
+from nmt.training.profiling import UpdateProfiler
 from nmt.training.run_folder import check_fingerprint, lock_run_dir, run_dir_errors, save_config
 from nmt.training.schedule import learning_rate, peak_learning_rate
 
@@ -69,6 +70,7 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
         stack.enter_context(run.learner.connected())
         trainer = Trainer(run, state, signals)
         stack.callback(trainer.metrics_writer.close)
+        stack.callback(trainer.profiler.close)
         stack.enter_context(trainer.progress)
         was_complete = trainer.is_complete()
         trainer.repeat_lost_validation()
@@ -203,6 +205,8 @@ class Trainer:
             done=state.num_updates,
             has_bar=is_main,
         )
+        profiled_updates = self.config.profiled_updates if is_main else range(0)
+        self.profiler = UpdateProfiler(profiled_updates, run.run_dir / "trace.json")
         self.saver: Saver | None = None  # None on other ranks than 0
         if is_main:
             keep_last = self.config.keep_last
@@ -299,6 +303,7 @@ class Trainer:
         Sets `is_stopped` if a signal has reached any rank.
         """
         step = self.state.num_updates + 1
+        self.profiler.start_update(step)
         seed_update(self.config.seed, self.state, self.run.world.rank)
         result = self.learner.update(
             plan,
