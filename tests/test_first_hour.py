@@ -204,6 +204,21 @@ def test_an_installed_package_says_that_scripts_are_in_the_clone(
     assert scripts.startswith("python scripts/fetch_homeassistant.py --src en (in a clone of nmt")
 
 
+def test_the_shell_completes_all_values_of_a_choice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line, values in (
+        ("nmt-train optimizer.name=", "adam adamw muon adafactor"),
+        ("nmt-train valid_bleu=true best_metric=b", "loss bleu"),
+        ("nmt-translate normalization=", "wu average none"),
+    ):
+        name, *_, word = line.split(" ")
+        monkeypatch.setenv("COMP_LINE", line)
+        assert command(name.removeprefix("nmt-"), "-sc", "query=bash") == 0
+        key, _, _ = word.partition("=")
+        assert capsys.readouterr().out.split() == [f"{key}={value}" for value in values.split()]
+
+
 def test_nmt_lists_its_names() -> None:
     assert dir(nmt) == ["Translator", "__version__", "prepare", "train"]
 

@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from nmt.cli.arguments import (
     GROUPS,
     Argument,
     is_list,
+    parse_argument,
     read_arguments,
 )
 from nmt.cli.commands import COMMANDS, Command, script_command
@@ -89,6 +91,11 @@ def compose_command(
     ]
     if command.name == "train" and not line.is_sweep:
         arguments = _add_recorded_config(arguments)
+    if any(word.startswith("query=") for word in line.hydra_words):
+        values = complete_values(os.environ.get("COMP_LINE", ""), command)
+        if values:
+            print("\n".join(values))
+            return None
     try:
         if line.is_sweep or line.hydra_words:
             _store_defaults(command, arguments, unused_groups=())
@@ -107,6 +114,25 @@ def compose_command(
             message = f"{key}: {message}"
         raise ConfigError(message) from None
     return None
+
+
+def complete_values(command_line: str, command: Command) -> list[str]:
+    """Return `key=value` for each value of the setting at the end of `command_line`.
+
+    Returns an empty list unless it has a fixed choice of values. Hydra completes keys, but of
+    values only the default.
+    """
+    key, equals, _ = command_line.split(" ")[-1].partition("=")
+    if not equals:
+        return []
+    try:
+        type_hint = parse_argument(f"{key}=", command).type_hint
+    except ConfigError:  # an unknown key
+        return []
+    for choices in (type_hint, *typing.get_args(type_hint)):
+        if isinstance(choices, type) and issubclass(choices, Enum):
+            return [f"{key}={choice.value}" for choice in choices]
+    return []
 
 
 def _add_recorded_config(arguments: list[Argument]) -> list[Argument]:
