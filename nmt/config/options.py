@@ -133,6 +133,7 @@ def require_valid(is_valid: bool, key: str, value: object, rule: str) -> None:
 
 
 def _invalid_value(key: str, value: object, rule: str) -> ConfigError:
+    """Return the error for a setting whose value breaks a rule."""
     shown_value = to_primitive(value)
     if isinstance(value, bool):
         shown_value = str(value).lower()  # as in YAML
@@ -204,7 +205,7 @@ def to_primitive(value: Any) -> Any:
 
 
 def normalize_stream(name: str) -> str:
-    """Return `-` for Unix paths of stdin and stdout, because some of them cannot be opened."""
+    """Return `-` for the Unix paths of stdin and stdout, some of which cannot be opened."""
     return "-" if name in ("/dev/stdin", "/dev/stdout", "/dev/fd/0", "/dev/fd/1") else name
 
 

@@ -124,8 +124,9 @@ def _set_stack(stack: Any, stack_name: str, model: ModelConfig, weights: Arrays)
 def _set_positions(
     stack: Any, stack_name: str, model: ModelConfig, tensors: dict[str, Tensor], max_positions: int
 ) -> None:
-    """Assign the positions of the encoder or decoder: a table that is added to embeddings, or
-    relative positions in the self-attention of each layer.
+    """Assign the positional encoding of the encoder or decoder.
+
+    This is a table that is added to embeddings, or tables in the self-attention of each layer.
     """
     if model.positions.is_added:
         table = position_table(model, stack_name, tensors, max_positions).float()
@@ -199,12 +200,14 @@ def _set_cross_attention(attention: Any, weights: Arrays, name: str) -> None:
 
 
 def _set_linear(linear: Any, weights: Arrays, name: str) -> None:
+    """Assign the weight of a linear layer, and its bias if it has one."""
     linear.weight = weights[f"{name}.weight"]
     if f"{name}.bias" in weights:
         linear.bias = weights[f"{name}.bias"]
 
 
 def _set_norm(norm: Any, weights: Arrays, name: str) -> None:
+    """Assign the scale of a normalization layer, and its bias if it has one."""
     norm.gamma = weights[f"{name}.weight"]
     if f"{name}.bias" in weights:  # an RMS norm has none
         norm.beta = weights[f"{name}.bias"]

@@ -44,9 +44,8 @@ _ESCAPED_CHARACTERS = {  # in double-quoted text of YAML; other characters are k
     "P": "\u2029",
 }
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot encode
-_MAX_UNNAMED_ROWS = (
-    1024  # rows without a piece, at the end of an embedding whose size is rounded up
-)
+# rows without a piece, at the end of an embedding whose size is rounded up
+_MAX_UNNAMED_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -224,6 +223,7 @@ def make_tokenizers(
             return src_tokenizer
 
     def map_ids(tokenizer: Tokenizer, side: SideVocabulary) -> Tokenizer:
+        """Return the tokenizer with the ids of the imported model."""
         vocabulary = Vocabulary(
             pieces=side.pieces,
             pad_id=side.special_ids.pad,

@@ -89,7 +89,8 @@ class Tensors:
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise ModelError(f"{self.path}: {name} is {dtype}; quantized weights are not imported")
         tensor = tensor.float()
-        # one infinite number or nan makes the sum so, and float64 does not overflow otherwise
+        # A sum with an infinite number or nan is not finite. Other sums of float32 numbers are
+        # finite in float64, which cannot overflow here.
         if not torch.isfinite(tensor.sum(dtype=torch.float64)):
             raise ModelError(f"{self.path}: {name} holds numbers that are not finite; use another")
         return tensor

@@ -246,14 +246,20 @@ ENCODINGS: dict[Positions, type[PositionEncoding]] = {
 
 
 def new_embedding_encoding(config: ModelConfig) -> PositionEncoding:
-    """Make the encoding of source or target embeddings; it adds nothing if attention has it."""
+    """Make the encoding of source or target embeddings.
+
+    It adds nothing if `config.positions` is an encoding in self-attention.
+    """
     if config.positions.is_added:
         return ENCODINGS[config.positions](config)
     return PositionEncoding(config)
 
 
 def new_attention_encoding(config: ModelConfig) -> PositionEncoding:
-    """Make the encoding of a self-attention layer; it does nothing if embeddings have it."""
+    """Make the encoding of a self-attention layer.
+
+    It does nothing if `config.positions` is an encoding that is added to embeddings.
+    """
     if config.positions.is_added:
         return PositionEncoding(config)
     return ENCODINGS[config.positions](config)
@@ -268,9 +274,9 @@ def distance_matrix(num_queries: int, num_keys: int, device: torch.device) -> Te
 def to_file_names(
     module: nn.Module, state_dict: dict[str, Tensor], prefix: str, local_metadata: Any
 ) -> None:
-    """Rename the weights of encodings as in model files (docs/formats.md), in place.
+    """Rename the weights of encodings in `state_dict` to their names in model files, in place.
 
-    A hook of `nn.Module.state_dict`.
+    docs/formats.md lists these names. Used as a hook of `nn.Module.state_dict`.
     """
     for name in list(state_dict):
         file_name = name.replace(".position_encoding.", ".relation.")
@@ -280,7 +286,7 @@ def to_file_names(
 
 
 def from_file_names(module: nn.Module, state_dict: dict[str, Tensor], *_: Any) -> None:
-    """Undo `to_file_names`, in place. A hook of `nn.Module.load_state_dict`."""
+    """Undo `to_file_names`, in place. Used as a hook of `nn.Module.load_state_dict`."""
     for file_name in list(state_dict):
         name = file_name.replace(".relation.", ".position_encoding.")
         if name.endswith("coder_positions"):

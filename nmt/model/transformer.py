@@ -69,8 +69,9 @@ def padding_mask(lengths: Tensor, width: int) -> Tensor:
 
 
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
-    """Return the lower triangle (T, T): a position attends to itself and to earlier ones only, to
-    "prevent leftward information flow in the decoder".
+    """Return a mask (T, T) with which a position attends only to itself and to earlier positions.
+
+    This is to "prevent leftward information flow in the decoder".
     """
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
@@ -243,6 +244,7 @@ class MultiHeadAttention(nn.Module):
         return self.position_encoding.rotate(q, k, positions)
 
     def _split_heads(self, x: Tensor) -> Tensor:
+        """Divide vectors (B, T, H * d) into heads (B, H, T, d)."""
         return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)  # (B, H, T, d)
 
 
@@ -302,7 +304,7 @@ class Layer(nn.Module):
     """
 
     def __init__(self, config: ModelConfig, d_ff: int | None = None) -> None:
-        """Make a layer; `d_ff` is by default the one of the config."""
+        """Make a layer; `d_ff` defaults to `config.d_ff`."""
         super().__init__()
         self.is_post_norm = config.norm is Norm.post
         self.dropout = nn.Dropout(config.dropout)
@@ -463,8 +465,9 @@ class Transformer(nn.Module):
         src_mask: Tensor | AttentionContext,
         attention_out: AttentionWeights | None = None,
     ) -> Tensor:
-        """Map target ids (B, T) to hidden states (B, T, D); `memory` (B, S, D) is the encoder's
-        output.
+        """Map target ids (B, T) to hidden states (B, T, D).
+
+        `memory` (B, S, D) is the output of the encoder.
         """
         tgt_mask = as_context(tgt_mask, tgt)
         src_mask = as_context(src_mask, tgt)  # of cross-attention, whose queries are `tgt`
@@ -490,8 +493,10 @@ class Transformer(nn.Module):
         encoding: PositionEncoding,
         positions: TokenPositions,
     ) -> Tensor:
-        """Embed ids (B, T) in (B, T, D): token embeddings times sqrt(d_model) (section 3.4) plus
-        positional encodings (section 3.5), with dropout on the sum (section 5.4).
+        """Map ids (B, T) to embeddings (B, T, D).
+
+        Token embeddings are multiplied by sqrt(d_model) (section 3.4), positional encodings are
+        added (section 3.5), and dropout is applied to the sum (section 5.4).
         """
         x = embedding(ids) * self.embedding_scale
         return self.dropout(encoding.add(x, positions))  # type: ignore[no-any-return]
@@ -513,8 +518,8 @@ def new_embedding(vocab_size: int, d_model: int) -> nn.Embedding:
 def alignment_layer(num_decoder_layers: int) -> int:
     """Return the index of the decoder layer whose cross-attention gives the word alignment.
 
-    Of six layers or more the last but one aligns best (Garg et al., 2019), of two or three the
-    last (docs/search.md).
+    With six or more layers, the second to last one aligns best (Garg et al., 2019). With two or
+    three, the last one does (docs/search.md).
     """
     if num_decoder_layers >= 6:
         return num_decoder_layers - 2

@@ -102,9 +102,11 @@ class DaskWorkers(Workers[Item, Result]):
             raise NmtError("a worker has no memory left; give workers more") from None
 
     def _max_pending(self) -> int:
+        """Return the maximum number of submitted items for the workers that are connected now."""
         return ITEMS_PER_WORKER * max(1, len(self._client.nthreads()))
 
     def _submit(self, item: Item) -> Any:
+        """Send an item to the scheduler; return the future of its result."""
         return self._client.submit(
             run_task,
             __version__,
@@ -116,6 +118,7 @@ class DaskWorkers(Workers[Item, Result]):
         )
 
     def _wait_for_result(self, future: Any) -> Any:
+        """Return the result of a future; log regularly while the scheduler has no worker."""
         while True:
             try:
                 return future.result(timeout=_WAITING_LOG_SECONDS)
@@ -160,6 +163,7 @@ def _connect(scheduler: str) -> Any:
 
 
 def _version_error(worker_name: str, worker_version: str, version: str) -> NmtError:
+    """Return the error for a worker whose version of nmt is not the `version` of the client."""
     return NmtError(
         f"{worker_name} has nmt {worker_version}, and this is {version}; install the same version"
     )
@@ -179,10 +183,11 @@ def run_task(
     pickled_function_factory: bytes,
     pickled_item: bytes,
 ) -> Any:
-    """Apply a function to an item on this worker, for a client with nmt of this `version`.
+    """Apply a function to an item on this worker; `version` is the version of nmt of the client.
 
-    The factory builds the function for the first item; later items with the same `function_id` use
-    it again. Raises `NmtError` if the worker has another version or does not see the file `marker`.
+    The factory builds the function for the first item. Later items with the same `function_id` use
+    the same function. Raises `NmtError` if the worker has another version or does not see the file
+    `marker`.
     """
     global _function, _function_id
     worker_name = f"worker {socket.gethostname()}"

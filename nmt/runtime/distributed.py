@@ -98,7 +98,7 @@ def choose_num_processes(devices: int, device: str) -> int:
 
 @contextlib.contextmanager
 def process_group(world: World, device: torch.device, timeout_seconds: int) -> Iterator[None]:
-    """Connect this process to the other ranks during the block.
+    """Connect this process to the other ranks during the `with` block.
 
     Raises `PeerError` if another rank is lost or does not answer within `timeout_seconds`.
     """

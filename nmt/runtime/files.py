@@ -1,8 +1,9 @@
 """Replace files and folders atomically: write to a temporary name in the same folder, sync, rename.
 
-A temporary file is named `.NAME.HOST.PID.tmp`, or `.NAME.HOST.PID.old` if it is an old version that
-is being replaced. A process that is killed leaves them behind; the next command that writes the
-same file removes the former, and renames the latter back if its replacement is missing.
+The temporary name of new content is `.NAME.HOST.PID.tmp`. The old version of a folder that is
+being replaced may be named `.NAME.HOST.PID.old` for a moment. A process that is killed leaves such
+files behind. The next command that writes the same file removes them; if NAME is missing, it
+renames the old version back instead.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def describe_folder(folder: Path, problem: str) -> str:
-    """Return `problem` for a folder, and else that it is a file or does not exist."""
+    """Return `problem` if `folder` is a folder; otherwise say that it is a file or is missing."""
     if folder.is_dir():
         return problem
     return "is a file" if folder.exists() else "does not exist"
@@ -46,7 +47,7 @@ def describe_folder(folder: Path, problem: str) -> str:
 
 @contextlib.contextmanager
 def disk_errors(name: object, advice: str) -> Iterator[None]:
-    """Turn an `OSError` of the block into an `NmtError`: "`name` cannot be written: ...; `advice`".
+    """Turn an `OSError` of the `with` block into an `NmtError` that names the file and the advice.
 
     The block must only write `name`: errors of other files would get the same message.
     """
@@ -93,9 +94,9 @@ def removing_empty_parents(path: Path) -> Iterator[None]:
 def publish_folder(new: Path, folder: Path) -> None:
     """Write the manifest of `new`, sync it and rename it to `folder`; remove the old `folder`.
 
-    For a folder that was filled step by step; `replace_folder` fills and publishes a folder in one
-    block. After a kill, `folder` is the old or the new one. Where a system cannot exchange two
-    folders in one step, it may also be missing: `remove_abandoned` then restores the old one.
+    Use it for a folder that is filled by several commands; `replace_folder` fills and publishes a
+    folder in one `with` block. After a kill, `folder` is the old or the new one. On systems that
+    cannot exchange two folders in one step it may be missing: `remove_abandoned` then restores it.
     """
     write_manifest(new)
     make_readable_and_sync(new)

@@ -64,7 +64,7 @@ def verify(folder: Path, *names: str) -> None:
         if path.exists():
             if name in entries and not _is_intact(path, entries[name]):
                 raise _damaged(path)
-        elif not names:  # a caller that names a file reports itself that it is missing
+        elif not names:  # callers that name files report missing ones themselves
             raise DamagedError(f"{path} is missing; copy or make the folder again")
 
 
@@ -121,10 +121,12 @@ def read_entries(folder: Path) -> dict[str, Any]:
 
 
 def _is_intact(path: Path, entry: dict[str, Any]) -> bool:
+    """Return whether a file has the size and the checksum of its entry."""
     return bool(path.stat().st_size == entry["bytes"] and _checksum(path) == entry["xxh3"])
 
 
 def _damaged(path: Path) -> DamagedError:
+    """Return the error for a file that differs from the manifest."""
     return DamagedError(
         f"{path} is damaged: its size or checksum differs from {MANIFEST}; "
         "copy or make the folder again, or set verify=false to use it unchecked"
@@ -132,6 +134,7 @@ def _damaged(path: Path) -> DamagedError:
 
 
 def _checksum(path: Path) -> str:
+    """Return the XXH3 hash of a file."""
     digest = xxhash.xxh3_128()
     with open_regular(path) as file:
         while block := file.read(_BLOCK_BYTES):

@@ -106,7 +106,7 @@ class _MismatchError(Exception):
 
 
 def _convert(type_hint: Any, value: Any, key: str) -> Any:
-    """Return parsed JSON as an instance of a type; `key` is its place in errors."""
+    """Return parsed JSON as an instance of a type; errors name `key`."""
     if type_hint is Any:
         return value
     origin = typing.get_origin(type_hint)
@@ -164,6 +164,7 @@ _get_type_hints = functools.cache(typing.get_type_hints)
 
 
 def _require(is_valid: bool, key: str, expected: str, value: object) -> None:
+    """Raise a `_MismatchError` that names the key and the expected value, unless `is_valid`."""
     if not is_valid:
         excerpt = " ".join(repr(value).split())[:60]
         raise _MismatchError(f"{key or 'its content'} is {excerpt}, must be {expected}")

@@ -51,9 +51,9 @@ class Workers(contextlib.AbstractContextManager["Workers[Item, Result]"], Generi
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Yield each item with its result, in order.
 
-        Takes only a few more items from `items` than it has yielded. An exception of the function
-        is raised after the results of all items before it. The same holds for an `NmtError` of
-        `items`. Raises `NmtError` if a worker is lost.
+        Reads only a few items ahead of the results. If the function raises an exception for an
+        item, or `items` raises an `NmtError`, the results of all items before come first. Raises
+        `NmtError` if a worker is lost.
         """
         function = self._function_factory()
         for item in items:
@@ -98,6 +98,7 @@ class Processes(Workers[Item, Result]):
             ) from None
 
     def _submit(self, item: Item) -> Future[Result]:
+        """Send an item to the processes; raise `BrokenProcessPool` if one of them was lost."""
         try:
             with _delayed_interrupts():  # `submit` may start a process
                 return self._executor.submit(_apply_function, item)
@@ -194,6 +195,7 @@ def _start_worker(
     assert parent is not None
 
     def end_with_parent() -> None:
+        """Wait until the parent process ends, then end this one."""
         wait([parent.sentinel])
         os._exit(1)
 

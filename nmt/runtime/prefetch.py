@@ -18,7 +18,7 @@ def prefetch(items: Iterable[T], *, leave_seconds: float = 0.5) -> Iterator[T]:
     raised to the caller. If the caller stops early, `prefetch` waits up to `leave_seconds` for the
     item that the thread computes, because Python aborts if it exits while a thread is inside torch.
     """
-    # each future holds an item, or the exception of `items`; None comes after the last one
+    # each future holds an item, or the exception of `items`; None marks the end
     finished: queue.Queue[Future[T] | None] = queue.Queue(maxsize=1)
     is_closed = threading.Event()
 

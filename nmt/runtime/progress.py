@@ -16,9 +16,9 @@ LOG_SECONDS = 30.0
 
 
 class Progress(AbstractContextManager["Progress"]):
-    """Counts the finished units of a job and estimates the remaining time, until `close`.
+    """Counts the finished units of a job, and shows their number and the remaining time.
 
-    Without `total` and `total_bytes`, no remaining time is shown.
+    Without `total` and `total_bytes`, the remaining time is unknown and not shown.
 
     Args:
         name: name of the job, at the start of each line.
@@ -107,6 +107,7 @@ class Progress(AbstractContextManager["Progress"]):
             self._bar.close()
 
     def _log(self) -> None:
+        """Log the number of finished units and, if the total is known, the remaining time."""
         self._logged_seconds = time.monotonic()
         if self._total is None:
             self._write(f"{self.done:,} {self._unit}")
@@ -120,11 +121,13 @@ class Progress(AbstractContextManager["Progress"]):
         )
 
     def _write(self, count: str, remaining: str = "") -> None:
+        """Log a line with the count, the speed, the details and the remaining time."""
         speed = (self.done - self._done_before) / self._elapsed_seconds()
         fields = [count, f"{speed:,.1f} {self._unit}/s", self._details(), remaining]
         log.info("%s: %s", self._name, ", ".join(field for field in fields if field))
 
     def _details(self) -> str:
+        """Return the speed in MB/s if `update` gets sizes of text, otherwise the figures."""
         if not self._text_bytes:
             return self._figures
         return f"{self._text_bytes / self._elapsed_seconds() / 1e6:.1f} MB/s"

@@ -1,7 +1,7 @@
 """Open files of model, data and run folders, which anyone may have written or replaced.
 
-A pipe would wait for its writer, a device or a file of zeros might never end. All readers of such
-files open them here, also before they pass a path to a library.
+Opening a pipe would wait for its writer, and reading a device might never end. All code that reads
+such files opens them with this module, or checks them with it before a library opens them.
 """
 
 from __future__ import annotations
