@@ -190,10 +190,10 @@ class TokenBatchSampler:
         end = first_row(self.rank + 1)
         slices = []
         for row_start, rows in zip(row_starts[:-1], batches, strict=True):
-            first = max(start - row_start, 0)  # in the batch; `last` may be beyond its end
-            last = max(end - row_start, 0)
-            if first < min(last, len(rows)):
-                slices.append(rows[first:last])
+            slice_start = max(start - row_start, 0)  # in the batch
+            slice_end = max(end - row_start, 0)  # may be beyond the end of the batch
+            if slice_start < min(slice_end, len(rows)):
+                slices.append(rows[slice_start:slice_end])
         return slices
 
 
