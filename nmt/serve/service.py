@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -156,6 +157,7 @@ class Service:
         try:
             async with self._reload_lock:  # if signals follow each other, the last reload counts
                 self.models = await asyncio.to_thread(Models.load, self.config)
+                gc.collect()  # the old models are in reference cycles, and large
         except Exception as error:  # a damaged file of a model may raise any exception
             self.reload_failed = True
             reason = " ".join(str(error).split()) or type(error).__name__
