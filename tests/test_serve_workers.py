@@ -99,13 +99,13 @@ def test_a_sentence_that_kills_its_worker_fails_alone(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Dying(LocalEngine):
-        async def search(self, slot: int, search_round: SearchRound, deliver: Any) -> None:
+        async def search(self, worker_index: int, search_round: SearchRound, deliver: Any) -> None:
             segments = [
                 request.segments[index] for request, index in search_round.unfinished.values()
             ]
             if any(poison in segment.ids for segment in segments):
                 raise WorkerDiedError
-            await super().search(slot, search_round, deliver)
+            await super().search(worker_index, search_round, deliver)
 
     models, _ = copying(tokenizer)
     poison = tokenizer.encode("über")[0]

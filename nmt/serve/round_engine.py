@@ -173,13 +173,14 @@ class LocalEngine:
         self._threads = ThreadPoolExecutor(num_rounds, thread_name_prefix="engine")
 
     async def search(
-        self, slot: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
+        self, worker_index: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
     ) -> None:
         """Search the segments of a round, and those that are added meanwhile; return when all are
         delivered.
 
-        `slot` numbers the rounds that run at the same time, from 0. `deliver` is called in the
-        event loop. Raises an exception if the unfinished segments cannot be searched.
+        Rounds that run at the same time have different values of `worker_index`, which counts from
+        0; here, any free thread searches. `deliver` is called in the event loop. Raises an
+        exception if the unfinished segments cannot be searched.
         """
         loop = asyncio.get_running_loop()
 

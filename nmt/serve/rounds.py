@@ -48,9 +48,12 @@ class _RoundSize(NamedTuple):
 
 
 class RoundRunner:
-    """Runs rounds in one event loop, as many at the same time as there are workers.
+    """Runs rounds in one event loop, one at a time for each worker.
 
-    If there are more workers than `max_rounds`, the last one searches urgent requests only.
+    Args:
+        num_workers: workers of the engine, with indices from 0.
+        max_rounds: rounds that keep all CPU cores busy. If there are more workers, the last one
+            searches urgent requests only.
     """
 
     def __init__(
@@ -64,13 +67,13 @@ class RoundRunner:
         self._max_rounds = max_rounds
         self._num_workers = num_workers
         self._num_function_calls = 0
-        self._busy_slots: set[int] = set()  # numbers of the workers that search
+        self._busy_workers: set[int] = set()  # indices of the workers that search
         self._wake_events = [asyncio.Event() for _ in range(num_workers)]
         """For each worker, set while it may start a round."""
 
     async def run(self) -> None:
         """Run rounds until cancelled."""
-        await asyncio.gather(*[self._run_slot(slot) for slot in range(self._num_workers)])
+        await asyncio.gather(*[self._run_worker(index) for index in range(self._num_workers)])
 
     def notify(self) -> None:
         """Let waiting segments start or join a round."""
@@ -98,38 +101,38 @@ class RoundRunner:
         """Let the threads end."""
         self.local_engine.close()
 
-    async def _run_slot(self, slot: int) -> None:
-        """Run one round after the other with the worker number `slot`.
+    async def _run_worker(self, worker_index: int) -> None:
+        """Run one round after the other with a worker.
 
         An error outside of the engine fails all requests, and the loop continues.
         """
         previous = _RoundSize(0, 0.0)
         while True:
-            await self._wake_events[slot].wait()
+            await self._wake_events[worker_index].wait()
             await asyncio.sleep(0)  # let requests that have already arrived enter the queues
             try:
-                previous = await self._run_next_round(slot, previous)
+                previous = await self._run_next_round(worker_index, previous)
             except Exception as error:
                 log.exception("a round failed outside the engine; its requests fail")
-                self._wake_events[slot].clear()
+                self._wake_events[worker_index].clear()
                 self._queues.fail_all(str(error))
 
-    async def _run_next_round(self, slot: int, previous: _RoundSize) -> _RoundSize:
+    async def _run_next_round(self, worker_index: int, previous: _RoundSize) -> _RoundSize:
         """Run a round of waiting segments; return its size, or `previous` if none wait."""
         await self._gather(previous)
-        search_round = self._take_round(only_urgent=self._is_reserved(slot))
+        search_round = self._take_round(only_urgent=self._is_reserved(worker_index))
         if search_round is None:
-            self._wake_events[slot].clear()
+            self._wake_events[worker_index].clear()
             return previous
         start = time.monotonic()
         num_requests = len({request for request, _ in search_round.unfinished.values()})
         self.running.append(search_round)
-        self._busy_slots.add(slot)
+        self._busy_workers.add(worker_index)
         try:
-            await self._search_or_repeat(slot, search_round)
+            await self._search_or_repeat(worker_index, search_round)
         finally:
             self.running.remove(search_round)
-            self._busy_slots.remove(slot)
+            self._busy_workers.remove(worker_index)
         if search_round.options.can_join:
             return _RoundSize(0, 0.0)  # later requests join, so no round waits for them
         return _RoundSize(num_requests, time.monotonic() - start)
@@ -160,37 +163,38 @@ class RoundRunner:
                 self._take_segment(search_round, request)
             self._queues.end_turn(request.client)
         else:
-            self._fill(search_round)
+            self._add_segments(search_round)
         return search_round
 
-    async def _search_or_repeat(self, slot: int, search_round: SearchRound) -> None:
+    async def _search_or_repeat(self, worker_index: int, search_round: SearchRound) -> None:
         """Search a round. Segments that a worker had not delivered when it died are searched again,
         each in its own round, so that only the one that kills workers fails.
         """
         try:
-            await self._search(slot, search_round)
+            await self._search(worker_index, search_round)
         except WorkerDiedError:
             search_round.is_open = False
             unfinished = list(search_round.unfinished.values())
             log.warning("a worker died with %d sentences; they are repeated", len(unfinished))
             for request, index in unfinished:
                 if not request.done.done():
-                    await self._repeat(slot, request, index)
+                    await self._repeat(worker_index, request, index)
 
-    async def _repeat(self, slot: int, request: QueuedRequest, index: int) -> None:
+    async def _repeat(self, worker_index: int, request: QueuedRequest, index: int) -> None:
         search_round = SearchRound(request.options)
         search_round.add(request, index)
         try:
-            await self._search(slot, search_round)
+            await self._search(worker_index, search_round)
         except WorkerDiedError:
             failure = Failure("the process that translated it died twice")
             self._deliver(search_round, Delivery([(0, failure)], batch_sizes=[]))
 
-    async def _search(self, slot: int, search_round: SearchRound) -> None:
+    async def _search(self, worker_index: int, search_round: SearchRound) -> None:
         """Search a round. If the engine fails, the unfinished segments fail."""
         engine = self._find_engine(search_round.options.translator)
         try:
-            await engine.search(slot, search_round, functools.partial(self._deliver, search_round))
+            deliver = functools.partial(self._deliver, search_round)
+            await engine.search(worker_index, search_round, deliver)
         except WorkerDiedError:
             raise
         except Exception as error:  # such as a pool whose models can no longer be loaded
@@ -213,31 +217,32 @@ class RoundRunner:
         if self._has_free_worker() or self._num_function_calls:
             return
         open_rounds = [search_round for search_round in self.running if search_round.is_open]
-        for search_round in sorted(open_rounds, key=lambda r: len(r.unfinished)):
+        open_rounds.sort(key=lambda search_round: len(search_round.unfinished))
+        for search_round in open_rounds:
             request = self._queues.next_request(only_urgent=search_round.only_urgent)
             if request is None:
                 continue
             may_join = request.options == search_round.options and request.options.can_join
             if may_join and search_round.num_added < _MAX_JOINED_SEGMENTS:
-                self._fill(search_round)
+                self._add_segments(search_round)
                 search_round.on_new_segments()
 
-    def _is_reserved(self, slot: int) -> bool:
-        """Return whether the worker with the number `slot` may only search urgent requests."""
-        if slot == 0 or slot < self._num_workers - 1:
+    def _is_reserved(self, worker_index: int) -> bool:
+        """Return whether a worker may only search urgent requests."""
+        if worker_index == 0 or worker_index < self._num_workers - 1:
             return False
         return self._num_workers > self._max_rounds or self._queues.has_competition()
 
     def _has_free_worker(self) -> bool:
         """Return whether a worker is free that may search waiting segments."""
-        for slot in range(self._num_workers):
-            if slot not in self._busy_slots:
-                only_urgent = self._is_reserved(slot)
+        for worker_index in range(self._num_workers):
+            if worker_index not in self._busy_workers:
+                only_urgent = self._is_reserved(worker_index)
                 if self._queues.next_request(only_urgent=only_urgent) is not None:
                     return True
         return False
 
-    def _fill(self, search_round: SearchRound) -> None:
+    def _add_segments(self, search_round: SearchRound) -> None:
         """Add waiting segments to a round, from each client in turn.
 
         The round gets segments for `_ROUND_SECONDS`, but at least `_MIN_SEGMENTS` if they fit in
@@ -272,10 +277,10 @@ class RoundRunner:
             self._metrics.batch_sentences.observe(size)
         for number, result in delivery.results:
             search_round.finish_segment(number, result)
-        self._measure(search_round)
+        self._update_throughput(search_round)
         self.notify()
 
-    def _measure(self, search_round: SearchRound) -> None:
+    def _update_throughput(self, search_round: SearchRound) -> None:
         """Update the measured throughput when a round ends, and regularly before."""
         seconds = time.monotonic() - search_round.measured_at
         if search_round.unfinished and seconds < _MEASURED_SECONDS:

@@ -112,7 +112,7 @@ class WorkersBackend(NativeBackend):
 class WorkerPool:
     """The worker processes of one set of models, with the methods of `LocalEngine`.
 
-    Each slot from 0 to `num_workers - 1` holds a worker, which is started at first use. The
+    Workers have the indices 0 to `num_workers - 1`. Each is started at its first use. The
     processes end when the pool is closed or garbage collected.
     """
 
@@ -165,9 +165,9 @@ class WorkerPool:
         return translators
 
     async def search(
-        self, slot: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
+        self, worker_index: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
     ) -> None:
-        """Search a round in the worker of a slot; return when all its segments are delivered.
+        """Search a round in a worker; return when all its segments are delivered.
 
         Sends the segments that are added meanwhile to the worker, too. `deliver` is called in the
         event loop. Raises `WorkerDiedError` if the worker dies.
@@ -182,7 +182,7 @@ class WorkerPool:
             with_scores=batch_search.with_scores,
             can_join=search_round.options.can_join,
         )
-        worker = await self._get_worker(slot)
+        worker = await self._get_worker(worker_index)
 
         def send_new_segments() -> None:
             """Send the worker the segments that joined the round since the last call."""
@@ -221,16 +221,15 @@ class WorkerPool:
         """
         assert isinstance(translator.backend, WorkersBackend)
         workers = enumerate(self._workers[:-1])
-        idle_slots = [slot for slot, worker in workers if worker is None or not worker.is_busy]
-        slot = idle_slots[0] if idle_slots else 0
-        worker = await self._get_worker(slot)
+        idle_workers = [index for index, worker in workers if worker is None or not worker.is_busy]
+        worker = await self._get_worker(idle_workers[0] if idle_workers else 0)
         call = FunctionCall(function, model_index=translator.backend.model_index, args=args)
         return await worker.call_function(call)  # type: ignore[no-any-return]
 
-    async def _get_worker(self, slot: int) -> _WorkerConnection:
-        """Return the worker of a slot. Starts one if needed."""
+    async def _get_worker(self, worker_index: int) -> _WorkerConnection:
+        """Return the worker with an index. Starts it, or another one in its place, if needed."""
         async with self._lock:
-            worker = self._workers[slot]
+            worker = self._workers[worker_index]
             if worker is not None and worker.is_alive:
                 return worker
             if worker is not None:
@@ -238,7 +237,7 @@ class WorkerPool:
                 log.warning("a worker process has died; another one takes its place")
             reader, writer = await asyncio.open_unix_connection(sock=await self._fork_worker())
             worker = _WorkerConnection(reader, writer)
-            self._workers[slot] = worker
+            self._workers[worker_index] = worker
             return worker
 
     async def _fork_worker(self) -> socket.socket:
