@@ -150,7 +150,7 @@ def recorded_search(
 ) -> tuple[search_tree.SearchRecord, list[Any], list[Any]]:
     """Return the record and hypotheses of a search with beam 3 or `beam_size`, and `n_best`."""
     model = tiny_model(5, sharpness=2.0, vocab_size=tokenizer.vocab_size)
-    config = SearchConfig(beam_size=3, max_length_b=6)
+    config = SearchConfig(beam_size=3, max_length_b=6, loop_guard=False)
     translator = Translator(ModelStepper(model), tokenizer, config)
     record, hypotheses = search_tree.record_search(translator, "the small tree", beam_size)
     options = {} if beam_size is None else {"beam_size": beam_size}
