@@ -153,6 +153,67 @@ def test_no_tag_is_lost_doubled_or_badly_nested_whatever_the_markup() -> None:
                 assert sorted(re.findall(kinds, result)) == sorted(re.findall(kinds, text)), text
 
 
+def draw_translation(draw: random.Random, sentence: str) -> LineResult:
+    """Return a translation of up to 6 words, which attend to any tokens of the sentence."""
+    num_source = len(sentence.split())
+    target = [f"W{i}" for i in range(draw.randint(0, 6))]
+    alignment = [draw.randint(0, num_source) for _ in target]  # the last token is EOS
+    translation = Translation(" ".join(target), 0, 0, target, True, [], alignment)
+    return LineResult([translation], source_tokens=[*sentence.split(), "</s>"])
+
+
+def draw_elements(draw: random.Random, depth: int) -> str:
+    """Return words, images and empty or nested elements; each element has a number of its own."""
+    content = []
+    for _ in range(draw.randint(0 if depth else 1, 3)):
+        inner = "" if depth == 3 or draw.random() < 0.4 else draw_elements(draw, depth + 1)
+        content.append(draw.choice(["a", "b c", "<img>", f"<i>{inner}</i>", f"<b>{inner}</b>"]))
+    return " ".join(content)
+
+
+def test_elements_with_text_are_never_empty_whatever_words_attend_to() -> None:
+    draw = random.Random(3)
+    empty = re.compile(r"<(\w+)></\1>")
+    num_placed = 0
+    for _ in range(2000):
+        text = draw_elements(draw, 0)
+        source_text = parse_html(text)
+        results = [draw_translation(draw, sentence) for sentence in source_text.sentences]
+        result = source_text.render(results)
+        assert len(empty.findall(result)) <= len(empty.findall(text)), (text, result)
+        assert result.count("<img>") == text.count("<img>"), (text, result)
+        open_tags: list[str] = []
+        for closing, name in re.findall(r"<(/?)([bi])>", result):
+            if closing:
+                assert open_tags.pop() == name, (text, result)
+            else:
+                open_tags.append(name)
+        assert not open_tags, (text, result)
+        translation = "".join(source.translations[0].text for source in results)
+        if results:
+            words = re.sub("<[^>]+>", "", result).split()
+            assert words == translation.split(), (text, result)
+        num_placed += bool(empty.sub("", text).count("<b>") and "<b>W" in result)
+    assert num_placed > 100
+
+
+def test_an_element_that_no_word_attends_to_gets_the_closest_free_word() -> None:
+    sentence = "a b c d"
+    for page, alignment, expected in (
+        ("a <b>b</b> c d", [0, 2, 3], "X <b>Y</b> Z"),
+        ("a <b>b</b> <i>c</i> d", [0, 2, 3], "<b>X</b> <i>Y</i> Z"),
+        ("<b>a</b> <i>b</i> c d", [0], "<b>X</b>"),
+        ("a <b><i>b</i></b> c d", [0, 3], "<b><i>X</i></b> Y"),
+        ("a <b>b<img></b> c d", [], "<b><img></b>"),
+    ):
+        source_text = parse_html(page)
+        assert source_text.sentences == [sentence]
+        target = list("XYZ"[: len(alignment)])
+        translation = Translation(" ".join(target), 0, 0, target, True, [], alignment)
+        result = LineResult([translation], source_tokens=[*sentence.split(), "</s>"])
+        assert source_text.render([result]) == expected, page
+
+
 BOLD = "<b>x</b> "
 
 

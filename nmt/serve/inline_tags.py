@@ -8,8 +8,10 @@ An element is placed around the target words that attend to the source character
     result     am Meer ein <b>rotes Haus</b>
 
 If the words of an element are separated by other words, its tags go around the longest run of them.
-An element without words, such as an image, goes before the first word that translates text after
-it. Elements inside an element are placed among its words in the same way, so that tags stay nested.
+If no word attends to the text of an element, its tags go around the free word that attends closest
+to it; if no word is free, they are left out. An element without text, such as an image, goes before
+the first word that translates text after it. Elements inside an element are placed among its words
+in the same way, so that tags stay nested.
 """
 
 from __future__ import annotations
@@ -143,14 +145,19 @@ class TagPlacer:
                 start = max(position, self._find_position(child, words.start, element, region))
                 end = start
             html_parts.append(html.escape(self._target[position:start], quote=False))
+            position = end
             inner_html = self._place(child, Region(words.start, words.end, start, end))
+            if not inner_html and self._has_text(child):
+                continue  # the translation has no word for the element
             html_parts.append(child.opening + inner_html + child.closing)
             precedes_space = self._source[child.end : child.end + 1].isspace()
             if start == end < region.end and precedes_space and not self._target[end].isspace():
                 html_parts.append(" ")
-            position = end
         html_parts.append(html.escape(self._target[position : region.end], quote=False))
         return "".join(html_parts)
+
+    def _has_text(self, element: Element) -> bool:
+        return bool(self._source[element.start : element.end].strip())
 
     def _find_position(self, child: Element, word: int, parent: Element, region: Region) -> int:
         """Return the character at which to insert an element without words, at `word`."""
@@ -167,6 +174,7 @@ class TagPlacer:
         The span of a child without words is empty, at the first word that translates text after it.
         """
         spans = self._find_runs(children, region)
+        self._add_closest_words(spans, children, region)
         run_starts: dict[int, int] = {}  # by the words inside a run
         for run in spans.values():
             for word in range(run.start + 1, run.end):
@@ -179,6 +187,29 @@ class TagPlacer:
                 word = run_starts.get(word, word)  # cut no run of another element in two
                 spans[index] = Span(word, word)
         return [spans[index] for index in range(len(children))]
+
+    def _add_closest_words(
+        self, spans: dict[int, Span], children: Sequence[Element], region: Region
+    ) -> None:
+        """Give each child with text but without words the free word that attends closest to it."""
+        taken = {word for span in spans.values() for word in range(span.start, span.end)}
+        free = [word for word in range(region.first_word, region.end_word) if word not in taken]
+        free.sort(key=lambda word: self._words[word].source)
+        sources = [self._words[word].source for word in free]
+        for index, child in enumerate(children):
+            if not free or index in spans or not self._has_text(child):
+                continue
+            closest = bisect_left(sources, child.start)  # the first one after the child
+            if closest == len(free):
+                closest -= 1
+            elif closest > 0:
+                distance_before = child.start - sources[closest - 1]
+                distance_after = sources[closest] - child.end
+                if distance_before < distance_after:
+                    closest -= 1
+            word = free.pop(closest)
+            del sources[closest]
+            spans[index] = Span(word, word + 1)
 
     def _find_runs(self, children: Sequence[Element], region: Region) -> dict[int, Span]:
         """Return the longest run of words of each child that has words, by the child's index.
