@@ -188,6 +188,46 @@ def test_clicks_and_keys_choose_kind_layer_and_head(view: View, tokenizer: Token
 
 @pytest.mark.slow
 @needs_browser
+def test_keys_work_from_the_first_moment_and_after_clicks(view: View, tokenizer: Tokenizer) -> None:
+    from selenium.webdriver import ActionChains
+
+    def press(keys: str) -> str:
+        """Press keys wherever the focus is, and return the title of the enlarged map."""
+        ActionChains(view.browser).send_keys(keys).perform()
+        [title] = view.texts("h3")
+        return title
+
+    def click(selector: str) -> None:
+        view.browser.find_elements("css selector", selector)[0].click()
+
+    up = "\ue013"
+    view.open(attention(tokenizer, [("the green house", "größer"), ("a tree", "the house")]))
+    assert press(up) == "Target to source, layer 5, mean of heads"
+    for key, kind in (("2", "Within the source"), ("3", "Within the target")):
+        assert press(key) == f"{kind}, layer 5, mean of heads"
+    assert press("1" + up) == "Target to source, layer 4, mean of heads"
+    layer = 4
+    for selector in (
+        ".kinds button",
+        "[data-layer='2'][data-head='-1']",
+        "canvas.enlarged",
+        ".token",
+        ".choices > button",
+        "h1",
+    ):
+        click(selector)
+        layer -= 1 if layer > 1 else -5
+        assert press(up) == f"Target to source, layer {layer}, mean of heads", selector
+    click(".kinds button")
+    focused = "return document.activeElement.value"
+    assert view.run(focused) == "cross"
+    press("3")
+    assert view.run(focused) == "decoder"
+    assert press(up).startswith("Within the target")
+
+
+@pytest.mark.slow
+@needs_browser
 def test_pieces_are_merged_to_words(view: View, tokenizer: Tokenizer) -> None:
     [pair] = attention(tokenizer, [("the größergreen", "über unbekannt 你")])
     view.open([pair])

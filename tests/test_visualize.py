@@ -242,6 +242,21 @@ def test_a_chosen_head_is_drawn_and_masked_cells_are_gray(
             attention_figure.attention_figure(pair, LIGHT, kind=AttentionKind.cross, **numbers)
 
 
+def test_figures_with_many_panels_keep_their_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = random_model(tmp_path / "model", tokenizer)
+    translator = Translator.load(folder, device="cpu", backend="native")
+    [pair] = translator.attention(["the green tree"], ["das Haus"])
+    figure = attention_figure.attention_figure(
+        pair, LIGHT, kind=AttentionKind.cross, layers=[], heads=[]
+    )
+    assert len(figure.axes) == 8  # 2 layers of 4 heads
+    for number, axes in enumerate(figure.axes):
+        rows = [label.get_text() for label in axes.get_yticklabels()]
+        columns = [label.get_text() for label in axes.get_xticklabels()]
+        assert rows == (pair.predicted if number in (0, 4) else [])
+        assert columns == (pair.src if number >= 4 else [])
+
+
 def test_characters_without_a_font_are_shown_as_codes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

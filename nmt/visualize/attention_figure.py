@@ -25,7 +25,11 @@ if TYPE_CHECKING:  # pages use this module without matplotlib
     from nmt.visualize.style import Style
 
 log = logging.getLogger(__name__)
-_MAX_LABELED = 6  # panels; in figures with more, panels are small and have no pieces
+_MAX_LARGE_PANELS = (
+    6  # in figures with more, only the panels at the left and the bottom have labels
+)
+_CELL = 0.24  # inches of a weight, at most
+_MAX_INCHES = 60.0  # of the weights of all panels next to or below each other
 _AXES = {  # sides of rows and columns, title
     AttentionKind.cross: ("predicted", "src", "Attention of the target to the source"),
     AttentionKind.encoder: ("src", "src", "Attention, source to source"),
@@ -91,15 +95,13 @@ def attention_figure(
     replacements = style.add_fonts_for([*pieces[row_side], *pieces[column_side]])
     rows = [piece.translate(replacements) for piece in pieces[row_side]]
     columns = [piece.translate(replacements) for piece in pieces[column_side]]
-    is_labeled = len(layers) * len(heads) <= _MAX_LABELED
-    panel_width = 1.5  # inches
-    panel_height = 1.5
-    title_size = 8
-    if is_labeled:
-        panel_width = 0.24 * len(columns) + 1.6
-        panel_height = 0.24 * len(rows) + 1.6
-        title_size = 11
-    figure = style.figure(panel_width * len(heads) + 0.6, panel_height * len(layers) + 0.6)
+    is_large = len(layers) * len(heads) <= _MAX_LARGE_PANELS
+    most_cells = max(len(columns) * len(heads), len(rows) * len(layers))
+    cell = min(_CELL, _MAX_INCHES / most_cells)
+    margin = 1.6 if is_large else 0.3  # inches for the labels and the title of a panel
+    panel_width = max(cell * len(columns) + margin, 1.2)
+    panel_height = cell * len(rows) + margin
+    figure = style.figure(panel_width * len(heads) + 1.6, panel_height * len(layers) + 1.6)
     panels = figure.subplots(len(layers), len(heads), squeeze=False)
     hidden = ~causal_mask(len(rows)) if kind is AttentionKind.decoder else None
     for i, layer in enumerate(layers):
@@ -112,11 +114,16 @@ def attention_figure(
                 head_weights = layer_weights[head - 1]
                 head_name = f"head {head}"
             axes = panels[i, j]
-            axes.set_title(f"layer {layer}, {head_name}", fontsize=title_size)
-            if is_labeled:
-                style.heat_map(axes, head_weights, rows=rows, columns=columns, hidden=hidden)
-            else:
-                style.heat_map(axes, head_weights, hidden=hidden)
-                axes.set(xticks=[], yticks=[])
+            axes.set_title(f"layer {layer}, {head_name}", fontsize=11 if is_large else 8)
+            has_row_labels = is_large or j == 0
+            has_column_labels = is_large or i == len(layers) - 1
+            style.heat_map(
+                axes,
+                head_weights,
+                rows=rows if has_row_labels else [],
+                columns=columns if has_column_labels else [],
+                hidden=hidden,
+            )
+            axes.tick_params(labelsize=min(10, 60 * cell))  # points; a cell has 72 per inch
     figure.suptitle(f"{title}; a row attends to columns", fontsize=11)
     return figure

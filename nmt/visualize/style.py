@@ -141,7 +141,7 @@ class Style:
     ) -> Any:
         """Draw a matrix as colors: values from 0 to 1, or from -1 to 1 if `is_signed`.
 
-        `rows` and `columns` are labels. Cells where the mask `hidden` is True become gray.
+        `rows` and `columns` are labels; an axis with an empty list has no ticks. Cells where the mask `hidden` is True become gray.
         """
         values = np.asarray(values, dtype=float)
         colormap = self.unsigned_colormap
@@ -165,7 +165,7 @@ class Style:
             axes.set_yticks(range(len(rows)), rows)
         if columns is not None:
             axes.set_xticks(range(len(columns)), columns)
-            if max(len(label) for label in columns) > 2:
+            if any(len(label) > 2 for label in columns):
                 axes.tick_params(axis="x", labelrotation=90)
         axes.tick_params(length=0)
         return image

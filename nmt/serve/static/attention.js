@@ -165,7 +165,8 @@ function describe(map, { row, column }) {
 }
 
 // Show in `place` the attention of pairs; `load(i)` gives pair i, at once or as a promise.
-export function explore(place, titles, load) {
+// Keys are read wherever `keyTarget` receives them.
+export function explore(place, titles, load, keyTarget = place) {
   const state = { pair: null, kind: "cross", layer: null, head: MEAN, byWords: false, row: null, column: null, isPinned: false };
   const sentence = element("select", { ariaLabel: "Sentence" }, ...titles.map((title, i) => new Option(title, i)));
   const kinds = element("div", { className: "kinds" });
@@ -252,9 +253,14 @@ export function explore(place, titles, load) {
   }
 
   function choose(changes) {
+    const focused = document.activeElement, hadFocus = place.contains(focused), wasKind = kinds.contains(focused);
     Object.assign(state, changes);
     if ("kind" in changes) thumbnails();
     show();
+    if (!hadFocus || place.contains(document.activeElement)) return;
+    // the element with the focus was replaced; without focus, `place` would receive no more keys
+    const next = wasKind ? kinds.querySelector("[aria-pressed=true]") : place;
+    next.focus({ preventScroll: true });
   }
 
   function point(row, column, isPinned = false) {
@@ -299,7 +305,7 @@ export function explore(place, titles, load) {
     box.addEventListener("mouseleave", () => point(null, null));
     box.addEventListener("click", (event) => { if (of(event)) point(...both(of(event)), !state.isPinned); });
   }
-  place.addEventListener("keydown", (event) => {
+  keyTarget.addEventListener("keydown", (event) => {
     if (!state.pair || event.ctrlKey || event.altKey || event.metaKey || event.target.tagName === "SELECT") return;
     const [layers, heads] = state.pair.shape(state.kind), turn = (k, n) => (k + n) % n, isMean = state.head === MEAN;
     const changes = {
