@@ -30,7 +30,7 @@ gpu:
 
 # Generate files for readers, then damage files and kill commands for an hour; TORTURE="--minutes 5"
 torture: $(INSTALLED)
-	NMT_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/test_fuzz.py
+	NMT_FUZZ_EXAMPLES=20000 $(BIN)/python -m pytest tests/test_fuzz.py tests/test_fuzz_http.py
 	$(BIN)/python scripts/torture.py $(TORTURE)
 
 test: $(INSTALLED)
