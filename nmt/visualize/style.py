@@ -141,7 +141,8 @@ class Style:
     ) -> Any:
         """Draw a matrix as colors: values from 0 to 1, or from -1 to 1 if `is_signed`.
 
-        `rows` and `columns` are labels; an axis with an empty list has no ticks. Cells where the mask `hidden` is True become gray.
+        `rows` and `columns` are labels; an axis with an empty list has no ticks. Cells where the
+        mask `hidden` is True become gray.
         """
         values = np.asarray(values, dtype=float)
         colormap = self.unsigned_colormap
