@@ -5,17 +5,21 @@ other toolkits. Values stay text until `nmt.cli.compose` converts them to the ty
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
+import shlex
 import typing
 from collections import deque
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from nmt.cli.commands import NAME, Command, Setting
-from nmt.config import ADVICE_FOR_KEY, OUR_KEY, resolve_path, translate_flag
+from nmt.config import ADVICE_FOR_KEY, OUR_KEY, Picture, resolve_path, translate_flag
 from nmt.errors import ConfigError, suggest_names
 
+YAML_SUFFIXES = (".yaml", ".yml")
 GROUPS = (
     "model",
     "data",
@@ -29,6 +33,20 @@ _FOLDER_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
 _FLAGS_WITH_VALUE = (*_CONFIG_FLAGS, *_COMPLETION_FLAGS, *_FOLDER_FLAGS)
 _ADVISED_KEY = re.compile(r"write ([\w.]+)=")  # in the advice for a key of another toolkit
 _SETTING_OR_FLAG = re.compile(r"[+]*[\w./@:-]+=|-(?!\d)")  # -1 is a value, not a flag
+_KEYS_OF_WORDS = {  # by command: the settings that its words without a key most likely are
+    "preprocess": ("data.train.src", "data.train.tgt"),
+    "train": ("data_dir",),
+    "average": ("run_dir",),
+    "translate": ("input", "output"),
+    "distill": ("input", "output"),
+    "backtranslate": ("input", "output"),
+    "evaluate": ("hypotheses", "references"),
+    "score": ("src", "tgt"),
+    "export": ("model_dir",),
+    "import": ("input", "output"),
+    "serve": ("model_dir",),
+    "visualize": ("run_dir",),
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +74,7 @@ def read_arguments(words: list[str], command: Command) -> CommandLine:
     """Parse the words after a command's name; raise a `ConfigError` for an unknown key."""
     command_line = CommandLine()
     remaining = deque(words)
+    is_after_flag = False
     while remaining:
         word = remaining.popleft()
         name, equals, value = word.partition("=")
@@ -77,8 +96,15 @@ def read_arguments(words: list[str], command: Command) -> CommandLine:
                 value = remaining.popleft() if has_value else "true"
             key = name.lstrip("-").replace("-", "_")
             command_line.arguments.append(parse_argument(f"{key}={value}", command))
+            is_after_flag = True
+            continue
+        elif not equals and translate_flag(word, "true")[0] == word:
+            advice = _advise_on_list(word, command_line.arguments) if is_after_flag else ""
+            advice = advice or _advise_on_word(word, list(remaining), command)
+            raise ConfigError(f"{word} is no setting; {advice}")
         else:
             command_line.arguments.append(parse_argument(word, command))
+        is_after_flag = False
     return command_line
 
 
@@ -97,8 +123,6 @@ def parse_argument(word: str, command: Command) -> Argument:
     key, equals, value = word.lstrip("+").partition("=")
     if not equals:
         key, value = translate_flag(word, "true")
-        if key == word:
-            raise ConfigError(f"{word} is no setting; {_advise_on_word(word, command)}")
     group = OUR_KEY.get(key, key)
     if group in GROUPS:
         _check_group(group, value, command)
@@ -112,13 +136,37 @@ def parse_argument(word: str, command: Command) -> Argument:
     return Argument(full_key, value, settings[full_key].type_hint)
 
 
-def _advise_on_word(word: str, command: Command) -> str:
-    """Return how to write a word without an equals sign, such as the name of a file."""
-    keys = {setting.key for setting in command.settings}
-    if Path(word).suffix in (".yaml", ".yml") and "experiment" in command.groups:
-        return f"write experiment={word}"
-    if "input" in keys and not word.startswith("-") and ("." in word or Path(word).exists()):
-        return f"write input={word}" + (" output=FILE" if "output" in keys else "")
+def _advise_on_list(word: str, arguments: list[Argument]) -> str:
+    """Return how to write a second value of a flag, or "" if the word may be something else."""
+    previous = arguments[-1]
+    if is_list(previous.type_hint):
+        return "write " + shlex.quote(f"{previous.key}=[{previous.value},{word}]")
+    return f"{previous.key} takes one value" if word.isdigit() else ""
+
+
+def _advise_on_word(word: str, next_words: list[str], command: Command) -> str:
+    """Return how to write a word without an equals sign.
+
+    This may be a key that is separated from its value, or the name of a file or folder.
+    `next_words` follow the word.
+    """
+    key, _, value = word.partition(":")
+    if key in {setting.key for setting in command.accepted_settings}:
+        values = [value for value in (value, *next_words) if value not in ("", "=", ":")]
+        values.append("VALUE")
+        return "write " + shlex.quote(f"{key}={values[0]}")
+    if Path(word).suffix in YAML_SUFFIXES and "experiment" in command.groups:
+        return "write " + shlex.quote(f"experiment={word}")
+    if command.name == "visualize" and word in [picture.value for picture in Picture]:
+        return f"write what={word}"
+    if "." in word or "/" in word or Path(word).exists():
+        keys = _KEYS_OF_WORDS[command.name]
+        words = [word, *(text for text in next_words if not _SETTING_OR_FLAG.match(text))]
+        words += ["FILE"] * len(keys)
+        settings = [f"{key}={text}" for key, text in zip(keys, words, strict=False)]
+        return f"write {shlex.join(settings)}"
+    if command.name == "translate" and " " in word:
+        return f"write input=FILE, or: echo {shlex.quote(word)} | nmt-translate"
     return f"write key=value (nmt-{command.name} --help lists the keys)"
 
 
@@ -152,10 +200,17 @@ def _fill_names(key: str, command: Command) -> dict[str, Setting]:
 
 def _check_mapping(key: str, value: str, settings: dict[str, Setting]) -> None:
     """Raise a `ConfigError` unless `key` is a mapping that takes a whole value: mix={news:2}."""
-    first_member = next(name for name in settings if name.startswith(f"{key}."))
-    has_user_names = first_member.startswith(f"{key}.{NAME}")
-    if not has_user_names or not value.startswith("{"):
-        raise ConfigError(f"{key} is a group of settings; set one of them, such as {first_member}")
+    members = [name for name in settings if name.startswith(f"{key}.")]
+    has_user_names = members[0].startswith(f"{key}.{NAME}")
+    if has_user_names and value.startswith("{"):
+        return
+    example = members[0]
+    for name in members:
+        type_hint = settings[name].type_hint
+        is_choice = isinstance(type_hint, type) and issubclass(type_hint, Enum)
+        if is_choice and value in [choice.value for choice in type_hint]:
+            example = f"{name}={value}"
+    raise ConfigError(f"{key} is a group of settings; set one of them, such as {example}")
 
 
 def _complete_key(key: str, value: str, settings: dict[str, Setting], command: Command) -> str:
@@ -173,12 +228,28 @@ def _complete_key(key: str, value: str, settings: dict[str, Setting], command: C
                 matches.append(full_key)
         if len(matches) == 1:
             return matches[0]
-    advice = ADVICE_FOR_KEY.get(key, "").format(value=value)
-    our_key = _ADVISED_KEY.match(advice)
-    is_other_command = our_key and our_key[1] not in {*settings, *command.groups}
-    if not advice or is_other_command:
-        advice = suggest_names(key, settings, f"nmt-{command.name} --help lists all")
+    advice = _advise_on_key(key, value, settings, command)
     raise ConfigError(f"{key}: nmt-{command.name} has no such setting; {advice}")
+
+
+def _advise_on_key(key: str, value: str, settings: dict[str, Setting], command: Command) -> str:
+    """Return advice for a key that is none of the settings of a command.
+
+    This is advice for a key of another toolkit, or else the most similar keys. Settings with a name
+    of the user, such as mix.NAME, are only proposed for keys in their group.
+    """
+    for advice in ADVICE_FOR_KEY.get(key, []):
+        our_key = _ADVISED_KEY.match(advice)
+        if our_key is None or our_key[1] in {*settings, *command.groups}:
+            return advice.format(value=shlex.quote(value))
+    first_words = {name.partition(".")[0] for name in settings}
+    similar_words = difflib.get_close_matches(key.partition(".")[0], first_words)
+    names = []
+    for name, setting in settings.items():
+        if NAME not in setting.key or name.partition(".")[0] in similar_words:
+            names.append(name)
+    normalized_key = key.lower().replace("-", "_")
+    return suggest_names(normalized_key, names, f"nmt-{command.name} --help lists all")
 
 
 def is_list(type_hint: Any) -> bool:

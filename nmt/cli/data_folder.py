@@ -38,6 +38,10 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
     if (folder / "meta.json").exists():
         return
     problem = describe_folder(folder, "is no data folder")
+    if folder.exists() and not folder.is_dir():
+        raise DataError(
+            f"{folder} {problem}; give data_dir=FOLDER, a data folder of nmt-preprocess"
+        )
     has_text = has_split(preparation.config.data, "train")
     if has_text:
         command = shell_command("preprocess", preparation.arguments)

@@ -35,8 +35,19 @@ if TYPE_CHECKING:
     from nmt.cli.compose import ComposedCommand
 
 _QUIET_WORDS = ("-q", "--quiet", "quiet=true")
-_VERBOSE_WORDS = ("-v", "--verbose", "verbose=true")
+_VERBOSE_WORDS = ("-v", "-verbose", "--verbose", "verbose=true")
 _LEVEL_VARIABLE = "NMT_LOG_LEVEL"
+_COMMAND_OF_OTHER_NAME = {  # commands of other toolkits, and ours
+    "generate": "translate",
+    "interactive": "translate",
+    "decode": "translate",
+    "infer": "translate",
+    "test": "evaluate",
+    "prepare": "preprocess",
+    "prepare-data": "preprocess",
+    "build-vocab": "preprocess",
+    "convert": "import",
+}
 _ERRORS_WITHOUT_TRACEBACK = (*LINE_ERRORS, OSError, KeyboardInterrupt)
 
 
@@ -81,7 +92,9 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
         elif "--version" in words:
             print(f"nmt {__version__}")
         elif command is None:
-            raise NmtError(f"no command {words[0]}; {suggest_names(words[0], COMMANDS)}")
+            name = _COMMAND_OF_OTHER_NAME.get(words[0], words[0])
+            suggestion = suggest_names(name, COMMANDS, "nmt --help lists all")
+            raise NmtError(f"no command {words[0]}; {suggestion}")
         else:
             with ExitWhenInterrupted():
                 from nmt.cli.compose import compose_command  # imports Hydra

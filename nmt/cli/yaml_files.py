@@ -8,6 +8,7 @@ import dataclasses
 import os
 import typing
 from collections.abc import Iterable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,18 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from nmt.cli.arguments import GROUPS, Argument, is_list
+from nmt.cli.arguments import GROUPS, YAML_SUFFIXES, Argument, is_list
 from nmt.cli.commands import COMMANDS, choices
-from nmt.config import ModelConfig, translate_value
+from nmt.config import ADVICE_FOR_KEY, OUR_KEY, ModelConfig, choose, translate_value
 from nmt.errors import ConfigError, suggest_names
 from nmt.runtime.reading import MAX_BYTES, open_regular
 
 IS_HYDRA_1_3 = hydra.__version__.startswith("1.3")
+_ADVICE_FOR_PATH = {  # for a path that is no YAML file, by config group
+    "model": "write init_from={path} to start from a trained model",
+    "data": "write data.train.src=FILE data.train.tgt=FILE for text, or data_dir={path} for a data "
+    "folder of nmt-preprocess",
+}
 _registered_paths: dict[str, Path] = {}  # files of the user by their names in Hydra
 
 
@@ -68,14 +74,18 @@ def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> s
     `configs/`, in this order.
     """
     path = files.get((group, name), Path(name).expanduser())
-    if path.is_file():
+    if path.is_file() and path.suffix in YAML_SUFFIXES:
         return _register(group, path)
     our_names = choices(group)
     if name not in our_names and name not in _registered_paths:
         user_names = [file_name for file_group, file_name in files if file_group == group]
-        suggestion = suggest_names(name, [*our_names, *user_names])
+        advice = suggest_names(name, [*our_names, *user_names])
+        if Path(f"{name}.yaml").is_file():
+            advice = f"did you mean {name}.yaml?"
+        elif group in _ADVICE_FOR_PATH and name and path.exists():
+            advice = _ADVICE_FOR_PATH[group].format(path=name)
         raise ConfigError(
-            f"{group}={name}: there is no such choice and no such YAML file; {suggestion}"
+            f"{group}={name}: there is no such choice and no such YAML file; {advice}"
         )
     return name
 
@@ -123,9 +133,12 @@ def check_content(content: dict[Any, Any], path: Path) -> None:
     """Raise a `ConfigError` for a key of a YAML file that no command has, also within groups."""
     schemas = [command.schema for command in COMMANDS.values()]
     keys = {setting.name for schema in schemas for setting in dataclasses.fields(schema)}
-    for key in content:
+    for key, value in content.items():
         if key != "defaults" and key not in keys:
-            suggestion = suggest_names(str(key), keys, "nmt-train --help lists all")
+            our_key = OUR_KEY.get(key, str(key))
+            suggestion = suggest_names(our_key, keys, "nmt-train --help lists all")
+            if key in ADVICE_FOR_KEY:
+                suggestion = ADVICE_FOR_KEY[key][0].format(value=value)
             raise ConfigError(f"{path} sets {key}, which no command has; {suggestion}")
     for schema in schemas:
         type_hints = typing.get_type_hints(schema)
@@ -155,7 +168,13 @@ def convert(value: Any, type_hint: Any, key: str) -> Any:
     OmegaConf converts other values later.
     """
     if isinstance(value, str):
-        return [value] if is_list(type_hint) else translate_value(value, type_hint)
+        if is_list(type_hint):
+            return convert([value], type_hint, key)
+        text = translate_value(value, type_hint)
+        _check_text(text, type_hint, key)
+        return text
+    if isinstance(value, list):
+        _check_choices(value, type_hint, key)
     if isinstance(value, float):  # YAML reads 1e5 as a float
         is_int_setting = int in (type_hint, *typing.get_args(type_hint))
         if is_int_setting and value.is_integer():
@@ -166,6 +185,31 @@ def convert(value: Any, type_hint: Any, key: str) -> Any:
     if value is not None and dataclasses.is_dataclass(type_hint):
         raise ConfigError(f"{key}={value}: is a group of settings; give it keys and values")
     return value
+
+
+def _check_text(text: str, type_hint: Any, key: str) -> None:
+    """Raise a `ConfigError` for text that is no value of a setting of type `type_hint`."""
+    accepted_types = [type_hint, *typing.get_args(type_hint)]  # with the members of a union
+    for accepted_type in accepted_types:
+        if isinstance(accepted_type, type) and issubclass(accepted_type, Enum):
+            choose(accepted_type, key, text)
+    if str in accepted_types:
+        return
+    for number_type, rule in ((int, "must be a whole number"), (float, "must be a number")):
+        if number_type in accepted_types:
+            try:
+                number_type(text)
+            except ValueError:
+                raise ConfigError(f"{key}={text}: {rule}") from None
+
+
+def _check_choices(items: list[Any], type_hint: Any, key: str) -> None:
+    """Raise a `ConfigError` for text in a list of choices that is none of them."""
+    for list_type in (type_hint, *typing.get_args(type_hint)):
+        [*item_types] = typing.get_args(list_type)
+        for item in items:
+            if typing.get_origin(list_type) is list and isinstance(item, str):
+                _check_text(item, item_types[0], key)
 
 
 def _convert_group(content: dict[Any, Any], type_hint: Any, key: str) -> dict[str, Any]:

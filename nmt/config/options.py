@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
@@ -17,6 +18,7 @@ DEFAULT_DATA_DIR = "data/prepared"
 DEFAULT_RUN_DIR = "runs/default"
 MAX_NUMBER = 10**9  # upper bound of settings that declare none
 LARGEST_SEED = 2**63 - 1
+_WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
 EnumType = TypeVar("EnumType", bound=Enum)
 
 # How a command that resumes earlier work treats a setting whose value has changed since:
@@ -210,5 +212,13 @@ def normalize_stream(name: str) -> str:
 
 
 def resolve_path(path: str | Path) -> Path:
-    """Expand `~` and return an absolute path; a relative one starts at the current folder."""
+    """Expand `~` and return an absolute path; a relative one starts at the current folder.
+
+    Raises a `ConfigError` for a Windows path on another system, where it would be a file name.
+    """
+    if os.name != "nt" and _WINDOWS_PATH.match(str(path)):
+        drive, _, rest = str(path).replace("\\", "/").partition(":")
+        raise ConfigError(
+            f"{path} is a Windows path; Linux on Windows names it /mnt/{drive.lower()}{rest}"
+        )
     return Path(os.path.abspath(os.path.expanduser(str(path))))
