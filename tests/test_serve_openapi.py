@@ -166,6 +166,10 @@ def test_languages_and_limits_are_those_of_the_server(
     assert schemas["NBest"]["maximum"] == server.service.config.max_beam_size
 
 
+def test_health_is_exactly_the_answer_of_libretranslate(server: Running) -> None:
+    assert server.get("/health").json == {"status": "ok"}
+
+
 @pytest.mark.parametrize("path", FORM_ROUTES)
 def test_all_types_of_bodies_get_the_same_answer(
     server: Running, spec: dict[str, Any], path: str

@@ -67,7 +67,10 @@ _SWITCH_SECONDS = 0.0005
 
 async def health(request: Request) -> Response:
     """GET /health. The server works on with its old models if a reload fails."""
-    return JSONResponse({"status": "ok", "reload_failed": get_service(request).reload_failed})
+    content: dict[str, object] = {"status": "ok"}  # exactly LibreTranslate's
+    if get_service(request).reload_failed:
+        content["reload_failed"] = True
+    return JSONResponse(content)
 
 
 async def metrics(request: Request) -> Response:
