@@ -41,7 +41,7 @@ OUTPUT_KEYS = {"preprocess": "data_dir", "train": "run_dir"}
 OUTPUT_KEYS |= dict.fromkeys(["distill", "backtranslate", "export", "import"], "output")
 # pairs of the toy corpus, by the names of the files that the pages give them
 TRAIN_FILES = ["a", "train", "news", "news-1", "mono", "mono-1"]
-HELD_OUT_FILES = ["v", "val", "valid", "in", "out", "ref", "old", "test_2016_flickr"]
+HELD_OUT_FILES = ["v", "val", "valid", "in", "out", "ref", "old", "test", "test_2016_flickr"]
 TSV_FILES = ["web.tsv", "all.tsv", "corpus.tsv", "valid.tsv", "v.tsv"]
 RAW_TEXT = {  # as scripts/fetch_homeassistant.py and scripts/parsing.py write it
     "homeassistant/en-de": ("en", "de"),
@@ -71,6 +71,7 @@ def write_text(home: Path) -> None:
         (home / f"{name}.gz").write_bytes(gzip.compress(b"".join(rows)))
         (home / f"{name}.xz").write_bytes(lzma.compress(b"".join(rows)))
     shutil.copy(home / "all.tsv.gz", home / "a.gz")
+    write_tmx(home / "memory.tmx", texts["train", "src"].decode(), texts["train", "tgt"].decode())
     for language, side in (("en", "src"), ("de", "tgt")):
         with zipfile.ZipFile(home / "de-en.txt.zip", "a") as moses:
             moses.write(home / f"toy/train.{side}.txt", f"OPUS.de-en.{language}")
@@ -85,6 +86,17 @@ def write_text(home: Path) -> None:
             for suffix, side in zip(suffixes, ("src", "tgt"), strict=True):
                 path = home / "data/raw" / folder / f"{split}.{suffix}"
                 path.write_bytes(texts[split, side])
+
+
+def write_tmx(path: Path, src_text: str, tgt_text: str) -> None:
+    """Write a translation memory of English and German."""
+    units = []
+    for src, tgt in zip(src_text.splitlines(), tgt_text.splitlines(), strict=True):
+        variants = f'<tuv xml:lang="en"><seg>{src}</seg></tuv>'
+        variants += f'<tuv xml:lang="de"><seg>{tgt}</seg></tuv>'
+        units.append(f"<tu>{variants}</tu>")
+    body = "".join(units)
+    path.write_text(f'<tmx version="1.4"><header srclang="en"/><body>{body}</body></tmx>', "utf-8")
 
 
 def write_yaml(home: Path) -> None:
