@@ -17,6 +17,7 @@ from typing import Any
 
 from nmt.checkpoint import load_tensors
 from nmt.config import Activation, ImportConfig, ModelConfig, Norm, Positions, SearchConfig
+from nmt.data.tokenizer import UNUSED_PREFIX
 from nmt.errors import ModelError
 from nmt.importing.piece_ids import (
     SideVocabulary,
@@ -119,6 +120,8 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
     generation_settings = settings  # old files have the settings of generation in config.json
     if (folder / "generation_config.json").exists():
         generation_settings = Settings.read(folder / "generation_config.json")
+    forbidden_ids = [special_ids.pad, special_ids.decoder_start]
+    forbidden_ids += [i for i, piece in enumerate(tgt_pieces) if piece.startswith(UNUSED_PREFIX)]
     return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
@@ -127,7 +130,9 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
             shares_embedding=sizes.shares_embedding,
         ),
         weights=make_state_dict(tensors, model, sizes),
-        search=_convert_generation(generation_settings, tgt_special_ids),
+        search=_convert_generation(
+            generation_settings, language_id=tgt_special_ids.language, forbidden_ids=forbidden_ids
+        ),
         src_lang=src_lang,
         tgt_lang=tgt_lang,
     )
@@ -295,24 +300,25 @@ def _read_fast_tokenizer(path: Path) -> list[tuple[str, Any]]:
     return pieces_and_ids
 
 
-def _convert_generation(settings: Settings, special_ids: SpecialIds) -> SearchConfig:
+def _convert_generation(
+    settings: Settings, *, language_id: int | None, forbidden_ids: list[int]
+) -> SearchConfig:
     """Convert the settings of generation to settings of search.
 
     Warns about settings that are not imported. Raises `ModelError` if `bad_words_ids` forbids other
-    pieces than padding and the start symbol, which search does not generate anyway.
+    ids than `forbidden_ids`, which search does not generate anyway.
     """
     for name, neutral_value in _NEUTRAL_VALUES.items():
         value = settings.get(name, neutral_value)
         if value != neutral_value:
             log.warning("%s: ignoring %s=%s", settings.path, name, value)
     forced_id = settings.get("forced_bos_token_id")
-    if forced_id not in (None, special_ids.language):
+    if forced_id not in (None, language_id):
         log.warning("%s: ignoring forced_bos_token_id=%s", settings.path, forced_id)
-    pad_sequence = [special_ids.pad]
-    start_sequence = [special_ids.decoder_start]
     for bad_sequence in settings.get("bad_words_ids", []):
-        if bad_sequence not in (pad_sequence, start_sequence):
-            valid = f"{pad_sequence} and {start_sequence}, padding and the start"
+        if bad_sequence not in [[token] for token in forbidden_ids]:
+            pad_id, start_id, *_ = forbidden_ids
+            valid = f"[{pad_id}] and [{start_id}], padding and the start"
             raise settings.make_error("bad_words_ids", bad_sequence, valid)
     return settings.search_config(
         beam_size_name="num_beams", exponent_name="length_penalty", default_exponent=1.0
