@@ -64,7 +64,9 @@ def output_of(model: Path, *arguments: str, folder: Path) -> list[str]:
 def test_line_i_answers_line_i_whatever_is_in_the_text(model: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"\n".join(HOSTILE))
     translator = Translator.load(model, device="cpu", backend="native")
-    alone = [translator.translate([*read_stream(io.BytesIO(raw), "here")])[0] for raw in HOSTILE]
+    alone = [
+        translator.translate([*read_stream(io.BytesIO(raw + b"\n"), "here")])[0] for raw in HOSTILE
+    ]
     assert all(len(text.splitlines()) <= 1 for text in alone)  # of which no other tool makes two
     assert output_of(model, f"input={tmp_path / 'in'}", folder=tmp_path) == alone
     options = ["format=json", "window_lines=3", "max_tokens=1"]
