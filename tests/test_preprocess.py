@@ -220,7 +220,7 @@ def test_a_data_folder_is_replaced_only_on_request(
     assert command("preprocess", "num_threads=1", settings, target, "max_length=9") == 2
     assert "holds other data; runs that were trained on it need it" in capsys.readouterr().err
     assert tree(data) == expected
-    # what was made stays for the same command with overwrite=true
+    # the data folder stays for the same command with overwrite=true
     preprocess(data, settings, "max_length=9")
     replaced = tree(data)
     assert replaced != expected

@@ -1,4 +1,4 @@
-"""The shortlist of nmt-export: what it is learned from, and that CTranslate2 obeys it."""
+"""The shortlist of nmt-export: the data that it is learned from, and that CTranslate2 obeys it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_candidates_are_the_translations_of_a_piece(monkeypatch: pytest.MonkeyPa
 
 
 def read_candidates(folder: Path) -> dict[str, list[str]]:
-    """Return the target pieces for each source piece, and under "" those of every sentence."""
+    """Return the target pieces for each source piece, and under "" the pieces of every sentence."""
     candidates = {}
     for line in (folder / SHORTLIST).read_text(encoding="utf-8").splitlines():
         piece, names = line.split("\t")

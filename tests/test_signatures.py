@@ -59,7 +59,7 @@ def test_a_signed_export_is_loaded_unless_anything_differs(
     model = random_model(tmp_path / "model", tokenizer)
     folder = tmp_path / "export"
     assert command("export", f"model_dir={model}", f"output={folder}", f"sign={private}") == 0
-    assert (folder / "manifest.json").is_file()  # part of what is signed
+    assert (folder / "manifest.json").is_file()  # it is signed as well
 
     def load(key: Path) -> Translator:
         return Translator.load(folder, device="cpu", dtype=DType.float32, verify_key=key)

@@ -10,7 +10,7 @@ import pytest
 
 from nmt.cli.main import nmt
 
-# What a newcomer types after `nmt`, and texts that the answer has. They know fairseq, Marian,
+# Words that a newcomer types after `nmt`, and texts that the answer has. They know fairseq, Marian,
 # Sockeye, JoeyNMT, OpenNMT-py or transformers, or misspell, or are in another folder.
 WRONG_TURNS = {
     # commands

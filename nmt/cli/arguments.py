@@ -233,7 +233,7 @@ def _complete_key(key: str, value: str, settings: dict[str, Setting], command: C
 
 
 def _advise_on_key(key: str, value: str, settings: dict[str, Setting], command: Command) -> str:
-    """Return advice for a key that is none of the settings of a command.
+    """Return advice for a key that is no setting of a command.
 
     This is advice for a key of another toolkit, or else the most similar keys. Settings with a name
     of the user, such as mix.NAME, are only proposed for keys in their group.

@@ -300,7 +300,7 @@ def _value_text(value: Any) -> str:
 
 
 def keys_with_resume_rule(command: Command, resume_rule: config.ResumeRule) -> list[str]:
-    """List the keys of the settings with `resume_rule`; `search.*` stands for all of `search`."""
+    """List the keys of the settings with `resume_rule`; `search.*` means all of `search`."""
     keys = []
     for setting in command.settings:
         key = "search.*" if setting.key.startswith("search.") else setting.key

@@ -54,7 +54,7 @@ _FILE_KEYS = ("src", "tgt", "tsv", "jsonl", "tmx", "xliff")
 _TEXT_KEYS = (*_FILE_KEYS, "dataset", "dataset_config", "dataset_split")
 # config groups of Hydra that a single run does not need; without them it starts 20 to 35 ms faster
 _UNUSED_HYDRA_GROUPS = ("env", "help", "hydra_help", "launcher", "output", "sweeper")
-_TRAINING_KEYS = ("dtype", "max_tokens", "seed")  # YAML files set them for nmt-train alone
+_TRAINING_KEYS = ("dtype", "max_tokens", "seed")  # YAML files set them for nmt-train only
 _MAX_WORDS_IN_NAME = 16  # separated by commas, in the name of a file in a list
 _QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
 

@@ -229,7 +229,7 @@ def _perturb(test_set: _TestSet, kind: Perturbation, seed: int) -> _TestSet:
 
 
 def _divide_by_length(test_set: _TestSet) -> list[_TestSet]:
-    """Divide a translated test set into the lines whose sources have few words, more, and so on."""
+    """Divide a translated test set into the lines whose sources have few words or more."""
     word_counts = [len(source.split()) for source in test_set.sources]
     groups = []
     for low, high in itertools.pairwise(_WORD_BOUNDS):

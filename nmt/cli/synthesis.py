@@ -213,7 +213,7 @@ def _translate(
             write_corpus(folder, partial_file.path, job_state, summary)
 
         total_counts = partial_file.finish(reader, write_output=write_output)
-    assert isinstance(total_counts, SynthesisCounts)  # as `PartialFile` was told above
+    assert isinstance(total_counts, SynthesisCounts)  # see the arguments of `PartialFile` above
     return total_counts
 
 

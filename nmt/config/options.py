@@ -38,7 +38,7 @@ class OutputFormat(str, Enum):
 class Range:
     """An interval of numbers: `low` and `high` are included, `above` and `below` are excluded.
 
-    Settings use `low` or `above`, alone or with an upper bound: `high`, or `below` beside `low`.
+    Settings use `low` or `above`, with or without an upper bound: `high`, or `below` with `low`.
     """
 
     low: float | None = None

@@ -72,7 +72,7 @@ class Sharding(str, Enum):
 
 
 class Adapter(str, Enum):
-    """Additional weights that are trained while the weights of the model stay as they are."""
+    """Additional weights that are trained while the weights of the model stay unchanged."""
 
     none = "none"
     lora = "lora"  # a low-rank matrix added to each linear layer, Hu et al. (2022)

@@ -3,7 +3,7 @@
 `OUR_KEY` maps a key of another toolkit to our key. This may be the last part of the full key:
 `beam_size` is the whole key in translation, and the end of `search.beam_size` in training.
 `ADVICE_FOR_KEY` maps keys without a counterpart, and short flags such as -s, to advice for the
-user. The flags are those of fairseq, Marian, Sockeye, JoeyNMT, OpenNMT-py and transformers.
+user. The flags come from fairseq, Marian, Sockeye, JoeyNMT, OpenNMT-py and transformers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from nmt.config.runtime import DType, Quantization
 
 # Our keys, each with the keys of other toolkits that mean the same. A key that the command has is
-# never replaced. So model_dir and run_dir can stand for each other: commands that read a model have
+# never replaced. So model_dir and run_dir can replace each other: commands that read a model have
 # only model_dir, and training has only run_dir.
 _OTHER_KEYS = {
     "activation": "activation_fn pos_ffn_activation_fn hidden_act mlp_activation_fn",

@@ -92,7 +92,7 @@ def add_typos(text: str, count: int, rng: Random) -> str:
 
 
 def _is_alphabetic(character: str) -> bool:
-    """Return whether a character is a letter, but none of Chinese, Japanese or Korean."""
+    """Return whether a character is a letter, but not a Chinese, Japanese or Korean one."""
     return character.isalpha() and unicodedata.east_asian_width(character) not in "WF"
 
 

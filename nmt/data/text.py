@@ -46,7 +46,7 @@ _LINE_BREAK = re.compile("[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
 _BLOCK_BYTES = 1 << 16
 _LARGE_BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 4 << 20  # of a line to translate, score or evaluate
-_MAX_BYTES_WITHOUT_LINE_END = 1 << 28  # no text has so many, but a device or a file with holes
+_MAX_BYTES_WITHOUT_LINE_END = 1 << 28  # no text has more, but a device or a file with holes may
 _MAX_WAIT_SECONDS = 0.05  # longest pause between lines that are translated together
 
 
@@ -162,7 +162,7 @@ def read_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
 def _read_raw_lines(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[bytes]:
     """Yield the lines of a byte stream; raise `DataError` for one above `MAX_LINE_BYTES`.
 
-    Such a line is not read to its end, since that of a device or of a file with holes might fill
+    Such a line is not read to its end, since a line of a device or of a file with holes might fill
     the memory.
     """
     lines: Iterable[bytes] = stream

@@ -2,7 +2,7 @@
 
 The conversion is kept in the folder `ctranslate2` inside the model folder or, where that cannot be
 written, in the user's cache. The name of a conversion has a checksum of the model's files and of
-the versions that wrote it, so a changed model is converted anew.
+the versions that wrote it, so a changed model is converted again.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def write_shortlist(
 
 
 class Links(NamedTuple):
-    """The links of pairs; those of one target token follow each other."""
+    """The links of pairs; links of one target token follow each other."""
 
     src: Array  # (N,), source ids; each target token is also linked to the null id
     tgt: Array  # (N,), target ids
@@ -112,7 +112,7 @@ def _most_frequent(links: Links, num_tgt: int) -> list[int]:
 
 
 def _format_line(piece: str, candidates: list[int], tgt_pieces: list[str]) -> str:
-    """Return a line of the file; an empty `piece` stands for every sentence."""
+    """Return a line of the file; an empty `piece` means every sentence."""
     names = [tgt_pieces[token] for token in dict.fromkeys(candidates)]
     return f"{piece}\t{' '.join(filter(_can_write, names))}\n"
 

@@ -33,13 +33,13 @@ _SKIPPED = re.compile(r"(?i)(^|/)(__MACOSX/|\.|README|LICEN[SC]E)")  # names of 
 def split_name(name: str) -> tuple[Path, str] | None:
     """Divide `ARCHIVE/FILE` into the path of the archive and the name of a file in it.
 
-    The name of the file is "" for an archive alone. Returns None for a name without an archive.
+    The name of the file is "" if only an archive is named. Returns None for other names.
     """
     path = resolve_path(name)
     for archive in (path, *path.parents):
         if _ARCHIVE.search(archive.name) and archive.is_file():
             file_name = path.relative_to(archive).as_posix()
-            if file_name == ".":  # the archive alone
+            if file_name == ".":  # only the archive is named
                 file_name = ""
             return archive, file_name
     return None

@@ -147,7 +147,7 @@ def foreign_shares(lines: Sequence[str], scripts: Sequence[str]) -> Shares:
 
 _NUM_LISTED = 20  # characters in each list of the report
 _MAIN_SHARE = 0.05  # letters of a script with a smaller share are reported as odd
-_REPLACEMENT = 0xFFFD  # stands for bytes that could not be decoded
+_REPLACEMENT = 0xFFFD  # replaces bytes that could not be decoded
 # categories of Unicode whose characters are odd in a text, and often have no name
 _ODD_CATEGORIES = {"Cc": "control", "Cf": "invisible", "Co": "private use", "Cn": "unassigned"}
 
@@ -225,6 +225,6 @@ def _describe_character(code: int, counts: Counter[int]) -> dict[str, Any]:
     """Return the code, name and count of a character for the report."""
     category = unicodedata.category(chr(code))
     name = unicodedata.name(chr(code), _ODD_CATEGORIES.get(category, "no name"))
-    if chr(code) == "\t":  # the most frequent control character; Unicode names none of them
+    if chr(code) == "\t":  # the most frequent control character; Unicode has no names for them
         name = "TAB"
     return {"code": f"U+{code:04X}", "name": name, "count": counts[code]}

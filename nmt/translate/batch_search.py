@@ -124,7 +124,7 @@ class BatchSearch:
         2. If others remain, calls `take_new` with their number. It returns the segments that join
            the search.
 
-        Raises the same errors as `translate`, and those of `take_new` and `deliver`.
+        Raises the errors of `translate`, `take_new` and `deliver`.
         """
         assert isinstance(self.backend, NativeBackend)
         unfinished = dict(enumerate(segments))  # by number

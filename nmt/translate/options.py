@@ -48,7 +48,7 @@ class ScoreOptions(SearchOptions, total=False):
     """Keyword arguments for scoring; None selects the default.
 
     `max_tokens` bounds a batch. A model with several directions needs the direction: either its
-    languages, `src_lang` and `tgt_lang`, or its tags, `src_tag` and `tgt_tag`, which stand before
+    languages, `src_lang` and `tgt_lang`, or its tags, `src_tag` and `tgt_tag`, which precede
     each source and each target.
     """
 
@@ -93,7 +93,7 @@ class LineOptions:
     max_source_length: int = MAX_SOURCE_LENGTH
     """Maximum number of tokens of a source, including tags and EOS."""
     tags: Tags = field(default=Tags())
-    """The tags of the direction, which stand before each source and each target."""
+    """The tags of the direction, which precede each source and each target."""
     context: int = 0
     """Maximum number of preceding lines that the model reads with a line."""
 

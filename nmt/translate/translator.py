@@ -264,7 +264,7 @@ class Translator:
     def _translate_in_context(
         self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
     ) -> Iterator[tuple[Window, list[LineResult]]]:
-        """Translate each line together with the lines before it, or alone where that fails."""
+        """Translate each line with the lines before it, or without them where that fails."""
         max_tokens = options.max_source_length - 1  # without EOS
         options_without_context = replace(options, context=0)
 

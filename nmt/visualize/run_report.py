@@ -199,7 +199,7 @@ class ScoredSentence:
     source: str
     reference: str
     hypothesis: str
-    chrf: float  # of this sentence alone
+    chrf: float  # of this sentence only
 
 
 @dataclass(frozen=True)

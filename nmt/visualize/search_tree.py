@@ -130,7 +130,7 @@ def _name_nodes(tokenizer: Tokenizer, style: Style, layout: Layout) -> dict[Node
 def layout_tree(record: SearchRecord, hypotheses: list[Hypothesis]) -> Layout:
     """Return the position of every node that was in the beam or is a result.
 
-    Leaves get the heights 0, 1, 2 and so on, and a parent the height of its likeliest child.
+    Leaves get the heights 0, 1, 2, ..., and a parent the height of its likeliest child.
     """
     log_probs = dict(record.log_probs)
     for hypothesis in hypotheses:
@@ -162,7 +162,7 @@ def layout_tree(record: SearchRecord, hypotheses: list[Hypothesis]) -> Layout:
 def layout_row(layout: Layout, start: int, width: int) -> Layout:
     """Return the layout of one row of the figure: `width` steps after the step `start`.
 
-    The row also shows the nodes of step `start` that have children. Heights are numbered anew, so
+    The row also shows the nodes of step `start` that have children. Heights are numbered again, so
     that the row has no empty lines.
     """
     parents = {node[:-1] for node in layout if node}

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineChoice(NamedTuple):
-    """The engine that backend=auto stands for, and the weights of its conversion."""
+    """The engine that backend=auto chooses, and the weights of its conversion."""
 
     backend: Engine
     quantization: Quantization | None  # None for the native engine and for an exported folder
@@ -138,7 +138,7 @@ def choose_engine(
     quantization: Quantization | None,
     check_settings: Callable[[SearchConfig], None] = lambda config: None,
 ) -> EngineChoice:
-    """Return the engine that backend=auto stands for; if it is the native one, log the reason.
+    """Return the engine that backend=auto chooses; if it is the native one, log the reason.
 
     `check_settings` gets the search settings that are saved with the model, and raises a
     `ConfigError` if the caller asks for something that CTranslate2 cannot do. A model that was
