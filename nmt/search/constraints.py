@@ -82,10 +82,9 @@ class NoRepeatedNgrams:
         ngrams = beam.tokens.unfold(1, self.size, 1)  # (R, N, size)
         newest = beam.tokens[:, beam.length - self.size + 1 :].unsqueeze(1)  # (R, 1, size - 1)
         is_repeated = (ngrams[..., :-1] == newest).all(dim=-1)  # (R, N)
-        tokens = ngrams[..., -1]  # (R, N), each after size - 1 earlier tokens
-        penalties = torch.zeros_like(tokens, dtype=log_probs.dtype)
-        penalties.masked_fill_(is_repeated, NEG_INF)
-        return log_probs.scatter_reduce_(1, tokens, penalties + log_probs.gather(1, tokens), "amin")
+        rows, positions = is_repeated.nonzero(as_tuple=True)
+        log_probs[rows, ngrams[rows, positions, -1]] = NEG_INF
+        return log_probs
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def replace_loops(
         return hypotheses
     indices = []
     for i, source in enumerate(request.sources):
-        if has_failed(source, hypotheses[i][0]):
+        if needs_second_search(source, hypotheses[i][0]):
             indices.append(i)
     if not indices:
         return hypotheses
@@ -51,7 +51,7 @@ def replace_loops(
     return results
 
 
-def has_failed(source: Ids, hypothesis: Hypothesis) -> bool:
+def needs_second_search(source: Ids, hypothesis: Hypothesis) -> bool:
     """Return whether the translation of `source` loops or met the length limit."""
     return not hypothesis.finished or is_looping(source, hypothesis.tokens, MAX_REPEATS)
 
