@@ -65,8 +65,11 @@ def test_xliff_is_read_in_the_other_direction_too() -> None:
         ("no xml", "a.tmx is no valid XML"),
         (b"\xff\xfe\x00", "a.tmx is no valid XML"),
         ("<?xml version='1.0' encoding='nonsense'?><tmx/>", "a.tmx is no valid XML"),
-        ("<tmx/>", "a.tmx has no pair of en and de, but no text"),
-        (OMEGAT.replace("de-DE", "nl"), "but en-GB, en-US, enm, fr, nl; set data.src_lang"),
+        (
+            "<tmx/>",
+            "a.tmx has no pair of en and de; set data.src_lang and data.tgt_lang to two",
+        ),
+        (OMEGAT.replace("de-DE", "nl"), "of its languages: en-GB, en-US, enm, fr, nl"),
         (
             '<!DOCTYPE t [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><tmx>&b;</tmx>',
             "declares the entity a",
@@ -126,3 +129,8 @@ def test_preprocess_reads_tmx_as_the_same_text(tmp_path: Path) -> None:
     assert names
     for name in [*names, "tokenizer.model"]:
         assert (tmp_path / "tmx" / name).read_bytes() == (tmp_path / "text" / name).read_bytes()
+
+
+def test_a_memory_needs_the_languages_and_says_so() -> None:
+    with pytest.raises(DataError, match="does not say which language is the source; set data.src_"):
+        pairs(OMEGAT, ("", ""))

@@ -48,10 +48,12 @@ def read_pairs(
     reader.finish()
     if num_pairs == 0:
         seen = first_of(sorted(reader.languages_seen), 8)
-        pair = " and ".join(language or "?" for language in languages)
+        problem = f"has no pair of {languages[0]} and {languages[1]}"
+        if languages == ("", ""):
+            problem = "does not say which language is the source"
         raise DataError(
-            f"{name} has no pair of {pair}, but {seen or 'no text'}; set data.src_lang and "
-            "data.tgt_lang to two languages of the file"
+            f"{name} {problem}; set data.src_lang and data.tgt_lang to two of its languages: "
+            f"{seen or 'there are none'}"
         )
 
 
