@@ -77,7 +77,7 @@ def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> s
     if path.is_file() and path.suffix in YAML_SUFFIXES:
         return _register(group, path)
     our_names = choices(group)
-    if name not in our_names and name not in _registered_paths:
+    if name not in our_names:
         user_names = [file_name for file_group, file_name in files if file_group == group]
         advice = suggest_names(name, [*our_names, *user_names])
         if Path(f"{name}.yaml").is_file():
