@@ -83,9 +83,43 @@ def run_transformers(task):
     }
 
 
+def run_onnx(task):
+    """Translate the lines of one task greedily, in one batch, to the length of its options."""
+    import numpy as np
+    import onnxruntime
+    import sentencepiece
+
+    folder = Path(task["folder"])
+    encoder = onnxruntime.InferenceSession(folder / "encoder.onnx")
+    decoder = onnxruntime.InferenceSession(folder / "decoder.onnx")
+    source, target = (sorted(map(str, folder.glob("tokenizer*.model"))) * 2)[:2]
+    source = sentencepiece.SentencePieceProcessor(model_file=source)
+    target = sentencepiece.SentencePieceProcessor(model_file=target)
+    rows = [[*source.encode(line), *task["end"]] for line in task["lines"]]
+    width = max(map(len, rows))
+    mask = np.array([[i < max(len(row), 1) for i in range(width)] for row in rows])
+    ids = np.array([row + [source.pad_id()] * (width - len(row)) for row in rows])
+    keys, values = encoder.run(None, {"source": ids, "source_mask": mask})
+    inputs = {"source_mask": mask, "source_keys": keys, "source_values": values}
+    inputs |= {"past_keys": keys[:, :, :, :0], "past_values": values[:, :, :, :0]}
+    inputs["tokens"] = np.full(len(rows), target.bos_id())
+    tokens, log_probs, margins = [], [], []
+    for _ in range(task["limit"]):
+        step, inputs["past_keys"], inputs["past_values"] = decoder.run(None, inputs)
+        inputs["tokens"] = step.argmax(axis=1)
+        two_best = np.sort(step, axis=1)[:, -2:]
+        tokens.append(inputs["tokens"].tolist())
+        log_probs.append(two_best[:, 1].tolist())
+        margins.append((two_best[:, 1] - two_best[:, 0]).tolist())
+    return {"tokens": tokens, "log_probs": log_probs, "margins": margins}
+
+
+if sys.argv[1] == "onnx":
+    sys.modules["torch"] = None  # importing it is an error, too
 tasks = json.load(sys.stdin)
 os.chdir(tasks[0]["folder"])
 with contextlib.redirect_stdout(sys.stderr):
     exec(re.search("```python\n(.*?)```", Path("README.md").read_text("utf-8"), re.DOTALL)[1])
-run = {"ctranslate2": run_ctranslate2, "huggingface": run_transformers}[sys.argv[1]]
+runs = {"ctranslate2": run_ctranslate2, "huggingface": run_transformers, "onnx": run_onnx}
+run = runs[sys.argv[1]]
 json.dump([run(task) for task in tasks], sys.stdout)

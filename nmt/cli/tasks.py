@@ -129,7 +129,8 @@ def export(config: ExportConfig) -> None:
         [package] = resolve_path(output).glob("*.argosmodel")
         log.info("next: %s", shlex.join(["argospm", "install", str(package)]))
     else:
-        log.info("its README.md shows how to translate with transformers")
+        library = "onnxruntime" if config.format is ExportFormat.onnx else "transformers"
+        log.info("its README.md shows how to translate with %s", library)
 
 
 def _default_export_folder(config: ExportConfig) -> str:

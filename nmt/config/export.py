@@ -16,6 +16,7 @@ class ExportFormat(str, Enum):
     ctranslate2 = "ctranslate2"
     huggingface = "huggingface"
     argos = "argos"  # Argos Translate, LibreTranslate
+    onnx = "onnx"  # ONNX Runtime
 
 
 class ImportFormat(str, Enum):
@@ -37,10 +38,12 @@ class ExportConfig(ChecksumConfig):
         None, "folder to write; null: MODEL_DIR-FORMAT-QUANTIZATION, next to model_dir"
     )
     format: ExportFormat = option(
-        ExportFormat.ctranslate2, "ctranslate2, huggingface (transformers) or argos (.argosmodel)"
+        ExportFormat.ctranslate2,
+        "ctranslate2, huggingface (transformers), argos (.argosmodel) or onnx",
     )
     quantization: Quantization = option(
-        Quantization.float32, "float32, float16, bfloat16; ctranslate2 also int8, int8_float16, ..."
+        Quantization.float32,
+        "float32, float16, bfloat16; ctranslate2 also int8, int8_float16, ...; onnx: float32, int8",
     )
     max_positions: int = option(
         2048, "longest source or target sentence, in tokens", low=2, high=65536
@@ -57,6 +60,9 @@ class ExportConfig(ChecksumConfig):
             is_float = not self.quantization.value.startswith("int")
             rule = "format=huggingface takes float32, float16 or bfloat16"
             self.require(is_float, "quantization", rule)
+        if self.format is ExportFormat.onnx:
+            is_supported = self.quantization in (Quantization.float32, Quantization.int8)
+            self.require(is_supported, "quantization", "format=onnx takes float32 or int8")
         if self.shortlist_data is not None:
             is_ctranslate2 = self.format is ExportFormat.ctranslate2
             self.require(is_ctranslate2, "shortlist_data", "needs format=ctranslate2")

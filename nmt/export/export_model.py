@@ -33,13 +33,16 @@ from nmt.config import (
 from nmt.data.tokenizer import (
     JOINT_MODEL,
     SRC_MODEL,
+    SRC_VOCABULARY,
     TGT_MODEL,
+    TGT_VOCABULARY,
+    VOCABULARY,
     Tokenizer,
     Tokenizers,
     save_tokenizers,
 )
 from nmt.errors import ConfigError
-from nmt.export import argos, ctranslate2, huggingface
+from nmt.export import argos, ctranslate2, huggingface, onnx
 from nmt.export.shortlist import write_shortlist
 from nmt.runtime.files import replace_folder, write_json
 from nmt.runtime.signatures import sign_folder
@@ -48,6 +51,7 @@ _WRITERS = {
     ExportFormat.ctranslate2: ctranslate2.write_ctranslate2,
     ExportFormat.huggingface: huggingface.write_huggingface,
     ExportFormat.argos: argos.write_argos,
+    ExportFormat.onnx: onnx.write_onnx,
 }
 _ANY_VALUE: dict[str, list[Any] | None] = dict.fromkeys(
     [
@@ -82,7 +86,7 @@ _CTRANSLATE2 = _ANY_VALUE | {
     "qk_norm": None,
     "source_eos": None,
 }
-SUPPORTED = {
+SUPPORTED: dict[ExportFormat, dict[str, list[Any] | None]] = {
     ExportFormat.ctranslate2: _CTRANSLATE2,
     ExportFormat.huggingface: _ANY_VALUE  # not source_eos: tokenizers of transformers add EOS
     | {
@@ -93,6 +97,7 @@ SUPPORTED = {
         "qk_norm": [False],
     },
     ExportFormat.argos: _CTRANSLATE2,
+    ExportFormat.onnx: {setting.name: None for setting in dataclasses.fields(ModelConfig)},
 }
 """The values of each setting of the architecture that a format supports; None: any value."""
 
@@ -187,12 +192,19 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         tokenizer_files = {"tokenizer": JOINT_MODEL}
     src = tokenizers.src
     tgt = tokenizers.tgt
+    vocabulary_files = (SRC_VOCABULARY, TGT_VOCABULARY)
+    if info.src_vocab_size is None:
+        vocabulary_files = (VOCABULARY, VOCABULARY)
     return environment.get_template("readme.md.j2").render(
         info=info,
         config=config,
+        opset=onnx.OPSET,
         tokenizer_files=tokenizer_files,
         has_position_table=info.model.positions in (Positions.sinusoidal_concat, Positions.learned),
         has_byte_fallback=bool(src.byte_ids),
+        src=src,
+        tgt=tgt,
+        vocabulary_files=vocabulary_files,
         has_own_vocabulary=tgt.vocabulary is not None,
         directions=[direction for direction in info.directions if any(direction.tags)],
         has_prefix=bool(src.prefix or tgt.prefix),

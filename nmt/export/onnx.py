@@ -1,0 +1,256 @@
+"""Export to ONNX: `encoder.onnx`, and `decoder.onnx`, which computes one step with a cache.
+
+The encoder returns the keys and values of cross-attention. The decoder reads these and the cached
+keys and values of earlier target tokens. It returns the log-probabilities of the next token and the
+cache with one more token. Batch size and lengths are dynamic; the first cache has length 0.
+"""
+
+# B batch, S source length, T cached target tokens, V vocab, D d_model
+# L decoder layers, H heads, K heads of keys and values, d dimensions of a head
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from nmt.checkpoint import ModelInfo
+from nmt.config import ExportConfig, Quantization
+from nmt.data.tokenizer import Tokenizers
+from nmt.errors import ModelError, NmtError
+from nmt.model.positions import Sinusoidal, TokenPositions
+from nmt.model.transformer import (
+    DecoderLayer,
+    MultiHeadAttention,
+    RmsNorm,
+    Transformer,
+    attend,
+    repeat_heads,
+)
+from nmt.search.constraints import forbidden_ids
+
+OPSET = 18  # version of the operators
+ENCODER = "encoder.onnx"
+DECODER = "decoder.onnx"
+_MAX_BYTES = 2**31 - 2**24  # a file is one protobuf message, which is smaller than 2 GiB
+_DYNAMIC_AXES = {
+    "source": {0: "batch", 1: "source_length"},
+    "source_mask": {0: "batch", 1: "source_length"},
+    "source_keys": {1: "batch", 3: "source_length"},
+    "source_values": {1: "batch", 3: "source_length"},
+    "tokens": {0: "batch"},
+    "past_keys": {1: "batch", 3: "past_length"},
+    "past_values": {1: "batch", 3: "past_length"},
+    "log_probs": {0: "batch"},
+    "keys": {1: "batch", 3: "length"},
+    "values": {1: "batch", 3: "length"},
+}
+
+
+class Encoder(nn.Module):
+    """The encoder, and the keys and values for the decoder's cross-attention."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute keys and values (L, B, K, S, d) of the source ids (B, S).
+
+        `source_mask` (B, S) is False for padding.
+        """
+        memory = self.model.encode(source, source_mask[:, None, None, :])  # (B, S, D)
+        keys = []
+        values = []
+        for layer in _decoder_layers(self.model):
+            _, k, v = layer.cross_attention.project(memory, memory)
+            keys.append(k)
+            values.append(v)
+        return torch.stack(keys), torch.stack(values)
+
+
+class DecoderStep(nn.Module):
+    """One step of the decoder, which gives the `forbidden` tokens a probability of 0."""
+
+    is_forbidden: Tensor
+
+    def __init__(self, model: Transformer, forbidden: list[int]) -> None:
+        super().__init__()
+        self.model = model
+        is_forbidden = torch.zeros(len(model.output_matrix), dtype=torch.bool)  # (V,)
+        is_forbidden[forbidden] = True
+        self.register_buffer("is_forbidden", is_forbidden)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        source_mask: Tensor,
+        source_keys: Tensor,
+        source_values: Tensor,
+        past_keys: Tensor,
+        past_values: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the log-probabilities (B, V) of the tokens after `tokens`.
+
+        Args:
+            tokens: newest target ids (B,), BOS in the first step.
+            source_mask: input of the encoder (B, S).
+            source_keys: output of the encoder (L, B, K, S, d).
+            source_values: output of the encoder (L, B, K, S, d).
+            past_keys: cache (L, B, K, T, d), empty (T = 0) in the first step.
+            past_values: cache (L, B, K, T, d).
+
+        Returns:
+            The log-probabilities, and the caches of keys and values (L, B, K, T + 1, d).
+        """
+        model = self.model
+        num_past = past_keys.size(3)
+        positions = TokenPositions(torch.arange(num_past, num_past + 1), num_positions=1)
+        distances = torch.arange(num_past + 1)[None] - num_past  # (1, T + 1)
+        every_token = torch.ones(1, dtype=torch.bool)  # mask of self-attention
+        source_mask = source_mask[:, None, None, :]  # (B, 1, 1, S)
+        x = model.embed(tokens[:, None], model.embedding, model.decoder_positions, positions)
+        keys = []
+        values = []
+        for i, layer in enumerate(_decoder_layers(model)):
+            y = layer.sublayer_input(layer.self_attention_norm, x)  # (B, 1, D)
+            q, k, v = layer.self_attention.project(y, y)  # (B, H, 1, d), 2 x (B, K, 1, d)
+            q, k = layer.self_attention.normalize_and_rotate(q, k, positions)
+            keys.append(torch.cat([past_keys[i], k], dim=2))
+            values.append(torch.cat([past_values[i], v], dim=2))
+            y = _attend(layer.self_attention, q, keys[i], values[i], every_token, distances)
+            x = layer.add_and_norm(layer.self_attention_norm, x, y)
+            y = layer.sublayer_input(layer.cross_attention_norm, x)
+            q = layer.cross_attention.project(y, y)[0]
+            y = _attend(
+                layer.cross_attention, q, source_keys[i], source_values[i], source_mask, distances
+            )
+            x = layer.add_and_norm(layer.cross_attention_norm, x, y)
+            y = layer.feed_forward(layer.sublayer_input(layer.feed_forward_norm, x))
+            x = layer.add_and_norm(layer.feed_forward_norm, x, y)
+        bias = torch.zeros(1) if model.output_bias is None else model.output_bias
+        # becomes a Gemm, which can share the embedding; a MatMul would need a transposed copy
+        logits = torch.addmm(bias, model.decoder_norm(x)[:, 0], model.output_matrix.T)  # (B, V)
+        log_probs = logits.log_softmax(dim=-1).masked_fill(self.is_forbidden, float("-inf"))
+        return log_probs, torch.stack(keys), torch.stack(values)
+
+
+class PlainRmsNorm(nn.Module):
+    """`RmsNorm` in operators that ONNX has had for long."""
+
+    def __init__(self, norm: RmsNorm) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self.eps = norm.eps or 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., D) to (..., D)."""
+        return x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + self.eps) * self.weight
+
+
+def _decoder_layers(model: Transformer) -> list[DecoderLayer]:
+    return [layer for layer in model.decoder_layers if isinstance(layer, DecoderLayer)]
+
+
+def _attend(
+    attention: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, distances: Tensor
+) -> Tensor:
+    """Let queries (B, H, 1, d) attend to keys and values (B, K, S, d); return (B, 1, D)."""
+    encoding = attention.position_encoding
+    heads, _ = attend(
+        q,
+        repeat_heads(k, attention.num_heads),
+        repeat_heads(v, attention.num_heads),
+        mask,
+        encoding=encoding if encoding.has_bias else None,
+        distances=distances,
+    )  # (B, H, 1, d)
+    return attention.out_projection(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def write_onnx(
+    folder: Path,
+    info: ModelInfo,
+    weights: dict[str, Tensor],
+    tokenizers: Tokenizers,
+    config: ExportConfig,
+) -> None:
+    """Write `encoder.onnx` and `decoder.onnx` into `folder`.
+
+    Raises `ModelError` for a model of 2 GiB or more, and `NmtError` if onnx or onnxruntime is not
+    installed.
+    """
+    try:
+        import onnx  # noqa: F401  # torch.onnx needs it
+        import onnxruntime  # noqa: F401
+    except ImportError:
+        raise NmtError("format=onnx needs onnx and onnxruntime; pip install nmt[onnx]") from None
+    if sum(weight.nbytes for weight in weights.values()) > _MAX_BYTES:
+        raise ModelError("a file of ONNX is smaller than 2 GiB; use format=ctranslate2")
+    model = _build_model(info, weights, config.max_positions)
+    encoder = Encoder(model)
+    decoder = DecoderStep(model, forbidden_ids(tokenizers.tgt))
+    source = torch.tensor([[tokenizers.src.eos_id, tokenizers.src.pad_id]] * 2)  # (B, S)
+    source_mask = torch.tensor([[True, False], [True, True]])
+    keys, values = encoder(source, source_mask)
+    encoder_inputs = {"source": source, "source_mask": source_mask}
+    decoder_inputs = {
+        "tokens": torch.tensor([tokenizers.tgt.bos_id] * 2),
+        "source_mask": source_mask,
+        "source_keys": keys,
+        "source_values": values,
+        "past_keys": keys[:, :, :, :1],
+        "past_values": values[:, :, :, :1],
+    }
+    _export(folder / ENCODER, encoder, encoder_inputs, ["source_keys", "source_values"])
+    _export(folder / DECODER, decoder, decoder_inputs, ["log_probs", "keys", "values"])
+    if config.quantization is Quantization.int8:
+        _quantize(folder / ENCODER)
+        _quantize(folder / DECODER)
+
+
+def _build_model(info: ModelInfo, weights: dict[str, Tensor], max_positions: int) -> Transformer:
+    """Build the plain model in float32, from modules that can be exported."""
+    model = Transformer(info.model, info.vocab_size, src_vocab_size=info.src_vocab_size)
+    model.load_state_dict(weights)
+    model.float().eval().requires_grad_(False)
+    for encoding in (model.encoder_positions, model.decoder_positions):
+        if isinstance(encoding, Sinusoidal):
+            encoding.table = encoding.make_table(max_positions)
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, RmsNorm):
+                setattr(module, name, PlainRmsNorm(child))
+    return model
+
+
+def _export(
+    path: Path, module: nn.Module, inputs: dict[str, Tensor], output_names: list[str]
+) -> None:
+    """Write the graph of `module`, traced with `inputs`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on exporting by tracing
+        torch.onnx.export(
+            module,
+            tuple(inputs.values()),
+            path,
+            input_names=list(inputs),
+            output_names=output_names,
+            dynamic_axes={name: _DYNAMIC_AXES[name] for name in [*inputs, *output_names]},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+
+
+def _quantize(path: Path) -> None:
+    """Make the matrices of a graph int8; activations are quantized when it runs."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    folded_path = path.with_suffix(".folded")
+    # computes the slices of `in_projection`, since only constants can be quantized
+    quant_pre_process(str(path), str(folded_path), skip_symbolic_shape=True)
+    quantize_dynamic(folded_path, path, weight_type=QuantType.QInt8, per_channel=True)
+    folded_path.unlink()

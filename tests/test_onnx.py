@@ -1,0 +1,194 @@
+"""Exports to ONNX, in processes without torch and nmt, against our own search."""
+
+from __future__ import annotations
+
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from exporting import (
+    HOSTILE,
+    LIMIT,
+    exported,
+    native,
+    prefer_padding,
+    random_model,
+    short_sentences,
+    without_nmt,
+)
+from serving import change_config
+from tiny import sentences, tokenizer_config
+from variants import VARIANTS
+
+from nmt.checkpoint import load_info
+from nmt.config import (
+    ExportConfig,
+    ExportFormat,
+    Norm,
+    Normalization,
+    Quantization,
+    SearchConfig,
+)
+from nmt.data.text import replace_line_breaks
+from nmt.data.tokenizer import MappedTokenizer, Tokenizer, TokenizerPair, Vocabulary
+from nmt.data.vocabulary import train_tokenizer
+from nmt.errors import ConfigError, ModelError, NmtError
+from nmt.export import onnx as export_onnx
+from nmt.translate.translator import Translator
+
+pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
+
+LINES = [*short_sentences(12), *HOSTILE]
+GREEDY = SearchConfig(beam_size=1, normalization=Normalization.none)
+ONNX = ExportFormat.onnx
+
+
+def make_task(folder: Path, quantization: Quantization = Quantization.float32) -> dict[str, Any]:
+    """Export a model, and describe it to run_exported.py."""
+    source_eos = load_info(folder).model.source_eos
+    return {
+        "folder": str(exported(folder, ONNX, quantization=quantization)),
+        "lines": LINES,
+        "end": [3] if source_eos else [],
+        "limit": LIMIT,
+    }
+
+
+@pytest.mark.slow
+def test_onnx_runtime_finds_our_tokens_without_torch(
+    tmp_path: Path, tokenizer: Tokenizer, trained_models: dict[str, Path]
+) -> None:
+    small = train_tokenizer(sentences(90), tokenizer_config(vocab_size=40, byte_fallback=False))
+    variants = {
+        **VARIANTS,
+        "wide decoder": {"decoder_d_ff": 40, "num_decoder_layers": 3},
+        "own output": {"tied_output": False, "output_bias": True, "norm": Norm.pre},
+        "no source EOS": {"source_eos": False},
+    }
+    post = trained_models["post-sinusoidal"]
+    folders = {
+        **trained_models,
+        **{name: random_model(tmp_path / name, tokenizer, **v) for name, v in variants.items()},
+        "separate": random_model(tmp_path / "separate", TokenizerPair(small, tokenizer)),
+        "prefers padding": prefer_padding(tmp_path / "padding", post, tokenizer),
+    }
+    results = without_nmt(ONNX, [make_task(folder) for folder in folders.values()])
+    num_ties = 0
+    for (name, folder), result in zip(folders.items(), results, strict=True):
+        for i, [ours] in enumerate(native(folder, LINES, GREEDY)):
+            length = len(ours.tokens)
+            log_prob = 0.0
+            for step in range(length):
+                if result["tokens"][step][i] != ours.tokens[step]:
+                    assert result["margins"][step][i] < 1e-4, (name, LINES[i], step)
+                    num_ties += 1
+                    break
+                log_prob += result["log_probs"][step][i]
+            else:
+                assert log_prob == pytest.approx(ours.log_prob, abs=1e-3), (name, LINES[i])
+    assert num_ties <= 3
+
+
+def run_readme(folder: Path) -> str:
+    """Run the Python of an export's README in a process without torch and nmt."""
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    code = re.search("```python\n(.*?)```", text, re.DOTALL)[1]
+    block = "import sys; sys.modules |= {'torch': None, 'nmt': None}\n"
+    command = [sys.executable, "-I", "-c", block + code]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.removesuffix("\n")
+
+
+@pytest.mark.slow
+def test_the_code_of_the_readme_translates_as_we_do(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    pieces = tokenizer.all_pieces()
+    names = tokenizer.pieces(tokenizer.control_ids)
+
+    def number(pieces: list[str], prefix: list[int]) -> MappedTokenizer:
+        """Give the pieces the ids of their order in `pieces`."""
+        vocabulary = Vocabulary(pieces, *map(pieces.index, names), prefix, prefix)
+        return MappedTokenizer(tokenizer.model, vocabulary, prefix)
+
+    prefixed = number(pieces[::-1], [9])
+    shared = TokenizerPair(prefixed, prefixed, shares_vocabulary=True)
+    separate = TokenizerPair(number(pieces, []), prefixed)
+    no_eos = {"source_eos": False}
+    folders = [
+        random_model(tmp_path / "joint", tokenizer, seed=5),
+        random_model(tmp_path / "no EOS", tokenizer, seed=5, **no_eos),
+        random_model(tmp_path / "separate", TokenizerPair(tokenizer, tokenizer), seed=4),
+        random_model(tmp_path / "mapped", separate, seed=6),
+        random_model(tmp_path / "shared", shared, seed=6),
+        random_model(tmp_path / "tags", tokenizer, seed=3),
+    ]
+    tags = {"src_tag": "the", "tgt_tag": "house"}
+    change_config(folders[-1], directions=[{"src_lang": "xx", "tgt_lang": "yy", **tags}])
+    for folder in folders:
+        translator = Translator.load(folder, device="cpu", backend="native")
+        [ours] = translator.translate(["A sentence."], beam_size=1, loop_guard=False)
+        assert ours.strip(), folder
+        printed = run_readme(exported(folder, ONNX))
+        assert replace_line_breaks(printed) == ours, folder
+
+
+@pytest.mark.slow
+def test_int8_gives_nearly_the_same_translations_in_a_third_of_the_size(
+    trained_models: dict[str, Path],
+) -> None:
+    for folder in trained_models.values():
+        tasks = [make_task(folder), make_task(folder, Quantization.int8)]
+        tokens = [np.array(result["tokens"]).T for result in without_nmt(ONNX, tasks)]
+        num_equal = 0
+        for line in range(12):
+            length = len(native(folder, LINES[line : line + 1], GREEDY)[0][0].tokens)
+            num_equal += (tokens[0][line, :length] == tokens[1][line, :length]).all()
+        assert num_equal >= 10
+        sizes = [(Path(task["folder"]) / "decoder.onnx").stat().st_size for task in tasks]
+        assert sizes[1] < 0.75 * sizes[0]
+
+
+def test_a_file_states_its_operators_and_holds_every_matrix_once(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    folder = random_model(tmp_path / "model", tokenizer, d_model=64, d_ff=64)
+    output = exported(folder, ONNX, max_positions=20)
+    for name in ("encoder.onnx", "decoder.onnx"):
+        model = onnx.load(output / name)
+        onnx.checker.check_model(model, full_check=True)
+        assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 18)]
+        sizes = [list(tensor.dims) for tensor in model.graph.initializer]
+        assert sum(sorted(size) == [64, tokenizer.vocab_size] for size in sizes) == 1
+    assert (output / "decoder.onnx").stat().st_size < (folder / "model.safetensors").stat().st_size
+
+
+def test_a_disk_without_room_is_one_line(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    folder = random_model(tmp_path / "model", tokenizer)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(NmtError, match=r"cannot be written: .*; nothing was changed$"):
+            exported(folder, ONNX)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_what_onnx_cannot_hold_is_refused_by_name(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="format=onnx takes float32 or int8"):
+        ExportConfig(format=ONNX, quantization=Quantization.float16)
+    folder = random_model(tmp_path / "model", tokenizer)
+    with monkeypatch.context() as context:
+        context.setitem(sys.modules, "onnxruntime", None)  # importing it is an error
+        with pytest.raises(NmtError, match=r"pip install nmt\[onnx\]"):
+            exported(folder, ONNX)
+    monkeypatch.setattr(export_onnx, "_MAX_BYTES", 1000)
+    with pytest.raises(ModelError, match="smaller than 2 GiB; use format=ctranslate2"):
+        exported(folder, ONNX)
