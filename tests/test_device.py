@@ -45,7 +45,12 @@ TRAININGS: dict[str, dict[str, Any]] = {
         "optimizer": OptimizerConfig(name=Optimizer.muon, max_grad_norm=1.0),
     },
     "float16": {"dtype": DType.float16},
-    "twice": {"r_drop": 1.0, "model": tiny_config(dropout=0.1, **SMALL), "dtype": DType.float32},
+    "twice": {
+        "r_drop": 1.0,
+        "guided_alignment": 0.1,
+        "model": tiny_config(dropout=0.1, **SMALL),
+        "dtype": DType.float32,
+    },
     "modern": {"model": tiny_config(**MODERN, **SMALL)},
     "relative": {"model": tiny_config(**RELATIVE, **SMALL)},
 }

@@ -10,10 +10,12 @@ from exporting import exported, random_model
 from toy import write_data
 
 from nmt.config import DType, ExportConfig, ExportFormat, Quantization, SearchConfig
+from nmt.data import word_alignment
 from nmt.data.tokenizer import Tokenizer
+from nmt.data.word_alignment import draw_pairs, make_links
 from nmt.errors import ConfigError
 from nmt.export import shortlist
-from nmt.export.shortlist import SHORTLIST, collect_links, find_candidates
+from nmt.export.shortlist import SHORTLIST, find_candidates
 from nmt.search.request import SearchRequest
 from nmt.translate.engines.ctranslate2 import load_ctranslate2
 
@@ -28,12 +30,12 @@ def test_candidates_are_the_translations_of_a_piece(monkeypatch: pytest.MonkeyPa
         tgt = draw.permutation(translation_of[src])  # in another order
         pairs.append((src, np.append(tgt, num_pieces)))  # and a token that is in every target
     monkeypatch.setattr(shortlist, "CANDIDATES_PER_PIECE", 3)
-    links = collect_links(pairs, null_id=num_pieces)
+    links = make_links(draw_pairs(pairs), null_id=num_pieces)
     candidates = find_candidates(links, num_pieces + 1, num_pieces + 1)
     assert [row[0] for row in candidates] == [*translation_of, num_pieces]
     assert all(len(row) <= 3 for row in candidates)
-    monkeypatch.setattr(shortlist, "MAX_LINKS", 1000)
-    num_links = len(collect_links(pairs, null_id=num_pieces).src)
+    monkeypatch.setattr(word_alignment, "MAX_LINKS", 1000)
+    num_links = len(make_links(draw_pairs(pairs), null_id=num_pieces).src)
     assert 1000 <= num_links < 1000 + 8 * 9
 
 

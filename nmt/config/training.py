@@ -201,6 +201,8 @@ _CONFLICTS = (
     ("adapter", "sharding", "does not work with sharding=full"),
     ("compile", "sharding", "does not work with sharding=full"),
     ("r_drop", "sharding", "does not work with sharding=full"),
+    ("guided_alignment", "sharding", "does not work with sharding=full"),
+    ("guided_alignment", "compile", "does not work with compile=true"),
 )
 
 
@@ -239,6 +241,11 @@ class TrainConfig(RuntimeConfig):
     )
     r_drop: float = option(
         0.0, "R-Drop: weight of the KL divergence of two dropout passes; 0 disables", low=0
+    )
+    guided_alignment: float = option(
+        0.0,
+        "weight of a loss that makes attention align words, as IBM model 1 does; 0 disables",
+        low=0,
     )
     subword_sampling: float = option(
         0.0,

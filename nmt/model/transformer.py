@@ -22,7 +22,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -524,6 +524,12 @@ def alignment_layer(num_decoder_layers: int) -> int:
     if num_decoder_layers >= 6:
         return num_decoder_layers - 2
     return num_decoder_layers - 1
+
+
+def alignment_attention(model: Transformer) -> MultiHeadAttention:
+    """Return the cross-attention of `alignment_layer`."""
+    layer = cast(DecoderLayer, model.decoder_layers[alignment_layer(len(model.decoder_layers))])
+    return layer.cross_attention
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from nmt.config import Combine, choose
 from nmt.model.fast import FastTransformer
@@ -22,7 +22,7 @@ from nmt.model.fast.decode import DecodingState
 from nmt.model.fast.packing import pack
 from nmt.model.fast.single import SingleState
 from nmt.model.fast.transfer import send
-from nmt.model.transformer import AttentionWeights, alignment_layer
+from nmt.model.transformer import AttentionWeights, alignment_attention
 
 MAX_LOGITS = 1 << 24  # of a call when scoring: 64 MiB in float32
 STEP_ROWS = 128  # a CPU computes the logits of this many hypotheses at a time
@@ -99,8 +99,7 @@ class ModelStepper:
         self.model = model.eval()
         self.dtype = dtype
         self.device = model.embedding.weight.device
-        layer: Any = model.decoder_layers[alignment_layer(model.config.num_decoder_layers)]
-        self.alignment_attention: nn.Module = layer.cross_attention
+        self.alignment_attention = alignment_attention(model)
 
     def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> ModelState:
         """See `Stepper.start`; `src_lengths` is on the CPU."""

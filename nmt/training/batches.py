@@ -21,6 +21,7 @@ from nmt.data.batching import UpdatePlan
 from nmt.data.binary import ParallelData
 from nmt.data.noise import SubwordSampling, TokenNoise
 from nmt.data.tokenizer import Tokenizers
+from nmt.data.word_alignment import WordAligner
 from nmt.model.fast.layers import ROWS_STEP
 from nmt.model.fast.packing import Packing, pack
 from nmt.model.fast.transfer import send
@@ -45,6 +46,7 @@ class Batch:
     num_src_tokens: int  # without padding
     num_tokens: int  # target tokens without padding
     lengths: Lengths  # (B, 2), without padding
+    alignment: Tensor | None = None  # (L, 3): the pair, target and source position of each link
 
     def to(self, device: torch.device) -> Batch:
         """Copy the tensors to `device`, without waiting for it."""
@@ -64,6 +66,7 @@ class Batch:
             tgt_in=copy_tensor(self.tgt_in),
             tgt_out=copy_tensor(self.tgt_out),
             tgt_packing=copy_packing(self.tgt_packing),
+            alignment=None if self.alignment is None else copy_tensor(self.alignment),
         )
 
 
@@ -137,12 +140,17 @@ class BatchMaker:
         tokenizers: Tokenizers,
         device: torch.device,
         noise: TokenNoise | None = None,
+        aligner: WordAligner | None = None,
     ) -> None:
-        """Make batches for `device`: in host memory, which is page-locked for a GPU."""
+        """Make batches for `device`: in host memory, which is page-locked for a GPU.
+
+        Batches have the alignment of their pairs if there is an `aligner`.
+        """
         self.data = data
         self.lengths = data.lengths
         self.tokenizers = tokenizers
         self.noise = noise
+        self.aligner = aligner
         self.sampling: SubwordSampling | None = None
         if config.subword_sampling:
             self.sampling = SubwordSampling(tokenizers, config.subword_sampling, config.seed)
@@ -201,4 +209,16 @@ class BatchMaker:
             round_to=ROWS_STEP,
             source_eos=self._source_eos,
         )
+        if self.aligner is not None:
+            batch = replace(batch, alignment=self._align(pairs, self.aligner))
         return batch.pin() if self._device_type == "cuda" else batch
+
+    def _align(self, pairs: Sequence[tuple[Ids, Ids]], aligner: WordAligner) -> Tensor:
+        """Return the links of all pairs, (L, 3): pair, target position and source position."""
+        has_joint_ids = self.tokenizers.src_vocab_size is None
+        links = []
+        for number, (src, tgt) in enumerate(pairs):
+            positions = aligner.align(src, tgt, has_joint_ids=has_joint_ids)  # (links, 2)
+            numbers = np.full(len(positions), number)
+            links.append(np.stack([numbers, positions[:, 1], positions[:, 0]], axis=1))
+        return torch.from_numpy(np.concatenate(links))

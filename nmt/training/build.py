@@ -18,6 +18,7 @@ from nmt.data.languages import target_tags
 from nmt.data.mixing import make_mix
 from nmt.data.noise import TokenNoise
 from nmt.data.tokenizer import Tokenizers, load_tokenizers
+from nmt.data.word_alignment import WordAligner
 from nmt.errors import DataError
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.transformer import Transformer
@@ -92,7 +93,11 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
     noise = None
     if config.noise.is_enabled:
         noise = TokenNoise(config.noise, config.seed, tokenizers, data_info.directions.values())
-    batch_maker = BatchMaker(config, data, tokenizers, device, noise)
+    aligner = None
+    if config.guided_alignment:
+        log.info("learning the alignment of words")
+        aligner = WordAligner(data, src_vocab_size=vocab_sizes[0], tgt_vocab_size=vocab_sizes[1])
+    batch_maker = BatchMaker(config, data, tokenizers, device, noise, aligner)
     model = build_model(config, tokenizers, world, device)
     return Run(
         config=config,

@@ -93,9 +93,10 @@ class Learner:
             self.average = WeightAverage(model, config.ema_decay)
         self.sharded: Sharded | None = None  # set by `connected` with sharding=full
         may_compile = config.compile
-        if config.sharding is Sharding.full:
+        is_sharded = config.sharding is Sharding.full
+        if is_sharded or config.guided_alignment:
             may_compile = False
-        elif self.dtype is torch.bfloat16:
+        if self.dtype is torch.bfloat16 and not is_sharded:
             # not with FSDP: it gathers weights again without a new version number, so the cache
             # would return stale copies
             cache_rounded_weights(model)
@@ -103,6 +104,7 @@ class Learner:
             model,
             smoothing=config.label_smoothing,
             r_drop=config.r_drop,
+            guided_alignment=config.guided_alignment,
             compiler=make_compiler(may_compile, device),
             used_size=batch_maker.tokenizers.tgt.used_size,
         )

@@ -18,11 +18,13 @@ from torch import Tensor, nn
 
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.layers import is_onednn_faster, linear, transposed_matmul
+from nmt.model.transformer import AttentionWeights, alignment_attention
 from nmt.training.batches import Batch
 from nmt.training.compiled import Compiler
 from nmt.training.costs import GPU_CHUNK_LOGITS
 
 CPU_CHUNK_ROWS = 256  # target tokens whose logits exist at the same time on a CPU
+_MIN_ALIGNMENT_PROB = 1e-6  # added, so that the logarithm is finite
 
 SoftmaxLoss = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
 """A function of logits (N, V), targets (N,) and smoothing that returns the summed loss, the summed
@@ -193,6 +195,18 @@ def smoothed_cross_entropy(
     )
 
 
+def alignment_loss(weights: Tensor, alignment: Tensor) -> Tensor:
+    """Return the summed cross-entropy of word alignment (Chen et al., 2016), in nats and float32.
+
+    Args:
+        weights: cross-attention (B, H, T, S); its mean over heads is the predicted distribution.
+        alignment: links (L, 3): sentence, target position and source position.
+    """
+    sentences, tgt_positions, src_positions = alignment.unbind(1)  # (L,) each
+    probs = weights.float().mean(dim=1)[sentences, tgt_positions, src_positions]  # (L,)
+    return -(probs + _MIN_ALIGNMENT_PROB).log().sum()
+
+
 class Objective(nn.Module):
     """The model and its loss in one module, which DDP or FSDP can wrap."""
 
@@ -202,10 +216,13 @@ class Objective(nn.Module):
         *,
         smoothing: float,
         r_drop: float = 0.0,
+        guided_alignment: float = 0.0,
         compiler: Compiler | None = None,
         used_size: int | None = None,
     ) -> None:
         """Compile the forward pass and the loss with `compiler`, if there is one.
+
+        `guided_alignment` is the weight of `alignment_loss`; batches then need an alignment.
 
         `model` itself is not compiled, for validation and decoding. Label smoothing covers the
         first `used_size` ids, by default all.
@@ -214,6 +231,7 @@ class Objective(nn.Module):
         self.model = model
         self.smoothing = smoothing
         self.num_passes = 2 if r_drop else 1
+        self.alignment_weight = guided_alignment
         self.forward_model: Callable[..., Tensor] = model.forward
         self.softmax_loss: SoftmaxLoss = partial(softmax_loss_in_place, used_size=used_size)
         if r_drop:
@@ -228,12 +246,16 @@ class Objective(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the summed loss and the summed nll of the target tokens, in nats."""
         num_tokens = batch.num_tokens  # padding comes after them
-        # each pass draws new dropout
-        passes = [self._decode(batch)[:num_tokens] for _ in range(self.num_passes)]  # (N, D) each
+        attention_out: AttentionWeights | None = None  # gets the weights of the last pass
+        if self.alignment_weight:
+            attention_out = {alignment_attention(self.model): None}
+        passes = []
+        for _ in range(self.num_passes):  # each draws new dropout
+            passes.append(self._decode(batch, attention_out)[:num_tokens])  # (N, D)
         hidden = passes[0]
         if len(passes) > 1:
             hidden = torch.stack(passes, dim=1).flatten(0, 1)  # (2 N, D), both passes of a token
-        return smoothed_cross_entropy(
+        loss, nll = smoothed_cross_entropy(
             hidden,
             self.model.output_matrix,
             batch.tgt_out[:num_tokens].repeat_interleave(self.num_passes),
@@ -241,7 +263,15 @@ class Objective(nn.Module):
             bias=self.model.output_bias,
             softmax_loss=self.softmax_loss,
         )
+        if attention_out is not None:
+            weights = attention_out[alignment_attention(self.model)]  # (B, H, T, S)
+            assert weights is not None
+            assert batch.alignment is not None
+            loss = loss + self.alignment_weight * alignment_loss(weights, batch.alignment)
+        return loss, nll
 
-    def _decode(self, batch: Batch) -> Tensor:
+    def _decode(self, batch: Batch, attention_out: AttentionWeights | None) -> Tensor:
         """Return the decoder's output for all target positions, (M, D) with padding."""
-        return self.forward_model(batch.src, batch.src_packing, batch.tgt_in, batch.tgt_packing)
+        return self.forward_model(
+            batch.src, batch.src_packing, batch.tgt_in, batch.tgt_packing, attention_out
+        )

@@ -1,0 +1,156 @@
+"""Guided alignment: IBM model 1 on pairs of known alignment, the loss, and what a model learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import plain, tiny_config
+from torch import Tensor
+from toy import WORDS, assert_resumes_exactly, make_run, train
+
+from nmt import Translator
+from nmt.data.tokenizer import Tokenizer
+from nmt.data.word_alignment import WordAligner
+from nmt.errors import ConfigError
+from nmt.model.transformer import alignment_attention, causal_mask
+
+NUM_IDS = 40
+
+
+def pairs_with_alignment() -> list[tuple[Any, Any, set[tuple[int, int]]]]:
+    """Return 400 pairs of ids whose words move, with their links; id 0 has no counterpart."""
+    draw = np.random.default_rng(2)
+    translation_of = draw.permutation(NUM_IDS)
+    pairs = []
+    for _ in range(400):
+        src = draw.choice(np.arange(1, NUM_IDS), size=draw.integers(3, 9), replace=False)
+        order = np.argsort(np.arange(len(src)) + draw.normal(scale=1.0, size=len(src)))
+        tgt = np.append(translation_of[src[order]], NUM_IDS)  # and a token without a source
+        links = {(int(position), i) for i, position in enumerate(order)}
+        pairs.append((np.append(src, 0), tgt, links))
+    return pairs
+
+
+def test_words_are_aligned_with_their_translations_or_with_none() -> None:
+    pairs = pairs_with_alignment()
+    training_pairs = [(src, tgt) for src, tgt, _ in pairs]
+    aligner = WordAligner(training_pairs, src_vocab_size=NUM_IDS, tgt_vocab_size=NUM_IDS + 1)
+    num_right = 0
+    num_proposed = 0
+    num_true = 0
+    for src, tgt, links in pairs:
+        proposed = set(map(tuple, aligner.align(src, tgt, has_joint_ids=False).tolist()))
+        num_right += len(proposed & links)
+        num_proposed += len(proposed)
+        num_true += len(links)
+    assert num_right / num_true > 0.99
+    # two tokens without a counterpart, one on each side of all pairs, are in each other's link
+    assert num_proposed - num_right <= len(pairs) * 1.05
+
+
+def test_equal_ids_are_copies_only_in_a_joint_vocabulary() -> None:
+    aligner = WordAligner([([1, 2], [3, 4])], src_vocab_size=9, tgt_vocab_size=9)
+    assert aligner.align([7, 8, 7], [8, 7, 7], has_joint_ids=False).tolist() == []
+    # repeated ids are aligned with the nearest one
+    links = aligner.align([7, 8, 7], [7, 8, 7], has_joint_ids=True)
+    assert links.tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert aligner.align([], [1], has_joint_ids=True).tolist() == []
+
+
+def naive_alignment_loss(weights: Tensor, links: list[tuple[int, int]]) -> Tensor:
+    """Sum -log of the weights (T, S) at the links, one at a time."""
+    loss = torch.zeros(())
+    for src_position, tgt_position in links:
+        loss = loss - (weights[tgt_position, src_position] + 1e-6).log()
+    return loss
+
+
+def test_the_loss_adds_the_cross_entropy_of_the_alignment(toy_data: Path, tmp_path: Path) -> None:
+    weight = 0.3
+    run = make_run(toy_data, tmp_path, guided_alignment=weight)
+    batch = run.learner.batch_maker.make_micro_batch(np.arange(6))
+    assert batch.alignment is not None
+    objective = run.learner.objective
+    loss, nll = objective(batch)
+    objective.alignment_weight = 0.0
+    usual_loss, usual_nll = objective(batch)
+    assert nll == usual_nll
+    twin = plain(run.learner.model)
+    attention = alignment_attention(twin)
+    expected = torch.zeros(())
+    num_links = 0
+    first_src = first_tgt = 0
+    for number, (src_length, tgt_length) in enumerate(batch.lengths.tolist()):
+        src = batch.src[first_src : first_src + src_length][None]
+        tgt = batch.tgt_in[first_tgt : first_tgt + tgt_length][None]
+        record: dict[Any, Any] = {attention: None}
+        src_mask = torch.ones(1, 1, 1, src_length, dtype=torch.bool)
+        twin(src, src_mask, tgt, causal_mask(tgt_length), record)
+        links = [(s, t) for pair, t, s in batch.alignment.tolist() if pair == number]
+        expected = expected + naive_alignment_loss(record[attention][0].mean(dim=0), links)
+        num_links += len(links)
+        first_src += src_length
+        first_tgt += tgt_length
+    assert num_links > 20
+    torch.testing.assert_close(loss - usual_loss, weight * expected, rtol=1e-4, atol=1e-3)
+    objective.alignment_weight = weight
+    run.learner.zero_grad()
+    (objective(batch)[0] - usual_loss.detach()).backward()
+    assert float(alignment_attention(run.learner.model).in_projection.weight.grad.abs().sum()) > 0
+
+
+def share_of_right_positions(run_dir: Path, tokenizer: Tokenizer) -> float:
+    """Return the share of target pieces that are aligned with the word that they translate."""
+    translator = Translator.load(run_dir, device="cpu", backend="native")
+    words = list(WORDS)
+
+    def split(text: str) -> list[str]:
+        return tokenizer.pieces(tokenizer.encode(text))
+
+    lines = [f"{first} {second} {words[0]}" for first in words for second in words]
+    num_right = 0
+    num_words = 0
+    for line in lines:
+        targets = [" ".join(WORDS[word] for word in line.split(" "))]
+        [scored] = translator.score([line], targets, alignment=True)
+        src_pieces = split(line)
+        tgt_pieces = split(targets[0])
+        src_words = np.cumsum([piece.startswith("▁") for piece in src_pieces]).tolist()
+        tgt_words = np.cumsum([piece.startswith("▁") for piece in tgt_pieces]).tolist()
+        for position, word in zip(scored.alignment, tgt_words, strict=True):
+            num_right += position < len(src_words) and src_words[position] == word
+            num_words += 1
+    return num_right / num_words
+
+
+@pytest.mark.slow
+def test_a_guided_model_attends_to_the_words_that_it_translates(
+    toy_data: Path, tmp_path: Path
+) -> None:
+    settings = ["max_updates=150", "valid_bleu=false", "optimizer.warmup_steps=100"]
+    settings += ["checkpoint_every_updates=150"]
+    tokenizer = Tokenizer((toy_data / "tokenizer.model").read_bytes())
+    shares = {}
+    for weight in (0, 1):
+        run = tmp_path / f"weight-{weight}"
+        assert train(toy_data, run, settings, f"guided_alignment={weight}") == 0
+        shares[weight] = share_of_right_positions(run, tokenizer)
+    assert shares[1] > 0.9
+    assert shares[1] > shares[0] + 0.2
+
+
+@pytest.mark.slow
+def test_a_guided_run_resumes_exactly(toy_data: Path, tmp_path: Path) -> None:
+    options = ["guided_alignment=0.1", "subword_sampling=0.2", "valid_bleu=false"]
+    assert_resumes_exactly(toy_data, tmp_path, options, ends=(5, 9))
+
+
+def test_a_guided_run_is_neither_compiled_nor_sharded(toy_data: Path, tmp_path: Path) -> None:
+    model = tiny_config()
+    for conflict in ({"compile": True}, {"sharding": "full"}):
+        with pytest.raises(ConfigError, match="guided_alignment=0.1: does not work with"):
+            make_run(toy_data, tmp_path, model=model, guided_alignment=0.1, **conflict)
