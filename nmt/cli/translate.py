@@ -224,6 +224,8 @@ def _resolve_settings(
         max_tokens=config.max_tokens,
         too_long=config.too_long,
         max_source_length=config.max_source_length,
+        recase=config.recase,
+        copy_symbols=config.copy_symbols,
         context=config.context,
         with_scores=config.format is OutputFormat.json or config.n_best > 1,
         tags=translator.choose_tags(**config.direction),

@@ -75,6 +75,12 @@ class TranslationConfig(SearchOverrides, DirectionConfig):
     max_source_length: int = option(  # at least two characters of 4 byte tokens each
         256, "maximum number of source tokens translated at once, EOS included", low=8
     )
+    recase: bool = option(
+        True, "translate lines in capitals or in title case as sentences in ordinary case"
+    )
+    copy_symbols: bool = option(
+        True, "copy lines without words: addresses, emoji and other symbols"
+    )
     max_tokens: int | None = option(
         None,
         "size of a batch: rows * beam * longest source; null: chosen for the device",

@@ -64,13 +64,17 @@ class TranslateOptions(ScoreOptions, total=False):
 
     `prefixes` holds the text that each translation starts with; an empty text forces nothing.
     `too_long` says what happens to a line of more than `max_source_length` tokens, including tags
-    and EOS: split, truncate or error. `window_lines` is the number of lines that are sorted by
-    length and translated together.
+    and EOS: split, truncate or error. `recase` translates lines in capitals or in title case as
+    sentences in ordinary case. `copy_symbols` copies lines without words: web and e-mail addresses,
+    emoji, other symbols. `window_lines` is the number of lines that are sorted by length and
+    translated together.
     """
 
     prefixes: Iterable[str] | None
     too_long: str | None
     max_source_length: int | None
+    recase: bool | None
+    copy_symbols: bool | None
     window_lines: int | None
 
 
@@ -79,7 +83,8 @@ class LineOptions:
     """How lines are encoded, batched and translated.
 
     `Translator` makes these from `TranslateOptions` and from the settings of its model. They do not
-    change the translation of a line that is short enough, except for `tags` and `context`.
+    change the translation of a line that is short enough, except for `recase`, `copy_symbols`,
+    `tags` and `context`.
     """
 
     n_best: int = 1
@@ -92,6 +97,11 @@ class LineOptions:
     too_long: TooLong = TooLong.split
     max_source_length: int = MAX_SOURCE_LENGTH
     """Maximum number of tokens of a source, including tags and EOS."""
+    recase: bool = True
+    """Whether to translate lines in capitals or in title case in ordinary case, and to change the
+    case of their translations. Lines with a prefix are translated as they are."""
+    copy_symbols: bool = True
+    """Whether to copy lines without words: web and e-mail addresses, emoji, other symbols."""
     tags: Tags = field(default=Tags())
     """The tags of the direction, which precede each source and each target."""
     context: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nmt.config import OutputFormat
@@ -13,6 +13,7 @@ from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.search.hypotheses import Hypothesis
 from nmt.translate.batch_search import Failure, SearchResult, Segment
 from nmt.translate.long_lines import join_parts
+from nmt.translate.recasing import apply_case
 from nmt.translate.windows import EncodedWindow, Window
 
 log = logging.getLogger(__name__)
@@ -104,10 +105,19 @@ def build_line_results(
             else:
                 hypotheses.append(search_result)
         first += len(segments)
-        translations = [] if segments else [EMPTY]
+        translations = []
+        if encoded.is_copied[i]:
+            translations = [replace(EMPTY, text=encoded.window.lines[i])]
+        elif not segments:
+            translations = [EMPTY]
         source_tokens = []
         if segments and error is None:
             translations = _join_segments(segments, hypotheses, tokenizer.tgt, n_best)
+            if encoded.cases[i]:
+                translations = [
+                    replace(translation, text=apply_case(translation.text, encoded.cases[i]))
+                    for translation in translations
+                ]
             if alignment:
                 source_tokens = _source_tokens(segments, tokenizer.src)
         line_result = LineResult(

@@ -440,6 +440,8 @@ class Translator:
             max_tokens=checked_options.get("max_tokens"),
             too_long=choose(TooLong, "too_long", checked_options.get("too_long", TooLong.split)),
             max_source_length=checked_options.get("max_source_length", MAX_SOURCE_LENGTH),
+            recase=checked_options.get("recase", True),
+            copy_symbols=checked_options.get("copy_symbols", True),
             tags=self._tags_from(checked_options),
         )
         if not is_stream and isinstance(lines, Sequence) and len(lines) <= window_lines:

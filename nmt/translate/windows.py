@@ -19,8 +19,10 @@ from nmt.data.languages import Tags, encode_sources, encode_starts
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.translate.batch_search import Segment
+from nmt.translate.copied import has_no_words
 from nmt.translate.long_lines import split_line
 from nmt.translate.options import LineOptions
+from nmt.translate.recasing import find_case, to_sentence_case
 
 WINDOW_LINES = 2048
 _FIRST_WINDOW_LINES = 64  # of a stream
@@ -172,6 +174,8 @@ class EncodedWindow:
     window: Window
     segments: list[list[Segment]]  # of each line: none for an empty line, several for a long one
     num_truncated: list[int]  # tokens removed from the end of each line
+    cases: list[str]  # case that the translation of each line gets, see `find_case`
+    is_copied: list[bool]  # whether each line is its own translation; it has no segments then
 
 
 def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -> EncodedWindow:
@@ -182,16 +186,28 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     """
     max_tokens = options.max_source_length - 1  # without EOS
     tags = options.tags
-    line_ids = encode_sources(tokenizer.src, window.lines, tags, first_line=window.first_line)
-    prefixes = window.prefixes or [""] * len(line_ids)
+    prefixes = window.prefixes or [""] * len(window.lines)
+    lines = list(window.lines)
+    cases = [""] * len(lines)
+    is_copied = [False] * len(lines)
+    for i, line in enumerate(window.lines):
+        if prefixes[i]:
+            continue
+        if options.copy_symbols:
+            is_copied[i] = has_no_words(line)
+        if options.recase:
+            cases[i] = find_case(line)
+        if cases[i]:
+            lines[i] = to_sentence_case(line)
+    line_ids = encode_sources(tokenizer.src, lines, tags, first_line=window.first_line)
     line_prefixes = encode_starts(tokenizer.tgt, prefixes, tags.tgt)
     # the prefix of all segments of a line but the first
     [tag_prefix] = encode_starts(tokenizer.tgt, [""], tags.tgt)
     segments = []
     num_truncated = [0] * len(line_ids)
     for i, ids in enumerate(line_ids):
-        segment_ids = [ids] if ids else []
-        if len(ids) > max_tokens:
+        segment_ids = [ids] if ids and not is_copied[i] else []
+        if len(ids) > max_tokens and not is_copied[i]:
             if options.too_long is TooLong.error:
                 raise DataError(
                     f"line {window.first_line + i + 1} has {len(ids)} tokens, more than "
@@ -202,13 +218,13 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
                 segment_ids = [ids[:max_tokens]]
                 num_truncated[i] = len(ids) - max_tokens
             else:
-                segment_ids = _split_tagged(window.lines[i], max_tokens, tokenizer.src, tags)
+                segment_ids = _split_tagged(lines[i], max_tokens, tokenizer.src, tags)
         line_segments = []
         for number, source_ids in enumerate(segment_ids):
             prefix = line_prefixes[i] if number == 0 else tag_prefix
             line_segments.append(Segment(source_ids, prefix))
         segments.append(line_segments)
-    return EncodedWindow(window, segments, num_truncated)
+    return EncodedWindow(window, segments, num_truncated, cases, is_copied)
 
 
 def _split_tagged(line: str, max_tokens: int, tokenizer: Tokenizer, tags: Tags) -> list[list[int]]:

@@ -1,0 +1,17 @@
+"""Lines without words, which are copied instead of translated."""
+
+from __future__ import annotations
+
+import re
+
+_ADDRESS = re.compile(r"[a-z]+://\S+|www\.\S+|[\w.+-]+@[\w-]+\.[\w.-]+")
+
+
+def has_no_words(line: str) -> bool:
+    """Return whether a line consists of web and e-mail addresses, emoji and other symbols."""
+    words = line.split()
+    return bool(words) and all(map(_is_address_or_symbols, words))
+
+
+def _is_address_or_symbols(word: str) -> bool:
+    return not any(map(str.isalnum, word)) or _ADDRESS.fullmatch(word) is not None

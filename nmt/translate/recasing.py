@@ -1,0 +1,51 @@
+"""Lines in capitals or in title case, which models rarely see in training.
+
+Such a line is translated as a sentence in ordinary case, and its translation gets the case of the
+line.
+"""
+
+from __future__ import annotations
+
+import re
+
+from nmt.data.perturb import CASES
+
+_MIN_CAPITALS = 5  # a shorter text may be an abbreviation
+_MIN_TITLE_WORDS = 3  # fewer may be a name
+_SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)\W*\w")
+
+
+def find_case(text: str) -> str:
+    """Return "upper" for a text in capitals, "title" for one in title case, and otherwise ""."""
+    if text.isupper():
+        return "upper" if sum(map(str.isalpha, text)) >= _MIN_CAPITALS else ""
+    words = text.split()
+    if any(word[0].islower() for word in words):
+        return ""
+    return "title" if sum(map(_is_capitalized, words)) >= _MIN_TITLE_WORDS else ""
+
+
+def to_sentence_case(text: str) -> str:
+    """Return a text in capitals or in title case as a sentence, or several.
+
+    In title case, words with further capitals, such as NASA, stay as they are.
+    """
+    if text.isupper():
+        lowered = text.lower()
+    else:
+        lowered = re.sub(r"\S+", lambda word: _lower_title_word(word[0]), text)
+    return _SENTENCE_START.sub(lambda start: start[0].upper(), lowered)
+
+
+def apply_case(text: str, case: str) -> str:
+    """Return a translation in a case that `find_case` found in its source."""
+    return CASES[case](text)
+
+
+def _is_capitalized(word: str) -> bool:
+    """Return whether the first letter of a word is its only capital."""
+    return word[0].isupper() and word[1:] == word[1:].lower()
+
+
+def _lower_title_word(word: str) -> str:
+    return word.lower() if _is_capitalized(word) else word

@@ -1,0 +1,113 @@
+"""Lines in capitals, in title case and without words: which they are, and their translations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from translating import translate, write_lines, write_model
+
+from nmt import Translator
+from nmt.data.perturb import to_title
+from nmt.translate.copied import has_no_words
+from nmt.translate.recasing import find_case, to_sentence_case
+
+SENTENCE_CASES = {
+    "SIGN IN NOW": "Sign in now",
+    "SETTINGS": "Settings",
+    "HELLO! WHERE ARE YOU? 3 HOUSES.": "Hello! Where are you? 3 houses.",
+    "«ÜBER ALLES»": "«Über alles»",
+    "ПРИВЕТ, МИР": "Привет, мир",
+    "The Big House Is Red": "The big house is red",
+    "A Photo By NASA And McDonald Today": "A photo by NASA and McDonald today",
+    "The Year 2024 - Was Very Good": "The year 2024 - was very good",
+    "It Isn't An (optional) E-Mail": "It isn't an (optional) E-Mail",
+}
+OTHER_LINES = [
+    "",
+    "OK",
+    "NATO",  # an abbreviation
+    "A house is red.",
+    "GET the red house NOW",
+    "Angela Merkel",  # may be a name
+    "The Lord of the Rings Today",
+    "NASA ESA JAXA Roscosmos Cnsa",  # two words in title case
+    "1234 5678 - 90",
+    "你好世界",
+    "https://example.org/A",
+    "%S {Name} %D",
+]
+
+
+def test_lines_in_capitals_and_in_title_case_become_sentences() -> None:
+    for line, sentence in SENTENCE_CASES.items():
+        assert find_case(line) == ("upper" if line.isupper() else "title"), line
+        assert to_sentence_case(line) == sentence
+    for line in OTHER_LINES:
+        assert find_case(line) == "", line
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("recasing") / "model")
+
+
+def test_a_translation_gets_the_case_of_its_line(model: Path, tmp_path: Path) -> None:
+    translator = Translator.load(model, device="cpu", backend="native")
+    sentences = ["The small house sees a tree", "A green tree", "The house"]
+    lines = [sentences[0].upper(), to_title(sentences[0]), sentences[1].upper(), *sentences]
+    first, second, *_ = expected = translator.translate(sentences)
+    recased = translator.translate(lines)
+    assert recased == [first.upper(), to_title(first), second.upper(), *expected]
+    assert recased[0] != recased[1] != recased[3]
+    n_best = translator.n_best(lines[:1], beam_size=3)[0]
+    plain = translator.n_best(sentences[:1], beam_size=3)[0]
+    assert [item.text for item in n_best] == [item.text.upper() for item in plain]
+    assert [item.log_prob for item in n_best] == pytest.approx([item.log_prob for item in plain])
+    # as they are, also with prefixes
+    as_they_are = translator.translate(lines, recase=False)
+    assert as_they_are[3:] == expected
+    assert as_they_are[:3] != recased[:3]
+    assert translator.translate(lines, prefixes=["x"] * len(lines)) == translator.translate(
+        lines, prefixes=["x"] * len(lines), recase=False
+    )
+    source = write_lines(tmp_path / "in", lines)
+    output = tmp_path / "out"
+    for options, translations in (([], recased), (["recase=false"], as_they_are)):
+        arguments = [f"model_dir={model}", f"input={source}", f"output={output}", *options]
+        assert translate(*arguments) == 0
+        assert output.read_text(encoding="utf-8").split("\n")[:-1] == translations
+        output.unlink()
+
+
+def test_a_long_line_in_capitals_is_split_at_its_sentences(model: Path) -> None:
+    translator = Translator.load(model, device="cpu", backend="native")
+    line = "The house. A tree sees the house. A small green tree."
+    expected = translator.translate([line], max_source_length=12)[0].upper()
+    assert translator.translate([line.upper()], max_source_length=12) == [expected]
+
+
+LINES_WITHOUT_WORDS = [
+    "🎉👍🔥",
+    "👩\u200d💻 ❤️",
+    "...",
+    "https://example.org/3264/a?b=50",
+    "www.example.org/x — jane.doe+x@mail.example.org",
+    "  ->  ",
+]
+
+
+def test_lines_without_words_are_copied(model: Path, tmp_path: Path) -> None:
+    assert all(map(has_no_words, LINES_WITHOUT_WORDS))
+    for line in ("", " ", "a", "🎉 yes", "3.5", "50 €", "see https://example.org", "@ home", "x@y"):
+        assert not has_no_words(line), line
+    translator = Translator.load(model, device="cpu", backend="native")
+    lines = [*LINES_WITHOUT_WORDS, "The house", *LINES_WITHOUT_WORDS[:1]]
+    expected = [*LINES_WITHOUT_WORDS, *translator.translate(["The house"]), LINES_WITHOUT_WORDS[0]]
+    assert translator.translate(lines) == expected
+    assert translator.translate(lines, copy_symbols=False) != expected
+    assert translator.translate(lines[:1], max_source_length=8) == lines[:1]  # has more tokens
+    prefixed = translator.translate(lines[:1], prefixes=["The house"])
+    assert prefixed[0].startswith("The house")
+    [[translation]] = translator.n_best(lines[:1], beam_size=1)
+    assert (translation.text, translation.tokens, translation.finished) == (lines[0], [], True)
