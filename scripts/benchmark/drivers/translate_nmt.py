@@ -14,7 +14,7 @@ from nmt.translate.windows import WindowReader
 
 
 def main() -> None:
-    """Translate all lines in each turn, with nmt's own batches and defaults."""
+    """Translate all lines in each turn, with nmt's own batches and defaults but no loop guard."""
     turns = Turns()
     job = turns.job
     device = job["device"]
@@ -29,7 +29,7 @@ def main() -> None:
         backend=job["options"].get("backend", "native" if is_native else "ctranslate2"),
         num_threads=job["threads"],
     )
-    search = {"beam_size": job["beam_size"]}
+    search = {"beam_size": job["beam_size"], "loop_guard": False}  # no other toolkit has one
     fixed_length = job["fixed_length"]
     if fixed_length:  # `min_length` does not count EOS
         search |= {"min_length": fixed_length - 1, "max_length_a": 0.0}
