@@ -208,7 +208,7 @@ def test_the_shell_completes_all_values_of_a_choice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for line, values in (
-        ("nmt-train optimizer.name=", "adam adamw muon adafactor"),
+        ("nmt-train optimizer.name=", "adam adamw muon adafactor schedule_free"),
         ("nmt-train valid_bleu=true best_metric=b", "loss bleu"),
         ("nmt-translate normalization=", "wu average none"),
     ):

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 from toy import make_run, write_data
 
-from nmt.config import DType, Optimizer, OptimizerConfig
+from nmt.config import DType, Optimizer, OptimizerConfig, Schedule
 from nmt.data.batch import MICRO_BATCH_TOKENS
 from nmt.data.batching import UpdatePlan
 from nmt.data.tokenizer import Tokenizer
@@ -136,7 +136,7 @@ def test_gradients_are_the_mean_over_all_target_tokens_however_cut(
 
 def test_the_state_of_every_optimizer_can_be_loaded_again(data_dir: Path, tmp_path: Path) -> None:
     for name in Optimizer:
-        optimizer = OptimizerConfig(name=name)
+        optimizer = OptimizerConfig(name=name, schedule=Schedule.constant)
         learner = make_run(data_dir, tmp_path, optimizer=optimizer).learner
         update = make_update(CUTS["one batch"])
         change(learner, update)
@@ -146,6 +146,39 @@ def test_the_state_of_every_optimizer_can_be_loaded_again(data_dir: Path, tmp_pa
         resumed.load_state_dict(state, weights)
         assert change(learner, update).loss_sum == change(resumed, update).loss_sum, name
         assert_near(resumed.weights(), learner.weights(), name, atol=1e-6)
+
+
+def test_schedule_free_validates_and_saves_the_average_and_trains_other_weights(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    schedule_free = OptimizerConfig(name=Optimizer.schedule_free, schedule=Schedule.constant)
+    for dtype in (DType.float32, DType.bfloat16):
+        settings = {"optimizer": schedule_free, "dtype": dtype}
+        learner = make_run(data_dir, tmp_path, **settings).learner
+        update = make_update(CUTS["one batch"])
+        bases = []  # z after each update
+        for _ in range(2):
+            change(learner, update)
+            state = learner.optimizers[0].state
+            bases.append(
+                {name: state[p]["z"].clone() for name, p in learner.model.named_parameters()}
+            )
+        trained = copy.deepcopy(learner.model)
+        averaged = learner.model_to_validate()
+        for name, average in averaged.named_parameters():
+            mean = (bases[0][name] + bases[1][name]) / 2  # of equal learning rates
+            assert_near(average, mean, name, atol=1e-6)
+        assert_same_tensors(learner.weights(), averaged.state_dict())
+        assert_same_tensors(learner.model.state_dict(), trained.state_dict())
+        assert_same_tensors(learner.state_dict()["trained"], trained.state_dict())
+        fresh_model = make_run(data_dir, tmp_path).learner.model
+        fresh_model.load_state_dict(averaged.state_dict())
+        batch = learner.batch_maker.make_micro_batch(np.arange(10))
+        inputs = (batch.src, batch.src_packing, batch.tgt_in, batch.tgt_packing)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            hidden = averaged.eval()(*inputs)
+            # no weights that were rounded before they were averaged
+            assert torch.equal(hidden, fresh_model.eval()(*inputs)), dtype
 
 
 def test_two_passes_of_r_drop_count_once_and_draw_dropout_of_their_own(

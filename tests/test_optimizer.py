@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import assert_near, tiny_model
+from tiny import assert_near, assert_same_tensors, tiny_model
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
@@ -20,11 +20,17 @@ from nmt.config import (
     OptimizerConfig,
     Positions,
     Schedule,
+    Sharding,
     TrainConfig,
 )
 from nmt.errors import ConfigError
 from nmt.model.fast import FastTransformer
-from nmt.training.optimizer import WeightAverage, clip_gradient, make_optimizers
+from nmt.training.optimizer import (
+    ScheduleFree,
+    WeightAverage,
+    clip_gradient,
+    make_optimizers,
+)
 from nmt.training.schedule import learning_rate, peak_learning_rate
 
 ADAMW = Optimizer.adamw
@@ -32,6 +38,10 @@ INVERSE_SQRT = Schedule.inverse_sqrt
 COSINE = Schedule.cosine
 MUON = Optimizer.muon
 ADAFACTOR = Optimizer.adafactor
+SCHEDULE_FREE: dict[str, Any] = {
+    "name": Optimizer.schedule_free,
+    "schedule": Schedule.constant,
+}
 
 
 def config(*, d_model: int = 512, max_updates: int = 100_000, **optimizer: Any) -> TrainConfig:
@@ -111,10 +121,20 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         ({"weight_decay": 0.1}, r"weight_decay=0\.1: needs optimizer\.name=adamw"),
         ({"weight_decay": -0.1, "name": ADAMW}, "must be at least 0"),
         ({"schedule": Schedule.wsd, "decay_share": 0.0}, "must be above 0"),
+        ({"name": Optimizer.schedule_free}, r"needs optimizer\.schedule=constant"),
+        (
+            SCHEDULE_FREE | {"beta1": 0.0},
+            r"optimizer\.beta1=0\.0: schedule_free needs a number above",
+        ),
     ]
     for settings, rule in refused:
         with pytest.raises(ConfigError, match=rule):
             OptimizerConfig(**settings)
+    schedule_free = OptimizerConfig(**SCHEDULE_FREE)
+    with pytest.raises(ConfigError, match=r"ema_decay=0\.9: schedule_free averages the weights"):
+        TrainConfig(optimizer=schedule_free, ema_decay=0.9)
+    with pytest.raises(ConfigError, match="does not work with sharding=full"):
+        TrainConfig(optimizer=schedule_free, sharding=Sharding.full)
 
 
 def adam_by_hand(
@@ -175,6 +195,27 @@ def muon_by_hand(start: Tensor, gradients: Tensor, config: OptimizerConfig) -> T
     return weights
 
 
+def schedule_free_by_hand(
+    start: Tensor, gradients: Tensor, config: OptimizerConfig, weight_decay: float
+) -> Tensor:
+    """Defazio et al. (2024), algorithm 1, in float64: return y, at which gradients are computed."""
+    base = start.double()  # z
+    average = start.double()  # x
+    y = start.double()
+    square = torch.zeros_like(base)
+    weights_sum = 0.0
+    for step, gradient in enumerate(gradients, start=1):
+        g = gradient.double()
+        square = config.beta2 * square + (1 - config.beta2) * g * g
+        corrected_square = square / (1 - config.beta2**step)
+        lr = 0.01 * step
+        base = base - lr * (g / (corrected_square.sqrt() + config.eps) + weight_decay * y)
+        weights_sum += lr**2
+        average = average + lr**2 / weights_sum * (base - average)
+        y = (1 - config.beta1) * base + config.beta1 * average
+    return y
+
+
 def check_steps(device: str) -> None:
     """Take six steps with rising rates and ever smaller gradients, with each of some settings."""
     for settings in (
@@ -183,6 +224,8 @@ def check_steps(device: str) -> None:
         OptimizerConfig(name=ADAMW, weight_decay=0.0),
         OptimizerConfig(name=ADAMW, weight_decay=2.0, eps=0.1),
         OptimizerConfig(name=ADAFACTOR, weight_decay=2.0),
+        OptimizerConfig(**SCHEDULE_FREE),
+        OptimizerConfig(**SCHEDULE_FREE, beta1=0.6, beta2=0.7, weight_decay=2.0, eps=0.1),
     ):
         torch.manual_seed(0)
         layers = {"embedding": nn.Embedding(4, 5), "linear": nn.Linear(5, 3)}
@@ -205,6 +248,8 @@ def check_steps(device: str) -> None:
             expected = adam_by_hand(weights, gradients[name], settings, decay)
             if settings.name is ADAFACTOR:
                 expected = adafactor_by_hand(weights, gradients[name], decay)
+            if settings.name is Optimizer.schedule_free:
+                expected = schedule_free_by_hand(weights, gradients[name], settings, decay)
             assert_near(weight.detach().double(), expected, (settings, name), atol=1e-6)
 
 
@@ -254,6 +299,40 @@ def check_muon(settings: OptimizerConfig, model: FastTransformer) -> None:
                 blocks.append(muon_by_hand(start_block, block, settings))
             expected = torch.cat(blocks)
         assert_near(weight.detach().double(), expected, name, atol=2e-5, rtol=1e-4)
+
+
+def test_schedule_free_steps_and_averages_equal_the_authors_package_bit_for_bit() -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    settings = config(**SCHEDULE_FREE, warmup_steps=10, peak_learning_rate=0.01, weight_decay=0.1)
+    model = tiny_model()
+    reference_model = copy.deepcopy(model)
+    (optimizer,) = make_optimizers(model, settings.optimizer)
+    assert isinstance(optimizer, ScheduleFree)
+    parameters = list(reference_model.parameters())
+    matrices = [parameter for parameter in parameters if parameter.dim() == 2]
+    vectors = [parameter for parameter in parameters if parameter.dim() == 1]
+    reference = schedulefree.AdamWScheduleFree(
+        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
+        lr=0.01,
+        betas=(0.9, 0.98),
+        eps=1e-9,
+        weight_decay=0.1,
+        warmup_steps=10,
+        foreach=False,
+    )
+    draw = torch.Generator().manual_seed(0)
+    for step in range(1, 51):
+        reference.train()
+        for weight, reference_weight in zip(model.parameters(), parameters, strict=True):
+            weight.grad = torch.randn(weight.shape, generator=draw)
+            reference_weight.grad = weight.grad.clone()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, settings)
+        optimizer.step()
+        reference.step()
+        assert_same_tensors(model.state_dict(), reference_model.state_dict())
+    reference.eval()  # sets the weights to the average
+    assert_same_tensors(optimizer.averaged_copy(model).state_dict(), reference_model.state_dict())
 
 
 def test_matrices_decay_and_biases_and_norms_do_not() -> None:

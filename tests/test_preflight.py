@@ -20,7 +20,15 @@ from tiny import assert_same_tensors, hidden_states, tiny_model
 from torch.nn.utils import parameters_to_vector
 from toy import call_before
 
-from nmt.config import Adapter, ModelConfig, Optimizer, OptimizerConfig, Sharding, TrainConfig
+from nmt.config import (
+    Adapter,
+    ModelConfig,
+    Optimizer,
+    OptimizerConfig,
+    Schedule,
+    Sharding,
+    TrainConfig,
+)
 from nmt.data import Lengths, Rows
 from nmt.data.batch import bucket_by_length
 from nmt.errors import ConfigError
@@ -175,11 +183,13 @@ def test_a_model_whose_state_is_larger_than_the_device_is_refused_with_what_it_n
     weights = 4 * len(parameters_to_vector(model.parameters()))
     full = {"sharding": Sharding.full}
     paths = {"data_dir": "", "run_dir": ""}
+    schedule_free = OptimizerConfig(name=Optimizer.schedule_free, schedule=Schedule.constant)
     cases: list[tuple[dict[str, Any], int, float]] = [  # settings, ranks, times the weights
         ({}, 1, 4),  # weights, gradients and two moments
         ({}, 2, 4),  # DDP has all on each
         ({"ema_decay": 0.9}, 1, 5),
         ({"optimizer": OptimizerConfig(name=Optimizer.adafactor)}, 1, 2),
+        ({"optimizer": schedule_free}, 1, 4),
         ({"adapter": Adapter.lora, "init_from": "run"}, 1, 1),
         (full, 2, 2),
         (full, 8, 1),  # whole weights, before they are divided

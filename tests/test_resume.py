@@ -160,6 +160,18 @@ def test_dropout_differs_between_ranks_and_positions_in_the_data() -> None:
     assert list(map(draw, reversed(keys))) == samples[::-1]
 
 
+def test_a_schedule_free_run_may_end_anywhere_and_go_on_with_the_same_bits(
+    toy_data: Path, tmp_path: Path
+) -> None:
+    options = ["valid_bleu=false", "optimizer.name=schedule_free", "optimizer.schedule=constant"]
+    for run, ends in (("whole", [9]), ("parts", [3, 5, 9])):
+        for end in ends:
+            assert train(toy_data, tmp_path / run, options, f"max_updates={end}") == 0
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    losses = read_values(tmp_path / "whole", "valid_loss", "valid_loss")
+    assert losses[-1] == read_values(tmp_path / "parts", "valid_loss", "valid_loss")[-1]
+
+
 # --- signals
 
 

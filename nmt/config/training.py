@@ -27,6 +27,7 @@ class Optimizer(str, Enum):
     adamw = "adamw"  # Adam with decoupled weight decay, Loshchilov and Hutter (2019)
     muon = "muon"  # orthogonalized updates of matrices, Jordan et al. (2024); AdamW for the rest
     adafactor = "adafactor"  # Shazeer and Stern (2018): row and column means of second moments
+    schedule_free = "schedule_free"  # AdamW that averages its weights, Defazio et al. (2024)
 
 
 class Schedule(str, Enum):
@@ -84,9 +85,16 @@ class OptimizerConfig(Settings):
 
     prefix = "optimizer."
     name: Optimizer = option(
-        Optimizer.adam, "adam, adamw (Adam with decoupled weight decay), muon or adafactor"
+        Optimizer.adam,
+        "adam, adamw (Adam with decoupled weight decay), muon, adafactor, or schedule_free (AdamW "
+        "that validates and saves an average of its weights)",
     )
-    beta1: float = option(0.9, "decay of the mean of gradients", low=0, below=1)
+    beta1: float = option(
+        0.9,
+        "decay of the mean of gradients; schedule_free: share of the average in trained weights",
+        low=0,
+        below=1,
+    )
     beta2: float = option(0.98, "decay of the mean of squared gradients", low=0, below=1)
     eps: float = option(1e-9, "added to the root of the second moment", above=0, high=1)
     weight_decay: float = option(
@@ -111,8 +119,12 @@ class OptimizerConfig(Settings):
 
     def check(self) -> None:
         if self.name is Optimizer.adam:
-            rule = "needs optimizer.name=adamw, muon or adafactor"
+            rule = "needs optimizer.name=adamw, muon, adafactor or schedule_free"
             self.require(self.weight_decay == 0, "weight_decay", rule)
+        if self.name is Optimizer.schedule_free:
+            is_constant = self.schedule is Schedule.constant
+            self.require(is_constant, "name", "needs optimizer.schedule=constant")
+            self.require(self.beta1 > 0, "beta1", "schedule_free needs a number above 0")
         peak = self.peak_learning_rate
         if self.schedule is Schedule.inverse_sqrt:
             rule = "needs optimizer.peak_learning_rate; noam is that curve from the paper's peak"
@@ -353,6 +365,9 @@ class TrainConfig(RuntimeConfig):
             self.require(self.dtype is not DType.float16, "dtype", rule)
             is_adam = self.optimizer.name in (Optimizer.adam, Optimizer.adamw)
             self.require(is_adam, "optimizer.name", rule)
+        if self.optimizer.name is Optimizer.schedule_free:
+            rule = "schedule_free averages the weights itself"
+            self.require(self.ema_decay == 0, "ema_decay", rule)
         if self.best_metric is BestMetric.bleu:
             self.require(self.valid_bleu, "best_metric", "needs valid_bleu=true")
         dropouts = (

@@ -32,7 +32,12 @@ from nmt.training.batches import FILLER_ROWS, Batch, BatchMaker
 from nmt.training.compiled import make_compiler
 from nmt.training.costs import measure_peak_flops, training_flops
 from nmt.training.loss import Objective
-from nmt.training.optimizer import WeightAverage, clip_gradient, make_optimizers
+from nmt.training.optimizer import (
+    ScheduleFree,
+    WeightAverage,
+    clip_gradient,
+    make_optimizers,
+)
 
 if TYPE_CHECKING:
     from nmt.training.sharding import Sharded
@@ -113,7 +118,13 @@ class Learner:
 
     @property
     def averaged_model(self) -> FastTransformer:
-        """The model with averaged weights if there is an average, else the trained model."""
+        """The model with averaged weights if there is an average, else the trained model.
+
+        A new copy on each call, if the optimizer is schedule-free.
+        """
+        optimizer = self.optimizers[0]
+        if isinstance(optimizer, ScheduleFree):
+            return optimizer.averaged_copy(self.model)
         return self.model if self.average is None else self.average.model
 
     def model_to_validate(self) -> FastTransformer:
@@ -140,7 +151,9 @@ class Learner:
         }
         if self.average is not None:
             state["num_averaged"] = self.average.num_updates
-        if self.average is not None or self.config.adapter is not Adapter.none:
+        is_schedule_free = self.config.optimizer.name is Optimizer.schedule_free
+        has_average = self.average is not None or is_schedule_free
+        if has_average or self.config.adapter is not Adapter.none:
             state["trained"] = self.model.state_dict()
         return state
 

@@ -14,6 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from nmt.config import Optimizer, OptimizerConfig
 from nmt.model.fast import FastTransformer
+from nmt.model.fast.layers import FastLinear
 from nmt.model.transformer import MultiHeadAttention
 
 _LAYER_PREFIXES = ("encoder_layers.", "decoder_layers.")  # of parameter names
@@ -32,6 +33,7 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.opt
       times the weight, for matrices and embeddings; biases and norms do not decay.
     - Adafactor: `torch.optim.Adafactor`, whose step is relative to the root mean square of the
       weight.
+    - Schedule-free: see `ScheduleFree`; biases and norms do not decay.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     adam_settings: dict[str, Any] = {
@@ -45,6 +47,9 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.opt
     if config.name is Optimizer.adafactor:
         groups = _decay_groups(list(trained.values()), config.weight_decay)
         return [torch.optim.Adafactor(groups, lr=0.0)]
+    if config.name is Optimizer.schedule_free:
+        groups = _decay_groups(list(trained.values()), config.weight_decay)
+        return [ScheduleFree(groups, config)]
     optimizers: list[torch.optim.Optimizer] = []
     if config.name is Optimizer.muon:
         matrices = {name: p for name, p in trained.items() if _is_layer_matrix(name, p)}
@@ -147,6 +152,71 @@ def orthogonalize(matrix: Tensor) -> Tensor:
         polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)  # b gram + c gram^2
         x = torch.addmm(x, polynomial, x, beta=a)  # a x + polynomial x
     return x.T if is_tall else x
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """Schedule-free AdamW (Defazio et al., 2024, algorithm 1).
+
+    Three weights belong to each parameter: z takes the steps of Adam without momentum, x is the
+    average of all z, and y = (1 - beta1) * z + beta1 * x is trained: gradients are computed at y,
+    which the model holds. z is in the optimizer's state, and x follows from y and z. The average
+    is weighted by the squared learning rate, which gives warm-up a small share.
+    """
+
+    def __init__(self, params: list[dict[str, Any]], config: OptimizerConfig) -> None:
+        defaults = {
+            "lr": 0.0,
+            "betas": (config.beta1, config.beta2),
+            "eps": config.eps,
+            "num_steps": 0,
+            "weight_sum": 0.0,  # sum of the weights of all z in x
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update all weights that have a gradient. `closure` is not used."""
+        for group in self.param_groups:
+            group["num_steps"] += 1
+            group["weight_sum"] += group["lr"] ** 2
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update_weight(weight, group)
+
+    def _update_weight(self, weight: Tensor, group: dict[str, Any]) -> None:
+        assert weight.grad is not None
+        state = self.state[weight]
+        if not state:
+            state["z"] = weight.clone()
+            state["exp_avg_sq"] = torch.zeros_like(weight)
+        lr = group["lr"]
+        beta1, beta2 = group["betas"]
+        square = state["exp_avg_sq"].mul_(beta2).addcmul_(weight.grad, weight.grad, value=1 - beta2)
+        bias_correction = 1 - beta2 ** group["num_steps"]
+        direction = weight.grad / (square / bias_correction).sqrt_().add_(group["eps"])
+        direction.add_(weight, alpha=group["weight_decay"])
+        # moves y as far as the changes of z and of x, which need not be computed
+        new_share = lr**2 / group["weight_sum"] if lr else 0.0  # of z in x
+        weight.lerp_(state["z"], new_share)
+        weight.add_(direction, alpha=lr * (beta1 * (1 - new_share) - 1))
+        state["z"].sub_(direction, alpha=lr)
+
+    @torch.no_grad()
+    def averaged_copy(self, model: FastTransformer) -> FastTransformer:
+        """Return a copy of the trained `model` that has the averaged weights x.
+
+        `model` itself is not changed, so validation and saving do not round the trained weights.
+        """
+        averaged_model = copy.deepcopy(model).requires_grad_(False)
+        for module in averaged_model.modules():
+            if isinstance(module, FastLinear):
+                module.rounded_weights = None  # rounded from y
+        beta1, _ = self.param_groups[0]["betas"]
+        weights = zip(model.parameters(), averaged_model.parameters(), strict=True)
+        for weight, average in weights:
+            if weight in self.state:
+                average.lerp_(self.state[weight]["z"], 1 - 1 / beta1)
+        return averaged_model
 
 
 def clip_gradient(model: nn.Module, max_norm: float) -> Tensor:

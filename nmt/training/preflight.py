@@ -44,8 +44,8 @@ def check_model_fits(
     whole_bytes = weight_bytes * (2 if config.ema_decay else 1)
     state_bytes = whole_bytes
     if config.adapter is Adapter.none and not config.freeze:
-        has_adam_moments = config.optimizer.name in (Optimizer.adam, Optimizer.adamw)
-        state_bytes += weight_bytes * (3 if has_adam_moments else 1)
+        has_two_moments = config.optimizer.name not in (Optimizer.adafactor, Optimizer.muon)
+        state_bytes += weight_bytes * (3 if has_two_moments else 1)
     needed_bytes = state_bytes
     if config.sharding is Sharding.full:
         needed_bytes = max(whole_bytes, state_bytes // world_size)
