@@ -17,6 +17,7 @@ from nmt.checkpoint import (
 )
 from nmt.config import BestMetric
 from nmt.errors import ModelError
+from nmt.model_card import CARD, render_card
 from nmt.runtime.metrics_log import read_metrics_log
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,18 @@ def average(folders: list[Path], output: Path) -> None:
         if info.tokenizer_sha256 != first.tokenizer_sha256:
             raise ModelError(f"{names} have different vocabularies; train them on one data folder")
     newest = max(infos, key=lambda info: info.updates)
-    save_model(output, mean_weights(folders), newest, load_tokenizer(folders[0], first))
+    body = (
+        f"# {newest.src_lang} to {newest.tgt_lang}, nmt\n\n"
+        f"The mean of {len(folders)} checkpoints. Translate with `nmt-translate model_dir=FOLDER`, "
+        "where FOLDER is this folder."
+    )
+    card = render_card(folders[0].parent, newest, body)  # a folder of the same run
+
+    def write_card(folder: Path) -> None:
+        (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
+
+    tokenizer = load_tokenizer(folders[0], first)
+    save_model(output, mean_weights(folders), newest, tokenizer, write_more=write_card)
 
 
 def mean_weights(folders: list[Path]) -> dict[str, Tensor]:

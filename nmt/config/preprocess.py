@@ -221,6 +221,11 @@ class DataConfig(Settings):
     valid: HeldOutConfig = option(HeldOutConfig, "validation pairs")
     test: HeldOutConfig = option(HeldOutConfig, "test pairs, copied as text into the data folder")
     invalid: Invalid = option(Invalid.error, "lines that are not UTF-8: error, replace or drop")
+    license: str | None = option(  # only in the report
+        None,
+        "license of the text, such as cc-by-4.0, for the README.md of models",
+        on_resume="free",
+    )
     made_by: str | None = option(
         None,
         "command that makes the files, for the message when they are missing",

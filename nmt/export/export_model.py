@@ -44,6 +44,7 @@ from nmt.data.tokenizer import (
 from nmt.errors import ConfigError
 from nmt.export import argos, ctranslate2, huggingface, onnx
 from nmt.export.shortlist import write_shortlist
+from nmt.model_card import CARD, render_card
 from nmt.runtime.files import replace_folder, write_json
 from nmt.runtime.signatures import sign_folder
 
@@ -52,6 +53,12 @@ _WRITERS = {
     ExportFormat.huggingface: huggingface.write_huggingface,
     ExportFormat.argos: argos.write_argos,
     ExportFormat.onnx: onnx.write_onnx,
+}
+_LIBRARIES = {  # names of libraries on the Hugging Face Hub
+    ExportFormat.ctranslate2: "ctranslate2",
+    ExportFormat.huggingface: "transformers",
+    ExportFormat.argos: "argostranslate",
+    ExportFormat.onnx: "onnx",
 }
 _ANY_VALUE: dict[str, list[Any] | None] = dict.fromkeys(
     [
@@ -134,8 +141,14 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
             **info.content(),
         }
         write_json(temporary / EXPORTED, content)
-        text = render_readme(info, tokenizers, config)
-        (temporary / "README.md").write_text(text, encoding="utf-8", newline="\n")
+        text = render_card(
+            folder,
+            info,
+            render_readme(info, tokenizers, config),
+            library=_LIBRARIES[config.format],
+            tags=(config.format.value,),
+        )
+        (temporary / CARD).write_text(text, encoding="utf-8", newline="\n")
         if config.sign is not None:
             sign_folder(temporary, resolve_path(config.sign))
 

@@ -68,6 +68,8 @@ def build_report(
         "duplicates": None if duplicates is None else dict(duplicates),
         "overlap": {},
     }
+    if config.data.license is not None:
+        report["license"] = config.data.license
     overlaps: Mapping[str, Overlap] = {}  # of the training text with the other splits
     for split, corpora in splits.items():
         total = Statistics()

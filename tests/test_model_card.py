@@ -1,0 +1,118 @@
+"""The README.md of averages and exports: its metadata, data and training cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from exporting import exported, random_model
+from toy import WORDS, command, read_records, read_values, train
+
+from nmt.config import ExportConfig, ExportFormat
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ModelError
+from nmt.export.export_model import export_model
+
+SCORE = {"name": "chrF2", "value": 61.5, "signature": "nrefs:1|case:mixed|version:2.6.0"}
+
+
+def read_card(folder: Path) -> tuple[dict[str, Any], str]:
+    """Return the metadata of README.md, which the Hub's library must accept, and the text."""
+    content = (folder / "README.md").read_text(encoding="utf-8")
+    _, front_matter, text = content.split("---\n", maxsplit=2)
+    metadata = yaml.safe_load(front_matter)
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    data = huggingface_hub.ModelCard(content).data.to_dict()
+    assert data == metadata
+    return metadata, text
+
+
+def write_lines(path: Path, words: list[str]) -> str:
+    path.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two corpora, one of which has pairs that preprocessing drops."""
+    folder = tmp_path_factory.mktemp("card")
+    sources = [f"{a} {b} {c}" for a in WORDS for b in WORDS for c in WORDS]
+    targets = [" ".join(WORDS[word] for word in source.split()) for source in sources]
+    arguments = [f"data_dir={folder / 'data'}", "tokenizer.vocab_size=310", "num_threads=1"]
+    arguments += ["data.src_lang=en", "data.tgt_lang=de", "data.license=cc0-1.0"]
+    for key, size in {"corpora.news": 200, "corpora.chat": 100, "valid": 10}.items():
+        for side, lines in {"src": sources, "tgt": targets}.items():
+            text = lines[:size] + ([""] * 3 if key == "corpora.chat" else [])
+            arguments.append(f"data.{key}.{side}={write_lines(folder / f'{key}.{side}', text)}")
+    assert command("preprocess", arguments, "data.corpora.chat.weight=2.5") == 0
+    assert train(folder / "data", folder / "run", "max_updates=20") == 0
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_exported_with_its_data_cost_and_validation_score(run_dir: Path) -> None:
+    output = run_dir.parent / "exported"
+    export_model(run_dir / "checkpoints/latest", output, ExportConfig())
+    metadata, text = read_card(output)
+    assert metadata["language"] == ["en", "de"]
+    assert metadata["license"] == "cc0-1.0"
+    assert metadata["library_name"] == "ctranslate2"
+    [result] = metadata["model-index"][0]["results"]
+    [metric] = result["metrics"]
+    assert metric["value"] == read_records(run_dir, "valid_bleu")[-1]["valid_bleu"]
+    assert metric["args"]["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|")
+    assert "| chat | 2.5 | 103 | 100 | empty side 3 |" in text
+    assert "| news | 1.0 | 200 | 200 | 0 |" in text
+    assert "- Updates: 20\n" in text
+    num_tokens = text.split("- Tokens, source and target: ")[1].split("\n")[0]
+    # an update has at most 200 target tokens, and about as many source tokens
+    assert 6000 < int(num_tokens.replace(",", "")) < 8400
+    hours = float(text.split("- Hours, without validation: ")[1].split("\n")[0])
+    rates = read_values(run_dir, "tokens_per_second", "tokens_per_second")
+    assert hours == pytest.approx(7000 / 4 * sum(1 / rate for rate in rates) / 3600, abs=6e-4)
+
+
+@pytest.mark.slow
+def test_an_average_has_a_card_with_the_scores_that_the_user_adds(run_dir: Path) -> None:
+    average = run_dir / "average"
+    assert command("average", f"run_dir={run_dir}", "last=1") == 0
+    metadata, text = read_card(average)
+    assert "model-index" not in metadata
+    assert metadata["library_name"] == "nmt"
+    assert "The mean of 1 checkpoints" in text
+    assert "| chat | 2.5 | 103 | 100 | empty side 3 |" in text
+    (average / "scores.json").write_text(json.dumps({"scores": [SCORE]}), encoding="utf-8")
+    metadata, _ = read_card(exported(average, ExportFormat.ctranslate2))
+    [result] = metadata["model-index"][0]["results"]
+    assert result["metrics"][0] == {
+        "type": "chrf2",
+        "name": "chrF2",
+        "value": 61.5,
+        "args": {"signature": SCORE["signature"]},
+    }
+    assert result["dataset"]["type"] == "test"
+    (average / "scores.json").write_text('{"scores": [1]}', encoding="utf-8")
+    with pytest.raises(ModelError, match=r"scores\.json: write it with nmt-evaluate format=json"):
+        exported(average, ExportFormat.ctranslate2)
+
+
+def test_facts_without_a_source_are_called_unknown(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    folder = random_model(tmp_path / "model", tokenizer)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"src_lang": "src"}), encoding="utf-8")
+    (folder / "manifest.json").unlink()
+    metadata, text = read_card(exported(folder, ExportFormat.huggingface))
+    assert metadata["language"] == ["src", "yy"]
+    assert metadata["license"] == "unknown"
+    assert "Pairs, filters and license: unknown." in text
+    assert "- Tokens and hours: unknown" in text
+
+
+@pytest.mark.slow
+def test_data_of_another_tokenizer_is_not_described(run_dir: Path, tokenizer: Tokenizer) -> None:
+    folder = random_model(run_dir / "checkpoints/step-00000020b", tokenizer)
+    _, text = read_card(exported(folder, ExportFormat.huggingface))
+    assert "Pairs, filters and license: unknown." in text
