@@ -31,7 +31,7 @@ _LANGUAGE = re.compile("[a-z]{2,3}(?![a-z])")  # a code of ISO 639, without scri
 
 @dataclass
 class Origin:
-    """What is known about the run that made a model, and about its data; empty if unknown."""
+    """Facts about the run that made a model and about its data; empty fields are unknown."""
 
     records: list[dict[str, Any]] = field(default_factory=list)  # of metrics.jsonl
     settings: dict[str, Any] = field(default_factory=dict)  # config.yaml of the run

@@ -46,15 +46,15 @@ class Translations(NamedTuple):
 
 def draw_pairs(pairs: Pairs) -> list[tuple[Ids, Ids]]:
     """Return pairs drawn at random, until they have `MAX_LINKS`."""
-    drawn: list[tuple[Ids, Ids]] = []
+    sampled: list[tuple[Ids, Ids]] = []
     num_links = 0
     for index in np.random.default_rng(_SEED).permutation(len(pairs)):
         src_ids, tgt_ids = pairs[index]
-        drawn.append((src_ids, tgt_ids))
+        sampled.append((src_ids, tgt_ids))
         num_links += (len(src_ids) + 1) * len(tgt_ids)
         if num_links >= MAX_LINKS:
             break
-    return drawn
+    return sampled
 
 
 def make_links(pairs: Iterable[tuple[Ids, Ids]], null_id: int) -> Links:
@@ -96,9 +96,9 @@ class WordAligner:
             src_vocab_size: number of source ids.
             tgt_vocab_size: number of target ids.
         """
-        drawn = draw_pairs(pairs)
-        reversed_pairs = [(tgt_ids, src_ids) for src_ids, tgt_ids in drawn]
-        self._forward = _ProbabilityTable(drawn, src_vocab_size, tgt_vocab_size)
+        sampled_pairs = draw_pairs(pairs)
+        reversed_pairs = [(tgt_ids, src_ids) for src_ids, tgt_ids in sampled_pairs]
+        self._forward = _ProbabilityTable(sampled_pairs, src_vocab_size, tgt_vocab_size)
         self._backward = _ProbabilityTable(reversed_pairs, tgt_vocab_size, src_vocab_size)
 
     def align(self, src: Ids, tgt: Ids, *, has_joint_ids: bool) -> Array:

@@ -28,7 +28,7 @@ def find_case(text: str) -> str:
 def to_sentence_case(text: str) -> str:
     """Return a text in capitals or in title case as a sentence, or several.
 
-    In title case, words with further capitals, such as NASA, stay as they are.
+    In title case, words with further capitals, such as NASA, do not change.
     """
     if text.isupper():
         lowered = text.lower()
