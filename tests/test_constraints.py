@@ -1,12 +1,15 @@
-"""Constraints of search: no control symbols, a minimum length, a forced prefix."""
+"""Constraints of search: control symbols, lengths, forced prefixes, repeats, forbidden phrases."""
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from exporting import short_sentences, trained_model
 from searching import (
     Sentence,
     ToySettings,
@@ -22,10 +25,12 @@ from searching import (
 )
 from tiny import BOS, EOS, PAD, UNK, tiny_model
 from torch import Tensor
+from translating import translate, write_lines
 
+from nmt import Translator
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
-from nmt.search.constraints import NoRepeatedNgrams, RepetitionPenalty
+from nmt.search.constraints import ForbiddenSequences, NoRepeatedNgrams, RepetitionPenalty
 from nmt.search.hypotheses import Beam, Hypothesis
 from nmt.search.request import SearchRequest
 from nmt.search.search import search
@@ -201,3 +206,61 @@ def test_a_forced_prefix_may_repeat_but_what_follows_may_not() -> None:
             assert not has_repeated_ngram(new_tokens, 1)
     without_prefix = find(ToyStepper(), source, config(3))
     assert find(ToyStepper(), source, config(3, no_repeat_ngram=9)) == without_prefix
+
+
+def test_forbidden_sequences_equal_those_of_transformers() -> None:
+    from transformers import NoBadWordsLogitsProcessor
+
+    generator = torch.Generator().manual_seed(7)
+    sequences = [[5], [6, 4], [7, 7], [4, 5, 6], [6, 7, 4]]
+    processor = NoBadWordsLogitsProcessor(sequences, eos_token_id=EOS)
+    for length in range(1, 9):
+        tokens = torch.randint(4, 8, (30, length), generator=generator)
+        log_probs = torch.randn(30, 9, generator=generator).log_softmax(dim=1)
+        expected = processor(tokens, log_probs.clone())
+        changed = ForbiddenSequences(sequences)(log_probs.clone(), beam_of(tokens.tolist()))
+        assert torch.equal(changed, expected)
+    log_probs = torch.zeros(1, 9)
+    changed = ForbiddenSequences(sequences)(log_probs.clone(), beam_of([[]]))
+    assert changed[0].isneginf().nonzero().flatten().tolist() == [5]
+
+
+@pytest.mark.slow
+def test_no_translation_contains_a_forbidden_phrase(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = trained_model(tmp_path / "model", tokenizer)
+    lines = short_sentences(20)
+    native = Translator.load(model, device="cpu", backend="native")
+    plain = native.translate(lines)
+    counts = Counter(word for line in plain for word in line.split())
+    phrases = [word for word, _ in counts.most_common(2)]
+    phrases.append(" ".join(plain[0].split()[:2]))
+    for backend in ("native", "ctranslate2"):
+        translator = Translator.load(model, device="cpu", backend=backend)
+        for beam_size in (1, 3):
+            options: Any = {"beam_size": beam_size, "forbid": phrases}
+            results = translator.translate(lines, **options)
+            assert results != plain
+            for line in results:
+                assert not set(phrases[:2]) & set(line.split()), (backend, line)
+                assert phrases[2] not in line
+    # sampling, prefixes, sentences that join, and one alone
+    drawn = native.translate(lines, sampling=True, beam_size=2, forbid=phrases)
+    assert not any(phrases[0] in line.split() for line in drawn)
+    prefixed = native.translate(lines[:3], prefixes=[phrases[0]] * 3, forbid=phrases[:1])
+    for line in prefixed:
+        assert line.split()[0] == phrases[0]
+        assert phrases[0] not in line.split()[1:]
+    assert (
+        native.translate(lines[:1], forbid=phrases)
+        == native.translate(lines[:4], forbid=phrases)[:1]
+    )
+    path = tmp_path / "phrases.txt"
+    path.write_text("\n".join([*phrases, "", ""]), encoding="utf-8")
+    source = write_lines(tmp_path / "in", lines)
+    output = tmp_path / "out"
+    arguments = [f"model_dir={model}", f"input={source}", f"output={output}", f"forbid={path}"]
+    assert translate(*arguments) == 0
+    expected = native.translate(lines, forbid=phrases)
+    assert output.read_text(encoding="utf-8").split("\n")[:-1] == expected
+    with pytest.raises(ConfigError, match="forbid=.*must be a list of texts"):
+        native.translate(lines, forbid=[" "])

@@ -250,7 +250,8 @@ def test_languages_have_the_codes_that_clients_know(tmp_path: Path, tokenizer: T
 
 
 def test_v1_gives_what_the_translator_gives(server: Running, folder: Path) -> None:
-    search = {"beam_size": 3, "length_penalty": 1.0, "no_repeat_ngram": 2, "loop_guard": False}
+    search: dict[str, Any] = {"beam_size": 3, "length_penalty": 1.0, "no_repeat_ngram": 2}
+    search |= {"loop_guard": False, "forbid": ["the", "a house"]}
     translator = Translator.load(folder, device="cpu")
     config = translator.search_config(**search, alignment=True)
     expected = translator.n_best([LINES[0]], config)[0]
@@ -280,6 +281,9 @@ def test_v1_refuses_settings_beyond_the_bounds(server: Running) -> None:
         ({"search": {"normalization": "wuu"}}, "did you mean wu"),
         ({"search": {"stop": "frist"}}, "did you mean first"),
         ({"search": {"model_dir": "/"}}, "no setting 'model_dir'"),
+        ({"search": {"forbid": [""]}}, "forbid is no list of at most 100 phrases"),
+        ({"search": {"forbid": ["a"] * 101}}, "forbid is no list"),
+        ({"search": {"forbid": "a"}}, "forbid is no list"),
         ({"search": []}, "search is no object"),
         ({"search": None}, "search is no object"),
         ({"stream": "yes"}, "stream is not true or false"),

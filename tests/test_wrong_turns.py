@@ -124,7 +124,7 @@ WRONG_TURNS = {
     "train config=bad.yaml": ["bad.yaml sets max_update,", "did you mean max_updates"],
     "train experiment=mine": ["did you mean mine.yaml?"],
     "translate backend=ct2": ["backend=ct2: no such choice", "ctranslate2"],
-    "export format=onnx": ["format=onnx: no such choice", "huggingface"],
+    "export format=tflite": ["format=tflite: no such choice", "huggingface"],
     "preprocess tokenizer=unigram": ["such as tokenizer.type=unigram"],
     # wrong files and folders
     "preprocess data=a.en": ["write data.train.src=FILE data.train.tgt=FILE for text"],

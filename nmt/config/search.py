@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-from nmt.config.options import LARGEST_SEED, Settings, choose, option
+from nmt.config.options import LARGEST_SEED, Settings, choose, option, resolve_path
 
 
 class Normalization(str, Enum):
@@ -70,6 +70,7 @@ class SearchConfig(Settings):
         low=1,
         high=100,
     )
+    forbid: list[str] = option([], "phrases that no translation contains, or files of phrases")
     sampling: bool = option(False, "sample from the model's distribution instead of beam search")
     temperature: float = option(1.0, "sampling: divisor of the logits", low=0.001, high=1000)
     top_k: int = option(0, "sampling: draw from the k most probable tokens; 0: from all", low=0)
@@ -97,6 +98,8 @@ class SearchConfig(Settings):
         super().__post_init__()
 
     def check(self) -> None:
+        are_phrases = all(isinstance(phrase, str) and phrase.strip() for phrase in self.forbid)
+        self.require(are_phrases, "forbid", "must be a list of texts that are not empty")
         if not self.sampling:
             rule = "only works with sampling=true"
             self.require(self.temperature == 1, "temperature", rule)
@@ -106,7 +109,8 @@ class SearchConfig(Settings):
     @property
     def has_constraints(self) -> bool:
         """Whether a setting changes which tokens a translation may continue with."""
-        return bool(self.min_length or self.no_repeat_ngram or self.repetition_penalty > 1)
+        has_repetition_rule = self.no_repeat_ngram > 0 or self.repetition_penalty > 1
+        return self.min_length > 0 or has_repetition_rule or bool(self.forbid)
 
     @property
     def needs_attention(self) -> bool:
@@ -147,6 +151,8 @@ class ScoringOverrides(Settings):
         """Return the search settings of this command that are not None."""
         names = asdict(SearchConfig()).keys() & {setting.name for setting in fields(self)}
         changes = {name: getattr(self, name) for name in sorted(names)}
+        if changes.get("forbid"):
+            changes["forbid"] = _read_phrases(changes["forbid"])
         return {name: value for name, value in changes.items() if value is not None}
 
 
@@ -161,9 +167,23 @@ class SearchOverrides(ScoringOverrides):
     min_length: int | None = override("min_length")
     no_repeat_ngram: int | None = override("no_repeat_ngram")
     repetition_penalty: float | None = override("repetition_penalty")
+    forbid: list[str] | None = override("forbid")
     sampling: bool | None = override("sampling")
     temperature: float | None = override("temperature")
     top_k: int | None = override("top_k")
     top_p: float | None = override("top_p")
     seed: int | None = override("seed")
     loop_guard: bool | None = override("loop_guard")
+
+
+def _read_phrases(phrases: list[str]) -> list[str]:
+    """Replace each name of a file by the lines of the file that are not empty."""
+    all_phrases = []
+    for phrase in phrases:
+        path = resolve_path(phrase)
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+            all_phrases += [line for line in lines if line.strip()]
+        else:
+            all_phrases.append(phrase)
+    return all_phrases

@@ -7,6 +7,7 @@ A new constraint is a class here, and a setting that adds it in `SearchRequest.a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -102,6 +103,27 @@ class RepetitionPenalty:
 
 
 @dataclass(frozen=True)
+class ForbiddenSequences:
+    """Forbids the last token of each sequence after the others."""
+
+    sequences: list[list[int]]
+    can_join = True
+
+    def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
+        by_length: dict[int, list[list[int]]] = {}
+        for sequence in self.sequences:
+            by_length.setdefault(len(sequence), []).append(sequence)
+        for length, sequences in by_length.items():
+            if beam.length < length - 1:
+                continue
+            ids = torch.tensor(sequences, device=log_probs.device)  # (N, length)
+            newest = beam.tokens[:, beam.length - length + 1 :].unsqueeze(1)  # (R, 1, length - 1)
+            rows, indices = (newest == ids[:, :-1]).all(dim=-1).nonzero(as_tuple=True)
+            log_probs[rows, ids[indices, -1]] = NEG_INF
+        return log_probs
+
+
+@dataclass(frozen=True)
 class ForcedPrefix:
     """Forbids all tokens but the next one of each sentence's prefix."""
 
@@ -131,6 +153,15 @@ class AfterPrefix:
         is_free = beam.length >= self.prefix_lengths[beam.sentences]  # (R,)
         is_free = send(is_free, log_probs.device).unsqueeze(1)  # (R, 1)
         return torch.where(is_free, self.constraint(log_probs.clone(), beam), log_probs)
+
+
+def phrase_sequences(phrases: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Return the ids of phrases, as written and with their first letter in either case."""
+    sequences = []
+    for phrase in phrases:
+        spellings = {phrase, phrase[0].upper() + phrase[1:], phrase[0].lower() + phrase[1:]}
+        sequences += [ids for ids in tokenizer.encode_batch(sorted(spellings)) if ids]
+    return sequences
 
 
 def forbidden_ids(tokenizer: Tokenizer) -> list[int]:

@@ -14,12 +14,14 @@ from nmt.errors import ConfigError
 from nmt.search.constraints import (
     AfterPrefix,
     Constraint,
+    ForbiddenSequences,
     ForbiddenTokens,
     ForcedPrefix,
     MinLength,
     NoRepeatedNgrams,
     RepetitionPenalty,
     forbidden_ids,
+    phrase_sequences,
 )
 
 Ids = Sequence[int]
@@ -96,16 +98,19 @@ class SearchRequest:
         constraints: list[Constraint] = [ForbiddenTokens(forbidden_ids(tokenizer.tgt))]
         if self.config.min_length:
             constraints.append(MinLength(self.config.min_length, tokenizer.tgt.eos_id))
-        repetition: list[Constraint] = []
+        after_prefix: list[Constraint] = []
         if self.config.repetition_penalty > 1:
-            repetition.append(RepetitionPenalty(self.config.repetition_penalty))
+            after_prefix.append(RepetitionPenalty(self.config.repetition_penalty))
         if self.config.no_repeat_ngram:
-            repetition.append(NoRepeatedNgrams(self.config.no_repeat_ngram))
+            after_prefix.append(NoRepeatedNgrams(self.config.no_repeat_ngram))
+        if self.config.forbid:
+            sequences = phrase_sequences(self.config.forbid, tokenizer.tgt)
+            after_prefix.append(ForbiddenSequences(sequences))
         if any(self.prefixes):
             prefix_lengths = torch.tensor([len(prefix) for prefix in self.prefixes])  # (B,)
-            repetition = [AfterPrefix(constraint, prefix_lengths) for constraint in repetition]
+            after_prefix = [AfterPrefix(item, prefix_lengths) for item in after_prefix]
             constraints.append(ForcedPrefix(pad(self.prefixes, pad_id=-1)))
-        return [*constraints, *repetition, *self.constraints]
+        return [*constraints, *after_prefix, *self.constraints]
 
     def can_join(self, tokenizer: Tokenizers) -> bool:
         """Return whether `BeamSearch.join` can add sentences to the search of this request."""

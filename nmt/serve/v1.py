@@ -77,6 +77,7 @@ _SEARCH_RANGES = {
     "top_p": _Range(float, 1e-6, 1),
     "seed": _Range(int, 0, 2**63 - 1),
 }
+_MAX_PHRASES = 100  # of `forbid`
 _SEARCH_CHOICES: dict[str, type[Enum]] = {"normalization": Normalization, "stop": Stop}
 
 
@@ -153,9 +154,19 @@ def _check_search(search: object, max_beam_size: int) -> dict[str, Any]:
             choose(_SEARCH_CHOICES[name], name, Parameters(search).text(name))
         elif name in ranges:
             _check_number(name, value, ranges[name])
+        elif name == "forbid":
+            _check_phrases(value)
         else:
             raise HttpError(400, f"Invalid request: search has no setting {name!r:.50}")
     return search
+
+
+def _check_phrases(phrases: object) -> None:
+    is_list = isinstance(phrases, list) and len(phrases) <= _MAX_PHRASES
+    if not is_list or not all(isinstance(item, str) and item.strip() for item in phrases):  # type: ignore[attr-defined]
+        raise HttpError(
+            400, f"Invalid request: forbid is no list of at most {_MAX_PHRASES} phrases"
+        )
 
 
 def _check_number(name: str, value: object, allowed: _Range) -> None:

@@ -35,6 +35,7 @@ class SearchOptions(TypedDict, total=False):
     min_length: int | None
     no_repeat_ngram: int | None
     repetition_penalty: float | None
+    forbid: list[str] | None
     sampling: bool | None
     temperature: float | None
     top_k: int | None

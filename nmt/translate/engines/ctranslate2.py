@@ -35,7 +35,7 @@ from nmt.export.conversion import convert_once, remove_conversion
 from nmt.runtime.distributed import find_device
 from nmt.runtime.metadata import read_json, to_dataclass
 from nmt.runtime.reading import check_regular
-from nmt.search.constraints import forbidden_ids
+from nmt.search.constraints import forbidden_ids, phrase_sequences
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import Ids, SearchRequest
 from nmt.translate.engines.base import LoadedModel, find_model_directions
@@ -98,7 +98,7 @@ class CTranslate2Backend:
             repetition_penalty=config.repetition_penalty,
             num_hypotheses=request.num_results,
             length_penalty=config.length_exponent,
-            suppress_sequences=[[self._tgt_pieces[i]] for i in forbidden_ids(self._tokenizer.tgt)],
+            suppress_sequences=_to_pieces(self._forbidden_sequences(config), self._tgt_pieces),
             return_end_token=True,
             return_scores=request.with_scores,  # costs greedy search a softmax per step
             return_attention=config.alignment,
@@ -109,6 +109,12 @@ class CTranslate2Backend:
         if config.alignment and config.beam_size > 1 and not config.sampling:
             self._correct_alignment(source, hypotheses)
         return hypotheses
+
+    def _forbidden_sequences(self, config: SearchConfig) -> list[list[int]]:
+        """Return the ids that no translation contains, and the ids of `forbid`."""
+        tokenizer = self._tokenizer.tgt
+        single_ids = [[token] for token in forbidden_ids(tokenizer)]
+        return [*single_ids, *phrase_sequences(config.forbid, tokenizer)]
 
     def score(
         self, sources: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
