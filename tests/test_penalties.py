@@ -74,10 +74,18 @@ def test_settings_out_of_range_are_refused_by_name() -> None:
         ("top_k", -1),
         ("top_p", 0.0),
         ("top_p", 1.1),
+        ("min_p", 1.0),
+        ("epsilon", -0.1),
         ("seed", -1),
     ):
         with pytest.raises(ConfigError, match=f"{key}={value}"):
             SearchConfig(sampling=True, **{key: value})  # type: ignore[arg-type]
-    for key, value in (("temperature", 0.5), ("top_k", 3), ("top_p", 0.5)):
+    for key, value in (
+        ("temperature", 0.5),
+        ("top_k", 3),
+        ("top_p", 0.5),
+        ("min_p", 0.5),
+        ("epsilon", 0.1),
+    ):
         with pytest.raises(ConfigError, match=f"{key}={value}.*sampling=true"):
             SearchConfig(**{key: value})  # type: ignore[arg-type]

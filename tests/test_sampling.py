@@ -178,10 +178,30 @@ def test_truncation_keeps_the_most_likely_tokens_and_ties_with_the_last() -> Non
         ({"top_p": 0.5}, [0, 3]),
         ({"top_k": 2, "top_p": 0.56}, [0]),  # 0.4 / 0.7 of the two most likely
         ({"top_k": 99}, [0, 1, 2, 3, 4]),
+        ({"min_p": 0.7}, [0, 3]),
+        ({"min_p": 0.2, "epsilon": 0.2}, [0, 3]),
+        ({"epsilon": 0.9}, [0]),
+        ({"top_k": 2, "epsilon": 0.5}, [0]),  # 0.4 / 0.7
     ):
         logits = truncate(log_probs, config(1, sampling=True, **changes))
         tokens = (logits[0] > float("-inf")).nonzero().flatten().tolist()
         assert tokens == expected, changes
+
+
+def test_min_p_and_epsilon_keep_what_the_warpers_of_transformers_keep() -> None:
+    from transformers import EpsilonLogitsWarper, MinPLogitsWarper
+
+    log_probs = (3 * torch.randn(200, 50, generator=torch.Generator().manual_seed(3))).log_softmax(
+        1
+    )
+    for share in (0.01, 0.1, 0.5, 0.9):
+        for changes, warper in (
+            ({"min_p": share}, MinPLogitsWarper(share)),
+            ({"epsilon": share}, EpsilonLogitsWarper(share)),
+        ):
+            logits = truncate(log_probs, config(1, sampling=True, **changes))
+            expected = warper(None, log_probs)
+            assert torch.equal(logits.isneginf(), expected.isneginf()), changes
 
 
 def test_noise_is_as_precise_as_the_log_probabilities() -> None:

@@ -80,6 +80,15 @@ class SearchConfig(Settings):
         above=0,
         high=1,
     )
+    min_p: float = option(
+        0.0,
+        "sampling: draw from tokens with at least this share of the highest probability; 0: all",
+        low=0,
+        below=1,
+    )
+    epsilon: float = option(
+        0.0, "sampling: draw from tokens of at least this probability; 0: all", low=0, below=1
+    )
     seed: int = option(
         1, "sampling: the same seed gives the same samples", low=0, high=LARGEST_SEED
     )
@@ -105,6 +114,8 @@ class SearchConfig(Settings):
             self.require(self.temperature == 1, "temperature", rule)
             self.require(self.top_k == 0, "top_k", rule)
             self.require(self.top_p == 1, "top_p", rule)
+            self.require(self.min_p == 0, "min_p", rule)
+            self.require(self.epsilon == 0, "epsilon", rule)
 
     @property
     def has_constraints(self) -> bool:
@@ -172,6 +183,8 @@ class SearchOverrides(ScoringOverrides):
     temperature: float | None = override("temperature")
     top_k: int | None = override("top_k")
     top_p: float | None = override("top_p")
+    min_p: float | None = override("min_p")
+    epsilon: float | None = override("epsilon")
     seed: int | None = override("seed")
     loop_guard: bool | None = override("loop_guard")
 

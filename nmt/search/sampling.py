@@ -55,7 +55,9 @@ def truncate(log_probs: Tensor, config: SearchConfig) -> Tensor:
 
     Divides by the temperature and keeps the `top_k` most probable tokens (Fan et al., 2018).
     Renormalizes, then keeps the smallest set of most probable tokens whose total probability
-    reaches `top_p` (Holtzman et al., 2020). Tokens that tie with the last one are kept too.
+    reaches `top_p` (Holtzman et al., 2020). Tokens that tie with the last one are kept too. Of
+    these, renormalized, keeps tokens of at least `min_p` times the highest probability (Nguyen et
+    al., 2024) and at least `epsilon` (Hewitt et al., 2022), but always the most probable one.
     """
     logits = log_probs / config.temperature  # (R, V)
     if 0 < config.top_k < logits.size(1):
@@ -69,6 +71,11 @@ def truncate(log_probs: Tensor, config: SearchConfig) -> Tensor:
         lowest = ranked.masked_fill(is_excluded, float("inf")).amin(dim=1)  # (R,)
         lowest = lowest.unsqueeze(1)  # (R, 1)
         logits = logits.masked_fill(logits < lowest, NEG_INF)
+    if config.min_p or config.epsilon:
+        probs = logits.softmax(dim=1)  # (R, V)
+        highest = probs.amax(dim=1, keepdim=True)  # (R, 1)
+        lowest = (config.min_p * highest).clamp(min=config.epsilon).minimum(highest)  # (R, 1)
+        logits = logits.masked_fill(probs < lowest, NEG_INF)
     return logits
 
 

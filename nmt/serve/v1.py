@@ -75,6 +75,8 @@ _SEARCH_RANGES = {
     "temperature": _Range(float, 0.001, 1000),
     "top_k": _Range(int, 0, 1_000_000),
     "top_p": _Range(float, 1e-6, 1),
+    "min_p": _Range(float, 0, 0.999),
+    "epsilon": _Range(float, 0, 0.999),
     "seed": _Range(int, 0, 2**63 - 1),
 }
 _MAX_PHRASES = 100  # of `forbid`

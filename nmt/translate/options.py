@@ -40,6 +40,8 @@ class SearchOptions(TypedDict, total=False):
     temperature: float | None
     top_k: int | None
     top_p: float | None
+    min_p: float | None
+    epsilon: float | None
     seed: int | None
     loop_guard: bool | None
     alignment: bool | None

@@ -191,6 +191,9 @@ def check_search(config: SearchConfig, *, scoring: bool = False) -> None:
         raise _unsupported("word_reward", config.word_reward)
     if config.alignment and scoring:
         raise _unsupported("alignment", "true", " in scoring")
+    for name in ("min_p", "epsilon"):
+        if getattr(config, name):
+            raise _unsupported(name, getattr(config, name))
     if config.sampling and config.top_k == 1 < config.beam_size:
         raise _unsupported("top_k", 1, " below 2 for several samples")
 
