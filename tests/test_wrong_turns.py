@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ WRONG_TURNS = {
     "train --save-interval 1": ["write checkpoint_every_updates=N"],
     "train --lr-scheduler polynomial_decay": ["optimizer.schedule=polynomial_decay", "cosine"],
     "translate --path ckpt.pt --remove-bpe": ["detokenized text already"],
-    "translate data-bin/x --path m.pt": ["write input=data-bin/x"],
+    "translate data-bin/x --path m.pt": ["write input=data-bin/x output=FILE"],
     "translate --gen-subset test": ["write input=FILE"],
     "translate -s en -t de": ["write src_lang=en"],
     "translate --max-len-a x": ["max_length_a=x: must be a number"],
@@ -155,7 +156,54 @@ def write_files() -> None:
     Path("bad.yaml").write_text("max_update: 90\n", encoding="utf-8")
     Path("joey.yaml").write_text("name: transformer\ntraining: {epochs: 3}\n", encoding="utf-8")
     Path("onmt.yaml").write_text("save_data: run\ntrain_steps: 9\n", encoding="utf-8")
+    Path("config.yaml").write_text("max_updates: 90\n", encoding="utf-8")
+    Path("my").mkdir()
+    Path("my/mine.yml").write_text("max_updates: 90\n", encoding="utf-8")
     Path("empty").mkdir()
+
+
+ADVICE = re.compile(r"(?:write|set|such as|a folder:) ((?!key=)(?:'?[a-z_.0-9]+=\S+ ?)+)")
+# settings that advice leaves to the user, and the setting of the same kind that is typed
+PLACEHOLDERS = {"=N": "=7", "=VALUE": "=7", "base,": "base"}
+# what a command needs beside the settings of an advice
+COMPLETIONS = {
+    "preprocess": ["data.train.src=a.en", "data.train.tgt=a.de", "data.valid.num_pairs=1"],
+    "distill": ["input=in.en"],
+    "backtranslate": ["input=in.en"],
+    "evaluate": ["references=a.de"],
+    "score": ["src=a.en", "tgt=a.de"],
+    "import": ["input=letter"],
+    "visualize": ["what=run"],
+}
+
+
+def test_the_settings_of_an_answer_are_accepted_as_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_files()
+    failures = []
+    num_typed = 0
+    for turn in WRONG_TURNS:
+        monkeypatch.setattr(sys, "argv", ["nmt", *shlex.split(turn)])
+        nmt()
+        answer = capfd.readouterr().err
+        advice = ADVICE.search(answer)
+        if advice is None:
+            continue
+        settings = advice[1]
+        for placeholder, value in PLACEHOLDERS.items():
+            settings = settings.replace(placeholder, value)
+        name = turn.split()[0]
+        words = ["-c", "job", *COMPLETIONS.get(name, []), *shlex.split(settings.rstrip(",; "))]
+        if "; set optimizer.schedule" in answer:  # beside the setting that was refused
+            words += shlex.split(turn)[1:]
+        monkeypatch.setattr(sys, "argv", ["nmt", name, *words])
+        if nmt() != 0:
+            failures.append((turn, words, capfd.readouterr().err))
+        num_typed += 1
+    assert not failures, "\n".join(map(str, failures))
+    assert num_typed > 50
 
 
 def test_a_wrong_turn_is_one_line_that_names_the_right_key(
@@ -171,5 +219,5 @@ def test_a_wrong_turn_is_one_line_that_names_the_right_key(
         lines = [line for line in errors.splitlines() if "other processes are busy" not in line]
         if status != 2 or len(lines) != 1 or not all(text in lines[0] for text in expected):
             failures.append((turn, expected, status, lines))
-    assert not failures
+    assert not failures, "\n".join(map(str, failures))
     assert len(WRONG_TURNS) >= 60

@@ -161,7 +161,12 @@ def _advise_on_word(word: str, next_words: list[str], command: Command) -> str:
         return f"write what={word}"
     if "." in word or "/" in word or Path(word).exists():
         keys = _KEYS_OF_WORDS[command.name]
-        words = [word, *(text for text in next_words if not _SETTING_OR_FLAG.match(text))]
+        words = [word]
+        for text in next_words:
+            if text.startswith("-"):
+                break  # the word after a flag is its value
+            if not _SETTING_OR_FLAG.match(text):
+                words.append(text)
         words += ["FILE"] * len(keys)
         settings = [f"{key}={text}" for key, text in zip(keys, words, strict=False)]
         return f"write {shlex.join(settings)}"
