@@ -14,9 +14,9 @@ from torch import Tensor
 
 from nmt.config import Norm
 from nmt.model.fast import FastTransformer
-from nmt.model.transformer import attend, causal_mask
+from nmt.model.transformer import alignment_layer, attend, causal_mask
 from nmt.search.hypotheses import Hypothesis
-from nmt.search.stepper import ModelStepper, alignment_layer
+from nmt.search.stepper import ModelStepper
 
 
 @torch.no_grad()
