@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-# of ASCII and Latin-1, and those of Unicode that end a line or reverse the direction of writing
+# of ASCII and Latin-1, and Unicode controls that end a line or reverse the writing direction
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 EXIT_DONE = 0

@@ -370,7 +370,7 @@ usage: nmt COMMAND [key=value ...]     (the same as nmt-COMMAND)
 
 {lines}
 
-nmt COMMAND --help shows what a command reads and writes, with examples.
+nmt COMMAND --help shows the input and output of a command, with examples.
 A first run on an included corpus:
   nmt-preprocess && nmt-train +model=tiny && nmt-average && nmt-translate"""
 

@@ -217,8 +217,8 @@ def resolve_path(path: str | Path) -> Path:
     Raises a `ConfigError` for a Windows path on another system, where it would be a file name.
     """
     if os.name != "nt" and _WINDOWS_PATH.match(str(path)):
-        drive, _, rest = str(path).replace("\\", "/").partition(":")
+        drive, _, folders = str(path).replace("\\", "/").partition(":")
         raise ConfigError(
-            f"{path} is a Windows path; Linux on Windows names it /mnt/{drive.lower()}{rest}"
+            f"{path} is a Windows path; Linux on Windows names it /mnt/{drive.lower()}{folders}"
         )
     return Path(os.path.abspath(os.path.expanduser(str(path))))

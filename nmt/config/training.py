@@ -383,13 +383,13 @@ class TrainConfig(RuntimeConfig):
 
     @property
     def profiled_updates(self) -> range:
-        """The updates that `profile` names, the last one included; none by default."""
+        """The updates that `profile` names, including the last one; empty by default."""
         if self.profile is None:
             return range(0)
-        first, _, last = self.profile.partition(":")
-        is_valid = first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)
+        start, _, end = self.profile.partition(":")
+        is_valid = start.isdecimal() and end.isdecimal() and 1 <= int(start) <= int(end)
         self.require(is_valid, "profile", "must be FIRST:LAST, such as 10:20")
-        return range(int(first), int(last) + 1)
+        return range(int(start), int(end) + 1)
 
     def _check_stages(self) -> None:
         """Raise a `ConfigError` for stages with the same start and for invalid weights."""

@@ -74,16 +74,7 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
     Raises `ModelError` for an architecture or a setting that nmt does not have, and for files that
     do not belong together; `ConfigError` for a language that the model does not have.
     """
-    settings = Settings.read(folder / CONFIG)
-    settings.require_choice("model_type", _NORMS)
-    settings.require_values(  # in old files, other values mean another architecture
-        normalize_embedding=False,
-        normalize_before=False,
-        add_final_layer_norm=False,
-        add_bias_logits=False,
-        static_position_embeddings=True,
-        is_encoder_decoder=True,
-    )
+    settings = _read_settings(folder)
     tensors = Tensors(folder, _load_weights(folder))
     tensors.rename([(r"^model\.", ""), (r"^lm_head\.weight$", "output.weight")])
     sizes = merge_embeddings(tensors, is_tied=settings.flag("tie_word_embeddings", True))
@@ -102,13 +93,7 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
         folder, tokenizer_settings, sizes, has_languages=has_languages
     )
     id_of_piece = {piece: i for i, piece in enumerate(tgt_pieces)}
-    unk_piece = tokenizer_settings.text("unk_token") or "<unk>"
-    special_ids = SpecialIds(
-        pad=settings.number("pad_token_id"),
-        unk=find_id(id_of_piece, unk_piece, folder),
-        decoder_start=settings.number("decoder_start_token_id"),
-        eos=settings.number("eos_token_id"),
-    )
+    special_ids = _find_special_ids(settings, tokenizer_settings, id_of_piece)
     src_special_ids = special_ids
     tgt_special_ids = special_ids
     if has_languages:
@@ -117,9 +102,6 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
         src_special_ids = replace(special_ids, language=src_language_id)
         tgt_special_ids = replace(special_ids, language=tgt_language_id)
     src_spm, tgt_spm = find_spm(folder, config, _SPM_NAMES)
-    generation_settings = settings  # old files have the settings of generation in config.json
-    if (folder / "generation_config.json").exists():
-        generation_settings = Settings.read(folder / "generation_config.json")
     forbidden_ids = [special_ids.pad, special_ids.decoder_start]
     forbidden_ids += [i for i, piece in enumerate(tgt_pieces) if piece.startswith(UNUSED_PREFIX)]
     return ImportedModel(
@@ -131,11 +113,47 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
         ),
         weights=make_state_dict(tensors, model, sizes),
         search=_convert_generation(
-            generation_settings, language_id=tgt_special_ids.language, forbidden_ids=forbidden_ids
+            _read_generation_settings(folder, settings),
+            language_id=tgt_special_ids.language,
+            forbidden_ids=forbidden_ids,
         ),
         src_lang=src_lang,
         tgt_lang=tgt_lang,
     )
+
+
+def _read_settings(folder: Path) -> Settings:
+    """Read `config.json`; raise `ModelError` for an architecture that nmt does not have."""
+    settings = Settings.read(folder / CONFIG)
+    settings.require_choice("model_type", _NORMS)
+    settings.require_values(  # in old files, other values mean another architecture
+        normalize_embedding=False,
+        normalize_before=False,
+        add_final_layer_norm=False,
+        add_bias_logits=False,
+        static_position_embeddings=True,
+        is_encoder_decoder=True,
+    )
+    return settings
+
+
+def _find_special_ids(
+    settings: Settings, tokenizer_settings: Settings, id_of_piece: dict[str, int]
+) -> SpecialIds:
+    """Return the ids of control symbols, without those of languages."""
+    unk_piece = tokenizer_settings.text("unk_token") or "<unk>"
+    return SpecialIds(
+        pad=settings.number("pad_token_id"),
+        unk=find_id(id_of_piece, unk_piece, settings.path.parent),
+        decoder_start=settings.number("decoder_start_token_id"),
+        eos=settings.number("eos_token_id"),
+    )
+
+
+def _read_generation_settings(folder: Path, settings: Settings) -> Settings:
+    """Read `generation_config.json`; old folders have its settings in `config.json` instead."""
+    path = folder / "generation_config.json"
+    return Settings.read(path) if path.exists() else settings
 
 
 def _find_text(settings: Settings, name: str, other_name: str) -> str | None:

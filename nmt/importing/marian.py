@@ -161,9 +161,8 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
                 if not isinstance(array, np.ndarray) or array.dtype not in _ARRAY_TYPES:
                     raise ValueError(f"{name} is no array of numbers")
                 arrays[name] = array
-    except (
-        Exception
-    ) as error:  # numpy and zipfile raise many types, such as MemoryError and TokenError
+    # numpy and zipfile raise many types for damaged files, such as MemoryError and TokenError
+    except Exception as error:
         reason = " ".join(str(error).split())[:100]
         raise ModelError(f"{path} is no .npz of numbers ({reason}); copy it again") from None
     if _SETTINGS not in arrays or arrays[_SETTINGS].itemsize != 1:

@@ -20,14 +20,14 @@ _verify_key: Path | None = None
 
 
 def set_verify_key(path: Path | None) -> None:
-    """Choose the public key with which `verify_signature` checks folders; None: no checks."""
+    """Set the public key with which `verify_signature` checks folders; None disables checks."""
     global _verify_key
     _verify_key = path
 
 
 @contextlib.contextmanager
 def using_verify_key(path: Path | None) -> Iterator[None]:
-    """Use this public key during the block, unless it is None."""
+    """Use this public key inside the `with` block; None keeps the present key."""
     previous = _verify_key
     set_verify_key(path or previous)
     try:
@@ -57,9 +57,9 @@ def sign_folder(folder: Path, private_key: Path) -> None:
 
 
 def verify_signature(folder: Path) -> None:
-    """Raise `ModelError` unless the signature of a folder fits the public key and all files.
+    """Raise `ModelError` unless the public key verifies the signature of a folder.
 
-    Does nothing without a public key.
+    Does nothing if no public key is set.
     """
     if _verify_key is None:
         return
@@ -82,7 +82,7 @@ def verify_signature(folder: Path) -> None:
     except Exception as error:  # the file may be crafted, and the library raises many types
         reason = " ".join(str(error).split())[:200] or "the signature is invalid"
         raise ModelError(
-            f"{folder} is not what the owner of the key signed ({reason}); get the folder again"
+            f"{folder} does not match its signature ({reason}); get the folder again"
         ) from None
 
 

@@ -130,9 +130,9 @@ class BeamSearch:
     def _prune_threshold(self, sentences: Tensor, lengths: Tensor, limits: Tensor) -> Tensor:
         """Return the log-probability (B, 1) that a live hypothesis must exceed to stay in the beam.
 
-        With less, none of its continuations can become a result. `lengths` (B,) are the numbers of
-        its tokens. The shortest continuation only adds EOS: once the results are full, hypotheses
-        are longer than forced prefixes and `min_length`.
+        Below this threshold, no continuation of the hypothesis can become a result. `lengths` (B,)
+        are the numbers of its tokens. The shortest continuation only adds EOS: once the results are
+        full, hypotheses are longer than forced prefixes and `min_length`.
         """
         scores = [self._results[i].worst_score for i in sentences.tolist()]
         return prune_threshold(

@@ -106,7 +106,7 @@ class SearchState:
         return numbered_hypotheses
 
     def join(self, sources: Sequence[Ids]) -> None:
-        """Append sentences to the beam, and drop the columns that no hypothesis uses any more."""
+        """Append sentences to the beam, and drop the columns that no hypothesis uses."""
         beam = self.beam
         num_unused = int(self.first_columns[beam.sentences].min())
         length = beam.length - num_unused
