@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -131,6 +132,25 @@ def plan_updates(size: int = 1) -> EpochPlan:
     ).plan_epoch(0)
 
 
+def simulate_steps(
+    monkeypatch: pytest.MonkeyPatch, duration: Callable[[UpdatePlan], float]
+) -> tuple[Callable[[UpdatePlan], float], list[UpdatePlan]]:
+    """Return a training step on a simulated clock, and the list to which it appends its plans.
+
+    `duration` returns the seconds that a plan takes.
+    """
+    clock = [0.0]
+    measured: list[UpdatePlan] = []
+
+    def step(plan: UpdatePlan) -> float:
+        measured.append(plan)
+        clock[0] += duration(plan)
+        return 7.0
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    return step, measured
+
+
 def test_updates_are_measured_for_ten_seconds_after_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -142,20 +162,10 @@ def test_updates_are_measured_for_ten_seconds_after_the_first(
         (0.9, [updates[0]], 9, 12),  # again and again
         (60.0, updates, 1, 1),  # the first is measured itself
     ):
-        clock = [0.0]
-        measured = []
-
-        def step(
-            update: UpdatePlan,
-            clock: Any = clock,
-            measured: Any = measured,
-            seconds: float = seconds,
-        ) -> float:
-            measured.append(update)
-            clock[0] += seconds / tokens * (update.num_tokens + update.num_src_tokens)
-            return 7.0
-
-        monkeypatch.setattr(time, "perf_counter", lambda clock=clock: clock[0])
+        step, measured = simulate_steps(
+            monkeypatch,
+            lambda plan, rate=tokens / seconds: (plan.num_tokens + plan.num_src_tokens) / rate,
+        )
         measurement = measure_updates(step, planned, planned[0])
         count = len(measurement.plans)
         assert min_count <= count <= max_count, seconds
@@ -176,20 +186,12 @@ def test_a_slow_model_is_measured_on_the_first_batch_of_an_update(
     assert first_plan.num_tokens == LENGTHS[rows, 1].sum() < updates[0].num_tokens / 2
     assert first_plan.num_src_tokens == LENGTHS[rows, 0].sum()
     for seconds_per_update, num_more in ((600.0, 0), (20.0, 1), (4.9, 2)):
-        clock = [0.0]
-        measured: list[UpdatePlan] = []
-
-        def step(
-            plan: UpdatePlan,
-            clock: Any = clock,
-            measured: Any = measured,
-            seconds: float = seconds_per_update,
-        ) -> float:
-            clock[0] += seconds * plan.num_tokens / updates[0].num_tokens
-            measured.append(plan)
-            return 1.0
-
-        monkeypatch.setattr(time, "perf_counter", lambda clock=clock: clock[0])
+        step, measured = simulate_steps(
+            monkeypatch,
+            lambda plan, seconds=seconds_per_update: (
+                seconds * plan.num_tokens / updates[0].num_tokens
+            ),
+        )
         measurement = measure_updates(step, updates, first_plan)
         assert len(measured) == 1 + num_more
         assert list(measurement.plans) == (measured[1:] or [first_plan])

@@ -14,13 +14,20 @@ from collections.abc import Callable
 from functools import partial
 from logging.handlers import BufferingHandler
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import pytest
 from tiny import sentences
 from toy import command, train
-from translating import fork, kill, status, translate, write_lines, write_model
+from translating import (
+    assert_bounded_memory,
+    fork,
+    kill,
+    status,
+    translate,
+    write_lines,
+    write_model,
+)
 
 from nmt.cli import synthesis
 from nmt.config import BacktranslateConfig, DistillConfig, Engine, TooLong
@@ -405,15 +412,8 @@ def test_memory_does_not_grow_with_the_number_of_lines(folder: Path, tmp_path: P
     long_text = tmp_path / "long"
     long_text.write_bytes(short_text.read_bytes() * 8 + b"\n" * 60_000)
     options = {"max_length_a": 0.0, "max_length_b": 2, "window_lines": 500}
-    peaks = tmp_path / "peaks"
 
-    def measure() -> int:
-        for text in (short_text, long_text):
-            distill(folder, tmp_path / f"of-{text.stem}", input=[str(text)], **options)
-            with peaks.open("a") as stream:
-                print(getrusage(RUSAGE_SELF).ru_maxrss / 1024, file=stream)
-        return 0
+    def process(text: Path) -> None:
+        distill(folder, tmp_path / f"of-{text.stem}", input=[str(text)], **options)
 
-    assert status(fork(measure, tmp_path / "log")) == 0
-    memory_before, memory_after = map(float, peaks.read_text(encoding="utf-8").split())
-    assert memory_after < memory_before + 15  # MiB
+    assert_bounded_memory(process, [short_text, long_text])

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 
 import torch
 from tiny import sentences, tiny_model, tokenizer_config
@@ -97,6 +98,22 @@ def kill(pid: int) -> None:
     """Kill a child that may have ended, and wait for it."""
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
+
+
+def assert_bounded_memory(process: Callable[[Path], object], texts: list[Path]) -> None:
+    """Process two texts in a child; the second, longer one must need at most 15 MiB more."""
+    peaks = texts[0].with_name("peaks")
+
+    def measure() -> int:
+        for text in texts:
+            process(text)
+            with peaks.open("a") as stream:
+                print(getrusage(RUSAGE_SELF).ru_maxrss / 1024, file=stream)
+        return 0
+
+    assert status(fork(measure, texts[0].with_name("log"))) == 0
+    memory_before, memory_after = map(float, peaks.read_text(encoding="utf-8").split())
+    assert memory_after < memory_before + 15  # MiB; 50,000 results in memory would be 25 or more
 
 
 def status(pid: int, *, seconds: float = 60) -> int:

@@ -20,12 +20,8 @@ from nmt.config import ADVICE_FOR_KEY, OUR_KEY, Picture, resolve_path, translate
 from nmt.errors import ConfigError, suggest_names
 
 YAML_SUFFIXES = (".yaml", ".yml")
-GROUPS = (
-    "model",
-    "data",
-    "augment",
-    "experiment",
-)  # config groups: folders of YAML files to choose from
+# config groups: folders of YAML files to choose from
+GROUPS = ("model", "data", "augment", "experiment")
 _SWEEP_FLAGS = ("--multirun", "-m")
 _CONFIG_FLAGS = ("--cfg", "-c")
 _COMPLETION_FLAGS = ("--shell-completion", "-sc")
@@ -152,9 +148,9 @@ def _advise_on_word(word: str, next_words: list[str], command: Command) -> str:
     """
     key, _, value = word.partition(":")
     if key in {setting.key for setting in command.accepted_settings}:
-        values = [value for value in (value, *next_words) if value not in ("", "=", ":")]
-        values.append("VALUE")
-        return "write " + shlex.quote(f"{key}={values[0]}")
+        candidates = [value, *next_words, "VALUE"]
+        value = next(text for text in candidates if text not in ("", "=", ":"))
+        return "write " + shlex.quote(f"{key}={value}")
     if Path(word).suffix in YAML_SUFFIXES and "experiment" in command.groups:
         return "write " + shlex.quote(f"experiment={word}")
     if command.name == "visualize" and word in [picture.value for picture in Picture]:

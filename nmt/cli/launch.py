@@ -70,8 +70,8 @@ def _silence_torch(timeout_seconds: int) -> None:
 def _run_ranks(config: LaunchConfig, config_path: Path) -> signal.Signals | None:
     """Start the ranks and wait for them; return the signal that stopped the launcher, if any."""
 
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise SignalException("asked to stop", sigval=signal.Signals(number))
+    def stop(signal_number: int, frame: FrameType | None) -> NoReturn:
+        raise SignalException("asked to stop", sigval=signal.Signals(signal_number))
 
     previous_handler = signal.signal(signal.SIGUSR1, stop)  # the launcher handles SIGTERM itself
     try:
@@ -104,7 +104,7 @@ def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
             raise RankError(
                 f"rank {path.parent.name}, asked to stop by {stop_signal.name}: {rank_message}"
             )
-        stop_message = rank_message  # says more
+        stop_message = rank_message  # more specific
     raise StoppedError(stop_message)
 
 

@@ -130,7 +130,7 @@ def _composed_values(command: Command, words: list[str]) -> dict[str, Any]:
 def report_error(error: BaseException, program: str) -> int:
     """Print the line for an error that needs no traceback; return the exit status.
 
-    Raises an `OSError` that names no file again, since it is a bug unless the disk is full.
+    Re-raises an `OSError` without a file name: unless the disk is full, it is a bug.
     """
     if isinstance(error, BrokenPipeError):
         # The reader, for example head, has ended. Python would fail again when it flushes at exit.
@@ -145,7 +145,7 @@ def report_error(error: BaseException, program: str) -> int:
     elif isinstance(error, KeyboardInterrupt):
         message = "interrupted"
         status = EXIT_INTERRUPTED
-    with contextlib.suppress(OSError):  # stderr may be full too; the status still tells
+    with contextlib.suppress(OSError):  # stderr may be full too; the exit status shows the error
         print(escape_controls(f"{program}: {message}"), file=sys.stderr)
     return status
 
@@ -207,7 +207,7 @@ def _read_verbosity(words: list[str]) -> tuple[list[str], int]:
 def log_to_stderr(level: int | None = None) -> None:
     """Write the logs of nmt to stderr: all of rank 0, and warnings of other ranks.
 
-    `level` is by default the one of the command that started this process.
+    By default, `level` is the level of the command that started this process.
     """
     if level is None:
         level = int(os.environ.get(_LEVEL_VARIABLE, logging.INFO))

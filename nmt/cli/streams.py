@@ -62,17 +62,17 @@ def open_output(output: str, stack: contextlib.ExitStack) -> IO[bytes]:
 def open_input(path: str, stack: contextlib.ExitStack) -> tuple[Iterator[str], Callable[[], bool]]:
     """Open an input; return its lines and a function that tells if more can be read at once.
 
-    Files can always be read. Lines of a terminal, pipe or socket may have to be waited for.
+    Reading a file never waits; reading a terminal, pipe or socket may.
     """
     status = _stdin_status() if path == "-" else None
     if status is not None and not stat.S_ISREG(status.st_mode):  # a terminal, pipe or socket
-        waiting = ArrivingLines(sys.stdin.buffer.fileno())
-        return read_stream(waiting, "stdin"), waiting.has_more
+        arriving_lines = ArrivingLines(sys.stdin.buffer.fileno())
+        return read_stream(arriving_lines, "stdin"), arriving_lines.has_more
     if path == "-" or not is_stream(path) or is_compressed(path):
         return read_input(path), lambda: True
     pipe = stack.enter_context(resolve_path(path).open("rb", buffering=0))
-    waiting = ArrivingLines(pipe.fileno())
-    return read_stream(waiting, path), waiting.has_more
+    arriving_lines = ArrivingLines(pipe.fileno())
+    return read_stream(arriving_lines, path), arriving_lines.has_more
 
 
 def input_size(path: str) -> int | None:

@@ -81,7 +81,7 @@ def run_hydra(
             except Exception as error:
                 if os.getpid() != main_pid:  # Hydra passes the error on to the main process
                     raise
-                errors.append(error)  # raised below, since Hydra would print a report of it
+                errors.append(error)  # raised below, so that Hydra does not report it
                 return None
 
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises exceptions instead of printing them
@@ -91,7 +91,7 @@ def run_hydra(
         start_seconds = time.time()
         try:
             main(run_job)()
-        except Exception:  # a sweeper may fail because a run returned no score
+        except Exception:  # after a failed run, a sweeper lacks its score and may fail too
             if not errors:
                 raise
         run_dirs = [path.read_text() for path in sorted(Path(names_folder).iterdir())]
@@ -120,7 +120,7 @@ def _report_sweep(run_dirs: list[str], start_seconds: float) -> None:
 
 def _to_override(argument: Argument) -> str:
     """Write a swept setting, or the choice of a config group, in Hydra's grammar."""
-    prefix = "" if argument.key in GROUPS else "++"  # ++ also adds keys with a name of the user
+    prefix = "" if argument.key in GROUPS else "++"  # ++ also adds new keys, such as mix.NAME
     return f"{prefix}{argument.key}={argument.value}"
 
 

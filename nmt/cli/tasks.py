@@ -27,7 +27,7 @@ from nmt.errors import ConfigError, ModelError, NmtError
 
 log = logging.getLogger(__name__)
 
-_MIN_SERVER_BYTES = 1536 << 20  # of address space: 1.1 GB on two cores, more on others
+_MIN_SERVER_BYTES = 1536 << 20  # of address space; two cores need 1.1 GB, more cores need more
 
 
 def preprocess(config: PreprocessConfig) -> None:
@@ -74,9 +74,9 @@ def _default_average_folder(config: AverageConfig) -> str:
 
 
 def _choose_checkpoints(config: AverageConfig) -> list[Path]:
-    """Choose the best or the last checkpoints of a run, as many as `best` or `last` says.
+    """Return the `best` best or the `last` newest checkpoints of a run.
 
-    Without these settings, chooses the last checkpoints, as many as `average_last` of the run says.
+    Without these settings, returns the newest ones; `average_last` of the run sets their number.
     """
     from nmt.average import best_checkpoints, last_checkpoints
     from nmt.checkpoint import list_checkpoints
@@ -177,7 +177,7 @@ def serve(config: ServeConfig) -> None:
 
 
 def _check_address_space() -> None:
-    """Raise `NmtError` if torch and its libraries do not fit; they would end in tracebacks."""
+    """Raise `NmtError` if torch and its libraries do not fit; they would fail with tracebacks."""
     if sys.platform == "win32":
         return
     import resource  # not on Windows

@@ -31,7 +31,7 @@ from nmt.runtime.reading import open_regular
 
 log = logging.getLogger(__name__)
 CLOSE_SECONDS = 20.0  # how long the end of a run waits for its trackers
-_QUIET_SECONDS = 1.0  # of the wait, before a line in the log
+_QUIET_SECONDS = 1.0  # a longer wait is logged
 
 # `metrics.jsonl` has at most two records with metrics for an update: of training, then of
 # validation. The position of a record is 2 * update for training, 2 * update + 1 for validation.
@@ -52,7 +52,7 @@ class RunInfo:
     folder: Path
     id: str  # from the marker file, so a resumed run continues the same run in the tracker
     settings: dict[str, Any]  # values by dotted keys, such as model.d_model, and the git commit
-    sent: int  # position of the newest record that was sent for certain; 0 if none was
+    sent: int  # position of the newest record that was surely sent; 0 if none
 
 
 class Tracker(Protocol):
@@ -146,13 +146,13 @@ class _Mlflow:
         return str(experiment.experiment_id)
 
     def _find_run(self, run: RunInfo) -> str | None:
-        """Return MLflow's id of a run that was created before, or None."""
+        """Return the id in MLflow of a run that was created before, or None."""
         query = f"tags.nmt_run = '{run.id}'"
         matches = self._client.search_runs([self._experiment_id()], query, max_results=1)
         return matches[0].info.run_id if matches else None
 
     def _create_run(self, run: RunInfo) -> str:
-        """Create a run with the settings as parameters; return MLflow's id of it."""
+        """Create a run with the settings as parameters; return its id in MLflow."""
         created_run = self._client.create_run(
             self._experiment_id(), run_name=run.folder.name, tags={"nmt_run": run.id}
         )
@@ -265,8 +265,11 @@ class TrackerThread:
         self._is_closing.set()
         self._wake.set()
 
-    def is_closed(self, deadline: float) -> bool:
-        """Wait for the end of the thread until `time.monotonic()` is `deadline`."""
+    def wait_closed(self, deadline: float) -> bool:
+        """Wait until the thread ends or `time.monotonic()` reaches `deadline`.
+
+        Returns whether the thread has ended.
+        """
         self._thread.join(max(0.0, deadline - time.monotonic()))
         return not self._thread.is_alive()
 
@@ -347,14 +350,15 @@ def close_trackers(threads: Sequence[TrackerThread], timeout_seconds: float | No
     start_seconds = time.monotonic()
     for thread in threads:
         thread.start_closing()
-    open_threads = [t for t in threads if not t.is_closed(start_seconds + _QUIET_SECONDS)]
+    quiet_end = start_seconds + _QUIET_SECONDS
+    open_threads = [thread for thread in threads if not thread.wait_closed(quiet_end)]
     if open_threads:
         names = ", ".join(thread.name.value for thread in open_threads)
         log.info("waiting up to %g seconds for %s to take all metrics", timeout_seconds, names)
     for thread in open_threads:
-        if not thread.is_closed(start_seconds + timeout_seconds):
+        if not thread.wait_closed(start_seconds + timeout_seconds):
             thread.warn(f"no answer for {timeout_seconds:g} seconds")
-            if thread.name is TrackerName.wandb:  # waits for its process when Python exits
+            if thread.name is TrackerName.wandb:  # wandb waits for its own process at exit
                 log.warning("this command ends when wandb's own process has ended")
 
 
