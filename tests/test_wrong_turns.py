@@ -177,6 +177,7 @@ COMPLETIONS = {
 }
 
 
+@pytest.mark.slow
 def test_the_settings_of_an_answer_are_accepted_as_they_stand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
