@@ -33,7 +33,7 @@ from nmt.visualize.run_table import find_runs, run_table, summarize_run
 
 log = logging.getLogger(__name__)
 
-_WORD_BOUNDS = (1, 4, 11, 21, 41, math.inf)  # of the parts of a test set by length
+_WORD_BOUNDS = (1, 4, 11, 21, 41, math.inf)  # words of a source, for scores by length
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _metric_options(config: EvaluateConfig, test_set: _TestSet) -> dict[str, Any
 
 
 def _runs_to_compare(config: EvaluateConfig) -> list[Path]:
-    """Return the runs in a folder of runs or of a pattern; [] if `model_dir` names models."""
+    """Return the runs that a folder or pattern in `model_dir` names; [] if it names models."""
     if config.model_dir is None or len(config.model_dir) > 1:
         return []  # several models are an ensemble
     runs = find_runs(config.model_dir)
@@ -196,7 +196,7 @@ def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> 
         # only compares numbers of lines: the source is not scored, so it may look tokenized
         metrics.check_lines({"src": test_set.sources}, test_set.references, force=True)
         test_sets = [test_set]
-    # the texts that the hypotheses will be scored with, before a translation that may take long
+    # Check the references before the translation, which may take long
     baseline_system = {} if baseline is None else {"baseline": baseline}
     for test_set in list(test_sets):
         test_sets += [_perturb(test_set, kind, config.seed) for kind in config.perturb]
@@ -214,7 +214,7 @@ def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> 
 
 
 def _perturb(test_set: _TestSet, kind: Perturbation, seed: int) -> _TestSet:
-    """Return a test set with changed text; lines draw random numbers of their own."""
+    """Return a test set with perturbed text; each line has its own random generator."""
     sources = []
     references: list[list[str]] = [[] for _ in test_set.references]
     for i, source in enumerate(test_set.sources):
@@ -229,7 +229,7 @@ def _perturb(test_set: _TestSet, kind: Perturbation, seed: int) -> _TestSet:
 
 
 def _divide_by_length(test_set: _TestSet) -> list[_TestSet]:
-    """Divide a translated test set into the lines whose sources have few words or more."""
+    """Divide a translated test set by the number of words of its sources."""
     word_counts = [len(source.split()) for source in test_set.sources]
     groups = []
     for low, high in itertools.pairwise(_WORD_BOUNDS):

@@ -206,7 +206,7 @@ def _check_text(text: str, type_hint: Any, key: str) -> None:
 def _check_choices(items: list[Any], type_hint: Any, key: str) -> None:
     """Raise a `ConfigError` for text in a list that is no choice of the setting."""
     for list_type in (type_hint, *typing.get_args(type_hint)):
-        [*item_types] = typing.get_args(list_type)
+        item_types = typing.get_args(list_type)
         for item in items:
             if typing.get_origin(list_type) is list and isinstance(item, str):
                 _check_text(item, item_types[0], key)
