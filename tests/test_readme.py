@@ -31,7 +31,7 @@ ELSEWHERE = {
 }
 # other programs: a command begins with this text
 PROGRAMS = {
-    "make demo": "needs the network and 13 minutes; test_homeassistant.py runs its parts",
+    "make demo": "needs the network and 15 minutes; test_homeassistant.py runs its parts",
     "make gpu": "needs a GPU; test_make_gpu.py rehearses it",
     "make benchmark": "installs other toolkits; test_benchmark.py runs its parts",
     "MLFLOW_ALLOW_FILE_STORE=true mlflow ui": "serves until it is stopped",
