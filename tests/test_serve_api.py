@@ -281,6 +281,7 @@ def test_v1_refuses_settings_beyond_the_bounds(server: Running) -> None:
         ({"search": {"normalization": "wuu"}}, "did you mean wu"),
         ({"search": {"stop": "frist"}}, "did you mean first"),
         ({"search": {"model_dir": "/"}}, "no setting 'model_dir'"),
+        ({"search": {"min_p": 1}}, "min_p is no float from 0 to 0.999"),
         ({"search": {"forbid": [""]}}, "forbid is no list of at most 100 phrases"),
         ({"search": {"forbid": ["a"] * 101}}, "forbid is no list"),
         ({"search": {"forbid": "a"}}, "forbid is no list"),
