@@ -43,7 +43,7 @@ def test_words_are_aligned_with_their_translations_or_with_none() -> None:
     num_proposed = 0
     num_true = 0
     for src, tgt, links in pairs:
-        proposed = set(map(tuple, aligner.align(src, tgt, has_joint_ids=False).tolist()))
+        proposed = {(s, t) for _, t, s in aligner.align([(src, tgt)], has_joint_ids=False).tolist()}
         num_right += len(proposed & links)
         num_proposed += len(proposed)
         num_true += len(links)
@@ -54,11 +54,11 @@ def test_words_are_aligned_with_their_translations_or_with_none() -> None:
 
 def test_equal_ids_are_copies_only_in_a_joint_vocabulary() -> None:
     aligner = WordAligner([([1, 2], [3, 4])], src_vocab_size=9, tgt_vocab_size=9)
-    assert aligner.align([7, 8, 7], [8, 7, 7], has_joint_ids=False).tolist() == []
+    assert aligner.align([([7, 8, 7], [8, 7, 7])], has_joint_ids=False).tolist() == []
     # repeated ids are aligned with the nearest one
-    links = aligner.align([7, 8, 7], [7, 8, 7], has_joint_ids=True)
-    assert links.tolist() == [[0, 0], [1, 1], [2, 2]]
-    assert aligner.align([], [1], has_joint_ids=True).tolist() == []
+    pairs = [([], [1]), ([7, 8, 7], [7, 8, 7]), ([7], [])]
+    links = aligner.align(pairs, has_joint_ids=True)
+    assert links.tolist() == [[1, 0, 0], [1, 1, 1], [1, 2, 2]]
 
 
 def naive_alignment_loss(weights: Tensor, links: list[tuple[int, int]]) -> Tensor:

@@ -97,55 +97,68 @@ class WordAligner:
             tgt_vocab_size: number of target ids.
         """
         sampled_pairs = draw_pairs(pairs)
+        links = make_links(sampled_pairs, null_id=src_vocab_size)
+        forward = estimate_translations(links, src_vocab_size + 1, tgt_vocab_size)
         reversed_pairs = [(tgt_ids, src_ids) for src_ids, tgt_ids in sampled_pairs]
-        self._forward = _ProbabilityTable(sampled_pairs, src_vocab_size, tgt_vocab_size)
-        self._backward = _ProbabilityTable(reversed_pairs, tgt_vocab_size, src_vocab_size)
+        links = make_links(reversed_pairs, null_id=tgt_vocab_size)
+        backward = estimate_translations(links, tgt_vocab_size + 1, src_vocab_size)
+        self._num_tgt = tgt_vocab_size
+        # both directions have the same U pairs of ids, apart from the null id, which comes last
+        num_keys = int(np.searchsorted(forward.src, src_vocab_size))
+        self._keys = (forward.src * tgt_vocab_size + forward.tgt)[:num_keys]  # (U,), ascending
+        self._tgt_probs = forward.probs[:num_keys]  # (U,), p(target id | source id)
+        order = np.argsort((backward.tgt * tgt_vocab_size + backward.src)[:num_keys])
+        self._src_probs = backward.probs[:num_keys][order]  # (U,), p(source id | target id)
+        self._null_tgt_probs = np.zeros(tgt_vocab_size)  # p(target id | null id)
+        self._null_tgt_probs[forward.tgt[num_keys:]] = forward.probs[num_keys:]
+        self._null_src_probs = np.zeros(src_vocab_size)  # p(source id | null id)
+        self._null_src_probs[backward.tgt[num_keys:]] = backward.probs[num_keys:]
 
-    def align(self, src: Ids, tgt: Ids, *, has_joint_ids: bool) -> Array:
-        """Return the links (L, 2) of a pair: positions in the source and in the target.
+    def align(self, pairs: Sequence[tuple[Ids, Ids]], *, has_joint_ids: bool) -> Array:
+        """Return the links (L, 3) of pairs: the pair, target position and source position.
 
         A link is the best for both of its tokens, so that each token has at most one.
         With `has_joint_ids`, equal ids on both sides are the same text.
         """
-        if not len(src) or not len(tgt):
-            return np.zeros((0, 2), dtype=np.int64)
-        src_ids = np.asarray(src, dtype=np.int64)
-        tgt_ids = np.asarray(tgt, dtype=np.int64)
-        src_of_tgt = self._forward.best_positions(src_ids, tgt_ids, has_joint_ids)  # (T,)
-        tgt_of_src = self._backward.best_positions(tgt_ids, src_ids, has_joint_ids)  # (S,)
-        tgt_positions = np.flatnonzero(src_of_tgt >= 0)
-        src_positions = src_of_tgt[tgt_positions]
-        is_mutual = tgt_of_src[src_positions] == tgt_positions
-        return np.stack([src_positions[is_mutual], tgt_positions[is_mutual]], axis=1)
-
-
-class _ProbabilityTable:
-    """IBM model 1 of one direction."""
-
-    def __init__(self, pairs: list[tuple[Ids, Ids]], num_src: int, num_tgt: int) -> None:
-        links = make_links(pairs, null_id=num_src)
-        translations = estimate_translations(links, num_src + 1, num_tgt)
-        self._num_tgt = num_tgt
-        self._null_id = num_src
-        self._keys = translations.src * num_tgt + translations.tgt  # (U,), ascending
-        self._probs = translations.probs  # (U,)
-
-    def best_positions(self, src: Array, tgt: Array, has_joint_ids: bool) -> Array:
-        """Return the source position of each target token, (T,); -1 for none."""
-        linked = np.append(src, self._null_id)
-        keys = linked[:, None] * self._num_tgt + tgt  # (S + 1, T)
+        src, src_fractions = _pad([src_ids for src_ids, _ in pairs])  # (B, S) each
+        tgt, tgt_fractions = _pad([tgt_ids for _, tgt_ids in pairs])  # (B, T) each
+        is_pair = (src >= 0)[:, :, None] & (tgt >= 0)[:, None, :]  # (B, S, T), without padding
+        keys = src[:, :, None] * self._num_tgt + tgt[:, None, :]  # (B, S, T)
         indices = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
-        probs = np.where(self._keys[indices] == keys, self._probs[indices], 0.0)  # (S + 1, T)
+        is_known = (self._keys[indices] == keys) & is_pair
+        tgt_probs = np.where(is_known, self._tgt_probs[indices], 0.0)  # (B, S, T)
+        src_probs = np.where(is_known, self._src_probs[indices], 0.0)  # (B, S, T)
         if has_joint_ids:
-            is_copy = linked[:, None] == tgt  # (S + 1, T)
-            probs = np.where(is_copy, probs.clip(min=_COPY_PROB), probs)
-        src_fractions = (np.arange(len(src)) + 0.5) / len(src)  # (S,), of the sentence
-        tgt_fractions = (np.arange(len(tgt)) + 0.5) / len(tgt)  # (T,)
-        distances = np.abs(src_fractions[:, None] - tgt_fractions)  # (S, T), from the diagonal
-        prior = np.exp(-_DIAGONAL_TENSION * distances)  # (S, T)
-        prior *= (1 - _NULL_PROB) / prior.sum(axis=0)
-        probs[:-1] *= prior
-        probs[-1] *= _NULL_PROB
-        best = probs.argmax(axis=0)  # (T,)
-        has_source = (probs.max(axis=0) > 0) & (best < len(src))
-        return np.where(has_source, best, -1)
+            copy_prob = np.where(src[:, :, None] == tgt[:, None, :], _COPY_PROB, 0.0)
+            tgt_probs = np.maximum(tgt_probs, copy_prob)
+            src_probs = np.maximum(src_probs, copy_prob)
+        distances = np.abs(src_fractions[:, :, None] - tgt_fractions[:, None, :])
+        prior = np.where(is_pair, np.exp(-_DIAGONAL_TENSION * distances), 0.0)  # (B, S, T)
+        is_best_src = _mark_best(tgt_probs, prior, self._null_tgt_probs[tgt][:, None, :], axis=1)
+        is_best_tgt = _mark_best(src_probs, prior, self._null_src_probs[src][:, :, None], axis=2)
+        numbers, src_positions, tgt_positions = (is_best_src & is_best_tgt).nonzero()  # (L,) each
+        return np.stack([numbers, tgt_positions, src_positions], axis=1)
+
+
+def _pad(rows: Sequence[Ids]) -> tuple[Array, Array]:
+    """Return ids (B, L), padded with -1, and the relative position of each in its row, (B, L)."""
+    lengths = np.array([len(ids) for ids in rows])[:, None]  # (B, 1)
+    positions = np.arange(lengths.max())  # (L,)
+    padded = np.full((len(rows), len(positions)), -1)
+    padded[positions < lengths] = np.concatenate(rows)
+    return padded, (positions + 0.5) / lengths.clip(min=1)
+
+
+def _mark_best(probs: Array, prior: Array, null_probs: Array, *, axis: int) -> Array:
+    """Mark the best position along `axis` for each other token, unless the null id is better.
+
+    Shapes: (B, S, T); `null_probs` has size 1 along `axis`.
+    """
+    totals = prior.sum(axis, keepdims=True)
+    totals[totals == 0] = 1.0  # of padding
+    scores = probs * prior * ((1 - _NULL_PROB) / totals)
+    highest = scores.max(axis, keepdims=True)
+    has_link = (highest > 0) & (highest >= _NULL_PROB * null_probs)
+    is_best = np.zeros(scores.shape, dtype=bool)
+    np.put_along_axis(is_best, scores.argmax(axis, keepdims=True), has_link, axis)
+    return is_best

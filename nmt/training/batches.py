@@ -210,15 +210,7 @@ class BatchMaker:
             source_eos=self._source_eos,
         )
         if self.aligner is not None:
-            batch = replace(batch, alignment=self._align(pairs, self.aligner))
+            has_joint_ids = self.tokenizers.src_vocab_size is None
+            links = self.aligner.align(pairs, has_joint_ids=has_joint_ids)
+            batch = replace(batch, alignment=torch.from_numpy(links))
         return batch.pin() if self._device_type == "cuda" else batch
-
-    def _align(self, pairs: Sequence[tuple[Ids, Ids]], aligner: WordAligner) -> Tensor:
-        """Return the links of all pairs, (L, 3): pair, target position and source position."""
-        has_joint_ids = self.tokenizers.src_vocab_size is None
-        links = []
-        for number, (src, tgt) in enumerate(pairs):
-            positions = aligner.align(src, tgt, has_joint_ids=has_joint_ids)  # (links, 2)
-            numbers = np.full(len(positions), number)
-            links.append(np.stack([numbers, positions[:, 1], positions[:, 0]], axis=1))
-        return torch.from_numpy(np.concatenate(links))
