@@ -27,7 +27,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast.layers import FastLinear
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Learner, UpdateResult
-from nmt.training.loss import r_drop_loss
+from nmt.training.loss import CUT_PROB, cut_embeddings, r_drop_loss
 from nmt.training.train import Trainer
 
 LAYERS = importlib.import_module("nmt.model.fast.layers")
@@ -203,6 +203,33 @@ def test_two_passes_of_r_drop_count_once_and_draw_dropout_of_their_own(
     learner.zero_grad()
     assert loss(1) > 0
     assert_close(gradient(learner.model), exact)
+    usual_update = change(make_run(data_dir, tmp_path).learner, update)
+    assert change(learner, update).flops == 2 * usual_update.flops
+
+
+def test_the_second_pass_of_simcut_lacks_some_embeddings(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = make_run(data_dir, tmp_path, simcut=3.0).learner
+    without_dropout(learner)
+    model = learner.objective.model
+    ids = torch.randint(5, model.embedding.num_embeddings, (4000,))
+    eos_id = learner.objective.src_eos_id
+    ids[::4] = eos_id
+    with cut_embeddings(model, eos_id):
+        is_cut = (model.embedding(ids) == 0).all(dim=1)  # (N,)
+    assert not is_cut[::4].any()
+    share = float(is_cut[ids != eos_id].float().mean())
+    assert share == pytest.approx(CUT_PROB, abs=0.015)
+    assert torch.equal(model.embedding(ids), model.embedding.weight[ids])  # not after the block
+
+    update = make_update(CUTS["unequal"])
+    exact = exact_gradient(learner, list(range(10)))
+    monkeypatch.setattr("nmt.training.loss.CUT_PROB", 0.0)
+    loss_without_cut = accumulate(learner, update).sum(0)[0]
+    assert_close(gradient(learner.model), exact)  # the KL divergence and its gradient are 0
+    monkeypatch.setattr("nmt.training.loss.CUT_PROB", 0.3)
+    assert accumulate(learner, update).sum(0)[0] > loss_without_cut + 0.1
     usual_update = change(make_run(data_dir, tmp_path).learner, update)
     assert change(learner, update).flops == 2 * usual_update.flops
 

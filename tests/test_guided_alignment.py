@@ -144,8 +144,10 @@ def test_a_guided_model_attends_to_the_words_that_it_translates(
 
 
 @pytest.mark.slow
-def test_a_guided_run_resumes_exactly(toy_data: Path, tmp_path: Path) -> None:
-    options = ["guided_alignment=0.1", "subword_sampling=0.2", "valid_bleu=false"]
+def test_a_run_with_guided_alignment_and_simcut_resumes_exactly(
+    toy_data: Path, tmp_path: Path
+) -> None:
+    options = ["guided_alignment=0.1", "simcut=1", "subword_sampling=0.2", "valid_bleu=false"]
     assert_resumes_exactly(toy_data, tmp_path, options, ends=(5, 9))
 
 

@@ -103,6 +103,27 @@ def test_r_drop_equals_its_definition_whatever_the_chunks(monkeypatch: pytest.Mo
             torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=2e-5, rtol=1e-5)
 
 
+def test_simcut_equals_its_definition_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for smoothing, alpha, chunk in itertools.product((0.0, 0.1), (0.5, 3.0), (512, 4, 2)):
+        monkeypatch.setattr(loss, "CPU_CHUNK_ROWS", chunk)
+        hidden, weight, targets = example()
+        repeated = targets[:6].repeat_interleave(2)
+        exact = exact_copies(hidden, weight)
+        options = {"smoothing": smoothing, "softmax_loss": loss.simcut_loss(alpha)}
+        sums = smoothed_cross_entropy(hidden, weight, repeated, **options)
+        expected, nll = by_definition(exact[0][0::2], exact[1], targets[:6], smoothing)
+        whole = (exact[0][0::2] @ exact[1].T).log_softmax(-1)
+        cut = (exact[0][1::2] @ exact[1].T).log_softmax(-1)
+        kl = nn.functional.kl_div(cut, whole, reduction="sum", log_target=True)
+        expected = expected + alpha * kl
+        torch.testing.assert_close(sums[0].double(), expected, atol=1e-5, rtol=1e-6)
+        torch.testing.assert_close(sums[1].double(), nll, atol=1e-5, rtol=1e-6)
+        sums[0].backward()
+        expected.backward()
+        for ours, theirs in zip((hidden, weight), exact, strict=True):
+            torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=2e-5, rtol=1e-5)
+
+
 def test_the_negative_log_likelihood_knows_no_smoothing_and_no_tokens_have_loss_0() -> None:
     hidden, weight, targets = example()
     loss_sums = set()

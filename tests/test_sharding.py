@@ -136,6 +136,7 @@ def test_what_does_not_go_with_sharding_is_an_error() -> None:
         {"dtype": DType.float16},
         {"compile": True},
         {"r_drop": 1.0},
+        {"simcut": 1.0},
         {"optimizer": MUON},
     ):
         with pytest.raises(ConfigError, match="does not work with sharding=full"):

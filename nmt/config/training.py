@@ -213,6 +213,9 @@ _CONFLICTS = (
     ("adapter", "sharding", "does not work with sharding=full"),
     ("compile", "sharding", "does not work with sharding=full"),
     ("r_drop", "sharding", "does not work with sharding=full"),
+    ("simcut", "sharding", "does not work with sharding=full"),
+    ("simcut", "compile", "does not work with compile=true"),
+    ("simcut", "r_drop", "does not work with r_drop"),
     ("guided_alignment", "sharding", "does not work with sharding=full"),
     ("guided_alignment", "compile", "does not work with compile=true"),
 )
@@ -253,6 +256,12 @@ class TrainConfig(RuntimeConfig):
     )
     r_drop: float = option(
         0.0, "R-Drop: weight of the KL divergence of two dropout passes; 0 disables", low=0
+    )
+    simcut: float = option(
+        0.0,
+        "SimCut: weight of the KL divergence from a second pass without some of the embeddings; "
+        "0 disables",
+        low=0,
     )
     guided_alignment: float = option(
         0.0,

@@ -99,7 +99,7 @@ class Learner:
         self.sharded: Sharded | None = None  # set by `connected` with sharding=full
         may_compile = config.compile
         is_sharded = config.sharding is Sharding.full
-        if is_sharded or config.guided_alignment:
+        if is_sharded or config.guided_alignment or config.simcut:
             may_compile = False
         if self.dtype is torch.bfloat16 and not is_sharded:
             # not with FSDP: it gathers weights again without a new version number, so the cache
@@ -109,9 +109,11 @@ class Learner:
             model,
             smoothing=config.label_smoothing,
             r_drop=config.r_drop,
+            simcut=config.simcut,
             guided_alignment=config.guided_alignment,
             compiler=make_compiler(may_compile, device),
             used_size=batch_maker.tokenizers.tgt.used_size,
+            src_eos_id=batch_maker.tokenizers.src.eos_id,
         )
 
     # --- state
@@ -300,7 +302,7 @@ class Learner:
                     flops += training_flops(self.config.model, self.vocab_size, micro_batch.lengths)
                 lengths = np.concatenate([micro_batch.lengths for micro_batch in micro_batches])
                 num_positions += len(lengths) * int(lengths.max(axis=0).sum())
-        if self.config.r_drop:
+        if self.config.r_drop or self.config.simcut:
             flops *= 2  # two forward and backward passes
         counts = torch.tensor([float(flops), float(num_positions), float(is_stop_requested)])
         local_values = [

@@ -9,7 +9,8 @@ loss = -sum_v q(v) log p(v) = (1 - eps) * nll + eps * mean_v(-log p(v)).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from nmt.training.compiled import Compiler
 from nmt.training.costs import GPU_CHUNK_LOGITS
 
 CPU_CHUNK_ROWS = 256  # target tokens whose logits exist at the same time on a CPU
+CUT_PROB = 0.05  # of a token in SimCut (Gao et al., 2022)
 _MIN_ALIGNMENT_PROB = 1e-6  # added, so that the logarithm is finite
 
 SoftmaxLoss = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
@@ -175,6 +177,51 @@ def r_drop_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
     return compute
 
 
+def simcut_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
+    """Return the `SoftmaxLoss` of SimCut (Gao et al., 2022, equation 4) with weight `alpha`.
+
+    Row 2i of the logits comes from the pass over token i with all embeddings, and row 2i + 1 from
+    the pass without some of them. The loss of a token is CE + alpha * KL(p || p_cut). Both
+    distributions have a gradient. Only the cross-entropy CE, of the first pass, is smoothed, over
+    the first `used_size` ids.
+    """
+
+    def compute(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+        logits_of_passes = logits.float().view(-1, 2, logits.size(1))  # (N / 2, 2, V)
+        loss, nll, grad_whole = softmax_loss_in_place(
+            logits_of_passes[:, 0], targets[::2], smoothing, used_size
+        )
+        log_probs, log_probs_cut = torch.log_softmax(logits_of_passes, dim=-1).unbind(1)
+        probs = log_probs.exp()  # (N / 2, V)
+        log_ratio = log_probs - log_probs_cut
+        kl = (probs * log_ratio).sum(-1, keepdim=True)  # (N / 2, 1)
+        grad_whole = grad_whole + alpha * probs * (log_ratio - kl)
+        grad_cut = alpha * (log_probs_cut.exp() - probs)
+        grad_logits = torch.stack([grad_whole, grad_cut], dim=1).view_as(logits)  # (N, V)
+        return loss + alpha * kl.sum(), nll, grad_logits.to(logits.dtype)
+
+    return compute
+
+
+@contextmanager
+def cut_embeddings(model: FastTransformer, src_eos_id: int) -> Iterator[None]:
+    """Set the embeddings of random tokens to 0 during the block, except for the source's EOS."""
+
+    def cut(_: nn.Module, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
+        (ids,) = inputs
+        is_cut = torch.rand(ids.shape, device=ids.device) < CUT_PROB  # like `ids`
+        return embedded.masked_fill((is_cut & (ids != src_eos_id))[..., None], 0.0)
+
+    hooks = [model.embedding.register_forward_hook(cut)]
+    if model.src_embedding is not None:
+        hooks.append(model.src_embedding.register_forward_hook(cut))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def smoothed_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -216,13 +263,16 @@ class Objective(nn.Module):
         *,
         smoothing: float,
         r_drop: float = 0.0,
+        simcut: float = 0.0,
         guided_alignment: float = 0.0,
         compiler: Compiler | None = None,
         used_size: int | None = None,
+        src_eos_id: int = -1,
     ) -> None:
         """Compile the forward pass and the loss with `compiler`, if there is one.
 
         `guided_alignment` is the weight of `alignment_loss`; batches then need an alignment.
+        With `simcut`, the embeddings of `src_eos_id` are never cut.
 
         `model` itself is not compiled, for validation and decoding. Label smoothing covers the
         first `used_size` ids, by default all.
@@ -230,12 +280,16 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
         self.smoothing = smoothing
-        self.num_passes = 2 if r_drop else 1
+        self.num_passes = 2 if r_drop or simcut else 1
+        self.has_cut_pass = simcut > 0  # the second pass is without some of the embeddings
+        self.src_eos_id = src_eos_id
         self.alignment_weight = guided_alignment
         self.forward_model: Callable[..., Tensor] = model.forward
         self.softmax_loss: SoftmaxLoss = partial(softmax_loss_in_place, used_size=used_size)
         if r_drop:
             self.softmax_loss = r_drop_loss(r_drop, used_size)
+        elif simcut:
+            self.softmax_loss = simcut_loss(simcut, used_size)
         elif compiler is not None:
             self.softmax_loss = partial(softmax_loss_for_compiler, used_size=used_size)
         if compiler is not None:
@@ -250,8 +304,10 @@ class Objective(nn.Module):
         if self.alignment_weight:
             attention_out = {alignment_attention(self.model): None}
         passes = []
-        for _ in range(self.num_passes):  # each draws new dropout
-            passes.append(self._decode(batch, attention_out)[:num_tokens])  # (N, D)
+        for pass_index in range(self.num_passes):  # each draws new dropout
+            is_cut = self.has_cut_pass and pass_index == 1
+            with cut_embeddings(self.model, self.src_eos_id) if is_cut else nullcontext():
+                passes.append(self._decode(batch, attention_out)[:num_tokens])  # (N, D)
         hidden = passes[0]
         if len(passes) > 1:
             hidden = torch.stack(passes, dim=1).flatten(0, 1)  # (2 N, D), both passes of a token
