@@ -71,6 +71,11 @@ class SearchConfig(Settings):
         high=100,
     )
     forbid: list[str] = option([], "phrases that no translation contains, or files of phrases")
+    glossary: list[str] = option(
+        [],
+        "files of terms, SOURCE<TAB>TARGET in each line: the translation of a line with the source "
+        "contains the target; only beam search",
+    )
     sampling: bool = option(False, "sample from the model's distribution instead of beam search")
     temperature: float = option(1.0, "sampling: divisor of the logits", low=0.001, high=1000)
     top_k: int = option(0, "sampling: draw from the k most probable tokens; 0: from all", low=0)
@@ -109,6 +114,11 @@ class SearchConfig(Settings):
     def check(self) -> None:
         are_phrases = all(isinstance(phrase, str) and phrase.strip() for phrase in self.forbid)
         self.require(are_phrases, "forbid", "must be a list of texts that are not empty")
+        are_pairs = all(isinstance(line, str) and "\t" in line for line in self.glossary)
+        self.require(are_pairs, "glossary", "must be a list of files or of SOURCE<TAB>TARGET")
+        if self.glossary:
+            is_beam_search = self.beam_size > 1 and not self.sampling
+            self.require(is_beam_search, "glossary", "needs beam_size=2 or more and no sampling")
         if not self.sampling:
             rule = "only works with sampling=true"
             self.require(self.temperature == 1, "temperature", rule)
@@ -121,7 +131,8 @@ class SearchConfig(Settings):
     def has_constraints(self) -> bool:
         """Whether a setting changes which tokens a translation may continue with."""
         has_repetition_rule = self.no_repeat_ngram > 0 or self.repetition_penalty > 1
-        return self.min_length > 0 or has_repetition_rule or bool(self.forbid)
+        has_terms = bool(self.forbid or self.glossary)
+        return self.min_length > 0 or has_repetition_rule or has_terms
 
     @property
     def needs_attention(self) -> bool:
@@ -163,7 +174,10 @@ class ScoringOverrides(Settings):
         names = asdict(SearchConfig()).keys() & {setting.name for setting in fields(self)}
         changes = {name: getattr(self, name) for name in sorted(names)}
         if changes.get("forbid"):
-            changes["forbid"] = _read_phrases(changes["forbid"])
+            changes["forbid"] = _read_lines(changes["forbid"])
+        if changes.get("glossary"):
+            lines = _read_lines(changes["glossary"])
+            changes["glossary"] = [line for line in lines if not line.startswith("#")]
         return {name: value for name, value in changes.items() if value is not None}
 
 
@@ -179,6 +193,7 @@ class SearchOverrides(ScoringOverrides):
     no_repeat_ngram: int | None = override("no_repeat_ngram")
     repetition_penalty: float | None = override("repetition_penalty")
     forbid: list[str] | None = override("forbid")
+    glossary: list[str] | None = override("glossary")
     sampling: bool | None = override("sampling")
     temperature: float | None = override("temperature")
     top_k: int | None = override("top_k")
@@ -189,14 +204,14 @@ class SearchOverrides(ScoringOverrides):
     loop_guard: bool | None = override("loop_guard")
 
 
-def _read_phrases(phrases: list[str]) -> list[str]:
+def _read_lines(values: list[str]) -> list[str]:
     """Replace each name of a file by the lines of the file that are not empty."""
-    all_phrases = []
-    for phrase in phrases:
-        path = resolve_path(phrase)
+    all_lines = []
+    for value in values:
+        path = resolve_path(value)
         if path.is_file():
             lines = path.read_text(encoding="utf-8-sig").splitlines()
-            all_phrases += [line for line in lines if line.strip()]
+            all_lines += [line for line in lines if line.strip()]
         else:
-            all_phrases.append(phrase)
-    return all_phrases
+            all_lines.append(value)
+    return all_lines

@@ -114,6 +114,7 @@ class SearchRequest:
 
     def can_join(self, tokenizer: Tokenizers) -> bool:
         """Return whether `BeamSearch.join` can add sentences to the search of this request."""
-        if self.config.beam_size == 1 or self.config.sampling or self.config.needs_attention:
+        config = self.config
+        if config.beam_size == 1 or config.sampling or config.needs_attention or config.glossary:
             return False
         return all(constraint.can_join for constraint in self.all_constraints(tokenizer))

@@ -20,6 +20,7 @@ from nmt.search.sampling import Sampler, make_sampling_keys
 from nmt.search.single import can_search_single, search_single
 from nmt.search.state import SearchState
 from nmt.search.stepper import Stepper
+from nmt.search.term_search import TermSearch, find_terms
 
 
 @torch.inference_mode()
@@ -39,7 +40,11 @@ def search(
         return _sample(stepper, request, tokenizer)
     if request.config.beam_size == 1:
         return _extend_one_by_one(SearchState(stepper, request, tokenizer), None)
-    beam_search = BeamSearch(stepper, request, tokenizer)
+    if request.config.glossary:
+        terms = find_terms(request, tokenizer)
+        beam_search: BeamSearch = TermSearch(stepper, request, tokenizer, terms)
+    else:
+        beam_search = BeamSearch(stepper, request, tokenizer)
     while beam_search.num_live:
         beam_search.step()
     return [beam_search.result(i) for i in range(len(request.sources))]

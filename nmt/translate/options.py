@@ -36,6 +36,7 @@ class SearchOptions(TypedDict, total=False):
     no_repeat_ngram: int | None
     repetition_penalty: float | None
     forbid: list[str] | None
+    glossary: list[str] | None
     sampling: bool | None
     temperature: float | None
     top_k: int | None

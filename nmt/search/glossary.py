@@ -1,0 +1,166 @@
+"""Glossaries: find the terms of a source, and the token ids of their translations."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError
+
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+_CASE = "case"  # flag: the source must have the case of the term
+_PART = "part"  # flag: the term is also found inside of words
+# characters of scripts without spaces between words, which are words of their own here
+_IDEOGRAPH = "[\u2e80-\u312f\u31a0-\u9fff\uf900-\ufaff]"
+_WORD = re.compile(rf"{_IDEOGRAPH}|(?:(?!{_IDEOGRAPH})\w)+|[^\w\s]")
+_SPACE = "\u2581"  # SentencePiece's mark of a space
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of a glossary."""
+
+    source: str
+    targets: tuple[str, ...]  # forms of which a translation contains one
+    matches_case: bool = False
+    matches_parts: bool = False
+
+
+def parse_entry(line: str) -> Entry:
+    """Parse `source<TAB>target|another form<TAB>flags`; the flags are optional.
+
+    Raises a `ConfigError` for a line without a source or a target, and for unknown flags.
+    """
+    source, _, remainder = unicodedata.normalize("NFKC", line).strip(" ").partition("\t")
+    forms, _, flag_text = remainder.partition("\t")
+    targets = tuple(form.strip() for form in forms.split("|") if form.strip())
+    if not _WORD.search(source) or not targets or not _is_printable(source, targets):
+        raise ConfigError(f"glossary: {line!r:.80} is not SOURCE<TAB>TARGET; write one pair a line")
+    flags = set(flag_text.replace(",", " ").split())
+    for flag in sorted(flags - {_CASE, _PART}):
+        raise ConfigError(f"glossary: {line!r:.80}: no flag {flag!r:.20}; write case or part")
+    return Entry(source.strip(), targets, _CASE in flags, _PART in flags)
+
+
+def _is_printable(source: str, targets: Iterable[str]) -> bool:
+    return source.isprintable() and all(target.isprintable() for target in targets)
+
+
+class Glossary:
+    """Finds the entries whose source terms occur in a text."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._by_words: dict[tuple[str, ...], list[Entry]] = {}  # in lower case
+        self._max_words: dict[str, int] = {}  # of the entries that begin with a word
+        self._parts: dict[str, list[Entry]] = {}
+        for entry in entries:
+            words = tuple(_WORD.findall(entry.source.casefold()))
+            self._by_words.setdefault(words, []).append(entry)
+            self._max_words[words[0]] = max(len(words), self._max_words.get(words[0], 0))
+            if entry.matches_parts:
+                self._parts.setdefault(entry.source.casefold(), []).append(entry)
+        alternatives = sorted(map(re.escape, self._parts), key=len, reverse=True)
+        self._part_pattern = re.compile("|".join(alternatives)) if alternatives else None
+
+    def find(self, text: str) -> list[tuple[str, ...]]:
+        """Return the target forms of each term that occurs in `text`, in order.
+
+        A word belongs to one term only, the longest one.
+        """
+        matches = list(_WORD.finditer(text))
+        words = [match.group().casefold() for match in matches]
+        terms = []
+        first = 0
+        while first < len(words):
+            num_words = min(self._max_words.get(words[first], 0), len(words) - first)
+            while num_words:
+                entries = self._by_words.get(tuple(words[first : first + num_words]), [])
+                matched = text[matches[first].start() : matches[first + num_words - 1].end()]
+                targets = _choose_targets(entries, matched)
+                if targets:
+                    terms.append(targets)
+                    break
+                num_words -= 1
+            else:
+                terms += self._find_parts(matches[first].group())
+            first += max(num_words, 1)
+        return terms
+
+    def _find_parts(self, word: str) -> list[tuple[str, ...]]:
+        """Return the target forms of the terms inside a word."""
+        if self._part_pattern is None or len(word.casefold()) != len(word):
+            return []
+        terms = []
+        for match in self._part_pattern.finditer(word.casefold()):
+            targets = _choose_targets(self._parts[match.group()], word[slice(*match.span())])
+            if targets:
+                terms.append(targets)
+        return terms
+
+
+def _choose_targets(entries: Sequence[Entry], matched: str) -> tuple[str, ...]:
+    """Return the forms of the entries that match in case, or else of those that ignore case."""
+    for matches_case in (True, False):
+        targets: list[str] = []
+        for entry in entries:
+            is_match = entry.source == matched if matches_case else True
+            if entry.matches_case == matches_case and is_match:
+                targets += entry.targets
+        if targets:
+            return tuple(dict.fromkeys(targets))
+    return ()
+
+
+@lru_cache(maxsize=8)
+def load_glossary(lines: tuple[str, ...]) -> Glossary:
+    """Return the glossary of the lines of the setting `glossary`. Raises `ConfigError`."""
+    return Glossary(parse_entry(line) for line in lines)
+
+
+@lru_cache(maxsize=4096)
+def spell(targets: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Return the ids of target forms, as written and with a capital first letter.
+
+    Leaves out forms that the tokenizer cannot encode. Forms in a script without spaces also have
+    ids that continue a text.
+    """
+    pieces = tokenizer.all_pieces()
+    spellings = []
+    for target in targets:
+        for form in dict.fromkeys([target, target[0].upper() + target[1:]]):
+            ids = tokenizer.encode(form)[len(tokenizer.prefix) :]
+            if not ids or tokenizer.unk_id in ids:
+                continue
+            spellings.append(tuple(ids))
+            if re.match(_IDEOGRAPH, form):
+                spellings.append(_without_space(ids, pieces))
+    return tuple(dict.fromkeys(spellings))
+
+
+def _without_space(ids: list[int], pieces: list[str]) -> tuple[int, ...]:
+    """Return the ids without the space in front, or `ids` if the vocabulary has no such piece."""
+    first_piece = pieces[ids[0]].removeprefix(_SPACE)
+    if not first_piece:
+        return tuple(ids[1:])
+    if first_piece in pieces:
+        return (pieces.index(first_piece), *ids[1:])
+    return tuple(ids)
+
+
+@lru_cache(maxsize=4)
+def word_starts(tokenizer: Tokenizer) -> Bools:
+    """Return for each id whether a word ends before it, rather than continuing with it, (V,)."""
+    pieces = tokenizer.all_pieces()
+    starts = np.ones(len(pieces), dtype=bool)
+    for token, piece in enumerate(pieces):
+        if piece[:1].isalnum() and not re.match(_IDEOGRAPH, piece):
+            starts[token] = False
+    starts[tokenizer.byte_ids] = False
+    return starts

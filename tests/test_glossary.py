@@ -1,0 +1,195 @@
+"""Glossaries: terms found in a source, search with terms, and translations."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from exporting import short_sentences, trained_model
+from searching import (
+    SYMBOLS,
+    TOKENIZER,
+    ToySettings,
+    ToyStepper,
+    assert_same,
+    config,
+    enumerate_hypotheses,
+    find,
+    source_ids,
+    source_rows,
+    toy_source,
+)
+from tiny import EOS, UNK
+from translating import translate, write_lines
+
+from nmt import Translator
+from nmt.config import SearchConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError, NmtError
+from nmt.search.glossary import Bools, load_glossary, spell, word_starts
+from nmt.search.request import SearchRequest
+from nmt.search.term_search import SentenceTerms, TermSearch
+
+ALL_START = np.ones(SYMBOLS, dtype=bool)
+TERMS: list[list[Any]] = [  # spellings of the terms of a sentence
+    [[[4]]],
+    [[[4, 5, 4]]],
+    [[[5, 5]], [[4]]],
+    [[[4]], [[4]]],
+    [[[4, 5], [5, 5]], [[UNK, 4]]],
+    [[[4, 4]], [[4, 4]]],
+]
+
+
+def contains_terms(tokens: Sequence[int], terms: Sequence[Any], starts_word: Bools) -> bool:
+    """Return whether tokens that end with EOS contain the terms, each as a whole word.
+
+    A term that is listed n times must end at n places.
+    """
+    for spellings in terms:
+        num_found = 0
+        for end in range(1, len(tokens)):
+            is_end = any(
+                list(tokens[max(0, end - len(ids)) : end]) == list(ids) for ids in spellings
+            )
+            num_found += is_end and starts_word[tokens[end]]
+        if num_found < terms.count(spellings):
+            return False
+    return tokens[-1] == EOS
+
+
+def find_with_terms(
+    source: Any, settings: SearchConfig, terms: Sequence[Any], starts_word: Bools
+) -> list[Any]:
+    request = SearchRequest(source_rows(source), settings)
+    sentence_terms = [SentenceTerms(item, starts_word) if item else None for item in terms]
+    search = TermSearch(ToyStepper(ToySettings()), request, TOKENIZER, sentence_terms)
+    while search.num_live:
+        search.step()
+    return [search.result(i) for i in range(len(terms))]
+
+
+@pytest.mark.parametrize("terms", TERMS, ids=str)
+def test_a_wide_beam_finds_the_best_of_all_sequences_with_the_terms(terms: list[Any]) -> None:
+    source = toy_source(4, 3)
+    for starts_word in (ALL_START, np.arange(SYMBOLS) < 5):
+        settings = config(400, b=6)
+        results = find_with_terms(source, settings, [terms, None], starts_word)
+        expected = []
+        for hypothesis in enumerate_hypotheses(source_ids(source, 0), 6, settings):
+            if contains_terms(hypothesis.tokens, terms, starts_word):
+                expected.append(hypothesis)
+        finished = [hypothesis for hypothesis in results[0] if hypothesis.finished]
+        assert_same(finished[:20], expected[:20], case=starts_word)
+
+
+@pytest.mark.parametrize("terms", TERMS, ids=str)
+def test_a_narrow_beam_keeps_all_terms_and_leaves_other_sentences_as_they_are(
+    terms: list[Any],
+) -> None:
+    source = toy_source(6, 2, 9, 4)
+    for beam_size, toy_length in itertools.product((2, 4), (10, 14)):
+        settings = config(beam_size, b=toy_length)
+        results = find_with_terms(source, settings, [None, terms, None, terms], ALL_START)
+        plain = find(ToyStepper(), source, settings)
+        assert results[0] == plain[0]
+        assert results[2] == plain[2]
+        for hypotheses in (results[1], results[3]):
+            assert contains_terms(hypotheses[0].tokens, terms, ALL_START)
+
+
+def test_the_longest_term_is_found_at_word_boundaries() -> None:
+    lines = (
+        "New York\tNeuyork",
+        "york\tJork|Jorks",
+        "May\tMai\tcase",
+        "may\tdarf",
+        "haus\tX\tpart",
+    )
+    lines += ("C++\tC++", "東京\tTokio")
+    glossary = load_glossary(lines)
+    assert glossary.find("new  york, York and Yorks") == [("Neuyork",), ("Jork", "Jorks")]
+    assert glossary.find("May I? I may.") == [("Mai",), ("darf",)]
+    assert glossary.find("Das Rathaus am Haus") == [("X",), ("X",)]
+    assert glossary.find("I write C++.") == [("C++",)]
+    assert glossary.find("私は東京にいる") == [("Tokio",)]
+    assert glossary.find("") == []
+    merged = load_glossary(("a\tb", "a\tc", "a\tb"))
+    assert merged.find("A") == [("b", "c")]
+
+
+@pytest.mark.parametrize(
+    "line", ["\tx", "x\t", "x\t|", "x\ty\tbold", "x\ty\x07", "a\u202eb\ty", " \ty"]
+)
+def test_a_line_without_source_and_target_is_an_error(line: str) -> None:
+    with pytest.raises(ConfigError, match=r"^glossary: .*; write "):
+        load_glossary((line,))
+
+
+def test_random_glossaries_are_refused_in_a_line_or_searched() -> None:
+    draw = random.Random(3)
+    alphabet = "aaaabbbb   |#,é東-'\x00\u202e\ufeff"
+    num_valid = 0
+    messages = []
+    for _ in range(1000):
+        lines = []
+        for _ in range(draw.randint(0, 3)):
+            fields = ["".join(draw.choices(alphabet, k=draw.randint(0, 4))) for _ in range(2)]
+            lines.append(draw.choice("\t\t\t\t ").join(fields))
+        text = "".join(draw.choices("ab é東-'", k=20))
+        try:
+            terms = load_glossary(tuple(lines)).find(text)
+        except NmtError as error:
+            messages.append(str(error))
+        else:
+            num_valid += bool(terms)
+            assert all(target for targets in terms for target in targets)
+    assert num_valid > 10
+    assert len(messages) > 20
+    assert all(message.isprintable() for message in messages)
+
+
+def test_a_glossary_of_100_000_terms_is_searched_quickly() -> None:
+    glossary = load_glossary(tuple(f"term {i}\tZiel {i}" for i in range(100_000)))
+    assert glossary.find("a term 99999 and term 7") == [("Ziel 99999",), ("Ziel 7",)]
+
+
+def test_spellings_are_whole_words_with_and_without_a_capital(tokenizer: Tokenizer) -> None:
+    spellings = spell(("haus", "Tür"), tokenizer)
+    assert [tokenizer.decode(ids) for ids in spellings] == ["haus", "Haus", "Tür"]
+    starts = word_starts(tokenizer)
+    assert starts[tokenizer.eos_id]
+    for ids in spellings:
+        assert starts[ids[0]]
+        assert not any(starts[token] for token in ids[1:])
+
+
+@pytest.mark.slow
+def test_translations_contain_the_terms_of_a_glossary(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = trained_model(tmp_path / "model", tokenizer)
+    lines = short_sentences(20)
+    translator = Translator.load(model, device="cpu")
+    plain = translator.translate(lines, beam_size=4)
+    word = lines[0].split()[0]
+    glossary = [f"{word}\tXylophon|Xylophone"]
+    results = translator.translate(lines, beam_size=4, glossary=glossary)
+    for line, before, after in zip(lines, plain, results, strict=True):
+        if word.casefold() in line.casefold().split():
+            assert "Xylophon" in after
+        else:
+            assert after == before
+    path = tmp_path / "terms.tsv"
+    path.write_text(f"# our words\n\n{glossary[0]}\n", encoding="utf-8")
+    source = write_lines(tmp_path / "in", lines)
+    arguments = [f"model_dir={model}", f"input={source}", f"output={tmp_path / 'out'}"]
+    assert translate(*arguments, f"glossary={path}", "beam_size=4") == 0
+    written = (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1]
+    assert written == results
+    for options in ({"beam_size": 1}, {"sampling": True}):
+        with pytest.raises(ConfigError, match="glossary=.*needs beam_size=2"):
+            translator.translate(lines, glossary=glossary, **options)
