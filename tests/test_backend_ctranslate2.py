@@ -243,6 +243,7 @@ def test_unsupported_settings_are_refused_before_the_first_line(
         ({"word_reward": 1.0}, False, "word_reward=1.0: .* has no word_reward"),
         ({"sampling": True, "min_p": 0.1}, False, "min_p=0.1: .* has no min_p"),
         ({"sampling": True, "epsilon": 0.1}, False, "epsilon=0.1: .* has no epsilon"),
+        ({"glossary": ["a\tb"]}, False, "glossary=.*: .* has no glossary"),
         ({"alignment": True}, True, "alignment=true: .* has no alignment in scoring"),
         (
             {"sampling": True, "top_k": 1},

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from exporting import short_sentences, trained_model
 from searching import (
@@ -25,17 +25,18 @@ from searching import (
     toy_source,
 )
 from tiny import EOS, UNK
+from toy import command
 from translating import translate, write_lines
 
 from nmt import Translator
 from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, NmtError
-from nmt.search.glossary import Bools, load_glossary, spell, word_starts
+from nmt.search.glossary import count_terms, load_glossary, spell, word_starts
 from nmt.search.request import SearchRequest
 from nmt.search.term_search import SentenceTerms, TermSearch
 
-ALL_START = np.ones(SYMBOLS, dtype=bool)
+ALL_START = [True] * SYMBOLS
 TERMS: list[list[Any]] = [  # spellings of the terms of a sentence
     [[[4]]],
     [[[4, 5, 4]]],
@@ -46,7 +47,9 @@ TERMS: list[list[Any]] = [  # spellings of the terms of a sentence
 ]
 
 
-def contains_terms(tokens: Sequence[int], terms: Sequence[Any], starts_word: Bools) -> bool:
+def contains_terms(
+    tokens: Sequence[int], terms: Sequence[Any], starts_word: Sequence[bool]
+) -> bool:
     """Return whether tokens that end with EOS contain the terms, each as a whole word.
 
     A term that is listed n times must end at n places.
@@ -64,11 +67,17 @@ def contains_terms(tokens: Sequence[int], terms: Sequence[Any], starts_word: Boo
 
 
 def find_with_terms(
-    source: Any, settings: SearchConfig, terms: Sequence[Any], starts_word: Bools
+    source: Any, settings: SearchConfig, terms: Sequence[Any], starts_word: Sequence[bool]
 ) -> list[Any]:
     request = SearchRequest(source_rows(source), settings)
     sentence_terms = [SentenceTerms(item, starts_word) if item else None for item in terms]
-    search = TermSearch(ToyStepper(ToySettings()), request, TOKENIZER, sentence_terms)
+    search = TermSearch(
+        ToyStepper(ToySettings()),
+        request,
+        TOKENIZER,
+        terms=sentence_terms,
+        starts_word=starts_word,
+    )
     while search.num_live:
         search.step()
     return [search.result(i) for i in range(len(terms))]
@@ -77,7 +86,7 @@ def find_with_terms(
 @pytest.mark.parametrize("terms", TERMS, ids=str)
 def test_a_wide_beam_finds_the_best_of_all_sequences_with_the_terms(terms: list[Any]) -> None:
     source = toy_source(4, 3)
-    for starts_word in (ALL_START, np.arange(SYMBOLS) < 5):
+    for starts_word in (ALL_START, [token < 5 for token in range(SYMBOLS)]):
         settings = config(400, b=6)
         results = find_with_terms(source, settings, [terms, None], starts_word)
         expected = []
@@ -169,6 +178,33 @@ def test_spellings_are_whole_words_with_and_without_a_capital(tokenizer: Tokeniz
         assert not any(starts[token] for token in ids[1:])
 
 
+def test_terms_are_counted_as_whole_words_and_as_often_as_in_the_source() -> None:
+    glossary = load_glossary(("dog\tHund|Hunde", "C++\tC++", "tokyo\t東京", "us\tuns"))
+    assert count_terms(glossary, ["dog dog dog"], ["Hund, hunde und Hunde."]) == (2, 3)
+    assert count_terms(glossary, ["a dog"], ["der Hundehund"]) == (0, 1)
+    assert count_terms(glossary, ["A DOG"], ["EIN HUND"]) == (1, 1)
+    assert count_terms(glossary, ["C++ for us", "tokyo"], ["C++ Uns", "私は東京にいる"]) == (3, 3)
+    assert count_terms(glossary, ["none"], ["Hund"]) == (0, 0)
+
+
+def test_the_terms_of_given_translations_are_scored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_lines(tmp_path / "src", ["a dog", "two dogs", "no dog"])
+    hypotheses = write_lines(tmp_path / "hyp", ["ein Hund", "zwei Hunde", "keine Katze"])
+    terms = write_lines(tmp_path / "terms", ["dog\tHund"])
+    arguments = [f"hypotheses={hypotheses}", f"references={hypotheses}", f"glossary={terms}"]
+    assert command("evaluate", [*arguments, f"src={source}", "format=json"]) == 0
+    scores = json.loads(capsys.readouterr().out)["scores"]
+    assert scores[-1]["name"] == "terms"
+    assert scores[-1]["value"] == 50
+    assert scores[-1]["detail"] == {"kept": 1, "total": 2}
+    assert command("evaluate", arguments) == 2
+    assert "glossary=" in capsys.readouterr().err
+    assert command("evaluate", [*arguments[:2], f"src={source}"]) == 2
+    assert "src=" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_translations_contain_the_terms_of_a_glossary(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = trained_model(tmp_path / "model", tokenizer)
@@ -183,6 +219,8 @@ def test_translations_contain_the_terms_of_a_glossary(tokenizer: Tokenizer, tmp_
             assert "Xylophon" in after
         else:
             assert after == before
+    [prefixed] = translator.translate([lines[0]], prefixes=["x y"], beam_size=4, glossary=glossary)
+    assert "Xylophon" in prefixed.removeprefix("x y")
     path = tmp_path / "terms.tsv"
     path.write_text(f"# our words\n\n{glossary[0]}\n", encoding="utf-8")
     source = write_lines(tmp_path / "in", lines)

@@ -81,7 +81,23 @@ def _score(config: EvaluateConfig, test_set: _TestSet) -> list[Score]:
     scores = []
     for score in metrics.evaluate(test_set.hypotheses, test_set.references, **options):
         scores.append(replace(score, name=f"{test_set.label} {score.name}".strip()))
+    if config.glossary:
+        scores.append(_score_terms(config, test_set))
     return scores
+
+
+def _score_terms(config: EvaluateConfig, test_set: _TestSet) -> Score:
+    """Return the percentage of the glossary's terms that the hypotheses contain."""
+    from nmt.search.glossary import count_terms, load_glossary
+
+    glossary = load_glossary(tuple(config.search_changes()["glossary"]))
+    count = count_terms(glossary, test_set.sources, test_set.hypotheses)
+    return Score(
+        name=f"{test_set.label} terms".strip(),
+        value=100 * count.kept / max(count.total, 1),
+        signature=f"{count.kept} of {count.total}",
+        detail=count._asdict(),
+    )
 
 
 def _compare(config: EvaluateConfig, test_set: _TestSet, baseline: list[str]) -> list[Comparison]:
@@ -156,12 +172,17 @@ def _read_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[
         return _translate_test_sets(config, baseline)
     references = [list(read_input(path)) for path in config.references]
     bleu_tokenizer = _choose_tokenizer(config, config.tgt_lang)
+    sources = []  # only needed for the terms of a glossary
+    if config.src is not None:
+        sources = list(read_input(config.src))
+        metrics.check_lines({"src": sources}, references, force=True)
     test_sets = []
     for path in config.hypotheses:
         test_set = _TestSet(
             references=references,
             bleu_tokenizer=bleu_tokenizer,
             hypotheses=list(read_input(path)),
+            sources=sources,
             label=path if len(config.hypotheses) > 1 else "",
         )
         test_sets.append(test_set)

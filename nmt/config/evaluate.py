@@ -11,7 +11,7 @@ from nmt.config.search import SearchOverrides
 from nmt.errors import ConfigError
 
 # settings that have no effect without a model, or without a baseline
-_ONLY_WITH_MODEL = ("src", "split", "src_lang", "device", "by_length")
+_ONLY_WITH_MODEL = ("split", "src_lang", "device", "by_length")
 _ONLY_WITH_BASELINE = ("method", "num_samples", "seed")
 
 
@@ -65,7 +65,7 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
     model_dir: list[str] | None = option(
         None, "model (or ensemble [a,b]) that translates src; folder or pattern of runs: a table"
     )
-    src: str | None = option(None, "source text for model_dir")
+    src: str | None = option(None, "source text for model_dir, or for the terms of glossary")
     data_dir: str | None = option(None, "data folder whose test set model_dir translates instead")
     split: HeldOutSplit = option(HeldOutSplit.test, "test or valid set of data_dir")
     perturb: list[Perturbation] = option(
@@ -100,9 +100,14 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
         else:
             self.require(bool(self.references), "references", "name at least one")
         if self.model_dir is None:
-            search_keys = {setting.name for setting in fields(SearchOverrides)} - {"seed"}
+            search_keys = {setting.name for setting in fields(SearchOverrides)}
+            search_keys -= {"seed", "glossary"}
             self.require(not self.perturb, "perturb", "does nothing without model_dir")
             self._refuse_unused("model_dir", (*_ONLY_WITH_MODEL, *sorted(search_keys)))
+            if self.glossary:
+                self.require(self.src is not None, "glossary", "needs src=FILE to find terms")
+            else:
+                self._refuse_unused("model_dir", ("src",))
         else:
             changes_lines = self.by_length or bool(self.perturb)
             rule = "does not work with perturb or by_length"

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
-
-import numpy as np
+from typing import NamedTuple
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
 _CASE = "case"  # flag: the source must have the case of the term
 _PART = "part"  # flag: the term is also found inside of words
 # characters of scripts without spaces between words, which are words of their own here
@@ -118,6 +116,50 @@ def _choose_targets(entries: Sequence[Entry], matched: str) -> tuple[str, ...]:
     return ()
 
 
+class TermCount(NamedTuple):
+    """How many terms of sources their translations contain."""
+
+    kept: int
+    total: int
+
+
+def count_terms(
+    glossary: Glossary, sources: Sequence[str], translations: Sequence[str]
+) -> TermCount:
+    """Count the terms in `sources`, and how many of them have a target in the translation.
+
+    A target must be whole words, as written, with a capital first letter or in capitals. A term
+    that occurs n times in a source counts n times, in its translation at most as often.
+    """
+    kept = 0
+    total = 0
+    for source, translation in zip(sources, translations, strict=True):
+        for targets, count in Counter(glossary.find(source)).items():
+            total += count
+            kept += min(count, len(_target_pattern(targets).findall(translation)))
+    return TermCount(kept, total)
+
+
+@lru_cache(maxsize=4096)
+def _target_pattern(targets: tuple[str, ...]) -> re.Pattern[str]:
+    """Return a pattern for the occurrences of target forms as whole words."""
+    alternatives = []
+    for target in sorted(targets, key=len, reverse=True):
+        for form in (target, target[0].upper() + target[1:], target.upper()):
+            pattern = re.escape(form)
+            if _is_word_character(form[0]):
+                pattern = r"(?<!\w)" + pattern
+            if _is_word_character(form[-1]):
+                pattern += r"(?!\w)"
+            alternatives.append(pattern)
+    return re.compile("|".join(alternatives))
+
+
+def _is_word_character(character: str) -> bool:
+    """Return whether words continue with the character without a space between them."""
+    return re.match(r"\w", character) is not None and not re.match(_IDEOGRAPH, character)
+
+
 @lru_cache(maxsize=8)
 def load_glossary(lines: tuple[str, ...]) -> Glossary:
     """Return the glossary of the lines of the setting `glossary`. Raises `ConfigError`."""
@@ -155,12 +197,11 @@ def _without_space(ids: list[int], pieces: list[str]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4)
-def word_starts(tokenizer: Tokenizer) -> Bools:
-    """Return for each id whether a word ends before it, rather than continuing with it, (V,)."""
-    pieces = tokenizer.all_pieces()
-    starts = np.ones(len(pieces), dtype=bool)
-    for token, piece in enumerate(pieces):
-        if piece[:1].isalnum() and not re.match(_IDEOGRAPH, piece):
-            starts[token] = False
-    starts[tokenizer.byte_ids] = False
-    return starts
+def word_starts(tokenizer: Tokenizer) -> tuple[bool, ...]:
+    """Return for each id whether a word ends before it, rather than continuing with it."""
+    byte_ids = set(tokenizer.byte_ids)
+    starts = []
+    for token, piece in enumerate(tokenizer.all_pieces()):
+        continues = piece[:1].isalnum() and not re.match(_IDEOGRAPH, piece)
+        starts.append(not continues and token not in byte_ids)
+    return tuple(starts)

@@ -14,6 +14,7 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.model.fast.top import most_likely_tokens
 from nmt.model.fast.transfer import fetch
 from nmt.search.beam import BeamSearch
+from nmt.search.glossary import word_starts
 from nmt.search.hypotheses import Hypothesis, check_finite
 from nmt.search.request import SearchRequest
 from nmt.search.sampling import Sampler, make_sampling_keys
@@ -41,8 +42,13 @@ def search(
     if request.config.beam_size == 1:
         return _extend_one_by_one(SearchState(stepper, request, tokenizer), None)
     if request.config.glossary:
-        terms = find_terms(request, tokenizer)
-        beam_search: BeamSearch = TermSearch(stepper, request, tokenizer, terms)
+        beam_search: BeamSearch = TermSearch(
+            stepper,
+            request,
+            tokenizer,
+            terms=find_terms(request, tokenizer),
+            starts_word=word_starts(tokenizer.tgt),
+        )
     else:
         beam_search = BeamSearch(stepper, request, tokenizer)
     while beam_search.num_live:

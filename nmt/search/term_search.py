@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from nmt.data.tokenizer import Tokenizers
-from nmt.model.fast.top import NEG_INF, Candidates
+from nmt.model.fast.cache import BeamGrid
+from nmt.model.fast.top import NEG_INF, Candidates, best_candidates
+from nmt.model.fast.transfer import send
 from nmt.search.beam import BeamSearch
-from nmt.search.glossary import Bools, load_glossary, spell, word_starts
+from nmt.search.glossary import load_glossary, spell, word_starts
 from nmt.search.request import SearchRequest
 from nmt.search.stepper import Stepper
 
@@ -40,14 +42,17 @@ class SentenceTerms:
     Args:
         terms: the spellings of each term, of which one must occur; a term that is listed twice must
             occur twice.
-        starts_word: for each id, whether a word ends before it, (V,).
+        starts_word: for each id, whether a word ends before it, rather than continuing with it.
     """
 
-    def __init__(self, terms: Sequence[Spellings], starts_word: Bools) -> None:
-        self.continues_word = torch.from_numpy(~starts_word)  # (V,)
+    def __init__(self, terms: Sequence[Spellings], starts_word: Sequence[bool]) -> None:
         self._terms = terms
         self._starts_word = starts_word
         self._max_lengths = [max(map(len, spellings)) for spellings in terms]
+        self._beginnings: dict[int, list[tuple[int, int, int]]] = {}  # by first token
+        for term, spellings in enumerate(terms):
+            for spelling, ids in enumerate(spellings):
+                self._beginnings.setdefault(ids[0], []).append((term, spelling, 0))
         self._progress: dict[tuple[int, ...], Progress] = {
             (): Progress()
         }  # by the tokens of a hypothesis
@@ -62,11 +67,11 @@ class SentenceTerms:
     def advance(self, before: Progress, token: int) -> Progress:
         """Return the progress after one more token."""
         complete = before.complete
-        if self._starts_word[token]:
+        if before.ending and self._starts_word[token]:
             complete = complete | before.ending
-        continued = set(before.begun)
-        for term, spellings in enumerate(self._terms):
-            continued.update((term, spelling, 0) for spelling in range(len(spellings)))
+        continued = list(before.begun) + self._beginnings.get(token, [])
+        if not continued:
+            return Progress(complete)
         begun = set()
         ended: dict[int, Spellings] = {}
         for term, spelling, num_tokens in sorted(continued):
@@ -80,9 +85,13 @@ class SentenceTerms:
                 ended[term] = spellings
         return Progress(complete, frozenset(ended), frozenset(begun))
 
-    def is_complete(self, progress: Progress) -> bool:
-        """Return whether a hypothesis that ends now contains all terms."""
+    def can_end(self, progress: Progress) -> bool:
+        """Return whether a hypothesis contains all terms if it ends now."""
         return len(progress.complete | progress.ending) == len(self._terms)
+
+    def is_complete(self, progress: Progress) -> bool:
+        """Return whether a hypothesis contains all terms, however it continues."""
+        return len(progress.complete) == len(self._terms)
 
     def next_tokens(self, progress: Progress) -> set[int]:
         """Return the tokens that begin or continue a missing term."""
@@ -101,8 +110,9 @@ class SentenceTerms:
         Each complete term counts as its longest spelling, and only the longest begun one counts.
         """
         done = progress.complete | progress.ending
+        num_tokens = sum(self._max_lengths[term] for term in done)
         num_begun = [n for term, _, n in progress.begun if term not in done]
-        return sum(self._max_lengths[term] for term in done) + max(num_begun, default=0)
+        return num_tokens + max(num_begun, default=0)
 
 
 def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTerms | None]:
@@ -111,6 +121,7 @@ def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTe
     Leaves out terms whose targets the tokenizer cannot encode.
     """
     glossary = load_glossary(tuple(request.config.glossary))
+    starts_word = word_starts(tokenizer.tgt)
     sentences: list[SentenceTerms | None] = []
     for source in request.sources:
         terms = []
@@ -118,97 +129,158 @@ def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTe
             spellings = spell(targets, tokenizer.tgt)
             if spellings:
                 terms.append(spellings)
-        sentences.append(SentenceTerms(terms, word_starts(tokenizer.tgt)) if terms else None)
+        sentences.append(SentenceTerms(terms, starts_word) if terms else None)
     return sentences
+
+
+class TermHypothesis(NamedTuple):
+    """A live hypothesis of a sentence with terms."""
+
+    row: int
+    sentence: int
+    terms: SentenceTerms
+    progress: Progress
 
 
 class Candidate(NamedTuple):
     """A hypothesis with one more token."""
 
     total: float  # log-probability
-    row: int
+    hypothesis: TermHypothesis
     token: int
     log_prob: float  # of the token
 
+    @property
+    def bank(self) -> int:
+        """Number of tokens of terms."""
+        hypothesis = self.hypothesis
+        return hypothesis.terms.num_term_tokens(
+            hypothesis.terms.advance(hypothesis.progress, self.token)
+        )
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """Sorts the best candidate first."""
+        return (-self.total, self.hypothesis.row, self.token)
+
 
 class TermSearch(BeamSearch):
-    """A beam search with terms for some of its sentences; the others are searched as usual."""
+    """A beam search with terms for some of its sentences; the others are searched as usual.
+
+    Args:
+        terms: the terms of each sentence, or None.
+        starts_word: see `SentenceTerms`.
+    """
 
     def __init__(
         self,
         stepper: Stepper,
         request: SearchRequest,
         tokenizer: Tokenizers,
+        *,
         terms: Sequence[SentenceTerms | None],
+        starts_word: Sequence[bool],
     ) -> None:
         super().__init__(stepper, request, tokenizer)
         self._terms = terms
+        self._starts_word = starts_word
+        self._continues_word = ~torch.tensor(starts_word, device=stepper.device)  # (V,)
 
     def _choose(self, log_probs: Tensor) -> tuple[Candidates, Tensor, Tensor]:
-        """See `BeamSearch._choose`; sentences with terms have candidates of each bank instead."""
-        beam = self._state.beam
+        """See `BeamSearch._choose`; sentences that miss a term have candidates of each bank."""
         eos_id = self._state.tokenizer.tgt.eos_id
+        hypotheses = self._find_hypotheses()
+        for hypothesis in hypotheses:
+            if not hypothesis.terms.can_end(hypothesis.progress):
+                log_probs[hypothesis.row, eos_id] = NEG_INF
+        candidates, is_finished, is_live = super()._choose(log_probs)  # (B, 2K) each
+        if not hypotheses:
+            return candidates, is_finished, is_live
+        rankings = self._rank_candidates(log_probs, hypotheses)
+        indices: list[int] = []  # of sentences in `candidates`
+        columns: list[int] = []
+        chosen: list[Candidate] = []
+        sentences = self._state.beam.sentences[candidates.rows[:, 0]].tolist()
+        for index, sentence in enumerate(sentences):
+            if sentence in rankings:
+                allocated = self._allocate(rankings[sentence])
+                indices += [index] * len(allocated)
+                columns += range(len(allocated))
+                chosen += allocated
+        is_replaced = torch.zeros(len(sentences), 1, dtype=torch.bool)  # (B, 1)
+        is_replaced[indices] = True
+        candidates.sums.masked_fill_(is_replaced, NEG_INF)
+        candidates.sums[indices, columns] = torch.tensor([c.total for c in chosen])
+        candidates.rows[indices, columns] = torch.tensor([c.hypothesis.row for c in chosen])
+        candidates.tokens[indices, columns] = torch.tensor([c.token for c in chosen])
+        candidates.log_probs[indices, columns] = torch.tensor([c.log_prob for c in chosen])
+        is_possible = candidates.sums > NEG_INF  # (B, 2K)
+        is_eos = candidates.tokens == eos_id  # (B, 2K)
+        is_finished = torch.where(is_replaced, is_possible & is_eos, is_finished)
+        is_live = torch.where(is_replaced, is_possible & ~is_eos, is_live)
+        return candidates, is_finished, is_live
+
+    def _find_hypotheses(self) -> list[TermHypothesis]:
+        """Return the live hypotheses of each sentence of which one misses a term, by row."""
+        beam = self._state.beam
         tokens = beam.tokens.tolist()
-        progress: dict[int, dict[int, Progress]] = {}  # by sentence and row
+        hypotheses = []
+        unfinished = set()
         for row, sentence in enumerate(beam.sentences.tolist()):
             terms = self._terms[sentence]
             if terms is None:
                 continue
-            row_progress = terms.progress(tuple(tokens[row]))
-            progress.setdefault(sentence, {})[row] = row_progress
-            if not terms.is_complete(row_progress):
-                log_probs[row, eos_id] = NEG_INF
-        candidates, is_finished, is_live = super()._choose(log_probs)  # (B, 2K) each
-        for index, sentence in enumerate(beam.sentences[candidates.rows[:, 0]].tolist()):
-            terms = self._terms[sentence]
-            if terms is not None:
-                ranking = self._rank_candidates(log_probs, terms, progress[sentence])
-                live, finished = self._allocate(ranking, terms, progress[sentence])
-                chosen = sorted([*live, *finished], key=lambda c: (-c.total, c.row, c.token))
-                candidates.sums[index] = NEG_INF
-                is_live[index] = False
-                is_finished[index] = False
-                for column, candidate in enumerate(chosen):
-                    candidates.sums[index, column] = candidate.total
-                    candidates.rows[index, column] = candidate.row
-                    candidates.tokens[index, column] = candidate.token
-                    candidates.log_probs[index, column] = candidate.log_prob
-                    is_finished[index, column] = candidate.token == eos_id
-                    is_live[index, column] = candidate.token != eos_id
-        return candidates, is_finished, is_live
+            progress = terms.progress(tuple(tokens[row]))
+            hypotheses.append(TermHypothesis(row, sentence, terms, progress))
+            if not terms.is_complete(progress):
+                unfinished.add(sentence)
+        return [hypothesis for hypothesis in hypotheses if hypothesis.sentence in unfinished]
 
     def _rank_candidates(
-        self, log_probs: Tensor, terms: SentenceTerms, progress: dict[int, Progress]
-    ) -> list[Candidate]:
-        """Return continuations of each hypothesis, best first; `progress` is by row.
+        self, log_probs: Tensor, hypotheses: list[TermHypothesis]
+    ) -> dict[int, list[Candidate]]:
+        """Return continuations of the hypotheses of each sentence, best first.
 
-        These are the K best ones, those by a token of a term, and after the last token of a term
-        the best one that begins a new word.
+        These are the K best ones of each hypothesis, those by a token of a term, and after the last
+        token of a term the best one that begins a new word.
         """
-        num_best = min(self._state.request.config.beam_size, log_probs.size(1))
-        row_log_probs = log_probs[list(progress)]  # (rows of the sentence, V)
-        best_tokens = row_log_probs.topk(num_best, dim=1).indices.tolist()
-        continues_word = terms.continues_word.to(log_probs.device)  # (V,)
-        best_starts = row_log_probs.masked_fill(continues_word, NEG_INF).argmax(dim=1).tolist()
-        rows = []
+        best_tokens = self._best_tokens(log_probs, [hypothesis.row for hypothesis in hypotheses])
+        continued = []  # the hypothesis of each candidate
         tokens = []
-        for i, (row, row_progress) in enumerate(progress.items()):
-            row_tokens = terms.next_tokens(row_progress).union(best_tokens[i])
-            if row_progress.ending:
-                row_tokens.add(best_starts[i])
-            rows += [row] * len(row_tokens)
-            tokens += sorted(row_tokens)
-        new_log_probs = log_probs[rows, tokens]  # (C,)
-        totals = self._state.beam.total_log_probs[rows] + new_log_probs  # (C,)
-        columns = (totals.tolist(), rows, tokens, new_log_probs.tolist())
-        candidates = [Candidate(*values) for values in zip(*columns, strict=True)]
-        candidates = [candidate for candidate in candidates if candidate.total > NEG_INF]
-        return sorted(candidates, key=lambda c: (-c.total, c.row, c.token))
+        for hypothesis, best in zip(hypotheses, best_tokens, strict=True):
+            next_tokens = hypothesis.terms.next_tokens(hypothesis.progress).union(best)
+            if hypothesis.progress.ending and not any(self._starts_word[token] for token in best):
+                starts = log_probs[hypothesis.row].masked_fill(
+                    self._continues_word, NEG_INF
+                )  # (V,)
+                next_tokens.add(int(starts.argmax()))
+            continued += [hypothesis] * len(next_tokens)
+            tokens += sorted(next_tokens)
+        rows = [hypothesis.row for hypothesis in continued]
+        token_log_probs = log_probs[rows, tokens]  # (C,)
+        totals = self._state.beam.total_log_probs[rows] + token_log_probs  # (C,)
+        rankings: dict[int, list[Candidate]] = {}
+        columns = (totals.tolist(), continued, tokens, token_log_probs.tolist())
+        for total, hypothesis, token, log_prob in zip(*columns, strict=True):
+            ranking = rankings.setdefault(hypothesis.sentence, [])
+            if total > NEG_INF:
+                ranking.append(Candidate(total, hypothesis, token, log_prob))
+        for ranking in rankings.values():
+            ranking.sort(key=lambda candidate: candidate.rank)
+        return rankings
 
-    def _allocate(
-        self, ranking: list[Candidate], terms: SentenceTerms, progress: dict[int, Progress]
-    ) -> tuple[list[Candidate], list[Candidate]]:
-        """Return at most K candidates for the beam, and at most K that end with EOS.
+    def _best_tokens(self, log_probs: Tensor, rows: list[int]) -> list[list[int]]:
+        """Return the K best tokens of each of N rows."""
+        num_best = min(self._state.request.config.beam_size, log_probs.size(1))
+        index = send(torch.tensor(rows), log_probs.device)
+        sums = torch.zeros(len(rows), device=log_probs.device)
+        grid = BeamGrid(torch.arange(len(rows)), len(rows), log_probs.device)
+        best = best_candidates(sums, log_probs.index_select(0, index), grid, num_best)
+        # forbidden tokens may be chosen as fillers, and as such be beyond the vocabulary
+        return best.tokens.clamp(max=log_probs.size(1) - 1).tolist()
+
+    def _allocate(self, ranking: list[Candidate]) -> list[Candidate]:
+        """Return at most K candidates for the beam and at most K with EOS, best first.
 
         Banks take turns, the fullest first; each gives its best remaining candidate. A candidate
         with EOS finishes if it is among the K best of its bank.
@@ -217,8 +289,7 @@ class TermSearch(BeamSearch):
         eos_id = self._state.tokenizer.tgt.eos_id
         banks: dict[int, list[Candidate]] = {}
         for candidate in ranking:
-            new_progress = terms.advance(progress[candidate.row], candidate.token)
-            banks.setdefault(terms.num_term_tokens(new_progress), []).append(candidate)
+            banks.setdefault(candidate.bank, []).append(candidate)
         finished = []
         queues = []
         for _, bank in sorted(banks.items(), reverse=True):
@@ -229,4 +300,4 @@ class TermSearch(BeamSearch):
             for queue in queues:
                 if round_index < len(queue) and len(live) < beam_size:
                     live.append(queue[round_index])
-        return live, finished[:beam_size]
+        return sorted(live + finished[:beam_size], key=lambda candidate: candidate.rank)
