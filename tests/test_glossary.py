@@ -14,7 +14,6 @@ from exporting import short_sentences, trained_model
 from searching import (
     SYMBOLS,
     TOKENIZER,
-    ToySettings,
     ToyStepper,
     assert_same,
     config,
@@ -25,6 +24,7 @@ from searching import (
     toy_source,
 )
 from tiny import EOS, UNK
+from torch import Tensor
 from toy import command
 from translating import translate, write_lines
 
@@ -37,6 +37,7 @@ from nmt.search.request import SearchRequest
 from nmt.search.term_search import SentenceTerms, TermSearch
 
 ALL_START = [True] * SYMBOLS
+FEW_START = [token in (EOS, 4) for token in range(SYMBOLS)]
 TERMS: list[list[Any]] = [  # spellings of the terms of a sentence
     [[[4]]],
     [[[4, 5, 4]]],
@@ -66,13 +67,27 @@ def contains_terms(
     return tokens[-1] == EOS
 
 
+class WordContinuingStepper(ToyStepper):
+    """A toy model that nearly always continues the word after token 4."""
+
+    def step(self, tokens: Tensor, state: Any) -> Tensor:
+        log_probs = super().step(tokens, state)
+        after_4 = (tokens == 4).nonzero()
+        log_probs[after_4, [token for token in range(SYMBOLS) if FEW_START[token]]] -= 9
+        return log_probs
+
+
 def find_with_terms(
-    source: Any, settings: SearchConfig, terms: Sequence[Any], starts_word: Sequence[bool]
+    source: Any,
+    settings: SearchConfig,
+    terms: Sequence[Any],
+    starts_word: Sequence[bool],
+    stepper: ToyStepper | None = None,
 ) -> list[Any]:
     request = SearchRequest(source_rows(source), settings)
     sentence_terms = [SentenceTerms(item, starts_word) if item else None for item in terms]
     search = TermSearch(
-        ToyStepper(ToySettings()),
+        stepper or ToyStepper(),
         request,
         TOKENIZER,
         terms=sentence_terms,
@@ -102,19 +117,28 @@ def test_a_narrow_beam_keeps_all_terms_and_leaves_other_sentences_as_they_are(
     terms: list[Any],
 ) -> None:
     source = toy_source(6, 2, 9, 4)
-    for beam_size, toy_length in itertools.product((2, 4), (10, 14)):
-        settings = config(beam_size, b=toy_length)
-        results = find_with_terms(source, settings, [None, terms, None, terms], ALL_START)
+    for beam_size, starts_word in itertools.product((2, 4), (ALL_START, FEW_START)):
+        settings = config(beam_size, b=14)
+        results = find_with_terms(source, settings, [None, terms, None, terms], starts_word)
         plain = find(ToyStepper(), source, settings)
         assert results[0] == plain[0]
         assert results[2] == plain[2]
         for hypotheses in (results[1], results[3]):
-            assert contains_terms(hypotheses[0].tokens, terms, ALL_START)
+            assert contains_terms(hypotheses[0].tokens, terms, starts_word)
+
+
+def test_a_word_ends_after_a_term_even_if_the_model_prefers_to_continue_it() -> None:
+    source = toy_source(4)
+    [hypotheses] = find_with_terms(
+        source, config(2, b=14), [[[[4]]]], FEW_START, WordContinuingStepper()
+    )
+    assert contains_terms(hypotheses[0].tokens, [[[4]]], FEW_START)
 
 
 def test_the_longest_term_is_found_at_word_boundaries() -> None:
     lines = (
         "New York\tNeuyork",
+        "new\tNeu",
         "york\tJork|Jorks",
         "May\tMai\tcase",
         "may\tdarf",
@@ -125,6 +149,7 @@ def test_the_longest_term_is_found_at_word_boundaries() -> None:
     assert glossary.find("new  york, York and Yorks") == [("Neuyork",), ("Jork", "Jorks")]
     assert glossary.find("May I? I may.") == [("Mai",), ("darf",)]
     assert glossary.find("Das Rathaus am Haus") == [("X",), ("X",)]
+    assert glossary.find("New Haus") == [("Neu",), ("X",)]
     assert glossary.find("I write C++.") == [("C++",)]
     assert glossary.find("私は東京にいる") == [("Tokio",)]
     assert glossary.find("") == []
