@@ -53,51 +53,81 @@ def run_hydra(
     `run` runs the command with this config. Hydra calls both for each run of a sweep, once for
     other flags, and not at all for shell completion. Raises the first error of a run.
     """
-    swept = []
-    fixed = []
-    for argument in arguments:
-        if argument.key in GROUPS or _is_sweep(argument):
-            swept.append(argument)
-        else:
-            fixed.append(argument)
-    errors: list[Exception] = []
-    main_pid = os.getpid()
-    # Jobs write the names of their run folders to files: a launcher may start them as processes.
-    with tempfile.TemporaryDirectory(prefix="nmt-sweep-") as names_folder:
-
-        def run_job(_: DictConfig) -> Any:
-            if errors:  # a sweep stops at its first error
-                return None
-            values = [_parse_override(text, command) for text in HydraConfig.get().overrides.task]
-            try:
-                subfolder = ""
-                if HydraConfig.get().mode is RunMode.MULTIRUN and command.name == "train":
-                    subfolder = _name_run(values, arguments)
-                composed = compose([*fixed, *values], subfolder)
-                if subfolder and not composed.config.dry_run:
-                    name_file = Path(names_folder, f"{HydraConfig.get().job.num:09d}")
-                    name_file.write_text(composed.config.run_dir)
-                return run(composed)
-            except Exception as error:
-                if os.getpid() != main_pid:  # Hydra passes the error on to the main process
-                    raise
-                errors.append(error)  # raised below, so that Hydra does not report it
-                return None
-
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises exceptions instead of printing them
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises exceptions instead of printing them
+    start_seconds = time.time()
+    with tempfile.TemporaryDirectory(prefix="nmt-sweep-") as folder:
+        jobs = _Jobs(command, arguments, compose, run, names_folder=Path(folder))
         flags = ["--multirun", *line.hydra_words] if line.is_sweep else line.hydra_words
-        sys.argv = [f"nmt-{command.name}", *flags, *map(_to_override, swept)]
+        sys.argv = [f"nmt-{command.name}", *flags, *map(_to_override, jobs.swept)]
         main = hydra.main(config_path="pkg://nmt.configs", config_name=command.name, **VERSION_BASE)
-        start_seconds = time.time()
         try:
-            main(run_job)()
+            main(jobs.run_job)()
         except Exception:  # after a failed run, a sweeper lacks its score and may fail too
-            if not errors:
+            if not jobs.errors:
                 raise
-        run_dirs = [path.read_text() for path in sorted(Path(names_folder).iterdir())]
-        _report_sweep(run_dirs, start_seconds)
-    if errors:
-        raise errors[0]
+        _report_sweep(jobs.read_run_dirs(), start_seconds)
+    if jobs.errors:
+        raise jobs.errors[0]
+
+
+class _Jobs:
+    """The jobs that Hydra starts: one for each run of a sweep.
+
+    A launcher may start them as processes, so they write the names of their run folders to files
+    in `names_folder`. For the other arguments see `run_hydra`.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        arguments: list[Argument],
+        compose: Callable[[list[Argument], str], Any],
+        run: Callable[[Any], Any],
+        *,
+        names_folder: Path,
+    ) -> None:
+        self.errors: list[Exception] = []
+        self.swept: list[Argument] = []  # which Hydra parses and passes to the jobs
+        self._fixed: list[Argument] = []
+        for argument in arguments:
+            if argument.key in GROUPS or _is_sweep(argument):
+                self.swept.append(argument)
+            else:
+                self._fixed.append(argument)
+        self._command = command
+        self._arguments = arguments
+        self._compose = compose
+        self._run = run
+        self._names_folder = names_folder
+        self._main_pid = os.getpid()
+
+    def run_job(self, _: DictConfig) -> Any:
+        """Run the command with the arguments of one job, unless a job before it failed."""
+        if self.errors:
+            return None
+        try:
+            return self._run(self._compose_job())
+        except Exception as error:
+            if os.getpid() != self._main_pid:  # Hydra passes the error on to the main process
+                raise
+            self.errors.append(error)  # `run_hydra` raises it, so that Hydra does not report it
+            return None
+
+    def _compose_job(self) -> Any:
+        """Compose the config of the current job, and write the name of its run folder."""
+        overrides = HydraConfig.get().overrides.task
+        values = [_parse_override(text, self._command) for text in overrides]
+        if HydraConfig.get().mode is not RunMode.MULTIRUN or self._command.name != "train":
+            return self._compose([*self._fixed, *values], "")
+        composed = self._compose([*self._fixed, *values], _name_run(values, self._arguments))
+        if not composed.config.dry_run:
+            name_file = self._names_folder / f"{HydraConfig.get().job.num:09d}"
+            name_file.write_text(composed.config.run_dir)
+        return composed
+
+    def read_run_dirs(self) -> list[str]:
+        """Return the run folders of the jobs, in the order of the jobs."""
+        return [path.read_text() for path in sorted(self._names_folder.iterdir())]
 
 
 def _report_sweep(run_dirs: list[str], start_seconds: float) -> None:
