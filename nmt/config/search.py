@@ -176,8 +176,7 @@ class ScoringOverrides(Settings):
         if changes.get("forbid"):
             changes["forbid"] = _read_lines(changes["forbid"])
         if changes.get("glossary"):
-            lines = _read_lines(changes["glossary"])
-            changes["glossary"] = [line for line in lines if not line.startswith("#")]
+            changes["glossary"] = read_glossary(changes["glossary"])
         return {name: value for name, value in changes.items() if value is not None}
 
 
@@ -202,6 +201,11 @@ class SearchOverrides(ScoringOverrides):
     epsilon: float | None = override("epsilon")
     seed: int | None = override("seed")
     loop_guard: bool | None = override("loop_guard")
+
+
+def read_glossary(values: list[str]) -> list[str]:
+    """Replace each name of a file by the lines of the file, without comments."""
+    return [line for line in _read_lines(values) if not line.startswith("#")]
 
 
 def _read_lines(values: list[str]) -> list[str]:

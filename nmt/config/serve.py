@@ -62,6 +62,9 @@ class ServeConfig(InferenceConfig):
     )
     drain_seconds: int = option(60, "time for requests to finish after SIGTERM", low=0)
     file_minutes: float = option(30.0, "time until a translated file is deleted", above=0)
+    glossaries: str | None = option(
+        None, "folder of glossaries, NAME.tsv, that a request may name; needs the native engine"
+    )
     suggestions: str | None = option(
         None, "JSONL file to which /suggest appends; null: /suggest is off"
     )

@@ -25,6 +25,7 @@ _SPACE = "\u2581"  # SentencePiece's mark of a space
 class Entry:
     """A line of a glossary."""
 
+    line: str
     source: str
     targets: tuple[str, ...]  # forms of which a translation contains one
     matches_case: bool = False
@@ -44,7 +45,7 @@ def parse_entry(line: str) -> Entry:
     flags = set(flag_text.replace(",", " ").split())
     for flag in sorted(flags - {_CASE, _PART}):
         raise ConfigError(f"glossary: {line!r:.80}: no flag {flag!r:.20}; write case or part")
-    return Entry(source.strip(), targets, _CASE in flags, _PART in flags)
+    return Entry(line, source.strip(), targets, _CASE in flags, _PART in flags)
 
 
 def _is_printable(source: str, targets: Iterable[str]) -> bool:
@@ -55,10 +56,12 @@ class Glossary:
     """Finds the entries whose source terms occur in a text."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
+        self.lines: list[str] = []
         self._by_words: dict[tuple[str, ...], list[Entry]] = {}  # in lower case
         self._max_words: dict[str, int] = {}  # of the entries that begin with a word
         self._parts: dict[str, list[Entry]] = {}
         for entry in entries:
+            self.lines.append(entry.line)
             words = tuple(_WORD.findall(entry.source.casefold()))
             self._by_words.setdefault(words, []).append(entry)
             self._max_words[words[0]] = max(len(words), self._max_words.get(words[0], 0))
@@ -72,6 +75,22 @@ class Glossary:
 
         A word belongs to one term only, the longest one.
         """
+        terms = []
+        for entries in self._find_entries(text):
+            targets = [target for entry in entries for target in entry.targets]
+            terms.append(tuple(dict.fromkeys(targets)))
+        return terms
+
+    def select_lines(self, texts: Iterable[str]) -> list[str]:
+        """Return the lines of the entries of which `texts` contain the terms, in order."""
+        lines: dict[str, None] = {}
+        for text in texts:
+            for entries in self._find_entries(text):
+                lines.update(dict.fromkeys(entry.line for entry in entries))
+        return sorted(lines)
+
+    def _find_entries(self, text: str) -> list[list[Entry]]:
+        """Return the entries of each term that occurs in `text`."""
         matches = list(_WORD.finditer(text))
         words = [match.group().casefold() for match in matches]
         terms = []
@@ -81,9 +100,9 @@ class Glossary:
             while num_words:
                 entries = self._by_words.get(tuple(words[first : first + num_words]), [])
                 matched = text[matches[first].start() : matches[first + num_words - 1].end()]
-                targets = _choose_targets(entries, matched)
-                if targets:
-                    terms.append(targets)
+                entries = _choose_entries(entries, matched)
+                if entries:
+                    terms.append(entries)
                     break
                 num_words -= 1
             else:
@@ -91,29 +110,22 @@ class Glossary:
             first += max(num_words, 1)
         return terms
 
-    def _find_parts(self, word: str) -> list[tuple[str, ...]]:
-        """Return the target forms of the terms inside a word."""
+    def _find_parts(self, word: str) -> list[list[Entry]]:
+        """Return the entries of the terms inside a word."""
         if self._part_pattern is None or len(word.casefold()) != len(word):
             return []
         terms = []
         for match in self._part_pattern.finditer(word.casefold()):
-            targets = _choose_targets(self._parts[match.group()], word[slice(*match.span())])
-            if targets:
-                terms.append(targets)
+            entries = _choose_entries(self._parts[match.group()], word[slice(*match.span())])
+            if entries:
+                terms.append(entries)
         return terms
 
 
-def _choose_targets(entries: Sequence[Entry], matched: str) -> tuple[str, ...]:
-    """Return the forms of the entries that match in case, or else of those that ignore case."""
-    for matches_case in (True, False):
-        targets: list[str] = []
-        for entry in entries:
-            is_match = entry.source == matched if matches_case else True
-            if entry.matches_case == matches_case and is_match:
-                targets += entry.targets
-        if targets:
-            return tuple(dict.fromkeys(targets))
-    return ()
+def _choose_entries(entries: Sequence[Entry], matched: str) -> list[Entry]:
+    """Return the entries that match in case, or else those that ignore case."""
+    exact = [entry for entry in entries if entry.matches_case and entry.source == matched]
+    return exact or [entry for entry in entries if not entry.matches_case]
 
 
 class TermCount(NamedTuple):

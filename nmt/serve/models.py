@@ -176,9 +176,14 @@ def _normalize(code: str) -> str:
 
 
 def choose_serve_engine(config: ServeConfig) -> ServeConfig:
-    """Return `config` with backend=native instead of auto unless CTranslate2 can run all models."""
+    """Return `config` with backend=native instead of auto unless CTranslate2 can run all models.
+
+    CTranslate2 has no glossaries.
+    """
     if config.backend is not Engine.auto:
         return config
+    if config.glossaries is not None:
+        return replace(config, backend=Engine.native, quantization=None)
     for folder in config.model_dir:
         choice = choose_engine(
             [folder],

@@ -7,14 +7,15 @@ import gc
 import logging
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from starlette.requests import Request
 
-from nmt.config import ServeConfig
-from nmt.errors import escape_controls
+from nmt.config import ServeConfig, read_glossary, resolve_path
+from nmt.errors import ConfigError, escape_controls
+from nmt.search.glossary import Glossary, parse_entry
 from nmt.serve.access import (
     BodyLimits,
     HttpError,
@@ -71,6 +72,7 @@ class TranslationOptions:
     with_scores: bool = False
     split_sentences: bool | None = None  # None for the setting of the server
     search: dict[str, Any] = field(default_factory=dict)  # changes of the model's search settings
+    glossary: Glossary | None = None
 
 
 class ResolvedDirection(NamedTuple):
@@ -109,6 +111,7 @@ class Service:
     def __init__(self, config: ServeConfig, models: Models) -> None:
         self.config = config
         self.models = models
+        self.glossaries = load_glossaries(config.glossaries)
         self.metrics = Metrics()
         backends = [direction.translator.backend for direction in models.directions.values()]
         num_workers = max(backend.num_workers for backend in backends)
@@ -150,13 +153,15 @@ class Service:
         return self._keys is not None
 
     async def reload(self) -> None:
-        """Load all models again. If loading fails, the server keeps the current models.
+        """Load all models and glossaries again, or keep the current ones if loading fails.
 
         Requests that were accepted before the reload are answered with the old models.
         """
         try:
             async with self._reload_lock:  # if signals follow each other, the last reload counts
+                glossaries = await asyncio.to_thread(load_glossaries, self.config.glossaries)
                 self.models = await asyncio.to_thread(Models.load, self.config)
+                self.glossaries = glossaries
                 gc.collect()  # the old models are in reference cycles, and large
         except Exception as error:  # a damaged file of a model may raise any exception
             self.reload_failed = True
@@ -290,8 +295,11 @@ class Service:
     ) -> list[list[LineResult]]:
         """Return the results of the sentences of each text."""
         needs_alignment = any(text.needs_alignment for text in source_texts)
-        batch_options = self.make_batch_options(direction, options, alignment=needs_alignment)
         sentences = [sentence for text in source_texts for sentence in text.sentences]
+        if options.glossary is not None:
+            lines = options.glossary.select_lines(sentences)
+            options = replace(options, search={**options.search, "glossary": lines})
+        batch_options = self.make_batch_options(direction, options, alignment=needs_alignment)
         context.fields["sentences"] = context.fields.get("sentences", 0) + len(sentences)
         timeout_seconds = self.config.timeout_seconds
         try:
@@ -427,6 +435,22 @@ class Service:
         self.files.close()
         if self.models.pool is not None:
             self.models.pool.close()
+
+
+def load_glossaries(folder: str | None) -> dict[str, Glossary]:
+    """Load the files NAME.tsv of a folder, by name. Raises `ConfigError` for an invalid one."""
+    if folder is None:
+        return {}
+    path = resolve_path(folder)
+    if not path.is_dir():
+        raise ConfigError(f"glossaries={folder}: no such folder; create it, with files NAME.tsv")
+    glossaries = {}
+    for file in sorted(path.glob("*.tsv")):
+        try:
+            glossaries[file.stem] = Glossary(map(parse_entry, read_glossary([str(file)])))
+        except (ConfigError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file}: {error}") from None
+    return glossaries
 
 
 def check_results(results: Sequence[LineResult]) -> None:

@@ -6,6 +6,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from nmt.config import Normalization, Stop, choose
 from nmt.data.languages import Tags, tag_lines
 from nmt.errors import ConfigError, suggest_names
+from nmt.search.glossary import Glossary, parse_entry
 from nmt.serve.access import HttpError
 from nmt.serve.parameters import (
     ApiRequest,
@@ -44,6 +46,7 @@ _FIELDS = {
     "alignment",
     "api_key",
     "format",
+    "glossary",
     "n_best",
     "scores",
     "search",
@@ -80,6 +83,7 @@ _SEARCH_RANGES = {
     "seed": _Range(int, 0, 2**63 - 1),
 }
 _MAX_PHRASES = 100  # of `forbid`
+_MAX_TERMS = 10_000  # of `glossary`
 _SEARCH_CHOICES: dict[str, type[Enum]] = {"normalization": Normalization, "stop": Stop}
 
 
@@ -108,6 +112,7 @@ async def translate(request: Request) -> Response:
         with_scores=params.flag("scores"),
         split_sentences=params.flag("split_sentences") if "split_sentences" in params else None,
         search=search | ({"alignment": True} if params.flag("alignment") else {}),
+        glossary=_read_glossary(call),
     )
     call.service.check_languages(options)
     _check_options(call, options, texts)
@@ -163,6 +168,33 @@ def _check_search(search: object, max_beam_size: int) -> dict[str, Any]:
     return search
 
 
+def _read_glossary(call: ApiRequest) -> Glossary | None:
+    """Return the glossary of a request: the name of one of the server's, or [source, target] pairs.
+
+    Raises a 400 `HttpError` or a `ConfigError`, which becomes one.
+    """
+    glossary = call.params.get("glossary")
+    if glossary is None:
+        return None
+    if isinstance(glossary, str):
+        glossaries = call.service.glossaries
+        if glossary not in glossaries:
+            hint = suggest_names(glossary, glossaries) if glossaries else "this server has none"
+            raise HttpError(400, f"Invalid request: no glossary {glossary!r:.50}; {hint}")
+        return glossaries[glossary]
+    if not isinstance(glossary, list) or len(glossary) > _MAX_TERMS:
+        raise HttpError(
+            400, f"Invalid request: glossary is no name or list of at most {_MAX_TERMS} pairs"
+        )
+    entries = []
+    for pair in glossary:
+        is_pair = isinstance(pair, list) and len(pair) == 2
+        if not is_pair or not all(isinstance(text, str) and "\t" not in text for text in pair):
+            raise HttpError(400, "Invalid request: a pair of glossary is not [source, target]")
+        entries.append(parse_entry("\t".join(pair)))
+    return Glossary(entries)
+
+
 def _check_phrases(phrases: object) -> None:
     is_list = isinstance(phrases, list) and len(phrases) <= _MAX_PHRASES
     if not is_list or not all(isinstance(item, str) and item.strip() for item in phrases):  # type: ignore[attr-defined]
@@ -189,6 +221,9 @@ def _check_options(call: ApiRequest, options: TranslationOptions, texts: Sequenc
     source, _, direction = call.service.resolve_direction(texts[0], options)
     if direction is None:
         return
+    if options.glossary is not None:
+        search = {**options.search, "glossary": options.glossary.lines[:1]}
+        options = replace(options, search=search)
     try:
         batch_options = call.service.make_batch_options(direction, options, alignment=False)
         direction.translator.backend.check(batch_options.search)
@@ -395,7 +430,13 @@ async def models(request: Request) -> Response:
         }
         for (translator, targets), sources in groups.items()
     ]
-    return JSONResponse({"groups": descriptions, "max_beam_size": service.config.max_beam_size})
+    return JSONResponse(
+        {
+            "groups": descriptions,
+            "max_beam_size": service.config.max_beam_size,
+            "glossaries": list(service.glossaries),
+        }
+    )
 
 
 async def progress(request: Request) -> Response:
