@@ -24,6 +24,7 @@ from sacrebleu.metrics.ter import TER, TERScore
 from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
+from nmt.command_metric import CommandMetric
 from nmt.config import Method, Metric
 from nmt.errors import ConfigError, DataError, suggest_names
 
@@ -149,6 +150,7 @@ def evaluate(
     tokenize: str = "13a",
     lowercase: bool = False,
     metrics: Sequence[Metric] = DEFAULT_METRICS,
+    command_metric: CommandMetric | None = None,
     force: bool = False,
 ) -> list[Score]:
     """Score detokenized hypotheses against one or more sets of references, line by line.
@@ -159,10 +161,8 @@ def evaluate(
     check_lines({"hypotheses": hypotheses}, references, force=force)
     if Metric.bleu in metrics:
         warn_of_script(references[0], tokenize)
-    return [
-        _score(_build_metric(metric, tokenize, lowercase), hypotheses, references)
-        for metric in metrics
-    ]
+    built = _build_metrics(metrics, tokenize, lowercase, command_metric)
+    return [_score(metric, hypotheses, references) for metric in built]
 
 
 def bleu(hypotheses: Lines, references: Sequence[Lines], *, tokenize: str = "13a") -> float:
@@ -180,6 +180,7 @@ def compare(
     tokenize: str = "13a",
     lowercase: bool = False,
     metrics: Sequence[Metric] = DEFAULT_METRICS,
+    command_metric: CommandMetric | None = None,
     force: bool = False,
 ) -> list[Comparison]:
     """Test with sacreBLEU's PairedTest whether a system differs from a baseline.
@@ -197,10 +198,11 @@ def compare(
     if test.method is Method.bootstrap:
         test_type = "bs"
         num_interval_samples = -1  # this test computes intervals from its own resamples
+    built = _build_metrics(metrics, tokenize, lowercase, command_metric)
     with patch.dict(os.environ, {"SACREBLEU_SEED": str(test.seed)}):  # read by the constructor
         paired = PairedTest(
             [("baseline", baseline), ("system", hypotheses)],
-            {metric.value: _build_metric(metric, tokenize, lowercase) for metric in metrics},
+            {str(number): metric for number, metric in enumerate(built)},
             references,
             test_type=test_type,
             n_samples=test.num_samples,
@@ -243,7 +245,10 @@ def _line_counts(metric: SacreMetric, lines: Lines, references: Sequence[Lines])
 
 def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> str:
     """Format as text: one line per score, and a table of comparisons."""
-    rows = [[score.name, f"{score.value:.2f}", score.signature] for score in scores]
+    rows = [
+        [score.name, f"{score.value:.{_num_digits(score.value)}f}", score.signature]
+        for score in scores
+    ]
     table: str = tabulate(rows, colalign=("left", "right", "left"), **_TABULATE_OPTIONS)
     if not comparisons:
         return table
@@ -257,17 +262,25 @@ def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) ->
     ]
     rows = []
     for result in comparisons:
-        interval = f"[{result.difference_low:+.2f}, {result.difference_high:+.2f}]"
+        digits = _num_digits(result.baseline, result.system)
+        interval = f"[{result.difference_low:+.{digits}f}, {result.difference_high:+.{digits}f}]"
+        baseline_interval = f"{result.baseline_mean:.{digits}f} ± {result.baseline_ci:.{digits}f}"
+        system_interval = f"{result.system_mean:.{digits}f} ± {result.system_ci:.{digits}f}"
         row = [
             result.name,
-            f"{result.baseline:.2f} ({result.baseline_mean:.2f} ± {result.baseline_ci:.2f})",
-            f"{result.system:.2f} ({result.system_mean:.2f} ± {result.system_ci:.2f})",
-            f"{result.difference:+.2f} {interval}",
+            f"{result.baseline:.{digits}f} ({baseline_interval})",
+            f"{result.system:.{digits}f} ({system_interval})",
+            f"{result.difference:+.{digits}f} {interval}",
             f"{result.p_value:.4f}",
             result.signature,
         ]
         rows.append(row)
     return f"{table}\n\n{tabulate(rows, headers=headers, **_TABULATE_OPTIONS)}"
+
+
+def _num_digits(*values: float) -> int:
+    """Return the number of decimals to print: more for metrics from 0 to 1, such as COMET."""
+    return 2 if max(map(abs, values)) >= 1 else 4
 
 
 def as_json(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> dict[str, Any]:
@@ -313,6 +326,18 @@ def _check_detokenized(name: str, lines: Lines) -> None:
             f'{name}: {num_tokenized} of {len(lines)} lines end in " .", so the text looks '
             "tokenized; detokenize it, or set force=true to score it as it is"
         )
+
+
+def _build_metrics(
+    metrics: Sequence[Metric],
+    tokenize: str,
+    lowercase: bool,
+    command_metric: CommandMetric | None,
+) -> list[SacreMetric]:
+    built = [_build_metric(metric, tokenize, lowercase) for metric in metrics]
+    if command_metric is not None:
+        built.append(command_metric)
+    return built
 
 
 def _build_metric(metric: Metric, tokenize: str, lowercase: bool) -> SacreMetric:

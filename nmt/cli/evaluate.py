@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 from nmt import evaluate as metrics
+from nmt.command_metric import CommandMetric
 from nmt.config import (
     Engine,
     EvaluateConfig,
@@ -124,9 +125,16 @@ def _metric_options(config: EvaluateConfig, test_set: _TestSet) -> dict[str, Any
     return {
         "tokenize": test_set.bleu_tokenizer,
         "metrics": config.metrics,
+        "command_metric": _command_metric(config, test_set),
         "lowercase": config.lowercase,
         "force": config.force,  # score text that looks tokenized
     }
+
+
+def _command_metric(config: EvaluateConfig, test_set: _TestSet) -> CommandMetric | None:
+    if config.metric_command is None:
+        return None
+    return CommandMetric(config.metric_command, test_set.sources)
 
 
 # --- several runs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from dataclasses import dataclass, fields
 from enum import Enum
 
@@ -65,7 +67,7 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
     model_dir: list[str] | None = option(
         None, "model (or ensemble [a,b]) that translates src; folder or pattern of runs: a table"
     )
-    src: str | None = option(None, "source text for model_dir, or for the terms of glossary")
+    src: str | None = option(None, "source text for model_dir, glossary or metric_command")
     data_dir: str | None = option(None, "data folder whose test set model_dir translates instead")
     split: HeldOutSplit = option(HeldOutSplit.test, "test or valid set of data_dir")
     perturb: list[Perturbation] = option(
@@ -74,6 +76,9 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
     by_length: bool = option(False, "also score sources of 1 to 3 words, 4 to 10, and so on")
     metrics: list[Metric] = option(
         [Metric.bleu, Metric.chrf, Metric.ter], "bleu, chrf, chrfpp, ter"
+    )
+    metric_command: str | None = option(
+        None, "command that reads JSON lines of src, mt and refs, and prints a number for each"
     )
     src_lang: str = option("", "source language, if the model has several")
     tgt_lang: str = option("", "target language; chooses BLEU's tokenizer, by default 13a")
@@ -95,6 +100,9 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
         if bool(self.hypotheses) == (self.model_dir is not None):
             raise ConfigError("give either hypotheses=FILE or model_dir=FOLDER with src=FILE")
         self.require(bool(self.metrics), "metrics", "name at least one")
+        if self.metric_command is not None:
+            is_program = _find_program(self.metric_command) is not None
+            self.require(is_program, "metric_command", "begins with no program of this machine")
         if self.model_dir is not None and self.src is None:
             self._check_data_folder()
         else:
@@ -106,7 +114,7 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
             self._refuse_unused("model_dir", (*_ONLY_WITH_MODEL, *sorted(search_keys)))
             if self.glossary:
                 self.require(self.src is not None, "glossary", "needs src=FILE to find terms")
-            else:
+            elif self.metric_command is None:
                 self._refuse_unused("model_dir", ("src",))
         else:
             changes_lines = self.by_length or bool(self.perturb)
@@ -131,3 +139,12 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
         for key in keys:
             is_default = getattr(self, key) == getattr(type(self), key)
             self.require(is_default, key, f"does nothing without {needed}")
+
+
+def _find_program(command: str) -> str | None:
+    """Return the path of the program that a command starts, or None if there is none."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quotation mark is not closed
+        return None
+    return shutil.which(words[0]) if words else None

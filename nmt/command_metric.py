@@ -1,0 +1,111 @@
+"""A metric that an external command computes, such as COMET in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import subprocess
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from sacrebleu.metrics.base import Metric, Score, Signature
+
+from nmt.errors import ConfigError, DataError
+
+_NAME = "command"
+
+
+class CommandMetric(Metric):
+    """The mean of the numbers that a command prints, one for each translation.
+
+    The command reads lines of JSON: `{"src": ..., "mt": ..., "refs": [...]}`, without `src` if
+    there are no sources. A subclass of sacreBLEU's metrics, so that its tests of significance work.
+
+    Args:
+        command: the program and its arguments, separated as in a shell.
+        sources: the source of each line, or none.
+    """
+
+    def __init__(self, command: str, sources: Sequence[str] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._command = command
+        self._sources = sources
+        self._num_references = 0  # of each line, until there are references
+
+    def get_signature(self) -> Signature:
+        """Return the command and the version of sacreBLEU, which computes the significance."""
+        signature = Signature({"num_refs": self._num_references})
+        signature.info["command"] = self._command
+        return signature
+
+    def _extract_corpus_statistics(
+        self, hypotheses: Sequence[str], references: Sequence[Sequence[str]] | None
+    ) -> Any:
+        """Return the score and a count of 1 for each line, (lines, 2).
+
+        Raises `ConfigError` if the command fails, and `DataError` for other output than numbers.
+        """
+        self._num_references = len(references or [])
+        lines = []
+        for i, hypothesis in enumerate(hypotheses):
+            content: dict[str, Any] = {"src": self._sources[i]} if self._sources else {}
+            content["mt"] = hypothesis
+            content["refs"] = [reference_lines[i] for reference_lines in references or []]
+            lines.append(json.dumps(content, ensure_ascii=False))
+        scores = _run_command(self._command, tuple(lines))
+        return np.array([[score, 1.0] for score in scores])
+
+    def _aggregate_and_compute(self, stats: Any) -> Score:
+        return self._compute_score_from_stats(np.asarray(stats).sum(axis=0))
+
+    def _compute_score_from_stats(self, stats: Any) -> Score:
+        return Score(_NAME, float(stats[0]) / float(stats[1]))
+
+    # sacreBLEU's `_extract_corpus_statistics` calls these methods for each line; ours does not
+
+    def _preprocess_segment(self, sent: str) -> str:
+        raise AssertionError
+
+    def _extract_reference_info(self, refs: Sequence[str]) -> dict[str, Any]:
+        raise AssertionError
+
+    def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[Any]:
+        raise AssertionError
+
+
+@lru_cache(maxsize=8)  # scores and tests of significance ask for the same lines
+def _run_command(command: str, lines: tuple[str, ...]) -> list[float]:
+    """Return the numbers that the command prints for lines of JSON; its stderr is ours."""
+    program = shlex.split(command)
+    text = "".join(f"{line}\n" for line in lines)
+    try:
+        result = subprocess.run(program, input=text.encode(), stdout=subprocess.PIPE, check=False)
+    except OSError as error:
+        raise ConfigError(f"metric_command={command}: {error.strerror}: {program[0]}") from None
+    if result.returncode:
+        raise ConfigError(
+            f"metric_command={command}: ended with status {result.returncode}; its messages say why"
+        )
+    output = result.stdout.decode("utf-8", "replace").split()
+    if len(output) != len(lines):
+        raise DataError(
+            f"metric_command={command}: printed {len(output)} numbers for {len(lines)} lines; "
+            "print one number for each line of JSON, and messages to stderr"
+        )
+    return [_parse_score(command, word) for word in output]
+
+
+def _parse_score(command: str, word: str) -> float:
+    try:
+        score = float(word)
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise DataError(
+            f"metric_command={command}: printed {word!r:.50}; print one number for each line of "
+            "JSON, and messages to stderr"
+        )
+    return score
