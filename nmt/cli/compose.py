@@ -1,9 +1,9 @@
 """Compose the config of a command from its command line, with Hydra and OmegaConf.
 
 Hydra merges the defaults of a command with the YAML files of the chosen config groups. An
-experiment's YAML file has settings of data, training and search; each command uses the keys of its
-own dataclass. Settings of the command line are set afterwards, without Hydra's parser, so that
-their text needs no quotes. Hydra parses arguments only in a sweep, to list the values of a setting.
+experiment's YAML file has settings of data, training and search, of which each command takes those
+in its dataclass. Then the settings of the command line are set. This module parses them itself, so
+that their text needs no quotes; Hydra parses them only in a sweep.
 """
 
 from __future__ import annotations
@@ -27,13 +27,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nmt.cli.arguments import (
-    GROUPS,
-    Argument,
-    is_list,
-    parse_argument,
-    read_arguments,
-)
+from nmt.cli.arguments import GROUPS, Argument, is_list, parse_argument, read_arguments
 from nmt.cli.commands import COMMANDS, Command, script_command
 from nmt.cli.sweep import HYDRA_SETTINGS, VERSION_BASE, run_hydra
 from nmt.cli.yaml_files import (
@@ -52,10 +46,11 @@ log = logging.getLogger(__name__)
 _SPLITS = ("train", "valid", "test")
 _FILE_KEYS = ("src", "tgt", "tsv", "jsonl", "tmx", "xliff")
 _TEXT_KEYS = (*_FILE_KEYS, "dataset", "dataset_config", "dataset_split")
-# config groups of Hydra that a single run does not need; without them it starts 20 to 35 ms faster
-_UNUSED_HYDRA_GROUPS = ("env", "help", "hydra_help", "launcher", "output", "sweeper")
-_TRAINING_KEYS = ("dtype", "max_tokens", "seed")  # YAML files set them for nmt-train only
-_MAX_WORDS_IN_NAME = 16  # separated by commas, in the name of a file in a list
+# config groups of Hydra that only sweeps and its flags need; without them a run starts 20 to 35 ms
+# faster
+_SWEEP_GROUPS_OF_HYDRA = ("env", "help", "hydra_help", "launcher", "output", "sweeper")
+_TRAINING_KEYS = ("dtype", "max_tokens", "seed")  # in a YAML file, they are for nmt-train only
+_MAX_COMMAS_IN_NAME = 15  # in the name of a file in a list
 _QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
 
 
@@ -64,16 +59,16 @@ class DataPreparation:
     """How nmt-train prepares its data folder when it does not exist."""
 
     config: PreprocessConfig
-    arguments: list[str]  # of the nmt-preprocess command that does the same
+    arguments: list[str]  # `key=value`, for an nmt-preprocess command that makes the same folder
 
 
 @dataclass(frozen=True)
 class ComposedCommand:
-    """The config of a command."""
+    """The config of a command, as an object and as YAML."""
 
     config: Any  # an instance of the command's dataclass
-    config_yaml: str  # the same settings
-    preparation: DataPreparation | None = None  # of nmt-train
+    config_yaml: str
+    preparation: DataPreparation | None = None  # only for nmt-train
 
 
 def compose_command(
@@ -82,45 +77,48 @@ def compose_command(
     """Compose the config of `command` from the words after its name.
 
     Returns None if nothing is left to run: a sweep has called `run` for each combination of
-    values, or `--cfg job` has printed the config.
+    values, `--cfg` has printed the config, or shell completion has printed words.
     """
-    line = read_arguments(words, command)
-    files = find_yaml_files(line.config_folders)
-    arguments = [
-        find_choices(argument, files, is_sweep=line.is_sweep) for argument in line.arguments
-    ]
-    if command.name == "train" and not line.is_sweep:
+    command_line = read_arguments(words, command)
+    files = find_yaml_files(command_line.config_folders)
+    arguments = []
+    for argument in command_line.arguments:
+        arguments.append(find_choices(argument, files, is_sweep=command_line.is_sweep))
+    if command.name == "train" and not command_line.is_sweep:
         arguments = _add_recorded_config(arguments)
-    if any(word.startswith("query=") for word in line.hydra_words):
+    if any(word.startswith("query=") for word in command_line.hydra_words):  # shell completion
         values = complete_values(os.environ.get("COMP_LINE", ""), command)
         if values:
             print("\n".join(values))
             return None
     try:
-        if line.is_sweep or line.hydra_words:
+        if command_line.is_sweep or command_line.hydra_words:
             _store_defaults(command, arguments, unused_groups=())
             compose = functools.partial(_compose_arguments, command)
-            run_hydra(command, line, arguments, compose, run)
-        elif line.shows_config:
+            run_hydra(command, command_line, arguments, compose, run)
+        elif command_line.shows_config:
             _, config_yaml = to_config(_compose(command, arguments), command.schema)
             print(config_yaml, end="")
         else:
             return _compose_arguments(command, arguments)
     except (HydraException, OmegaConfBaseException) as error:
-        key = getattr(error, "full_key", None)
-        reason, _, _ = str(error).partition("\n    full_key:")
-        message = " ".join(reason.split())
-        if key and key not in message:
-            message = f"{key}: {message}"
-        raise ConfigError(message) from None
+        raise ConfigError(_one_line(error)) from None
     return None
 
 
-def complete_values(command_line: str, command: Command) -> list[str]:
-    """Return `key=value` for each value of the setting at the end of `command_line`.
+def _one_line(error: Exception) -> str:
+    """Return the message of an error of Hydra or OmegaConf in one line, with the setting's key."""
+    key = getattr(error, "full_key", None)
+    reason, _, _ = str(error).partition("\n    full_key:")
+    message = " ".join(reason.split())
+    return f"{key}: {message}" if key and key not in message else message
 
-    Returns an empty list unless it has a fixed choice of values. Hydra completes keys, but of
-    values only the default.
+
+def complete_values(command_line: str, command: Command) -> list[str]:
+    """Return `key=value` for each value of the setting that ends `command_line`.
+
+    Returns an empty list unless its type is an enum. Hydra itself completes keys, and no values but
+    the default.
     """
     key, equals, _ = command_line.split(" ")[-1].partition("=")
     if not equals:
@@ -136,9 +134,9 @@ def complete_values(command_line: str, command: Command) -> list[str]:
 
 
 def _add_recorded_config(arguments: list[Argument]) -> list[Argument]:
-    """Build on the settings that a run has recorded, if `run_dir` names a run that exists.
+    """Add the recorded config of the run in `run_dir`, if it exists, as the experiment.
 
-    They are added as the experiment, unless the arguments choose a YAML file themselves.
+    The other arguments override its settings. If they choose a YAML file, nothing is added.
     """
     values = {argument.key: argument.value for argument in arguments}
     if "run_dir" not in values or not values.keys().isdisjoint(GROUPS):
@@ -156,8 +154,8 @@ def _compose_arguments(
 ) -> ComposedCommand:
     """Compose the config of a command from its parsed arguments.
 
-    With a `subfolder`, nmt-train uses this folder in `run_dir` as run folder. Also sets whether the
-    command verifies checksums.
+    A `subfolder` is appended to `run_dir`. Also sets whether this process verifies checksums and
+    signatures.
     """
     composed = _compose(command, arguments)
     if subfolder:
@@ -167,20 +165,20 @@ def _compose_arguments(
     verify_key = getattr(config, "verify_key", None)
     set_verify_key(None if verify_key is None else resolve_path(verify_key))
     if command.name == "train":
-        preparation = _data_preparation(composed, config, arguments)
+        preparation = _make_preparation(composed, config, arguments)
         return ComposedCommand(config, config_yaml, preparation)
     if command.name == "preprocess":
         _complete_script(config)
     return ComposedCommand(config, config_yaml)
 
 
-def _data_preparation(
+def _make_preparation(
     composed: DictConfig, config: TrainConfig, arguments: Iterable[Argument]
 ) -> DataPreparation:
-    """Return how nmt-preprocess makes the data folder of a training run.
+    """Return how to prepare the data folder of a training run.
 
-    Its config has the settings in `composed` that nmt-train lacks, and shares the data folder, the
-    experiment and the number of threads with the config of the run.
+    The config of nmt-preprocess takes the data folder, the experiment and the number of threads
+    from the config of the run, and all other settings from `composed`.
     """
     training_keys = {setting.name for setting in fields(TrainConfig)}
     content = {key: value for key, value in composed.items() if key not in training_keys}
@@ -191,9 +189,9 @@ def _data_preparation(
     _complete_script(preprocess_config)
     values = {argument.key: argument.value for argument in arguments}
     if config.experiment is None:
-        values.pop("experiment", None)  # the config that a run recorded
+        values.pop("experiment", None)  # it was added by `_add_recorded_config`
     elif "experiment" in values:
-        values["experiment"] = config.experiment  # the path, if it is a file of the user
+        values["experiment"] = config.experiment  # the path of a user's file, not its Hydra name
     preprocess_arguments = []
     for key, value in values.items():
         group, _, _ = key.partition(".")
@@ -203,7 +201,7 @@ def _data_preparation(
 
 
 def _complete_script(config: PreprocessConfig) -> None:
-    """Complete the paths in `data.made_by`, the command that makes missing files."""
+    """Make `data.made_by`, the command that makes missing files, run from the current folder."""
     if config.data.made_by:
         config.data.made_by = script_command(config.data.made_by)
 
@@ -214,19 +212,19 @@ def _complete_script(config: PreprocessConfig) -> None:
 def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
     """Merge the defaults of a command, the chosen YAML files and the settings that the user gave.
 
-    Inside a sweep, Hydra is initialized already.
+    Initializes Hydra, unless this is a job of Hydra.
     """
-    is_in_sweep = GlobalHydra.instance().is_initialized()
-    _store_defaults(command, arguments, () if is_in_sweep else _UNUSED_HYDRA_GROUPS)
+    is_in_hydra = GlobalHydra.instance().is_initialized()
+    _store_defaults(command, arguments, () if is_in_hydra else _SWEEP_GROUPS_OF_HYDRA)
     choices = {}
-    overrides = []
+    settings = []
     for argument in arguments:
         if argument.key in GROUPS:
-            choices[argument.key] = argument.value
+            choices[argument.key] = argument.value  # the last choice of a group counts
         else:
-            overrides.append(argument)
+            settings.append(argument)
     with ExitStack() as stack:
-        if not is_in_sweep:
+        if not is_in_hydra:
             stack.enter_context(hydra.initialize_config_module("nmt.configs", **VERSION_BASE))
         group_choices = [f"{group}={name}" for group, name in choices.items()]
         composed = hydra.compose(command.name, group_choices)
@@ -235,27 +233,30 @@ def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
         if argument.key == "experiment" and not argument.is_recorded:
             composed.experiment = describe_choice(argument.value)
     if command.name in ("preprocess", "train"):
-        for key in _replaced_text_keys(overrides):
+        for key in _replaced_text_keys(settings):
             OmegaConf.update(composed, key, None)
     else:
         for key in _TRAINING_KEYS:
             composed.pop(key, None)
-    for override in overrides:
-        value = parse_value(override.value, override.type_hint)
-        OmegaConf.update(composed, override.key, value, force_add=True)
+    for setting in settings:
+        value = parse_value(setting.value, setting.type_hint)
+        OmegaConf.update(composed, setting.key, value, force_add=True)
     return composed
 
 
 def _store_defaults(
     command: Command, arguments: list[Argument], unused_groups: Iterable[str]
 ) -> None:
-    """Store for Hydra the defaults of the command's settings and of the config groups."""
+    """Store the defaults of a command for Hydra: of its settings and of the config groups.
+
+    `unused_groups` are groups of Hydra to leave out.
+    """
     keys = {argument.key for argument in arguments}
     defaults = _schema_defaults(command.name)
     if "model_dir" in defaults and "run_dir" not in defaults:
         has_default_model = defaults["model_dir"] is not None
         if has_default_model or ("experiment" in keys and "hypotheses" not in keys):
-            # an experiment sets run_dir; commands that read a model read it from that run
+            # an experiment sets run_dir, and the other commands read the model of this run
             defaults = {**defaults, "run_dir": DEFAULT_RUN_DIR, "model_dir": "${run_dir}"}
     names_data = any(key == "experiment" or key.startswith("data.") for key in keys)
     uses_included_corpus = command.name == "preprocess" and not names_data
@@ -275,22 +276,22 @@ def _store_defaults(
 
 @functools.cache
 def _schema_defaults(name: str) -> Any:
-    """Return the defaults of a command; nmt-train also has the settings of nmt-preprocess."""
+    """Return the defaults of a command; those of nmt-train include nmt-preprocess's."""
     defaults = OmegaConf.to_container(OmegaConf.structured(COMMANDS[name].schema))
     if name == "train":
         return {**_schema_defaults("preprocess"), **typing.cast(dict[str, Any], defaults)}
     return defaults
 
 
-def _replaced_text_keys(overrides: Iterable[Argument]) -> list[str]:
-    """Return the keys of text in YAML files to clear, because the user gives other files.
+def _replaced_text_keys(settings: Iterable[Argument]) -> list[str]:
+    """Return the keys of YAML files that do not count, because the command line names other text.
 
     Files for one split replace the text of this split, files for training the text of all splits.
     """
     splits = set()
-    for override in overrides:
-        group, _, setting = override.key.rpartition(".")
-        if setting in _FILE_KEYS:
+    for setting in settings:
+        group, _, name = setting.key.rpartition(".")
+        if name in _FILE_KEYS:
             splits.add(group.removeprefix("data."))
     if "train" in splits:
         splits.update(_SPLITS)
@@ -303,9 +304,8 @@ def _replaced_text_keys(overrides: Iterable[Argument]) -> list[str]:
 def parse_value(text: str, type_hint: Any) -> Any:
     """Parse the value of a setting of type `type_hint`.
 
-    Text is not changed, commas and equals signs included, unless quotes enclose all of it. Lists
-    are written as [a,b] and mappings as {name:{key:value}}. A comma in the name of an existing file
-    needs no quotes. Numbers stay text until `convert`.
+    Lists are written as [a,b] and mappings as {name:{key:value}}. Hydra parses mappings, lists with
+    quotes and text in quotes. Other text, numbers included, is returned unchanged.
     """
     if text == "null":
         return None
@@ -319,13 +319,14 @@ def parse_value(text: str, type_hint: Any) -> Any:
 
 
 def _split_list(text: str) -> list[str]:
-    """Split the items of a list at commas, but not at those in the names of existing files."""
+    """Split a list at its commas, except for commas in the name of an existing file."""
     words = text.split(",")
     items = []
     start = 0
     while start < len(words):
         end = start + 1
-        for longer_end in range(min(start + _MAX_WORDS_IN_NAME, len(words)), end, -1):
+        max_end = min(end + _MAX_COMMAS_IN_NAME, len(words))
+        for longer_end in range(max_end, end, -1):  # prefers the longest name
             if os.path.exists(os.path.expanduser(",".join(words[start:longer_end]).strip())):
                 end = longer_end
                 break
@@ -335,7 +336,7 @@ def _split_list(text: str) -> list[str]:
 
 
 def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
-    """Return an instance of `schema` with its keys of `composed`, and the same settings as YAML."""
+    """Return the settings of `schema` in `composed`, as an instance of `schema` and as YAML."""
     content: Any = OmegaConf.to_container(composed, resolve=True)
     values = {}
     for key, type_hint in typing.get_type_hints(schema).items():

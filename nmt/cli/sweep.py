@@ -1,7 +1,7 @@
-"""Let Hydra run a sweep, or complete words in the shell.
+"""Run a sweep, or complete words in the shell, with Hydra.
 
-Hydra parses the arguments of a sweep to list the values of each setting. A sweep of nmt-train ends
-with a table of its runs.
+A sweep runs a command once for each combination of values, as in `max_tokens=2048,4096`. A sweep of
+nmt-train ends with a table of its runs.
 """
 
 from __future__ import annotations
@@ -30,39 +30,46 @@ from nmt.config import resolve_path
 from nmt.errors import ConfigError
 
 log = logging.getLogger(__name__)
-HYDRA_SETTINGS: dict[str, Any] = {
+
+HYDRA_SETTINGS: dict[str, Any] = {  # Hydra itself writes no files and stays in the current folder
     "output_subdir": None,
     "run": {"dir": "."},
     "sweep": {"dir": "runs", "subdir": "."},
     "job": {"chdir": False},
 }
 VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if IS_HYDRA_1_3 else {}
-_MAX_RUN_NAME = 200  # characters in the name of a run of a sweep
+_MAX_RUN_NAME_LENGTH = 200  # characters
 
 
 def run_hydra(
     command: Command,
-    line: CommandLine,
+    command_line: CommandLine,
     arguments: list[Argument],
     compose: Callable[[list[Argument], str], Any],
     run: Callable[[Any], Any],
 ) -> None:
     """Let Hydra run a command, and print the table of the runs of a sweep.
 
-    `compose` composes the config from the arguments of a run and its subfolder in `run_dir`, and
-    `run` runs the command with this config. Hydra calls both for each run of a sweep, once for
-    other flags, and not at all for shell completion. Raises the first error of a run.
+    `arguments` come from the command line. `compose` takes the arguments of one run and the name of
+    its subfolder in `run_dir`, and returns a config; `run` runs the command with it. Hydra calls
+    both for each run of a sweep, once for other flags, and not at all for shell completion. The
+    first error of a run ends the sweep and is raised.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises exceptions instead of printing them
     start_seconds = time.time()
     with tempfile.TemporaryDirectory(prefix="nmt-sweep-") as folder:
         jobs = _Jobs(command, arguments, compose, run, names_folder=Path(folder))
-        flags = ["--multirun", *line.hydra_words] if line.is_sweep else line.hydra_words
-        sys.argv = [f"nmt-{command.name}", *flags, *map(_to_override, jobs.swept)]
-        main = hydra.main(config_path="pkg://nmt.configs", config_name=command.name, **VERSION_BASE)
+        overrides = [_to_override(argument) for argument in jobs.hydra_arguments]
+        sys.argv = [f"nmt-{command.name}", *command_line.hydra_words, *overrides]
+        if command_line.is_sweep:
+            sys.argv.append("--multirun")
+        decorate = hydra.main(
+            config_path="pkg://nmt.configs", config_name=command.name, **VERSION_BASE
+        )
+        run_jobs = decorate(jobs.run_job)
         try:
-            main(jobs.run_job)()
-        except Exception:  # after a failed run, a sweeper lacks its score and may fail too
+            run_jobs()  # reads sys.argv
+        except Exception:  # a sweeper without the score of a failed run may fail too
             if not jobs.errors:
                 raise
         _report_sweep(jobs.read_run_dirs(), start_seconds)
@@ -71,10 +78,10 @@ def run_hydra(
 
 
 class _Jobs:
-    """The jobs that Hydra starts: one for each run of a sweep.
+    """The jobs that Hydra starts, one for each run of a sweep.
 
-    A launcher may start them as processes, so they write the names of their run folders to files
-    in `names_folder`. For the other arguments see `run_hydra`.
+    A launcher of Hydra may start them in other processes. So each job writes the name of its run
+    folder to a file in `names_folder`. See `run_hydra` for the other parameters.
     """
 
     def __init__(
@@ -87,13 +94,13 @@ class _Jobs:
         names_folder: Path,
     ) -> None:
         self.errors: list[Exception] = []
-        self.swept: list[Argument] = []  # which Hydra parses and passes to the jobs
-        self._fixed: list[Argument] = []
+        self.hydra_arguments: list[Argument] = []  # Hydra gives each job one value of each
+        self._shared_arguments: list[Argument] = []  # equal in all jobs
         for argument in arguments:
             if argument.key in GROUPS or _is_sweep(argument):
-                self.swept.append(argument)
+                self.hydra_arguments.append(argument)
             else:
-                self._fixed.append(argument)
+                self._shared_arguments.append(argument)
         self._command = command
         self._arguments = arguments
         self._compose = compose
@@ -102,26 +109,27 @@ class _Jobs:
         self._main_pid = os.getpid()
 
     def run_job(self, _: DictConfig) -> Any:
-        """Run the command with the arguments of one job, unless a job before it failed."""
+        """Run the command for the current job, unless an earlier job failed; return its score."""
         if self.errors:
             return None
         try:
             return self._run(self._compose_job())
         except Exception as error:
-            if os.getpid() != self._main_pid:  # Hydra passes the error on to the main process
-                raise
-            self.errors.append(error)  # `run_hydra` raises it, so that Hydra does not report it
+            if os.getpid() != self._main_pid:
+                raise  # Hydra raises it again in the main process
+            self.errors.append(error)  # raised in `run_hydra`: Hydra would print its own report
             return None
 
     def _compose_job(self) -> Any:
         """Compose the config of the current job, and write the name of its run folder."""
-        overrides = HydraConfig.get().overrides.task
-        values = [_parse_override(text, self._command) for text in overrides]
-        if HydraConfig.get().mode is not RunMode.MULTIRUN or self._command.name != "train":
-            return self._compose([*self._fixed, *values], "")
-        composed = self._compose([*self._fixed, *values], _name_run(values, self._arguments))
+        job_config = HydraConfig.get()
+        values = [_parse_override(text, self._command) for text in job_config.overrides.task]
+        job_arguments = [*self._shared_arguments, *values]
+        if job_config.mode is not RunMode.MULTIRUN or self._command.name != "train":
+            return self._compose(job_arguments, "")
+        composed = self._compose(job_arguments, _name_run(values, self._arguments))
         if not composed.config.dry_run:
-            name_file = self._names_folder / f"{HydraConfig.get().job.num:09d}"
+            name_file = self._names_folder / f"{job_config.job.num:09d}"
             name_file.write_text(composed.config.run_dir)
         return composed
 
@@ -133,37 +141,40 @@ class _Jobs:
 def _report_sweep(run_dirs: list[str], start_seconds: float) -> None:
     """Print the table of the runs that have metrics, and log the file with the best values.
 
-    Sweepers such as Optuna write this file. `start_seconds` is the time when the sweep started.
+    Sweepers such as Optuna write this file. It is ignored if it is older than `start_seconds`, the
+    time when the sweep started.
     """
-    from nmt.visualize.run_table import run_table, summarize_run  # only a sweep needs it
+    from nmt.visualize.run_table import run_table, summarize_run  # only sweeps need this import
 
     summaries = []
-    for run_dir in map(resolve_path, run_dirs):
-        if (run_dir / "metrics.jsonl").exists():
-            summaries.append(summarize_run(run_dir))
+    for run_dir in run_dirs:
+        path = resolve_path(run_dir)
+        if (path / "metrics.jsonl").exists():
+            summaries.append(summarize_run(path))
     if summaries:
         print(run_table(summaries))
-    results = Path(HYDRA_SETTINGS["sweep"]["dir"], "optimization_results.yaml")
-    if results.exists() and results.stat().st_mtime >= start_seconds:
-        log.info("the best values that the sweeper found are in %s", results)
+    best_values = Path(HYDRA_SETTINGS["sweep"]["dir"], "optimization_results.yaml")
+    if best_values.exists() and best_values.stat().st_mtime >= start_seconds:
+        log.info("the best values that the sweeper found are in %s", best_values)
 
 
 def _to_override(argument: Argument) -> str:
-    """Write a swept setting, or the choice of a config group, in Hydra's grammar."""
+    """Return an argument in Hydra's grammar."""
     prefix = "" if argument.key in GROUPS else "++"  # ++ also adds new keys, such as mix.NAME
     return f"{prefix}{argument.key}={argument.value}"
 
 
 def _parse_override(text: str, command: Command) -> Argument:
-    """Parse one override of one run of a sweep, which is in Hydra's grammar."""
+    """Parse an override that Hydra gives to one job, such as `++max_tokens=2048`."""
     override = OverridesParser.create().parse_override(text)
-    value = override.value()
-    value_text = value if isinstance(value, str) else override.get_value_string()
+    value_text = override.value()  # text without its quotes
+    if not isinstance(value_text, str):
+        value_text = override.get_value_string()
     return parse_argument(f"{override.get_key_element()}={value_text}", command)
 
 
 def _is_sweep(argument: Argument) -> bool:
-    """Return whether a setting has several values in Hydra's grammar: 1,2 or range(1,9).
+    """Return whether an argument has several values in Hydra's grammar, as 1,2 or range(1,9).
 
     The name of an existing file is one value, commas included.
     """
@@ -177,16 +188,17 @@ def _is_sweep(argument: Argument) -> bool:
 
 
 def _name_run(values: Iterable[Argument], arguments: Iterable[Argument]) -> str:
-    """Return the folder name of one run of a sweep: the swept keys but run_dir, with values.
+    """Return the folder name of one run of a sweep, such as `max_tokens=2048,seed=1`.
 
-    `values` are the arguments of this run, and `arguments` come from the command line.
+    It names the settings that differ between runs, except run_dir. `values` are those of this run;
+    `arguments` come from the command line.
     """
-    swept = {argument.key: argument.value for argument in values}
+    swept_values = {argument.key: argument.value for argument in values}
     for argument in arguments:
         if argument.key == "run_dir" or not _is_sweep(argument):
-            swept.pop(argument.key, None)
-    settings = ",".join(f"{key}={value}" for key, value in sorted(swept.items()))
+            swept_values.pop(argument.key, None)
+    settings = ",".join(f"{key}={value}" for key, value in sorted(swept_values.items()))
     name = re.sub(r"[^\w.=,+-]", "_", settings.replace("'", ""))
-    if len(name) > _MAX_RUN_NAME:
+    if len(name) > _MAX_RUN_NAME_LENGTH:
         raise ConfigError(f"a run of the sweep would be named {name}; sweep over fewer settings")
     return name
