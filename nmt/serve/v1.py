@@ -39,10 +39,10 @@ from nmt.translate.attention import KINDS, attention_shape
 from nmt.translate.results import LineResult, Translation
 from nmt.translate.translator import Translator
 
-_SAMPLE_CHARACTERS = 4000  # of a stream, to detect its language
-_MAX_ATTENTION_TOKENS = 256  # on each side of a pair whose attention is returned
-_MAX_SAMPLED_SENTENCES = 64  # in a request with sampling, which is one batch
-_FIELDS = {
+_SAMPLE_CHARACTERS = 4000  # at the start of a stream, from which its language is detected
+_MAX_ATTENTION_TOKENS = 256  # of the source and of the translation, for /v1/attention
+_MAX_SAMPLED_SENTENCES = 64  # of a request with sampling, which is searched as one batch
+_TRANSLATE_PARAMETERS = {
     "alignment",
     "api_key",
     "format",
@@ -58,52 +58,56 @@ _FIELDS = {
 }
 
 
-class _Range(NamedTuple):
-    """The type and the bounds of a number, both included."""
+class _NumberRange(NamedTuple):
+    """The type of a number, and the bounds that it may be equal to."""
 
-    type: type
-    low: float
-    high: float
+    number_type: type
+    minimum: float
+    maximum: float
 
 
+# Within the ranges of `SearchConfig`, and often narrower, so that a request has a bounded cost.
 _SEARCH_RANGES = {
-    "length_penalty": _Range(float, -10, 10),
-    "word_reward": _Range(float, -100, 100),
-    "coverage_penalty": _Range(float, 0, 100),
-    "max_length_a": _Range(float, 0, 4),
-    "max_length_b": _Range(int, 1, 500),
-    "min_length": _Range(int, 0, 200),
-    "no_repeat_ngram": _Range(int, 0, 200),
-    "repetition_penalty": _Range(float, 1, 100),
-    "temperature": _Range(float, 0.001, 1000),
-    "top_k": _Range(int, 0, 1_000_000),
-    "top_p": _Range(float, 1e-6, 1),
-    "min_p": _Range(float, 0, 0.999),
-    "epsilon": _Range(float, 0, 0.999),
-    "seed": _Range(int, 0, 2**63 - 1),
+    "length_penalty": _NumberRange(float, -10, 10),
+    "word_reward": _NumberRange(float, -100, 100),
+    "coverage_penalty": _NumberRange(float, 0, 100),
+    "max_length_a": _NumberRange(float, 0, 4),
+    "max_length_b": _NumberRange(int, 1, 500),
+    "min_length": _NumberRange(int, 0, 200),
+    "no_repeat_ngram": _NumberRange(int, 0, 200),
+    "repetition_penalty": _NumberRange(float, 1, 100),
+    "temperature": _NumberRange(float, 0.001, 1000),
+    "top_k": _NumberRange(int, 0, 1_000_000),
+    "top_p": _NumberRange(float, 1e-6, 1),
+    "min_p": _NumberRange(float, 0, 0.999),
+    "epsilon": _NumberRange(float, 0, 0.999),
+    "seed": _NumberRange(int, 0, 2**63 - 1),
 }
-_MAX_PHRASES = 100  # of `forbid`
-_MAX_TERMS = 10_000  # of `glossary`
+_MAX_FORBIDDEN_PHRASES = 100
+_MAX_GLOSSARY_PAIRS = 10_000
 _SEARCH_CHOICES: dict[str, type[Enum]] = {"normalization": Normalization, "stop": Stop}
 
 
 async def translate(request: Request) -> Response:
-    """POST /v1/translate: JSON, or plain text that is translated line by line."""
+    """POST /v1/translate: JSON, or plain text, which is streamed line by line."""
     is_plain = content_type(request) == "text/plain"
-    call = await _read_request(request, is_plain=is_plain)
-    params = call.params
-    for name in sorted(params.keys() - _FIELDS):
-        raise HttpError(
-            400, f"Invalid request: no field {name!r:.50}; {suggest_names(name, _FIELDS)}"
-        )
+    api_request = await _read_request(request, is_plain=is_plain)
+    params = api_request.params
+    for name in sorted(params):
+        if name not in _TRANSLATE_PARAMETERS:
+            hint = suggest_names(name, _TRANSLATE_PARAMETERS)
+            raise HttpError(400, f"Invalid request: no field {name!r:.50}; {hint}")
     texts = params.texts("text")
-    languages = call.languages()
+    languages = api_request.languages()
     is_list = isinstance(params["text"], list)
     is_stream = params.flag("stream")
-    max_beam_size = call.service.config.max_beam_size
+    max_beam_size = api_request.service.config.max_beam_size
     search = _check_search(params.get("search", {}), max_beam_size)
-    is_sampled = bool(search.get("sampling"))
-    call.check_size(texts, is_list=is_list and not is_stream, is_file=is_stream and not is_sampled)
+    # the limit of files applies to a stream, except to one that is sampled in a single batch
+    is_like_file = is_stream and not search.get("sampling")
+    api_request.check_size(texts, is_list=is_list and not is_stream, is_file=is_like_file)
+    if params.flag("alignment"):
+        search = {**search, "alignment": True}
     options = TranslationOptions(
         source=languages.source,
         target=languages.target,
@@ -111,29 +115,31 @@ async def translate(request: Request) -> Response:
         is_html=params.is_html(),
         with_scores=params.flag("scores"),
         split_sentences=params.flag("split_sentences") if "split_sentences" in params else None,
-        search=search | ({"alignment": True} if params.flag("alignment") else {}),
-        glossary=_read_glossary(call),
+        search=search,
+        glossary=_read_glossary(api_request),
     )
-    call.service.check_languages(options)
-    _check_options(call, options, texts)
+    api_request.service.check_languages(options)
+    _check_options(api_request, options, texts)
     if is_stream:
         if is_list or options.is_html:
             raise HttpError(409, "stream is for one plain text, answered line by line")
-        return _stream(call, texts[0], options, is_plain=is_plain)
+        return _stream(api_request, texts[0], options, is_plain=is_plain)
     start = time.monotonic()
-    translated_texts = await call.service.translate(request, call.context, texts, options)
-    call.service.metrics.request_seconds.observe(time.monotonic() - start)
+    translated_texts = await api_request.service.translate(
+        request, api_request.context, texts, options
+    )
+    api_request.service.metrics.request_seconds.observe(time.monotonic() - start)
     descriptions = await call_for_texts(texts, _describe_texts, translated_texts, options)
     return JSONResponse(
         {
             "translations": descriptions,
-            "target": call.service.models.find_code(options.target),
+            "target": api_request.service.models.find_code(options.target),
         }
     )
 
 
 async def _read_request(request: Request, *, is_plain: bool) -> ApiRequest:
-    """Read a request. Plain text is streamed, and its other parameters are in the query string."""
+    """Read a request and admit it. A plain text has its parameters in the query string."""
     body = await request.body()
     if not is_plain:
         return admit(request, parse_json(body))
@@ -147,13 +153,14 @@ async def _read_request(request: Request, *, is_plain: bool) -> ApiRequest:
 
 
 def _check_search(search: object, max_beam_size: int) -> dict[str, Any]:
-    """Return the search settings of a request, if they are within the limits of the server.
+    """Return the search settings of a request.
 
-    Raises a 400 `HttpError` or a `ConfigError`, which becomes one.
+    Raises `HttpError` or `ConfigError`, both answered with status 400, for an unknown setting or a
+    value beyond the limits of the server.
     """
     if not isinstance(search, dict):
         raise HttpError(400, "Invalid request: search is no object")
-    ranges = {"beam_size": _Range(int, 1, max_beam_size), **_SEARCH_RANGES}
+    ranges = {"beam_size": _NumberRange(int, 1, max_beam_size), **_SEARCH_RANGES}
     for name, value in search.items():
         if name in ("sampling", "loop_guard"):
             Parameters(search).flag(name)
@@ -168,23 +175,25 @@ def _check_search(search: object, max_beam_size: int) -> dict[str, Any]:
     return search
 
 
-def _read_glossary(call: ApiRequest) -> Glossary | None:
-    """Return the glossary of a request: the name of one of the server's, or [source, target] pairs.
+def _read_glossary(api_request: ApiRequest) -> Glossary | None:
+    """Return the glossary of a request, which is a list of [source, target] pairs or the name of a
+    glossary of the server.
 
-    Raises a 400 `HttpError` or a `ConfigError`, which becomes one.
+    Raises `HttpError` or `ConfigError`, both answered with status 400.
     """
-    glossary = call.params.get("glossary")
+    glossary = api_request.params.get("glossary")
     if glossary is None:
         return None
     if isinstance(glossary, str):
-        glossaries = call.service.glossaries
+        glossaries = api_request.service.glossaries
         if glossary not in glossaries:
             hint = suggest_names(glossary, glossaries) if glossaries else "this server has none"
             raise HttpError(400, f"Invalid request: no glossary {glossary!r:.50}; {hint}")
         return glossaries[glossary]
-    if not isinstance(glossary, list) or len(glossary) > _MAX_TERMS:
+    if not isinstance(glossary, list) or len(glossary) > _MAX_GLOSSARY_PAIRS:
         raise HttpError(
-            400, f"Invalid request: glossary is no name or list of at most {_MAX_TERMS} pairs"
+            400,
+            f"Invalid request: glossary is no name or list of at most {_MAX_GLOSSARY_PAIRS} pairs",
         )
     entries = []
     for pair in glossary:
@@ -196,36 +205,40 @@ def _read_glossary(call: ApiRequest) -> Glossary | None:
 
 
 def _check_phrases(phrases: object) -> None:
-    is_list = isinstance(phrases, list) and len(phrases) <= _MAX_PHRASES
-    if not is_list or not all(isinstance(item, str) and item.strip() for item in phrases):  # type: ignore[attr-defined]
+    """Raise a 400 `HttpError` unless `phrases` is a valid value of `forbid`."""
+    is_short_list = isinstance(phrases, list) and len(phrases) <= _MAX_FORBIDDEN_PHRASES
+    if not is_short_list or not all(isinstance(item, str) and item.strip() for item in phrases):  # type: ignore[attr-defined]
         raise HttpError(
-            400, f"Invalid request: forbid is no list of at most {_MAX_PHRASES} phrases"
+            400, f"Invalid request: forbid is no list of at most {_MAX_FORBIDDEN_PHRASES} phrases"
         )
 
 
-def _check_number(name: str, value: object, allowed: _Range) -> None:
-    types = (int, float) if allowed.type is float else int
+def _check_number(name: str, value: object, allowed: _NumberRange) -> None:
+    """Raise a 400 `HttpError` unless a search setting has the type and range of `allowed`."""
+    types = (int, float) if allowed.number_type is float else int
     is_number = isinstance(value, types) and not isinstance(value, bool)
-    if not is_number or not allowed.low <= value <= allowed.high:  # type: ignore[operator]
+    if not is_number or not allowed.minimum <= value <= allowed.maximum:  # type: ignore[operator]
         raise HttpError(
             400,
-            f"Invalid request: {name} is no {allowed.type.__name__} "
-            f"from {allowed.low:g} to {allowed.high:g}",
+            f"Invalid request: {name} is no {allowed.number_type.__name__} "
+            f"from {allowed.minimum:g} to {allowed.maximum:g}",
         )
 
 
-def _check_options(call: ApiRequest, options: TranslationOptions, texts: Sequence[str]) -> None:
-    """Raise a 409 `HttpError` for settings that contradict each other or that the engine does not
-    support.
+def _check_options(
+    api_request: ApiRequest, options: TranslationOptions, texts: Sequence[str]
+) -> None:
+    """Raise a 409 `HttpError` for settings that contradict each other, or that the backend of the
+    model does not support.
     """
-    source, _, direction = call.service.resolve_direction(texts[0], options)
+    source, _, direction = api_request.service.resolve_direction(texts[0], options)
     if direction is None:
         return
-    if options.glossary is not None:
+    if options.glossary is not None:  # one line shows whether the backend supports glossaries
         search = {**options.search, "glossary": options.glossary.lines[:1]}
         options = replace(options, search=search)
     try:
-        batch_options = call.service.make_batch_options(direction, options, alignment=False)
+        batch_options = api_request.service.make_batch_options(direction, options, alignment=False)
         direction.translator.backend.check(batch_options.search)
     except ConfigError as error:
         raise HttpError(409, f"Invalid request: {error}") from None
@@ -249,10 +262,12 @@ def _check_options(call: ApiRequest, options: TranslationOptions, texts: Sequenc
 def _describe_texts(
     texts: Sequence[TranslatedText], options: TranslationOptions
 ) -> list[dict[str, Any]]:
+    """Return the JSON objects of the texts of a request."""
     return [_describe_text(text, options) for text in texts]
 
 
 def _describe_text(text: TranslatedText, options: TranslationOptions) -> dict[str, Any]:
+    """Return the JSON object of a text. Its translation is null if a sentence has failed."""
     has_failed = any(result.error is not None for result in text.results)
     content: dict[str, Any] = {
         "text": None if has_failed else text.render_translation(),
@@ -273,12 +288,13 @@ def _describe_text(text: TranslatedText, options: TranslationOptions) -> dict[st
 def _describe_sentence(
     sentence: str, result: LineResult, prefix: str, *, with_scores: bool
 ) -> dict[str, Any]:
+    """Return the JSON object of a sentence. Its error replaces tokens and translations."""
     content: dict[str, Any] = {"source": sentence}
     if result.error is not None:
         return content | {"error": result.error}
     if result.source_tokens:
         content["source_tokens"] = result.source_tokens
-        content["source_spans"] = [
+        content["source_spans"] = [  # in the sentence, to which the model reads `prefix` as well
             [max(0, start - len(prefix)), max(0, end - len(prefix))]
             for start, end in token_spans(result.source_tokens, prefix + sentence)
         ]
@@ -290,6 +306,7 @@ def _describe_sentence(
 
 
 def _describe_translation(translation: Translation, *, with_scores: bool) -> dict[str, Any]:
+    """Return the JSON object of a hypothesis."""
     content: dict[str, Any] = {"text": translation.text, "finished": translation.finished}
     if with_scores:
         content["score"] = translation.score
@@ -304,11 +321,11 @@ def _describe_translation(translation: Translation, *, with_scores: bool) -> dic
 
 
 def _stream(
-    call: ApiRequest, text: str, options: TranslationOptions, *, is_plain: bool
+    api_request: ApiRequest, text: str, options: TranslationOptions, *, is_plain: bool
 ) -> Response:
-    """Send the translation of each line as soon as all lines before it are translated."""
-    _, _, direction = call.service.resolve_direction(text[:_SAMPLE_CHARACTERS], options)
-    split_sentences = call.service.should_split_sentences(options)
+    """Return a response that sends each line once it and all lines before it are translated."""
+    _, _, direction = api_request.service.resolve_direction(text[:_SAMPLE_CHARACTERS], options)
+    split_sentences = api_request.service.should_split_sentences(options)
     lines = text.removesuffix("\n").split("\n")
 
     async def translate_lines() -> AsyncIterator[str]:
@@ -317,8 +334,8 @@ def _stream(
                 yield line
             return
         source_texts = (plain_text(line, split_sentences=split_sentences) for line in lines)
-        async for translation in call.service.stream(
-            call.context, direction, source_texts, options
+        async for translation in api_request.service.stream(
+            api_request.context, direction, source_texts, options
         ):
             yield translation
 
@@ -329,83 +346,90 @@ def _stream(
                 if is_plain:
                     yield translation + "\n"
                 else:
-                    yield _json_line({"index": index, "text": translation})
+                    yield _to_json_line({"index": index, "text": translation})
                 index += 1
         except HttpError as error:
-            call.context.fields["error"] = error.text
-            if is_plain:  # closes the connection, so that the client notices the missing lines
-                raise
-            yield _json_line({"index": index, "error": error.text})
+            api_request.context.fields["error"] = error.text
+            if is_plain:
+                raise  # closes the connection, so that the client notices the missing lines
+            yield _to_json_line({"index": index, "error": error.text})
 
     media_type = "text/plain; charset=utf-8" if is_plain else "application/x-ndjson"
     return StreamingResponse(write_lines(), media_type=media_type)
 
 
-def _json_line(content: dict[str, Any]) -> str:
+def _to_json_line(content: dict[str, Any]) -> str:
     return json.dumps(content, ensure_ascii=False) + "\n"
 
 
 async def attention(request: Request) -> Response:
-    """POST /v1/attention: the attention of one layer and head, or of all, for a pair of texts."""
-    call = admit(request, parse_json(await request.body()))
-    sentence = call.params.text("text")
-    translation = call.params.text("translation")
-    options = call.languages()
-    call.check_size([sentence, translation])
-    kind = call.params.text("kind") if "kind" in call.params else "cross"
+    """POST /v1/attention: the attention weights of a model for a sentence and its translation."""
+    api_request = admit(request, parse_json(await request.body()))
+    sentence = api_request.params.text("text")
+    translation = api_request.params.text("translation")
+    languages = api_request.languages()
+    api_request.check_size([sentence, translation])
+    kind = api_request.params.text("kind") if "kind" in api_request.params else "cross"
     if kind != "all" and kind not in KINDS:
         kinds = ", ".join(KINDS)
         raise HttpError(400, f"Invalid request: kind={kind}: give all or one of {kinds}")
-    layer = call.params.integer("layer", default=0)
-    head = None
-    if call.params.get("head") is not None:
-        head = call.params.integer("head", default=0)
-    _, _, direction = call.service.resolve_direction(sentence, options)
+    layer = api_request.params.integer("layer", default=0)
+    head = None  # the mean of all heads
+    if api_request.params.get("head") is not None:
+        head = api_request.params.integer("head", default=0)
+    _, _, direction = api_request.service.resolve_direction(sentence, languages)
     if direction is None:
-        target = call.params["target"]
+        target = api_request.params["target"]
         raise HttpError(404, f"{target} texts are not translated to {target}")
     shape = attention_shape(direction.translator.backend)
-    if shape is not None and kind != "all":  # without attention, the engine refuses the request
+    if shape is not None and kind != "all":  # None: `_compute_attention` raises an error
         _check_index("layer", layer, shape[kind])
         _check_index("head", head or 0, shape["heads"])
     tags = direction.tags
     [src_line] = tag_lines([sentence], tags.src)
     [tgt_line] = tag_lines([translation], tags.tgt)
-    work = call.service.call_function(
-        direction, _find_attention, src_line, tgt_line, kind, layer, head
+    computation = api_request.service.call_function(
+        direction, _compute_attention, src_line, tgt_line, kind, layer, head
     )
-    return JSONResponse(await run_unless_disconnected(request, work))
+    return JSONResponse(await run_unless_disconnected(request, computation))
 
 
 def _check_index(name: str, index: int, count: int) -> None:
+    """Raise a 404 `HttpError` if no layer or head has this index."""
     if index >= count:
         raise HttpError(404, f"{name}={index}: no such {name}; the last one is {count - 1}")
 
 
-def _find_attention(
+def _compute_attention(
     translator: Translator, src_line: str, tgt_line: str, kind: str, layer: int, head: int | None
 ) -> dict[str, Any]:
-    """Return the attention weights of a layer and head, or their mean over heads.
+    """Return the attention weights of a layer and head, as the JSON object of the response.
 
-    For kind=all, return the weights of all layers and heads. The lines have their tags.
+    `head` None returns the mean of all heads, `kind` "all" the weights of all layers and heads. The
+    lines begin with the language tags of the model.
     """
-    num_src = len(translator.tokenizer.src.encode(src_line)) + 1
-    num_tgt = len(translator.tokenizer.tgt.encode(tgt_line)) + 1
-    num_tokens = max(num_src, num_tgt)
+    num_src_tokens = len(translator.tokenizer.src.encode(src_line)) + 1  # with EOS
+    num_tgt_tokens = len(translator.tokenizer.tgt.encode(tgt_line)) + 1
+    num_tokens = max(num_src_tokens, num_tgt_tokens)
     if num_tokens > _MAX_ATTENTION_TOKENS:
         raise ConfigError(
             f"{num_tokens} tokens are more than {_MAX_ATTENTION_TOKENS}; give a shorter sentence"
         )
-    [maps] = translator.attention([src_line], [tgt_line], tags=Tags())
+    [attention_maps] = translator.attention([src_line], [tgt_line], tags=Tags())
     if kind == "all":
-        return maps.as_json()
-    weights: Tensor = getattr(maps, kind)  # (L, H, T or S, S or T)
-    selected = weights[layer].mean(dim=0) if head is None else weights[layer, head]
-    rows = {"encoder": maps.src, "decoder": maps.tgt, "cross": maps.predicted}
+        return attention_maps.as_json()
+    # L layers, H heads; S source and T target tokens
+    layers: Tensor = getattr(attention_maps, kind)  # (L, H, queries, keys), each S or T
+    weights = layers[layer].mean(dim=0) if head is None else layers[layer, head]
+    query_tokens = {
+        "encoder": attention_maps.src,
+        "decoder": attention_maps.tgt,
+        "cross": attention_maps.predicted,
+    }
     return {
-        "rows": rows[kind],
-        "columns": maps.tgt if kind == "decoder" else maps.src,
-        "weights": [[round(weight, 4) for weight in row] for row in selected.tolist()],
+        "rows": query_tokens[kind],
+        "columns": attention_maps.tgt if kind == "decoder" else attention_maps.src,
+        "weights": [[round(weight, 4) for weight in row] for row in weights.tolist()],
     }
 
 
@@ -415,11 +439,12 @@ async def models(request: Request) -> Response:
     Each source of a group is translated to all targets of the group but itself.
     """
     service = get_service(request)
-    codes: dict[tuple[Translator, str], set[str]] = defaultdict(set)
+    # a source counts as one of its targets, so that all sources of a group have the same set
+    targets_by_source: dict[tuple[Translator, str], set[str]] = defaultdict(set)
     for (source, target), direction in service.models.directions.items():
-        codes[direction.translator, source] |= {source, target}
+        targets_by_source[direction.translator, source] |= {source, target}
     groups: dict[tuple[Translator, frozenset[str]], list[str]] = defaultdict(list)
-    for (translator, source), targets in codes.items():
+    for (translator, source), targets in targets_by_source.items():
         groups[translator, frozenset(targets)].append(source)
     descriptions = [
         {
@@ -440,7 +465,7 @@ async def models(request: Request) -> Response:
 
 
 async def progress(request: Request) -> Response:
-    """GET /v1/progress/ID: the progress of the file that the request with this id translates."""
+    """GET /v1/progress/ID: how many sentences of the file in request ID are translated."""
     progress_by_id = get_service(request).progress
     num_finished, num_sentences = progress_by_id.get(request.path_params["id"], (0, 0))
     return JSONResponse({"done": num_finished, "total": num_sentences})
