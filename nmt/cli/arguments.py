@@ -1,5 +1,7 @@
-"""Parse the words after a command's name: complete and check keys, and translate keys and flags of
-other toolkits. Values stay text until `nmt.cli.compose` converts them to the types of settings.
+"""Parse the words after a command's name.
+
+Completes and checks keys, and translates keys and flags of other toolkits. Values stay text until
+`nmt.cli.compose` converts them to the types of settings.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ _CONFIG_FLAGS = ("--cfg", "-c")
 _COMPLETION_FLAGS = ("--shell-completion", "-sc")
 _FOLDER_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
 _FLAGS_WITH_VALUE = (*_CONFIG_FLAGS, *_COMPLETION_FLAGS, *_FOLDER_FLAGS)
-_ADVISED_KEY = re.compile(r"write ([\w.]+)=")  # in the advice for a key of another toolkit
+# our key in the advice for a key of another toolkit
+_ADVISED_KEY = re.compile(r"write (?P<key>[\w.]+)=")
 _SETTING_OR_FLAG = re.compile(r"[+]*[\w./@:-]+=|-(?!\d)")  # -1 is a value, not a flag
-_KEYS_OF_WORDS = {  # by command: the settings that its words without a key most likely are
+_LIKELY_KEYS = {  # by command: the settings that a user most likely means by words without a key
     "preprocess": ("data.train.src", "data.train.tgt"),
     "train": ("data_dir",),
     "average": ("run_dir",),
@@ -47,30 +50,30 @@ _KEYS_OF_WORDS = {  # by command: the settings that its words without a key most
 
 @dataclass(frozen=True)
 class Argument:
-    """`key=value` of the command line: a setting, or the YAML file chosen for a config group."""
+    """`key=value` of the command line: a setting, or a YAML file chosen for a config group."""
 
-    key: str  # in full, such as search.beam_size, or a config group
+    key: str  # a full key, such as search.beam_size, or a config group
     value: str
-    type_hint: Any = str  # of the setting
-    is_recorded: bool = False  # the config that a run recorded, in place of an experiment
+    type_hint: Any = str  # the type of the setting
+    is_recorded: bool = False  # whether `value` is the recorded config of a run
 
 
 @dataclass
 class CommandLine:
-    """The words after the command's name, by purpose."""
+    """The words after the command's name, sorted by their purpose."""
 
     arguments: list[Argument] = field(default_factory=list)
-    config_folders: list[Path] = field(default_factory=list)  # YAML files of the user
+    config_folders: list[Path] = field(default_factory=list)  # folders of the user's YAML files
     hydra_words: list[str] = field(default_factory=list)  # flags and settings of Hydra itself
-    is_sweep: bool = False
-    shows_config: bool = False
+    is_sweep: bool = False  # --multirun
+    shows_config: bool = False  # --cfg
 
 
 def read_arguments(words: list[str], command: Command) -> CommandLine:
     """Parse the words after a command's name; raise a `ConfigError` for an unknown key."""
     command_line = CommandLine()
     remaining = deque(words)
-    is_after_flag = False
+    is_after_flag = False  # whether the previous word was a flag, so that the next may be its value
     while remaining:
         word = remaining.popleft()
         name, equals, value = word.partition("=")
@@ -95,8 +98,11 @@ def read_arguments(words: list[str], command: Command) -> CommandLine:
             is_after_flag = True
             continue
         elif not equals and translate_flag(word, "true")[0] == word:
-            advice = _advise_on_list(word, command_line.arguments) if is_after_flag else ""
-            advice = advice or _advise_on_word(word, list(remaining), command)
+            advice = ""
+            if is_after_flag:
+                advice = _advise_on_second_value(word, command_line.arguments[-1])
+            if not advice:
+                advice = _advise_on_word(word, list(remaining), command)
             raise ConfigError(f"{word} is no setting; {advice}")
         else:
             command_line.arguments.append(parse_argument(word, command))
@@ -113,8 +119,8 @@ def _read_folders(value: str) -> list[Path]:
 def parse_argument(word: str, command: Command) -> Argument:
     """Parse `key=value` or a flag such as `bf16`; raise a `ConfigError` if the key is unknown.
 
-    A `+` before the key, which plain Hydra needs for some keys, is ignored. `find_choices` checks
-    later whether a config group has the chosen file, once the folders of the user are known.
+    Ignores a `+` before the key, which Hydra itself would require for some keys. Whether a config
+    group has the chosen file is checked later, in `find_choices`.
     """
     key, equals, value = word.lstrip("+").partition("=")
     if not equals:
@@ -125,28 +131,26 @@ def parse_argument(word: str, command: Command) -> Argument:
         return Argument(group, value)
     key, value = translate_flag(key, value)
     settings = _fill_names(key, command)
-    if any(full_key.startswith(f"{key}.") for full_key in settings):
+    if any(full_key.startswith(f"{key}.") for full_key in settings):  # a group of settings
         _check_mapping(key, value, settings)
         return Argument(key, value, dict)
     full_key = _complete_key(key, value, settings, command)
     return Argument(full_key, value, settings[full_key].type_hint)
 
 
-def _advise_on_list(word: str, arguments: list[Argument]) -> str:
-    """Return how to write a second value of a flag, or "" if the word may be something else."""
-    previous = arguments[-1]
-    if is_list(previous.type_hint):
-        return "write " + shlex.quote(f"{previous.key}=[{previous.value},{word}]")
-    return f"{previous.key} takes one value" if word.isdigit() else ""
+def _advise_on_second_value(word: str, flag: Argument) -> str:
+    """Return how to give a flag a second value, or "" if `word` may be something else."""
+    if is_list(flag.type_hint):
+        return "write " + shlex.quote(f"{flag.key}=[{flag.value},{word}]")
+    return f"{flag.key} takes one value" if word.isdigit() else ""
 
 
 def _advise_on_word(word: str, next_words: list[str], command: Command) -> str:
-    """Return how to write a word without an equals sign.
+    """Return how to write a word that has no equals sign, for an error message.
 
-    This may be a key that is separated from its value, or the name of a file or folder.
-    `next_words` follow the word.
+    The word may be a key whose value follows in `next_words`, or the name of a file or folder.
     """
-    key, _, value = word.partition(":")
+    key, _, value = word.partition(":")  # key:value, `key: value`, `key = value` or `key value`
     if key in {setting.key for setting in command.accepted_settings}:
         candidates = [value, *next_words, "VALUE"]
         value = next(text for text in candidates if text not in ("", "=", ":"))
@@ -156,15 +160,15 @@ def _advise_on_word(word: str, next_words: list[str], command: Command) -> str:
     if command.name == "visualize" and word in [picture.value for picture in Picture]:
         return f"write what={word}"
     if "." in word or "/" in word or Path(word).exists():
-        keys = _KEYS_OF_WORDS[command.name]
-        words = [word]
+        keys = _LIKELY_KEYS[command.name]
+        values = [word]
         for text in next_words:
             if text.startswith("-"):
-                break  # the word after a flag is its value
+                break  # the word after a flag is the value of the flag
             if not _SETTING_OR_FLAG.match(text):
-                words.append(text)
-        words += ["FILE"] * len(keys)
-        settings = [f"{key}={text}" for key, text in zip(keys, words, strict=False)]
+                values.append(text)
+        values += ["FILE"] * len(keys)  # placeholders for missing values
+        settings = [f"{key}={value}" for key, value in zip(keys, values, strict=False)]
         return f"write {shlex.join(settings)}"
     if command.name == "translate" and " " in word:
         return f"write input=FILE, or: echo {shlex.quote(word)} | nmt-translate"
@@ -182,9 +186,9 @@ def _check_group(group: str, value: str, command: Command) -> None:
 
 
 def _fill_names(key: str, command: Command) -> dict[str, Setting]:
-    """Return the settings of a command by key, without the placeholder `NAME` where possible.
+    """Return the settings of a command by key, with the placeholder `NAME` filled in from `key`.
 
-    The word of `key` at the same position replaces the placeholder.
+    For `mix.news`, the key `mix.NAME` becomes `mix.news`.
     """
     words = key.split(".")
     settings = {}
@@ -200,7 +204,10 @@ def _fill_names(key: str, command: Command) -> dict[str, Setting]:
 
 
 def _check_mapping(key: str, value: str, settings: dict[str, Setting]) -> None:
-    """Raise a `ConfigError` unless `key` is a mapping that takes a whole value: mix={news:2}."""
+    """Raise a `ConfigError` unless a group may be set as a whole, as in mix={news:2}.
+
+    Only mappings with names of the user may. The error gives the key of a member as an example.
+    """
     members = [name for name in settings if name.startswith(f"{key}.")]
     has_user_names = members[0].startswith(f"{key}.{NAME}")
     if has_user_names and value.startswith("{"):
@@ -236,12 +243,12 @@ def _complete_key(key: str, value: str, settings: dict[str, Setting], command: C
 def _advise_on_key(key: str, value: str, settings: dict[str, Setting], command: Command) -> str:
     """Return advice for a key that is no setting of a command.
 
-    This is advice for a key of another toolkit, or else the most similar keys. Settings with a name
-    of the user, such as mix.NAME, are only proposed for keys in their group.
+    Known keys of other toolkits have their own advice; for other keys, suggests similar ones.
+    Suggests settings with a name of the user, such as mix.NAME, only for keys in their group.
     """
     for advice in ADVICE_FOR_KEY.get(key, []):
-        our_key = _ADVISED_KEY.match(advice)
-        if our_key is None or our_key[1] in {*settings, *command.groups}:
+        match = _ADVISED_KEY.match(advice)
+        if match is None or match["key"] in {*settings, *command.groups}:
             return advice.format(value=shlex.quote(value))
     first_words = {name.partition(".")[0] for name in settings}
     similar_words = difflib.get_close_matches(key.partition(".")[0], first_words)
@@ -255,5 +262,5 @@ def _advise_on_key(key: str, value: str, settings: dict[str, Setting], command: 
 
 def is_list(type_hint: Any) -> bool:
     """Return whether the type of a setting is `list[...]` or `list[...] | None`."""
-    types = (type_hint, *typing.get_args(type_hint))
-    return any(typing.get_origin(member) is list for member in types)
+    accepted_types = (type_hint, *typing.get_args(type_hint))  # with the members of a union
+    return any(typing.get_origin(accepted_type) is list for accepted_type in accepted_types)

@@ -36,13 +36,13 @@ class Command:
 
     name: str
     summary: str
-    reads: str  # its inputs, for --help
-    writes: str  # its outputs, for --help
+    reads: str  # for --help
+    writes: str  # for --help
     examples: tuple[str, ...]
     schema: type[Any]  # the dataclass of its settings
     run: str  # "module:function", imported only when the command runs, because it may need torch
     groups: tuple[str, ...] = ("experiment",)  # config groups that it accepts
-    can_resume: bool = False  # whether the same command continues after a kill
+    can_resume: bool = False  # whether the same command goes on with the work of a killed one
 
     @functools.cached_property
     def settings(self) -> tuple[Setting, ...]:
@@ -51,10 +51,9 @@ class Command:
 
     @functools.cached_property
     def accepted_settings(self) -> tuple[Setting, ...]:
-        """The settings that a user may give.
+        """The settings that the command line may give.
 
-        These are the settings of the command. nmt-train, which prepares missing data, also accepts
-        settings of nmt-preprocess.
+        nmt-train prepares missing data, so it accepts settings of nmt-preprocess besides its own.
         """
         if self.name != "train":
             return self.settings
@@ -245,7 +244,7 @@ class Setting:
 
     key: str  # such as model.d_model or data.corpora.NAME.src
     type_hint: Any
-    default: str  # text in --help; "" for a mapping whose keys the user names
+    default: str  # as --help shows it, in brackets; "" for a mapping with names of the user
     help: str
     resume_rule: config.ResumeRule
 
@@ -253,10 +252,10 @@ class Setting:
 def list_settings(
     schema: type[Any], prefix: str = "", inherited_rule: config.ResumeRule = "refuse"
 ) -> Iterator[Setting]:
-    """Yield the settings of a dataclass and of the groups in it, in the order of `--help`.
+    """Yield the settings of a dataclass and of its groups, in the order of `--help`.
 
-    For a mapping whose names the user chooses, the key has the placeholder `NAME`. `prefix` is the
-    key of the group with a dot, and `inherited_rule` the resume rule of settings that declare none.
+    In the key of a mapping, `NAME` stands for the names that the user chooses. `prefix` precedes
+    all keys. Settings that declare no resume rule get `inherited_rule`.
     """
     type_hints = typing.get_type_hints(schema)
     for field in sorted(dataclasses.fields(schema), key=_help_position):
@@ -275,7 +274,7 @@ def list_settings(
 
 
 def _help_position(field: dataclasses.Field[Any]) -> int:
-    """Return the position of a setting in `--help`: 0 first, 1 middle, 2 last."""
+    """Return the sort key of a setting in `--help`: 0 first, 1 in between, 2 last."""
     if field.name in _SHOWN_FIRST:
         return 0
     if field.name in _SHOWN_LAST:
@@ -293,14 +292,13 @@ def _default_text(field: dataclasses.Field[Any]) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """Return a value in brackets, in the notation of the command line."""
+    """Return a value in brackets, in the notation of the command line: JSON without quotes."""
     value_json = json.dumps(value, separators=(",", ":"))
-    value_text = value_json.replace('"', "")  # the command line needs no quotes around text
-    return f"[{value_text}]"
+    return f"[{value_json}]".replace('"', "")
 
 
 def keys_with_resume_rule(command: Command, resume_rule: config.ResumeRule) -> list[str]:
-    """List the keys of the settings with `resume_rule`; `search.*` means all of `search`."""
+    """Return the keys of the settings with `resume_rule`, with `search.*` for all of `search`."""
     keys = []
     for setting in command.settings:
         key = "search.*" if setting.key.startswith("search.") else setting.key
@@ -312,7 +310,7 @@ def keys_with_resume_rule(command: Command, resume_rule: config.ResumeRule) -> l
 def command_help(command: Command, values: Mapping[str, Any] | None = None) -> str:
     """Return the text of `--help`: inputs and outputs, examples, all settings.
 
-    `values` are shown instead of the defaults of settings, by key.
+    `values`, by key, replace the defaults of settings.
     """
     sections = [
         f"nmt-{command.name}: {command.summary}",
@@ -345,7 +343,7 @@ def command_help(command: Command, values: Mapping[str, Any] | None = None) -> s
 
 
 def _resume_help(command: Command) -> str:
-    """Return the paragraph of `--help` that lists which settings may change before a resume."""
+    """Return the paragraph of `--help` about settings that a resumed command may change."""
     free_keys = ", ".join(keys_with_resume_rule(command, "free"))
     logged_keys = ", ".join(keys_with_resume_rule(command, "log"))
     text = f"may change when the command resumes: {free_keys}"
@@ -355,7 +353,7 @@ def _resume_help(command: Command) -> str:
 
 
 def _help_line(key: str, text: str) -> str:
-    """Format the help of one key; a long key gets a separate line before its text."""
+    """Return the line of one key in `--help`; a long key gets a separate line before its text."""
     if len(key) >= _KEY_WIDTH:
         return f"  {key}\n  {'':<{_KEY_WIDTH}}{text}"
     return f"  {key:<{_KEY_WIDTH}}{text}"
@@ -381,13 +379,13 @@ def choices(group: str) -> list[str]:
     return sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml"))
 
 
-# --- shell commands, for messages that say what to run next
+# --- shell commands in messages, which say what to run next
 
 
 def shell_command(name: str, arguments: Iterable[str] = (), **settings: str) -> str:
     """Return a shell command that runs `nmt-NAME` with arguments and `key=value` settings.
 
-    It also works where the shell does not find the program `nmt-NAME`.
+    If `nmt-NAME` is not on the PATH, the command names its script or runs Python instead.
     """
     program = [f"nmt-{name}"]
     if shutil.which(program[0]) is None:  # the virtual environment is not active
@@ -400,9 +398,9 @@ def shell_command(name: str, arguments: Iterable[str] = (), **settings: str) -> 
 def script_command(command: str) -> str:
     """Return the command `python SCRIPT ...` in a form that runs from the current folder.
 
-    SCRIPT is a path relative to the root of the checkout. Its absolute path replaces it unless the
-    root is the current folder, and the Python that runs nmt replaces another `python`. The command
-    says where to run it if nmt is installed without its scripts.
+    SCRIPT is relative to the root of the checkout. It becomes an absolute path unless it exists
+    below the current folder, and `python` becomes the Python that runs nmt. If nmt is installed
+    without its scripts, says where to run the command instead.
     """
     program, script, *arguments = shlex.split(command)
     absolute_script = Path(__file__).parents[2] / script

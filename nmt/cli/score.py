@@ -23,17 +23,17 @@ from nmt.translate.translator import Translator
 def score(config: ScoreConfig) -> None:
     """Score the pairs of `src` and `tgt`, and write one line for each to `output`.
 
-    Writes each line to a stream as soon as possible. Renames a file into place when it is complete.
+    A stream is flushed after each line. A file appears under its name when it is complete.
     """
-    src = str(config.src)  # ScoreConfig refuses None
+    src = str(config.src)  # `ScoreConfig` requires both
     tgt = str(config.tgt)
     output_file = find_output(config.output, [src, tgt])
     set_num_threads(config.num_threads)
-    if config.backend is Engine.auto:  # quantized weights would change the scores
+    if config.backend is Engine.auto:  # CTranslate2's quantized weights would change the scores
         config = replace(config, backend=Engine.native, quantization=None)
     translator = load_translator(config, config.device)
-    names = ("stdin" if src == "-" else src, "stdin" if tgt == "-" else tgt)
-    pairs = pair_lines(read_input(src), read_input(tgt), names=names)
+    file_names = ("stdin" if src == "-" else src, "stdin" if tgt == "-" else tgt)  # for errors
+    pairs = pair_lines(read_input(src), read_input(tgt), names=file_names)
     with contextlib.ExitStack() as stack:
         if output_file is None:
             stream = open_output(config.output, stack)
@@ -54,10 +54,9 @@ def score(config: ScoreConfig) -> None:
 def _score_pairs(
     pairs: Iterator[tuple[str, str]], translator: Translator, config: ScoreConfig
 ) -> Iterator[dict[str, Any]]:
-    """Yield the JSON record of each pair, scored in windows of `window_lines` pairs."""
+    """Score pairs in windows of `window_lines`, and yield the JSON record of each pair."""
     search = translator.search_config(**config.search_changes())
-    # raises for settings that the backend lacks, before the first line is read
-    translator.backend.check(search, scoring=True)
+    translator.backend.check(search, scoring=True)  # raises for settings that the backend lacks
     tags = translator.choose_tags(**config.direction)
     first_line = 0
     while window := list(islice(pairs, config.window_lines)):
@@ -78,7 +77,7 @@ def _score_pairs(
 def _to_record(
     source: str, hypothesis: Hypothesis, translator: Translator, tags: Tags
 ) -> dict[str, Any]:
-    """Return the measures, tokens and alignment of a pair, under their names in JSON."""
+    """Return the JSON record of a pair: its measures, tokens and, if requested, alignment."""
     tokenizer = translator.tokenizer
     record: dict[str, Any] = {
         "log_prob": hypothesis.log_prob,
@@ -87,7 +86,7 @@ def _to_record(
         "tokens": tokenizer.tgt.pieces(hypothesis.tokens[:-1]),
         "token_log_probs": hypothesis.token_log_probs,
     }
-    if hypothesis.alignment is not None:
+    if hypothesis.alignment is not None:  # a row per target token, a column per source token
         [ids] = encode_sources(tokenizer.src, [source], tags)
         record["source_tokens"] = tokenizer.src.pieces([*ids, tokenizer.src.eos_id])
         record["alignment"] = hypothesis.alignment[: len(record["tokens"])]  # without EOS

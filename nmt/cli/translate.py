@@ -1,4 +1,4 @@
-"""Run `nmt-translate`."""
+"""Run `nmt-translate`, and translate windows of lines for other commands."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ C = TypeVar("C", bound=TranslationConfig)
 def translate(config: TranslateConfig) -> None:
     """Translate `input` to `output`.
 
-    Writes each window of translations to a stream as soon as it is translated. Writes a file under
-    another name, renames it when it is complete, and resumes it after a kill.
+    A stream gets each window of lines as soon as it is translated. A file is written under another
+    name and renamed when it is complete; the same command resumes it after a kill.
     """
     output_file = _check_paths(config)
     config = with_chosen_backend(config)
@@ -85,7 +85,7 @@ def translate(config: TranslateConfig) -> None:
 
 
 class _OutputStream:
-    """Writes translations to a stream; has the methods `append` and `finish` of `PartialFile`."""
+    """Writes translations to a stream, with the methods `append` and `finish` of `PartialFile`."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -110,7 +110,7 @@ class TranslationJob:
         set_num_threads(config.num_threads)
         self._num_workers = choose_num_processes(config.devices, config.device)
         self.is_in_process = config.scheduler is None and self._num_workers == 1
-        # workers load the model on their devices; this process needs its settings and tokenizers
+        # with workers, this process only needs the settings and tokenizers of the model
         translator = load_translator(config, config.device if self.is_in_process else "cpu")
         self.search, self._options = _resolve_settings(config, translator)
         self.tokenizer = translator.tokenizer
@@ -122,7 +122,7 @@ class TranslationJob:
     ) -> Iterable[tuple[Window, list[LineResult]]]:
         """Iterate over the windows of `reader` and the results of their lines, in order.
 
-        `stack` stops the worker processes when it is closed.
+        Worker processes, if any, stop when `stack` is closed.
         """
         if self._translator is not None:
             return self._translator.translate_windows(reader, self.search, self._options)
@@ -140,7 +140,8 @@ def _load_window_function(
 ) -> Callable[[Window], list[LineResult]]:
     """Load the model in a worker; return a function that translates a window with it.
 
-    Workers on this machine share its cores and use one GPU each; Dask sets up its own workers.
+    Workers on this machine share its cores and use one GPU each. Workers of a Dask scheduler keep
+    their number of threads unless `num_threads` is set.
     """
     device = config.device
     if config.scheduler is None:
@@ -159,14 +160,14 @@ def _load_window_function(
 
 
 def with_chosen_backend(config: C) -> C:
-    """Return the settings of a command with a backend other than auto.
+    """Replace `backend=auto` by the backend that supports the request, and its quantization.
 
-    The choice is made once, so that all workers and a resumed job use the same engine.
+    A job does this once, so that all its workers, and the job when it resumes, use the same engine.
     """
     if config.backend is not Engine.auto:
         return config
 
-    def check_settings(defaults: SearchConfig) -> None:
+    def check_settings(defaults: SearchConfig) -> None:  # raises if CTranslate2 lacks a setting
         search = replace(defaults, **config.search_changes())
         check_search(search)
         check_reproducible(search)
@@ -186,7 +187,7 @@ def with_chosen_backend(config: C) -> C:
 
 
 def load_translator(config: DirectionConfig, device: str) -> Translator:
-    """Load the models of a command on `device`."""
+    """Load the model or ensemble in `model_dir` on `device`."""
     return Translator.load(
         config.model_dir,
         device=device,
@@ -201,9 +202,9 @@ def load_translator(config: DirectionConfig, device: str) -> Translator:
 def _resolve_settings(
     config: TranslateConfig, translator: Translator
 ) -> tuple[SearchConfig, LineOptions]:
-    """Return the search settings, with the defaults of the model, and the options of lines.
+    """Return the search settings, with the model's defaults, and the options for each line.
 
-    Raises a `ConfigError` for settings that the model or its backend cannot fulfill.
+    Raises a `ConfigError` for settings that the model or its backend does not support.
     """
     search = translator.search_config(**config.search_changes())
     if config.n_best > search.beam_size and not search.sampling:
@@ -237,18 +238,18 @@ def _check_paths(config: TranslateConfig) -> Path | None:
     """Check inputs and output before the model is loaded; return the file to write, if any.
 
     Returns None if the output is a stream. Raises an error for files that cannot be read or
-    written, and if the numbers of prefixes and lines differ.
+    written, and if there is not one prefix for each line.
     """
-    path = find_output(config.output, [config.input, config.prefixes or "-"])
-    if path is not None and not os.access(path.parent, os.W_OK):
+    output_file = find_output(config.output, [config.input, config.prefixes or "-"])
+    if output_file is not None and not os.access(output_file.parent, os.W_OK):
         raise ConfigError(
-            f"output={config.output}: {path.parent} is not writable; choose another folder"
+            f"output={config.output}: {output_file.parent} is not writable; choose another folder"
         )
-    if path is not None and path.is_file() and path.stat().st_size:
+    if output_file is not None and output_file.is_file() and output_file.stat().st_size:
         log.info("%s exists; the complete translation replaces it", config.output)
     check_input(config.input)
     if config.prefixes is None:
-        return path
+        return output_file
     if config.prefixes == "-":
         raise ConfigError("prefixes=-: stdin is for the text; give the path of a file")
     check_input(config.prefixes)
@@ -260,13 +261,13 @@ def _check_paths(config: TranslateConfig) -> Path | None:
                 f"{config.input} has {num_lines} lines, {config.prefixes} {num_prefixes}; "
                 "give one prefix per line of text; a prefix may be empty"
             )
-    return path
+    return output_file
 
 
 def _open_reader(
     config: TranslateConfig, lines: Iterator[str], has_more: Callable[[], bool] | None = None
 ) -> WindowReader:
-    """Read windows of lines and their prefixes; see `WindowReader` for `has_more`."""
+    """Return a reader of windows of lines and their prefixes; for `has_more` see `WindowReader`."""
     return WindowReader(
         lines,
         None if config.prefixes is None else read_input(config.prefixes),
@@ -277,7 +278,7 @@ def _open_reader(
 
 
 def _open_progress(config: TranslateConfig, done_lines: int, *, is_interactive: bool) -> Progress:
-    """Show the progress, without a bar if text is typed or printed on the same terminal."""
+    """Start to show the progress, without a bar if the terminal also shows input or output."""
     shows_output = config.output == "-" and sys.stdout is not None and sys.stdout.isatty()
     return Progress(
         "translate",
@@ -289,7 +290,7 @@ def _open_progress(config: TranslateConfig, done_lines: int, *, is_interactive: 
 
 
 def _report_counts(counts: LineCounts, config: TranslateConfig) -> None:
-    """Log the counts that need attention; raise an `NmtError` if lines were not translated."""
+    """Log warnings for the counts of lines; raise an `NmtError` if any were not translated."""
     if counts.met_limit:
         message = "%d translations met the length limit; see max_length_a and max_length_b"
         log.warning(message, counts.met_limit)

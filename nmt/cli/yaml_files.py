@@ -1,5 +1,6 @@
-"""Find YAML files of the user in folders, check them, and register them with Hydra as choices of a
-config group, in addition to the files in `configs/`.
+"""Let config groups have YAML files of the user as choices, besides those in `configs/`.
+
+Finds the files, checks their keys and values, and stores them for Hydra.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _registered_paths: dict[str, Path] = {}  # files of the user by their names in H
 
 
 def find_yaml_files(folders: Iterable[Path]) -> dict[tuple[str, str], Path]:
-    """Return the YAML files in folders by config group and name.
+    """Find the YAML files in folders of the user; return them by config group and name.
 
-    `FOLDER/model/x.yaml` is a choice of model=; `FOLDER/x.yaml` is an experiment. Files in the
-    folder of a group are registered at once, since other files may name them in `defaults`.
+    `FOLDER/model/x.yaml` is for `model=x`, and `FOLDER/x.yaml` for `experiment=x`. Stores the files
+    of groups for Hydra at once, since other files may list them in `defaults`.
     """
     files = {}
     for folder in folders:
@@ -57,8 +58,8 @@ def find_choices(
 ) -> Argument:
     """Replace the YAML files that an argument chooses by their names in Hydra.
 
-    In a sweep, an argument may choose several files, separated by commas. Returns an argument that
-    is no config group unchanged.
+    In a sweep, an argument may choose several files, separated by commas. An argument for a setting
+    is returned unchanged.
     """
     if argument.key not in GROUPS:
         return argument
@@ -68,10 +69,9 @@ def find_choices(
 
 
 def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> str:
-    """Return the name in Hydra of a YAML file.
+    """Find a YAML file, store a user's file for Hydra, and return its name in Hydra.
 
-    `name` is the name of a file in a folder of the user, a path, or the name of a file in
-    `configs/`, in this order.
+    Looks for `name` among the `files` of the user, then as a path, then in `configs/`.
     """
     path = files.get((group, name), Path(name).expanduser())
     if path.is_file() and path.suffix in YAML_SUFFIXES:
@@ -91,14 +91,14 @@ def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> s
 
 
 def describe_choice(name: str) -> str:
-    """Return the path of a file of the user, or the unchanged name of a file in `configs/`."""
+    """Return the path of a user's file by its name in Hydra; return other names unchanged."""
     if name in _registered_paths:
         return os.path.relpath(_registered_paths[name])
     return name
 
 
 def _register(group: str, path: Path) -> str:
-    """Check a YAML file of the user and store it for Hydra; return its name in Hydra."""
+    """Check a user's YAML file and store it for Hydra; return its name in Hydra."""
     try:
         with open_regular(path, max_bytes=MAX_BYTES) as file:
             content: Any = OmegaConf.to_container(OmegaConf.load(file))
@@ -110,7 +110,7 @@ def _register(group: str, path: Path) -> str:
         content = _nest_model_settings(content)
     check_content(content, path)
     name = path.stem
-    if name in choices(group):  # keep the file in configs/: files of the user may build on it
+    if name in choices(group):  # do not replace a file of configs/, which other files may include
         name = f"{path.parent.name}-{name}"
     store_config(name, content, group=group, package="_global_")
     _registered_paths[name] = path
@@ -118,19 +118,20 @@ def _register(group: str, path: Path) -> str:
 
 
 def _nest_model_settings(content: dict[Any, Any]) -> dict[Any, Any]:
-    """Move settings of the architecture from the top of a file into the group `model`."""
-    model_keys = {setting.name for setting in dataclasses.fields(ModelConfig)} & content.keys()
-    if not model_keys or "model" in content:
+    """Move top-level settings of the architecture, such as `d_model`, into the group `model`."""
+    model_keys = {setting.name for setting in dataclasses.fields(ModelConfig)}
+    if "model" in content or model_keys.isdisjoint(content):
         return content
-    nested: dict[Any, Any] = {"model": {}}
-    for key, value in content.items():
-        group = nested["model"] if key in model_keys else nested
-        group[key] = value
-    return nested
+    model_settings = {key: value for key, value in content.items() if key in model_keys}
+    others = {key: value for key, value in content.items() if key not in model_keys}
+    return {"model": model_settings, **others}
 
 
 def check_content(content: dict[Any, Any], path: Path) -> None:
-    """Raise a `ConfigError` for a key of a YAML file that no command has, also within groups."""
+    """Raise a `ConfigError` for an unknown key or an invalid value in a YAML file.
+
+    The file is for all commands, so every key must be a setting of at least one.
+    """
     schemas = [command.schema for command in COMMANDS.values()]
     keys = {setting.name for schema in schemas for setting in dataclasses.fields(schema)}
     for key, value in content.items():
@@ -146,14 +147,14 @@ def check_content(content: dict[Any, Any], path: Path) -> None:
             if key not in type_hints:
                 continue
             try:
-                convert(value, type_hints[key], key)  # raises for a key within a group
+                convert(value, type_hints[key], key)  # raises for the value or a nested key
             except ConfigError as error:
                 raise ConfigError(f"{path}: {error}") from None
 
 
 def store_config(name: str, node: Any, **options: Any) -> None:
     """Store a config for Hydra, replacing a config of the same name."""
-    if not IS_HYDRA_1_3:  # later versions warn without it
+    if not IS_HYDRA_1_3:  # later versions warn when they replace a config without this option
         options["replace"] = True
     ConfigStore.instance().store(name, node, **options)
 
@@ -162,10 +163,10 @@ def store_config(name: str, node: Any, **options: Any) -> None:
 
 
 def convert(value: Any, type_hint: Any, key: str) -> Any:
-    """Convert text and numbers for a setting of type `type_hint`, and check the keys of groups.
+    """Convert a value to our notation for a setting of type `type_hint`, and check it.
 
-    A list setting accepts a single text, and a whole number may be written as 100k, 1e5 or 1.0.
-    OmegaConf converts other values later.
+    For a list, text becomes its only item. Numbers may be written as 100k, 1e5 or, if whole, 1.0.
+    Checks keys and values of groups too. OmegaConf makes the final conversion to the type.
     """
     if isinstance(value, str):
         if is_list(type_hint):
@@ -174,7 +175,7 @@ def convert(value: Any, type_hint: Any, key: str) -> Any:
         _check_text(text, type_hint, key)
         return text
     if isinstance(value, list):
-        _check_choices(value, type_hint, key)
+        _check_items(value, type_hint, key)
     if isinstance(value, float):  # YAML reads 1e5 as a float
         is_int_setting = int in (type_hint, *typing.get_args(type_hint))
         if is_int_setting and value.is_integer():
@@ -188,7 +189,7 @@ def convert(value: Any, type_hint: Any, key: str) -> Any:
 
 
 def _check_text(text: str, type_hint: Any, key: str) -> None:
-    """Raise a `ConfigError` for text that is no value of a setting of type `type_hint`."""
+    """Raise a `ConfigError` for text that a setting of type `type_hint` does not accept."""
     accepted_types = [type_hint, *typing.get_args(type_hint)]  # with the members of a union
     for accepted_type in accepted_types:
         if isinstance(accepted_type, type) and issubclass(accepted_type, Enum):
@@ -203,17 +204,18 @@ def _check_text(text: str, type_hint: Any, key: str) -> None:
                 raise ConfigError(f"{key}={text}: {rule}") from None
 
 
-def _check_choices(items: list[Any], type_hint: Any, key: str) -> None:
-    """Raise a `ConfigError` for text in a list that is no choice of the setting."""
-    for list_type in (type_hint, *typing.get_args(type_hint)):
-        item_types = typing.get_args(list_type)
-        for item in items:
-            if typing.get_origin(list_type) is list and isinstance(item, str):
-                _check_text(item, item_types[0], key)
+def _check_items(items: list[Any], type_hint: Any, key: str) -> None:
+    """Raise a `ConfigError` for text that is no item of a list setting of type `type_hint`."""
+    for accepted_type in (type_hint, *typing.get_args(type_hint)):  # with the members of a union
+        if typing.get_origin(accepted_type) is list:
+            [item_type] = typing.get_args(accepted_type)
+            for item in items:
+                if isinstance(item, str):
+                    _check_text(item, item_type, key)
 
 
 def _convert_group(content: dict[Any, Any], type_hint: Any, key: str) -> dict[str, Any]:
-    """Convert the members of a group of settings, or of a mapping with names of the user."""
+    """Convert the members of a group: of a dataclass, or of a dict with names of the user."""
     members = {str(name): value for name, value in content.items()}  # YAML reads 2023 as a number
     if typing.get_origin(type_hint) is dict:
         member_hints = dict.fromkeys(members, typing.get_args(type_hint)[1])
