@@ -153,7 +153,7 @@ def test_weights_frozen_in_bfloat16_are_packed_once_and_change_nothing_but_round
 ) -> None:
     if not layers.can_reorder() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("this torch or CPU has no products of bfloat16")
-    monkeypatch.setattr("nmt.model.fast.multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr("nmt.model.fast.has_bfloat16_kernels", lambda: True)
     src, lengths = random_source(LENGTHS)
     tgt = random_target(B, 20)
     for case, model in models():

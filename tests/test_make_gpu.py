@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nmt.model.fast.layers import multiplies_bfloat16
+from nmt.model.fast.layers import has_bfloat16_kernels
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +90,7 @@ def test_parts_run_on_a_cpu_and_their_figures_are_written(tmp_path: Path) -> Non
 @pytest.mark.long
 @pytest.mark.parametrize("names", SLOW, ids="-".join)
 def test_the_other_parts_run_on_a_cpu_too(tmp_path: Path, names: list[str]) -> None:
-    if "translation" in names and not multiplies_bfloat16():
+    if "translation" in names and not has_bfloat16_kernels():
         pytest.skip("this torch or CPU has no bfloat16 matrix multiplication")
     status, content = rehearse(tmp_path, "--parts", "data", *names)
     figures = check_figures(content, ["data", *names])

@@ -24,8 +24,8 @@ from nmt.model.fast.layers import (
     FastLinear,
     ReorderedWeights,
     frozen_linear,
+    has_bfloat16_kernels,
     linear,
-    multiplies_bfloat16,
     reorder,
 )
 from nmt.model.fast.packing import PackedContext, Packing, pack
@@ -38,15 +38,15 @@ from nmt.model.transformer import (
     Transformer,
 )
 
-_CPU_ENCODER_TOKENS = 1024  # encoded at a time on a CPU, so that activations fit in its caches
+_CPU_ENCODER_TOKENS = 1024  # a CPU encodes about this many at a time, so that its caches suffice
 
 
 class FastTransformer(Transformer):
     """A `Transformer` that also takes packed sentences, and decodes step by step with a cache."""
 
     reordered_weights: ReorderedWeights | None = None  # of the output layer, set by `freeze`
-    step_decoder: StepDecoder | None = None  # of frozen weights, made by the first `start`
-    single_transformer: SingleTransformer | None = None  # the same for `start_single`
+    step_decoder: StepDecoder | None = None  # of frozen weights, built by the first `start`
+    single_transformer: SingleTransformer | None = None  # built by the first `start_single`
 
     @property
     def drops_eos(self) -> bool:
@@ -69,29 +69,29 @@ class FastTransformer(Transformer):
         if not isinstance(src_mask, Packing) or not isinstance(tgt_mask, Packing):
             return super().forward(src, src_mask, tgt, tgt_mask, attention_out)  # type: ignore[arg-type]
         memory = self.encode(src, PackedContext.of(src_mask, src_mask), attention_out)  # (N, D)
-        causal = PackedContext.of(tgt_mask, tgt_mask, is_causal=True)
-        cross = PackedContext.of(tgt_mask, src_mask)
-        return self.decode(tgt, causal, memory, cross, attention_out)
+        tgt_context = PackedContext.of(tgt_mask, tgt_mask, is_causal=True)
+        cross_context = PackedContext.of(tgt_mask, src_mask)
+        return self.decode(tgt, tgt_context, memory, cross_context, attention_out)
 
     def start(self, src: Tensor, src_lengths: Tensor) -> DecodingState:
-        """Encode source ids (B, S), padded on the right, of `src_lengths` (B,) without padding.
+        """Encode source ids (B, S), padded on the right; `src_lengths` (B,) exclude the padding.
 
-        Returns the state of decoding with one empty hypothesis for each sentence.
+        Returns a decoding state with one empty hypothesis for each sentence.
         """
         memory, packing = self.encode_padded(src, src_lengths)
-        return DecodingState(self._choose_decoder(), memory, packing)
+        return DecodingState(self._get_step_decoder(), memory, packing)
 
     def start_single(self, src: Tensor, src_lengths: Tensor) -> DecodingState | SingleState:
-        """Do what `start` does for one sentence (1, S) that will have few hypotheses.
+        """Like `start`, but faster, for one sentence (1, S) with few hypotheses.
 
         The state takes at most `MAX_ROWS` hypotheses, and neither `join` nor `attention_out`.
         """
         if not self._is_frozen() or not can_decode_single(self):
             return self.start(src, src_lengths)
         if self.single_transformer is None:
-            weight, bias = reorder(
-                self.reordered_weights, self.output_matrix, self.output_bias, self.output_matrix[:1]
-            )
+            weight = self.output_matrix
+            # its first row is an example of hidden states: the same size, dtype and device
+            weight, bias = reorder(self.reordered_weights, weight, self.output_bias, weight[:1])
             self.single_transformer = SingleTransformer(self, frozen_linear(weight, bias))
         num_tokens = int(src_lengths) - int(self.drops_eos)
         return self.single_transformer.start(src[0, :num_tokens])
@@ -101,12 +101,13 @@ class FastTransformer(Transformer):
         lengths = src_lengths - 1 if self.drops_eos else src_lengths  # (B,)
         is_cpu = src.device.type == "cpu"
         num_chunks = 1 + int(lengths.sum()) // _CPU_ENCODER_TOKENS if is_cpu else 1
-        memory = []
-        for ids, sizes in zip(src.chunk(num_chunks), lengths.chunk(num_chunks), strict=True):
-            packing = pack(sizes.tolist()).to(src.device)
-            tokens = packing.unpad(ids[:, : packing.longest])
-            memory.append(self.encode(tokens, PackedContext.of(packing, packing)))
-        return torch.cat(memory), pack(lengths.tolist()).to(src.device)
+        chunks = zip(src.chunk(num_chunks), lengths.chunk(num_chunks), strict=True)
+        memories = []
+        for chunk_src, chunk_lengths in chunks:
+            packing = pack(chunk_lengths.tolist()).to(src.device)
+            packed_src = packing.unpad(chunk_src[:, : packing.longest])
+            memories.append(self.encode(packed_src, PackedContext.of(packing, packing)))
+        return torch.cat(memories), pack(lengths.tolist()).to(src.device)
 
     def step(
         self,
@@ -114,8 +115,7 @@ class FastTransformer(Transformer):
         state: DecodingState,
         attention_out: AttentionWeights | None = None,
     ) -> Tensor:
-        """Map the newest token of each live hypothesis, (R,), to hidden states (R, D); add it to
-        `state`.
+        """Append a token to each live hypothesis, ids (R,); return hidden states (R, D).
 
         `attention_out` receives the weights of cross-attention (R, H, 1, S), padded with zeros.
         """
@@ -135,8 +135,8 @@ class FastTransformer(Transformer):
         weight, bias = reorder(self.reordered_weights, self.output_matrix, self.output_bias, hidden)
         return linear(hidden, weight, bias)
 
-    def _choose_decoder(self) -> StepDecoder:
-        """Return the decoder for steps, which is made once for frozen float32 weights on a CPU."""
+    def _get_step_decoder(self) -> StepDecoder:
+        """Return a new decoder, or for frozen weights one that all decoding states share."""
         if not self._is_frozen():
             return StepDecoder(self.decoder_layers, is_frozen=False)
         if self.step_decoder is None:
@@ -144,8 +144,8 @@ class FastTransformer(Transformer):
         return self.step_decoder
 
     def _is_frozen(self) -> bool:
-        """Return whether `freeze` was called for a float32 model on a CPU, and neither gradients
-        nor autocast need the original weights.
+        """Return whether decoding may use copies of the weights: `freeze` was called for a float32
+        model on a CPU, and neither gradients nor autocast need the original weights.
         """
         weight = self.embedding.weight
         return (
@@ -183,11 +183,12 @@ def freeze(model: nn.Module, dtype: torch.dtype = torch.float32) -> torch.dtype:
     use. On CPUs with bfloat16 instructions, `dtype=bfloat16` runs them in bfloat16; logits stay
     float32, since in bfloat16 many would tie.
 
-    Returns the dtype for autocast: float32 if the layers convert to bfloat16 themselves, else
-    `dtype`.
+    Returns the dtype for autocast: float32 if the layers themselves run in bfloat16, else `dtype`.
     """
     device = next(model.parameters()).device
-    layers_convert = dtype is torch.bfloat16 and device.type == "cpu" and multiplies_bfloat16()
+    layers_use_bfloat16 = (
+        dtype is torch.bfloat16 and device.type == "cpu" and has_bfloat16_kernels()
+    )
     for module in model.modules():
         if isinstance(module, FastTransformer):
             module.reordered_weights = ReorderedWeights()
@@ -195,6 +196,6 @@ def freeze(model: nn.Module, dtype: torch.dtype = torch.float32) -> torch.dtype:
             module.single_transformer = None
         elif isinstance(module, FastLinear):
             module.reordered_weights = ReorderedWeights(
-                torch.bfloat16 if layers_convert else torch.float32
+                torch.bfloat16 if layers_use_bfloat16 else torch.float32
             )
-    return torch.float32 if layers_convert else dtype
+    return torch.float32 if layers_use_bfloat16 else dtype

@@ -1,13 +1,14 @@
 """The key-value cache of decoding, and the indices of each hypothesis's keys and values in it.
 
-Each step adds one column of keys and values for every beam of a sentence. Reordering hypotheses
-does not move columns; it only moves the rows of a boolean mask, by which hypotheses attend to
-columns. From time to time, columns and sentences that no hypothesis needs are dropped together.
+Each step adds one column of keys and values for every beam of a sentence. A boolean mask says which
+columns each hypothesis attends to. Reordering hypotheses moves the rows of this mask only, not the
+columns. From time to time, unused columns and finished sentences are dropped together.
 
 Masks and indices are computed on the CPU and sent to the device, so that no step waits for a GPU.
 """
 
-# R live hypotheses, one row each; B sentences, W hypotheses (beams) of the sentence with most
+# R live hypotheses, one row each; B sentences
+# W beams, the largest number of hypotheses of a sentence
 # C columns, T columns that a hypothesis attends to
 # H heads, K heads of keys and values, d dimensions of a head
 
@@ -40,29 +41,28 @@ class BeamGrid:
         `sentences` (R,), on the CPU, holds the sentence of each row in ascending order.
         """
         num_rows = len(sentences)
-        self.counts = torch.bincount(
-            sentences, minlength=num_sentences
-        )  # (B,), rows of each sentence
-        firsts = self.counts.cumsum(0) - self.counts  # (B,), the first row of each
+        # (B,), the number of rows of each sentence
+        self.counts = torch.bincount(sentences, minlength=num_sentences)
+        first_rows = self.counts.cumsum(0) - self.counts  # (B,)
         num_beams = int(self.counts.max())
         self.shape = (num_sentences, num_beams)
-        self.beams = torch.arange(num_rows) - firsts[sentences]  # (R,)
-        beams = torch.arange(num_beams)  # (W,)
-        rows = (firsts.unsqueeze(1) + beams).clamp(max=num_rows - 1)  # (B, W)
-        self.is_empty = send(beams >= self.counts.unsqueeze(1), device)  # (B, W)
+        self.beams = torch.arange(num_rows) - first_rows[sentences]  # (R,)
+        beam_indices = torch.arange(num_beams)  # (W,)
+        rows = (first_rows.unsqueeze(1) + beam_indices).clamp(max=num_rows - 1)  # (B, W)
+        self.is_empty = send(beam_indices >= self.counts.unsqueeze(1), device)  # (B, W)
         self.rows = send(rows, device)  # (B, W)
-        self.num_padded_rows = round_up_rows(num_rows)  # R and filler rows, see there
+        self.num_padded_rows = round_up_rows(num_rows)  # filler rows included
         cells = sentences * num_beams + self.beams  # (R,)
-        self.host_cells = F.pad(cells, (0, self.num_padded_rows - num_rows))
+        self.cpu_cells = F.pad(cells, (0, self.num_padded_rows - num_rows))
         self.is_full = num_rows == self.num_padded_rows == num_sentences * num_beams
-        self._host_rows = rows.flatten()
+        self._cpu_rows = rows.flatten()
         self._rows = self.rows.flatten()
-        self._cells = send(self.host_cells, device)
+        self._cells = send(self.cpu_cells, device)
 
     def spread(self, x: Tensor) -> Tensor:
         """Map rows (R or more, ...), on the device or the CPU, to the grid (B, W, ...)."""
         if not self.is_full:
-            x = x.index_select(0, self._host_rows if x.device.type == "cpu" else self._rows)
+            x = x.index_select(0, self._cpu_rows if x.device.type == "cpu" else self._rows)
         return x.view(self.shape + x.shape[1:])
 
     def collect(self, x: Tensor) -> Tensor:
@@ -73,14 +73,14 @@ class BeamGrid:
 
 @dataclass(frozen=True)
 class GatherIndex:
-    """The indices of the T columns that each row attends to, so that softmax and weighted sum skip
-    the columns of other beams. Here R includes filler rows.
+    """The indices of the T columns that each row attends to. With them, softmax and weighted sum
+    skip the columns of other beams. Here R includes filler rows.
     """
 
-    logits: Tensor  # (R * H * T,), indices into the flattened products of queries and keys
-    values: Tensor  # (R * H * T,), indices into the flattened values (B * H * capacity, d)
+    logit_index: Tensor  # (R * H * T,), indices into the flattened products of queries and keys
+    value_index: Tensor  # (R * H * T,), indices into the flattened values (B * H * capacity, d)
     shape: torch.Size  # (R, H, T)
-    offsets: Tensor  # (R * H,), where the indices of each row and head begin
+    offsets: Tensor  # (R * H,), the first index of each row and head
     bias: Tensor | None  # (R, 1, T), added to the logits
     is_transposed: bool  # whether the products are (B, H, C, W) instead of (B, H, W, C)
 
@@ -95,13 +95,13 @@ class GatherIndex:
         width: int,
         capacity: int,
     ) -> GatherIndex:
-        """Index the `columns` (R, T) of each row.
+        """Compute the indices for the `columns` (R, T) that each row attends to.
 
         There are `width` columns of keys and `capacity` columns of values.
         """
         num_beams = grid.shape[1]
         is_transposed = num_beams > 1 and width > _TRANSPOSED_WIDTH
-        cells = grid.host_cells.view(-1, 1, 1)  # (R, 1, 1)
+        cells = grid.cpu_cells.view(-1, 1, 1)  # (R, 1, 1)
         beams = cells % num_beams
         sentences = cells // num_beams
         heads = sentences * num_heads + torch.arange(num_heads).unsqueeze(1)  # (R, H, 1)
@@ -109,8 +109,8 @@ class GatherIndex:
         products = columns * num_beams + beams if is_transposed else columns + beams * width
         values = heads * capacity + columns  # (R, H, T)
         return cls(
-            logits=(heads * (width * num_beams) + products).view(-1),
-            values=values.view(-1),
+            logit_index=(heads * (width * num_beams) + products).view(-1),
+            value_index=values.view(-1),
             shape=values.shape,
             offsets=torch.arange(0, values.numel(), values.size(2)),
             bias=bias,
@@ -128,7 +128,7 @@ class KVCache:
 
     @property
     def width(self) -> int:
-        """The number of columns that queries are multiplied by, C."""
+        """C, the number of columns of keys that attention reads, unused ones included."""
         return max(self.num_columns, MIN_WIDTH)
 
     def add_columns(self, count: int) -> None:
@@ -137,37 +137,37 @@ class KVCache:
         if self.width > self.capacity:
             self.capacity = max(self.width + _SPARE_STEPS * count, 3 * self.capacity // 2)
 
-    def update(self, layer: int, new: Tensor) -> Tensor:
+    def update(self, layer_index: int, newest: Tensor) -> Tensor:
         """Write keys and values (2, B, K, W, d) into the newest columns of a layer.
 
         Returns the layer's tensor (2, B, K, capacity, d), in which unused columns are 0.
         """
-        if layer == len(self.tensors):
-            shape = (*new.shape[:3], self.capacity, new.size(4))
-            self.tensors.append(new.new_zeros(shape))
-        tensor = self.tensors[layer]
+        if layer_index == len(self.tensors):
+            shape = (*newest.shape[:3], self.capacity, newest.size(4))
+            self.tensors.append(newest.new_zeros(shape))
+        tensor = self.tensors[layer_index]
         if tensor.size(3) < self.capacity:
             tensor = F.pad(tensor, (0, 0, 0, self.capacity - tensor.size(3)))
-            self.tensors[layer] = tensor
-        tensor[:, :, :, self.num_columns - new.size(3) : self.num_columns] = new
+            self.tensors[layer_index] = tensor
+        tensor[:, :, :, self.num_columns - newest.size(3) : self.num_columns] = newest
         return tensor
 
-    def reorder(self, sentences: Tensor, columns: Tensor, num_columns: int) -> None:
-        """Keep only `sentences` (B',), and of each sentence the `columns` (B', new capacity).
+    def compact(self, sentences: Tensor, columns: Tensor, num_columns: int) -> None:
+        """Keep only `sentences` (B',), and of each sentence only `columns` (B', new capacity).
 
-        The first `num_columns` of these stay in use.
+        The first `num_columns` of them are in use; the others are spare capacity.
         """
         self.num_columns = num_columns
         self.capacity = columns.size(1)
-        for layer, tensor in enumerate(self.tensors):
+        for layer_index, tensor in enumerate(self.tensors):
             _, num_sentences, num_heads, capacity, head_size = tensor.shape
             heads = torch.arange(num_heads, device=sentences.device)
             blocks = sentences[:, None, None] * num_heads + heads.unsqueeze(1)  # (B', K, 1)
             keys = blocks * capacity + columns.unsqueeze(1)  # (B', K, capacity')
             index = torch.stack([keys, keys + num_sentences * num_heads * capacity])
-            # faster than indexing with several tensors
+            # one flat index is faster than an index for each dimension
             rows = tensor.view(-1, head_size).index_select(0, index.flatten())
-            self.tensors[layer] = rows.view(*index.shape, head_size)
+            self.tensors[layer_index] = rows.view(*index.shape, head_size)
 
     def add_sentences(self, count: int) -> None:
         """Append `count` sentences without tokens."""

@@ -6,7 +6,7 @@ its device and dtype, and then calls plain functions.
 """
 
 # R live hypotheses, one row each (and filler rows, see `BeamGrid`)
-# B sentences, W hypotheses of the sentence with most; C columns of the cache, S source length
+# B sentences, W beams (see `BeamGrid`); C columns of the cache, S source length
 # D d_model, H heads, K heads of keys and values, d dimensions of a head
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ Function = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class StepContext:
-    """The keys that each row attends to in one step, in the form that the chosen kernel reads."""
+    """The keys that each row attends to in one step, as a bias or an index for the kernel."""
 
     grid: BeamGrid
     bias: Tensor | None = None  # (B, 1, 1 or W, C), added to the logits
-    index: GatherIndex | None = None
+    gather_index: GatherIndex | None = None
     distances: Tensor | None = None  # (B, W, C), key position minus query position
 
 
 def attend_gathered(q: Tensor, k: Tensor, v: Tensor, context: StepContext) -> Tensor:
     """Attend from queries (B, H, W, d) to keys (B, H, C, d) and values (B, H, C or more, d), by
-    `context.index`; return rows (R, H * d). For float32 on a CPU.
+    `context.gather_index`; return rows (R, H * d). For float32 on a CPU.
 
     `torch.embedding_bag` sums the weighted values several times as fast as `torch.bmm`, since it
     skips the columns of other beams. `F.embedding_bag` would check its arguments first.
     """
-    index = context.index
+    index = context.gather_index
     assert index is not None
     q = (q * q.size(-1) ** -0.5).flatten(0, 1)  # (B*H, W, d)
     k = k.flatten(0, 1)  # (B*H, C, d)
@@ -60,12 +60,14 @@ def attend_gathered(q: Tensor, k: Tensor, v: Tensor, context: StepContext) -> Te
         products = torch.bmm(k, q.transpose(1, 2))  # (B*H, C, W)
     else:
         products = torch.bmm(q, k.transpose(1, 2))  # (B*H, W, C)
-    logits = products.view(-1).index_select(0, index.logits).view(index.shape)  # (R, H, T)
+    logits = products.view(-1).index_select(0, index.logit_index).view(index.shape)  # (R, H, T)
     if index.bias is not None:
         logits += index.bias
     weights = torch.softmax(logits, dim=-1).view(-1)  # (R*H*T,)
     table = v.flatten(0, 2)  # (B*H*capacity, d)
-    heads = torch.embedding_bag(table, index.values, index.offsets, per_sample_weights=weights)[0]
+    heads, *_ = torch.embedding_bag(
+        table, index.value_index, index.offsets, per_sample_weights=weights
+    )  # (R*H, d)
     return heads.view(index.shape[0], -1)
 
 
@@ -98,11 +100,11 @@ def attend_with_distances(
     attention: FastAttention, q: Tensor, k: Tensor, v: Tensor, context: StepContext
 ) -> Tensor:
     """Attend with a positional encoding that adds biases; return rows (R, H * d)."""
-    heads, _ = attend_as_plain_layer(attention, q, k, v, context)
+    heads, _ = attend_plainly(attention, q, k, v, context)
     return context.grid.collect(heads.transpose(1, 2).flatten(2))
 
 
-def attend_as_plain_layer(
+def attend_plainly(
     attention: FastAttention, q: Tensor, k: Tensor, v: Tensor, context: StepContext
 ) -> tuple[Tensor, Tensor]:
     """Call `attend` of the plain layer; return heads (B, H, W, d) and weights (B, H, W, C)."""
@@ -118,7 +120,7 @@ def attend_as_plain_layer(
 
 
 class LayerStep:
-    """A decoder layer as a list of sub-layers, each a function of the newest tokens (R, D)."""
+    """A decoder layer as functions of the newest tokens (R, D), one for each sub-layer."""
 
     def __init__(self, layer_index: int, layer: DecoderLayer, decoder: StepDecoder) -> None:
         self.layer_index = layer_index
@@ -141,15 +143,15 @@ class LayerStep:
             self.attend_self = functools.partial(attend_with_distances, attention)
         elif decoder.gathers_self_attention:
             self.attend_self = attend_gathered
-        self.feed_forward_function: Function = layer.feed_forward
+        feed_forward: Function = layer.feed_forward
         if decoder.is_frozen and layer.feed_forward.activation is Activation.relu:
             inner = linear(layer.feed_forward.inner, activation="relu")
             outer = linear(layer.feed_forward.outer)
-            self.feed_forward_function = lambda x: outer(inner(x))
+            feed_forward = lambda x: outer(inner(x))  # noqa: E731
         self.sublayers: list[tuple[Function, Callable[..., Tensor]]] = [
             (norm_function(layer.self_attention_norm), self.decode_self),
             (norm_function(layer.cross_attention_norm), self.decode_cross),
-            (norm_function(layer.feed_forward_norm), self.feed_forward),
+            (norm_function(layer.feed_forward_norm), lambda x, *_: feed_forward(x)),
         ]
 
     def decode_self(self, x: Tensor, state: DecodingState, _: AttentionWeights | None) -> Tensor:
@@ -160,10 +162,10 @@ class LayerStep:
         cells = state.grid.spread(heads)  # (B, W, H + 2K, d)
         q = cells[:, :, : self.num_heads].transpose(1, 2)  # (B, H, W, d)
         keys_values = cells[:, :, self.num_heads :]  # (B, W, 2K, d)
-        new = keys_values.view(*state.grid.shape, 2, -1, self.head_size).permute(2, 0, 3, 1, 4)
-        tensor = state.cache.update(self.layer_index, new)  # (2, B, K, capacity, d)
-        k = tensor[0, :, :, : state.cache.width]
-        return self.self_out(self.attend_self(q, k, tensor[1], state.self_context))
+        newest = keys_values.view(*state.grid.shape, 2, -1, self.head_size).permute(2, 0, 3, 1, 4)
+        k, v = state.cache.update(self.layer_index, newest).unbind()  # (B, K, capacity, d)
+        k = k[:, :, : state.cache.width]
+        return self.self_out(self.attend_self(q, k, v, state.self_context))
 
     def _normalize_and_rotate(self, heads: Tensor, positions: TokenPositions) -> Tensor:
         attention = self.self_attention
@@ -175,19 +177,15 @@ class LayerStep:
     def decode_cross(
         self, x: Tensor, state: DecodingState, attention_out: AttentionWeights | None
     ) -> Tensor:
-        """Attend to the source; its keys and values were computed when `state` was made."""
+        """Attend to the source; its keys and values were computed with `state`."""
         heads = self.cross_in(x).view(len(x), self.num_heads, self.head_size)
         q = state.grid.spread(heads).transpose(1, 2)  # (B, H, W, d)
         k, v = state.source_keys_values[self.layer_index].unbind()  # (B, K, S, d)
         if attention_out is not None and self.cross_attention in attention_out:
-            _, weights = attend_as_plain_layer(self.cross_attention, q, k, v, state.cross_context)
+            _, weights = attend_plainly(self.cross_attention, q, k, v, state.cross_context)
             rows = state.grid.collect(weights.transpose(1, 2))  # (R, H, S)
             attention_out[self.cross_attention] = rows[: len(state.sentences), :, None]
         return self.cross_out(self.attend_cross(q, k, v, state.cross_context))
-
-    def feed_forward(self, x: Tensor, _: DecodingState, __: AttentionWeights | None) -> Tensor:
-        """Apply the feed-forward layer; takes the arguments of all sub-layers."""
-        return self.feed_forward_function(x)
 
 
 class StepDecoder:
@@ -198,8 +196,8 @@ class StepDecoder:
 
     def __init__(self, layers: Iterable[nn.Module], *, is_frozen: bool) -> None:
         self.is_frozen = is_frozen
-        modules = [cast(DecoderLayer, layer) for layer in layers]
-        attention = modules[0].self_attention
+        decoder_layers = [cast(DecoderLayer, layer) for layer in layers]
+        attention = decoder_layers[0].self_attention
         self.num_heads = attention.num_heads
         self.has_bias = attention.position_encoding.has_bias
         weight = attention.in_projection.weight
@@ -207,14 +205,14 @@ class StepDecoder:
         shares_keys = attention.qkv_sizes[1] < attention.qkv_sizes[0]
         self.gathers_cross_attention = is_cpu and weight.dtype is torch.float32 and not shares_keys
         self.gathers_self_attention = self.gathers_cross_attention and not self.has_bias
-        self.layers = [LayerStep(index, layer, self) for index, layer in enumerate(modules)]
+        self.layers = [LayerStep(index, layer, self) for index, layer in enumerate(decoder_layers)]
 
     def linear(
         self, module: nn.Module, end: int | None = None, activation: str = "none"
     ) -> Function:
         """Return a function that computes a linear layer, or its first `end` outputs.
 
-        Only with `is_frozen` it applies an `activation`.
+        Only frozen layers support an `activation`.
         """
         layer = cast(FastLinear, module)
         if self.is_frozen:
@@ -269,21 +267,19 @@ class DecodingState:
             keys_values = keys_values.permute(2, 0, 3, 1, 4)  # from (B, S, 2, K, d)
             self.source_keys_values.append(widen(keys_values, width).contiguous())
         self.cache = KVCache()
-        self.num_positions = 0  # target tokens so far of the sentences that have most
-        # (B,), `num_positions` when each sentence joined; None if all began together
+        self.num_positions = 0  # target tokens so far of the longest hypotheses
+        # (B,), `num_positions` at the time when each sentence joined; None if none joined later
         self.first_positions: Tensor | None = None
-        self.sentences = torch.arange(packing.num_sentences)  # (R,), of each row, ascending
+        self.sentences = torch.arange(packing.num_sentences)  # (R,), ascending
         self.attention_mask = torch.zeros(packing.num_sentences, 0, dtype=torch.bool)  # (R, C)
-        self._num_compact_columns = 0  # after the last compaction
-        self._make_grid(packing.num_sentences)
+        self._num_compact_columns = 0  # columns after the last compaction
+        self._rebuild_grid(packing.num_sentences)
 
-    def _make_grid(self, num_sentences: int) -> None:
-        """Make the grid and the cross-attention context, after rows or sentences have changed."""
+    def _rebuild_grid(self, num_sentences: int) -> None:
+        """Rebuild the grid and the cross-attention context for changed rows or sentences."""
         self.grid = BeamGrid(self.sentences, num_sentences, self.device)
-        index = None
-        if self.decoder.gathers_cross_attention:
-            index = self._source_index()
-        self.cross_context = StepContext(self.grid, bias=self.source_bias, index=index)
+        index = self._source_index() if self.decoder.gathers_cross_attention else None
+        self.cross_context = StepContext(self.grid, bias=self.source_bias, gather_index=index)
 
     def advance(self) -> None:
         """Begin a step: add a column to the cache for every beam, and let each hypothesis attend to
@@ -296,13 +292,11 @@ class DecodingState:
         self.cache.add_columns(num_beams)
         self.positions = self._newest_positions()
         if self.decoder.gathers_self_attention:
-            self.self_context = StepContext(self.grid, index=self._target_index())
+            self.self_context = StepContext(self.grid, gather_index=self._target_index())
         else:
             mask = send(self.grid.spread(self.attention_mask).unsqueeze(1), self.device)
             bias = additive_mask(mask, self.cache.width)  # (B, 1, W, C)
-            distances = None
-            if self.decoder.has_bias:
-                distances = self._distances()
+            distances = self._distances() if self.decoder.has_bias else None
             self.self_context = StepContext(self.grid, bias=bias, distances=distances)
 
     def _newest_positions(self) -> TokenPositions:
@@ -333,16 +327,17 @@ class DecodingState:
         if self.first_positions is None:
             columns = columns.view(len(lengths), longest)
         else:  # sentences that joined later have fewer tokens
-            firsts = lengths.cumsum(0) - lengths  # (R,)
-            ranks = torch.arange(len(columns)) - firsts[rows]
-            columns = columns.new_zeros(len(lengths), longest).index_put((rows, ranks), columns)
-        num_more = self.grid.num_padded_rows - len(lengths)
-        columns = F.pad(columns, (0, max(0, MIN_WIDTH - longest), 0, num_more))  # (R or more, T)
+            starts = lengths.cumsum(0) - lengths  # (R,), where the columns of each row begin
+            positions = torch.arange(len(columns)) - starts[rows]
+            padded = columns.new_zeros(len(lengths), longest)  # (R, T)
+            columns = padded.index_put((rows, positions), columns)
+        num_filler = self.grid.num_padded_rows - len(lengths)
+        columns = F.pad(columns, (0, max(0, MIN_WIDTH - longest), 0, num_filler))  # (padded R, T)
         bias = None
         if self.first_positions is not None or longest < MIN_WIDTH:
-            lengths = F.pad(lengths, (0, num_more), value=1)
+            lengths = F.pad(lengths, (0, num_filler), value=1)
             mask = torch.arange(columns.size(1)) < lengths[:, None]
-            bias = additive_mask(mask.unsqueeze(1), columns.size(1))  # (R or more, 1, T)
+            bias = additive_mask(mask.unsqueeze(1), columns.size(1))  # (padded R, 1, T)
         return GatherIndex.of(
             columns,
             bias,
@@ -355,10 +350,10 @@ class DecodingState:
     def _source_index(self) -> GatherIndex:
         """Index the keys and values of each row's source."""
         width = self.source_bias.size(3)
-        sentences = self.grid.host_cells // self.grid.shape[1]  # (R or more,)
+        sentences = self.grid.cpu_cells // self.grid.shape[1]  # (padded R,)
         return GatherIndex.of(
             torch.arange(width).expand(len(sentences), width),
-            self.source_bias.squeeze(1).index_select(0, sentences),  # (R or more, 1, S)
+            self.source_bias.squeeze(1).index_select(0, sentences),  # (padded R, 1, S)
             self.grid,
             num_heads=self.decoder.num_heads,
             width=width,
@@ -375,20 +370,21 @@ class DecodingState:
         self.attention_mask = self.attention_mask.index_select(0, rows)
         if not torch.equal(sentences, self.sentences):
             self.sentences = sentences
-            self._make_grid(num_sentences)
+            self._rebuild_grid(num_sentences)
         num_columns = self.attention_mask.size(1)
+        # compact if columns have grown by half, or a quarter of the sentences is finished
         max_columns = max(1.5 * self._num_compact_columns + MIN_WIDTH, self.num_positions)
         if num_columns > max_columns or int((self.grid.counts > 0).sum()) <= 0.75 * num_sentences:
             self._compact()
 
     def _compact(self) -> None:
         """Drop sentences without hypotheses, and columns that no hypothesis attends to."""
-        is_alive = self.grid.counts > 0  # (B,)
-        alive = is_alive.nonzero().squeeze(1)  # (B',)
-        self.sentences = (is_alive.cumsum(0) - 1)[self.sentences]
-        is_used = self.grid.spread(self.attention_mask).any(dim=1)[alive]  # (B', C)
+        is_live = self.grid.counts > 0  # (B,)
+        live = is_live.nonzero().squeeze(1)  # (B',)
+        self.sentences = (is_live.cumsum(0) - 1)[self.sentences]
+        is_used = self.grid.spread(self.attention_mask).any(dim=1)[live]  # (B', C)
         if self.first_positions is not None:
-            self.first_positions = self.first_positions.index_select(0, alive)
+            self.first_positions = self.first_positions.index_select(0, live)
             earliest = int(self.first_positions.min())
             self.first_positions -= earliest
             self.num_positions -= earliest
@@ -397,24 +393,23 @@ class DecodingState:
         columns = order[:, :num_columns]
         self._num_compact_columns = num_columns
         self.attention_mask = self.attention_mask.gather(1, columns[self.sentences])  # (R, C')
-        # room for the columns of the steps until the next compaction
+        # spare capacity for the steps until the next compaction
         num_spare = num_columns // 2 + MIN_WIDTH + self.grid.shape[1]
-        alive = send(alive, self.device)
+        live = send(live, self.device)
         columns = send(F.pad(columns, (0, num_spare)), self.device)
-        self.cache.reorder(alive, columns, num_columns)
-        self.source_keys_values = [x.index_select(1, alive) for x in self.source_keys_values]
-        self.source_bias = self.source_bias.index_select(0, alive)
-        self._make_grid(len(alive))
+        self.cache.compact(live, columns, num_columns)
+        self.source_keys_values = [x.index_select(1, live) for x in self.source_keys_values]
+        self.source_bias = self.source_bias.index_select(0, live)
+        self._rebuild_grid(len(live))
 
     def join(self, new: DecodingState) -> None:
         """Add the sentences of `new`, a state of the same model that has made no step."""
         num_sentences = self.grid.shape[0]
         num_new = new.grid.shape[0]
         width = max(self.source_bias.size(3), new.source_bias.size(3))
-        for layer, keys_values in enumerate(self.source_keys_values):
-            new_keys_values = widen(new.source_keys_values[layer], width)
-            padded = [widen(keys_values, width), new_keys_values]
-            self.source_keys_values[layer] = torch.cat(padded, dim=1)
+        for i, keys_values in enumerate(self.source_keys_values):
+            padded = [widen(keys_values, width), widen(new.source_keys_values[i], width)]
+            self.source_keys_values[i] = torch.cat(padded, dim=1)
         bias = F.pad(self.source_bias, (0, width - self.source_bias.size(3)), value=MASKED)
         new_bias = F.pad(new.source_bias, (0, width - new.source_bias.size(3)), value=MASKED)
         self.source_bias = torch.cat([bias, new_bias])
@@ -424,7 +419,7 @@ class DecodingState:
         self.first_positions = F.pad(self.first_positions, (0, num_new), value=self.num_positions)
         self.sentences = torch.cat([self.sentences, new.sentences + num_sentences])
         self.attention_mask = F.pad(self.attention_mask, (0, 0, 0, num_new))
-        self._make_grid(num_sentences + num_new)
+        self._rebuild_grid(num_sentences + num_new)
 
 
 def widen(keys_values: Tensor, width: int) -> Tensor:

@@ -29,7 +29,7 @@ ROWS_STEP = 64
 _ROW_MULTIPLES = ((8, 1), (32, 4), (256, 8), (512, 32))  # (maximum of rows, padded to multiples of)
 _MIN_AVX2_WEIGHT = 1 << 19  # elements of a weight from which oneDNN is faster on AVX2 CPUs
 _MIN_REORDERED_WEIGHT = 1 << 18  # elements of a weight from which a copy pays off within one update
-_FEW_ROWS_PRODUCTS = 1 << 19  # rows * weights up to which `addmm` is faster than oneDNN
+_MAX_ADDMM_PRODUCTS = 1 << 19  # rows * weights; up to this, `addmm` is faster than oneDNN
 _DROPOUT_LEVELS = 1 << 16  # values of 16 random bits: probabilities are rounded to 1 / 2^16
 _ELEMENTS_PER_DRAW = 4  # a random 64-bit number serves four elements
 
@@ -69,7 +69,7 @@ class FastLinear(nn.Linear):
         if end - start < self.out_features:  # slicing costs a copy in the backward pass
             weight, bias = weight[start:end], bias[start:end]
         if self.rounded_weights is not None and _takes_bfloat16(x):
-            copies = _round_weight(self.rounded_weights, weight, start)
+            copies = _bfloat16_copies(self.rounded_weights, weight, start)
             return _OneDnnLinear.apply(x, weight, bias, activation, copies)  # type: ignore[no-untyped-call, no-any-return]
         weight, reordered_bias = reorder(self.reordered_weights, weight, bias, x, start)
         return linear(x, weight, reordered_bias, activation=activation)
@@ -77,18 +77,20 @@ class FastLinear(nn.Linear):
     def frozen_function(
         self, start: int = 0, end: int | None = None, activation: str = "none"
     ) -> Callable[[Tensor], Tensor]:
-        """Return the function of the outputs from `start` to `end` (None: all) of frozen weights on
-        a CPU; see `frozen_linear`.
+        """Return `frozen_linear` for the outputs from `start` to `end` (None: all).
+
+        The weights must be on a CPU and must not change afterwards.
         """
-        rows = self.weight[start:end]
-        bias = self.bias[start:end]
-        weight, reordered_bias = reorder(self.reordered_weights, rows, bias, rows[:1], start)
-        return frozen_linear(weight, reordered_bias, activation)
+        weight = self.weight[start:end]
+        bias: Tensor | None = self.bias[start:end]
+        example_input = weight[:1]  # (1, I)
+        weight, bias = reorder(self.reordered_weights, weight, bias, example_input, start)
+        return frozen_linear(weight, bias, activation)
 
     def few_rows_function(
         self, start: int = 0, end: int | None = None, activation: str = "none"
     ) -> Callable[[Tensor], Tensor]:
-        """Return what `frozen_function` does, but faster for few rows.
+        """Like `frozen_function`, but return a function that is faster for few rows.
 
         A call of oneDNN takes some 15 microseconds longer than one of `torch.addmm`, which is more
         than a small multiplication takes.
@@ -96,7 +98,7 @@ class FastLinear(nn.Linear):
         multiply_many = self.frozen_function(start, end, activation)
         weight = self.weight[start:end].t()  # (I, O)
         bias = self.bias[start:end]
-        max_rows = _FEW_ROWS_PRODUCTS // weight.numel()
+        max_rows = _MAX_ADDMM_PRODUCTS // weight.numel()
 
         def multiply(x: Tensor) -> Tensor:
             if x.shape[0] > max_rows:  # `len` takes four times as long
@@ -141,10 +143,10 @@ def linear(
 def frozen_linear(
     weight: Tensor, bias: Tensor | None, activation: str = "none"
 ) -> Callable[[Tensor], Tensor]:
-    """Return the function x W^T + b of a weight and a bias that `reorder` returned.
+    """Return a function that computes x W^T + b for a weight and a bias that `reorder` returned.
 
-    Its input is (N, I), where N is a result of `round_up_rows`. Its output is float32, but with
-    bfloat16 weights and an activation bfloat16.
+    The function takes `x` (N, I), where N is a result of `round_up_rows`. It returns float32, or
+    bfloat16 if the weight is bfloat16 and there is an activation.
     """
     if not weight.is_mkldnn:
         if activation == "relu":
@@ -175,7 +177,7 @@ def reorder(
 ) -> tuple[Tensor, Tensor | None]:
     """Return `weight` and `bias` in the fastest layout and dtype for inputs like `x`.
 
-    Copies are kept in `reordered`. `weight` is a block of a matrix, whose first row is `start`.
+    Copies are stored in `reordered`. `weight` is a block of a matrix that begins at row `start`.
     """
     if reordered is None or torch.is_grad_enabled():
         return weight, bias
@@ -193,12 +195,12 @@ def reorder(
 
 
 def uses_bfloat16(reordered: ReorderedWeights | None, x: Tensor) -> bool:
-    """Return whether `x` is multiplied by bfloat16 copies of the weight."""
+    """Return whether `reorder` gives bfloat16 weights for the input `x`."""
     return reordered is not None and reordered.dtype is torch.bfloat16 and x.numel() > 0
 
 
 @functools.cache
-def multiplies_bfloat16() -> bool:
+def has_bfloat16_kernels() -> bool:
     """Return whether this CPU has bfloat16 instructions, and torch the operators that use them."""
     if not can_reorder():
         return False
@@ -222,10 +224,10 @@ def cache_rounded_weights(model: nn.Module) -> None:
             module.rounded_weights = {}
 
 
-def _round_weight(rounded: RoundedWeights, weight: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """Return bfloat16 copies of `weight` and its transpose, made again when `weight` has changed.
+def _bfloat16_copies(rounded: RoundedWeights, weight: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """Return bfloat16 copies of `weight` and its transpose, and renew them if it has changed.
 
-    `weight` is a block of a matrix, whose first row is `start`; `rounded` keeps the copies.
+    `weight` is a block of a matrix, whose first row is `start`. The copies are stored in `rounded`.
     """
     key = (start, len(weight))
     if key not in rounded or rounded[key][0] != weight._version:
@@ -286,7 +288,7 @@ class _OneDnnLinear(torch.autograd.Function):
 def _onednn(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
-    """Multiply by oneDNN, padding rows if needed; arguments as in `linear`."""
+    """Compute `linear` with oneDNN, padding rows if needed."""
     if x.dim() == 2 and round_up_rows(x.size(0)) == x.size(0):  # most steps of a search
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")  # type: ignore[no-any-return]
     rows = x.reshape(-1, x.size(-1))  # (N, I)
@@ -297,8 +299,8 @@ def _onednn(
 def round_up_rows(num_rows: int) -> int:
     """Round a number of rows up, so that few different numbers occur.
 
-    oneDNN generates a kernel for each number of rows, which takes milliseconds and a megabyte, and
-    keeps a thousand of them.
+    oneDNN compiles a kernel for each number of rows and keeps the last thousand kernels. Each takes
+    milliseconds to compile and a megabyte of memory.
     """
     for max_rows, multiple in _ROW_MULTIPLES:
         if num_rows <= max_rows:
@@ -313,7 +315,7 @@ def _pad_rows(rows: Tensor) -> Tensor:
 
 
 def _takes_onednn(x: Tensor, reordered_size: int = 0) -> bool:
-    """Return whether to multiply `x` by oneDNN; `reordered_size` as in `is_onednn_faster`."""
+    """Return whether to multiply `x` with oneDNN; see `is_onednn_faster` for `reordered_size`."""
     return (
         not torch.compiler.is_compiling()  # first: the other checks break a graph
         and x.device.type == "cpu"
@@ -363,7 +365,7 @@ class FastDropout(nn.Dropout):
     """Dropout (Srivastava et al., 2014) that draws 16 random bits for each element on a CPU."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map a tensor to one of the same shape."""
+        """Drop random elements in training and scale up the others."""
         if not self.training or self.p == 0:
             return input
         if input.device.type == "cpu" and self.p < 1 and not torch.compiler.is_compiling():
@@ -372,9 +374,11 @@ class FastDropout(nn.Dropout):
 
 
 class _CpuDropout(torch.autograd.Function):
+    """Dropout with 16 random bits for each element. The backward pass reads one byte for each."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        num_dropped = round(p * _DROPOUT_LEVELS)
+        num_dropped = round(p * _DROPOUT_LEVELS)  # of the values that 16 bits may have
         num_draws = -(-x.numel() // _ELEMENTS_PER_DRAW)  # rounded up
         draws = torch.empty(num_draws, dtype=torch.int64).random_(-(1 << 63), None)
         bits = draws.view(torch.int16)[: x.numel()]  # uniform from -2^15 to 2^15 - 1

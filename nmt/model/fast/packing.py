@@ -41,10 +41,10 @@ class Packing:
     offsets: Tensor  # (B + 1,) int32, the first token of each sentence, and N
     positions: Tensor  # (N,) the position of each token in its sentence, from 0
     cells: Tensor  # (N,) the index of each token among the B * T cells of the padded tensor
-    tokens: Tensor  # (B * T,) the index of the token in each cell; any token in cells of padding
+    tokens: Tensor  # (B * T,) the index of the token in each cell; arbitrary for padding
     mask: Tensor  # (B, 1, 1, T), True = may be attended to
     longest: int  # T
-    has_one_length: bool  # whether all sentences have T tokens
+    has_one_length: bool  # all sentences have T tokens
     flash_attention: Any = None  # torch's function, or None; see `find_flash_attention`
 
     @property
@@ -54,13 +54,14 @@ class Packing:
 
     @property
     def is_full(self) -> bool:
-        """Whether padded sentences have no padding. Always False while compiling, so that one graph
-        serves all lengths.
+        """Whether the padded tensor has no padding.
+
+        Always False in `torch.compile`, so that one graph serves all lengths.
         """
         return not torch.compiler.is_compiling() and self.has_one_length
 
     def pad(self, x: Tensor) -> Tensor:
-        """Map packed tokens (N, ...) to padded ones (B, T, ...); padding repeats some token."""
+        """Map packed tokens (N, ...) to padded ones (B, T, ...), with arbitrary padding."""
         padded = x if self.is_full else x.index_select(0, self.tokens)  # (B * T, ...)
         return padded.reshape(self.num_sentences, self.longest, *x.shape[1:])
 
@@ -71,14 +72,15 @@ class Packing:
 
     def to(self, device: torch.device) -> Packing:
         """Copy the tensors to `device`, without waiting for it."""
-        moved = self._map(lambda x: send(x, device))
-        return replace(moved, flash_attention=find_flash_attention(device))
+        packing = self._map(lambda x: send(x, device))
+        return replace(packing, flash_attention=find_flash_attention(device))
 
     def pin(self) -> Packing:
         """Copy the tensors to page-locked memory, which a GPU reads asynchronously."""
         return self._map(Tensor.pin_memory)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Packing:
+        """Apply a function to all tensors."""
         return replace(
             self,
             offsets=function(self.offsets),
@@ -93,8 +95,8 @@ class Packing:
 class PackedContext:
     """An `AttentionContext` of packed sentences.
 
-    Queries of a sentence attend to the keys of the sentence with the same index. With `is_causal`,
-    queries and keys are the same tokens, and no query attends to a later key.
+    The queries of sentence i attend to the keys of sentence i. With `is_causal`, queries and keys
+    are the same tokens, and no query attends to a later key.
     """
 
     queries: Packing
@@ -122,9 +124,9 @@ class PackedContext:
 
 
 def pack(lengths: Sequence[int]) -> Packing:
-    """Make the packing of sentences of `lengths` tokens.
+    """Return the packing of sentences with `lengths` tokens.
 
-    Attention to an empty sentence gives meaningless, finite numbers.
+    Attention to an empty sentence gives arbitrary, but finite numbers.
     """
     sizes = np.asarray(lengths, dtype=np.int64)  # (B,)
     offsets = np.concatenate([[0], sizes.cumsum()])  # (B + 1,)
@@ -154,7 +156,7 @@ def attend_packed(
     """Compute softmax(Q K^T / sqrt(d)) V within each sentence, (N, H, d) (paper, equation 1).
 
     Args:
-        q: queries (N, H, d), packed as `context` says.
+        q: queries (N, H, d).
         k: keys (M, H, d).
         v: values (M, H, d).
         context: the packings of queries and keys.
@@ -168,11 +170,11 @@ def attend_packed(
         if suits_short_attention(q, keys):
             return attend_short(q, k, v, context)
     dtype = q.dtype
-    # in half precision the backward pass of torch's CPU kernel runs at a ninth of float32's speed
-    is_slow = q.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16)
-    if is_slow:
+    # on CPUs, the backward pass of torch's kernel is nine times as fast in float32
+    needs_float32 = q.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16)
+    if needs_float32:
         q, k, v = q.float(), k.float(), v.float()
-    with torch.autocast("cpu", enabled=False) if is_slow else nullcontext():
+    with torch.autocast("cpu", enabled=False) if needs_float32 else nullcontext():
         heads = F.scaled_dot_product_attention(
             queries.pad(q).transpose(1, 2),  # (B, H, T, d)
             keys.pad(k).transpose(1, 2),  # (B, H, S, d)
@@ -192,7 +194,7 @@ def suits_flash_attention(q: Tensor) -> bool:
 
 
 def attend_flash(q: Tensor, k: Tensor, v: Tensor, context: PackedContext) -> Tensor:
-    """Call torch's flash attention, which takes packed sentences; arguments as `attend_packed`."""
+    """Call torch's flash attention, which takes packed sentences; see `attend_packed`."""
     queries = context.queries
     keys = context.keys
     return queries.flash_attention(  # type: ignore[no-any-return]
@@ -203,7 +205,8 @@ def attend_flash(q: Tensor, k: Tensor, v: Tensor, context: PackedContext) -> Ten
         keys.offsets,
         queries.longest,
         keys.longest,
-        window_size=(-1, 0) if context.is_causal else (-1, -1),  # keys before and after; -1: all
+        # the number of keys before and after the query; -1: all
+        window_size=(-1, 0) if context.is_causal else (-1, -1),
     )
 
 
@@ -219,7 +222,7 @@ def suits_short_attention(q: Tensor, keys: Packing) -> bool:
 
 
 def attend_short(q: Tensor, k: Tensor, v: Tensor, context: PackedContext) -> Tensor:
-    """Call `_ShortAttention` over padded sentences; arguments as `attend_packed`."""
+    """Call `_ShortAttention` on padded sentences; arguments as in `attend_packed`."""
     keys = context.keys
     q = context.queries.pad(q.to(v.dtype)).transpose(1, 2)  # (B, H, T, d)
     k = keys.pad(k.to(v.dtype)).transpose(1, 2)  # (B, H, S, d)
@@ -240,8 +243,7 @@ class _ShortAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         """Map queries (B, H, T, d) and keys and values (B, H, S, d) to heads (B, H, T, d).
 
-        `bias` (B or 1, 1, T or 1, W) is added to the logits. W is at least S; keys and values are
-        padded to it.
+        `bias` (B or 1, 1, T or 1, W) is added to the logits. Keys and values are padded to W >= S.
         """
         ctx.shape = shape = q.shape
         padding = bias.size(-1) - k.size(2)
@@ -275,8 +277,9 @@ class _ShortAttention(torch.autograd.Function):
 
 
 def additive_mask(mask: Tensor, width: int) -> Tensor:
-    """Turn a boolean mask (..., C) into a bias of logits (..., `width`): 0 where it is True, else
-    `MASKED`.
+    """Turn a boolean mask (..., C) into a bias of logits (..., `width`).
+
+    The bias is 0 where the mask is True, and `MASKED` elsewhere.
     """
     padded = F.pad(mask, (0, width - mask.size(-1)))
     return torch.zeros(padded.shape, device=mask.device).masked_fill_(~padded, MASKED)
@@ -287,8 +290,8 @@ def find_flash_attention(device: torch.device) -> Any:
     """Return torch's `varlen_attn`, flash attention over packed sentences, or None.
 
     It needs torch 2.11 and a GPU of compute capability 8.0, takes half precision only, and has no
-    dropout. On a GPU, also turn off cuDNN's attention, which makes a new plan for each shape of a
-    padded batch.
+    dropout. On a GPU, this also turns off cuDNN's attention, which would make a new plan for
+    each shape of a padded batch.
     """
     if device.type != "cuda":
         return None

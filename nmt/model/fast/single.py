@@ -3,10 +3,11 @@
 For few rows, calling operators takes longer than their arithmetic, so this path makes as few calls
 as possible. One sentence needs neither packing nor the grid of `nmt.model.fast.decode`: all
 hypotheses share the keys and values of the source, and a mask selects the columns of the cache that
-belong to each hypothesis.
+belong to each hypothesis. See `nmt.model.fast.cache` for columns and rows.
 """
 
-# R rows, the live hypotheses; S source length, N the same with filler rows; C columns of the cache
+# R live hypotheses, one row each; S source length, N source rows (S and filler rows)
+# C columns of the cache
 # H heads, d dimensions of a head, D d_model, V vocab
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def can_decode_single(model: Transformer) -> bool:
 
 
 class SingleEncoderLayer:
-    """An encoder layer as a function of the tokens of a sentence (N, D)."""
+    """An encoder layer of frozen weights, as a function of one sentence (N, D)."""
 
     def __init__(self, layer: EncoderLayer) -> None:
         self.is_post_norm = layer.is_post_norm
@@ -81,7 +82,7 @@ class SingleEncoderLayer:
 
 
 class SingleDecoderLayer:
-    """A decoder layer as functions of the newest tokens (R, D)."""
+    """A decoder layer of frozen weights, as a function of the newest tokens (R, D)."""
 
     def __init__(self, layer: DecoderLayer) -> None:
         self.is_post_norm = layer.is_post_norm
@@ -113,19 +114,20 @@ class SingleDecoderLayer:
         return x + self.outer(self.inner(self.feed_forward_norm(x)))
 
     def attend_self(self, x: Tensor, cache: LayerCache, state: SingleState) -> Tensor:
-        """Attend to the tokens so far, and write keys and values of the newest into the cache."""
+        """Write the keys and values of `x` into the cache, and attend to all tokens so far."""
         num_rows = x.shape[0]
         heads = self.self_in(x).view(num_rows, 3, self.num_heads, self.head_size)
         heads = heads.permute(1, 2, 0, 3)  # (3, H, R, d): queries, keys and values
+        # `narrow` and `select` take less time than indexing
         newest = cache.keys_values.narrow(2, state.num_columns - num_rows, num_rows)
         newest.copy_(heads.narrow(0, 1, 2))
-        # (H, R, C)
-        logits = torch.baddbmm(state.mask, heads.select(0, 0), cache.keys, alpha=self.scale)
+        q = heads.select(0, 0)  # (H, R, d)
+        logits = torch.baddbmm(state.mask, q, cache.keys, alpha=self.scale)  # (H, R, C)
         attended = torch.bmm(torch.softmax(logits, dim=-1), cache.values)  # (H, R, d)
         return self.self_out(attended.transpose(0, 1).reshape(num_rows, -1))
 
     def attend_source(self, x: Tensor, cache: LayerCache) -> Tensor:
-        """Attend to the source; its keys are scaled already."""
+        """Attend to the source, whose keys in the cache are already scaled."""
         num_rows = x.shape[0]
         q = self.cross_in(x).view(num_rows, self.num_heads, self.head_size).transpose(0, 1)
         weights = torch.softmax(torch.bmm(q, cache.source_keys), dim=-1)  # (H, R, S)
@@ -134,10 +136,10 @@ class SingleDecoderLayer:
 
 
 class LayerCache:
-    """Keys and values of a layer, for the source and for the target tokens so far."""
+    """Keys and values of a decoder layer, for the source and for the target tokens so far."""
 
     def __init__(self, layer: SingleDecoderLayer, memory: Tensor, num_tokens: int) -> None:
-        """Compute the source's from `memory` (N, D), whose rows from `num_tokens` on are filler."""
+        """Compute those of the source from the first `num_tokens` rows of `memory` (N, D)."""
         keys_values = layer.project_memory(memory)[:num_tokens]  # (S, 2 * H * d)
         keys_values = keys_values.view(num_tokens, 2, layer.num_heads, layer.head_size)
         self.source_keys = (keys_values[:, 0] * layer.scale).permute(1, 2, 0).contiguous()
@@ -145,14 +147,14 @@ class LayerCache:
         self.set_target(memory.new_zeros(2, layer.num_heads, _MIN_CAPACITY, layer.head_size))
 
     def set_target(self, keys_values: Tensor) -> None:
-        """Set the tensor (2, H, C, d) for keys and values of the target. Unused columns are 0."""
+        """Set the keys and values of the target (2, H, C, d), whose unused columns are 0."""
         self.keys_values = keys_values
         self.keys = keys_values[0].transpose(1, 2)  # (H, d, C)
         self.values = keys_values[1]  # (H, C, d)
 
 
 class SingleTransformer:
-    """A model with frozen weights, as functions for one sentence at a time."""
+    """A model with frozen weights that translates one sentence at a time."""
 
     def __init__(self, model: Transformer, logits: Function) -> None:
         """`logits` maps hidden states (R, D) to logits (R, V)."""
@@ -170,7 +172,7 @@ class SingleTransformer:
     def start(self, src: Tensor) -> SingleState:
         """Encode source ids (S,), and return the state of decoding with one empty hypothesis."""
         num_tokens = len(src)
-        num_rows = round_up_rows(num_tokens)  # N, which the linear layers need
+        num_rows = round_up_rows(num_tokens)  # N, as the linear layers require
         src = F.pad(src, (0, num_rows - num_tokens))
         model = self.model
         embedding = model.src_embedding or model.embedding
@@ -183,41 +185,39 @@ class SingleTransformer:
 
 
 class SingleState:
-    """The live hypotheses of one sentence, and what each may attend to. It begins with one."""
+    """The live hypotheses of one sentence, and the columns that each may attend to."""
 
     def __init__(self, transformer: SingleTransformer, memory: Tensor, num_tokens: int) -> None:
-        """Begin with the encoder's output `memory` (N, D) for `num_tokens` source tokens."""
+        """Begin with one empty hypothesis; `memory` (N, D) encodes `num_tokens` source tokens."""
         self.transformer = transformer
         self.caches = []
         for layer in transformer.decoder_layers:
             self.caches.append(LayerCache(layer, memory, num_tokens))
         self.num_positions = 0  # target tokens of each hypothesis so far
-        self.num_columns = 0  # of the cache that are in use
+        self.num_columns = 0  # columns of the cache in use
         self.set_mask(memory.new_full((1, _MIN_CAPACITY), _NEG_INF))
 
     def set_mask(self, mask: Tensor) -> None:
-        """Set the tensor (R, C) that is added to the logits of self-attention: 0 where a hypothesis
-        may attend to a column, else minus infinity.
+        """Set the mask (R, C), which is added to the logits of self-attention.
+
+        It is 0 where a hypothesis may attend to a column, and minus infinity elsewhere.
         """
         self.mask = mask
-        self.mask_array = (
-            mask.numpy()
-        )  # the same memory; writing a number takes a tenth of the time
+        # shares the mask's memory; writing one number takes a tenth of the time
+        self.mask_array = mask.numpy()
 
     def log_probs(self, tokens: Tensor) -> Tensor:
-        """Append a token to each hypothesis, ids (R,); return the log-probabilities of the next one
-        (R, V).
-        """
+        """Append a token to each hypothesis, ids (R,); return log-probabilities (R, V)."""
         return torch.log_softmax(self.transformer.logits(self.step(tokens)), dim=-1)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Decode the newest token of each hypothesis, ids (R,), to hidden states (R, D)."""
+        """Append a token to each hypothesis, ids (R,); return hidden states (R, D)."""
         self._add_columns(tokens.shape[0])
-        index = torch.full((1, 1), self.num_positions)
+        position = torch.full((1, 1), self.num_positions)
         self.num_positions += 1
         transformer = self.transformer
         model = transformer.model
-        positions = TokenPositions(index, self.num_positions)
+        positions = TokenPositions(position, self.num_positions)
         x = torch.embedding(model.embedding.weight, tokens) * model.embedding_scale
         x = model.decoder_positions.add(x, positions)
         for layer, cache in zip(transformer.decoder_layers, self.caches, strict=True):
@@ -225,11 +225,11 @@ class SingleState:
         return transformer.decoder_norm(x)
 
     def reorder(self, rows: Tensor) -> None:
-        """Go on with `rows` (R',); a row may be repeated."""
+        """Replace the hypotheses by those at `rows` (R',); a row may be repeated or missing."""
         self.set_mask(self.mask.index_select(0, rows))
 
     def _add_columns(self, num_rows: int) -> None:
-        """Add a column to the cache for each hypothesis, which only this one attends to."""
+        """Add a column to the cache for each hypothesis; no other hypothesis attends to it."""
         if self.num_columns + num_rows > self.mask.size(1):
             self._drop_unused_columns(num_rows)
         for row in range(num_rows):
@@ -237,7 +237,7 @@ class SingleState:
         self.num_columns += num_rows
 
     def _drop_unused_columns(self, num_rows: int) -> None:
-        """Drop the columns that no hypothesis attends to; add capacity if that frees too few."""
+        """Drop the columns that no hypothesis attends to; grow the cache if too few become free."""
         used = (self.mask == 0).any(dim=0).nonzero().squeeze(1)  # (C',)
         self.num_columns = len(used)
         capacity = max(self.mask.size(1), 2 * (self.num_columns + num_rows))
@@ -254,7 +254,5 @@ class SingleState:
 def few_rows_function(
     module: nn.Module, start: int = 0, end: int | None = None, activation: str = "none"
 ) -> Function:
-    """Return the function of a linear layer, or of its outputs from `start` to `end`; see
-    `FastLinear.few_rows_function`.
-    """
+    """Call `FastLinear.few_rows_function` of `module`."""
     return cast(FastLinear, module).few_rows_function(start, end, activation)

@@ -1,10 +1,10 @@
-"""The best next tokens of a search, found without sorting the vocabulary.
+"""Selection of the best next tokens of a search, without sorting the whole vocabulary.
 
-Tokens are divided into groups of 64 neighbors. The C highest scores are in the C groups with the
-highest maxima, so that only these groups are sorted.
+The vocabulary is divided into groups of 64 neighboring tokens. The C highest scores are in the C
+groups with the highest maxima, so only these groups are sorted.
 """
 
-# R live hypotheses, one row each; B sentences, W hypotheses of the sentence with most
+# R live hypotheses, one row each; B sentences, W beams (see `BeamGrid`)
 # V vocab, G groups of 64 tokens, C candidates
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Candidates(NamedTuple):
     sums: Tensor  # log-probability of the whole hypothesis; -inf where there are fewer than C
     rows: Tensor  # the row of the hypothesis that is continued
     tokens: Tensor  # the new token
-    log_probs: Tensor  # log-probability of the new token
+    log_probs: Tensor  # log-probability of the new token alone
 
 
 def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int) -> Candidates:
@@ -40,20 +40,21 @@ def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int)
         grid: which rows belong to which sentence.
         count: the number of candidates of a sentence, C.
     """
-    # choose one more, to notice a tie between the last candidate and the next
+    # one more than `count`, to detect a tie between the last candidate and the next
     num_chosen = min(count + 1, grid.shape[1] * log_probs.size(1))
-    is_stable = sums.device.type != "cpu"  # checking for ties would wait for the GPU
-    best = _choose(sums, log_probs, grid, num_chosen, is_stable=is_stable)
+    # a stable sort is slower, but on a GPU a check for ties would wait for the device
+    is_stable = sums.device.type != "cpu"
+    best = _select_candidates(sums, log_probs, grid, num_chosen, is_stable=is_stable)
     if not is_stable:
         is_tie = (best.sums[:, 1:] == best.sums[:, :-1]) & (best.sums[:, 1:] > NEG_INF)
         if is_tie.any():
-            exact = _choose(sums, log_probs, grid, num_chosen, is_stable=True)
+            stable = _select_candidates(sums, log_probs, grid, num_chosen, is_stable=True)
             has_tie = is_tie.any(dim=1, keepdim=True)  # (B, 1)
             best = Candidates(
-                sums=torch.where(has_tie, exact.sums, best.sums),
-                rows=torch.where(has_tie, exact.rows, best.rows),
-                tokens=torch.where(has_tie, exact.tokens, best.tokens),
-                log_probs=torch.where(has_tie, exact.log_probs, best.log_probs),
+                sums=torch.where(has_tie, stable.sums, best.sums),
+                rows=torch.where(has_tie, stable.rows, best.rows),
+                tokens=torch.where(has_tie, stable.tokens, best.tokens),
+                log_probs=torch.where(has_tie, stable.log_probs, best.log_probs),
             )
     return Candidates(
         sums=best.sums[:, :count],
@@ -64,27 +65,27 @@ def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int)
 
 
 def most_likely_tokens(log_probs: Tensor) -> Tensor:
-    """Return the most probable token of each row (R, V), (R,); of equal ones the lowest."""
+    """Return the most probable token of each row of (R, V), (R,); among equal ones the lowest."""
     groups = _group_maxima(log_probs).argmax(dim=1)  # (R,)
     tokens = _tokens_of_groups(groups).clamp_(max=log_probs.size(1) - 1)  # (R, 64)
     best = log_probs.gather(1, tokens).argmax(dim=1, keepdim=True)  # (R, 1)
     return tokens.gather(1, best).squeeze(1)
 
 
-def _choose(
+def _select_candidates(
     sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int, *, is_stable: bool
 ) -> Candidates:
-    """Return `count` candidates of each sentence; ties are broken in order only if `is_stable`."""
+    """Return `count` candidates of each sentence; only `is_stable` guarantees the order of ties."""
     vocab_size = log_probs.size(1)
     maxima = _group_maxima(log_probs)  # (R, G)
     num_groups = maxima.size(1)
-    # the highest sum within each group
+    # the highest sum within each group of each hypothesis
     bounds = grid.spread(sums.unsqueeze(1) + maxima)  # (B, W, G)
     if not grid.is_full:
         bounds = bounds.masked_fill(grid.is_empty.unsqueeze(2), NEG_INF)
     bounds = bounds.flatten(1)  # (B, W * G)
     _, groups = _select_highest(bounds, min(count, bounds.size(1)), is_stable)
-    groups = groups.sort(dim=1).values
+    groups = groups.sort(dim=1).values  # restore the order of rows and tokens, for ties
     beams = groups.div(num_groups, rounding_mode="floor")  # (B, C)
     rows = grid.rows.gather(1, beams)  # (B, C)
     tokens = _tokens_of_groups(groups % num_groups)  # (B, C, 64)
@@ -94,12 +95,12 @@ def _choose(
     totals.masked_fill_(tokens >= vocab_size, NEG_INF)  # the last group may have fewer
     if not grid.is_full:
         totals.masked_fill_(grid.is_empty.gather(1, beams).unsqueeze(2), NEG_INF)
-    best_sums, order = _select_highest(totals.flatten(1), count, is_stable)  # (B, C)
+    best_sums, cells = _select_highest(totals.flatten(1), count, is_stable)  # (B, C)
     return Candidates(
         sums=best_sums,
-        rows=rows.gather(1, order.div(_GROUP_SIZE, rounding_mode="floor")),
-        tokens=tokens.flatten(1).gather(1, order),
-        log_probs=token_log_probs.flatten(1).gather(1, order),
+        rows=rows.gather(1, cells.div(_GROUP_SIZE, rounding_mode="floor")),
+        tokens=tokens.flatten(1).gather(1, cells),
+        log_probs=token_log_probs.flatten(1).gather(1, cells),
     )
 
 

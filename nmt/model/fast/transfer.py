@@ -1,7 +1,7 @@
 """Copies between the CPU and a GPU that wait as little as possible.
 
-A GPU executes kernels later than the program starts them. Reading a value on the CPU waits until
-all of them are done; copying to the GPU may wait too, unless the memory is page-locked.
+A GPU executes kernels asynchronously. Reading a value on the CPU waits until all of them are done.
+Copying to the GPU may wait too, unless the memory of the CPU is page-locked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def send(x: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and x.device.type == "cpu":
         pinned = x if x.is_pinned() else x.pin_memory()
         return pinned.to(device, non_blocking=True)
-    return x if x.device == device else x.to(device)  # comparing is faster than `to`
+    return x if x.device == device else x.to(device)  # comparing first is faster than `to`
 
 
 def fetch(*tensors: Tensor) -> list[Tensor]:
@@ -25,7 +25,7 @@ def fetch(*tensors: Tensor) -> list[Tensor]:
     """
     if tensors[0].device.type == "cpu":
         return list(tensors)
-    # as int32, the bits of floats and the values of integers fit in one tensor
+    # one int32 tensor holds the bits of floats and the values of integers
     bits = [x.float().view(torch.int32) if x.is_floating_point() else x.int() for x in tensors]
     copied = torch.cat([x.flatten() for x in bits]).cpu()
     fetched = []

@@ -29,6 +29,6 @@ def apply_options(job: dict[str, Any]) -> str:
             sys.exit("nmt does not use oneDNN on this CPU anyway: see the row nmt")
         for module in (layers, loss):
             module.is_onednn_faster = lambda _num_packed=0: False
-    if dtype == "bfloat16" and job["device"] == "cpu" and not layers.multiplies_bfloat16():
+    if dtype == "bfloat16" and job["device"] == "cpu" and not layers.has_bfloat16_kernels():
         sys.exit("this CPU has no bfloat16 instructions")
     return dtype
