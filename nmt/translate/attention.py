@@ -26,7 +26,7 @@ from nmt.translate.engines.native import NativeBackend
 
 KINDS = ("cross", "encoder", "decoder")
 
-# A piece that begins a word: it starts with a space, or in a script without spaces
+# a piece that begins a word: with a space, or with a character of a script without spaces
 _WORD_START = re.compile("▁|[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]")
 
 
@@ -45,28 +45,28 @@ class PairAttention:
     cross: Tensor  # (L, H, T, S)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the input of the attention view on HTML pages.
+        """Return the data for the attention view of HTML pages.
 
-        It has the pieces of each side, the word number of each piece, and the weights as uint8 in
-        base64, where 255 is a weight of 1.
+        These are the pieces of each side, the word number of each piece, and the weights as uint8
+        in base64, where 255 is a weight of 1.
         """
-        sides = {"src": self.src, "tgt": self.tgt, "predicted": self.predicted}
+        pieces_by_side = {"src": self.src, "tgt": self.tgt, "predicted": self.predicted}
         maps = {}
         for kind in KINDS:
             weights: Tensor = getattr(self, kind)
             data = base64.b64encode((weights * 255).round().byte().numpy().tobytes())
             maps[kind] = {"shape": list(weights.shape), "data": data.decode()}
-        words = {name: word_numbers(pieces) for name, pieces in sides.items()}
-        return {**sides, "words": words, "maps": maps}
+        words = {name: word_numbers(pieces) for name, pieces in pieces_by_side.items()}
+        return {**pieces_by_side, "words": words, "maps": maps}
 
 
 def word_numbers(pieces: list[str]) -> list[int]:
     """Return for each piece the number of its word, from 0; BOS and EOS count as words."""
     numbers = [0] * len(pieces)
     for i, piece in enumerate(pieces[1:], start=1):
-        is_end = i == len(pieces) - 1 and piece == "</s>"
-        after_start = i == 1 and pieces[0] == "<s>"
-        starts_word = is_end or after_start or _WORD_START.match(piece)
+        is_eos = i == len(pieces) - 1 and piece == "</s>"
+        is_after_bos = i == 1 and pieces[0] == "<s>"
+        starts_word = is_eos or is_after_bos or _WORD_START.match(piece)
         numbers[i] = numbers[i - 1] + 1 if starts_word else numbers[i - 1]
     return numbers
 
@@ -83,7 +83,7 @@ def attention_model(backend: Backend) -> FastTransformer | None:
 
 
 def attention_shape(backend: Backend) -> dict[str, int] | None:
-    """Return the number of layers of each kind and of heads, or None without `attention_model`."""
+    """Return the numbers of layers and heads, or None if `attention_model` would return None."""
     if isinstance(backend, AutoBackend):
         config = backend.model_config
     else:
@@ -112,14 +112,14 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
     eos = [tokenizer.src.eos_id] if model.config.source_eos or not src else []
     src_ids = [*src, *eos]
     tgt_ids = [tokenizer.tgt.bos_id, *tgt]
-    layers: dict[str, list[nn.Module]] = {
+    attentions: dict[str, list[nn.Module]] = {
         "encoder": [layer.self_attention for layer in model.encoder_layers],  # type: ignore[misc]
         "decoder": [layer.self_attention for layer in model.decoder_layers],  # type: ignore[misc]
         "cross": [layer.cross_attention for layer in model.decoder_layers],  # type: ignore[misc]
     }
     attention_out: AttentionWeights = {}
     for kind in KINDS:
-        attention_out.update(dict.fromkeys(layers[kind]))
+        attention_out.update(dict.fromkeys(attentions[kind]))
     lengths = torch.tensor([len(src_ids) - int(model.drops_eos)], device=device)
     model(
         torch.tensor([src_ids], device=device),
@@ -132,8 +132,8 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
     def stack(kind: str) -> Tensor:
         """Return the attention weights of all layers of a kind."""
         weights = []  # each (1, H, T, S)
-        for layer in layers[kind]:
-            layer_weights = attention_out[layer]
+        for attention in attentions[kind]:
+            layer_weights = attention_out[attention]
             assert layer_weights is not None
             weights.append(layer_weights)
         return torch.cat(weights).float().cpu()  # (L, H, T, S)

@@ -32,7 +32,7 @@ out whether the engine is broken.
 
 @dataclass(frozen=True)
 class Segment:
-    """A line or a part of a long line, as token ids."""
+    """A line, or a part of a long line, as token ids."""
 
     ids: list[int]  # source ids without EOS, at least one
     prefix: list[int]  # target ids that the translation starts with; may be empty
@@ -69,8 +69,9 @@ class BatchSearch:
     with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
     is_parallel: bool = True  # whether to search `num_workers` batches at a time
     num_failed: int = 0  # segments in a row that failed, counted over all threads
-    last_translated: Segment | None = None  # the latest one that did not fail
-    _failure_lock: threading.Lock = field(default_factory=threading.Lock)  # for `num_failed`
+    last_translated: Segment | None = None  # the latest segment that did not fail
+    _failure_lock: threading.Lock = field(default_factory=threading.Lock)
+    """Guards `num_failed`."""
 
     def translate(self, segments: Sequence[Segment]) -> list[SearchResult]:
         """Return the result of each segment, in order.
@@ -97,16 +98,16 @@ class BatchSearch:
                 search_batch(indices)
         else:
             with ThreadPoolExecutor(num_parallel) as pool:
-                list(pool.map(search_batch, batch_indices))  # waits, and raises their exceptions
+                list(pool.map(search_batch, batch_indices))  # `list` waits, and raises exceptions
         return results
 
     def _form_batches(self, segments: Sequence[Segment]) -> list[Rows]:
         """Divide segments into batches of similar length; return the indices of each batch."""
         src_lengths = np.array([segment.num_tokens for segment in segments], dtype=np.int32)
-        # `bucket_by_length` takes the lengths of pairs; before the search, no target has a length
+        # `bucket_by_length` takes pairs; targets are unknown, so source lengths stand for both
         pair_lengths = np.stack([src_lengths, src_lengths], axis=1)  # (N, 2)
         max_src_tokens = self.max_tokens // self.config.beam_size
-        max_src_tokens = max(max_src_tokens, int(src_lengths.max()))  # the longest one must fit
+        max_src_tokens = max(max_src_tokens, int(src_lengths.max()))  # the longest segment must fit
         return bucket_by_length(pair_lengths, max_src_tokens, np.arange(len(segments)))
 
     def translate_arriving(
@@ -115,14 +116,14 @@ class BatchSearch:
         take_new: Callable[[int], Sequence[Segment]],
         deliver: Callable[[list[tuple[int, SearchResult]]], None],
     ) -> None:
-        """Translate segments without prefixes, and others that arrive during the search.
+        """Translate segments without prefixes, and further segments that arrive meanwhile.
 
         Only for a native engine whose `can_join` allows it. Segments are numbered in the order of
         arrival. After each step of the search:
 
-        1. If segments are done, calls `deliver` with their numbers and results.
-        2. If others remain, calls `take_new` with their number. It returns the segments that join
-           the search.
+        1. If segments are finished, calls `deliver` with their numbers and results.
+        2. If segments remain, calls `take_new` with the count of these. It returns new segments,
+           which join the search.
 
         Raises the errors of `translate`, `take_new` and `deliver`.
         """
@@ -146,7 +147,7 @@ class BatchSearch:
                         self.backend, single_request, [search.result(number)]
                     )
                     results.append((number, hypotheses))
-            except Exception as error:  # of any kind: `translate` finds the sentence that causes it
+            except Exception as error:  # `translate` below finds the segment that causes it
                 num_unfinished = len(unfinished)
                 log.warning("a search of %d sentences failed (%s); retrying", num_unfinished, error)
                 break
@@ -158,7 +159,7 @@ class BatchSearch:
                 new_segments = take_new(len(unfinished))
                 unfinished.update(enumerate(new_segments, start=num_taken))
                 num_taken += len(new_segments)
-        if unfinished:  # the search has failed
+        if unfinished:  # the search failed
             retried = self.translate(list(unfinished.values()))
             deliver(list(zip(unfinished, retried, strict=True)))
 
@@ -174,7 +175,7 @@ class BatchSearch:
         )
         try:
             hypotheses = search_without_loops(self.backend, request)
-        except Exception as error:  # of any kind: the other segments are still translated
+        except Exception as error:  # of any type; the other segments are still translated
             if len(batch) == 1 and self._is_engine_broken():
                 raise
             message = " ".join(str(error).split())  # on one line
@@ -184,7 +185,7 @@ class BatchSearch:
                 self.num_failed = 0
                 self.last_translated = batch[0]
             return list(hypotheses)
-        # Not in the clause above, where the traceback keeps the tensors of the batch alive
+        # outside of the `except` clause, whose traceback keeps the tensors of the batch alive
         if len(batch) == 1:
             return [Failure(reason)]
         torch.cuda.empty_cache()  # does nothing if no GPU is used
@@ -193,22 +194,22 @@ class BatchSearch:
         return self._search(batch[:half]) + self._search(batch[half:])
 
     def _is_engine_broken(self) -> bool:
-        """Count the failure of a segment; after many in a row, test whether the engine works."""
+        """Count a failed segment; after `MAX_FAILURES` in a row, test whether the engine works."""
         with self._failure_lock:
             self.num_failed += 1
             if self.num_failed < MAX_FAILURES:
                 return False
-        return not self._still_works()
+        return not self._can_repeat_last()
 
-    def _still_works(self) -> bool:
-        """Return whether the latest translation can be repeated; if so, reset `num_failed`."""
+    def _can_repeat_last(self) -> bool:
+        """Return whether `last_translated` can be translated again; if so, reset `num_failed`."""
         if self.last_translated is None:
             return False
         segment = self.last_translated
         request = SearchRequest([segment.ids], self.config, prefixes=[segment.prefix])
         try:
             self.backend.search(request)
-        except Exception:  # of any kind: the engine is broken
+        except Exception:  # of any type
             return False
         with self._failure_lock:
             self.num_failed = 0

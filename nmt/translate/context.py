@@ -18,7 +18,7 @@ from nmt.translate.windows import Window
 def add_context(window: Window, context: int) -> list[list[str]]:
     """Return a group for each line of the window: up to `context` lines before it, and the line.
 
-    Context does not cross an empty line, and an empty line gets none.
+    Context ends at an empty line. An empty line gets no context.
     """
     lines = [*window.context, *window.lines]
     groups = []
@@ -36,7 +36,7 @@ def join_lines(groups: Sequence[Sequence[str]]) -> list[str]:
 
 
 def take_last(result: LineResult, num_lines: int) -> LineResult | None:
-    """Return the result of the last of `num_lines` lines; `result` is for all of them together.
+    """Return the result of the last line, from the `result` of `num_lines` lines together.
 
     Returns None if their translation failed, is unfinished, has a wrong number of separators, or
     has no text after the last one. A single line always has a result; separators in it are removed.

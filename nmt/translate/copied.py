@@ -14,4 +14,5 @@ def has_no_words(line: str) -> bool:
 
 
 def _is_address_or_symbols(word: str) -> bool:
+    """Return whether a word has neither letters nor digits, or is an address."""
     return not any(map(str.isalnum, word)) or _ADDRESS.fullmatch(word) is not None

@@ -37,14 +37,14 @@ except ImportError:  # Windows, where two processes with the same output are not
 log = logging.getLogger(__name__)
 
 _FORMAT_VERSION = 2
-_SAVE_SECONDS = 1.0  # minimum time between two saved states
+_MIN_SAVE_SECONDS = 1.0  # between two saved states
 
 
 def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, Any]:
     """Return the models and settings that must be the same when a job resumes.
 
-    These are all settings of `search`, and the settings of `config` that declare
-    `on_resume="refuse"`, the default.
+    The settings are all of `search`, and those of `config` whose `on_resume` is "refuse", the
+    default.
     """
     fingerprints = []
     for name in config.model_dir:
@@ -64,7 +64,7 @@ def _fingerprint(folder: Path) -> str:
     """Return the SHA-256 of the names and bytes of the files of a model folder."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name != "trainer.pt":  # it does not affect translations
+        if path.is_file() and path.name != "trainer.pt":  # optimizer state, not used here
             digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
             with open_regular(path) as stream:
                 while block := stream.read(1 << 20):
@@ -76,9 +76,9 @@ def _fingerprint(folder: Path) -> str:
 class JobState:
     """The progress of a job."""
 
-    lines: int = 0  # number of input lines whose output has been written
-    bytes: int = 0  # size of that output
-    sha256: str = ""  # hash of these lines and their prefixes, see `Window.sha256`
+    lines: int = 0  # number of translated input lines
+    bytes: int = 0  # size of their output
+    sha256: str = ""  # hash of the lines and their prefixes, see `Window.sha256`
     counts: LineCounts = field(default_factory=LineCounts)
 
 
@@ -97,7 +97,7 @@ class PartialFile:
         self._output = output
         self._job = job
         self._counts_type = counts_type
-        self._saved_seconds = time.monotonic()
+        self._save_time = time.monotonic()
 
     def __enter__(self) -> PartialFile:
         with self._disk_errors():
@@ -127,7 +127,8 @@ class PartialFile:
                     log.info("kept %d lines; repeat the command to resume", self.state.lines)
                 else:
                     remove_partial(self._output)
-        with contextlib.suppress(OSError):  # closing may fail for lines that no saved state counts
+        # closing may report that output was lost which the saved state does not count
+        with contextlib.suppress(OSError):
             self._stream.close()
 
     def resume(self, open_input: Callable[[], WindowReader], *, is_stream: bool) -> WindowReader:
@@ -157,13 +158,13 @@ class PartialFile:
         """Add the output of `window`."""
         with self._disk_errors():
             unwritten = memoryview(data)
-            while unwritten:  # unbuffered: after a full disk, flushing a buffer would fail again
+            while unwritten:  # without a buffer, whose flush would fail again on a full disk
                 unwritten = unwritten[self._stream.write(unwritten) :]
         self.state.lines = window.next_line
         self.state.sha256 = window.sha256
         self.state.bytes += len(data)
         self.state.counts.add(counts)
-        if time.monotonic() - self._saved_seconds >= _SAVE_SECONDS:
+        if time.monotonic() - self._save_time >= _MIN_SAVE_SECONDS:
             self._save()
 
     def finish(
@@ -198,14 +199,11 @@ class PartialFile:
             if fcntl is not None:
                 fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return os.path.samestat(os.fstat(self._stream.fileno()), self.path.stat())
-        except (BlockingIOError, FileNotFoundError):  # the latter after another process renamed it
+        except (BlockingIOError, FileNotFoundError):  # locked, or renamed
             return False
 
     def _load_state(self) -> str:
-        """Load the saved state if there is one.
-
-        Return a description of how it differs from this job, empty if it does not.
-        """
+        """Load the saved state, if any; return how its job differs from this one, or ""."""
         try:
             content = read_json(_state_path(self.path))
             if content.pop("format_version") != _FORMAT_VERSION:
@@ -227,14 +225,15 @@ class PartialFile:
         with self._disk_errors():
             os.fsync(self._stream.fileno())
             content = {"format_version": _FORMAT_VERSION, "job": self._job, **asdict(self.state)}
-            temporary = _state_path(self.path, ".tmp")  # a fixed name, so that a kill leaves one
+            # a fixed name, so that repeated kills leave only one file
+            temporary = _state_path(self.path, ".tmp")
             write_json(temporary, content)
             sync(temporary)
             os.replace(temporary, _state_path(self.path))
-        self._saved_seconds = time.monotonic()
+        self._save_time = time.monotonic()
 
     def _disk_errors(self) -> contextlib.AbstractContextManager[None]:
-        """Return a `with` block in which errors of the disk name the file and what to do."""
+        """Return a context manager whose disk errors name the file and say what to do."""
         return disk_errors(self.path, "fix this and repeat the command, which resumes")
 
 

@@ -11,12 +11,13 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
-Encode = Callable[[Sequence[str]], list[list[int]]]  # from texts to token ids
+Encode = Callable[[Sequence[str]], list[list[int]]]
+"""Maps texts to their token ids."""
 
 _CLOSING = "[\"'”’»)\\]}」』）】》›]*"
 _SENTENCE_END = re.compile(
-    rf"[.!?…؟۔।॥።၊။។．]{_CLOSING}\s+"  # scripts with spaces; the search takes linear time
-    rf"|[。！？｡]+{_CLOSING}\s*"  # scripts without
+    rf"[.!?…؟۔।॥።၊။។．]{_CLOSING}\s+"  # with spaces; one mark, so that time is linear
+    rf"|[。！？｡]+{_CLOSING}\s*"  # scripts without spaces
 )
 _CLAUSE_END = re.compile(rf"[,;:،؛፣፤–—]{_CLOSING}\s+|[、，；：､]{_CLOSING}\s*")
 _SPACE = re.compile(r"\s+")
@@ -27,7 +28,7 @@ _UNSPACED = re.compile(
 )
 # Zero-width joiners and variation selectors
 _JOINERS = "\u200d\u200c\ufe0e\ufe0f"
-_MAX_JOINED = 16  # code points of one visible character
+_MAX_CHARACTER_LENGTH = 16  # code points of one visible character
 
 
 def split_line(text: str, max_tokens: int, encode: Encode) -> list[list[int]]:
@@ -67,11 +68,11 @@ def _encode_fragments(fragments: list[str], max_tokens: int, encode: Encode) -> 
         if len(ids) <= max_tokens:
             yield ids
             continue
-        smaller = _divide(fragment, len(ids), max_tokens, encode)
-        if len(smaller) > 1:
-            yield from _encode_fragments(smaller, max_tokens, encode)
+        subfragments = _divide(fragment, len(ids), max_tokens, encode)
+        if len(subfragments) > 1:
+            yield from _encode_fragments(subfragments, max_tokens, encode)
         else:  # a single character with more tokens (bytes) than allowed
-            yield encode(smaller)[0][:max_tokens]
+            yield encode(subfragments)[0][:max_tokens]
 
 
 def _divide(text: str, num_tokens: int, max_tokens: int, encode: Encode) -> list[str]:
@@ -82,7 +83,7 @@ def _divide(text: str, num_tokens: int, max_tokens: int, encode: Encode) -> list
         if len(fragments) > 1:
             return fragments
     step = max(1, len(text) * max_tokens // num_tokens - 1)
-    max_shift = min(step - 1, _MAX_JOINED)
+    max_shift = min(step - 1, _MAX_CHARACTER_LENGTH)
     positions = range(step, len(text), step)
     return _cut(text, (_character_start(text, position, max_shift) for position in positions))
 

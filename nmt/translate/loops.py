@@ -13,7 +13,7 @@ from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import Ids, SearchRequest
 from nmt.translate.engines.base import Backend
 
-MAX_REPEATS = 4  # of tokens in a row, in a translation that does not loop
+MAX_REPEATS = 4  # a translation with more repeats in a row than this loops
 NGRAM_OF_SECOND_SEARCH = 4  # `no_repeat_ngram` when a looping translation is searched again
 
 
@@ -77,8 +77,8 @@ def is_looping(source: Sequence[Any], target: Sequence[Any], max_repeats: int) -
 
 def count_repeats(tokens: Sequence[Any]) -> int:
     """Return how many times in a row any sequence of tokens occurs: 3 in `x a b a b a b`."""
-    number_of = {token: number for number, token in enumerate(tokens)}
-    ids = np.array([number_of[token] for token in tokens])
+    token_ids = {token: i for i, token in enumerate(tokens)}
+    ids = np.array([token_ids[token] for token in tokens])
     num_repeats = min(len(ids), 1)
     for period in range(1, len(ids) // 2 + 1):
         # In `a b a b a b`, with period 2, the first 4 tokens equal the token one period later: a

@@ -15,7 +15,7 @@ from nmt.errors import ConfigError, suggest_names
 MAX_SOURCE_LENGTH = 256
 """Maximum number of tokens of a source, including EOS. Models rarely see longer sources in
 training, since `nmt-preprocess` drops them by default."""
-_MIN_SOURCE_LENGTH = 8  # room for two characters that the tokenizer splits into 4 bytes each
+_MIN_SOURCE_LENGTH = 8  # enough for two characters of 4 byte tokens each
 
 
 class SearchOptions(TypedDict, total=False):

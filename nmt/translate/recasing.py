@@ -26,15 +26,15 @@ def find_case(text: str) -> str:
 
 
 def to_sentence_case(text: str) -> str:
-    """Return a text in capitals or in title case as a sentence, or several.
+    """Turn a text in capitals or in title case into one or more sentences in ordinary case.
 
-    In title case, words with further capitals, such as NASA, do not change.
+    In a title, words with further capitals, such as NASA, do not change.
     """
     if text.isupper():
         lowered = text.lower()
     else:
-        lowered = re.sub(r"\S+", lambda word: _lower_title_word(word[0]), text)
-    return _SENTENCE_START.sub(lambda start: start[0].upper(), lowered)
+        lowered = re.sub(r"\S+", lambda match: _lower_title_word(match[0]), text)
+    return _SENTENCE_START.sub(lambda match: match[0].upper(), lowered)
 
 
 def apply_case(text: str, case: str) -> str:
@@ -48,4 +48,5 @@ def _is_capitalized(word: str) -> bool:
 
 
 def _lower_title_word(word: str) -> str:
+    """Lower a capitalized word; return others unchanged."""
     return word.lower() if _is_capitalized(word) else word

@@ -74,7 +74,7 @@ class LineCounts:
     failed: int = 0  # lines that were not translated
     met_limit: int = 0  # lines whose best translation is unfinished
     too_long: int = 0  # lines that were split or truncated
-    searched_again: int = 0  # without repeats
+    searched_again: int = 0  # lines with a segment that was searched without repeats
 
     def add(self, counts: LineCounts) -> None:
         """Add the counts of further lines."""
@@ -95,7 +95,7 @@ def build_line_results(
     `search_results` holds the results of all segments of the window in order.
     """
     line_results = []
-    first = 0  # index of the line's first segment in `search_results`
+    first = 0  # index in `search_results` of the line's first segment
     for i, segments in enumerate(encoded.segments):
         hypotheses: list[list[Hypothesis]] = []  # of each segment
         error = None
@@ -121,7 +121,11 @@ def build_line_results(
             if alignment:
                 source_tokens = _source_tokens(segments, tokenizer.src)
         line_result = LineResult(
-            translations, error, max(len(segments), 1), encoded.num_truncated[i], source_tokens
+            translations,
+            error=error,
+            num_segments=max(len(segments), 1),
+            num_truncated=encoded.num_truncated[i],
+            source_tokens=source_tokens,
         )
         line_results.append(line_result)
     return line_results
@@ -143,7 +147,8 @@ def _join_segments(
 ) -> list[Translation]:
     """Return up to `n_best` translations of a line from the hypotheses of each segment.
 
-    The k-th translation joins the k-th best hypotheses; where a segment has fewer, its last one.
+    The k-th translation joins the k-th best hypothesis of each segment. A segment with fewer
+    hypotheses contributes its last one.
     """
     segment_starts = [0]  # positions in the source tokens of the line
     for segment in segments:
@@ -193,7 +198,7 @@ def render(
     """Return the encoded output for a window, and the counts of its lines; log lines that failed.
 
     As text, a line becomes its best translation or, with `n_best` above 1, an n-best list in the
-    format of Moses. As JSON, it becomes one object.
+    format of Moses. As JSON, a line becomes one object.
     """
     lines = []
     counts = LineCounts()
@@ -206,7 +211,7 @@ def render(
             counts.met_limit += 1
         if result.was_too_long:
             counts.too_long += 1
-        if any(translation.searched_again for translation in result.translations[:1]):
+        if result.translations and result.translations[0].searched_again:
             counts.searched_again += 1
         if output_format is OutputFormat.json:
             lines.append(json.dumps(_result_to_json(result, index), ensure_ascii=False))
@@ -237,7 +242,7 @@ def _result_to_json(result: LineResult, index: int) -> dict[str, Any]:
 
 
 def _translation_to_json(translation: Translation) -> dict[str, Any]:
-    """Return one of the `hypotheses` of a JSON object."""
+    """Return the JSON object of a translation."""
     record = {
         "text": translation.text,
         "score": translation.score,

@@ -1,8 +1,8 @@
 """Select the pairs of a synthetic corpus from a text and its translations, and write its files.
 
 Distillation (Kim and Rush, 2016) translates source text, back-translation (Sennrich et al., 2016)
-target text. Until all of it is translated, one file contains the pairs: each source line is
-followed by its target line.
+target text. During translation, one partial file contains the pairs: each source line is followed
+by its target line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FORMAT_VERSION = 1
 
 @dataclass
 class SynthesisCounts(LineCounts):
-    """Numbers of lines by outcome. A dropped line is counted under the first reason only."""
+    """Numbers of lines by outcome. A dropped line is counted only for its first reason."""
 
     lines: int = 0
     pairs: int = 0
@@ -44,7 +44,7 @@ class SynthesisCounts(LineCounts):
     ratio: int = 0  # see `max_ratio`
 
     def table(self, config: SynthesisConfig) -> str:
-        """Return one line of text per count, with the setting behind it."""
+        """Return a text table of the counts, one a line, with the settings that drop lines."""
         dropped = {
             "no text": self.blank,
             "could not be translated, see the warnings above": self.failed,
@@ -70,7 +70,7 @@ def select_pairs(
     tokenizer: Tokenizer,
     is_reversed: bool,
 ) -> tuple[bytes, SynthesisCounts]:
-    """Return the text of the pairs to keep, each source line before its target line, and counts.
+    """Return the encoded text of the kept pairs, target after source, and the counts of lines.
 
     `tokenizer` encodes the input of the translation, which is the target side if `is_reversed`.
     """
@@ -114,10 +114,10 @@ def _drop_reason(
 
 
 def write_corpus(folder: Path, pairs: Path, state: JobState, description: dict[str, Any]) -> None:
-    """Write the files of a corpus from the file of its pairs, and last of all a summary.
+    """Write the files of a corpus from the file of its pairs, and then a summary.
 
-    The summary contains `description` and the counts. That it exists means that the files next to
-    it are complete.
+    The summary contains `description` and the counts. If it exists, the files next to it are
+    complete.
     """
     (folder / SUMMARY_FILE).unlink(missing_ok=True)
     sizes = {}

@@ -65,13 +65,13 @@ from nmt.translate.windows import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_SCORE_TOKENS = 4096  # rows * longest side of a batch
-# the score of an empty target for an empty source; compared by identity
+_MAX_SCORE_TOKENS = 4096  # of a batch: number of pairs * longest side, in tokens
+# the result of `score_hypotheses` for two empty lines; compared by identity
 _EMPTY_PAIR = Hypothesis([], log_prob=0.0, score=0.0, finished=True, token_log_probs=[])
 
 
 class TranslationError(NmtError):
-    """A sentence that could not be translated."""
+    """Raised for a sentence that could not be translated."""
 
 
 class Translator:
@@ -80,7 +80,7 @@ class Translator:
     Several threads may use a translator at once: it keeps no state between calls. Scores are
     log-probabilities in nats.
 
-    The methods take `config`, the settings of search (by default those saved with the model), and
+    The methods take `config`, the search settings (default: the ones saved with the model), and
     keyword arguments that change single settings; see `TranslateOptions` and `ScoreOptions`. They
     raise `ConfigError` for an option that is unknown or out of range, `TypeError` for a value of
     the wrong type, `TranslationError` for a sentence that fails, and `DataError` when the number
@@ -236,7 +236,7 @@ class Translator:
         if options.context:
             yield from self._translate_in_context(windows, config, options)
             return
-        if config.sampling:  # a sample does not depend on how many are drawn: draw no others
+        if config.sampling:  # draw no more samples than needed; they are independent
             config = replace(config, beam_size=options.n_best)
         self.backend.check(config)
         batches = BatchSearch(
@@ -248,7 +248,8 @@ class Translator:
         )
         encode = partial(encode_window, tokenizer=self.tokenizer, options=options)
         encoded_windows: Iterable[EncodedWindow] = map(encode, windows)
-        if not isinstance(windows, list) or len(windows) > 1:  # a thread takes longer than a line
+        # starting a thread for a single window would only cost time
+        if not isinstance(windows, list) or len(windows) > 1:
             encoded_windows = prefetch(encoded_windows)
         for encoded in encoded_windows:
             segments = [segment for line in encoded.segments for segment in line]
@@ -264,13 +265,13 @@ class Translator:
     def _translate_in_context(
         self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
     ) -> Iterator[tuple[Window, list[LineResult]]]:
-        """Translate each line with the lines before it, or without them where that fails."""
+        """Translate each line together with the lines before it; where that fails, alone."""
         max_tokens = options.max_source_length - 1  # without EOS
-        options_without_context = replace(options, context=0)
+        line_options = replace(options, context=0)
 
         def translate_lines(window: Window, lines: list[str]) -> list[LineResult]:
             window = replace(window, lines=lines)
-            [(_, results)] = self.translate_windows([window], config, options_without_context)
+            [(_, results)] = self.translate_windows([window], config, line_options)
             return results
 
         for window in windows:
@@ -337,7 +338,7 @@ class Translator:
         """
         checked_options = check_options(options, ScoreOptions)
         config = self._update_config(config, checked_options)
-        max_tokens = checked_options.get("max_tokens", _SCORE_TOKENS)
+        max_tokens = checked_options.get("max_tokens", _MAX_SCORE_TOKENS)
         require_valid(max_tokens >= 1, "max_tokens", max_tokens, "must be at least 1")
         self.backend.check(config, scoring=True)
         tags = self._tags_from(checked_options)
@@ -422,7 +423,7 @@ class Translator:
         best_only: bool,
         is_stream: bool,
     ) -> Iterator[LineResult]:
-        """Check the options at once, and return an iterator that translates the lines."""
+        """Check the options, and return an iterator that translates the lines."""
         checked_options = check_options(options, TranslateOptions)
         config = self._update_config(config, checked_options)
         window_lines = checked_options.get("window_lines", WINDOW_LINES)
@@ -461,12 +462,13 @@ class Translator:
     def _update_config(
         self, config: SearchConfig | None, checked_options: Mapping[str, Any]
     ) -> SearchConfig:
-        """Return `config`, by default the model's, with the search settings among the options."""
+        """Return `config`, by default the model's, with the search settings of the options."""
         if config is None:
             config = self.defaults
         if not isinstance(config, SearchConfig):
-            rule = "give a SearchConfig, or settings such as beam_size=4"
-            raise TypeError(f"config={config!r}: {rule}")
+            raise TypeError(
+                f"config={config!r}: give a SearchConfig, or settings such as beam_size=4"
+            )
         changes = {}
         for setting in fields(SearchConfig):
             if setting.name in checked_options:

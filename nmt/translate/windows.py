@@ -1,8 +1,8 @@
 """Cut a stream of lines into windows and encode them.
 
-The lines of a window are sorted by length and translated together; memory holds a window or two,
-however long the input is. The ends of windows depend only on the lines, so that a job that resumes
-after a kill gets the same windows again.
+The lines of a window are sorted by length and translated together. Memory holds one or two windows,
+however long the input is. Windows depend only on the lines, so a job that resumes after a kill gets
+the same windows again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from nmt.translate.options import LineOptions
 from nmt.translate.recasing import find_case, to_sentence_case
 
 WINDOW_LINES = 2048
-_FIRST_WINDOW_LINES = 64  # of a stream
-_MAX_CHARACTERS = 1 << 21  # a window ends with the line that brings it above this
+_FIRST_WINDOW_LINES = 64  # lines of the first window of a stream
+_MAX_CHARACTERS = 1 << 21  # a window ends with the line that exceeds this
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Window:
     first_line: int  # number of lines before the window
     lines: list[str]
     prefixes: list[str] | None = None  # text that the translation of each line starts with
-    context: tuple[str, ...] = ()  # up to `context` lines before the window
+    context: tuple[str, ...] = ()  # lines directly before the window
     num_bytes: int = 0  # of the input up to the end of the window
     sha256: str = ""  # hash of the input and the prefixes up to the end of the window
 
@@ -54,9 +54,9 @@ class WindowReader:
         prefixes: for each line, the text that its translation starts with.
         window_lines: maximum number of lines of a window.
         context: number of lines before a window to include in `Window.context`.
-        has_more: for a stream: return whether another line can be read without waiting. A window
-            ends where none can. The first windows are small and double in size, so that output
-            starts soon.
+        has_more: for a stream, returns whether another line can be read without waiting. If not,
+            the window ends. The first windows are small and double in size, so that output starts
+            soon.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class WindowReader:
         while True:
             first_line = self.num_lines
             lines = self._read_lines()
-            # after the last line, try to read a prefix more, to notice if there is one
+            # after the last line, try to read one more prefix, which would be an error
             prefixes = self._read_prefixes(max(len(lines), 1))
             if prefixes is not None and len(prefixes) != len(lines):
                 difference = "fewer" if len(prefixes) < len(lines) else "more"
@@ -172,10 +172,10 @@ class EncodedWindow:
     """A window with the token ids of its lines."""
 
     window: Window
-    segments: list[list[Segment]]  # of each line: none for an empty line, several for a long one
-    num_truncated: list[int]  # tokens removed from the end of each line
-    cases: list[str]  # case that the translation of each line gets, see `find_case`
-    is_copied: list[bool]  # whether each line is its own translation; it has no segments then
+    segments: list[list[Segment]]  # of each line: none if empty or copied, several if long
+    num_truncated: list[int]  # number of tokens removed from the end of each line
+    cases: list[str]  # the case for the translation of each line, see `find_case`
+    is_copied: list[bool]  # whether each line is copied instead of translated
 
 
 def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -> EncodedWindow:
@@ -201,7 +201,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
             lines[i] = to_sentence_case(line)
     line_ids = encode_sources(tokenizer.src, lines, tags, first_line=window.first_line)
     line_prefixes = encode_starts(tokenizer.tgt, prefixes, tags.tgt)
-    # the prefix of all segments of a line but the first
+    # the prefix of the second and later segments of a line
     [tag_prefix] = encode_starts(tokenizer.tgt, [""], tags.tgt)
     segments = []
     num_truncated = [0] * len(line_ids)
