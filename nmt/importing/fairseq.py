@@ -40,27 +40,27 @@ _SPECIAL_IDS = SpecialIds(pad=1, unk=3, decoder_start=2, eos=2)
 
 
 def read(path: Path, config: ImportConfig) -> ImportedModel:
-    """Read a `.pt` file, or a folder with one; the vocabularies and the SentencePiece model are in
-    the same folder.
+    """Read a `.pt` file, or a folder with one.
 
-    Raises `ModelError` for an architecture that nmt does not have, for a file with classes other
-    than `argparse.Namespace`, and for files that do not belong together.
+    The same folder has the vocabularies and the SentencePiece models. Raises `ModelError` for an
+    architecture that nmt does not have, for a file with classes other than `argparse.Namespace`,
+    and for files that do not belong together.
     """
     path = find_pt_file(path)
-    content = load_pickle(path)
-    settings = _read_settings(path, content)
-    tensors = Tensors(path, content["model"])
+    checkpoint = load_pickle(path)
+    settings = _read_settings(path, checkpoint)
+    tensors = Tensors(path, checkpoint["model"])
     tensors.rename([(r"^decoder\.output_projection\.", "output.")])
     for stack in ("encoder", "decoder"):
         tensors.drop(f"{stack}.version")
         tensors.drop(f"{stack}.embed_positions._float_tensor")
-    is_tied = settings.flag("share_decoder_input_output_embed", False)
+    is_tied = settings.get_bool("share_decoder_input_output_embed", False)
     sizes = merge_embeddings(tensors, is_tied=is_tied)
     model = _convert_architecture(settings, has_tied_output=sizes.has_tied_output)
     folder = path.parent
-    # the names of the dictionaries contain the languages that the file was trained with
-    src_lang = settings.text("source_lang") or config.src_lang
-    tgt_lang = settings.text("target_lang") or config.tgt_lang
+    # the names of the dictionaries contain the languages of the checkpoint
+    src_lang = settings.get_text("source_lang") or config.src_lang
+    tgt_lang = settings.get_text("target_lang") or config.tgt_lang
     src_pieces = _read_pieces(folder, src_lang, sizes.num_src_rows)
     tgt_pieces = _read_pieces(folder, tgt_lang, sizes.vocab_size)
     src_spm, tgt_spm = find_spm(folder, config, _SPM_NAMES)
@@ -78,26 +78,26 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     )
 
 
-def _read_settings(path: Path, content: dict[str, Any]) -> Settings:
-    """Return the settings in a checkpoint; raise `ModelError` if it has none or no weights.
+def _read_settings(path: Path, checkpoint: dict[str, Any]) -> Settings:
+    """Return the settings of a checkpoint; raise `ModelError` if it lacks settings or weights.
 
     Old versions of fairseq store them as `args`, and newer ones as `cfg["model"]`.
     """
-    options = content.get("args")
+    options = checkpoint.get("args")
     if not options:
-        options = dict(content.get("cfg") or {}).get("model")
+        options = dict(checkpoint.get("cfg") or {}).get("model")
     if isinstance(options, argparse.Namespace):
         options = vars(options)
-    if not isinstance(options, dict) or not isinstance(content.get("model"), dict):
+    if not isinstance(options, dict) or not isinstance(checkpoint.get("model"), dict):
         raise ModelError(f"{path} lacks args or model; it is no checkpoint of fairseq")
     return Settings(path, options)
 
 
-def _read_pieces(folder: Path, lang: str | None, size: int) -> list[str]:
+def _read_pieces(folder: Path, lang: str | None, vocab_size: int) -> list[str]:
     """Return the control symbols and the pieces of `dict.LANG.txt`, or of `dict.txt`.
 
     Each line of the file is a piece and its count. Raises `ModelError` if the vocabulary does not
-    have `size` pieces.
+    have `vocab_size` pieces.
     """
     path = folder / f"dict.{lang}.txt"
     if not path.exists():
@@ -109,15 +109,15 @@ def _read_pieces(folder: Path, lang: str | None, size: int) -> list[str]:
             if not space:
                 raise ModelError(f"{path}: a line has no piece with a count; copy it again")
             pieces.append(piece)
-    return list_pieces(path, number_pieces(pieces), size)
+    return list_pieces(path, number_pieces(pieces), vocab_size)
 
 
 def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> ModelConfig:
     """Convert the architecture; raise `ModelError` for a setting that nmt does not have."""
-    is_pre_norm = settings.flag("encoder_normalize_before", False)
-    d_model = settings.number("encoder_embed_dim")
-    d_ff = settings.number("encoder_ffn_embed_dim")
-    num_heads = settings.number("encoder_attention_heads")
+    is_pre_norm = settings.get_bool("encoder_normalize_before", False)
+    d_model = settings.get_int("encoder_embed_dim")
+    d_ff = settings.get_int("encoder_ffn_embed_dim")
+    num_heads = settings.get_int("encoder_attention_heads")
     settings.require_values(
         decoder_embed_dim=d_model,
         decoder_attention_heads=num_heads,
@@ -137,20 +137,20 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
         encoder_langtok=None,
         decoder_langtok=False,
     )
-    return settings.model_config(
-        num_encoder_layers=settings.number("encoder_layers"),
-        num_decoder_layers=settings.number("decoder_layers"),
+    return settings.make_model_config(
+        num_encoder_layers=settings.get_int("encoder_layers"),
+        num_decoder_layers=settings.get_int("decoder_layers"),
         d_model=d_model,
         d_ff=d_ff,
-        decoder_d_ff=settings.number("decoder_ffn_embed_dim", d_ff),
+        decoder_d_ff=settings.get_int("decoder_ffn_embed_dim", d_ff),
         num_heads=num_heads,
-        dropout=settings.dropout("dropout", 0.1),
-        attention_dropout=settings.dropout("attention_dropout"),
-        activation_dropout=settings.dropout("activation_dropout"),
+        dropout=settings.get_dropout("dropout", 0.1),
+        attention_dropout=settings.get_dropout("attention_dropout"),
+        activation_dropout=settings.get_dropout("activation_dropout"),
         norm=Norm.pre if is_pre_norm else Norm.post,
         positions=Positions.sinusoidal_concat,
         position_offset=2,
-        activation=settings.choose("activation_fn", _ACTIVATIONS, "relu"),
-        scale_embedding=not settings.flag("no_scale_embedding", False),
+        activation=settings.get_choice("activation_fn", _ACTIVATIONS, "relu"),
+        scale_embedding=not settings.get_bool("no_scale_embedding", False),
         tied_output=has_tied_output,
     )

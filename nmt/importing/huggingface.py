@@ -41,7 +41,7 @@ from nmt.model.positions import sinusoidal_positions
 
 log = logging.getLogger(__name__)
 CONFIG = "config.json"
-_NORMS = {"marian": Norm.post, "m2m_100": Norm.pre, "pegasus": Norm.pre}  # by model_type
+_NORM_OF_MODEL_TYPE = {"marian": Norm.post, "m2m_100": Norm.pre, "pegasus": Norm.pre}
 _ACTIVATIONS = {
     "relu": Activation.relu,
     "gelu": Activation.gelu,
@@ -50,15 +50,15 @@ _ACTIVATIONS = {
 }
 _POSITION_TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 _OLD_POSITION_TABLES = ("encoder.embed_positions.weights", "decoder.embed_positions.weights")
-"""The names of the tables in old files of M2M100."""
-_MAX_POSITION_OFFSET = 3  # of positions that are recognized by their table
-_SPM_NAMES = (  # files of source and target; M2M100 and Pegasus have one for both
+"""The names of the position tables in old files of M2M100."""
+_MAX_POSITION_OFFSET = 3  # the largest offset that is tried on a stored position table
+_SPM_NAMES = (  # pairs of source and target; M2M100 and Pegasus have one file for both
     ("source.spm", "target.spm"),
     ("sentencepiece.bpe.model", "sentencepiece.bpe.model"),
     ("spiece.model", "spiece.model"),
 )
 _NEUTRAL_VALUES = {"no_repeat_ngram_size": 0, "repetition_penalty": 1.0, "do_sample": False}
-"""Settings of generation that are not imported, with the values that have no effect."""
+"""Generation settings that are not imported, with the values that have no effect."""
 # The languages of M2M100, which its files do not list. Their ids are consecutive, in this order.
 _M2M100_LANGUAGES = (
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl "
@@ -77,46 +77,21 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
     settings = _read_settings(folder)
     tensors = Tensors(folder, _load_weights(folder))
     tensors.rename([(r"^model\.", ""), (r"^lm_head\.weight$", "output.weight")])
-    sizes = merge_embeddings(tensors, is_tied=settings.flag("tie_word_embeddings", True))
+    sizes = merge_embeddings(tensors, is_tied=settings.get_bool("tie_word_embeddings", True))
     model = _convert_architecture(settings, tensors, has_tied_output=sizes.has_tied_output)
     tokenizer_settings = Settings(folder, {})
     if (folder / "tokenizer_config.json").exists():
         tokenizer_settings = Settings.read(folder / "tokenizer_config.json")
     src_lang = config.src_lang or _find_text(tokenizer_settings, "src_lang", "source_lang")
     tgt_lang = config.tgt_lang or _find_text(tokenizer_settings, "tgt_lang", "target_lang")
-    # nmt-export writes M2M100 with the tokenizer of MarianMT, which adds no language
-    has_languages = (
-        settings.get("model_type") == "m2m_100"
-        and tokenizer_settings.get("tokenizer_class") != "MarianTokenizer"
+    src, tgt = _read_vocabularies(
+        settings, tokenizer_settings, sizes, config, src_lang=src_lang, tgt_lang=tgt_lang
     )
-    src_pieces, tgt_pieces = _read_pieces(
-        folder, tokenizer_settings, sizes, has_languages=has_languages
-    )
-    id_of_piece = {piece: i for i, piece in enumerate(tgt_pieces)}
-    special_ids = _find_special_ids(settings, tokenizer_settings, id_of_piece)
-    src_special_ids = special_ids
-    tgt_special_ids = special_ids
-    if has_languages:
-        src_language_id = find_language(id_of_piece, "src_lang", src_lang)
-        tgt_language_id = find_language(id_of_piece, "tgt_lang", tgt_lang)
-        src_special_ids = replace(special_ids, language=src_language_id)
-        tgt_special_ids = replace(special_ids, language=tgt_language_id)
-    src_spm, tgt_spm = find_spm(folder, config, _SPM_NAMES)
-    forbidden_ids = [special_ids.pad, special_ids.decoder_start]
-    forbidden_ids += [i for i, piece in enumerate(tgt_pieces) if piece.startswith(UNUSED_PREFIX)]
     return ImportedModel(
         model=model,
-        tokenizers=make_tokenizers(
-            SideVocabulary(src_spm, src_pieces, src_special_ids),
-            SideVocabulary(tgt_spm, tgt_pieces, tgt_special_ids),
-            shares_embedding=sizes.shares_embedding,
-        ),
+        tokenizers=make_tokenizers(src, tgt, shares_embedding=sizes.shares_embedding),
         weights=make_state_dict(tensors, model, sizes),
-        search=_convert_generation(
-            _read_generation_settings(folder, settings),
-            language_id=tgt_special_ids.language,
-            forbidden_ids=forbidden_ids,
-        ),
+        search=_convert_generation(_read_generation_settings(folder, settings), tgt),
         src_lang=src_lang,
         tgt_lang=tgt_lang,
     )
@@ -125,8 +100,8 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
 def _read_settings(folder: Path) -> Settings:
     """Read `config.json`; raise `ModelError` for an architecture that nmt does not have."""
     settings = Settings.read(folder / CONFIG)
-    settings.require_choice("model_type", _NORMS)
-    settings.require_values(  # in old files, other values mean another architecture
+    settings.require_choice("model_type", _NORM_OF_MODEL_TYPE)
+    settings.require_values(  # old files with other values have another architecture
         normalize_embedding=False,
         normalize_before=False,
         add_final_layer_norm=False,
@@ -137,17 +112,43 @@ def _read_settings(folder: Path) -> Settings:
     return settings
 
 
-def _find_special_ids(
-    settings: Settings, tokenizer_settings: Settings, id_of_piece: dict[str, int]
-) -> SpecialIds:
-    """Return the ids of control symbols, without those of languages."""
-    unk_piece = tokenizer_settings.text("unk_token") or "<unk>"
-    return SpecialIds(
-        pad=settings.number("pad_token_id"),
-        unk=find_id(id_of_piece, unk_piece, settings.path.parent),
-        decoder_start=settings.number("decoder_start_token_id"),
-        eos=settings.number("eos_token_id"),
+def _read_vocabularies(
+    settings: Settings,
+    tokenizer_settings: Settings,
+    sizes: EmbeddingSizes,
+    config: ImportConfig,
+    *,
+    src_lang: str | None,
+    tgt_lang: str | None,
+) -> tuple[SideVocabulary, SideVocabulary]:
+    """Return the vocabularies of source and target; `src_lang` and `tgt_lang` are for M2M100."""
+    folder = settings.path.parent
+    # nmt-export writes M2M100 with the tokenizer of MarianMT, which adds no language
+    has_languages = (
+        settings.get("model_type") == "m2m_100"
+        and tokenizer_settings.get("tokenizer_class") != "MarianTokenizer"
     )
+    src_pieces, tgt_pieces = _read_pieces(
+        folder, tokenizer_settings, sizes, has_languages=has_languages
+    )
+    id_of_piece = {piece: i for i, piece in enumerate(tgt_pieces)}
+    unk_piece = tokenizer_settings.get_text("unk_token") or "<unk>"
+    src_special_ids = SpecialIds(
+        pad=settings.get_int("pad_token_id"),
+        unk=find_id(id_of_piece, unk_piece, folder),
+        decoder_start=settings.get_int("decoder_start_token_id"),
+        eos=settings.get_int("eos_token_id"),
+    )
+    tgt_special_ids = src_special_ids
+    if has_languages:
+        src_language_id = find_language(id_of_piece, "src_lang", src_lang)
+        tgt_language_id = find_language(id_of_piece, "tgt_lang", tgt_lang)
+        src_special_ids = replace(src_special_ids, language=src_language_id)
+        tgt_special_ids = replace(tgt_special_ids, language=tgt_language_id)
+    src_spm, tgt_spm = find_spm(folder, config, _SPM_NAMES)
+    src = SideVocabulary(src_spm, src_pieces, src_special_ids)
+    tgt = SideVocabulary(tgt_spm, tgt_pieces, tgt_special_ids)
+    return src, tgt
 
 
 def _read_generation_settings(folder: Path, settings: Settings) -> Settings:
@@ -157,11 +158,8 @@ def _read_generation_settings(folder: Path, settings: Settings) -> Settings:
 
 
 def _find_text(settings: Settings, name: str, other_name: str) -> str | None:
-    """Return the value of the setting `name`; if it is not set, of `other_name`."""
-    text = settings.text(name)
-    if not text:
-        text = settings.text(other_name)
-    return text or None
+    """Return the text of the setting `name`, or of `other_name` if `name` is missing or empty."""
+    return settings.get_text(name) or settings.get_text(other_name) or None
 
 
 def _load_weights(folder: Path) -> Weights:
@@ -206,43 +204,42 @@ def _convert_architecture(
 
     Raises `ModelError` for a setting that nmt does not have.
     """
-    num_heads = settings.number("encoder_attention_heads")
-    d_model = settings.number("d_model")
+    num_heads = settings.get_int("encoder_attention_heads")
+    d_model = settings.get_int("d_model")
     settings.require_values(decoder_attention_heads=num_heads)
     positions, position_offset = _find_positions(settings, tensors, d_model)
     for table in (*_POSITION_TABLES, *_OLD_POSITION_TABLES):
         tensors.drop(table)
     tensors.rename_output_bias("final_logits_bias")
     scales_by_default = settings.get("model_type") == "m2m_100"
-    return settings.model_config(
-        num_encoder_layers=settings.number("encoder_layers"),
-        num_decoder_layers=settings.number("decoder_layers"),
+    return settings.make_model_config(
+        num_encoder_layers=settings.get_int("encoder_layers"),
+        num_decoder_layers=settings.get_int("decoder_layers"),
         d_model=d_model,
-        d_ff=settings.number("encoder_ffn_dim"),
-        decoder_d_ff=settings.number("decoder_ffn_dim"),
+        d_ff=settings.get_int("encoder_ffn_dim"),
+        decoder_d_ff=settings.get_int("decoder_ffn_dim"),
         num_heads=num_heads,
-        dropout=settings.dropout("dropout", 0.1),
-        attention_dropout=settings.dropout("attention_dropout"),
-        activation_dropout=settings.dropout("activation_dropout"),
-        norm=settings.choose("model_type", _NORMS),
+        dropout=settings.get_dropout("dropout", 0.1),
+        attention_dropout=settings.get_dropout("attention_dropout"),
+        activation_dropout=settings.get_dropout("activation_dropout"),
+        norm=settings.get_choice("model_type", _NORM_OF_MODEL_TYPE),
         positions=positions,
         position_offset=position_offset,
-        activation=settings.choose("activation_function", _ACTIVATIONS),
-        scale_embedding=settings.flag("scale_embedding", scales_by_default),
+        activation=settings.get_choice("activation_function", _ACTIVATIONS),
+        scale_embedding=settings.get_bool("scale_embedding", scales_by_default),
         tied_output=has_tied_output,
         output_bias="output.bias" in tensors,
     )
 
 
 def _find_positions(settings: Settings, tensors: Tensors, d_model: int) -> tuple[Positions, int]:
-    """Return the layout and the offset of the sinusoidal positions of a model.
+    """Return the layout and the offset of a model's sinusoidal positions.
 
-    Raises `ModelError` if the file has position tables that no sinusoidal positions equal.
+    Raises `ModelError` if the file has position tables that are not sinusoidal.
     """
     for layout, offset in _list_possible_positions(settings, tensors):
         compute_table = partial(sinusoidal_positions, d_model=d_model, layout=layout, offset=offset)
-        differ = [tensors.has_other_positions(name, compute_table) for name in _POSITION_TABLES]
-        if not any(differ):
+        if not any(tensors.has_other_positions(name, compute_table) for name in _POSITION_TABLES):
             return layout, offset
     raise ModelError(f"{settings.path.parent} holds learned positions; these are not imported")
 
@@ -254,7 +251,7 @@ def _list_possible_positions(settings: Settings, tensors: Tensors) -> list[tuple
     nmt-export stores these tables for models with other positions.
     """
     if settings.get("model_type") == "m2m_100":
-        return [(Positions.sinusoidal_concat, settings.number("pad_token_id") + 1)]
+        return [(Positions.sinusoidal_concat, settings.get_int("pad_token_id") + 1)]
     possible_positions = [(Positions.sinusoidal_halves, 0)]
     if any(table in tensors for table in _POSITION_TABLES):
         for layout in Positions:
@@ -267,12 +264,12 @@ def _list_possible_positions(settings: Settings, tensors: Tensors) -> list[tuple
 def _read_pieces(
     folder: Path, tokenizer_settings: Settings, sizes: EmbeddingSizes, *, has_languages: bool
 ) -> tuple[list[str], list[str]]:
-    """Return the pieces of source and target from the files of the tokenizer.
+    """Return the pieces of source and target from the tokenizer's files.
 
     With `has_languages`, the pieces include the languages of M2M100.
     """
     src_path = folder / "vocab.json"
-    if tokenizer_settings.flag("separate_vocabs", False):
+    if tokenizer_settings.get_bool("separate_vocabs", False):
         tgt_path = folder / "target_vocab.json"
         src_pieces = list_pieces(src_path, read_json(src_path).items(), sizes.num_src_rows)
         tgt_pieces = list_pieces(tgt_path, read_json(tgt_path).items(), sizes.vocab_size)
@@ -291,9 +288,9 @@ def _read_pieces(
 def _read_vocabulary(
     path: Path, tokenizer_settings: Settings, *, has_languages: bool
 ) -> list[tuple[str, Any]]:
-    """Return the pieces and ids in `vocab.json`, and of the pieces that the tokenizer adds.
+    """Return the pieces and ids in `vocab.json` and in the tokenizer's settings.
 
-    These are the added pieces in its settings and, with `has_languages`, the languages of M2M100.
+    With `has_languages`, also adds the languages of M2M100 if the files do not list them.
     """
     pieces_and_ids = list(read_json(path).items())
     for i, token in tokenizer_settings.get("added_tokens_decoder", {}).items():
@@ -318,26 +315,26 @@ def _read_fast_tokenizer(path: Path) -> list[tuple[str, Any]]:
     return pieces_and_ids
 
 
-def _convert_generation(
-    settings: Settings, *, language_id: int | None, forbidden_ids: list[int]
-) -> SearchConfig:
-    """Convert the settings of generation to settings of search.
+def _convert_generation(settings: Settings, tgt: SideVocabulary) -> SearchConfig:
+    """Convert the generation settings to search settings.
 
-    Warns about settings that are not imported. Raises `ModelError` if `bad_words_ids` forbids other
-    ids than `forbidden_ids`, which search does not generate anyway.
+    Warns about settings that are not imported. Raises `ModelError` if `bad_words_ids` forbids
+    tokens that our search may generate.
     """
+    special_ids = tgt.special_ids
+    unused_ids = [i for i, piece in enumerate(tgt.pieces) if piece.startswith(UNUSED_PREFIX)]
+    never_generated = [[i] for i in [special_ids.pad, special_ids.decoder_start, *unused_ids]]
     for name, neutral_value in _NEUTRAL_VALUES.items():
         value = settings.get(name, neutral_value)
         if value != neutral_value:
             log.warning("%s: ignoring %s=%s", settings.path, name, value)
     forced_id = settings.get("forced_bos_token_id")
-    if forced_id not in (None, language_id):
+    if forced_id not in (None, special_ids.language):
         log.warning("%s: ignoring forced_bos_token_id=%s", settings.path, forced_id)
     for bad_sequence in settings.get("bad_words_ids", []):
-        if bad_sequence not in [[token] for token in forbidden_ids]:
-            pad_id, start_id, *_ = forbidden_ids
-            valid = f"[{pad_id}] and [{start_id}], padding and the start"
+        if bad_sequence not in never_generated:
+            valid = f"{never_generated[0]} and {never_generated[1]}, padding and the start"
             raise settings.make_error("bad_words_ids", bad_sequence, valid)
-    return settings.search_config(
+    return settings.make_search_config(
         beam_size_name="num_beams", exponent_name="length_penalty", default_exponent=1.0
     )

@@ -1,6 +1,6 @@
 """Import a model of another toolkit: recognize the toolkit, read the model, write a model folder.
 
-The model is read and checked before the folder is written, in one step.
+The model folder is written in one step, after the model has been read and checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _READERS = {
     ImportFormat.opennmt: opennmt.read,
     ImportFormat.fairseq: fairseq.read,
 }
-# errors of a reader for a file whose values have types that no toolkit writes
+# errors that readers raise for files with values of unexpected types
 _READER_ERRORS = (
     ArithmeticError,
     AttributeError,
@@ -35,10 +35,11 @@ _READER_ERRORS = (
 
 
 def import_model(config: ImportConfig) -> Path:
-    """Convert the model at `config.input` to the model folder `config.output`, which is returned.
+    """Convert the model at `config.input`; return the model folder, `config.output`.
 
     Raises `ModelError` for files that are missing or damaged, do not belong together, hold code or
-    describe an architecture that nmt does not have, and `ConfigError` for settings that do not fit.
+    describe an architecture that nmt does not have, and `ConfigError` for settings that do not fit
+    the model.
     """
     path = resolve_path(str(config.input))
     output = resolve_path(config.output)
@@ -48,9 +49,7 @@ def import_model(config: ImportConfig) -> Path:
     _check_importable(path, config)
     if path.name == huggingface.CONFIG:
         path = path.parent
-    toolkit = config.format
-    if toolkit is ImportFormat.auto:
-        toolkit = find_format(path)
+    toolkit = find_format(path) if config.format is ImportFormat.auto else config.format
     try:
         imported = _READERS[toolkit](path, config)
         info = ModelInfo(

@@ -1,8 +1,8 @@
-"""Import a model of Marian (Junczys-Dowmunt et al., 2018) from a `.npz` file, which holds the
-weights, and the settings as YAML.
+"""Import a model of Marian (Junczys-Dowmunt et al., 2018) from a `.npz` file.
 
-Marian starts decoding from an embedding of zeros. The import adds a padding piece with this
-embedding, from which decoding starts; a large negative output bias keeps it out of the softmax.
+The file holds the weights, and the settings as YAML. Marian starts decoding from an embedding of
+zeros. The import adds a padding piece with this embedding, from which decoding starts; a large
+negative output bias makes its probability 0.
 """
 
 # Shapes: V rows of an embedding, D d_model.
@@ -39,7 +39,9 @@ from nmt.runtime.reading import check_regular, list_zip_members
 
 _SETTINGS = "special:model.yml"  # an array with the bytes of the settings
 _ACTIVATIONS = {"relu": Activation.relu, "swish": Activation.silu}
-_NORMS = {  # by Marian's operations before a sub-layer, after it, and after the stack
+# Marian's operations before a sub-layer, after it, and after the stack: d is dropout, a adds the
+# residual, and n normalizes
+_NORMS = {
     ("", "dan", ""): Norm.post,
     ("n", "da", "n"): Norm.pre,
 }
@@ -79,7 +81,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     """
     folder = path if path.is_dir() else path.parent
     decoder_settings = _read_decoder_settings(path, folder)
-    path = _find_weights(path, decoder_settings.file_names("models"))
+    path = _find_weights(path, decoder_settings.get_file_names("models"))
     arrays = _load_arrays(path)
     settings_bytes = arrays.pop(_SETTINGS).tobytes().rstrip(b"\0")
     settings_text = settings_bytes.decode("utf-8", errors="replace")
@@ -99,7 +101,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
             shares_embedding=sizes.shares_embedding,
         ),
         weights=make_state_dict(tensors, model, sizes),
-        search=decoder_settings.search_config(
+        search=decoder_settings.make_search_config(
             beam_size_name="beam-size", exponent_name="normalize", default_exponent=0.0
         ),
         src_lang=config.src_lang,
@@ -108,7 +110,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
 
 
 def _read_decoder_settings(path: Path, folder: Path) -> Settings:
-    """Read the settings of search and the names of the weights and vocabularies.
+    """Read the search settings and the file names of the weights and vocabularies.
 
     The file is `decoder.yml` in folders of OPUS-MT; Marian itself writes `WEIGHTS.decoder.yml`.
     Returns empty settings if neither exists.
@@ -122,9 +124,10 @@ def _read_decoder_settings(path: Path, folder: Path) -> Settings:
 
 
 def _find_weights(path: Path, model_names: list[str]) -> Path:
-    """Return the file `path`; if it is a folder, its `.npz` file in `model_names`, or its only one.
+    """Return the file with the weights: `path`, or the `.npz` file in the folder `path`.
 
-    Raises `ModelError` if there are several, and for Marian's binary format.
+    If the folder holds several, `model_names` decides. Raises `ModelError` if several remain, and
+    for Marian's binary format.
     """
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     models = [file for file in files if file.name in model_names]
@@ -133,9 +136,9 @@ def _find_weights(path: Path, model_names: list[str]) -> Path:
     training_state = (".optimizer.npz", ".progress.npz")
     files = [file for file in files if not file.name.endswith(training_state)]
     if len(files) != 1:
-        listed = ", ".join(file.name for file in files) or "none"
+        file_names = ", ".join(file.name for file in files) or "none"
         note = "; its binary format (.bin) is not imported" if any(path.glob("*.bin")) else ""
-        raise ModelError(f"{path} holds not one .npz file of Marian ({listed}){note}")
+        raise ModelError(f"{path} holds not one .npz file of Marian ({file_names}){note}")
     if files[0].suffix != ".npz":
         raise ModelError(f"{files[0]}: the binary format of Marian is not imported, only .npz")
     return files[0]
@@ -223,15 +226,15 @@ def _find_vocabularies(
     These are the `.yml` files that `decoder.yml` names or the folder holds, or else the
     SentencePiece models.
     """
-    names = decoder_settings.file_names("vocabs")
+    names = decoder_settings.get_file_names("vocabs")
     files = [folder / name for name in names]
     if not files:
         files = sorted(folder.glob("*vocab*.yml"))
     if not files or files[0].suffix == ".spm":
         return spm_paths
     if len(files) > 2:
-        listed = ", ".join(file.name for file in files)
-        raise ModelError(f"{folder} holds several vocabularies ({listed}); keep the model's")
+        file_names = ", ".join(file.name for file in files)
+        raise ModelError(f"{folder} holds several vocabularies ({file_names}); keep the model's")
     if not names and len(files) == 2 and not re.search("src|source", files[0].name):
         raise ModelError(
             f"{folder}: which vocabulary belongs to the source is unknown; write a decoder.yml "
@@ -240,31 +243,31 @@ def _find_vocabularies(
     return files[0], files[-1]  # the same file twice if both sides share a vocabulary
 
 
-def _make_side_vocabulary(spm_path: Path, vocabulary: Path, size: int) -> SideVocabulary:
+def _make_side_vocabulary(spm_path: Path, vocabulary_path: Path, size: int) -> SideVocabulary:
     """Return the vocabulary of one side, with `size` pieces.
 
-    The last piece is not in the file `vocabulary`: it is padding, from which decoding starts.
+    The last piece is not in the file: it is padding, from which decoding starts.
     """
-    if vocabulary.suffix == ".yml":
-        pieces_and_ids = read_yaml_vocabulary(vocabulary)
+    if vocabulary_path.suffix == ".yml":
+        pieces_and_ids = read_yaml_vocabulary(vocabulary_path)
     else:
-        pieces_and_ids = number_pieces(Tokenizer(read_model(vocabulary)).all_pieces())
-    pieces = list_pieces(vocabulary, pieces_and_ids, size - 1)
+        pieces_and_ids = number_pieces(Tokenizer(read_model(vocabulary_path)).all_pieces())
+    pieces = list_pieces(vocabulary_path, pieces_and_ids, size - 1)
     pieces.append("<nmt:pad>" if _PAD in pieces else _PAD)
     id_of_piece = {piece: i for i, piece in enumerate(pieces)}
     pad_id = size - 1
     special_ids = SpecialIds(
         pad=pad_id,
-        unk=find_id(id_of_piece, "<unk>", vocabulary.parent),
+        unk=find_id(id_of_piece, "<unk>", vocabulary_path.parent),
         decoder_start=pad_id,
-        eos=find_id(id_of_piece, "</s>", vocabulary.parent),
+        eos=find_id(id_of_piece, "</s>", vocabulary_path.parent),
     )
     return SideVocabulary(spm_path, pieces, special_ids)
 
 
 def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> ModelConfig:
     """Convert the architecture; raise `ModelError` for a setting that nmt does not have."""
-    expected: dict[str, Any] = {  # a dictionary, since names of arguments have no hyphens
+    expected: dict[str, Any] = {  # keyword arguments cannot have hyphens
         "type": "transformer",
         "transformer-decoder-autoreg": "self-attention",
         "transformer-no-projection": False,
@@ -283,22 +286,22 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
     if operations not in _NORMS:
         raise settings.make_error(", ".join(names), operations, " or ".join(map(str, _NORMS)))
     ffn_depth = settings.get("transformer-decoder-ffn-depth", 0)
-    if ffn_depth not in (0, 2):  # Marian replaces 0 by the value of the encoder
+    if ffn_depth not in (0, 2):  # 0 stands for the value of the encoder
         raise settings.make_error("transformer-decoder-ffn-depth", ffn_depth, "2")
-    d_ff = settings.number("transformer-dim-ffn")
-    return settings.model_config(
-        num_encoder_layers=settings.number("enc-depth"),
-        num_decoder_layers=settings.number("dec-depth"),
-        d_model=settings.number("dim-emb"),
+    d_ff = settings.get_int("transformer-dim-ffn")
+    return settings.make_model_config(
+        num_encoder_layers=settings.get_int("enc-depth"),
+        num_decoder_layers=settings.get_int("dec-depth"),
+        d_model=settings.get_int("dim-emb"),
         d_ff=d_ff,
-        decoder_d_ff=settings.number("transformer-decoder-dim-ffn", 0) or d_ff,
-        num_heads=settings.number("transformer-heads"),
-        dropout=settings.dropout("transformer-dropout"),
-        attention_dropout=settings.dropout("transformer-dropout-attention"),
-        activation_dropout=settings.dropout("transformer-dropout-ffn"),
+        decoder_d_ff=settings.get_int("transformer-decoder-dim-ffn", 0) or d_ff,
+        num_heads=settings.get_int("transformer-heads"),
+        dropout=settings.get_dropout("transformer-dropout"),
+        attention_dropout=settings.get_dropout("transformer-dropout-attention"),
+        activation_dropout=settings.get_dropout("transformer-dropout-ffn"),
         norm=_NORMS[operations],
         positions=Positions.sinusoidal_halves,
-        activation=settings.choose("transformer-ffn-activation", _ACTIVATIONS),
+        activation=settings.get_choice("transformer-ffn-activation", _ACTIVATIONS),
         tied_output=has_tied_output,
         output_bias=True,
     )

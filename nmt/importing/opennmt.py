@@ -1,6 +1,6 @@
 """Import a model of OpenNMT-py 2 or 3 from a `.pt` file whose vocabularies are lists of pieces.
 
-These are pre-norm models with sinusoidal positions. Their sources have no EOS.
+These are pre-norm models with sinusoidal positions. Their source sentences have no EOS.
 """
 
 from __future__ import annotations
@@ -65,16 +65,17 @@ _RULES: list[Rule] = [  # from the names of OpenNMT-py to fairseq's
 
 
 def read(path: Path, config: ImportConfig) -> ImportedModel:
-    """Read a `.pt` file, or a folder with one; the SentencePiece model is in the same folder.
+    """Read a `.pt` file, or a folder with one.
 
-    Raises `ModelError` for an architecture that nmt does not have, for a file with classes other
-    than `argparse.Namespace`, and for files that do not belong together.
+    The same folder has the SentencePiece models. Raises `ModelError` for an architecture that nmt
+    does not have, for a file with classes other than `argparse.Namespace`, and for files that do
+    not belong together.
     """
     path = find_pt_file(path)
-    content = load_pickle(path)
-    options = content.get("opt")
-    vocabularies = content.get("vocab")
-    output_layer = content.get("generator")
+    checkpoint = load_pickle(path)
+    options = checkpoint.get("opt")
+    vocabularies = checkpoint.get("vocab")
+    output_layer = checkpoint.get("generator")
     if isinstance(options, argparse.Namespace):
         options = vars(options)
     if (
@@ -84,7 +85,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     ):
         raise ModelError(f"{path} lacks opt, vocab or generator; it is no model of OpenNMT-py")
     settings = Settings(path, options)
-    weights = dict(content.get("model") or {})
+    weights = dict(checkpoint.get("model") or {})
     weights |= {f"generator.{name}": tensor for name, tensor in output_layer.items()}
     tensors = Tensors(path, weights)
     tensors.rename(_RULES)
@@ -121,15 +122,15 @@ def _add_missing_biases(tensors: Tensors) -> None:
 
 
 def _make_side_vocabulary(
-    path: Path, spm_path: Path, vocabulary: Any, size: int, start_piece: str
+    path: Path, spm_path: Path, vocabulary: Any, num_rows: int, start_piece: str
 ) -> SideVocabulary:
     """Return the vocabulary of one side from its list of pieces in the file `path`.
 
-    `size` is the number of rows of its embedding. Decoding starts from `start_piece`.
+    `num_rows` is the size of its embedding. Decoding starts from `start_piece`.
     """
     if not isinstance(vocabulary, list):
         raise ModelError(f"{path}: a vocabulary is missing or no list of pieces")
-    pieces = list_pieces(path, number_pieces(map(str, vocabulary)), size)
+    pieces = list_pieces(path, number_pieces(map(str, vocabulary)), num_rows)
     id_of_piece = {piece: i for i, piece in enumerate(pieces)}
     pad_piece = "<blank>" if "<blank>" in id_of_piece else "<pad>"
     special_ids = SpecialIds(
@@ -163,27 +164,27 @@ def _convert_architecture(
         aan_useffn=False,
     )
     settings.require_choice("self_attn_type", _ATTENTION_TYPES, "scaled-dot")
-    positions = settings.choose("position_encoding_type", _POSITIONS, "SinusoidalInterleaved")
+    positions = settings.get_choice("position_encoding_type", _POSITIONS, "SinusoidalInterleaved")
     # hidden_size in version 3, enc_rnn_size or rnn_size in older files
     old_d_model = settings.get("enc_rnn_size", settings.get("rnn_size"))
-    d_model = settings.number("hidden_size", old_d_model)
+    d_model = settings.get_int("hidden_size", old_d_model)
     compute_table = partial(sinusoidal_positions, d_model=d_model, layout=positions)
     for stack in ("encoder", "decoder"):
         if tensors.has_other_positions(f"{stack}.pe", compute_table):
             raise ModelError(f"{settings.path}: {stack}.pe does not fit position_encoding_type")
         tensors.drop(f"{stack}.pe")
-    return settings.model_config(
-        num_encoder_layers=settings.number("enc_layers", settings.get("layers")),
-        num_decoder_layers=settings.number("dec_layers", settings.get("layers")),
+    return settings.make_model_config(
+        num_encoder_layers=settings.get_int("enc_layers", settings.get("layers")),
+        num_decoder_layers=settings.get_int("dec_layers", settings.get("layers")),
         d_model=d_model,
-        d_ff=settings.number("transformer_ff"),
-        num_heads=settings.number("heads", 8),
-        dropout=settings.dropout("dropout", 0.1),
-        attention_dropout=settings.dropout("attention_dropout"),
-        activation_dropout=settings.dropout("dropout", 0.1),  # the same in feed-forward layers
+        d_ff=settings.get_int("transformer_ff"),
+        num_heads=settings.get_int("heads", 8),
+        dropout=settings.get_dropout("dropout", 0.1),
+        attention_dropout=settings.get_dropout("attention_dropout"),
+        activation_dropout=settings.get_dropout("dropout", 0.1),  # inside feed-forward layers
         norm=Norm.pre,
         positions=positions,
-        activation=settings.choose("pos_ffn_activation_fn", _ACTIVATIONS, "relu"),
+        activation=settings.get_choice("pos_ffn_activation_fn", _ACTIVATIONS, "relu"),
         tied_output=has_tied_output,
         output_bias="output.bias" in tensors,
         source_eos=False,

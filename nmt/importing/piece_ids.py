@@ -1,5 +1,6 @@
-"""Read the vocabularies of an imported model, and make its tokenizers from them and from its
-SentencePiece models.
+"""Read the vocabularies of an imported model, and make its tokenizers.
+
+A tokenizer needs a vocabulary and a SentencePiece model.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from nmt.importing.settings import read_text
 _ESCAPE = re.compile(
     r"\\(?:x(?P<x>[0-9a-fA-F]{2})|u(?P<u>[0-9a-fA-F]{4})|U(?P<U>[0-9a-fA-F]{8})|(?P<character>.))"
 )
-_ESCAPED_CHARACTERS = {  # in double-quoted text of YAML; other characters are kept
+_ESCAPED_CHARACTERS = {  # after a backslash in double-quoted text of YAML
     "a": "\a",
     "b": "\b",
     "t": "\t",
@@ -44,19 +46,19 @@ _ESCAPED_CHARACTERS = {  # in double-quoted text of YAML; other characters are k
     "P": "\u2029",
 }
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot encode
-# rows without a piece, at the end of an embedding whose size is rounded up
-_MAX_UNNAMED_ROWS = 1024
+_MAX_UNUSED_ROWS = 1024
+"""Rows without a piece, at the end of an embedding whose size is rounded up."""
 
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the control symbols of a vocabulary, and of the language before every text."""
+    """Ids of a vocabulary's control symbols, and of the language that every text begins with."""
 
     pad: int
     unk: int
     decoder_start: int  # the first input of the decoder
     eos: int
-    language: int | None = None  # the id that every text begins with, if any
+    language: int | None = None
 
     @property
     def control_ids(self) -> list[int]:
@@ -86,9 +88,9 @@ def number_pieces(pieces: Iterable[str]) -> list[tuple[str, int]]:
 def list_pieces(path: Path, pieces_and_ids: Iterable[tuple[str, Any]], size: int) -> list[str]:
     """Return the `size` pieces of a vocabulary in the order of their ids.
 
-    `pieces_and_ids` is the content of the file `path`. Embeddings may have rows without a piece at
-    the end: their ids get the piece `<unused ID>`. Raises `ModelError` for other missing ids, for
-    an id or a piece that occurs twice, and for an id of `size` or above.
+    `pieces_and_ids` is the content of the file `path`. The last rows of an embedding may have no
+    piece: their ids get the piece `<unused ID>`. Raises `ModelError` for other missing ids, for an
+    id or a piece that occurs twice, and for an id of `size` or above.
     """
     piece_of_id: dict[int, str] = {}
     for piece, i in pieces_and_ids:
@@ -102,8 +104,8 @@ def list_pieces(path: Path, pieces_and_ids: Iterable[tuple[str, Any]], size: int
             )
     missing_ids = sorted(set(range(size)) - piece_of_id.keys())
     if missing_ids:
-        are_at_end = missing_ids[0] == len(piece_of_id)
-        if not are_at_end or len(missing_ids) > max(_MAX_UNNAMED_ROWS, size // 8):
+        is_only_at_end = missing_ids[0] == len(piece_of_id)
+        if not is_only_at_end or len(missing_ids) > max(_MAX_UNUSED_ROWS, size // 8):
             raise ModelError(
                 f"{path} has no piece of id {missing_ids[0]}; the vocabulary has a hole"
             )
@@ -115,10 +117,10 @@ def list_pieces(path: Path, pieces_and_ids: Iterable[tuple[str, Any]], size: int
 
 
 def read_yaml_vocabulary(path: Path) -> list[tuple[str, Any]]:
-    """Return the pieces and ids of Marian's YAML, whose lines are `piece: id`.
+    """Return the pieces and ids of a vocabulary of Marian, whose lines are `piece: id`.
 
-    Long pieces take two lines, `? piece` and `: id`. A YAML parser would read some pieces as
-    numbers, dates or line breaks.
+    Long pieces take two lines, `? piece` and `: id`. This is not a YAML parser, which would read
+    some pieces as numbers, dates or line breaks.
     """
     pieces_and_ids: list[tuple[str, Any]] = []
     long_piece = ""
@@ -136,7 +138,7 @@ def read_yaml_vocabulary(path: Path) -> list[tuple[str, Any]]:
 
 
 def _unquote(text: str) -> str:
-    """Return a scalar of YAML without quotes and escapes."""
+    """Remove the quotes and escapes of a YAML scalar."""
     if len(text) > 1 and text[0] == text[-1] == "'":
         return text[1:-1].replace("''", "'")
     if len(text) > 1 and text[0] == text[-1] == '"':
@@ -153,44 +155,43 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def find_spm(
-    folder: Path, config: ImportConfig, names: Sequence[tuple[str, str]]
+    folder: Path, config: ImportConfig, name_pairs: Sequence[tuple[str, str]]
 ) -> tuple[Path, Path]:
-    """Return the SentencePiece models of source and target.
+    """Return the paths of the SentencePiece models of source and target.
 
-    These are the files of the settings, or the first pair of `names` that the folder holds. Raises
-    `ModelError` if it holds no such pair.
+    These are the files that `config` names, or else the first of `name_pairs` that the folder
+    holds. Raises `ModelError` if it holds none of the pairs.
     """
     if config.src_tokenizer is not None:
         src_path = resolve_path(config.src_tokenizer)
         return src_path, resolve_path(config.tgt_tokenizer or config.src_tokenizer)
-    for src, tgt in names:
-        if (folder / src).exists() and (folder / tgt).exists():
-            return folder / src, folder / tgt
-    tried = " or ".join(dict.fromkeys(name for pair in names for name in pair))
+    for src_name, tgt_name in name_pairs:
+        if (folder / src_name).exists() and (folder / tgt_name).exists():
+            return folder / src_name, folder / tgt_name
+    names = " or ".join(dict.fromkeys(chain.from_iterable(name_pairs)))
     raise ModelError(
-        f"{folder} holds no SentencePiece model ({tried}); give src_tokenizer=FILE, and "
+        f"{folder} holds no SentencePiece model ({names}); give src_tokenizer=FILE, and "
         "tgt_tokenizer=FILE if the target has another one"
     )
 
 
-def find_id(id_of_piece: Mapping[str, int], name: str, path: Path) -> int:
-    """Return the id of a control symbol in the vocabulary of the file `path`.
+def find_id(id_of_piece: Mapping[str, int], piece: str, path: Path) -> int:
+    """Return the id of a control symbol in the vocabulary at `path`.
 
     Raises `ModelError` if it is missing.
     """
-    if name not in id_of_piece:
-        raise ModelError(f"{path} lacks the control symbol {name!r}; copy it again")
-    return id_of_piece[name]
+    if piece not in id_of_piece:
+        raise ModelError(f"{path} lacks the control symbol {piece!r}; copy it again")
+    return id_of_piece[piece]
 
 
 def find_language(id_of_piece: Mapping[str, int], key: str, lang: str | None) -> int:
-    """Return the id of the language `lang`, which is the value of the setting `key`.
+    """Return the id of the language `lang`, which the setting `key` gives.
 
-    The language en has the piece `__en__` in M2M100, where "en" is an ordinary piece. NLLB has
-    pieces such as `eng_Latn`. Raises a `ConfigError` that suggests similar languages if the
-    vocabulary lacks this one.
+    M2M100 has pieces such as `__en__`, and NLLB such as `eng_Latn`. Raises a `ConfigError` that
+    suggests similar languages if the vocabulary lacks this one.
     """
-    for piece in (f"__{lang}__", str(lang)):
+    for piece in (f"__{lang}__", str(lang)):  # in M2M100, "en" is an ordinary piece
         if piece in id_of_piece and LANGUAGE.fullmatch(piece):
             return id_of_piece[piece]
     languages = [piece.strip("_") for piece in id_of_piece if LANGUAGE.fullmatch(piece)]
@@ -203,9 +204,9 @@ def make_tokenizers(
 ) -> Tokenizers:
     """Make the tokenizers of a model from its vocabularies and SentencePiece models.
 
-    `shares_embedding` is whether source and target have one embedding, and so one vocabulary. If
-    the SentencePiece models have the ids of the model, as in exports of nmt, they are the
-    tokenizers; else a `Vocabulary` maps their ids.
+    With `shares_embedding`, source and target must have one vocabulary. If the SentencePiece models
+    have the ids of the imported model, as in exports of nmt, they are the tokenizers; otherwise a
+    `Vocabulary` maps their ids to the model's.
     """
     folder = src.spm_path.parent
     for side in (src, tgt):
@@ -223,7 +224,7 @@ def make_tokenizers(
             return src_tokenizer
 
     def map_ids(tokenizer: Tokenizer, side: SideVocabulary) -> Tokenizer:
-        """Return the tokenizer with the ids of the imported model."""
+        """Return a tokenizer that gives each piece the id of the imported model."""
         vocabulary = Vocabulary(
             pieces=side.pieces,
             pad_id=side.special_ids.pad,

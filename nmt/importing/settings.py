@@ -1,4 +1,4 @@
-"""The settings of another toolkit's model, with checks of their values, and an imported model."""
+"""`Settings` of another toolkit's model, with checks of their values, and `ImportedModel`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_NUMBER = 1 << 20  # a file with a larger width or depth is damaged
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """The content of a model folder, from the files of another toolkit."""
+    """A model of another toolkit, converted to the content of our model folder."""
 
     model: ModelConfig
     tokenizers: Tokenizers
@@ -33,7 +33,7 @@ class ImportedModel:
 
 
 class Settings:
-    """The settings in the file `path`.
+    """The settings of a model, from the file `path`.
 
     Methods raise `ModelError` for values that cannot be imported.
     """
@@ -44,25 +44,25 @@ class Settings:
 
     @classmethod
     def read(cls, path: Path) -> Settings:
-        """Read a JSON object."""
+        """Read the settings from a file with a JSON object."""
         return cls(path, read_json(path))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of a setting, unchecked; the default if it is missing or null."""
+        """Return a setting without checks; return the default if it is missing or null."""
         value = self._values.get(name)
         return default if value is None else value
 
-    def number(self, name: str, default: int | None = None) -> int:
-        """Return a setting that is a whole number, 0 or more."""
+    def get_int(self, name: str, default: int | None = None) -> int:
+        """Return a setting that must be an integer, 0 or more."""
         value = self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_NUMBER:
             raise self.make_error(name, value, "a whole number")
         return value
 
-    def dropout(self, name: str, default: float = 0.0) -> float:
-        """Return a dropout.
+    def get_dropout(self, name: str, default: float = 0.0) -> float:
+        """Return a dropout probability.
 
-        OpenNMT-py has a list with a dropout for each phase of training; the last one is returned.
+        OpenNMT-py stores a list, one for each phase of training; this returns the last one.
         """
         value = self.get(name, default)
         if isinstance(value, list) and value:
@@ -71,22 +71,22 @@ class Settings:
             raise self.make_error(name, value, "a share from 0 to below 1")
         return float(value)
 
-    def choose(self, name: str, choices: Mapping[Any, Choice], default: Any = None) -> Choice:
-        """Return the value of `choices` whose key is the value of a setting."""
+    def get_choice(self, name: str, choices: Mapping[Any, Choice], default: Any = None) -> Choice:
+        """Return `choices[value]` for the value of a setting, which must be one of the keys."""
         self.require_choice(name, choices, default)
         return choices[self.get(name, default)]
 
     def require_choice(self, name: str, valid: Collection[Any], default: Any = None) -> None:
-        """Refuse a setting whose value is not one of the `valid` texts or flags."""
+        """Raise `ModelError` if a setting is not one of the `valid` texts or booleans."""
         value = self.get(name, default)
         if not isinstance(value, (str, bool)) or value not in valid:
             raise self.make_error(name, value, " or ".join(map(str, valid)))
 
-    def flag(self, name: str, default: bool) -> bool:
-        """Return a setting that is true or false."""
-        return self.choose(name, {True: True, False: False}, default)
+    def get_bool(self, name: str, default: bool) -> bool:
+        """Return a setting that must be true or false."""
+        return self.get_choice(name, {True: True, False: False}, default)
 
-    def text(self, name: str) -> str | None:
+    def get_text(self, name: str) -> str | None:
         """Return a text, or None if it is missing.
 
         transformers wraps some texts in a mapping with the key `content`.
@@ -98,27 +98,30 @@ class Settings:
             raise self.make_error(name, value, "a text")
         return value
 
-    def file_names(self, name: str) -> list[str]:
-        """Return the names of a list of files, without the folders that they had in training."""
-        values = self.get(name, [])
-        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            raise self.make_error(name, values, "a list of files")
-        return [Path(value).name for value in values]
+    def get_file_names(self, name: str) -> list[str]:
+        """Return the file names of a list of paths, whose folders exist only where it trained."""
+        paths = self.get(name, [])
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise self.make_error(name, paths, "a list of files")
+        return [Path(path).name for path in paths]
 
     def require_values(self, **expected: Any) -> None:
-        """Refuse settings with other values than these; a missing setting is accepted."""
+        """Raise `ModelError` if a setting is present and differs from its expected value."""
         for name, value in expected.items():
             if self.get(name, value) != value:
                 raise self.make_error(name, self.get(name), repr(value))
 
-    def search_config(
+    def make_search_config(
         self, *, beam_size_name: str, exponent_name: str, default_exponent: float
     ) -> SearchConfig:
-        """Convert the default settings of search.
+        """Convert the search settings.
 
-        Other toolkits divide the log-probability of a hypothesis by length^exponent. The arguments
-        are the names of the settings with the beam size and the exponent, and the exponent of the
-        toolkit for files without that setting.
+        Other toolkits divide the log-probability of a hypothesis by length^exponent.
+
+        Args:
+            beam_size_name: name of the setting with the beam size.
+            exponent_name: name of the setting with the exponent.
+            default_exponent: exponent of the toolkit if that setting is missing.
         """
         exponent = self.get(exponent_name, default_exponent)
         if (
@@ -137,7 +140,7 @@ class Settings:
             length_penalty = round(exponent / 0.7, 3)  # inverts `SearchConfig.length_exponent`
         word_penalty = float(self.get("word-penalty", 0))  # only Marian has this setting
         return SearchConfig(
-            beam_size=max(1, self.number(beam_size_name, 1)),
+            beam_size=max(1, self.get_int(beam_size_name, 1)),
             normalization=normalization,
             length_penalty=length_penalty,
             word_reward=0.0 - word_penalty,  # 0.0, where -word_penalty would be -0.0
@@ -151,8 +154,8 @@ class Settings:
         text = reprlib.repr(value)[:60]  # YAML's aliases can make the whole value endless
         return ModelError(f"{self.path}: {name}={text} cannot be imported, only {valid}")
 
-    def model_config(self, **settings: Any) -> ModelConfig:
-        """Make a `ModelConfig` of our settings; raise `ModelError` if it refuses a value."""
+    def make_model_config(self, **settings: Any) -> ModelConfig:
+        """Return a `ModelConfig`, whose errors become a `ModelError`."""
         try:
             return ModelConfig(**settings)
         except ConfigError as error:
@@ -160,7 +163,7 @@ class Settings:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file; raise `ModelError` if it is missing or no UTF-8."""
+    """Read a text file; raise `ModelError` if it is missing or not UTF-8."""
     try:
         return read_regular(path).decode("utf-8")
     except OSError as error:

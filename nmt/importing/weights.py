@@ -24,7 +24,7 @@ from nmt.runtime.torch_files import load_torch_file
 
 Weights = dict[str, Tensor]
 Rule = tuple[str, str | Callable[[re.Match[str]], str]]
-"""A regular expression for names of tensors, and its replacement, as arguments of `re.sub`."""
+"""A pattern and a replacement for `re.sub`, which rename tensors."""
 _POSITIONS_TOLERANCE = 2e-3  # rounding errors of float16, and of large angles in float32
 
 
@@ -52,7 +52,7 @@ class EmbeddingSizes:
 class Tensors:
     """The tensors of the file `path`, by name.
 
-    `take` removes a tensor, so that `check_all_taken` can refuse a file with tensors left over.
+    `take` removes a tensor, so that `check_all_taken` can report tensors that the model lacks.
     """
 
     def __init__(self, path: Path, tensors: Weights) -> None:
@@ -89,8 +89,8 @@ class Tensors:
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise ModelError(f"{self.path}: {name} is {dtype}; quantized weights are not imported")
         tensor = tensor.float()
-        # A sum with an infinite number or nan is not finite. Other sums of float32 numbers are
-        # finite in float64, which cannot overflow here.
+        # The sum is not finite if any number is infinite or NaN. Otherwise it is finite: a sum of
+        # float32 numbers cannot overflow float64.
         if not torch.isfinite(tensor.sum(dtype=torch.float64)):
             raise ModelError(f"{self.path}: {name} holds numbers that are not finite; use another")
         return tensor
@@ -122,14 +122,14 @@ class Tensors:
         return self._tensors[name].size(0)
 
     def are_equal(self, name: str, other_name: str) -> bool:
-        """Return whether two tensors hold the same numbers."""
+        """Return whether two tensors have the same shape and values."""
         tensor = self._tensors[name]
         other_tensor = self._tensors[other_name]
         if tensor.shape != other_tensor.shape:
             return False
-        # tied tensors of a file share their memory, which makes a comparison needless
-        is_same_memory = tensor.data_ptr() == other_tensor.data_ptr()
-        return is_same_memory or bool((tensor == other_tensor).all())
+        if tensor.data_ptr() == other_tensor.data_ptr():  # tied tensors share their memory
+            return True
+        return bool((tensor == other_tensor).all())
 
     def drop(self, name: str) -> None:
         """Remove a tensor that the model does not need, if the file has it."""
@@ -140,9 +140,9 @@ class Tensors:
         self._tensors[name] = tensor
 
     def has_other_positions(self, name: str, compute_table: Callable[[int], Tensor]) -> bool:
-        """Return whether the file has a position table `name` that differs from the computed one.
+        """Return whether the file stores a table `name` that differs from `compute_table(P)`.
 
-        The table is (P, D) or (P, 1, D), and `compute_table(P)` returns (P, D).
+        The stored table is (P, D) or (P, 1, D), the computed one (P, D).
         """
         if name not in self._tensors:
             return False
@@ -152,12 +152,12 @@ class Tensors:
         if stored.shape != expected.shape:
             return True
         largest_difference = (stored - expected).abs().max()
-        return not bool(largest_difference <= _POSITIONS_TOLERANCE)  # nan differs, too
+        return not bool(largest_difference <= _POSITIONS_TOLERANCE)  # `not <=` is true for NaN
 
     def rename_output_bias(self, name: str) -> None:
         """Rename the bias of the output layer, (V,) or (1, V), to `output.bias`.
 
-        Removes a bias of zeros, which many files have though the architecture has no bias.
+        Removes a bias of zeros, which many files store for architectures without this bias.
         """
         bias = self._tensors.pop(name, None)
         if bias is not None and bias.any():
@@ -178,7 +178,7 @@ def make_state_dict(tensors: Tensors, config: ModelConfig, sizes: EmbeddingSizes
 
     The tensors have the names of fairseq, such as `encoder.layers.0.self_attn.q_proj.weight`; the
     output layer is `output.weight` and `output.bias`. docs/formats.md lists our names. Raises
-    `ModelError` for a missing tensor, another shape, and a tensor that our model does not have.
+    `ModelError` for a missing tensor, a wrong shape, and a tensor that our model does not have.
     """
     d_model = config.d_model
     state: Weights = {}
@@ -257,7 +257,7 @@ def _take_attention(tensors: Tensors, our_prefix: str, their_prefix: str, d_mode
 def _take_weight_and_bias(
     tensors: Tensors, our_prefix: str, their_prefix: str, *shape: int
 ) -> Weights:
-    """Take the weight, of this shape, and the bias of a linear layer or a layer norm."""
+    """Take the weight, of the given shape, and the bias of a linear layer or a layer norm."""
     return {
         f"{our_prefix}.weight": tensors.take(f"{their_prefix}.weight", *shape),
         f"{our_prefix}.bias": tensors.take(f"{their_prefix}.bias", shape[0]),
@@ -267,18 +267,18 @@ def _take_weight_and_bias(
 def merge_embeddings(tensors: Tensors, *, is_tied: bool) -> EmbeddingSizes:
     """Remove copies of embeddings and of the output layer, and return the sizes of the embeddings.
 
-    `is_tied` is whether the config says that the output layer is the target's embedding. Raises
-    `ModelError` if the file has another output layer.
+    With `is_tied`, raises `ModelError` if the file has an output layer that is not the target's
+    embedding.
     """
-    src = "encoder.embed_tokens.weight"
-    tgt = "decoder.embed_tokens.weight"
-    for name in (src, tgt):
+    src_name = "encoder.embed_tokens.weight"
+    tgt_name = "decoder.embed_tokens.weight"
+    for name in (src_name, tgt_name):
         if "shared.weight" in tensors and name not in tensors:
             tensors.add(name, tensors.get_matrix("shared.weight"))
     tensors.drop("shared.weight")
-    vocab_size = len(tensors.get_matrix(tgt))
-    src_vocab_size: int | None = len(tensors.get_matrix(src))
-    has_tied_output = "output.weight" not in tensors or tensors.are_equal("output.weight", tgt)
+    vocab_size = len(tensors.get_matrix(tgt_name))
+    src_vocab_size: int | None = len(tensors.get_matrix(src_name))
+    has_tied_output = "output.weight" not in tensors or tensors.are_equal("output.weight", tgt_name)
     if is_tied and not has_tied_output:
         raise ModelError(
             f"{tensors.path} has an output layer that is not the embedding, though its config says "
@@ -286,8 +286,8 @@ def merge_embeddings(tensors: Tensors, *, is_tied: bool) -> EmbeddingSizes:
         )
     if has_tied_output:
         tensors.drop("output.weight")
-    if tensors.are_equal(src, tgt):
-        tensors.drop(src)
+    if tensors.are_equal(src_name, tgt_name):
+        tensors.drop(src_name)
         src_vocab_size = None
     return EmbeddingSizes(
         vocab_size=vocab_size, src_vocab_size=src_vocab_size, has_tied_output=has_tied_output
@@ -295,7 +295,7 @@ def merge_embeddings(tensors: Tensors, *, is_tied: bool) -> EmbeddingSizes:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Return whether a tensor has a number in memory for each of its elements."""
+    """Return whether a tensor is strided, on the CPU, and no larger than its storage."""
     if tensor.is_nested or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return False
     return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
@@ -305,7 +305,10 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def find_pt_file(path: Path) -> Path:
-    """Return the only `.pt` in a folder; raise `ModelError` if there are several."""
+    """Return the file `path`, or the only `.pt` file in the folder `path`.
+
+    Raises `ModelError` for a folder with none or several.
+    """
     files = sorted(path.glob("*.pt")) if path.is_dir() else [path]
     if len(files) != 1:
         names = ", ".join(file.name for file in files) or "none"
