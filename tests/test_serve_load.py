@@ -37,7 +37,7 @@ from nmt.config import ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.search.beam import BeamSearch
 from nmt.serve import v1
-from nmt.serve.access import network_of
+from nmt.serve.access import client_network
 from nmt.serve.models import Models
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, QueueFullError
@@ -353,7 +353,7 @@ def test_a_stream_is_read_as_it_is_translated(
     path = "/v1/translate?source=xx&target=yy"
     kind = {"Content_Type": "text/plain"}
     read: list[str] = []
-    call_before(monkeypatch, v1, "plain_text", lambda text, **_: read.append(text))
+    call_before(monkeypatch, v1, "parse_plain_text", lambda text, **_: read.append(text))
     engine.gate.clear()
     with running(models) as server, ThreadPoolExecutor(1) as client:
         text = b"the tree\n" * 2000
@@ -404,9 +404,13 @@ def test_keys_and_rates_are_limited_by_key_and_address(
     with running(models, api_keys=str(keys)) as server:
         assert [status(f"wrong-{n}") for n in range(21)] == [403] * 20 + [429]
         assert status("secret-2") == 429  # else a client could go on trying
-    assert network_of("::ffff:1.2.3.4") == network_of("1.2.3.4") == "1.2.3.4"
-    assert network_of("::ffff:1.2.3.5") == "1.2.3.5"
-    assert network_of("2001:db8::1") == network_of("2001:db8::2") != network_of("2001:db8:0:1::1")
+    assert client_network("::ffff:1.2.3.4") == client_network("1.2.3.4") == "1.2.3.4"
+    assert client_network("::ffff:1.2.3.5") == "1.2.3.5"
+    assert (
+        client_network("2001:db8::1")
+        == client_network("2001:db8::2")
+        != client_network("2001:db8:0:1::1")
+    )
 
 
 def test_metrics_have_the_type_of_their_name(tokenizer: Tokenizer) -> None:

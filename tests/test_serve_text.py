@@ -13,9 +13,9 @@ import pytest
 
 from nmt.errors import DataError
 from nmt.serve.documents import Downloads, ReadOptions, read_document
-from nmt.serve.html_tokens import visible_text
+from nmt.serve.html_tokens import extract_visible_text
 from nmt.serve.markup import parse_html
-from nmt.serve.texts import is_emoji_only, plain_text, token_spans
+from nmt.serve.texts import find_token_spans, is_emoji_only, parse_plain_text
 from nmt.translate.results import LineResult, Translation
 
 
@@ -47,7 +47,7 @@ def test_a_text_keeps_its_own_spaces_and_line_ends() -> None:
             draw.choices(["a b", "C.", "?", " ", "  ", "\n", "\r\n", "\t", "\u3000"], k=12)
         )
         for split in (True, False):
-            source_text = plain_text(text, split_sentences=split)
+            source_text = parse_plain_text(text, split_sentences=split)
             sentences = source_text.sentences
             assert source_text.render(list(map(line_result, sentences))) == text, repr(text)
             for sentence in sentences:
@@ -57,12 +57,12 @@ def test_a_text_keeps_its_own_spaces_and_line_ends() -> None:
 
 def test_a_text_is_cut_at_the_ends_of_sentences_and_lines() -> None:
     text = "One two. Three?\nFour e.g. five.  Six"
-    assert plain_text(text).sentences == ["One two.", "Three?", "Four e.g. five.", "Six"]
-    assert plain_text(text, split_sentences=False).sentences == text.split("\n")
+    assert parse_plain_text(text).sentences == ["One two.", "Three?", "Four e.g. five.", "Six"]
+    assert parse_plain_text(text, split_sentences=False).sentences == text.split("\n")
 
 
 def test_sentences_of_a_script_without_spaces_get_one_in_another_script() -> None:
-    source_text = plain_text("你好。再见。")
+    source_text = parse_plain_text("你好。再见。")
     assert len(source_text.sentences) == 2
     english = list(map(line_result, ["Hello.", "Bye."]))
     assert source_text.render(english) == "Hello. Bye."
@@ -77,8 +77,8 @@ def test_only_symbols_are_emoji() -> None:
 
 def test_token_spans_cover_the_words_of_a_text() -> None:
     text = "Das  Haus"
-    assert token_spans(["▁Das", "▁Ha", "us", "</s>"], text) == [(0, 3), (5, 7), (7, 9), (9, 9)]
-    emoji = token_spans(["▁a", "▁", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "▁b"], "a 😀 b")
+    assert find_token_spans(["▁Das", "▁Ha", "us", "</s>"], text) == [(0, 3), (5, 7), (7, 9), (9, 9)]
+    emoji = find_token_spans(["▁a", "▁", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "▁b"], "a 😀 b")
     assert [emoji[0], emoji[2], emoji[6]] == [(0, 1), (2, 3), (4, 5)]
 
 
@@ -112,7 +112,10 @@ def test_markup_that_is_no_text_stays() -> None:
         assert (
             html(f"<p>İİ a</p>{text}<p class='k'>b</p>") == f"<p>İİ A</p>{text}<p class='k'>B</p>"
         )
-        assert visible_text(f"<p>one</p>{text}<b>two</b>", 99) == "one two" or "translate" in text
+        assert (
+            extract_visible_text(f"<p>one</p>{text}<b>two</b>", 99) == "one two"
+            or "translate" in text
+        )
 
 
 def test_html_keeps_entities_and_line_ends_inside_a_sentence_do_not_cut_it() -> None:
@@ -245,7 +248,7 @@ def test_hostile_markup_takes_linear_time() -> None:
 def test_many_line_ends_take_linear_time() -> None:
     cue = "1\n00:00:01,000 --> 00:00:02,000\n"
     for work, count in (
-        (lambda n: plain_text("\n" * n), 240_000),
+        (lambda n: parse_plain_text("\n" * n), 240_000),
         (lambda n: render("a.srt", cue + "a\n" * n), 8000),
     ):
         seconds = []

@@ -14,9 +14,9 @@ from starlette.types import Message, Receive
 from nmt.config import resolve_path
 from nmt.errors import ConfigError
 
-_MAX_CLIENTS = 10_000  # whose rates are remembered
-_MAX_KEYS_PER_MINUTE = 20  # that a client may try
-_MAX_HELD_BYTES = 256 << 20  # bodies of all open requests together
+_MAX_CLIENTS = 10_000  # with a rate in memory; the least recent ones are forgotten
+_MAX_TRIED_KEYS_PER_MINUTE = 20  # by one client
+_MAX_HELD_BYTES = 256 << 20  # of the bodies of all open requests together
 
 
 class HttpError(Exception):
@@ -58,16 +58,17 @@ def read_keys(path: str) -> list[Key]:
     Raises `ConfigError` for an invalid line or a file without keys.
     """
     keys = []
-    for number, line in enumerate(_read_file(path, "api_keys").splitlines(), start=1):
+    for line_number, line in enumerate(_read_file(path, "api_keys").splitlines(), start=1):
         fields = line.split("#")[0].split()
         if not fields:
             continue
         if len(fields) > 3 or not all(field.isascii() and field.isdigit() for field in fields[1:]):
             raise ConfigError(
-                f"{path}, line {number}: write KEY, requests a minute and characters of a request"
+                f"{path}, line {line_number}: "
+                "write KEY, requests a minute and characters of a request"
             )
-        limits = [int(field) for field in fields[1:]]
-        keys.append(Key(fields[0], f"key-{number}", *limits))
+        limits = [int(field) for field in fields[1:]]  # of requests, and of characters; optional
+        keys.append(Key(fields[0], f"key-{line_number}", *limits))
     if not keys:
         raise ConfigError(f"api_keys={path}: has no key; write one a line")
     return keys
@@ -82,6 +83,7 @@ def read_token(path: str) -> str:
 
 
 def _read_file(path: str, setting: str) -> str:
+    """Return the text of the file that a setting names. Raises `ConfigError` if that fails."""
     try:
         return resolve_path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -93,8 +95,8 @@ def is_same_secret(secret: str, candidate: str) -> bool:
     return hmac.compare_digest(secret.encode(), candidate.encode("utf-8", "replace"))
 
 
-def network_of(address: str) -> str:
-    """Return the address or, for IPv6, its network of 64 bits, which one client may own."""
+def client_network(address: str) -> str:
+    """Return an IPv4 address, or the /64 network of an IPv6 address, which one client may own."""
     try:
         ip_address = ipaddress.ip_address(address)
     except ValueError:
@@ -108,10 +110,10 @@ def network_of(address: str) -> str:
 
 @dataclass
 class _TokenBucket:
-    """Requests that a client may send at once. The bucket is refilled at the allowed rate."""
+    """The number of requests that a client may send at once, refilled at the allowed rate."""
 
     num_requests: float
-    updated_at: float
+    updated_at: float  # on the monotonic clock
 
 
 class RateLimits:
@@ -143,23 +145,25 @@ class RateLimits:
 
 
 class KeyRing:
-    """Secret keys that clients send. How many keys a client may try is limited."""
+    """Finds the keys that clients send, and limits how many keys a client may try."""
 
     def __init__(self, keys: list[Key]) -> None:
         self._keys = keys
-        self._tries = RateLimits()
-        self._used: OrderedDict[tuple[str, str], None] = OrderedDict()  # clients and names of keys
+        self._attempts = RateLimits()
+        self._used: OrderedDict[tuple[str, str], None] = (
+            OrderedDict()
+        )  # client and key name, least recent first
 
     def find(self, client: str, candidate: str) -> Key | None:
         """Return the key with this secret, in a time that does not depend on which one it is.
 
-        Raises a 429 `HttpError` if the client has tried too many keys in a minute. Keys that it has
-        used before still work then, so that a client cannot lock out others of the same address.
+        Raises a 429 `HttpError` if the client has tried too many keys in a minute. Even then, keys
+        that worked before are accepted, so that nobody can lock out others at the same address.
         """
         matches = [key for key in self._keys if is_same_secret(key.secret, candidate)]
         key = matches[0] if matches else None
         if key is None or (client, key.name) not in self._used:
-            self._tries.check(client, _MAX_KEYS_PER_MINUTE)
+            self._attempts.check(client, _MAX_TRIED_KEYS_PER_MINUTE)
         if key is not None:
             self._used[client, key.name] = None
             self._used.move_to_end((client, key.name))
@@ -173,7 +177,7 @@ class BodyLimits:
 
     def __init__(self, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds
-        self.held_bytes = 0
+        self.held_bytes = 0  # received for requests that are not answered yet
 
 
 class LimitedBody:

@@ -24,7 +24,7 @@ from nmt.data.language_codes import language_name
 from nmt.errors import NmtError
 from nmt.serve.access import HttpError
 from nmt.serve.documents import FORMATS, ReadOptions
-from nmt.serve.file_process import FileWindow, OpenFile, is_html
+from nmt.serve.file_process import FileWindow, OpenFile, is_html_file
 from nmt.serve.models import Direction
 from nmt.serve.parameters import ApiRequest, get_service, read_request
 from nmt.serve.service import (
@@ -41,31 +41,36 @@ _SUGGESTIONS_LOCK = threading.Lock()  # held while a suggestion is appended
 
 async def translate(request: Request) -> Response:
     """POST /translate."""
-    call = await read_request(request)
-    texts = call.params.texts("q")
-    is_list = isinstance(call.params["q"], list)
-    options = call.languages()
-    num_alternatives = call.params.integer("alternatives", default=0, maximum=_MAX_ALTERNATIVES)
-    call.check_size(texts, is_list=is_list)
-    call.service.check_languages(options)
-    options = replace(options, n_best=num_alternatives + 1, is_html=call.params.is_html())
+    api_request = await read_request(request)
+    texts = api_request.params.texts("q")
+    is_list = isinstance(api_request.params["q"], list)
+    options = api_request.language_options()
+    num_alternatives = api_request.params.integer(
+        "alternatives", default=0, maximum=_MAX_ALTERNATIVES
+    )
+    api_request.check_size(texts, is_list=is_list)
+    api_request.service.check_languages(options)
+    options = replace(options, n_best=num_alternatives + 1, is_html=api_request.params.is_html())
     start = time.monotonic()
-    translated_texts = await call.service.translate(request, call.context, texts, options)
+    translated_texts = await api_request.service.translate(
+        request, api_request.context, texts, options
+    )
     for text in translated_texts:
         check_results(text.results)
-    call.service.metrics.request_seconds.observe(time.monotonic() - start)
+    api_request.service.metrics.request_seconds.observe(time.monotonic() - start)
     content = await call_for_texts(
         texts, _describe_texts, translated_texts, num_alternatives, options.source == "auto"
     )
     if is_list:
         return JSONResponse(content)
+    # a single text gets single values instead of lists of one
     return JSONResponse({name: values[0] for name, values in content.items()})
 
 
 def _describe_texts(
     translated_texts: Sequence[TranslatedText], num_alternatives: int, is_detected: bool
 ) -> dict[str, list[Any]]:
-    """Return the response to a list of texts."""
+    """Return the JSON object for a list of texts. Each value is a list with an item per text."""
     content: dict[str, list[Any]] = {
         "translatedText": [text.render_translation() for text in translated_texts]
     }
@@ -82,10 +87,10 @@ def _describe_texts(
 
 async def detect(request: Request) -> Response:
     """POST /detect."""
-    call = await read_request(request)
-    text = " ".join(call.params.texts("q"))
-    call.check_size([text])
-    languages = call.service.models.detect_languages(text) or [("en", 0.0)]
+    api_request = await read_request(request)
+    text = " ".join(api_request.params.texts("q"))
+    api_request.check_size([text])
+    languages = api_request.service.models.detect_languages(text) or [("en", 0.0)]
     return JSONResponse([{"confidence": score, "language": code} for code, score in languages])
 
 
@@ -104,7 +109,7 @@ async def frontend_settings(request: Request) -> Response:
     return JSONResponse(
         {
             "charLimit": config.char_limit or -1,
-            "frontendTimeout": 500,
+            "frontendTimeout": 500,  # milliseconds
             "apiKeys": service.has_keys,
             "keyRequired": service.has_keys and config.key_required,
             "suggestions": config.suggestions is not None,
@@ -122,59 +127,62 @@ async def translate_file(request: Request) -> Response:
     """POST /translate_file: a multipart form."""
     if not get_service(request).config.max_file_bytes:
         raise HttpError(403, "Files translation is disabled on this server")
-    call = await read_request(request)
-    options = call.languages()
-    upload = call.params.get("file")
+    api_request = await read_request(request)
+    options = api_request.language_options()
+    upload = api_request.params.get("file")
     if not isinstance(upload, UploadFile) or not upload.filename:
         raise HttpError(400, "Invalid request: missing file parameter")
     path = PurePath(upload.filename)
     content = await upload.read()
     try:
-        work = _translate_file(call, path, content, options)
-        translation = await run_unless_disconnected(request, work)
+        translating = _translate_file(api_request, path, content, options)
+        translation = await run_unless_disconnected(request, translating)
     except NmtError as error:
         raise HttpError(400, f"Invalid request: {error}") from None
-    name = f"{path.stem}_{call.params['target']}{path.suffix}"
-    key = call.service.downloads.add(name, translation)
+    name = f"{path.stem}_{api_request.params['target']}{path.suffix}"
+    key = api_request.service.downloads.add(name, translation)
     return JSONResponse({"translatedFileUrl": f"{request.base_url}download_file/{quote(key)}"})
 
 
 async def _translate_file(
-    call: ApiRequest, path: PurePath, content: bytes, options: TranslationOptions
+    api_request: ApiRequest, path: PurePath, content: bytes, options: TranslationOptions
 ) -> str:
+    """Return the translated file; `path` is its name, and `content` its bytes."""
     text = content.decode("utf-8", "replace")
-    call.check_size([text], is_file=True)
-    columns = call.params.text("columns", "").split(",")
+    api_request.check_size([text], is_file=True)
+    columns = api_request.params.text("columns", "").split(",")
     read_options = ReadOptions(
-        split_sentences=call.service.config.split_sentences,
+        split_sentences=api_request.service.config.split_sentences,
         columns=[column.strip() for column in columns if column.strip()],
     )
-    options = replace(options, is_html=is_html(path.name))
-    client = call.context.client
-    files = call.service.files
+    options = replace(options, is_html=is_html_file(path.name))
+    client = api_request.context.client
+    files = api_request.service.files
     async with files.open(client, path.name, content, read_options) as file:
         async with files.reading(client):
             sample = await file.call("sample")
-            _, _, direction = call.service.resolve_direction(
+            _, _, direction = api_request.service.resolve_direction(
                 sample, replace(options, is_html=False)
             )
             prefix = direction.prefix if direction else ""
-            num_sentences = await file.call("read", prefix, call.service.max_window_sentences)
+            num_sentences = await file.call(
+                "read", prefix, api_request.service.max_window_sentences
+            )
         if direction is None:
             return content.decode()
-        return await _translate_open_file(call, file, num_sentences, direction, options)
+        return await _translate_open_file(api_request, file, num_sentences, direction, options)
 
 
 async def _translate_open_file(
-    call: ApiRequest,
+    api_request: ApiRequest,
     file: OpenFile,
     num_sentences: int,
     direction: Direction,
     options: TranslationOptions,
 ) -> str:
-    """Translate the texts of a file, and show the progress at /v1/progress."""
-    progress = call.service.progress
-    request_id = call.context.id
+    """Translate a file that is read. /v1/progress shows the progress until it is finished."""
+    progress = api_request.service.progress
+    request_id = api_request.context.id
     num_finished = 0
     progress[request_id] = (0, num_sentences)
 
@@ -183,7 +191,9 @@ async def _translate_open_file(
         return None if window is None else [window]
 
     try:
-        windows = call.service.translate_windows(call.context, direction, next_window, options)
+        windows = api_request.service.translate_windows(
+            api_request.context, direction, next_window, options
+        )
         async for _, [results] in windows:
             await file.call("render", results)
             num_finished += len(results)
@@ -205,21 +215,21 @@ async def download_file(request: Request) -> Response:
 
 
 async def suggest(request: Request) -> Response:
-    """POST /suggest: append a better translation to a file."""
+    """POST /suggest: append a user's better translation to the file of suggestions."""
     path = get_service(request).config.suggestions
     if path is None:
         raise HttpError(403, "Suggestions are disabled on this server")
-    call = await read_request(request)
-    entry = {name: call.params.text(name) for name in ("q", "s", "source", "target")}
-    call.check_size([entry["q"], entry["s"]])
+    api_request = await read_request(request)
+    entry = {name: api_request.params.text(name) for name in ("q", "s", "source", "target")}
+    api_request.check_size([entry["q"], entry["s"]])
     line = json.dumps({"time": int(time.time()), **entry}, ensure_ascii=False) + "\n"
     options = TranslationOptions(source=entry["source"], target=entry["target"])
-    call.service.check_languages(options)
-    await asyncio.to_thread(_append, resolve_path(path), line.encode())
+    api_request.service.check_languages(options)
+    await asyncio.to_thread(_append_line, resolve_path(path), line.encode())
     return JSONResponse({"success": True})
 
 
-def _append(path: Path, line: bytes) -> None:
+def _append_line(path: Path, line: bytes) -> None:
     """Append a line to a file. If that fails, leave the file unchanged and raise `OSError`."""
     with _SUGGESTIONS_LOCK, open(path, "ab", buffering=0) as stream:
         old_size = stream.tell()

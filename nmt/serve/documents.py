@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nmt.errors import DataError, suggest_names
 from nmt.serve.markup import HtmlText, parse_html
-from nmt.serve.texts import PlainText, SourceText, plain_text
+from nmt.serve.texts import PlainText, SourceText, parse_plain_text
 from nmt.translate.results import LineResult
 
 FORMATS = (".txt", ".srt", ".html", ".htm", ".csv", ".tsv")
@@ -58,7 +58,7 @@ def read_text(options: ReadOptions, text: str, *, is_html: bool = False) -> Sour
     """Cut a text into sentences."""
     if is_html:
         return parse_html(text, split_sentences=options.split_sentences, prefix=options.prefix)
-    return plain_text(text, split_sentences=options.split_sentences)
+    return parse_plain_text(text, split_sentences=options.split_sentences)
 
 
 def read_document(name: str, content: bytes, options: ReadOptions) -> Document:

@@ -1,4 +1,4 @@
-"""Encodes the long texts of requests in a process of its own.
+"""Encoding of texts as token ids, for long texts in separate processes.
 
 SentencePiece holds Python's global lock while it encodes, up to 0.1 s for a sentence of 1 MB. In a
 thread, it would delay all other requests.
@@ -25,8 +25,7 @@ _INLINE_CHARACTERS = 4000  # shorter texts are encoded in the event loop
 class TextEncoder:
     """Encodes lines as segments of token ids.
 
-    Each model has a process for its long texts, which is started when it is needed and ends when
-    it is idle.
+    Each model has one process for long texts. It starts with the first of them and ends when idle.
     """
 
     def __init__(self) -> None:
@@ -35,8 +34,8 @@ class TextEncoder:
         self._num_running = 0
 
     async def encode(self, options: BatchOptions, lines: list[str]) -> EncodedWindow:
-        """Encode the lines of a request."""
-        window = Window(0, lines, None)
+        """Encode the lines of a request, the long ones in the process of their model."""
+        window = Window(first_line=0, lines=lines)
         translator = options.translator
         line_options = replace(options.lines, tags=options.tags)
         if sum(map(len, lines)) <= _INLINE_CHARACTERS:
@@ -46,7 +45,7 @@ class TextEncoder:
             executor = ProcessPoolExecutor(
                 1,
                 mp_context=FORK_CONTEXT,
-                initializer=_start_process,
+                initializer=_initialize_process,
                 initargs=(translator.tokenizer,),
             )
             self._executors[translator] = executor
@@ -73,18 +72,19 @@ class TextEncoder:
         self._used.clear()
 
     def close(self) -> None:
-        """Let the processes end."""
+        """Let the processes end, without waiting for them."""
         for executor in self._executors.values():
             executor.shutdown(wait=False, cancel_futures=True)
 
 
-_tokenizers: list[Tokenizers] = []  # in the process: the one of its model
+_tokenizers: list[Tokenizers] = []  # in a process of `TextEncoder`, the tokenizers of its model
 
 
-def _start_process(tokenizer: Tokenizers) -> None:
+def _initialize_process(tokenizers: Tokenizers) -> None:
     prepare_forked_process()
-    _tokenizers.append(tokenizer)
+    _tokenizers.append(tokenizers)
 
 
 def _encode(window: Window, line_options: LineOptions) -> EncodedWindow:
+    """Encode lines with the tokenizers of this process."""
     return encode_window(window, _tokenizers[0], line_options)

@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 from nmt.errors import NmtError
 from nmt.serve.access import HttpError
 from nmt.serve.documents import Document, ReadOptions, read_document
-from nmt.serve.html_tokens import visible_text
+from nmt.serve.html_tokens import extract_visible_text
 from nmt.serve.models import DETECTION_CHARACTERS
 from nmt.serve.texts import SourceText, group_texts
 from nmt.serve.worker import set_parent_death_signal
@@ -183,8 +183,8 @@ class _FileReader:
     def sample(self) -> str:
         """Return a text to detect the language of the file."""
         text = self._content.decode("utf-8", "replace")
-        if is_html(self._name):
-            text = visible_text(text, DETECTION_CHARACTERS)
+        if is_html_file(self._name):
+            text = extract_visible_text(text, DETECTION_CHARACTERS)
         return text[:_SAMPLE_CHARACTERS]
 
     def read(self, prefix: str, max_sentences: int) -> int:
@@ -216,6 +216,6 @@ class _FileReader:
         return self._document.assemble(self._translations)
 
 
-def is_html(name: str) -> bool:
+def is_html_file(name: str) -> bool:
     """Return whether a file is an HTML document, by the suffix of its name."""
     return PurePath(name).suffix.lower() in (".html", ".htm")

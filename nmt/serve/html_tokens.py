@@ -74,7 +74,7 @@ def _split_preformatted(text: str) -> Iterator[Token]:
             yield Token(TokenKind.TEXT, segment)
 
 
-def visible_text(text: str, num_characters: int) -> str:
+def extract_visible_text(text: str, num_characters: int) -> str:
     """Return the start of the text to translate: at least `num_characters`, or all of it.
 
     Reads no more of a long document than necessary.

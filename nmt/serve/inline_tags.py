@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 
-from nmt.serve.texts import token_spans
+from nmt.serve.texts import find_token_spans
 from nmt.translate.results import LineResult
 
 
@@ -84,8 +84,8 @@ def align_words(
         return
     translation = result.translations[min(rank, len(result.translations) - 1)]
     text = translation.text
-    target_spans = token_spans(translation.tokens, text)
-    source_spans = token_spans(result.source_tokens, prefix + sentence)
+    target_spans = find_token_spans(translation.tokens, text)
+    source_spans = find_token_spans(result.source_tokens, prefix + sentence)
     alignment = translation.alignment or []
     source_characters = []  # of the sentence, one for each target token
     for token_index, (start, _) in enumerate(target_spans):

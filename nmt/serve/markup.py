@@ -13,7 +13,7 @@ from itertools import groupby, islice
 
 from nmt.serve.html_tokens import Token, TokenKind, tokenize
 from nmt.serve.inline_tags import Element, TagPlacer, TargetWord, align_words
-from nmt.serve.texts import PlainText, plain_text, translation_text
+from nmt.serve.texts import PlainText, get_translation_text, parse_plain_text
 from nmt.translate.results import LineResult
 
 _WHITE_SPACE = " \t\r\n\f"  # as HTML defines it; other white space is text
@@ -97,7 +97,7 @@ class Block:
         return self.leading_space + rendered + self.trailing_space
 
     def _place_tags(self, results: Sequence[LineResult], rank: int) -> str:
-        translations = [translation_text(result, rank) for result in results]
+        translations = [get_translation_text(result, rank) for result in results]
         gaps = self.text.target_gaps(translations)
         target = ""
         words: list[TargetWord] = []
@@ -133,7 +133,7 @@ def _parse_block(tokens: Sequence[Token], *, split_sentences: bool, prefix: str)
     if trailing_space:
         characters = characters.rstrip(" ")
     return Block(
-        plain_text(characters, split_sentences=split_sentences),
+        parse_plain_text(characters, split_sentences=split_sentences),
         characters,
         root,
         leading_space=leading_space,

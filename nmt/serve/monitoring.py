@@ -15,10 +15,25 @@ from prometheus_client.registry import Collector
 
 access_log = logging.getLogger("nmt.access")
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_SECOND_BUCKETS = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+)
+_BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
-# nmt_start_time_seconds says since when everything is counted
+# omits a creation time for each counter: all of them count from nmt_start_time_seconds on
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -59,19 +74,19 @@ class Metrics:
         self.batch_sentences = Histogram(
             "nmt_batch_sentences",
             "Sentences searched together.",
-            buckets=_BATCH_SIZES,
+            buckets=_BATCH_SIZE_BUCKETS,
             registry=registry,
         )
         self.queue_seconds = Histogram(
             "nmt_queue_seconds",
             "Time until the engine took the first segment of a request.",
-            buckets=_SECONDS,
+            buckets=_SECOND_BUCKETS,
             registry=registry,
         )
         self.request_seconds = Histogram(
             "nmt_request_seconds",
             "Time to answer a request that translates.",
-            buckets=_SECONDS,
+            buckets=_SECOND_BUCKETS,
             registry=registry,
         )
         start_time = Gauge(
@@ -79,13 +94,13 @@ class Metrics:
         )
         start_time.set_to_current_time()
 
-    def add_counter(self, name: str, description: str, read: Callable[[], float]) -> None:
-        """Add a count that another object keeps, which is read when the metrics are rendered."""
-        self._registry.register(_ReadCounter(name, description, read))
+    def add_counter(self, name: str, description: str, read_value: Callable[[], float]) -> None:
+        """Add a counter whose value `read_value` returns whenever the metrics are rendered."""
+        self._registry.register(_CallbackCounter(name, description, read_value))
 
-    def add_gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
-        """Add a metric whose value is read when the metrics are rendered."""
-        Gauge(name, description, registry=self._registry).set_function(read)
+    def add_gauge(self, name: str, description: str, read_value: Callable[[], float]) -> None:
+        """Add a gauge whose value `read_value` returns whenever the metrics are rendered."""
+        Gauge(name, description, registry=self._registry).set_function(read_value)
 
     def render(self) -> str:
         """Return all metrics in the text format of Prometheus."""
@@ -93,20 +108,20 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class _ReadCounter(Collector):
-    """A counter whose value is read from elsewhere."""
+class _CallbackCounter(Collector):
+    """A counter whose value is returned by a function."""
 
     name: str
     description: str
-    read: Callable[[], float]
+    read_value: Callable[[], float]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """See `Collector`."""
-        yield CounterMetricFamily(self.name, self.description, value=self.read())
+        yield CounterMetricFamily(self.name, self.description, value=self.read_value())
 
 
 def log_access(fields: dict[str, Any]) -> None:
-    """Write one JSON line about a request. Characters that cannot be printed are escaped."""
+    """Write one JSON line about a request to the access log. Escapes unprintable characters."""
     line = json.dumps(fields, ensure_ascii=False, default=str)
     if not line.isprintable():
         line = "".join(
@@ -117,14 +132,14 @@ def log_access(fields: dict[str, Any]) -> None:
 
 
 class OncePerMinute(logging.Filter):
-    """Lets a logger write what each line of code logs at most once a minute."""
+    """Drops records that the same line of code logged less than a minute ago."""
 
     def __init__(self) -> None:
         super().__init__()
         self._logged_at: dict[tuple[str, int], float] = {}  # by file and line
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log a record."""
+        """Return whether to log a record. See `logging.Filter`."""
         code_line = (record.pathname, record.lineno)
         if record.created - self._logged_at.get(code_line, 0.0) < 60:
             return False

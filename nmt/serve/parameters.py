@@ -1,4 +1,4 @@
-"""Requests to the API: their parameters, the limits on their texts, and what their routes share."""
+"""Parameters of API requests: reading them, checking their types and sizes, and admission."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nmt.serve.access import HttpError
 from nmt.serve.service import RequestContext, Service, TranslationOptions
 
 _MAX_FIELDS = 1000  # in a form
-_MAX_JSON_VALUES = 500_000  # each takes time while no other request is served
+_MAX_JSON_VALUES = 500_000  # parsing them blocks the event loop
 
 
 def get_service(request: Request) -> Service:
@@ -32,7 +32,7 @@ class Parameters(dict[str, Any]):
     """The parameters of a request. Each method raises a 400 `HttpError` for an invalid value."""
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return a string. If it is missing and has no default, that is an error."""
+        """Return a string, or `default` if it is missing or empty; None makes that an error."""
         value = self.get(name)
         if value is None or value == "":
             if default is None:
@@ -85,6 +85,7 @@ class Parameters(dict[str, Any]):
 
 
 def _check_unicode(name: str, text: str) -> None:
+    """Raise a 400 `HttpError` for a text that cannot be encoded in UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -95,15 +96,15 @@ def _check_unicode(name: str, text: str) -> None:
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """A request whose key and rate are checked."""
+    """A request with its parameters, after `admit` has checked its API key and rate."""
 
     http: Request
     service: Service
     context: RequestContext
     params: Parameters
 
-    def languages(self) -> TranslationOptions:
-        """Return the required parameters `source` and `target` as options."""
+    def language_options(self) -> TranslationOptions:
+        """Return options with the required parameters `source` and `target`, all others default."""
         source = self.params.text("source")
         target = self.params.text("target")
         return TranslationOptions(source=source.lower(), target=target.lower())
@@ -111,20 +112,25 @@ class ApiRequest:
     def check_size(
         self, texts: Sequence[str], *, is_list: bool = False, is_file: bool = False
     ) -> None:
-        """Raise a 400 `HttpError` if there are too many texts or characters."""
+        """Raise a 400 `HttpError` if there are too many texts or characters.
+
+        Only lists have a limit on the number of texts. Files have their own limit of characters.
+        """
         batch_limit = self.service.config.batch_limit
         if is_list and batch_limit and len(texts) > batch_limit:
             raise HttpError(
                 400, f"Invalid request: {len(texts)} texts exceed the limit of {batch_limit}"
             )
-        size = sum(map(len, texts))
+        num_characters = sum(map(len, texts))
         limit = self.service.char_limit(self.context, is_file=is_file)
-        if limit and size > limit:
-            raise HttpError(400, f"Invalid request: {size} characters exceed the limit of {limit}")
+        if limit and num_characters > limit:
+            raise HttpError(
+                400, f"Invalid request: {num_characters} characters exceed the limit of {limit}"
+            )
 
 
 def admit(request: Request, params: Parameters) -> ApiRequest:
-    """Check the API key and the rate of a request. Raises a 4xx `HttpError`."""
+    """Check the API key and the rate of a request. Raises a 4xx `HttpError` to refuse it."""
     service = get_service(request)
     context = get_context(request)
     service.admit(request, context, params.text("api_key", ""))
@@ -134,14 +140,14 @@ def admit(request: Request, params: Parameters) -> ApiRequest:
 async def read_request(request: Request) -> ApiRequest:
     """Read the parameters of a request and admit it.
 
-    The parameters are the body if its content type is JSON, otherwise form and query string. Line
-    ends of forms become `\\n`.
+    The parameters are the JSON object in the body. A body of any other media type is a form, whose
+    fields are combined with those of the query string; line ends in them become `\\n`.
     """
-    kind = content_type(request)
-    if kind == "application/json" or kind.endswith("+json"):
+    media_type = get_media_type(request)
+    if media_type == "application/json" or media_type.endswith("+json"):
         return admit(request, parse_json(await request.body()))
     params = Parameters()
-    if kind == "multipart/form-data":
+    if media_type == "multipart/form-data":
         try:
             form = await request.form(max_files=1, max_fields=_MAX_FIELDS)
         except HTTPException as error:
@@ -156,14 +162,16 @@ async def read_request(request: Request) -> ApiRequest:
     return admit(request, params)
 
 
-def content_type(request: Request) -> str:
+def get_media_type(request: Request) -> str:
     """Return the media type of the body, without parameters such as the charset."""
     return request.headers.get("content-type", "").split(";")[0].strip().lower()
 
 
 def parse_json(body: bytes) -> Parameters:
     """Return the parameters of a JSON body. Raises a 400 `HttpError` if it is no object."""
-    num_values = sum(map(body.count, (b",", b"[", b"{")))  # at most, as texts hold these as well
+    num_values = sum(
+        map(body.count, (b",", b"[", b"{"))
+    )  # too many: texts contain these characters as well
     if num_values > _MAX_JSON_VALUES:
         raise HttpError(400, f"Invalid JSON: more than {_MAX_JSON_VALUES} values")
     try:
@@ -179,14 +187,14 @@ def parse_json(body: bytes) -> Parameters:
     return Parameters(content)
 
 
-def _decode_form(content: bytes, source: str) -> list[tuple[str, str]]:
-    """Decode URL-encoded fields; `source` names them in errors."""
+def _decode_form(content: bytes, form_name: str) -> list[tuple[str, str]]:
+    """Return the names and values of URL-encoded fields. Errors call them `form_name`."""
     try:
         return parse_qsl(
-            content.decode(),  # not every client encodes UTF-8
+            content.decode(),  # raises a ValueError if it is not UTF-8
             keep_blank_values=True,
             errors="strict",
             max_num_fields=_MAX_FIELDS,
         )
     except ValueError:
-        raise HttpError(400, f"Invalid {source}: send it URL-encoded, in UTF-8") from None
+        raise HttpError(400, f"Invalid {form_name}: send it URL-encoded, in UTF-8") from None

@@ -9,7 +9,7 @@ from nmt.serve.encoding import TextEncoder
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, ClientQueues, QueuedRequest
 from nmt.serve.rounds import RoundRunner
-from nmt.serve.texts import without_forced_start
+from nmt.serve.texts import remove_forced_start
 from nmt.translate.results import LineResult, build_line_results
 
 _INLINE_SEGMENTS = 32  # the results of larger requests are built outside of the event loop
@@ -91,6 +91,6 @@ class Scheduler:
         self._metrics.sentences.inc(len(results))
         self._metrics.failed_sentences.inc(sum(result.error is not None for result in results))
         return [
-            without_forced_start(result, segments)
+            remove_forced_start(result, segments)
             for result, segments in zip(results, request.encoded.segments, strict=True)
         ]

@@ -23,12 +23,12 @@ from nmt.serve.access import (
     KeyRing,
     RateLimits,
     UnsupportedLanguageError,
-    network_of,
+    client_network,
     read_keys,
 )
 from nmt.serve.documents import Downloads, ReadOptions, read_text
 from nmt.serve.file_process import FileProcesses
-from nmt.serve.html_tokens import visible_text
+from nmt.serve.html_tokens import extract_visible_text
 from nmt.serve.models import DETECTION_CHARACTERS, Direction, Models
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, QueueFullError, TooManySentencesError
@@ -227,7 +227,7 @@ class Service:
             return ResolvedDirection(source or "en", 0.0, None)
         confidence = 0.0
         if source is None:
-            sample = visible_text(text, DETECTION_CHARACTERS) if options.is_html else text
+            sample = extract_visible_text(text, DETECTION_CHARACTERS) if options.is_html else text
             source, confidence = models.choose_source(sample, target)
         direction = models.directions.get((source, target))
         if direction is None and source != target:
@@ -489,7 +489,7 @@ async def call_for_texts(texts: Sequence[str], function: Callable[..., T], *args
 
 def get_client_name(request: Request) -> str:
     """Return the address or network of the client, by which its requests are limited."""
-    return network_of(request.client.host if request.client else "unknown")
+    return client_network(request.client.host if request.client else "unknown")
 
 
 def _find_served_codes(models: Models, options: TranslationOptions) -> tuple[str | None, str]:

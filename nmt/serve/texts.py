@@ -49,7 +49,7 @@ class PlainText:
 
     def render(self, results: Sequence[LineResult], rank: int = 0) -> str:
         """See `SourceText.render`."""
-        translations = [translation_text(result, rank) for result in results]
+        translations = [get_translation_text(result, rank) for result in results]
         gaps = self.target_gaps(translations)
         text = ""
         for gap, translation in zip(gaps, translations, strict=False):
@@ -72,7 +72,7 @@ class PlainText:
         return gaps
 
 
-def plain_text(text: str, *, split_sentences: bool = True) -> PlainText:
+def parse_plain_text(text: str, *, split_sentences: bool = True) -> PlainText:
     """Cut a text at line ends and, with `split_sentences`, at the ends of sentences."""
     sentences: list[str] = []
     gaps: list[str] = []
@@ -93,13 +93,13 @@ def plain_text(text: str, *, split_sentences: bool = True) -> PlainText:
     return PlainText(sentences, [*gaps, gap])
 
 
-def translation_text(result: LineResult, rank: int = 0) -> str:
+def get_translation_text(result: LineResult, rank: int = 0) -> str:
     """Return translation number `rank` of a sentence, or its last one if it has fewer."""
     translations = result.translations
     return translations[min(rank, len(translations) - 1)].text if translations else ""
 
 
-def without_forced_start(result: LineResult, segments: Sequence[Segment]) -> LineResult:
+def remove_forced_start(result: LineResult, segments: Sequence[Segment]) -> LineResult:
     """Remove the forced start from the tokens of a line with one segment. Texts never hold it."""
     num_forced = len(segments[0].prefix) if len(segments) == 1 else 0
     if num_forced == 0:
@@ -124,7 +124,7 @@ def is_emoji_only(text: str) -> bool:
     return bool(categories & {"So", "Sk"}) and categories <= {"So", "Sk", "Mn", "Cf", "Cs", "Co"}
 
 
-def token_spans(tokens: Sequence[str], text: str) -> list[tuple[int, int]]:
+def find_token_spans(tokens: Sequence[str], text: str) -> list[tuple[int, int]]:
     """Return the characters of `text` that each SentencePiece token covers, as (start, end).
 
     Normalization may change the number of characters. Offsets in the tokens are therefore scaled

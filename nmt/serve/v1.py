@@ -24,7 +24,7 @@ from nmt.serve.parameters import (
     ApiRequest,
     Parameters,
     admit,
-    content_type,
+    get_media_type,
     get_service,
     parse_json,
 )
@@ -34,7 +34,7 @@ from nmt.serve.service import (
     call_for_texts,
     run_unless_disconnected,
 )
-from nmt.serve.texts import plain_text, token_spans
+from nmt.serve.texts import find_token_spans, parse_plain_text
 from nmt.translate.attention import KINDS, attention_shape
 from nmt.translate.results import LineResult, Translation
 from nmt.translate.translator import Translator
@@ -90,7 +90,7 @@ _SEARCH_CHOICES: dict[str, type[Enum]] = {"normalization": Normalization, "stop"
 
 async def translate(request: Request) -> Response:
     """POST /v1/translate: JSON, or plain text, which is streamed line by line."""
-    is_plain = content_type(request) == "text/plain"
+    is_plain = get_media_type(request) == "text/plain"
     api_request = await _read_request(request, is_plain=is_plain)
     params = api_request.params
     for name in sorted(params):
@@ -98,7 +98,7 @@ async def translate(request: Request) -> Response:
             hint = suggest_names(name, _TRANSLATE_PARAMETERS)
             raise HttpError(400, f"Invalid request: no field {name!r:.50}; {hint}")
     texts = params.texts("text")
-    languages = api_request.languages()
+    languages = api_request.language_options()
     is_list = isinstance(params["text"], list)
     is_stream = params.flag("stream")
     max_beam_size = api_request.service.config.max_beam_size
@@ -250,7 +250,7 @@ def _check_options(
         )
     if not batch_options.search.sampling:
         return
-    num_sentences = sum(len(plain_text(text).sentences) for text in texts)
+    num_sentences = sum(len(parse_plain_text(text).sentences) for text in texts)
     if num_sentences > _MAX_SAMPLED_SENTENCES:
         raise HttpError(
             409,
@@ -296,7 +296,7 @@ def _describe_sentence(
         content["source_tokens"] = result.source_tokens
         content["source_spans"] = [  # in the sentence, to which the model reads `prefix` as well
             [max(0, start - len(prefix)), max(0, end - len(prefix))]
-            for start, end in token_spans(result.source_tokens, prefix + sentence)
+            for start, end in find_token_spans(result.source_tokens, prefix + sentence)
         ]
     content["hypotheses"] = [
         _describe_translation(translation, with_scores=with_scores)
@@ -315,7 +315,7 @@ def _describe_translation(translation: Translation, *, with_scores: bool) -> dic
     if with_scores or translation.alignment is not None:
         content["tokens"] = translation.tokens
     if translation.alignment is not None:
-        content["spans"] = token_spans(translation.tokens, translation.text)
+        content["spans"] = find_token_spans(translation.tokens, translation.text)
         content["alignment"] = translation.alignment
     return content
 
@@ -333,7 +333,7 @@ def _stream(
             for line in lines:
                 yield line
             return
-        source_texts = (plain_text(line, split_sentences=split_sentences) for line in lines)
+        source_texts = (parse_plain_text(line, split_sentences=split_sentences) for line in lines)
         async for translation in api_request.service.stream(
             api_request.context, direction, source_texts, options
         ):
@@ -367,7 +367,7 @@ async def attention(request: Request) -> Response:
     api_request = admit(request, parse_json(await request.body()))
     sentence = api_request.params.text("text")
     translation = api_request.params.text("translation")
-    languages = api_request.languages()
+    languages = api_request.language_options()
     api_request.check_size([sentence, translation])
     kind = api_request.params.text("kind") if "kind" in api_request.params else "cross"
     if kind != "all" and kind not in KINDS:
