@@ -229,7 +229,7 @@ def test_a_spike_stands_out_of_the_losses_before_it() -> None:
 def test_a_spike_is_logged_with_the_batch_of_the_highest_loss(
     toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poisoned: Any
 ) -> None:
-    monkeypatch.setattr(checks, "_NUM_COMPARED", 5)
+    monkeypatch.setattr(checks, "_NUM_PREVIOUS", 5)
     poisoned(PAIR, 30.0)
     assert train(toy_data, tmp_path / "run", PLAIN) == 0
     updates = plan(toy_data, 3)

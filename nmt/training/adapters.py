@@ -18,10 +18,10 @@ from nmt.model.fast import FastTransformer
 from nmt.model.fast.layers import FastLinear, linear
 
 SCALE = 2.0  # alpha / R in section 4.1 of the paper
-_NAME_PREFIXES = {  # of the parameters of each part
-    Part.encoder: ["encoder_"],
-    Part.decoder: ["decoder_"],
-    Part.embeddings: ["embedding.", "src_embedding."],
+_PARAMETER_PREFIXES = {  # beginnings of the names of each part's parameters
+    Part.encoder: ("encoder_",),
+    Part.decoder: ("decoder_",),
+    Part.embeddings: ("embedding.", "src_embedding."),
 }
 
 
@@ -35,45 +35,45 @@ class AdaptedLinear(FastLinear):
     up: nn.Parameter
 
     def block(self, x: Tensor, start: int, end: int, *, activation: str = "none") -> Tensor:
-        """Return the outputs from index `start` to `end`, (..., end - start)."""
-        low_rank = linear(linear(x, self.down), self.up[start:end])
-        y = super().block(x, start, end) + SCALE * low_rank
+        """Return the output features from `start` to `end`, (..., end - start)."""
+        low_rank_output = linear(linear(x, self.down), self.up[start:end])
+        y = super().block(x, start, end) + SCALE * low_rank_output
         return torch.relu(y) if activation == "relu" else y
 
 
 def set_trainable_parameters(model: FastTransformer, config: TrainConfig) -> None:
-    """Set `requires_grad` of all parameters for `freeze` and `adapter`, and add the adapters.
+    """Freeze the parts of the setting `freeze`, and add adapters if the setting `adapter` says so.
 
-    With an adapter, the linear layers outside of frozen parts get one, which replaces the training
-    of their matrices. Embeddings, norms and biases are still trained.
+    Each linear layer outside of the frozen parts gets an adapter, which is trained instead of the
+    matrix of the layer. Embeddings, norms and biases are still trained.
     """
-    frozen_prefixes: list[str] = []
+    frozen_prefixes: tuple[str, ...] = ()
     for frozen_part in config.freeze:
-        frozen_prefixes += _NAME_PREFIXES[frozen_part]
-    frozen = tuple(frozen_prefixes)
+        frozen_prefixes += _PARAMETER_PREFIXES[frozen_part]
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not name.startswith(frozen))
+        parameter.requires_grad_(not name.startswith(frozen_prefixes))
     if config.adapter is Adapter.none:
         return
     for name, module in model.named_modules():
-        if type(module) is FastLinear and not name.startswith(frozen):
+        if type(module) is FastLinear and not name.startswith(frozen_prefixes):
             _add_adapter(module, config.adapter_rank)
 
 
 def _add_adapter(module: FastLinear, rank: int) -> None:
     """Turn a linear layer into an `AdaptedLinear` with the same output."""
-    module.__class__ = AdaptedLinear
-    weight = module.weight.requires_grad_(False)
-    down = torch.empty(rank, module.in_features, device=weight.device)
+    module.__class__ = AdaptedLinear  # in place, so that the model and its caches keep the module
+    module.weight.requires_grad_(False)
+    device = module.weight.device
+    down = torch.empty(rank, module.in_features, device=device)
     nn.init.kaiming_uniform_(down, a=math.sqrt(5))
     module.down = nn.Parameter(down)
-    # `up` is 0 at first, so the adapter adds nothing yet
-    module.up = nn.Parameter(torch.zeros(module.out_features, rank, device=weight.device))
+    # zeros, so that an untrained adapter adds nothing
+    module.up = nn.Parameter(torch.zeros(module.out_features, rank, device=device))
 
 
 @torch.no_grad()
 def merged_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of a model with adapters merged, as of a model without adapters."""
+    """Return the state dict of `model` with each adapter added to the matrix of its layer."""
     state: dict[str, Tensor] = model.state_dict()
     for name, module in model.named_modules():
         if isinstance(module, AdaptedLinear):

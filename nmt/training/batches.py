@@ -27,15 +27,18 @@ from nmt.model.fast.packing import Packing, pack
 from nmt.model.fast.transfer import send
 
 FILLER_ROWS: Rows = np.zeros(1, dtype=np.int64)
-"""A filler: the batch of a rank without a batch. Its loss and its gradient are set to 0."""
+"""The pair of a filler, the batch that a rank runs in an update that has no batch for it.
+
+The loss and the gradient of a filler are set to 0.
+"""
 
 
 @dataclass(frozen=True)
 class Batch:
     """The input of one forward pass in training.
 
-    `tgt_in` is BOS + target and `tgt_out` is target + EOS of one sentence after another. Padding
-    tokens at the end make N and M multiples of a number.
+    Sentences follow one another: `tgt_in` has BOS before each target, and `tgt_out` has EOS after
+    it. Padding at the end may make N and M multiples of a number.
     """
 
     src: Tensor  # (N,)
@@ -46,7 +49,9 @@ class Batch:
     num_src_tokens: int  # without padding
     num_tokens: int  # target tokens without padding
     lengths: Lengths  # (B, 2), without padding
-    alignment: Tensor | None = None  # (L, 3): the pair, target and source position of each link
+    alignment: Tensor | None = (
+        None  # (L, 3): pair, target position and source position of each link
+    )
 
     def to(self, device: torch.device) -> Batch:
         """Copy the tensors to `device`, without waiting for it."""
@@ -96,12 +101,12 @@ def make_batch(
     if round_to > 1:
         num_src_pads = round_to - num_src_tokens % round_to
         num_tgt_pads = round_to - num_tokens % round_to
-    # padding becomes extra pairs, whose source or target may be empty
+    # padding tokens form additional pairs, whose source or target may be empty
     src_pad_lengths = _divide_padding(num_src_pads, max_length=max(src_lengths))
     tgt_pad_lengths = _divide_padding(num_tgt_pads, max_length=max(tgt_lengths))
-    num_extra = max(len(src_pad_lengths), len(tgt_pad_lengths))
-    src_pad_lengths += [0] * (num_extra - len(src_pad_lengths))
-    tgt_pad_lengths += [0] * (num_extra - len(tgt_pad_lengths))
+    num_pad_pairs = max(len(src_pad_lengths), len(tgt_pad_lengths))
+    src_pad_lengths += [0] * (num_pad_pairs - len(src_pad_lengths))
+    tgt_pad_lengths += [0] * (num_pad_pairs - len(tgt_pad_lengths))
     bos = [tokenizers.tgt.bos_id]
     eos = [tokenizers.tgt.eos_id]
     src_pads = [tokenizers.src.pad_id] * num_src_pads
@@ -126,7 +131,7 @@ def _divide_padding(num_pads: int, *, max_length: int) -> list[int]:
 def _concatenate(sentences: Iterable[tuple[Ids, Ids]], pads: Ids) -> Tensor:
     """Concatenate the ids of sentences, each in two parts, followed by `pads`."""
     arrays = [*itertools.chain.from_iterable(sentences), pads]
-    # "unsafe" because an empty list becomes a float array
+    # an empty list becomes a float array, which only casting="unsafe" converts to integers
     return torch.from_numpy(np.concatenate(arrays, dtype=np.int64, casting="unsafe"))
 
 
@@ -160,7 +165,7 @@ class BatchMaker:
     def make_batches(
         self, plan: UpdatePlan, update_id: int = 0, augment: TextAugmenter | None = None
     ) -> list[list[Batch]]:
-        """Return the micro-batches of each batch of this rank, or of a filler if it has none.
+        """Return the micro-batches of each batch of this rank, or of one filler if it has no batch.
 
         `update_id` is part of the seed of augmentation, sampling and noise, and must differ between
         updates.
@@ -176,8 +181,8 @@ class BatchMaker:
     def split_rows(self, rows: Rows) -> list[Rows]:
         """Divide a batch into micro-batches.
 
-        On a CPU they are so small that the activations of a layer stay in its caches; on other
-        devices there is only one.
+        On a CPU, micro-batches are so small that the activations of a layer stay in the CPU's
+        caches. On other devices, the batch is the only micro-batch.
         """
         if self._device_type != "cpu":
             return [rows]
@@ -191,7 +196,7 @@ class BatchMaker:
         pairs: list[tuple[Ids, Ids]] = []
         decoder_inputs: list[Ids] = []
         for row in rows.tolist():
-            pair: tuple[Ids, Ids] = self.data[row]
+            pair: tuple[Ids, Ids] = self.data[row]  # arrays, which the changes replace by lists
             src, tgt = pair
             if augment is not None:
                 src, tgt = augment(src, tgt, update_id, row)

@@ -47,7 +47,7 @@ class Run:
     tokenizers: Tokenizers
     validation: Validation
     samplers: dict[int, TokenBatchSampler]  # by the number of updates before their stage
-    augmenters: dict[int, TextAugmenter | None]  # with the same keys; None changes no text
+    augmenters: dict[int, TextAugmenter | None]  # by the same numbers; None: text is not changed
     fingerprint: dict[str, Any]  # data and settings, to compare with a checkpoint's fingerprint
     learner: Learner
 
@@ -56,7 +56,7 @@ class Run:
         return self.samplers[self._stage_start(num_updates)]
 
     def augmenter_at(self, num_updates: int) -> TextAugmenter | None:
-        """Return the augmentation of that stage."""
+        """Return the augmentation of the stage that contains the next update."""
         return self.augmenters[self._stage_start(num_updates)]
 
     def _stage_start(self, num_updates: int) -> int:
@@ -142,15 +142,15 @@ def make_augmenters(
     config: TrainConfig, data_info: DataInfo, tokenizers: Tokenizers
 ) -> dict[int, TextAugmenter | None]:
     """Return the augmentation of all stages, by the number of updates before the stage."""
-    settings = {0: config.augment}
+    stage_settings = {0: config.augment}
     for stage in config.stages.values():
-        settings[stage.start] = config.augment_at(stage)
+        stage_settings[stage.start] = config.augment_at(stage)
     augmenters: dict[int, TextAugmenter | None] = {}
-    for start, augment in settings.items():
+    for start, settings in stage_settings.items():
         augmenters[start] = None
-        if augment.is_enabled:
+        if settings.is_enabled:
             augmenters[start] = TextAugmenter(
-                augment,
+                settings,
                 config.seed,
                 tokenizers,
                 data_info.directions.values(),
@@ -184,9 +184,15 @@ def build_model(
 def _warn_of_short_run(config: TrainConfig, last_stage_start: int) -> None:
     """Warn if the run is too short to begin its last stage or to finish warm-up."""
     if last_stage_start >= config.max_updates:
-        message = "the last stage begins after update %d, but the run ends after max_updates=%d"
-        log.warning(message, last_stage_start, config.max_updates)
+        log.warning(
+            "the last stage begins after update %d, but the run ends after max_updates=%d",
+            last_stage_start,
+            config.max_updates,
+        )
     warmup_steps = config.optimizer.warmup_steps
     if warmup_steps >= config.max_updates:
-        message = "optimizer.warmup_steps=%d: the learning rate still rises after max_updates=%d"
-        log.warning(message, warmup_steps, config.max_updates)
+        log.warning(
+            "optimizer.warmup_steps=%d: the learning rate still rises after max_updates=%d",
+            warmup_steps,
+            config.max_updates,
+        )

@@ -75,14 +75,14 @@ class TrainerState:
             count = getattr(self, key)
             require_valid(0 <= count < 1 << 32, key, count, "must be from 0 to 4,294,967,295")
         require_valid(self.flops >= 0, "flops", self.flops, "must not be negative")
-        has_best = bool(self.best) or self.bad_validations == 0
+        is_consistent = len(self.best) > 0 or self.bad_validations == 0
         require_valid(
-            has_best, "bad_validations", self.bad_validations, "must be 0 without a best one"
+            is_consistent, "bad_validations", self.bad_validations, "must be 0 without a best one"
         )
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """The progress in training: it differs between any two points at which to save."""
+        """The point that the run has reached, to tell whether it was already saved."""
         return self.num_updates, self.epoch, self.epoch_position
 
 
@@ -153,7 +153,7 @@ class Saver:
     """
 
     def __init__(self, run_dir: Path, *, update: int, keep_last: int) -> None:
-        """Continue after the checkpoint of `update`; all newer checkpoints are damaged."""
+        """Continue after the checkpoint of `update`. Newer ones are damaged, and removed later."""
         self.run_dir = run_dir
         self.newest_update = update  # of the newest intact checkpoint
         self.keep_last = keep_last
@@ -231,11 +231,11 @@ class Saver:
         message = getattr(error, "strerror", None) or error  # without the path of an OSError
         reason = " ".join(str(message).split())
         checkpoints = list_checkpoints(self.run_dir)
-        newest = "there is none before it"
+        fallback = "there is none before it"
         if checkpoints:
-            newest = f"{checkpoints[-1].name} is the newest"
-        name = "links" if update is None else f"checkpoint of update {update}"
-        return f"{name} in {self.run_dir} not written: {reason}; {newest}"
+            fallback = f"{checkpoints[-1].name} is the newest"
+        target = "links" if update is None else f"checkpoint of update {update}"
+        return f"{target} in {self.run_dir} not written: {reason}; {fallback}"
 
     def _remove_old(self, best_updates: list[int]) -> None:
         """Remove all checkpoints except for `best_updates` and the newest intact ones."""

@@ -15,19 +15,20 @@ import numpy as np
 from nmt.data import Rows
 from nmt.errors import first_of
 
-_NUM_COMPARED = 100  # previous losses with which a loss is compared
-# A spike exceeds their mean by this many standard deviations and by this share of the mean, since
-# the standard deviation is very small if the loss hardly changes.
+_NUM_PREVIOUS = 100  # losses before an update, with which its loss is compared
+# A spike exceeds the mean of the previous losses by a number of standard deviations, and by a share
+# of the mean, since the standard deviation is very small if the loss hardly changes.
 _MIN_DEVIATIONS = 6.0
-_MIN_EXCESS = 0.1
+_MIN_MEAN_SHARE = 0.1
 _MAX_LISTED_PAIRS = 20
 
 
 def describe_batches(batches: list[tuple[Rows, float]]) -> str:
     """Describe the batches that may have caused a bad loss, by their loss and their pairs.
 
-    `batches` are pairs of rows and loss in nats per target token. Describes all batches whose loss
-    is not finite, or else the batch with the highest loss.
+    `batches` holds the rows of each batch and its loss in nats per target token. Describes all
+    batches whose loss is not finite, with the first such loss, or else the batch with the highest
+    loss.
     """
     suspects = [(rows, loss) for rows, loss in batches if not math.isfinite(loss)]
     if not suspects:
@@ -42,7 +43,7 @@ class SpikeDetector:
     """Detects losses that are far above the previous ones."""
 
     def __init__(self) -> None:
-        self._losses: deque[float] = deque(maxlen=_NUM_COMPARED)
+        self._losses: deque[float] = deque(maxlen=_NUM_PREVIOUS)
 
     def is_spike(self, loss: float) -> bool:
         """Return whether the loss of an update, in nats per token, is a spike; remember the loss.
@@ -51,10 +52,10 @@ class SpikeDetector:
         """
         previous_losses = list(self._losses)
         self._losses.append(loss)
-        if len(previous_losses) < _NUM_COMPARED:
+        if len(previous_losses) < _NUM_PREVIOUS:
             return False
         mean = fmean(previous_losses)
-        min_excess = max(_MIN_DEVIATIONS * stdev(previous_losses), _MIN_EXCESS * mean)
+        min_excess = max(_MIN_DEVIATIONS * stdev(previous_losses), _MIN_MEAN_SHARE * mean)
         return loss > mean + min_excess
 
 
@@ -69,8 +70,11 @@ def stop_signals() -> Iterator[list[signal.Signals]]:
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(signal.Signals(number))
 
-    numbers = {signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)}  # Windows has no USR1
-    previous_handlers = {number: signal.signal(number, receive) for number in numbers}
+    stop_numbers = {
+        signal.SIGTERM,
+        getattr(signal, "SIGUSR1", signal.SIGTERM),
+    }  # Windows has no USR1
+    previous_handlers = {number: signal.signal(number, receive) for number in stop_numbers}
     try:
         yield received
     finally:

@@ -37,7 +37,7 @@ class Compiler:
         self._start_seconds = 0.0
         self._may_fail = may_fail
         self._counters = utils.counters
-        self._num_logged = self.num_graphs
+        self._num_logged_graphs = self.num_graphs
         callback.on_compile_start(self._on_start)
         callback.on_compile_end(self._on_end)
 
@@ -59,18 +59,18 @@ class Compiler:
     def _with_fallback(
         self, compiled: Callable[..., T], function: Callable[..., T]
     ) -> Callable[..., T]:
-        """Return a function that calls `compiled`, and only `function` once that has failed."""
-        current = compiled
+        """Return a function that calls `compiled` until it fails, and then only `function`."""
+        active = compiled
 
         def call(*inputs: Any) -> T:
-            nonlocal current
+            nonlocal active
             try:
-                return current(*inputs)
+                return active(*inputs)
             except Exception as error:  # Triton, compilers and torch raise many types
-                if current is function or isinstance(error, torch.OutOfMemoryError):
+                if active is function or isinstance(error, torch.OutOfMemoryError):
                     raise
                 log.warning("%s runs uncompiled: %s", function.__qualname__, _first_line(error))
-            current = function
+            active = function
             return function(*inputs)
 
         return call
@@ -80,11 +80,11 @@ class Compiler:
 
     def _on_end(self, *_: Any) -> None:
         self.compile_seconds += time.perf_counter() - self._start_seconds
-        if self.num_graphs > self._num_logged:
-            self._num_logged = self.num_graphs
+        if self.num_graphs > self._num_logged_graphs:
+            self._num_logged_graphs = self.num_graphs
             log.info(
                 "compiled graph %d; %.0f s of compiling so far",
-                self._num_logged,
+                self._num_logged_graphs,
                 self.compile_seconds,
             )
 

@@ -21,11 +21,11 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-Shape = tuple[int, int]  # input and output size of a weight matrix: (N, in) x (in, out)
+Shape = tuple[int, int]  # input size and output size of a weight matrix
 
 RATE_SECONDS = 0.25  # time for measuring the peak throughput
 _MAX_CPU_ROWS = 256  # larger matrices take longer and reach the same throughput within 3 %
-_MAX_CPU_OUT = 4096
+_MAX_CPU_OUT_SIZE = 4096
 GPU_CHUNK_LOGITS = 1 << 27  # logits computed at a time on a GPU, which needs large matrices
 
 
@@ -41,9 +41,9 @@ def training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths) -> in
     tgt = lengths[:, 1].astype("int64")
     num_weight_uses = int(src.sum()) * _count_weights(source_shapes(config))
     num_weight_uses += int(tgt.sum()) * _count_weights(target_shapes(config, vocab_size))
-    num_attended = config.num_encoder_layers * int(src @ src)  # pairs of query and key
-    num_attended += config.num_decoder_layers * int(tgt @ tgt + src @ tgt)
-    return 6 * num_weight_uses + 12 * config.num_heads * config.d_k * num_attended
+    num_attention_pairs = config.num_encoder_layers * int(src @ src)  # pairs of query and key
+    num_attention_pairs += config.num_decoder_layers * int(tgt @ tgt + src @ tgt)
+    return 6 * num_weight_uses + 12 * config.num_heads * config.d_k * num_attention_pairs
 
 
 def _count_weights(shapes: Counter[Shape]) -> int:
@@ -104,15 +104,15 @@ def measure_peak_flops(
     flops = 0.0
     seconds = 0.0
     for (in_size, out_size), count in shapes.items():
-        timed_out_size = out_size
+        measured_out_size = out_size
         if device.type == "cpu":
             max_rows = _MAX_CPU_ROWS
-            timed_out_size = min(out_size, _MAX_CPU_OUT)
+            measured_out_size = min(out_size, _MAX_CPU_OUT_SIZE)
         else:
             max_rows = max(1, GPU_CHUNK_LOGITS // out_size)
         num_rows = min(num_tokens, max_rows)
         x = torch.randn(num_rows, in_size, device=device, dtype=dtype)
-        weight = torch.randn(timed_out_size, in_size, device=device, dtype=dtype)
+        weight = torch.randn(measured_out_size, in_size, device=device, dtype=dtype)
         timer = Timer(
             "multiply(x, weight)",
             globals={"multiply": _multiply_like_training, "x": x, "weight": weight},
@@ -120,8 +120,9 @@ def measure_peak_flops(
         )
         measurement = timer.blocked_autorange(min_run_time=RATE_SECONDS / len(shapes))
         fastest_seconds = min(measurement.times)  # other load on the machine only slows a run down
-        flops += count * 6.0 * in_size * out_size
-        seconds += count * fastest_seconds / num_rows * out_size / timed_out_size  # for one row
+        flops += count * 6.0 * in_size * out_size  # for one row, like `seconds`
+        seconds_per_row = fastest_seconds / num_rows * out_size / measured_out_size
+        seconds += count * seconds_per_row
     return flops / seconds
 
 

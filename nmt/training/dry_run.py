@@ -27,8 +27,8 @@ from nmt.training.schedule import learning_rate
 log = logging.getLogger(__name__)
 MEASURING_SECONDS = 10.0  # about how long updates are measured
 _MAX_MEASURED_UPDATES = 20
-# change neither the memory nor the time of an update, like most settings of the optimizer
-_SETTINGS_WITHOUT_COST = ("seed", "max_updates", "label_smoothing")
+# change neither the memory nor the time of an update; nor do most settings of the optimizer
+_FREE_SETTINGS = ("seed", "max_updates", "label_smoothing")
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def cost_settings(config: TrainConfig) -> tuple[object, ...]:
     """
     settings: list[object] = []
     for key, value in settings_to_compare(config).items():
-        is_of_optimizer = key.startswith("optimizer.") and key != "optimizer.name"
-        if is_of_optimizer or key in _SETTINGS_WITHOUT_COST:
+        is_optimizer_setting = key.startswith("optimizer.") and key != "optimizer.name"
+        if is_optimizer_setting or key in _FREE_SETTINGS:
             continue
         if key.startswith("model.") and key.endswith("dropout"):
             value = bool(value)
@@ -101,7 +101,7 @@ def _measure(run: Run, epoch_plan: EpochPlan) -> _DryRunResult:
     learner = run.learner
     lengths = learner.batch_maker.lengths
 
-    def make_update(plan: UpdatePlan) -> float:
+    def run_update(plan: UpdatePlan) -> float:
         batches = learner.batch_maker.make_batches(plan)
         result = learner.update(
             plan, batches, learning_rate(1, run.config), is_stop_requested=False
@@ -112,7 +112,7 @@ def _measure(run: Run, epoch_plan: EpochPlan) -> _DryRunResult:
     with learner.connected():
         peak_bytes = try_largest_batches(learner, run.samplers.values(), epoch_plan.pool_of(0))
         first_plan = first_batches(epoch_plan[0], lengths)
-        measurement = measure_updates(make_update, epoch_plan, first_plan)
+        measurement = measure_updates(run_update, epoch_plan, first_plan)
         peak_bytes = max(peak_bytes, peak_memory_bytes(learner.device))
         return _DryRunResult(
             measurement=measurement,
@@ -122,7 +122,7 @@ def _measure(run: Run, epoch_plan: EpochPlan) -> _DryRunResult:
 
 
 def first_batches(plan: UpdatePlan, lengths: Lengths) -> UpdatePlan:
-    """Return an update of the first batch of each rank in `plan`; `lengths` are (N, 2)."""
+    """Return a small part of `plan`: the first batch of each rank. `lengths` are (N, 2)."""
     batches = plan.batches[:1]
     num_src_tokens = gather(sum(int(lengths[rows, 0].sum()) for rows in batches))
     num_tgt_tokens = gather(sum(int(lengths[rows, 1].sum()) for rows in batches))
@@ -147,20 +147,21 @@ def _describe_memory(learner: Learner, peak_bytes: int) -> str:
 
 
 def measure_updates(
-    make_update: Callable[[UpdatePlan], float],
+    run_update: Callable[[UpdatePlan], float],
     plans: Sequence[UpdatePlan],
     first_plan: UpdatePlan,
 ) -> Measurement:
-    """Make updates for about `MEASURING_SECONDS`, the same number on all ranks, and time them.
+    """Run updates for about `MEASURING_SECONDS`, the same number on all ranks, and time them.
 
-    `make_update` makes an update, waits for the device and returns the operations of all ranks.
-    `first_plan`, which may be a small part of `plans[0]`, is made first. If there is no time for a
-    whole update, it is made and timed again, or, if it is very slow, its first time is used.
+    `run_update` runs an update, waits for the device and returns the operations of all ranks.
+    `first_plan`, which may be a small part of `plans[0]`, runs first, to estimate the time of an
+    update. If a whole update would take longer, only `first_plan` is measured: in a second run, or
+    in the first run if that alone took longer.
     """
 
     def measure(measured_plans: Sequence[UpdatePlan]) -> Measurement:
         start_seconds = time.perf_counter()
-        flops = sum(make_update(plan) for plan in measured_plans)
+        flops = sum(run_update(plan) for plan in measured_plans)
         return Measurement(measured_plans, time.perf_counter() - start_seconds, flops)
 
     first = measure([first_plan])

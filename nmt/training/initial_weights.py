@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -60,8 +59,10 @@ def _find_info(config: TrainConfig) -> tuple[Path, ModelInfo]:
     A resumed run does not need `init_from`, which may have been removed.
     """
     for folder in reversed(list_checkpoints(resolve_path(config.run_dir))):
-        with suppress(ModelError):  # `load_newest` reports damaged checkpoints
+        try:
             return folder, load_info(folder)
+        except ModelError:  # `load_newest` warns of damaged checkpoints
+            continue
     folder = find_model(resolve_path(str(config.init_from)))
     return folder, load_info(folder)
 
@@ -110,7 +111,7 @@ def adapt_vocabulary(
     """
     adapted = {name: weights.get(name, tensor) for name, tensor in random_weights.items()}
     for name in sorted(_VOCABULARY_TENSORS & random_weights.keys()):
-        # a model with a shared embedding has no others
+        # a model that shares its embeddings has only this tensor for all of them
         old_rows = weights[name if name in weights else _JOINT_EMBEDDING]
         old_tokenizer = old_tokenizers.tgt
         new_tokenizer = new_tokenizers.tgt
@@ -126,8 +127,13 @@ def adapt_vocabulary(
             )
         adapted[name] = random_weights[name].clone()
         adapted[name][new_ids] = old_rows[old_ids].to(adapted[name])
-        message = "%s: another vocabulary; %d of %d rows are kept, %d pieces are new"
-        log.info(message, name, len(new_ids), len(adapted[name]), num_random)
+        log.info(
+            "%s: another vocabulary; %d of %d rows are kept, %d pieces are new",
+            name,
+            len(new_ids),
+            len(adapted[name]),
+            num_random,
+        )
     return adapted
 
 
@@ -144,9 +150,9 @@ def _shared_ids(old: Tokenizer, new: Tokenizer) -> tuple[Tensor, Tensor]:
 
 
 def _pieces_and_roles(tokenizer: Tokenizer) -> list[str]:
-    """Return all pieces by id, with the name of its role, such as <eos>, for a control symbol.
+    """Return all pieces by id; control symbols are named by their roles, such as <eos>.
 
-    Tokenizers may have different pieces for the same role.
+    Two tokenizers may have different pieces for the same role.
     """
     pieces = list(tokenizer.all_pieces())
     roles = ("<pad>", "<unk>", "<bos>", "<eos>")

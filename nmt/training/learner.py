@@ -97,10 +97,10 @@ class Learner:
         if config.ema_decay:
             self.average = WeightAverage(model, config.ema_decay)
         self.sharded: Sharded | None = None  # set by `connected` with sharding=full
-        may_compile = config.compile
+        should_compile = config.compile
         is_sharded = config.sharding is Sharding.full
         if is_sharded or config.guided_alignment or config.simcut:
-            may_compile = False
+            should_compile = False
         if self.dtype is torch.bfloat16 and not is_sharded:
             # not with FSDP: it gathers weights again without a new version number, so the cache
             # would return stale copies
@@ -111,7 +111,7 @@ class Learner:
             r_drop=config.r_drop,
             simcut=config.simcut,
             guided_alignment=config.guided_alignment,
-            compiler=make_compiler(may_compile, device),
+            compiler=make_compiler(should_compile, device),
             used_size=batch_maker.tokenizers.tgt.used_size,
             src_eos_id=batch_maker.tokenizers.src.eos_id,
         )
@@ -165,8 +165,8 @@ class Learner:
         Raises `ModelError` if they do not fit the model.
         """
         try:
-            optimizers = zip(self.optimizers, state["optimizers"], strict=True)
-            for optimizer, optimizer_state in optimizers:
+            optimizer_states = state["optimizers"]
+            for optimizer, optimizer_state in zip(self.optimizers, optimizer_states, strict=True):
                 optimizer.load_state_dict(optimizer_state)
             if state["precision"]:  # empty if the run had another dtype; then the scale is new
                 self.scaler.load_state_dict(state["precision"])
@@ -267,8 +267,10 @@ class Learner:
     def compute_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the summed loss and the summed nll of a micro-batch, in nats."""
         batch = batch.to(self.device)
-        is_half = self.dtype is not torch.float32
-        with torch.autocast(self.device.type, dtype=self.dtype) if is_half else nullcontext():
+        needs_autocast = self.dtype is not torch.float32
+        with (
+            torch.autocast(self.device.type, dtype=self.dtype) if needs_autocast else nullcontext()
+        ):
             return self.objective(batch)  # type: ignore[no-any-return]
 
     def run_without_update(self, rows: Rows) -> None:
@@ -305,12 +307,12 @@ class Learner:
         if self.config.r_drop or self.config.simcut:
             flops *= 2  # two forward and backward passes
         counts = torch.tensor([float(flops), float(num_positions), float(is_stop_requested)])
-        local_values = [
+        rank_values = [
             loss_sums.sum(0),
             gradient_norm[None] / self.world.size,  # every rank has the same norm
             send(counts, self.device),
         ]
-        totals = sum_over_ranks(torch.cat(local_values))
+        totals = sum_over_ranks(torch.cat(rank_values))
         return UpdateResult(
             loss_sum=totals[0],
             nll_sum=totals[1],
@@ -373,7 +375,9 @@ class Learner:
     def state_bytes(self) -> int:
         """Return the memory of weights, average, gradients and moments on this device."""
         tensors = list(self.model.parameters())
-        tensors += [parameter for parameter in tensors if parameter.requires_grad]  # gradients
+        tensors += [
+            parameter for parameter in tensors if parameter.requires_grad
+        ]  # their gradients
         if self.average is not None:
             tensors += self.average.model.parameters()
         for optimizer in self.optimizers:

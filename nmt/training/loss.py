@@ -5,7 +5,8 @@ for every other (Szegedy et al., 2016, section 7; the same as `torch.nn.CrossEnt
 loss = -sum_v q(v) log p(v) = (1 - eps) * nll + eps * mean_v(-log p(v)).
 """
 
-# N target tokens, D d_model, V vocab
+# N target tokens (M with padding), D d_model, V vocab; for attention: B sentences, H heads, S
+# source and T target positions, L links of an alignment
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from nmt.training.compiled import Compiler
 from nmt.training.costs import GPU_CHUNK_LOGITS
 
 CPU_CHUNK_ROWS = 256  # target tokens whose logits exist at the same time on a CPU
-CUT_PROB = 0.05  # of a token in SimCut (Gao et al., 2022)
-_MIN_ALIGNMENT_PROB = 1e-6  # added, so that the logarithm is finite
+CUT_PROB = 0.05  # probability that SimCut sets a token's embedding to 0 (Gao et al., 2022)
+_ALIGNMENT_EPS = 1e-6  # added to attention weights, so that their logarithm is finite
 
 SoftmaxLoss = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
 """A function of logits (N, V), targets (N,) and smoothing that returns the summed loss, the summed
@@ -36,7 +37,7 @@ gradient may overwrite the logits.
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Output layer and loss, which are never computed for all target tokens at once.
+    """The output layer and the loss, computed for one chunk of target tokens after another.
 
     The forward pass computes the gradient of each chunk of tokens together with its loss, so that
     its logits can be freed. Under autocast, the inputs of matrix multiplications are rounded once;
@@ -114,17 +115,17 @@ def softmax_loss_in_place(
     Smoothing covers the first `used_size` ids, by default all.
     """
     dtype = logits.dtype
-    used = slice(used_size or logits.size(1))
+    used_size = used_size or logits.size(1)
     logits = logits.float()
     probs = torch.softmax(logits, dim=-1)  # (N, V)
     # log sum_v exp(logits_v), (N, 1): the largest logit minus the log of its probability
     log_normalizer = logits.amax(-1, keepdim=True) - probs.amax(-1, keepdim=True).log()
     nll = (log_normalizer - logits.gather(1, targets[:, None])).sum()
-    uniform_loss = log_normalizer.sum() - logits[:, used].mean(-1).sum()
+    uniform_loss = log_normalizer.sum() - logits[:, :used_size].mean(-1).sum()
     loss = (1 - smoothing) * nll + smoothing * uniform_loss
     # the gradient is p - q: probabilities minus target distribution
     grad_logits = probs
-    grad_logits[:, used].sub_(smoothing / used.stop)
+    grad_logits[:, :used_size].sub_(smoothing / used_size)
     correct = grad_logits.new_full((len(targets), 1), smoothing - 1)
     grad_logits.scatter_add_(1, targets[:, None], correct)
     return loss, nll, grad_logits.to(dtype)
@@ -187,11 +188,11 @@ def simcut_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
     """
 
     def compute(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
-        logits_of_passes = logits.float().view(-1, 2, logits.size(1))  # (N / 2, 2, V)
+        pass_logits = logits.float().view(-1, 2, logits.size(1))  # (N / 2, 2, V)
         loss, nll, grad_whole = softmax_loss_in_place(
-            logits_of_passes[:, 0], targets[::2], smoothing, used_size
+            pass_logits[:, 0], targets[::2], smoothing, used_size
         )
-        log_probs, log_probs_cut = torch.log_softmax(logits_of_passes, dim=-1).unbind(1)
+        log_probs, log_probs_cut = torch.log_softmax(pass_logits, dim=-1).unbind(1)
         probs = log_probs.exp()  # (N / 2, V)
         log_ratio = log_probs - log_probs_cut
         kl = (probs * log_ratio).sum(-1, keepdim=True)  # (N / 2, 1)
@@ -209,7 +210,7 @@ def cut_embeddings(model: FastTransformer, src_eos_id: int) -> Iterator[None]:
 
     def cut(_: nn.Module, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
         (ids,) = inputs
-        is_cut = torch.rand(ids.shape, device=ids.device) < CUT_PROB  # like `ids`
+        is_cut = torch.rand(ids.shape, device=ids.device) < CUT_PROB  # as `ids`
         return embedded.masked_fill((is_cut & (ids != src_eos_id))[..., None], 0.0)
 
     hooks = [model.embedding.register_forward_hook(cut)]
@@ -251,7 +252,7 @@ def alignment_loss(weights: Tensor, alignment: Tensor) -> Tensor:
     """
     sentences, tgt_positions, src_positions = alignment.unbind(1)  # (L,) each
     probs = weights.float().mean(dim=1)[sentences, tgt_positions, src_positions]  # (L,)
-    return -(probs + _MIN_ALIGNMENT_PROB).log().sum()
+    return -(probs + _ALIGNMENT_EPS).log().sum()
 
 
 class Objective(nn.Module):
@@ -269,19 +270,22 @@ class Objective(nn.Module):
         used_size: int | None = None,
         src_eos_id: int = -1,
     ) -> None:
-        """Compile the forward pass and the loss with `compiler`, if there is one.
+        """Choose the loss, and compile it and the forward pass with `compiler`, if there is one.
 
-        `guided_alignment` is the weight of `alignment_loss`; batches then need an alignment.
-        With `simcut`, the embeddings of `src_eos_id` are never cut.
+        `model` itself, which validation and decoding use, is not compiled.
 
-        `model` itself is not compiled, for validation and decoding. Label smoothing covers the
-        first `used_size` ids, by default all.
+        Args:
+            smoothing: label smoothing, over the first `used_size` ids, by default all.
+            r_drop: weight of the divergence of R-Drop; 0 disables it.
+            simcut: weight of the divergence of SimCut; 0 disables it.
+            guided_alignment: weight of `alignment_loss`; above 0, batches need an alignment.
+            src_eos_id: id whose embedding SimCut never cuts.
         """
         super().__init__()
         self.model = model
         self.smoothing = smoothing
         self.num_passes = 2 if r_drop or simcut else 1
-        self.has_cut_pass = simcut > 0  # the second pass is without some of the embeddings
+        self.has_cut_pass = simcut > 0  # in SimCut, the second pass has embeddings set to 0
         self.src_eos_id = src_eos_id
         self.alignment_weight = guided_alignment
         self.forward_model: Callable[..., Tensor] = model.forward
@@ -303,14 +307,17 @@ class Objective(nn.Module):
         attention_out: AttentionWeights | None = None  # gets the weights of the last pass
         if self.alignment_weight:
             attention_out = {alignment_attention(self.model): None}
-        passes = []
+        outputs = []  # of the decoder, one per pass
         for pass_index in range(self.num_passes):  # each draws new dropout
             is_cut = self.has_cut_pass and pass_index == 1
             with cut_embeddings(self.model, self.src_eos_id) if is_cut else nullcontext():
-                passes.append(self._decode(batch, attention_out)[:num_tokens])  # (N, D)
-        hidden = passes[0]
-        if len(passes) > 1:
-            hidden = torch.stack(passes, dim=1).flatten(0, 1)  # (2 N, D), both passes of a token
+                output = self.forward_model(
+                    batch.src, batch.src_packing, batch.tgt_in, batch.tgt_packing, attention_out
+                )  # (M, D), with padding
+            outputs.append(output[:num_tokens])  # (N, D)
+        hidden = outputs[0]
+        if len(outputs) > 1:
+            hidden = torch.stack(outputs, dim=1).flatten(0, 1)  # (2 N, D), both passes of a token
         loss, nll = smoothed_cross_entropy(
             hidden,
             self.model.output_matrix,
@@ -325,9 +332,3 @@ class Objective(nn.Module):
             assert batch.alignment is not None
             loss = loss + self.alignment_weight * alignment_loss(weights, batch.alignment)
         return loss, nll
-
-    def _decode(self, batch: Batch, attention_out: AttentionWeights | None) -> Tensor:
-        """Return the decoder's output for all target positions, (M, D) with padding."""
-        return self.forward_model(
-            batch.src, batch.src_packing, batch.tgt_in, batch.tgt_packing, attention_out
-        )

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Meter:
-    """Collects the results of updates, in `results`, to summarize them in one record."""
+    """Collects the results of updates in the list `results`, and summarizes them."""
 
     def __init__(self) -> None:
         self.start_seconds = time.perf_counter()
@@ -52,7 +52,7 @@ class Meter:
 class MetricsWriter:
     """Writes the metrics of a run to `metrics.jsonl`, one JSON object a line, and to trackers.
 
-    On other ranks than 0, all methods do nothing. If a write fails, for example because the disk is
+    On ranks other than 0, all methods do nothing. If a write fails, for example because the disk is
     full, the run goes on.
     """
 
@@ -79,7 +79,7 @@ class MetricsWriter:
         line = _render_line(record)
         try:
             old_size = os.fstat(self._file.fileno()).st_size
-            if self._file.write(line) < len(line):  # the disk is full
+            if self._file.write(line) < len(line):  # a full disk takes only a part
                 self._file.truncate(old_size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
@@ -97,8 +97,8 @@ class MetricsWriter:
 def _remove_later_records(path: Path, state: TrainerState) -> bool:
     """Remove the records after `state` from `metrics.jsonl`.
 
-    A validation after the last update is also removed if `state` was saved before it. Return
-    whether there was one, which must be repeated.
+    If `state` was saved before the validation of its update, the record of that validation is
+    removed too. Returns whether there was such a record: the validation must be repeated.
     """
     records = [r for r in read_metrics_log(path) if r["update"] <= state.num_updates]
     remaining = records

@@ -44,18 +44,16 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.opt
     }
     if config.name is Optimizer.adam:
         return [torch.optim.Adam(trained.values(), **adam_settings)]
-    if config.name is Optimizer.adafactor:
-        groups = _decay_groups(list(trained.values()), config.weight_decay)
-        return [torch.optim.Adafactor(groups, lr=0.0)]
-    if config.name is Optimizer.schedule_free:
-        groups = _decay_groups(list(trained.values()), config.weight_decay)
-        return [ScheduleFree(groups, config)]
     optimizers: list[torch.optim.Optimizer] = []
     if config.name is Optimizer.muon:
         matrices = {name: p for name, p in trained.items() if _is_layer_matrix(name, p)}
         trained = {name: p for name, p in trained.items() if name not in matrices}
         optimizers.append(_make_muon(model, list(matrices.values()), config))
     groups = _decay_groups(list(trained.values()), config.weight_decay)
+    if config.name is Optimizer.adafactor:
+        return [torch.optim.Adafactor(groups, lr=0.0)]
+    if config.name is Optimizer.schedule_free:
+        return [ScheduleFree(groups, config)]
     optimizers.append(torch.optim.AdamW(groups, **adam_settings))
     return optimizers
 
@@ -71,14 +69,14 @@ def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[d
 
 
 def _is_layer_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether Muon trains a parameter: it trains the weight matrices of layers, no embeddings."""
+    """Return whether Muon trains a parameter: a weight matrix of a layer, not an embedding."""
     is_in_layer = name.startswith(_LAYER_PREFIXES)
     return parameter.dim() == 2 and is_in_layer and name.endswith(".weight")
 
 
 def _make_muon(model: nn.Module, matrices: list[nn.Parameter], config: OptimizerConfig) -> Muon:
-    """Make the optimizer of `matrices`, in two groups: joint projections, and other matrices."""
-    qkv_sizes: dict[Tensor, list[int]] = {}  # by the joint projection to queries, keys and values
+    """Make the optimizer of `matrices`, in two groups: joint q, k, v projections, and others."""
+    qkv_sizes: dict[Tensor, list[int]] = {}  # by the weight of a projection to q, k and v at once
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
             qkv_sizes[module.in_projection.weight] = module.qkv_sizes
@@ -195,10 +193,10 @@ class ScheduleFree(torch.optim.Optimizer):
         bias_correction = 1 - beta2 ** group["num_steps"]
         direction = weight.grad / (square / bias_correction).sqrt_().add_(group["eps"])
         direction.add_(weight, alpha=group["weight_decay"])
-        # moves y as far as the changes of z and of x, which need not be computed
-        new_share = lr**2 / group["weight_sum"] if lr else 0.0  # of z in x
-        weight.lerp_(state["z"], new_share)
-        weight.add_(direction, alpha=lr * (beta1 * (1 - new_share) - 1))
+        z_share = lr**2 / group["weight_sum"] if lr else 0.0  # share of the new z in the average x
+        # change y as the steps of z and x change it, without computing x
+        weight.lerp_(state["z"], z_share)
+        weight.add_(direction, alpha=lr * (beta1 * (1 - z_share) - 1))
         state["z"].sub_(direction, alpha=lr)
 
     @torch.no_grad()
@@ -210,10 +208,10 @@ class ScheduleFree(torch.optim.Optimizer):
         averaged_model = copy.deepcopy(model).requires_grad_(False)
         for module in averaged_model.modules():
             if isinstance(module, FastLinear):
-                module.rounded_weights = None  # rounded from y
+                module.rounded_weights = None  # copied from `model`, so rounded from y
         beta1, _ = self.param_groups[0]["betas"]
-        weights = zip(model.parameters(), averaged_model.parameters(), strict=True)
-        for weight, average in weights:
+        averages = averaged_model.parameters()
+        for weight, average in zip(model.parameters(), averages, strict=True):
             if weight in self.state:
                 average.lerp_(self.state[weight]["z"], 1 - 1 / beta1)
         return averaged_model

@@ -23,7 +23,7 @@ from nmt.training.costs import device_memory_bytes, peak_memory_bytes
 from nmt.training.learner import Learner
 
 _NUM_BISECTIONS = 3  # steps of the search between a max_tokens that fits and one that does not
-_NEARLY_LARGEST = 0.98  # share of the largest size at which a batch need not be tried as well
+_SIMILAR_SHARE = 0.98  # batches of at least this share of the largest size represent it
 _SAFE_SHARE = 0.9  # of a size that fits, since batches of different shapes fragment memory
 _OUT_OF_MEMORY = re.compile(  # messages of CPU, Windows, MPS, cuBLAS, oneDNN and the C++ library
     "can't allocate memory|not enough memory|out of memory|CUBLAS_STATUS_ALLOC_FAILED|"
@@ -67,21 +67,21 @@ def try_largest_batches(
 ) -> int:
     """Run the largest batches of all stages forward and backward; return the peak memory in bytes.
 
-    There is one sampler for each stage. `plans` are some updates of this rank, with which the cost
-    of its largest batch is estimated: at most 10 % more in other updates. Raises a `ConfigError` if
+    There is one sampler for each stage. `plans` are some updates: no batch of this rank is expected
+    to cost 10 % more than the largest of theirs. Raises a `ConfigError` if
     memory is too small.
     """
     lengths = learner.batch_maker.lengths
     costs = [batch_cost(lengths[rows]) for plan in plans for rows in plan.batches]
-    expected_cost = int(1.1 * max(costs, default=0))
+    max_cost = int(1.1 * max(costs, default=0))
     peaks = []
     for sampler in samplers:
-        max_tokens = min(sampler.max_tokens, max(sampler.longest, expected_cost))
-        peaks.append(_try_largest_of(learner, sampler.memory_test_rows(), max_tokens))
+        max_tokens = min(sampler.max_tokens, max(sampler.longest, max_cost))
+        peaks.append(_run_largest_batches(learner, sampler.memory_test_rows(), max_tokens))
     return max(peaks)
 
 
-def _try_largest_of(learner: Learner, rows: Rows, max_tokens: int) -> int:
+def _run_largest_batches(learner: Learner, rows: Rows, max_tokens: int) -> int:
     """Run the largest batches of the pairs `rows`; return the peak memory in bytes."""
     settings_to_try = []
     if not learner.config.activation_checkpointing:
@@ -170,16 +170,16 @@ def largest_batches(lengths: Lengths, max_tokens: int) -> list[Rows]:
         num_rows * tgt,
         num_rows * (src**2 + src * tgt + tgt**2),
     ]
-    indices: list[int] = []
+    selected: list[int] = []  # indices of batches
     for measure in measures:
         largest = int(measure.argmax())
-        if not any(measure[i] >= _NEARLY_LARGEST * measure[largest] for i in indices):
-            indices.append(largest)
-    return [batches[index] for index in indices]
+        if not any(measure[i] >= _SIMILAR_SHARE * measure[largest] for i in selected):
+            selected.append(largest)
+    return [batches[index] for index in selected]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means too little memory, on any device."""
+    """Return whether an error means that a CPU or a GPU has too little memory."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))

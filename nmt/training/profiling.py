@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class UpdateProfiler:
-    """Writes the trace of the updates `updates`, which chrome and Perfetto show.
+    """Writes a trace of the updates in the range `updates`, to open in Chrome or Perfetto.
 
     Call `start_update` before each update, and `close` at the end of the run.
     """

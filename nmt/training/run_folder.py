@@ -31,8 +31,8 @@ def run_dir_errors(run_dir: Path) -> AbstractContextManager[None]:
 def lock_run_dir(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
     """Create `run_dir`, lock it during the block, and remove temporary files of a killed run.
 
-    Rank 0 calls it while the other ranks wait at most `timeout_seconds`, so it waits for the lock
-    half as long at most. Raises `ConfigError` if another run holds the lock.
+    Rank 0 calls it while the other ranks wait for rank 0, at most `timeout_seconds`. So it waits
+    for the lock at most half of that time. Raises `ConfigError` if another run holds the lock.
     """
     if (run_dir / "meta.json").exists():  # the manifest of the data would be overwritten
         raise ConfigError(f"run_dir={run_dir} is a data folder; choose another run_dir")
@@ -94,14 +94,12 @@ def check_fingerprint(folder: str, saved: dict[str, Any], current: dict[str, Any
     defaults = settings_to_compare(TrainConfig())  # for settings that only one of them has
     old = defaults | saved
     new = defaults | current
-    changes = {}  # descriptions by setting
+    changes = {}  # key: description of the change
     for key in current | old:
         if old.get(key) != new.get(key):
             changes[key] = f"{key} was {old.get(key)}, is {new.get(key)}"
-    settings_that_may_change = settings_to_log(TrainConfig())
-    refused_changes = [
-        change for key, change in changes.items() if key not in settings_that_may_change
-    ]
+    allowed_keys = settings_to_log(TrainConfig())
+    refused_changes = [change for key, change in changes.items() if key not in allowed_keys]
     if refused_changes:
         raise ConfigError(
             f"{folder} belongs to another run ({', '.join(refused_changes)}); choose another "

@@ -22,15 +22,17 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     """
     assert step >= 1, "updates count from 1"
     peak = peak_learning_rate(config)
-    schedule = config.optimizer.schedule
-    warmup_steps = config.optimizer.warmup_steps
-    end = config.max_updates
+    optimizer = config.optimizer
+    schedule = optimizer.schedule
+    warmup_steps = optimizer.warmup_steps
+    decay_end = config.max_updates
     if step <= warmup_steps:
         return peak * (step / warmup_steps)
-    start = warmup_steps  # of the decay
+    decay_start = warmup_steps
     if schedule is Schedule.wsd:
-        start = max(start, end - round(config.optimizer.decay_share * end))
-    progress = min(max(step - start, 0) / max(end - start, 1), 1.0)
+        decay_start = max(decay_start, decay_end - round(optimizer.decay_share * decay_end))
+    num_decay_steps = max(decay_end - decay_start, 1)
+    progress = min(max(step - decay_start, 0) / num_decay_steps, 1.0)  # share of the decay
     if schedule is Schedule.cosine:
         return peak * (0.5 * (1 + math.cos(math.pi * progress)))
     if schedule is Schedule.constant:

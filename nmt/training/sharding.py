@@ -25,7 +25,7 @@ from nmt.training.optimizer import WeightAverage
 
 
 class Sharded:
-    """Training state that is divided among the ranks: an objective, its optimizer and average."""
+    """An objective, its optimizer and its average, whose tensors are divided among the ranks."""
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class Sharded:
                 sharded_state[name] = self._shard(tensor) if is_moment else tensor
 
     def _shard_average(self, model: nn.Module) -> None:
+        """Replace the parameters of the averaged model by sharded ones."""
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 shard = nn.Parameter(self._shard(parameter), requires_grad=False)
@@ -88,7 +89,7 @@ class Sharded:
         return whole_model
 
     def local_shard(self, tensor: Tensor) -> Tensor:
-        """Return this rank's shard of a tensor; a tensor that is not sharded is returned as is."""
+        """Return this rank's shard of a tensor; return a whole tensor as it is."""
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
     def gather_to_host(self, tree: Any, *, should_keep: bool) -> Any:

@@ -31,7 +31,7 @@ from nmt.runtime.reading import open_regular
 
 log = logging.getLogger(__name__)
 CLOSE_SECONDS = 20.0  # how long the end of a run waits for its trackers
-_QUIET_SECONDS = 1.0  # a longer wait is logged
+_QUIET_SECONDS = 1.0  # a wait at the end of a run is logged if it is longer
 
 # `metrics.jsonl` has at most two records with metrics for an update: of training, then of
 # validation. The position of a record is 2 * update for training, 2 * update + 1 for validation.
@@ -47,7 +47,7 @@ class SentMarker:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The arguments with which a tracker is opened."""
+    """A run, as a tracker needs to know it."""
 
     folder: Path
     id: str  # from the marker file, so a resumed run continues the same run in the tracker
@@ -247,7 +247,7 @@ class TrackerThread:
 
     def __init__(self, name: TrackerName, run_dir: Path) -> None:
         """Start the thread, which first sends the records that the tracker does not have yet."""
-        self.is_complete = False  # whether all records were sent, after `close`
+        self.is_complete = False  # whether all records were sent; set when the thread ends
         self.name = name
         self._run_dir = run_dir
         self._marker_path = run_dir / "trackers" / f"{name.value}.json"
@@ -274,7 +274,7 @@ class TrackerThread:
         return not self._thread.is_alive()
 
     def warn(self, reason: object) -> None:
-        """Log why records were not sent, and how to send them."""
+        """Log a warning: why records were not sent, and how to send them."""
         message = "tracker %s: %s; nmt-visualize what=upload sends the rest"
         log.warning(message, self.name.value, " ".join(str(reason).split())[:300])
 
@@ -287,7 +287,7 @@ class TrackerThread:
             self.warn(error or type(error).__name__)
 
     def _send_records(self) -> None:
-        """Send each record that the tracker does not have, until `close` is called."""
+        """Send each record that the tracker does not have, until `start_closing` is called."""
         marker = self._read_marker()
         self._write_marker(marker)
         run = RunInfo(
@@ -302,7 +302,9 @@ class TrackerThread:
             for record in self._read_records(file):
                 update = record.pop("update")
                 position = _record_position(update, is_validation="valid_loss" in record)
-                metrics = {k: float(v) for k, v in record.items() if not isinstance(v, str)}
+                metrics = {
+                    key: float(value) for key, value in record.items() if not isinstance(value, str)
+                }
                 if position > marker.sent and metrics:
                     tracker.write(position, metrics)
                     marker.sent = position
@@ -326,7 +328,7 @@ class TrackerThread:
         replace_json(self._marker_path, asdict(marker))
 
     def _read_records(self, file: BinaryIO) -> Iterator[dict[str, Any]]:
-        """Yield the records of the file, and newly appended ones, until `close` is called."""
+        """Yield the records of the file as it grows, until `start_closing` is called."""
         incomplete_line = b""
         while True:
             is_closing = self._is_closing.is_set()
@@ -350,8 +352,8 @@ def close_trackers(threads: Sequence[TrackerThread], timeout_seconds: float | No
     start_seconds = time.monotonic()
     for thread in threads:
         thread.start_closing()
-    quiet_end = start_seconds + _QUIET_SECONDS
-    open_threads = [thread for thread in threads if not thread.wait_closed(quiet_end)]
+    log_seconds = start_seconds + _QUIET_SECONDS
+    open_threads = [thread for thread in threads if not thread.wait_closed(log_seconds)]
     if open_threads:
         names = ", ".join(thread.name.value for thread in open_threads)
         log.info("waiting up to %g seconds for %s to take all metrics", timeout_seconds, names)

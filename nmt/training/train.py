@@ -72,7 +72,7 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
         stack.callback(trainer.metrics_writer.close)
         stack.callback(trainer.profiler.close)
         stack.enter_context(trainer.progress)
-        was_complete = trainer.is_complete()
+        was_complete = trainer.is_complete()  # before this start of the run
         trainer.repeat_lost_validation()
         while not (trainer.is_stopped or trainer.is_complete()):
             trainer.train_epoch()
@@ -176,8 +176,8 @@ def check_memory(run: Run, state: TrainerState) -> None:
 class Trainer:
     """Continues a run from `state` on one rank, and keeps `state` up to date.
 
-    The run stops after the current update once `signals`, which a signal handler fills, has a
-    signal.
+    A signal handler adds to the list `signals`. When any rank has a signal, the run stops after the
+    current update.
     """
 
     def __init__(self, run: Run, state: TrainerState, signals: list[Signals]) -> None:
@@ -186,8 +186,8 @@ class Trainer:
         self.learner = run.learner
         self.state = state
         self.signals = signals
-        self.is_stopped = False  # by a signal to any rank
-        self.saved_position = state.position
+        self.is_stopped = False  # whether a signal to any rank stopped the run
+        self.saved_position = state.position  # of the newest checkpoint
         self.meter = Meter()
         self.spike_detector = SpikeDetector()
         if self.is_complete():
@@ -287,7 +287,7 @@ class Trainer:
             yield plan, self.learner.batch_maker.make_batches(plan, update_id, augment)
 
     def _advance(self, result: UpdateResult, sampler: TokenBatchSampler, epoch_length: int) -> None:
-        """Count an update in the state; begin an epoch after the last one or with a new stage."""
+        """Count an update in the state. At the end of an epoch or a stage, begin the next epoch."""
         state = self.state
         if result.is_finite:
             state.num_updates += 1

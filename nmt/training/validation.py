@@ -1,6 +1,6 @@
 """Validation: the loss and the BLEU score of a model on the validation set.
 
-The metrics do not depend on the number of ranks: neither do the batches, and sums are exact.
+The metrics do not depend on the number of ranks: batches are the same, and sums are exact.
 """
 
 # M target tokens, D d_model
@@ -39,7 +39,8 @@ class Validation:
     ) -> None:
         """Open the validation set.
 
-        Raises an `NmtError` if a file is missing, or BLEU's tokenizer for a target language.
+        Raises an `NmtError` if a file is missing, or if BLEU's tokenizer for a target language is
+        not installed.
         """
         self.tokenizers = tokenizers
         self.config = config
@@ -82,8 +83,8 @@ class Validation:
         # tensors are converted together, so that the host waits only once for the device
         rank_sums = torch.stack(nll_sums).tolist() if nll_sums else []
         # fsum rounds once, so the result does not depend on how the batches are divided
-        total = math.fsum(itertools.chain.from_iterable(gather(rank_sums)))
-        loss = total / int(lengths[:, 1].sum())
+        total_nll = math.fsum(itertools.chain.from_iterable(gather(rank_sums)))
+        loss = total_nll / int(lengths[:, 1].sum())
         return {"valid_loss": loss, "valid_perplexity": math.exp(min(loss, 700.0))}
 
     def compute_bleu(self, model: FastTransformer) -> dict[str, Any]:
