@@ -1,5 +1,6 @@
-"""Train in several processes of this machine with torch's elastic launcher, and raise the errors
-that a single process would raise.
+"""Train in several processes of this machine with torch's elastic launcher.
+
+An error of a rank is raised as the error that training in a single process would raise.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> Non
 
     Raises the error of the rank that failed first, so that the command prints it last.
     """
-    _silence_torch(timeout_seconds)
+    _configure_torch(timeout_seconds)
     with tempfile.TemporaryDirectory(prefix="nmt-train-") as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(config_yaml, encoding="utf-8", newline="\n")
@@ -50,7 +51,7 @@ def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> Non
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # set by nohup; torch would undo it
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup ignores it; torch would not
             config.signals_to_handle = "SIGTERM,SIGINT,SIGQUIT"
         stop_signal = _run_ranks(config, path)
         # Raised here and not in `_run_ranks`: a SignalException that is still referenced keeps a
@@ -59,8 +60,8 @@ def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> Non
             _raise_stopped(stop_signal, Path(folder))
 
 
-def _silence_torch(timeout_seconds: int) -> None:
-    """Turn off the logs of torch's launcher, and set how long it waits for ranks to end."""
+def _configure_torch(timeout_seconds: int) -> None:
+    """Turn off the logs of torch's launcher, and set how long it waits for stopped ranks to end."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):  # each logger has its own level
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -90,7 +91,7 @@ def _run_ranks(config: LaunchConfig, config_path: Path) -> signal.Signals | None
 def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
     """Raise the error for a signal that the launcher passed on to the ranks.
 
-    If a rank failed for another reason, raises the error that this rank wrote below `folder`.
+    Raises the error of a rank instead if one wrote another error than `StoppedError` to `folder`.
     """
     if stop_signal is signal.SIGINT:
         raise KeyboardInterrupt
@@ -104,20 +105,21 @@ def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
             raise RankError(
                 f"rank {path.parent.name}, asked to stop by {stop_signal.name}: {rank_message}"
             )
-        stop_message = rank_message  # more specific
+        stop_message = rank_message  # it says after which update the rank stopped
     raise StoppedError(stop_message)
 
 
 @dataclass(frozen=True, order=True)
 class _Cause:
-    """Why a rank failed. The smallest of several causes is the likely origin of the others."""
+    """Why a rank failed. The minimum over the ranks is the likely origin of the other failures."""
 
-    severity: int  # 0 failed itself, 1 killed or timed out, 2 lost a rank, 3 ended by torch
+    # from the origin: 0 own error, 1 killed or without an answer, 2 lost a rank, 3 ended by torch
+    distance: int
     timestamp: int  # seconds, when the rank failed
     rank: int
     exit_code: int
     text: str  # the message of the error
-    log_line: str  # the message with the name of the error, if its name says more
+    log_line: str  # the message with the class of the error, except for `PeerError`
 
 
 def raise_first_cause(failures: Iterable[errors.ProcessFailure]) -> NoReturn:
@@ -137,14 +139,14 @@ def _read_cause(failure: errors.ProcessFailure) -> _Cause:
         hint = _SIGNAL_HINTS.get(signal_name, "")
         text = f"process {failure.pid} was killed by {signal_name}{hint}"
         log_line = text
-        severity = 3 if signal_name == "SIGTERM" else 1
+        distance = 3 if signal_name == "SIGTERM" else 1
     else:
         # text, or the dictionary that torch's `record` wrote
         message = failure.message
         log_line = message["message"] if isinstance(message, dict) else message
         error_name, _, text = log_line.partition(": ")
-        severity = 0
+        distance = 0
         if error_name == PeerError.__name__:
             log_line = text
-            severity = 1 if "no answer" in text else 2
-    return _Cause(severity, failure.timestamp, failure.local_rank, failure.exitcode, text, log_line)
+            distance = 1 if "no answer" in text else 2
+    return _Cause(distance, failure.timestamp, failure.local_rank, failure.exitcode, text, log_line)

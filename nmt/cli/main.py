@@ -1,5 +1,6 @@
-"""The entry points `nmt NAME` and `nmt-NAME`: logs go to stderr, and a mistake of the user is shown
-as one line instead of a traceback.
+"""The entry points `nmt NAME` and `nmt-NAME`.
+
+They log to stderr, and report a mistake of the user in one line instead of a traceback.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _QUIET_WORDS = ("-q", "--quiet", "quiet=true")
 _VERBOSE_WORDS = ("-v", "-verbose", "--verbose", "verbose=true")
 _LEVEL_VARIABLE = "NMT_LOG_LEVEL"
-_COMMAND_OF_OTHER_NAME = {  # commands of other toolkits, and ours
+_OUR_COMMAND = {  # by the name of a command in other toolkits
     "generate": "translate",
     "interactive": "translate",
     "decode": "translate",
@@ -52,9 +53,9 @@ _ERRORS_WITHOUT_TRACEBACK = (*LINE_ERRORS, OSError, KeyboardInterrupt)
 
 
 def __getattr__(name: str) -> Callable[[], int]:
-    """Return the entry point of `nmt-NAME`, which setup.cfg names `nmt.cli.main:NAME`.
+    """Return the entry point of `nmt-NAME`, which setup.cfg calls `nmt.cli.main:NAME`.
 
-    The name of an entry point ends with an underscore if NAME is a keyword of Python.
+    If NAME is a keyword of Python, setup.cfg adds an underscore to it.
     """
     command = COMMANDS.get(name.removesuffix("_"))
     if command is None:
@@ -76,11 +77,11 @@ def nmt() -> int:
 def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
     """Run a command with the words that follow its name; return the exit status.
 
-    `command` is None for `nmt --help`, `nmt --version` and unknown names. `argv` holds the words
-    and is by default `sys.argv[1:]`.
+    `command` is None for `nmt --help`, `nmt --version` and unknown names. The words are `argv`, or
+    `sys.argv[1:]` by default.
     """
     words, level = _read_verbosity(list(sys.argv[1:] if argv is None else argv))
-    if sys.stderr is None:  # closed with 2>&-; the next opened file would get its descriptor
+    if sys.stderr is None:  # closed with 2>&-; else the next opened file would become stderr
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         log_to_stderr(level)
@@ -92,7 +93,7 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
         elif "--version" in words:
             print(f"nmt {__version__}")
         elif command is None:
-            name = _COMMAND_OF_OTHER_NAME.get(words[0], words[0])
+            name = _OUR_COMMAND.get(words[0], words[0])
             suggestion = suggest_names(name, COMMANDS, "nmt --help lists all")
             raise NmtError(f"no command {words[0]}; {suggestion}")
         else:
@@ -110,9 +111,9 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
 
 
 def _composed_values(command: Command, words: list[str]) -> dict[str, Any]:
-    """Return the values of all settings, by key, if `words` have settings such as model=tiny.
+    """Return the values of all settings, by key, for `words` that set some, such as model=tiny.
 
-    Returns nothing without settings, or if one of them is invalid.
+    Returns an empty dictionary if no word sets any, or if a word is invalid.
     """
     arguments = [word for word in words if "=" in word and not word.startswith(("-", "hydra"))]
     if not arguments:
@@ -130,10 +131,11 @@ def _composed_values(command: Command, words: list[str]) -> dict[str, Any]:
 def report_error(error: BaseException, program: str) -> int:
     """Print the line for an error that needs no traceback; return the exit status.
 
-    Re-raises an `OSError` without a file name: unless the disk is full, it is a bug.
+    Re-raises an `OSError` that names no file, since it is a bug unless the disk is full.
     """
     if isinstance(error, BrokenPipeError):
-        # The reader, for example head, has ended. Python would fail again when it flushes at exit.
+        # The reader of stdout, for example head, has ended. Python would fail again at exit, when
+        # it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
     message = str(error)
@@ -151,8 +153,8 @@ def report_error(error: BaseException, program: str) -> int:
 
 
 def import_and_run(command: Command, composed: ComposedCommand) -> Any:
-    """Run a command; return its result, which is a score for nmt-train and else None."""
-    if not logging.getLogger("nmt").handlers:  # a launcher of Hydra has started this process
+    """Import and run a command; return the score of nmt-train for a sweeper, else None."""
+    if not logging.getLogger("nmt").handlers:  # in a process that a launcher of Hydra started
         log_to_stderr()
     run = import_function(command)
     if composed.preparation is None:
@@ -163,8 +165,8 @@ def import_and_run(command: Command, composed: ComposedCommand) -> Any:
 def import_function(command: Command) -> Callable[..., Any]:
     """Import the function that runs a command.
 
-    Turns garbage collection off during the imports and excludes the imported objects from later
-    collections, because traversing torch's objects repeatedly takes 0.35 of 1.2 s.
+    Turns garbage collection off during the imports, and excludes the imported objects from later
+    collections: traversing torch's objects again and again takes 0.35 s of the 1.2 s.
     """
     module, function = command.run.split(":")
     is_first_import = module not in sys.modules
@@ -174,7 +176,7 @@ def import_function(command: Command) -> Callable[..., Any]:
             run: Callable[..., Any] = getattr(importlib.import_module(module), function)
     finally:
         gc.enable()
-    if is_first_import:  # a second command would freeze the garbage of the first one
+    if is_first_import:  # a second command in one process would freeze the garbage of the first
         gc.freeze()
     return run
 
@@ -187,9 +189,9 @@ class _EscapingFormatter(logging.Formatter):
 
 
 def _read_verbosity(words: list[str]) -> tuple[list[str], int]:
-    """Remove the words that set how much is logged; return the others and the level.
+    """Separate the words that set how much is logged; return the other words and the level.
 
-    The level is also set in the environment, for the processes that the command starts.
+    Also sets the level in the environment, for the processes that the command starts.
     """
     level = logging.INFO
     other_words = []
@@ -205,7 +207,7 @@ def _read_verbosity(words: list[str]) -> tuple[list[str], int]:
 
 
 def log_to_stderr(level: int | None = None) -> None:
-    """Write the logs of nmt to stderr: all of rank 0, and warnings of other ranks.
+    """Write the logs of nmt to stderr: from `level` up on rank 0, only warnings on other ranks.
 
     By default, `level` is the level of the command that started this process.
     """

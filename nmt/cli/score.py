@@ -86,7 +86,7 @@ def _to_record(
         "tokens": tokenizer.tgt.pieces(hypothesis.tokens[:-1]),
         "token_log_probs": hypothesis.token_log_probs,
     }
-    if hypothesis.alignment is not None:  # a row per target token, a column per source token
+    if hypothesis.alignment is not None:  # a source position for each target token
         [ids] = encode_sources(tokenizer.src, [source], tags)
         record["source_tokens"] = tokenizer.src.pieces([*ids, tokenizer.src.eos_id])
         record["alignment"] = hypothesis.alignment[: len(record["tokens"])]  # without EOS

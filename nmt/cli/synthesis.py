@@ -1,4 +1,4 @@
-"""Run `nmt-distill` and `nmt-backtranslate`: make a corpus of text and its translations."""
+"""Run `nmt-distill` and `nmt-backtranslate`, which make a corpus of text and its translations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from nmt.translate.synthesis import (
 from nmt.translate.windows import WINDOW_LINES, WindowReader
 
 log = logging.getLogger(__name__)
-_PAIRS = "pairs"  # a job appends its pairs to this file in the output folder, and removes it last
+_PAIRS = "pairs"  # file in the output folder for the pairs of an unfinished job, removed at its end
 
 
 def distill(config: DistillConfig) -> None:
@@ -71,7 +71,7 @@ def _log_next(
 ) -> None:
     """Log the nmt-preprocess command that prepares the corpus for training.
 
-    `corpus_settings` name the text for this command, such as `data.train.src`.
+    `corpus_settings` are its settings for the training text, such as `data.train.src`.
     """
     settings = dict(corpus_settings)
     if direction.src_lang:
@@ -87,8 +87,8 @@ def _log_next(
 def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
     """Translate the files of `input`, write a corpus to the folder `output`, print its counts.
 
-    With `is_reversed`, the input is the target side of the corpus. Resumes a killed job, and does
-    nothing if the corpus is complete already. Returns the languages of the corpus.
+    With `is_reversed`, the input is the target side of the corpus. Resumes a killed job, and
+    translates nothing if the corpus is complete. Returns the languages of the corpus.
     """
     config = with_chosen_backend(config)
     files = _find_inputs(config)
@@ -101,10 +101,9 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
         counts = read_counts(folder, job_fingerprint, open_input=lambda: _open_files(files))
     if counts is not None:
         log.info("%s is complete already, for this model, text and settings", config.output)
-        # the pairs remain if the job was killed after it wrote the summary
-        remove_partial(folder / _PAIRS)
+        remove_partial(folder / _PAIRS)  # left by a job that was killed after it wrote the summary
     else:
-        _check_replacement(config)  # `output` may hold the corpus of another job
+        _check_replacement(config)
         counts = _translate(config, files, job, job_fingerprint)
     print(counts.table(config))
     if not counts.pairs:
@@ -116,7 +115,7 @@ def _find_inputs(config: SynthesisConfig) -> list[str]:
     """Return the files that `input` names; raise an error for one that cannot be read."""
     files: list[str] = []
     for pattern in config.input or []:
-        files.extend(match_files(pattern).values())  # the keys are the texts of the wildcards
+        files.extend(match_files(pattern).values())  # the keys are the text that * and ? match
     for file in files:
         if file != "-":
             check_file(resolve_path(file))
@@ -124,10 +123,7 @@ def _find_inputs(config: SynthesisConfig) -> list[str]:
 
 
 def _make_job(config: SynthesisConfig) -> TranslationJob:
-    """Load the models for a job with the translation settings of `config`.
-
-    The classes of both commands inherit these settings from `TranslationConfig`.
-    """
+    """Load the models for a job with the settings that `config` shares with nmt-translate."""
     names = [setting.name for setting in fields(TranslationConfig)]
     settings = {name: getattr(config, name) for name in names}
     return TranslationJob(TranslateConfig(**settings, input="-", output="-"))
@@ -149,7 +145,7 @@ def _check_output(folder: Path, files: list[str]) -> None:
 
 
 def _check_replacement(config: SynthesisConfig) -> None:
-    """Raise a `DataError` if `output` holds a complete corpus that is not to be replaced.
+    """Raise a `DataError` if `output` holds a corpus of another job and `overwrite` is not set.
 
     A corpus without pairs may always be replaced.
     """
@@ -193,8 +189,8 @@ def _translate(
             Progress("translate", "lines", total_bytes=total_bytes, done=reader.num_lines)
         )
         is_checked = False
-        for window, results in job.translate_windows(reader, stack):  # `stack` stops its workers
-            if not is_checked:
+        for window, results in job.translate_windows(reader, stack):
+            if not is_checked:  # only the first window
                 _warn_of_other_language(window.lines, config, job.directions)
                 is_checked = True
             pair_bytes, window_counts = select_pairs(
@@ -213,7 +209,7 @@ def _translate(
             write_corpus(folder, partial_file.path, job_state, summary)
 
         total_counts = partial_file.finish(reader, write_output=write_output)
-    assert isinstance(total_counts, SynthesisCounts)  # see the arguments of `PartialFile` above
+    assert isinstance(total_counts, SynthesisCounts)  # the class given to `PartialFile`
     return total_counts
 
 
@@ -231,7 +227,7 @@ def _warn_of_other_language(
 
 
 def _open_files(files: list[str], window_lines: int = WINDOW_LINES) -> WindowReader:
-    """Open a reader of the lines of all files, one file after the other."""
+    """Return a reader of the lines of all files, one file after the other."""
     lines = chain.from_iterable(read_input(file) for file in files)
     return WindowReader(lines, window_lines=window_lines)
 
@@ -239,9 +235,9 @@ def _open_files(files: list[str], window_lines: int = WINDOW_LINES) -> WindowRea
 def _find_direction(
     config: SynthesisConfig, directions: Sequence[LanguagePair], *, is_reversed: bool
 ) -> LanguagePair:
-    """Return the languages of the corpus.
+    """Return the languages of the corpus, in reverse if the input is its target side.
 
-    Languages that the settings do not name come from the model, if it has a single direction.
+    Languages that the settings do not name are those of a model with a single direction.
     """
     src_lang = config.src_lang
     tgt_lang = config.tgt_lang

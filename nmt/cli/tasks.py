@@ -1,6 +1,6 @@
 """Run `nmt-preprocess`, `nmt-average`, `nmt-export`, `nmt-import` and `nmt-serve`.
 
-Each function imports its package itself, so that preprocessing, for example, does not load torch.
+Each function imports only the packages of its command, so that preprocessing does not load torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from nmt.errors import ConfigError, ModelError, NmtError
 
 log = logging.getLogger(__name__)
 
-_MIN_SERVER_BYTES = 1536 << 20  # of address space; two cores need 1.1 GB, more cores need more
+# address space of a server before it loads models: 1.1 GB with two cores, more with more cores
+_MIN_SERVER_BYTES = 1536 << 20
 
 
 def preprocess(config: PreprocessConfig) -> None:
@@ -55,12 +56,12 @@ def average(config: AverageConfig) -> None:
     log.info("averaged %s", ", ".join(folder.name for folder in folders))
     model_dir = output
     if not config.checkpoints and config.output is None:
-        model_dir = config.run_dir  # shorter: nmt-translate finds the average in a run folder
+        model_dir = config.run_dir  # nmt-translate finds RUN/average in a run folder
     log.info("wrote %s; next: %s", output, shell_command("translate", model_dir=model_dir))
 
 
 def _default_average_folder(config: AverageConfig) -> str:
-    """Return RUN/average, where RUN is `run_dir` or the run folder of the listed checkpoints."""
+    """Return RUN/average, where RUN is `run_dir` or the run folder that has all `checkpoints`."""
     if not config.checkpoints:
         return f"{config.run_dir}/average"
     setting = f"checkpoints={','.join(config.checkpoints)}"
@@ -74,9 +75,9 @@ def _default_average_folder(config: AverageConfig) -> str:
 
 
 def _choose_checkpoints(config: AverageConfig) -> list[Path]:
-    """Return the `best` best or the `last` newest checkpoints of a run.
+    """Return the best or newest checkpoints of a run, as many as `best` or `last` says.
 
-    Without these settings, returns the newest ones; `average_last` of the run sets their number.
+    Without these settings, returns the newest ones, as many as the run's `average_last` says.
     """
     from nmt.average import best_checkpoints, last_checkpoints
     from nmt.checkpoint import list_checkpoints
@@ -99,7 +100,7 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
     if config.last is not None:
         return last_checkpoints(run_dir, config.last)
     num_available = len(list_checkpoints(run_dir))
-    # at least 1: the error for too few checkpoints is better than an average of none
+    # at least 1, so that `last_checkpoints` raises its error if there are none
     return last_checkpoints(run_dir, max(1, min(average_last, num_available)))
 
 
@@ -112,7 +113,7 @@ def export(config: ExportConfig) -> None:
     output = config.output or _default_export_folder(config)
     export_model(folder, resolve_path(output), config)
     megabytes = sum(path.stat().st_size for path in resolve_path(output).iterdir()) / 1e6
-    log_suffix = describe_other_models(resolve_path(config.model_dir), folder)
+    other_models = describe_other_models(resolve_path(config.model_dir), folder)
     log.info(
         "exported %s to %s (%s, %s, %.1f MB)%s",
         folder,
@@ -120,7 +121,7 @@ def export(config: ExportConfig) -> None:
         config.format.value,
         config.quantization.value,
         megabytes,
-        log_suffix,
+        other_models,
     )
     if config.format is ExportFormat.ctranslate2:
         command = shell_command("translate", backend="ctranslate2", model_dir=output)
@@ -177,7 +178,10 @@ def serve(config: ServeConfig) -> None:
 
 
 def _check_address_space() -> None:
-    """Raise `NmtError` if torch and its libraries do not fit; they would fail with tracebacks."""
+    """Raise an `NmtError` if a limit of the shell leaves torch and its libraries too little memory.
+
+    Without this check, they would fail with tracebacks.
+    """
     if sys.platform == "win32":
         return
     import resource  # not on Windows
