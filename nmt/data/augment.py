@@ -24,8 +24,8 @@ from nmt.data.vocabulary import user_symbols
 class TextAugmenter:
     """Changes the text of pairs.
 
-    Tags and prefixes at the start of a side and user-defined symbols stay unchanged. So does a
-    whole pair with an unknown token, or that would become longer than `max_length` (EOS included).
+    Tags and prefixes at the start of a side and user-defined symbols stay unchanged. A whole
+    pair stays unchanged if it has an unknown token, or would exceed `max_length` (EOS included).
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TextAugmenter:
         self.tgt_codec = TextCodec(tokenizers.tgt, tgt_tags, max_length)
 
     def __call__(self, src: Ids, tgt: Ids, update: int, row: int) -> tuple[Ids, Ids]:
-        """Return the ids of the changed pair; of the same pair if nothing is drawn to change.
+        """Draw changes, apply them to the text of a pair, and return its new ids.
 
         `update` is the number of the update, and `row` the index of the pair in the training set.
         """
@@ -66,9 +66,7 @@ class TextAugmenter:
         return new_src, new_tgt
 
     def _draw_changes(self, rng: Random) -> list[PairChange]:
-        """Return the changes to apply to a pair, in order. They are drawn independently, except
-        that at most one of the three cases is drawn.
-        """
+        """Draw the changes of a pair, independently except for at most one change of case."""
         config = self.config
         changes: list[PairChange] = []
         probabilities = (config.upper, config.title, config.lower)
@@ -90,7 +88,7 @@ class TextAugmenter:
     def _change_case(
         self, change: Callable[[str], str], src: str, tgt: str, rng: Random
     ) -> tuple[str, str]:
-        """Change both sides if the source's script has upper and lower case."""
+        """Change the case of both sides, except for symbols, if the source's script has cases."""
         if not perturb.has_case(src):
             return src, tgt
         src_segments = self.src_codec.split_at_symbols(src)
@@ -109,22 +107,26 @@ class TextAugmenter:
 
 
 PairChange = Callable[[str, str, Random], tuple[str, str]]
-"""Changes the text of source and target with random numbers of a generator."""
+"""Changes the texts of source and target, drawing from a random number generator."""
 
 
 def _remove_end_marks(src: str, tgt: str, rng: Random) -> tuple[str, str]:
+    """Remove the final punctuation of both sides."""
     return perturb.remove_end_marks(src, tgt)
 
 
 def _misplace_space(src: str, tgt: str, rng: Random) -> tuple[str, str]:
+    """Change the space around a punctuation mark of the source."""
     return perturb.misplace_space(src, rng), tgt
 
 
 def _insert_word_to_copy(src: str, tgt: str, rng: Random) -> tuple[str, str]:
+    """Insert the same random word into both sides."""
     return perturb.insert_word(src, tgt, perturb.draw_word_to_copy(rng), rng)
 
 
 def _replace_by_words_to_copy(src: str, tgt: str, rng: Random) -> tuple[str, str]:
+    """Replace both sides by the same random words."""
     words = perturb.draw_words_to_copy(rng)
     return words, words
 
@@ -142,9 +144,9 @@ class TextCodec:
         self.symbol_pattern = re.compile(f"({'|'.join(symbols)})" if symbols else "(?!)")
 
     def decode(self, ids: Ids) -> tuple[list[int], str]:
-        """Return the ids at the start that stay unchanged, and the text of the others.
+        """Return the ids of the prefix, which stays unchanged, and the text of the other ids.
 
-        The text is empty if it cannot be restored because a token is unknown.
+        The text is empty if one of them is the unknown token.
         """
         all_ids = [int(i) for i in ids]
         length = find_prefix_length(all_ids, self.prefixes)
@@ -153,7 +155,7 @@ class TextCodec:
         return all_ids[:length], text
 
     def encode(self, prefix: list[int], text: str) -> list[int]:
-        """Return the ids of a text after `prefix`; none if they are too many or unknown."""
+        """Return `prefix` and the ids of a text; no ids if they are too many or one is unknown."""
         ids = self.tokenizer.encode(text)
         text_ids = ids[find_prefix_length(ids, self.prefixes) :]
         is_too_long = len(prefix) + len(text_ids) + 1 > self.max_length
@@ -162,5 +164,5 @@ class TextCodec:
         return [*prefix, *text_ids]
 
     def split_at_symbols(self, text: str) -> list[str]:
-        """Split a text at user-defined symbols; those with odd indices are symbols."""
+        """Split a text at user-defined symbols; the parts with odd indices are symbols."""
         return self.symbol_pattern.split(text)

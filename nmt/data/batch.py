@@ -21,8 +21,9 @@ MICRO_BATCH_TOKENS = 1024
 
 
 def batch_cost(lengths: Lengths) -> int:
-    """Return the cost of a batch with `lengths` (B, 2): the number of pairs times the longest side,
-    so the number of tokens of the larger padded tensor.
+    """Return the number of pairs times the longest side of a batch with `lengths` (B, 2).
+
+    This is the size of its larger padded tensor.
     """
     return len(lengths) * int(lengths.max())
 

@@ -27,7 +27,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _POOL_PAIRS = 5_000_000  # maximum number of pairs that are sorted together
 _MAX_CACHED_POOLS = 2  # the thread that prepares updates may be one pool ahead of the training loop
-_MIN_SLICE = 1 / 8  # the smallest slice of a batch, as a fraction of a rank's share of an update
+_MIN_SLICE = 1 / 8  # smallest slice of a batch, as a fraction of a rank's share of an update
 
 
 @dataclass(frozen=True)
@@ -166,8 +166,8 @@ class TokenBatchSampler:
         if self.world_size == 1:
             return batches
         costs = [batch_cost(self.lengths[rows]) for rows in batches]
-        cost_starts = np.cumsum([0, *costs])  # where each batch starts on the axis, and the end
-        row_starts = np.cumsum([0, *map(len, batches)])  # the same, counted in rows
+        cost_starts = np.cumsum([0, *costs])  # the start of each batch on the axis, and the end
+        row_starts = np.cumsum([0, *map(len, batches)])  # the first row of each batch, and the end
         share = cost_starts[-1] / self.world_size
         min_slice = share * _MIN_SLICE
 
@@ -177,21 +177,20 @@ class TokenBatchSampler:
                 return int(row_starts[-1])
             cut = rank * share
             num_started = int(np.searchsorted(cost_starts, cut, side="right"))
-            batch = min(num_started, len(batches)) - 1  # the index of the batch that is cut
-            offset = cut - cost_starts[batch]
+            i = min(num_started, len(batches)) - 1  # the batch that is cut
+            offset = cut - cost_starts[i]
             if offset < min_slice:
-                return int(row_starts[batch])
-            if costs[batch] - offset < min_slice:
-                return int(row_starts[batch + 1])
-            num_rows_before = round(len(batches[batch]) * float(offset / costs[batch]))
-            return int(row_starts[batch]) + num_rows_before
+                return int(row_starts[i])
+            if costs[i] - offset < min_slice:
+                return int(row_starts[i + 1])
+            return int(row_starts[i]) + round(len(batches[i]) * float(offset / costs[i]))
 
         start = first_row(self.rank)
         end = first_row(self.rank + 1)
         slices = []
         for row_start, rows in zip(row_starts[:-1], batches, strict=True):
-            slice_start = max(start - row_start, 0)  # in the batch
-            slice_end = max(end - row_start, 0)  # may be beyond the end of the batch
+            slice_start = max(start - row_start, 0)  # relative to the batch
+            slice_end = max(end - row_start, 0)  # may exceed the batch
             if slice_start < min(slice_end, len(rows)):
                 slices.append(rows[slice_start:slice_end])
         return slices
@@ -226,7 +225,7 @@ def _find_longest_row(lengths: Lengths, corpus: CorpusRange) -> int:
 
 
 def _split_batches(batches: list[Rows], num_updates: int) -> list[Rows]:
-    """Halve all batches until there is one for every update; there must be enough pairs."""
+    """Halve all batches until there are at least `num_updates`, which needs as many pairs."""
     while len(batches) < num_updates:
         halves = []
         for rows in batches:
@@ -244,24 +243,24 @@ def _group_batches(token_counts: Ints, tokens_per_update: int) -> list[int]:
     num_batches = len(token_counts)
     num_updates = max(1, round(int(token_counts.sum()) / tokens_per_update))
     cuts = _cut_evenly(token_counts, min(num_updates, num_batches))
-    bounds: list[int] = np.union1d(cuts, [0, num_batches]).tolist()  # distinct: no update is empty
+    bounds: list[int] = np.union1d(cuts, [0, num_batches]).tolist()  # distinct, so none is empty
     return bounds
 
 
 def _group_exactly(token_counts: Ints, num_updates: int) -> list[int]:
     """Like `_group_batches`, with exactly `num_updates` updates of at least one batch each."""
     num_batches = len(token_counts)
-    indices = np.arange(1, num_updates)  # of all updates but the first
+    indices = np.arange(1, num_updates)  # of the second and later updates
     cuts = _cut_evenly(token_counts, num_updates)
-    # at least one batch between two cuts
+    # leave at least one batch between two cuts
     cuts = np.maximum.accumulate(cuts - indices) + indices
-    # at least one batch before the first cut, and one after the last
+    # leave at least one batch before the first cut and one after the last
     cuts = np.clip(cuts, indices, num_batches - indices[::-1])
     return [0, *cuts.tolist(), num_batches]
 
 
 def _cut_evenly(token_counts: Ints, num_updates: int) -> Ints:
-    """Return the index of the first batch of every update but the first, (num_updates - 1,).
+    """Return the index of the first batch of the second and later updates, (num_updates - 1,).
 
     Divides the tokens into equal intervals, one per update. A batch belongs to the update whose
     interval contains the middle of the batch.

@@ -31,15 +31,16 @@ from nmt.runtime.metadata import pop_version, read_json, to_dataclass
 from nmt.runtime.reading import MAX_BYTES, check_regular, open_regular
 
 Ids = np.ndarray[Any, np.dtype[Any]]
-FlatIds = tuple[Ids, Ids]  # the concatenated ids of all lines of a side, and each line's offset
+FlatIds = tuple[Ids, Ids]
+"""One side of N pairs: the concatenated ids of all lines, and the offset of each line (N + 1,)."""
 
 FORMAT_VERSION = 2
-_BATCH_ROWS = 50_000  # number of pairs of each record batch but the last
+_BATCH_ROWS = 50_000  # pairs of a record batch; the last one of a shard may have fewer
 _MAX_PAIRS = 1 << 40
 _ID_COLUMNS = ["src", "tgt"]
 _TEXT_COLUMNS = ["src_text", "tgt_text"]  # optional
 _ID_TYPES = (pa.list_(pa.uint16()), pa.list_(pa.int32()))
-_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of Arrow's IPC format
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # marker in Arrow's IPC format
 
 
 @dataclass
@@ -112,10 +113,10 @@ class DataInfo:
 
 
 class ShardWriter:
-    """Writes one shard in a `with` block; after the block, `shard` is its index entry.
+    """Writes one shard in a `with` block. After the block, `shard` is the index entry of the file.
 
     The file exists as soon as the block begins, so callers write to a temporary name and rename.
-    Equal pairs give equal bytes, however they are divided into calls of `add`.
+    The bytes depend on the pairs only, not on how calls of `add` divide them.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class ShardWriter:
         num_pairs = len(src[1]) - 1
         start = 0
         while start < num_pairs:
-            num_free_rows = _BATCH_ROWS - self.shard.pairs % _BATCH_ROWS  # in the record batch
+            num_free_rows = _BATCH_ROWS - self.shard.pairs % _BATCH_ROWS  # of the record batch
             end = min(num_pairs, start + num_free_rows)
             columns = [
                 self._make_column("src", src, start, end),
@@ -163,7 +164,7 @@ class ShardWriter:
         self.shard.tgt_tokens += len(tgt[0])
 
     def _make_column(self, name: str, side: FlatIds, start: int, end: int) -> pa.ListArray:
-        """Convert lines `start` up to `end` of one side to Arrow; update `shard.longest`."""
+        """Convert lines `start` up to `end` of a side to Arrow, and update `shard.longest`."""
         ids, offsets = side
         offsets = offsets[start : end + 1]
         self.shard.longest = max(self.shard.longest, int(np.diff(offsets).max()) + 1)
@@ -197,7 +198,7 @@ class MappedShard:
     def __init__(self, path: Path) -> None:
         options = pa.ipc.IpcReadOptions(use_threads=False)  # threads would not survive a later fork
         self._starts = [0]  # first row of each record batch, and the number of rows
-        self._texts: list[list[pa.Array]] = []  # by record batch: source and target, or nothing
+        self._texts: list[list[pa.Array]] = []  # source and target of each record batch, or nothing
         self._batches: list[tuple[FlatIds, FlatIds]] = []
         try:
             check_regular(path)
@@ -244,7 +245,7 @@ class MappedShard:
     def largest_ids(self) -> tuple[int, int]:
         """Return the largest id of the source and of the target.
 
-        A negative id counts as the unsigned integer with the same bytes, which is large.
+        A negative id is read as an unsigned integer, which is large.
         """
         largest_src = 0
         largest_tgt = 0
@@ -262,7 +263,7 @@ class MappedShard:
 
 
 def _as_unsigned(ids: Ids) -> Ids:
-    """Return the same bytes as unsigned integers."""
+    """Reinterpret the bytes of ids as unsigned integers."""
     return ids.view(f"u{ids.itemsize}")
 
 
@@ -284,13 +285,13 @@ def _id_list_type(vocab_size: int) -> pa.DataType:
 
 
 def _to_arrow(values: Ids) -> pa.Array:
-    """Wrap an array without a copy; `pa.array` would import pandas, some 30 MB."""
+    """Wrap an array without a copy. (`pa.array` would import pandas, which takes 30 MB.)"""
     arrow_type = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(values)])
 
 
 def _to_numpy(column: pa.ListArray) -> FlatIds:
-    """Return ids and offsets of a column without a copy; `to_numpy` would import pandas."""
+    """Return ids and offsets of a column without a copy. (`to_numpy` would import pandas.)"""
     return _view(column.values), _view(column.offsets)
 
 
@@ -351,10 +352,10 @@ def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dic
 
 
 class ParallelData:
-    """The pairs of one split of a data folder. A shard is mapped when its first pair is read.
+    """The pairs of one split of a data folder. Reading the first pair of a shard maps the shard.
 
-    Threads may share an instance. Pickling stores only the arguments, so that another process maps
-    the files itself.
+    Threads may share an instance. Pickling stores only the arguments; another process then maps the
+    files itself.
     """
 
     def __init__(self, data_dir: Path, split: str) -> None:
@@ -405,7 +406,7 @@ class ParallelData:
         return shard, index - self._starts[shard_index]
 
     def _map_shard(self, shard_index: int) -> MappedShard:
-        """Map and check a shard. Two threads may do so at once: both results are valid."""
+        """Map and check a shard. If two threads do this at once, both results are valid."""
         path = self._paths[shard_index]
         start = self._starts[shard_index]
         end = self._starts[shard_index + 1]

@@ -1,4 +1,4 @@
-"""Language codes: which ones are equal, which ones clients know, and their English names.
+"""Language codes: parse and compare them, shorten them for clients, and name them in English.
 
 The data is from the Unicode CLDR, through babel: aliases ("eng" is "en"), likely subtags ("zh" is
 most likely "zh-Hans-CN") and names.
@@ -54,7 +54,7 @@ def maximize_code(code: str) -> Code:
 
 
 def shorten_codes(codes: AbstractSet[str]) -> dict[str, str]:
-    """Return the usual codes of those that name a script: "en" for "eng_Latn".
+    """Map each code with a script to its usual short code: "eng_Latn" to "en".
 
     If a language is in `codes` with several scripts, the script stays: "zh-Hans". Codes that would
     become equal are left out.

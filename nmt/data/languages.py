@@ -16,10 +16,10 @@ from nmt.errors import ConfigError, DataError
 
 _MULTILINGUAL_CODES = ("mul", "multi", "many", "any")
 DEFAULT_LANGUAGES = ("src", "tgt")  # `data.src_lang` and `data.tgt_lang`, unless they are set
-_MAX_LISTED = 30  # directions in an error message
+_MAX_LISTED_DIRECTIONS = 30  # in an error message
 _TAG = re.compile(r"<2([A-Za-z]{2,8}(?:[_-][A-Za-z0-9]{1,8})*)>")
 SEPARATOR = "<sep>"
-"""The symbol between a line and those before it, in models of documents."""
+"""The symbol between the lines of a text, in models that translate with context."""
 DIRECTION_OPTIONS = ("src_lang", "tgt_lang", "src_tag", "tgt_tag")
 """The options that request a direction: arguments of `choose_tags`."""
 
@@ -30,7 +30,7 @@ class Tags(NamedTuple):
     src: str = ""
     tgt: str = ""
     choices: tuple[str, ...] = ()
-    """If not empty, the text of each source begins with one of these tags itself."""
+    """If not empty, `src` is empty and the text of each source itself begins with one of these."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def find_directions(
 def default_directions(directions: Sequence[LanguagePair]) -> list[LanguagePair]:
     """Return the directions to choose from if no language is requested.
 
-    These are the directions without tags, or all of them if each has tags.
+    These are the directions without tags, or all directions if each has tags.
     """
     untagged = [direction for direction in directions if not any(direction.tags)]
     return untagged or list(directions)
@@ -164,7 +164,7 @@ def choose_tags(
 ) -> Tags:
     """Return the tags of the direction that is requested by its languages or by its tags.
 
-    Without a request, returns the choices among which the text of each source begins with one.
+    Without a request, returns `Tags.choices`: the text of each source must begin with one of them.
     Raises a `ConfigError` for directions that the model lacks, and if directions with different
     tags match.
     """
@@ -204,8 +204,10 @@ def choose_tags(
 
 def _list_directions(directions: Sequence[LanguagePair]) -> str:
     """List directions for an error message."""
-    names = dict.fromkeys(f"{d.src_lang} to {d.tgt_lang}" for d in directions[:_MAX_LISTED])
-    more = ", and more" if len(directions) > _MAX_LISTED else ""
+    names = dict.fromkeys(
+        f"{d.src_lang} to {d.tgt_lang}" for d in directions[:_MAX_LISTED_DIRECTIONS]
+    )
+    more = ", and more" if len(directions) > _MAX_LISTED_DIRECTIONS else ""
     return ", ".join(names) + more
 
 

@@ -5,8 +5,8 @@ The changes depend only on the seed, the number of the update and the index of t
 they are the same for every number of ranks and after resuming.
 """
 
-# Shapes: N source tokens, T source tokens after the prefix, K of these that are kept, M target
-# tokens, all without EOS; V pieces of the vocabulary.
+# Shapes, without EOS: N source tokens, T source tokens after the prefix, K kept ones of these,
+# M target tokens, V vocab
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_CACHED_SEGMENTATIONS = 1 << 18  # 80 MB
 class TokenNoise:
     """Adds noise to pairs.
 
-    Tags and prefixes at the start of a side and the separators of lines stay unchanged.
+    Tags and prefixes at the start of a side, and separators of lines, stay unchanged.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class TokenNoise:
             self.tgt_prefixes.append(tokenizers.tgt.encode(direction.tgt_tag))
 
     def __call__(self, src: Ids, tgt: Ids, update: int, row: int) -> tuple[Ids, Ids]:
-        """Return the source with dropped, masked and moved tokens, and the target with tokens
-        replaced by UNK. The decoder reads this target; it still learns to predict the original one.
+        """Drop, mask and move tokens of the source; replace tokens of the target by UNK.
 
-        `update` is the number of the update, and `row` the index of the pair in the training set.
+        The decoder reads the changed target, but learns to predict the original one. `update` is
+        the number of the update, and `row` the index of the pair in the training set.
         """
-        # SubwordSampling has the same seeds without a spawn key, so its numbers are independent
+        # the spawn key makes the numbers independent of those in `SubwordSampling`
         seed = np.random.SeedSequence((self.seed, update, row), spawn_key=(1,))
         rng = np.random.default_rng(seed)
         src_ids = np.array(src)  # (N,)
@@ -83,8 +83,8 @@ class TokenNoise:
     def _add_source_noise(self, ids: Any, draws: Floats) -> Any:
         """Drop tokens of `ids` (T,), replace others by UNK, and move the remaining ones.
 
-        `draws` are uniform random numbers from 0 to 1: a row for dropping, a row for masking and a
-        row for moving. Each has N columns, of which the first T are used.
+        `draws` (3, N) are uniform random numbers from 0 to 1, a row each for dropping, masking and
+        moving. The first T columns are used.
         """
         drop_draws = draws[0, : len(ids)]
         mask_draws = draws[1, : len(ids)]
@@ -114,8 +114,8 @@ class TokenNoise:
 def _draw_order(is_separator: Any, draws: Floats, max_distance: int) -> Any:
     """Return an order (K,) of tokens in which none moves farther than `max_distance`.
 
-    Sorts the tokens by their position plus noise from 0 to below `max_distance` + 1. Tokens stay in
-    their line, since the noise of each line and of each separator is larger than the noise before.
+    Sorts the tokens by their position plus noise from 0 to below `max_distance` + 1. Each separator
+    and each line after it adds a larger offset, so that tokens stay in their line.
     """
     segment_indices = 2 * is_separator.cumsum() - is_separator  # even for lines, odd for separators
     sort_keys = np.arange(len(draws)) + (draws + segment_indices) * (max_distance + 1)
@@ -144,7 +144,7 @@ class SubwordSampling:
     """
 
     def __init__(self, tokenizers: Tokenizers, alpha: float, seed: int) -> None:
-        """See `WordSegmenter` for `alpha` and the errors that it raises."""
+        """See `WordSegmenter` for `alpha` and for errors."""
         self.seed = seed
         self.src_segmenter = WordSegmenter(tokenizers.src, alpha)
         self.tgt_segmenter = self.src_segmenter
@@ -152,7 +152,7 @@ class SubwordSampling:
             self.tgt_segmenter = WordSegmenter(tokenizers.tgt, alpha)
 
     def __call__(self, src: Ids, tgt: Ids, update: int, row: int) -> tuple[Ids, Ids]:
-        """Segment the texts of the source (N,) and the target (M,) at random; return the new ids.
+        """Segment the texts of source (N,) and target (M,) at random; return the new ids.
 
         There are usually more ids than before. `update` is the number of the update, and `row` the
         index of the pair in the training set.
@@ -196,9 +196,9 @@ class WordSegmenter:
         self.is_symbol = np.array([piece not in self.scores for piece in self.pieces])  # (V,)
         begins_with_space = np.array([piece.startswith("▁") for piece in self.pieces])  # (V,)
         self.begins_word = begins_with_space | self.is_symbol  # (V,)
-        # A cache per segmenter: one that decorates the method would hold all segmenters forever.
-        add_cache = functools.lru_cache(maxsize=_MAX_CACHED_SEGMENTATIONS)
-        self.segment_word = add_cache(self._segment_word)
+        # a cache as decorator of the method would never release a segmenter
+        cache = functools.lru_cache(maxsize=_MAX_CACHED_SEGMENTATIONS)
+        self.segment_word = cache(self._segment_word)
 
     def segment(self, ids: Ids, rng: np.random.Generator) -> Ids:
         """Segment the text of `ids` (N,) at random and return the new ids."""
@@ -216,7 +216,7 @@ class WordSegmenter:
         return np.array(new_ids, dtype=array.dtype)
 
     def _segment_word(self, variant: int, ids: tuple[int, ...]) -> list[int]:
-        """Return the ids of one of the random segmentations of a word, number `variant`."""
+        """Return the ids of the random segmentation number `variant` of a word."""
         if self.is_symbol[ids[0]]:
             return list(ids)
         text = "".join(self.pieces[i] for i in ids)
@@ -227,10 +227,10 @@ class WordSegmenter:
         return [self.ids[piece] for piece in pieces]
 
     def _draw_merges(self, text: str, rng: Random) -> list[str]:
-        """Merge characters to pieces. Each step does the merge with the highest score, and the
-        leftmost of equal ones, among those that are not skipped at random.
+        """Merge characters to pieces, skipping merges at random.
 
-        Returns no pieces if a character is no piece.
+        Each step applies the merge with the highest score, the leftmost among equals. Returns an
+        empty list if a character is not in the vocabulary.
         """
         symbols = list(text)
         while True:
@@ -248,7 +248,7 @@ class WordSegmenter:
     def _draw_path(self, text: str, rng: Random) -> list[str]:
         """Draw a segmentation with forward filtering and backward sampling.
 
-        Returns no pieces if the text has no segmentation.
+        Returns an empty list if the text has no segmentation.
         """
         # for each end of a prefix text[:end]: the log of the summed weights of its segmentations,
         # and the possible starts of its last piece with their probabilities

@@ -15,7 +15,7 @@ from nmt.config import Perturbation
 
 END_MARKS = (".。．।۔", "?？؟", "!！", "…", ";；؛", ":：")
 """Punctuation at the end of a sentence: a string of equivalent marks for each kind."""
-MAX_TYPOS = 4  # in a text
+MAX_TYPOS = 4  # per text
 _KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 _SIMILAR = {"o": "0", "0": "o", "l": "1", "1": "l", "i": "1", "s": "5", "e": "3", "a": "@"}
 # Alphabets, and symbols that a normalization to NFKC does not change
@@ -103,25 +103,27 @@ def _swap(text: str, position: int, rng: Random) -> str:
 
 
 def _leave_out(text: str, position: int, rng: Random) -> str:
+    """Remove a character."""
     return text[:position] + text[position + 1 :]
 
 
 def _repeat(text: str, position: int, rng: Random) -> str:
+    """Write a character twice."""
     return text[: position + 1] + text[position] + text[position + 1 :]
 
 
 def _hit_neighbor(text: str, position: int, rng: Random) -> str:
     """Replace a character by a neighbor on the keyboard."""
-    return text[:position] + _neighbor(text[position], rng) + text[position + 1 :]
+    return text[:position] + _draw_neighbor(text[position], rng) + text[position + 1 :]
 
 
 def _add_neighbor(text: str, position: int, rng: Random) -> str:
-    """Hit a neighbor on the keyboard in addition to a character."""
-    return text[: position + 1] + _neighbor(text[position], rng) + text[position + 1 :]
+    """Insert a neighbor on the keyboard after a character."""
+    return text[: position + 1] + _draw_neighbor(text[position], rng) + text[position + 1 :]
 
 
-def _neighbor(letter: str, rng: Random) -> str:
-    """Return the letter of a neighboring key; the letter itself if the keyboard lacks it."""
+def _draw_neighbor(letter: str, rng: Random) -> str:
+    """Draw a letter from the neighboring keys; return `letter` itself if the keyboard lacks it."""
     neighbors = []
     for row, keys in enumerate(_KEYBOARD):
         column = keys.find(letter.lower())
@@ -158,6 +160,7 @@ def _skip_space(text: str, position: int, rng: Random) -> str:
 
 
 def _add_space(text: str, position: int, rng: Random) -> str:
+    """Insert a space before a character."""
     return text[:position] + " " + text[position:]
 
 
@@ -175,7 +178,7 @@ _TYPOS: tuple[Callable[[str, int, Random], str], ...] = (
 
 
 def misplace_space(text: str, rng: Random) -> str:
-    """Write one of the punctuation marks within a text with a space before it, or none after it."""
+    """Add a space before a punctuation mark within the text, or remove the space after it."""
     matches = list(re.finditer(r"(?<=\w)([,.;:!?]) (?=\w)", text))
     if not matches:
         return text
@@ -253,12 +256,12 @@ _WORDS_TO_COPY: tuple[Callable[[Random], str], ...] = (
 def insert_word(src: str, tgt: str, word: str, rng: Random) -> tuple[str, str]:
     """Insert a word at the same point of two texts.
 
-    Points that certainly correspond are both starts, both ends, and the ends of words that both
-    texts contain exactly once, such as names and numbers.
+    The point is drawn from pairs of points that correspond: both starts, both ends, and the ends of
+    words that both texts contain exactly once, such as names and numbers.
     """
     src_words = src.split(" ")
     tgt_words = tgt.split(" ")
-    points = [(0, 0), (len(src_words), len(tgt_words))]
+    points = [(0, 0), (len(src_words), len(tgt_words))]  # word positions in source and target
     for i, shared_word in enumerate(src_words):
         if src_words.count(shared_word) == 1 and tgt_words.count(shared_word) == 1:
             points.append((i + 1, tgt_words.index(shared_word) + 1))

@@ -45,8 +45,8 @@ _UNSUPPORTED = re.compile(r"(?i)\.(zip|7z|rar|lz4|br|tgz|txz|tbz2?|tar(\.\w+)?)$
 _LINE_BREAK = re.compile("[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
 _BLOCK_BYTES = 1 << 16
 _LARGE_BLOCK_BYTES = 1 << 20
-MAX_LINE_BYTES = 4 << 20  # of a line to translate, score or evaluate
-_MAX_BYTES_WITHOUT_LINE_END = 1 << 28  # no text has more, but a device or a file with holes may
+MAX_LINE_BYTES = 4 << 20  # longest line to translate, score or evaluate
+_MAX_BYTES_WITHOUT_LINE_END = 1 << 28  # more is no text, but a device or a sparse file
 _MAX_WAIT_SECONDS = 0.05  # longest pause between lines that are translated together
 
 
@@ -105,9 +105,10 @@ def is_stream(name: str | Path) -> bool:
 
 
 def check_file(path: Path) -> None:
-    """Raise a `DataError` for a missing file, a folder, an archive such as .zip, and UTF-16.
+    """Raise a `DataError` unless `path` is a file that nmt can read.
 
-    Also raises it if the file is compressed and its suffix does not say so.
+    Rejects missing files, folders, archives such as .zip, UTF-16, and compressed files without the
+    suffix of their compression.
     """
     if not path.is_file() and not is_stream(path):
         problem = "is a folder" if path.is_dir() else "does not exist"
@@ -126,13 +127,13 @@ def check_file(path: Path) -> None:
 
 @contextlib.contextmanager
 def explain_read_errors(name: str) -> Iterator[None]:
-    """Replace exceptions that are raised in the `with` block by errors that name the file.
+    """Return a context manager that turns exceptions of reading into errors that name the file.
 
-    An exception of a decompressor becomes a `DataError`, and one of the disk an `NmtError`.
+    An exception of a decompressor becomes a `DataError`, an exception of the disk an `NmtError`.
     """
     try:
         yield
-    # gzip, zlib, lzma, Arrow, and bz2 or the disk
+    # raised by gzip, zlib, lzma, Arrow, and (OSError) by bz2 or the disk
     except (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
             raise NmtError(f"{name} cannot be read: {error.strerror}") from None
@@ -148,7 +149,7 @@ def replace_line_breaks(text: str) -> str:
 
 def read_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
     """Yield a byte stream in blocks of 1 MiB; raise `DataError` if its lines do not end."""
-    num_bytes = 0  # since the last line end
+    num_bytes = 0  # read since the last line end
     while block := stream.read(_LARGE_BLOCK_BYTES):
         num_bytes = len(block) if b"\n" in block else num_bytes + len(block)
         if num_bytes > _MAX_BYTES_WITHOUT_LINE_END:
@@ -162,8 +163,7 @@ def read_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
 def _read_raw_lines(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[bytes]:
     """Yield the lines of a byte stream; raise `DataError` for one above `MAX_LINE_BYTES`.
 
-    Such a line is not read to its end, since a line of a device or of a file with holes might fill
-    the memory.
+    Such a line is not read to its end: a line of a device or a sparse file might fill the memory.
     """
     lines: Iterable[bytes] = stream
     if not isinstance(stream, ArrivingLines):
@@ -181,7 +181,7 @@ def read_stream(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[str]:
     """Yield the lines of a byte stream, decoded as UTF-8.
 
     A BOM at the start and a \\r at the end of a line are removed; other line breaks become spaces.
-    Errors call the stream `name`.
+    Error messages call the stream `name`.
     """
     with explain_read_errors(name):
         for line_number, raw in enumerate(_read_raw_lines(stream, name), start=1):
@@ -249,23 +249,23 @@ class ArrivingLines:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lines: deque[bytes] = deque()
-        self._unfinished = bytearray()  # the start of a line that has not arrived whole
+        self._unfinished = bytearray()  # the start of a line whose end has not arrived
         self._has_ended = False
 
     def __iter__(self) -> Iterator[bytes]:
         while not self._has_ended:
             while self._lines:
                 yield self._lines.popleft()
-            select.select([self._descriptor], [], [])  # wait, also if reads do not block
+            select.select([self._descriptor], [], [])  # waits even if reads do not block
             data = os.read(self._descriptor, 1 << 16)
             self._has_ended = not data
             *line_ends, start_of_next = data.split(b"\n")
-            for line in line_ends:
-                self._unfinished += line + b"\n"
+            for line_end in line_ends:
+                self._unfinished += line_end + b"\n"
                 self._lines.append(bytes(self._unfinished))
                 self._unfinished.clear()
             self._unfinished += start_of_next
-            if len(self._unfinished) > MAX_LINE_BYTES:  # the reader refuses it
+            if len(self._unfinished) > MAX_LINE_BYTES:  # `_read_raw_lines` rejects it
                 self._lines.append(bytes(self._unfinished))
                 self._unfinished.clear()
         if self._unfinished:

@@ -1,7 +1,7 @@
 """The subword tokenizers of a model: one SentencePiece model for both languages, or one for each.
 
 The SentencePiece models define the ids, except in models imported from toolkits with other ids.
-Text is encoded to ids directly, never by pieces, so that no text becomes a control symbol.
+Text is encoded to ids directly, not by way of pieces, so that no text becomes a control symbol.
 `nmt/data/vocabulary.py` trains the models, or adds symbols to existing ones.
 """
 
@@ -34,9 +34,9 @@ SRC_VOCABULARY = "tokenizer.src.vocab.json"
 TGT_VOCABULARY = "tokenizer.tgt.vocab.json"
 
 LANGUAGE = re.compile(r"__(\w+)__|[a-z]{3}_[A-Z][a-z]{3}")
-"""Pieces that are languages in M2M100 and NLLB: `__en__`, `eng_Latn`."""
+"""Pieces for languages in M2M100 (`__en__`) and NLLB (`eng_Latn`)."""
 UNUSED_PREFIX = "<unused "
-"""Start of the names of ids without a piece, in vocabularies that round up their size."""
+"""Start of the names of unused ids, which round up the size of a vocabulary."""
 
 
 class Tokenizer:
@@ -50,7 +50,7 @@ class Tokenizer:
         tags: `decode` removes these tags from the start of a text.
     """
 
-    vocabulary: Vocabulary | None = None  # if its ids replace the ids of the SentencePiece model
+    vocabulary: Vocabulary | None = None  # if given, its ids replace those of SentencePiece
     min_texts_for_threads = 32  # for fewer texts, starting threads would take most of the time
 
     def __init__(self, model: bytes, tags: Sequence[str] = ()) -> None:
@@ -115,7 +115,7 @@ class Tokenizer:
             raise
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode ids into text on one line, without control symbols and without a tag at the start.
+        """Decode ids into one line of text, without control symbols and without a tag at the start.
 
         Line breaks become spaces.
         """
@@ -257,10 +257,10 @@ class MappedTokenizer(Tokenizer):
         return ids + [self._text_ids.get(piece, self.unk_id) for piece in pieces]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode ids into text on one line, see `Tokenizer.decode`."""
+        """Decode ids into one line of text, see `Tokenizer.decode`."""
         pieces = [self._pieces[i] for i in ids if i not in self._undecoded_ids]
         text: str = self._processor.decode(pieces) if pieces else ""
-        # SentencePiece keeps the ▁ of pieces that its model lacks, such as source pieces
+        # SentencePiece does not decode the ▁ of pieces that its model lacks, such as source pieces
         return replace_line_breaks(text.removeprefix("▁").replace("▁", " "))
 
 
@@ -270,7 +270,7 @@ class TokenizerPair:
 
     src: Tokenizer
     tgt: Tokenizer
-    shares_vocabulary: bool = False  # both map to the ids of one `Vocabulary`
+    shares_vocabulary: bool = False  # both use the ids of one `Vocabulary`
 
     @property
     def src_vocab_size(self) -> int | None:
@@ -299,7 +299,7 @@ def find_tokenizers(folder: Path) -> Path:
 def load_tokenizers(
     folder: Path, sha256: str | None = None, tags: Sequence[str] = ()
 ) -> Tokenizers:
-    """Read the tokenizers of a data or model folder. Decoded targets lose the tags in `tags`.
+    """Read the tokenizers of a data or model folder. Decoding removes `tags` from targets.
 
     Raises `ModelError` if they are missing or damaged, or have another fingerprint than `sha256`.
     """

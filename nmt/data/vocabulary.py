@@ -32,63 +32,67 @@ from nmt.errors import ConfigError, DataError, NmtError
 
 log = logging.getLogger(__name__)
 ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
-# ids in models that are trained here; elsewhere they are read from the model
+# ids of control symbols in models that are trained here; other models may have others
 PAD = 0
 UNK = 1
 BOS = 2
 EOS = 3
 _MAX_SENTENCE_BYTES = 1 << 16
-# Fixed for all machines: the model stores this number, and unigram training depends on it
+# equal on all machines: the model stores this number, and unigram training depends on it
 _NUM_THREADS = 16
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\).*?value <= (\d+)")
 _TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
 _CONTROL_NAMES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}
-ReadSide = Callable[[int], Iterable[str]]  # reads the source for 0, the target for 1
-_VOCAB_SIZE = 37_000  # the default, as in the paper
-_SMALL_VOCAB_SIZE = 8_000  # the default if the text is too small for `_VOCAB_SIZE`
+ReadSide = Callable[[int], Iterable[str]]
+"""Reads the sentences of the source (0) or the target (1)."""
+_DEFAULT_VOCAB_SIZE = 37_000  # as in the paper
+_SMALL_VOCAB_SIZE = 8_000  # if the text is too small for the default
 _Piece = ModelProto.SentencePiece
 
 
 def train_tokenizers(config: PreprocessConfig, read_side: ReadSide) -> Tokenizers:
-    """Train one model on both sides of a sample, or with `tokenizer.separate` one on each side.
+    """Train one model on both sides, or with `tokenizer.separate` one model for each side.
 
-    `read_side` returns the sentences of the source (0) or the target (1). The tags of the corpora
-    become symbols. Raises the errors of `train_tokenizer`.
+    The tags of the corpora become symbols. Raises the errors of `train_tokenizer`.
     """
     src_symbols, tgt_symbols = _list_symbols(config)
     multiple = config.tokenizer.vocab_multiple
     if not config.tokenizer.separate:
-        tokenizer = _train_fitting_tokenizer(
+        tokenizer = _train_with_suitable_size(
             lambda: chain(read_side(0), read_side(1)), config.tokenizer, src_symbols + tgt_symbols
         )
         return pad_vocabulary(tokenizer, multiple)
-    src = _train_fitting_tokenizer(lambda: read_side(0), config.tokenizer, src_symbols)
-    tgt = _train_fitting_tokenizer(lambda: read_side(1), config.tokenizer, tgt_symbols)
+    src = _train_with_suitable_size(lambda: read_side(0), config.tokenizer, src_symbols)
+    tgt = _train_with_suitable_size(lambda: read_side(1), config.tokenizer, tgt_symbols)
     return TokenizerPair(pad_vocabulary(src, multiple), pad_vocabulary(tgt, multiple))
 
 
-def _train_fitting_tokenizer(
+def _train_with_suitable_size(
     read: Callable[[], Iterable[str]], config: TokenizerConfig, symbols: Sequence[str]
 ) -> Tokenizer:
-    """Train a model; without a `vocab_size`, choose one that the text has enough words for.
+    """Train a model. Without a `vocab_size`, choose one that suits the size of the text.
 
     Gowda and May (2020) find about 8,000 pieces to be best for small corpora.
     """
     if config.vocab_size is not None:
         return train_tokenizer(read(), config, symbols)
     try:
-        return train_tokenizer(read(), replace(config, vocab_size=_VOCAB_SIZE), symbols)
+        return train_tokenizer(read(), replace(config, vocab_size=_DEFAULT_VOCAB_SIZE), symbols)
     except _VocabularyTooLarge as error:
         size = min(_SMALL_VOCAB_SIZE, error.largest)
-        log.info("the text is too small for %d pieces; tokenizer.vocab_size=%d", _VOCAB_SIZE, size)
+        log.info(
+            "the text is too small for %d pieces; tokenizer.vocab_size=%d",
+            _DEFAULT_VOCAB_SIZE,
+            size,
+        )
     return train_tokenizer(read(), replace(config, vocab_size=size), symbols)
 
 
 def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
     """Load the models that the settings `tokenizer.model` and `tokenizer.tgt_model` name.
 
-    Adds the symbols of the settings to SentencePiece models, see `adopt_tokenizer`. The tokenizers
-    of a model folder must have all of them.
+    Adds the symbols of the settings to SentencePiece models, see `adopt_tokenizer`. In a model
+    folder, the tokenizers must already have all symbols.
     """
     src_symbols, tgt_symbols = _list_symbols(config)
     assert config.tokenizer.model is not None
@@ -168,7 +172,7 @@ def train_tokenizer(
         nonlocal num_sentences, num_too_long
         for sentence in sentences:
             num_sentences += 1
-            may_be_too_long = len(sentence) * 4 > _MAX_SENTENCE_BYTES  # a character has <= 4 bytes
+            may_be_too_long = len(sentence) * 4 > _MAX_SENTENCE_BYTES  # at most 4 bytes a character
             if may_be_too_long and len(sentence.encode("utf-8")) > _MAX_SENTENCE_BYTES:
                 num_too_long += 1
             yield sentence
@@ -187,7 +191,7 @@ def train_tokenizer(
             unk_id=UNK,
             bos_id=BOS,
             eos_id=EOS,
-            input_sentence_size=0,  # use all sentences: they are a sample already
+            input_sentence_size=0,  # 0: use all sentences
             max_sentence_length=_MAX_SENTENCE_BYTES,
             num_threads=_NUM_THREADS,
             minloglevel=2,
@@ -205,7 +209,7 @@ def train_tokenizer(
 
 
 class _VocabularyTooLarge(ConfigError):
-    """The text has not enough different words for a vocabulary size; `largest` is possible."""
+    """Raised if the text has too few words for a vocabulary size; `largest` is the limit."""
 
     def __init__(self, vocab_size: int, largest: int) -> None:
         super().__init__(
@@ -216,7 +220,7 @@ class _VocabularyTooLarge(ConfigError):
 
 
 def _explain_failure(message: str, vocab_size: int) -> NmtError:
-    """Return our error for the error message of SentencePiece's trainer."""
+    """Turn an error message of SentencePiece's trainer into an error with advice."""
     key = f"tokenizer.vocab_size={vocab_size}"
     if match := _TOO_LARGE.search(message):
         return _VocabularyTooLarge(vocab_size, largest=int(match[1]))
@@ -284,7 +288,7 @@ def pad_vocabulary(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
 
 
 def _serialize_piece(name: str, piece_type: int) -> bytes:
-    """Return the bytes that append one piece to a serialized model."""
+    """Return the bytes of one piece; appended to a serialized model, they add the piece."""
     piece = _Piece(piece=name, score=0.0, type=piece_type)
     content: bytes = ModelProto(pieces=[piece]).SerializePartialToString()
     return content

@@ -4,8 +4,8 @@ A link joins a source token and a target token of the same pair. The model estim
 target token is for a source token, from all links of the training pairs.
 """
 
-# In shapes, N is the number of links, U the number of distinct ones, and M the number of target
-# tokens. S and T are the lengths of a pair.
+# N links, U distinct links, M target tokens of all pairs, L best links
+# B pairs, S source tokens, T target tokens of a pair
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ import numpy as np
 from nmt.data.batch import Ids
 from nmt.data.binary import ParallelData
 
-MAX_LINKS = 20_000_000  # of the pairs to learn from, drawn at random; 1 GB of memory
+MAX_LINKS = 20_000_000  # of the sampled pairs; takes 1 GB of memory
 NUM_ITERATIONS = 4  # of expectation maximization
 _SEED = 1
-_DIAGONAL_TENSION = 4.0  # how much links far from the diagonal of a pair cost (Dyer et al., 2013)
-_NULL_PROB = 0.08  # that a token has no counterpart
-_COPY_PROB = 0.5  # least probability of a link between equal ids, which are names and numbers
+_DIAGONAL_TENSION = 4.0  # lambda of Dyer et al. (2013): penalty for links off the diagonal
+_NULL_PROB = 0.08  # probability that a token has no counterpart
+_MIN_COPY_PROB = 0.5  # of a link between equal ids, such as names and numbers
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Pairs = Sequence[tuple[Ids, Ids]] | ParallelData
 
 
 class Links(NamedTuple):
-    """The links of pairs; links of one target token follow each other."""
+    """The links of pairs. The links of a target token are consecutive."""
 
     src: Array  # (N,), source ids; each target token is also linked to the null id
     tgt: Array  # (N,), target ids
@@ -74,19 +74,19 @@ def estimate_translations(links: Links, num_src: int, num_tgt: int) -> Translati
     """Estimate IBM model 1; `num_src` and `num_tgt` are the numbers of ids, with the null id."""
     distinct, link_index = np.unique(links.src * num_tgt + links.tgt, return_inverse=True)
     src, tgt = np.divmod(distinct, num_tgt)  # (U,)
-    probs = np.ones(len(distinct))  # up to a factor at first
+    probs = np.ones(len(distinct))  # uniform at first, not normalized
     starts = np.cumsum(links.src_lengths) - links.src_lengths  # (M,)
     for _ in range(NUM_ITERATIONS):
         weights = probs[link_index]  # (N,)
         totals = np.add.reduceat(weights, starts)  # (M,)
         weights /= np.repeat(totals, links.src_lengths)  # p(source position | target token)
-        counts = np.bincount(link_index, weights, minlength=len(distinct))  # (U,), expected
+        counts = np.bincount(link_index, weights, minlength=len(distinct))  # (U,), expected counts
         probs = counts / np.bincount(src, counts, minlength=num_src)[src]
     return Translations(src, tgt, probs)
 
 
 class WordAligner:
-    """Aligns the tokens of pairs; estimated from training pairs, the same in every process."""
+    """Aligns the tokens of pairs with a model of training pairs, equal in every process."""
 
     def __init__(self, pairs: Pairs, *, src_vocab_size: int, tgt_vocab_size: int) -> None:
         """Estimate the probabilities of both directions.
@@ -124,20 +124,21 @@ class WordAligner:
         tgt, tgt_fractions = _pad([tgt_ids for _, tgt_ids in pairs])  # (B, T) each
         is_pair = (src >= 0)[:, :, None] & (tgt >= 0)[:, None, :]  # (B, S, T), without padding
         keys = src[:, :, None] * self._num_tgt + tgt[:, None, :]  # (B, S, T)
-        indices = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
-        is_known = (self._keys[indices] == keys) & is_pair
-        tgt_probs = np.where(is_known, self._tgt_probs[indices], 0.0)  # (B, S, T)
-        src_probs = np.where(is_known, self._src_probs[indices], 0.0)  # (B, S, T)
+        key_indices = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
+        is_known = (self._keys[key_indices] == keys) & is_pair
+        tgt_probs = np.where(is_known, self._tgt_probs[key_indices], 0.0)  # (B, S, T)
+        src_probs = np.where(is_known, self._src_probs[key_indices], 0.0)  # (B, S, T)
         if has_joint_ids:
-            copy_prob = np.where(src[:, :, None] == tgt[:, None, :], _COPY_PROB, 0.0)
+            copy_prob = np.where(src[:, :, None] == tgt[:, None, :], _MIN_COPY_PROB, 0.0)
             tgt_probs = np.maximum(tgt_probs, copy_prob)
             src_probs = np.maximum(src_probs, copy_prob)
         distances = np.abs(src_fractions[:, :, None] - tgt_fractions[:, None, :])
         prior = np.where(is_pair, np.exp(-_DIAGONAL_TENSION * distances), 0.0)  # (B, S, T)
         is_best_src = _mark_best(tgt_probs, prior, self._null_tgt_probs[tgt][:, None, :], axis=1)
         is_best_tgt = _mark_best(src_probs, prior, self._null_src_probs[src][:, :, None], axis=2)
-        numbers, src_positions, tgt_positions = (is_best_src & is_best_tgt).nonzero()  # (L,) each
-        return np.stack([numbers, tgt_positions, src_positions], axis=1)
+        # (L,) each
+        pair_indices, src_positions, tgt_positions = (is_best_src & is_best_tgt).nonzero()
+        return np.stack([pair_indices, tgt_positions, src_positions], axis=1)
 
 
 def _pad(rows: Sequence[Ids]) -> tuple[Array, Array]:
@@ -150,12 +151,13 @@ def _pad(rows: Sequence[Ids]) -> tuple[Array, Array]:
 
 
 def _mark_best(probs: Array, prior: Array, null_probs: Array, *, axis: int) -> Array:
-    """Mark the best position along `axis` for each other token, unless the null id is better.
+    """Mark the best position along `axis` for each token of the other side, or none if the null id
+    is better.
 
     Shapes: (B, S, T); `null_probs` has size 1 along `axis`.
     """
     totals = prior.sum(axis, keepdims=True)
-    totals[totals == 0] = 1.0  # of padding
+    totals[totals == 0] = 1.0  # padding
     scores = probs * prior * ((1 - _NULL_PROB) / totals)
     highest = scores.max(axis, keepdims=True)
     has_link = (highest > 0) & (highest >= _NULL_PROB * null_probs)
