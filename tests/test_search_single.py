@@ -37,7 +37,7 @@ from nmt.search.constraints import ForbiddenTokens
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
 from nmt.search.search import search
-from nmt.search.single import _highest, can_search_single
+from nmt.search.single import _find_highest, can_search_single
 from nmt.search.stepper import ModelStepper, Stepper
 
 CPU = torch.device("cpu")
@@ -178,5 +178,5 @@ def test_the_highest_values_are_the_first_of_a_stable_sort() -> None:
             values[draw.random(size) < 0.3] = -np.inf
             order = np.argsort(-values, kind="stable")[:count]
             expected = [i for i in order.tolist() if values[i] > -np.inf]
-            assert _highest(values, count).tolist() == expected, (size, count, num_distinct)
-    assert len(_highest(np.full(1000, np.nan, dtype=np.float32), 4)) == 0
+            assert _find_highest(values, count).tolist() == expected, (size, count, num_distinct)
+    assert len(_find_highest(np.full(1000, np.nan, dtype=np.float32), 4)) == 0

@@ -1,4 +1,4 @@
-"""Constraints of a search: which tokens a translation may continue with.
+"""Constraints of a search: rules for the next token of a translation.
 
 A new constraint is a class here, and a setting that adds it in `SearchRequest.all_constraints`.
 """
@@ -21,11 +21,10 @@ from nmt.search.hypotheses import Beam
 
 
 class Constraint(Protocol):
-    """Changes the log-probabilities of the next token before search chooses among them.
+    """Lowers log-probabilities of the next token before search chooses a token.
 
-    A constraint may lower a value, to minus infinity to forbid a token; hypotheses report the
-    lowered values. It must not raise values, since search drops hypotheses that can no longer win
-    if log-probabilities only fall.
+    Minus infinity forbids a token. Hypotheses report the lowered values. A constraint must not
+    raise values, since search assumes that totals only fall when it drops hypotheses.
     """
 
     @property
@@ -72,7 +71,7 @@ class MinLength:
 
 @dataclass(frozen=True)
 class NoRepeatedNgrams:
-    """Forbids each token that would complete `size` tokens in a row for the second time."""
+    """Forbids each token that would repeat an n-gram of `size` tokens."""
 
     size: int
     can_join = True
@@ -90,7 +89,7 @@ class NoRepeatedNgrams:
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """Multiplies the log-probabilities of tokens that a hypothesis has already (Keskar et al.,
+    """Multiplies the log-probabilities of tokens that are already in the hypothesis (Keskar et al.,
     2019).
     """
 
@@ -104,7 +103,7 @@ class RepetitionPenalty:
 
 @dataclass(frozen=True)
 class ForbiddenSequences:
-    """Forbids the last token of each sequence after the others."""
+    """Forbids sequences of tokens: the last token of each after all others of it."""
 
     sequences: list[list[int]]
     can_join = True
@@ -125,7 +124,7 @@ class ForbiddenSequences:
 
 @dataclass(frozen=True)
 class ForcedPrefix:
-    """Forbids all tokens but the next one of each sentence's prefix."""
+    """Forces the tokens of each sentence's prefix by forbidding all others."""
 
     prefixes: Tensor  # (B, longest prefix), padded with -1, on the CPU
     can_join = False
@@ -133,7 +132,8 @@ class ForcedPrefix:
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
         if beam.length >= self.prefixes.size(1):
             return log_probs
-        forced = self.prefixes[beam.sentences, beam.length].unsqueeze(1)  # (R, 1), -1 for no token
+        # (R, 1), -1 after the end of a prefix
+        forced = self.prefixes[beam.sentences, beam.length].unsqueeze(1)
         forced = send(forced, log_probs.device)
         tokens = forced.clamp(min=0)  # (R, 1)
         values = log_probs.gather(1, tokens)  # (R, 1)
@@ -156,7 +156,7 @@ class AfterPrefix:
 
 
 def phrase_sequences(phrases: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the ids of phrases, as written and with their first letter in either case."""
+    """Return the ids of phrases, as written and with the first letter in upper and lower case."""
     sequences = []
     for phrase in phrases:
         spellings = {phrase, phrase[0].upper() + phrase[1:], phrase[0].lower() + phrase[1:]}

@@ -1,4 +1,4 @@
-"""Hypotheses: complete ones, which a search returns, and live ones, which it still extends."""
+"""Complete hypotheses, which a search returns, and live hypotheses, which it still extends."""
 
 # S source; R live hypotheses, sorted by sentence
 
@@ -29,7 +29,7 @@ class Hypothesis:
     """For each token the source position with the highest attention; None unless the settings ask
     for it. Positions count from 0, and the one after the last source token is EOS.
     """
-    searched_again: bool = False  # whether it replaces a translation that looped
+    searched_again: bool = False  # whether a second search found it, see `replace_loops`
 
     @classmethod
     def from_tokens(
@@ -77,7 +77,10 @@ class Beam:
     def start(
         cls, num_sentences: int, device: torch.device, *, source_length: int | None = None
     ) -> Beam:
-        """Return one empty hypothesis per sentence; it records attention if given S."""
+        """Return one empty hypothesis per sentence.
+
+        Give `source_length` (S) to record attention.
+        """
         tokens = torch.zeros(num_sentences, 0, dtype=torch.long, device=device)
         attention_sums = None
         if source_length is not None:
@@ -100,7 +103,7 @@ class Beam:
         return self.tokens.size(1)
 
     def select(self, rows: Tensor) -> Beam:
-        """Return the given rows (R',), an index on the CPU, in that order."""
+        """Return the hypotheses at `rows` (R',), indices on the CPU, in this order."""
         index = send(rows, self.total_log_probs.device)
         alignment = self.alignment
         attention_sums = self.attention_sums
@@ -120,7 +123,7 @@ class Beam:
     def append(self, tokens: Tensor, token_log_probs: Tensor, total_log_probs: Tensor) -> Beam:
         """Append a token to each row. All arguments are (R,), on the CPU or the device.
 
-        `total_log_probs` are the sums with the new tokens, as the ranking of candidates uses them.
+        `total_log_probs` are the sums including the new tokens, as computed for the ranking.
         """
         device = self.total_log_probs.device
         new_tokens = send(tokens, device).unsqueeze(1)  # (R, 1)

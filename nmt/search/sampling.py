@@ -27,7 +27,7 @@ class Sampler:
     def __init__(
         self, sources: Sequence[Sequence[int]], keys: Sequence[int], config: SearchConfig
     ) -> None:
-        """`sources` are source ids with EOS; different `keys` give equal sources other samples."""
+        """`sources` are source ids with EOS; equal sources with other `keys` get other samples."""
         self.config = config
         self.generators: list[list[np.random.Generator]] = []
         for source, key in zip(sources, keys, strict=True):
@@ -37,12 +37,12 @@ class Sampler:
     def draw(self, log_probs: Tensor, sentences: Tensor) -> Tensor:
         """Draw a token for each hypothesis from its log-probabilities (R, V); return ids (R,).
 
-        `sentences` (R,) is the number of each hypothesis's sentence.
+        `sentences` (R,) has the index of the sentence of each hypothesis.
         """
         noise = np.empty(log_probs.shape, dtype=np.float32)  # (R, V)
         for row, sentence in enumerate(sentences.tolist()):
             generator = self.generators[sentence][row % self.config.beam_size]
-            # in float32, one of many thousand draws might be 0 and its logarithm infinite
+            # float64: in float32, a draw might be 0 and its logarithm infinite
             noise[row] = -np.log(generator.standard_exponential(log_probs.size(1)))
         # The maximum of logits plus Gumbel noise is a sample of their softmax (Gumbel, 1954). It is
         # less sensitive to rounding of the logits than a search in cumulative probabilities.
@@ -80,10 +80,10 @@ def truncate(log_probs: Tensor, config: SearchConfig) -> Tensor:
 
 
 def make_sampling_keys(rows: Iterable[Sequence[int]]) -> list[int]:
-    """Return for each row of ids the number of equal rows before it.
+    """Return for each row of ids the number of equal rows before it, as its sampling key.
 
-    As keys for sampling, these numbers give equal sentences different samples, while all other
-    samples stay independent of the order of the sentences.
+    With these keys, equal sentences get different samples. The samples of all other sentences do
+    not depend on the order of the sentences.
     """
     counters: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
     return [next(counters[tuple(row)]) for row in rows]

@@ -44,12 +44,12 @@ def min_log_prob(
 
         g(l) = score * normalizer(l) - reward * l
 
-    which lies at the least length, at the greatest, or next to the zero of g'.
+    which lies at the smallest length, at the largest length, or next to the zero of g'.
 
     Args:
         scores: the scores to exceed (N,), float64.
-        min_lengths: least final length of each hypothesis, EOS included (N,), float64.
-        max_lengths: greatest final length (N,), float64; None means `min_lengths`.
+        min_lengths: smallest final length of each hypothesis, EOS included (N,), float64.
+        max_lengths: largest final length (N,), float64; None means `min_lengths`.
     """
     alpha = config.length_penalty
     reward = config.word_reward
@@ -72,7 +72,7 @@ def coverage_score(attention_sums: Tensor, num_words: Tensor) -> Tensor:
         attention_sums: attention to each source token, summed over the target tokens (N, S).
         num_words: number of source tokens without EOS (N,).
     """
-    smallest = torch.finfo(attention_sums.dtype).tiny  # keeps the logarithm of 0 finite
-    logs = attention_sums.clamp(smallest, 1.0).log()  # (N, S)
+    tiny = torch.finfo(attention_sums.dtype).tiny  # keeps the logarithm of 0 finite
+    logs = attention_sums.clamp(tiny, 1.0).log()  # (N, S)
     is_word = torch.arange(logs.size(1), device=logs.device) < num_words.unsqueeze(1)  # (N, S)
     return logs.masked_fill(~is_word, 0.0).sum(dim=1)

@@ -1,7 +1,7 @@
 """Greedy and beam search for one sentence on a CPU.
 
-Its results equal those of the general search. For one sentence, tensor operations of a few elements
-take most of the time, so hypotheses are lists and NumPy chooses among their continuations.
+Its results equal the results of the general search. Tensor operations on a few elements would take
+most of the time, so hypotheses are lists, and NumPy ranks their continuations.
 """
 
 # R live hypotheses, best first; K beam size, V vocab
@@ -25,7 +25,7 @@ from nmt.search.request import SearchRequest
 from nmt.search.stepper import Stepper
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
-_NUM_GROUPS = 256  # into which `_highest` divides the values
+_NUM_GROUPS = 256  # groups into which `_find_highest` divides the values
 
 
 def can_search_single(request: SearchRequest, device: torch.device) -> bool:
@@ -73,7 +73,7 @@ class SingleModel:
         self.limit = request.length_limits()[0]
         self._forbidden = forbidden_ids(tokenizer.tgt)
         self._stepper = stepper
-        self._state = state  # of `stepper`
+        self._state = state  # the state of `stepper`
 
     def next_log_probs(self, tokens: list[int]) -> Floats:
         """Append a token to each hypothesis; return log-probabilities of the next one (R, V)."""
@@ -83,7 +83,7 @@ class SingleModel:
         return log_probs
 
     def reorder(self, rows: list[int]) -> None:
-        """Go on with these hypotheses; one may be repeated."""
+        """Replace the hypotheses by those at `rows`; a row may be repeated or missing."""
         self._state = self._stepper.reorder(self._state, torch.tensor(rows))
 
     def hypothesis(self, tokens: list[int], log_probs: list[float]) -> Hypothesis:
@@ -113,11 +113,11 @@ class Continuation:
     parent: int  # row of the hypothesis that it continues
     tokens: list[int]
     log_probs: list[float]  # of each token
-    total: np.float32  # of the log-probabilities, as the ranking adds them
+    total: np.float32  # sum of the log-probabilities, as computed for the ranking
 
 
 def _search_with_beam(model: SingleModel) -> list[Hypothesis]:
-    """Search as `BeamSearch` does."""
+    """Return the results of beam search, which equal the results of `BeamSearch`."""
     beam_size = model.config.beam_size
     results = ResultList(model.request.num_results)
     beam = [Continuation(0, [model.bos_id], [], np.float32(0))]
@@ -147,12 +147,13 @@ def _search_with_beam(model: SingleModel) -> list[Hypothesis]:
 def _rank_continuations(
     beam: list[Continuation], log_probs: Floats, count: int
 ) -> list[Continuation]:
-    """Return up to `count` continuations with the highest totals, best first; ties go to the lowest
-    row, then the lowest token.
+    """Return up to `count` continuations with the highest totals, best first.
+
+    Among equal totals, lower rows come first, then lower tokens.
     """
     previous = np.array([hypothesis.total for hypothesis in beam])  # (R,)
     totals = (previous[:, None] + log_probs).ravel()  # (R * V,)
-    best = _highest(totals, count)
+    best = _find_highest(totals, count)
     rows, tokens = np.divmod(best, log_probs.shape[1])
     ranking = []
     for i, row, token in zip(best.tolist(), rows.tolist(), tokens.tolist(), strict=True):
@@ -167,11 +168,11 @@ def _rank_continuations(
     return ranking
 
 
-def _highest(values: Floats, count: int) -> np.ndarray[Any, Any]:
+def _find_highest(values: Floats, count: int) -> np.ndarray[Any, Any]:
     """Return the indices of up to `count` highest values above minus infinity, best first.
 
-    Of equal values the first comes first. The values are divided into groups: those below the
-    `count` highest maxima of groups are not among the highest, so that few remain to be sorted.
+    Equal values keep their order. The values are divided into groups; only values that reach the
+    `count`-th highest maximum of a group are sorted.
     """
     threshold = np.finfo(np.float32).min
     group_size = len(values) // _NUM_GROUPS

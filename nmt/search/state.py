@@ -42,11 +42,10 @@ class SearchState:
         self._model_state = stepper.start(src, src_lengths, attention=needs_attention)
 
     def next_log_probs(self) -> Tensor:
-        """Return the log-probabilities of the token after each hypothesis (R, V), with the
-        constraints applied.
+        """Return the log-probabilities (R, V) of the next tokens, after applying the constraints.
 
-        Feeds the newest token of each hypothesis to the model. Records the attention of this step
-        in `beam` if the settings need it.
+        Runs the model on the newest token of each hypothesis. If the settings need attention, adds
+        the attention of this step to `beam`.
         """
         if self.beam.length:
             tokens = self.beam.tokens[:, -1]  # (R,)
@@ -62,11 +61,11 @@ class SearchState:
         return log_probs
 
     def num_tokens(self, sentences: Tensor, num_columns: int) -> Tensor:
-        """Return how many tokens the given sentences have in the first `num_columns` columns."""
+        """Return the number of tokens of `sentences` in the first `num_columns` columns."""
         return num_columns - self.first_columns[sentences]
 
     def replace_beam(self, beam: Beam, parents: Tensor) -> None:
-        """Replace the beam; `parents` (R',) has the old row that each new hypothesis extends."""
+        """Replace the beam; `parents` (R',) are the old rows that the new hypotheses extend."""
         if len(parents):
             self._model_state = self._stepper.reorder(self._model_state, parents)
         self.beam = beam
@@ -74,7 +73,7 @@ class SearchState:
     def to_hypotheses(self, beam: Beam) -> list[tuple[int, Hypothesis]]:
         """Return each row of `beam` as a scored hypothesis, with the number of its sentence.
 
-        Waits for the device once.
+        Copies from the device once.
         """
         coverages = [0.0] * len(beam)
         alignments: list[list[int]] | None = None

@@ -24,8 +24,8 @@ from nmt.model.fast.single import SingleState
 from nmt.model.fast.transfer import send
 from nmt.model.transformer import AttentionWeights, alignment_attention
 
-MAX_LOGITS = 1 << 24  # of a call when scoring: 64 MiB in float32
-STEP_ROWS = 128  # a CPU computes the logits of this many hypotheses at a time
+MAX_LOGITS = 1 << 24  # computed at a time when scoring; 64 MiB in float32
+STEP_ROWS = 128  # hypotheses whose logits a CPU computes at a time
 
 
 class Scored(NamedTuple):
@@ -41,14 +41,15 @@ class Stepper(Protocol):
     device: torch.device
 
     def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> Any:
-        """Encode source ids (B, S) of `src_lengths` (B,) tokens each; return the model's state with
-        one empty hypothesis per sentence (R = B).
+        """Encode source ids (B, S); `src_lengths` (B,) exclude the padding.
+
+        Returns the state of the model with one empty hypothesis per sentence (R = B).
 
         With `attention`, every step records the attention to the source.
         """
 
     def start_single(self, src: Tensor, src_lengths: Tensor) -> Any:
-        """Do what `start` does for one sentence with few hypotheses, on a CPU possibly faster.
+        """Like `start`, for one sentence with few hypotheses; may be faster on a CPU.
 
         The state supports neither `join` nor `attention`.
         """
@@ -60,9 +61,9 @@ class Stepper(Protocol):
         """
 
     def reorder(self, state: Any, rows: Tensor) -> Any:
-        """Select hypotheses: `rows` (R',), on the CPU and sorted by sentence, index the old ones.
+        """Replace the hypotheses by those at `rows` (R',), on the CPU and sorted by sentence.
 
-        A row may occur several times or not at all. Returns the new state.
+        A row may be repeated or missing. Returns the new state.
         """
 
     def join(self, state: Any, src: Tensor, src_lengths: Tensor) -> Any:
@@ -77,8 +78,9 @@ class Stepper(Protocol):
     def score(
         self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
     ) -> Scored:
-        """Score target ids `tgt_out` (B, T), given the decoder's input `tgt_in` (B, T): the same
-        ids, shifted right by BOS.
+        """Score target ids `tgt_out` (B, T).
+
+        The decoder reads `tgt_in` (B, T), which is `tgt_out` shifted right, with BOS in front.
         """
 
 
@@ -157,7 +159,7 @@ class ModelStepper:
             {self.alignment_attention: None} if attention else None
         )
         src_packing = pack((src_lengths - int(self.model.drops_eos)).tolist()).to(self.device)
-        # padding on the right of a target changes nothing before it
+        # targets are packed with their padding, which does not affect the tokens before it
         tgt_packing = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)
         target_ids = send(tgt_out, self.device).flatten()  # (B * T,)
         with self._autocast():
@@ -185,7 +187,7 @@ class ModelStepper:
         return F.pad(weights.mean(dim=1), (0, int(self.model.drops_eos)))
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """Return a `with` block that computes in `dtype`."""
+        """Return a context manager for computing in `dtype`."""
         if self.dtype is torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
@@ -194,8 +196,8 @@ class ModelStepper:
 class EnsembleStepper:
     """Predicts with several models: averages their probabilities or log-probabilities.
 
-    The mean of log-probabilities is not normalized again, so that a sentence's log-probability is
-    the mean over the members. Attention is the mean of the members' attention.
+    The mean of log-probabilities is not renormalized; so the log-probability of a sentence is the
+    mean over the members. Attention is the mean of the members' attention.
     """
 
     def __init__(
