@@ -18,13 +18,14 @@ class Backend(Protocol):
     """A translation engine. Several threads may call its methods at once."""
 
     max_tokens: int
-    """Batch size at which it is fastest: sentences * beam size * longest source in tokens."""
+    """Batch size with the highest speed: sentences * beam size * longest source in tokens."""
     num_workers: int
-    """Number of batches that it can compute at the same time, one per thread that calls it."""
+    """Number of threads that may each search a batch at the same time."""
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
-        """Raise a `ConfigError` if it does not support a setting of search or, with `scoring`, of
-        `score`. Call it before any text is read.
+        """Raise a `ConfigError` for settings that `search` or, with `scoring`, `score` lacks.
+
+        Commands call this before they read any text.
         """
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:

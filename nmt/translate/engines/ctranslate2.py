@@ -43,7 +43,7 @@ from nmt.translate.engines.model_bin import check_model_bin
 
 log = logging.getLogger(__name__)
 
-_MAX_SCORED_TOKENS = 1024  # source tokens of a batch, whose logits are all in memory at once
+_MAX_SCORED_TOKENS = 1024  # source tokens of a batch; all its logits are in memory at once
 
 
 class CTranslate2Backend:
@@ -136,6 +136,7 @@ class CTranslate2Backend:
         ]
 
     def _check_lengths(self, sentences: Sequence[Ids]) -> None:
+        """Raise a `DataError` for a sentence that the exported model is too small for."""
         longest = max((len(ids) for ids in sentences), default=0)
         if longest >= self._max_positions:
             raise DataError(
@@ -184,7 +185,7 @@ class CTranslate2Backend:
 
 
 def check_search(config: SearchConfig, *, scoring: bool = False) -> None:
-    """Raise a `ConfigError` for settings that CTranslate2 has no counterpart of."""
+    """Raise a `ConfigError` for settings that CTranslate2 does not support."""
     if config.coverage_penalty:
         raise _unsupported("coverage_penalty", config.coverage_penalty)
     if config.word_reward and not scoring:
@@ -241,12 +242,12 @@ def _strongest_positions(attention: list[list[float]]) -> list[int]:
 def default_quantization(dtype: DType = DType.float32) -> Quantization:
     """Return int8 where the CPU multiplies int8 with VNNI instructions, else float32.
 
-    A number format in `dtype` that asks for other multiplications gets float32 weights.
+    With `dtype` bfloat16 or float16, CTranslate2 computes in that type: return float32.
     """
     if dtype in (DType.bfloat16, DType.float16):
         return Quantization.float32
     try:
-        cpu_info = Path("/proc/cpuinfo").read_text(encoding="utf-8")  # of Linux
+        cpu_info = Path("/proc/cpuinfo").read_text(encoding="utf-8")  # Linux only
     except OSError:
         return Quantization.float32
     return Quantization.int8 if has_vnni(cpu_info) else Quantization.float32
@@ -305,6 +306,7 @@ def load_ctranslate2(
 
 
 def _load_export(folder: Path, placement: Placement, num_threads: int) -> LoadedModel:
+    """Check and load an exported folder."""
     info, export = load_export_info(folder)
     if export.format is not ExportFormat.ctranslate2:
         raise ModelError(
@@ -337,6 +339,7 @@ class _EngineConfig:
 
 
 def _check_engine_config(path: Path) -> None:
+    """Check the values of the keys of `_EngineConfig`."""
     content = read_json(path)
     names = [setting.name for setting in fields(_EngineConfig)]
     values = {name: content[name] for name in names if name in content}
@@ -346,6 +349,7 @@ def _check_engine_config(path: Path) -> None:
 
 
 def _import_ctranslate2() -> Any:
+    """Import CTranslate2, which is optional."""
     try:
         import ctranslate2
     except ImportError:
@@ -387,6 +391,7 @@ def find_placement(device: str, dtype: DType) -> Placement:
 
 
 def _load_engine(folder: Path, placement: Placement, num_threads: int) -> Any:
+    """Return a `ctranslate2.Translator`; `num_threads` is its number of batches at a time."""
     try:
         return _import_ctranslate2().Translator(
             str(folder),

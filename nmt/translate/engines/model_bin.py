@@ -91,11 +91,13 @@ def read_variables(file: BinaryIO) -> dict[str, Variable]:
 
 
 def _read_number(file: BinaryIO, number_format: str) -> int:
+    """Read a number in a format of `struct`."""
     (number,) = struct.unpack(number_format, file.read(struct.calcsize(number_format)))
     return int(number)
 
 
 def _read_count(file: BinaryIO) -> int:
+    """Read a number of variables. Raises `ValueError` if it is too large."""
     count = _read_number(file, "<I")
     if count > _MAX_VARIABLES:
         raise ValueError(f"it has {count} variables")
@@ -103,7 +105,7 @@ def _read_count(file: BinaryIO) -> int:
 
 
 def _read_text(file: BinaryIO) -> str:
-    """Read a text that ends with NUL, after its length."""
+    """Read the length of a text and the text, which ends with NUL."""
     text = file.read(_read_number(file, "<H"))
     if not text.endswith(b"\0"):
         raise ValueError("a name has no end")
@@ -121,7 +123,7 @@ def _check_variables(
         # learned positions have the same variables, and nothing has to be computed for them
         model = replace(info.model, positions=Positions.learned, num_positions=1, position_offset=0)
         info = replace(info, model=model)
-    # views of one zero, which take no memory
+    # expanded from one zero, so that they take no memory
     state = build_model(info, None, torch.device("cpu")).state_dict()
     zeros = {name: torch.zeros(()).expand(tensor.shape) for name, tensor in state.items()}
     expected = build_spec(info, zeros, tokenizers, max_positions).variables()
