@@ -75,12 +75,17 @@ def escape_controls(text: str) -> str:
 def suggest_names(name: str, valid: Iterable[str], otherwise: str = "") -> str:
     """Return the end of an error message about an unknown name: "did you mean ...?"
 
-    Proposes up to three of the `valid` names. If none is similar, returns `otherwise`, or the list
-    of all valid names if that is empty.
+    Proposes up to three of the `valid` names: the most similar one, and others that are nearly as
+    similar. If none is similar, returns `otherwise`, or the list of all valid names if that is
+    empty.
     """
     options = sorted(valid)
     same_ending = sorted((option for option in options if option.endswith(f".{name}")), key=len)
-    proposals = same_ending[:3] or difflib.get_close_matches(name, options, n=3, cutoff=0.5)
+    proposals = same_ending[:3] or difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    if proposals and not same_ending:
+        similarity = difflib.SequenceMatcher(None, proposals[0], name).ratio()
+        cutoff = max(0.5, similarity - 0.15)
+        proposals = difflib.get_close_matches(name, options, n=3, cutoff=cutoff)
     if proposals:
         return "did you mean " + " or ".join(proposals) + "?"
     return otherwise or "valid: " + ", ".join(options)

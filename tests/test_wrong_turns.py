@@ -15,7 +15,7 @@ from nmt.cli.main import nmt
 # Sockeye, JoeyNMT, OpenNMT-py or transformers, or misspell, or are in another folder.
 WRONG_TURNS = {
     # commands
-    "trian": ["did you mean train"],
+    "trian": ["did you mean train?"],
     "generate --path m.pt": ["did you mean translate"],
     "test config.yaml": ["did you mean evaluate"],
     "build-vocab": ["did you mean preprocess?"],
@@ -111,8 +111,8 @@ WRONG_TURNS = {
     "train max_updte=3": ["did you mean max_updates"],
     "train max-updates=100": ["did you mean max_updates"],
     "train MAX_UPDATES=100": ["did you mean max_updates"],
-    "train model.d_modle=64": ["did you mean model.d_model or model.d_ff"],
-    "train model.layers=3": ["model.num_encoder_layers or model.num_decoder_layers"],
+    "train model.d_modle=64": ["did you mean model.d_model?"],
+    "train model.layers=3": ["write model.num_encoder_layers=3 model.num_decoder_layers=3"],
     "train max_updates=ten": ["max_updates=ten: must be a whole number"],
     "train max_updates=1,000": ["max_updates=1,000: must be a whole number"],
     "train dropout=0,3": ["model.dropout=0,3: must be a number"],

@@ -157,7 +157,7 @@ def import_model(config: ImportConfig) -> None:
         info.src_vocab_size or info.vocab_size,
         info.vocab_size,
     )
-    log.info("next: nmt-translate model_dir=%s < FILE", config.output)
+    log.info("next: %s", shell_command("translate", model_dir=config.output))
 
 
 def serve(config: ServeConfig) -> None:

@@ -137,7 +137,7 @@ _ADVICE_AND_KEYS = (
     ),
     (
         "write model.num_encoder_layers={value} model.num_decoder_layers={value}",
-        "layers num_layers",
+        "layers num_layers model.layers model.num_layers",
     ),
     (
         "nmt uses a GPU if there is one; device=cuda or device=cpu chooses",
@@ -201,10 +201,10 @@ _ADVICE_AND_KEYS = (
         "share_all_embeddings share_embeddings share_decoder_embeddings tied_softmax "
         "share_decoder_input_output_embed tied_embeddings tied_embeddings_all weight_tying_type",
     ),
-    ("the loss is cross entropy; write label_smoothing=0.1", "criterion loss cost_type"),
+    ("write label_smoothing=0.1; the loss is cross entropy", "criterion loss cost_type"),
     ("write checkpoint_every_updates=N", "save_interval save_every"),
     ("write validate_every_updates=N", "validate_interval valid_every"),
-    ("write keep_last=1", "no_epoch_checkpoints no_save"),
+    ("write keep_last=1 average_last=1", "no_epoch_checkpoints no_save"),
     (
         "valid_bleu=true is the default; valid_beam_size=N sets its beam",
         "eval_bleu decode_and_evaluate valid_metrics eval_metric",
