@@ -21,27 +21,25 @@ from nmt.data.text import decompress, explain_read_errors, is_compressed
 from nmt.errors import DataError, first_of
 
 MAX_FILES = 10_000
-# An archive may unpack to MAX_RATIO times its size, or to MIN_LIMIT_BYTES if that is more. Text
-# becomes 3 to 20 times smaller by compression.
+# An archive may unpack to MAX_RATIO times its size, or to MIN_LIMIT_BYTES if that is more.
+# Compression makes text 3 to 20 times smaller.
 MAX_RATIO = 200
 MIN_LIMIT_BYTES = 256 << 20
 _BLOCK_BYTES = 1 << 20
 _ARCHIVE = re.compile(r"(?i)\.(zip|tar|tgz|txz|tbz2?|tar\.(gz|bz2|xz))$")
-_SKIPPED = re.compile(r"(?i)(^|/)(__MACOSX/|\.|README|LICEN[SC]E)")  # names of files without pairs
+_SKIPPED = re.compile(r"(?i)(^|/)(__MACOSX/|\.|README|LICEN[SC]E)")  # file names that are ignored
 
 
 def split_name(name: str) -> tuple[Path, str] | None:
     """Divide `ARCHIVE/FILE` into the path of the archive and the name of a file in it.
 
-    The name of the file is "" if only an archive is named. Returns None for other names.
+    If `name` is an archive, the name of the file is "". Returns None for other names.
     """
     path = resolve_path(name)
     for archive in (path, *path.parents):
         if _ARCHIVE.search(archive.name) and archive.is_file():
             file_name = path.relative_to(archive).as_posix()
-            if file_name == ".":  # only the archive is named
-                file_name = ""
-            return archive, file_name
+            return archive, "" if file_name == "." else file_name
     return None
 
 
@@ -83,8 +81,8 @@ def _plain_name(file_name: str) -> str:
 def list_files(archive: Path) -> list[str]:
     """Return the names of the files with text in an archive.
 
-    Raises `DataError` if the archive is damaged, has too many files or is larger unpacked than
-    `MAX_RATIO` allows, by the sizes that it states.
+    Raises `DataError` if the archive is damaged, has too many files, or states that it unpacks to
+    more bytes than `MAX_RATIO` allows.
     """
     names = []
     num_bytes = 0
@@ -108,7 +106,7 @@ def _list_sizes(archive: Path) -> Iterator[tuple[str, int]]:
                         yield entry.filename, entry.file_size
         else:
             with tarfile.open(archive) as tar_file:
-                for member in tar_file:  # reads past the content of a file after yielding its size
+                for member in tar_file:  # the content is skipped only after the size is yielded
                     if member.isreg():
                         yield member.name.removeprefix("./"), member.size
 

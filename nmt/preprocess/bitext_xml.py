@@ -29,9 +29,9 @@ def read_pairs(
     Args:
         blocks: content of the file.
         name: name of the file, for messages.
-        languages: codes of source and target; with "", the languages of an XLIFF file. `en` also
-            matches variants such as `en-US`, of which the first in a unit is taken; `en-US` matches
-            only itself.
+        languages: codes of source and target; "" means the languages that an XLIFF file states.
+            `en` also matches variants such as `en-US`, of which the first in a unit is taken;
+            `en-US` matches only itself.
         keep_codes: keep the content of elements for codes such as `<ph>` as text. Other elements
             within a text are removed, and their text is kept.
 
@@ -47,13 +47,13 @@ def read_pairs(
         reader.pairs.clear()
     reader.finish()
     if num_pairs == 0:
-        seen = first_of(sorted(reader.languages_seen), 8)
+        languages_seen = first_of(sorted(reader.languages_seen), 8)
         problem = f"has no pair of {languages[0]} and {languages[1]}"
         if languages == ("", ""):
             problem = "does not say which language is the source"
         raise DataError(
             f"{name} {problem}; set data.src_lang and data.tgt_lang to two of its languages: "
-            f"{seen or 'there are none'}"
+            f"{languages_seen or 'there are none'}"
         )
 
 
@@ -66,13 +66,13 @@ class _Reader:
         self.keep_codes = keep_codes
         self.pairs: list[tuple[str, str]] = []
         self.languages_seen: set[str] = set()
-        self._file_languages = ("", "")  # of the present file in XLIFF
-        self._unit_texts: dict[str, str] = {}  # of the present unit, by normalized language
-        self._language = ""  # of the present text
-        self._text: list[str] | None = None  # of the present text; None outside of texts
-        self._text_length = 0
-        self._code_depth = 0  # of elements for codes, from the outermost one
-        self._skip_depth = 0  # of elements whose texts are no translations of the unit
+        self._file_languages = ("", "")  # source and target language of the current XLIFF file
+        self._unit_texts: dict[str, str] = {}  # texts of the current unit, by normalized language
+        self._language = ""  # language of the current text
+        self._text: list[str] | None = None  # strings of the current text; None outside of texts
+        self._text_length = 0  # in characters
+        self._code_depth = 0  # number of open elements, from the outermost one with a code on
+        self._skip_depth = 0  # number of open elements, from one whose texts are skipped on
         self._parser = expat.ParserCreate()
         self._parser.buffer_text = True
         self._parser.StartElementHandler = self._start
@@ -163,7 +163,7 @@ class _Reader:
                 self.pairs.append((source, target))
 
     def _find_text(self, language: str) -> str:
-        """Return the text of the present unit in a language or else in a variant of it."""
+        """Return the text of the current unit in a language, or else in a variant of it."""
         code = _normalize(language)
         if code in self._unit_texts:
             return self._unit_texts[code]

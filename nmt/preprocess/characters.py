@@ -100,7 +100,7 @@ def normal_form(text: str) -> str:
 
 @functools.cache
 def _hash_character(code: int) -> int:
-    """Return the sum of the hashes of a character's normal form, its share of a signature."""
+    """Return the sum of the hashes of a character's normal form, for `signatures`."""
     hashes = [xxhash.xxh3_64_intdigest(char.encode()) for char in normal_form(chr(code))]
     return sum(hashes) % (1 << 64)
 
@@ -109,7 +109,7 @@ def is_among(signatures: Signatures, sorted_signatures: Signatures) -> Flags:
     """Return which of the `signatures` (N,) occur in `sorted_signatures` (K,)."""
     if len(sorted_signatures) == 0:
         return np.zeros(len(signatures), bool)
-    # a signature that is larger than all others gets the index of the last one, not one beyond it
+    # without the last one, so that indices of larger signatures are valid too
     indices = np.searchsorted(sorted_signatures[:-1], signatures)
     is_equal: Flags = sorted_signatures[indices] == signatures
     return is_equal
@@ -193,7 +193,7 @@ def _script_shares(counts: Counter[int]) -> dict[str, float]:
 
 
 def _odd_reason(code: int, script_shares: dict[str, float]) -> str | None:
-    """Return why a character is odd in a text with these shares of scripts, None if it is not."""
+    """Return why a character is odd in a text with these shares of scripts, or None."""
     if code == _REPLACEMENT:
         return "replacement"
     if script := SCRIPT_BY_NUMBER[script_numbers()[code]]:

@@ -41,8 +41,8 @@ class Source:
 
     corpus: str  # its name in data.corpora, or ""
     format: Format
-    paths: tuple[Path, ...]  # two for a pair, source and target; else one
-    names: tuple[str, ...]  # as the user named them, for messages
+    paths: tuple[Path, ...]  # source and target for `Format.pair`, otherwise one file
+    names: tuple[str, ...]  # the user's names of these files, for messages
     columns: tuple[int, int] = (1, 2)  # of source and target in TSV, from 1
     fields: tuple[str, str] = ("src", "tgt")  # names of source and target in JSON
     tags: Tags = Tags()
@@ -75,15 +75,15 @@ class Span:
     corpus: str
     number: int  # index among the spans of its corpus
     order: int  # index among the spans of all corpora
-    first_pair: int  # its number in the corpus, from 0
+    first_pair: int  # number of the first pair in the corpus, from 0
     num_pairs: int
     source: int  # index of the source in which the span starts
-    first_line: int  # number of its first line in that source, from 1
-    offsets: tuple[int, ...]  # byte at which the first line starts in each file of the source
+    first_line: int  # number of the first line in that source, from 1
+    offsets: tuple[int, ...]  # byte at which that line starts, in each file of the source
 
     @property
     def name(self) -> str:
-        """Name of the files that tasks write for this span, without suffix."""
+        """File name for this span, without suffix."""
         corpus = f"{self.corpus}-" if self.corpus else ""
         return f"train-{corpus}{self.number:05d}"
 
@@ -93,8 +93,8 @@ class Chunk:
     """Consecutive pairs of one source."""
 
     source: Source
-    first_pair: int  # its number in the corpus, from 0
-    first_line: int  # its number in the source, from 1
+    first_pair: int  # number of the first pair in the corpus, from 0
+    first_line: int  # number of the first line in the source, from 1
     num_pairs: int
     raw: tuple[bytes, ...]  # by file: `num_pairs` lines, each ended by \n
     overlong: tuple[tuple[int, int], ...]
@@ -142,7 +142,7 @@ def _find_span_starts(
     num_pairs = 0
     starts = []
     for source_index, source in enumerate(sources):
-        # the first pairs complete the last span of the source before
+        # the first pairs of this source complete the last span of the previous source
         num_in_last_span = -num_pairs % size
         num_lines = 0
         offsets_by_file = []
@@ -164,9 +164,9 @@ def _find_span_starts(
 
 
 def _find_lines(path: Path, name: str, first_index: int, step: int) -> tuple[int, list[int]]:
-    """Count the lines of a file, and find the bytes at which some of them start.
+    """Count the lines of a file, and return the byte offsets of some of them.
 
-    These are every `step`-th line from the line with index `first_index` (from 0) on.
+    These are the lines `first_index`, `first_index + step` and so forth, counted from 0.
     """
     check_file(path)
     num_line_ends = 0
@@ -190,7 +190,7 @@ def _find_lines(path: Path, name: str, first_index: int, step: int) -> tuple[int
     num_lines = num_line_ends
     if last_byte != b"\n":
         num_lines += 1
-    # the end of the last line does not start another one
+    # a line end at the end of the file does not start another line
     num_offsets = len(range(first_index, num_lines, step))
     return num_lines, offsets[:num_offsets]
 
@@ -225,7 +225,7 @@ def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
                     num_lines = min(num_lines, len(file.ends))
                 if num_lines == 0:
                     break
-                # size of the first n lines of all files, for each n
+                # num_bytes[n - 1]: bytes of the first n lines of all files
                 num_bytes = np.sum([file.ends[:num_lines] for file in files], axis=0)
                 num_pairs = max(1, int(np.searchsorted(num_bytes, BYTES_PER_CHUNK, side="right")))
                 overlong = []
@@ -243,7 +243,7 @@ def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
                 )
                 next_line += num_pairs
                 next_pair += num_pairs
-        # the span goes on at the start of the next source
+        # continue with the first line of the next source
         next_line = 1
         offsets = (0, 0)
     if next_pair < end_pair:
@@ -261,17 +261,17 @@ class _LineFile:
         self._at_end = False
         self._next_line = first_line  # number of the line after the buffered ones
         self._buffer = b""  # whole lines
-        self._incomplete_line = b""  # the start of the line after them, read so far
-        self.ends = np.empty(0, np.int64)  # where each line of the buffer ends
-        self.overlong: list[int] = []  # numbers of lines that were emptied, from 1
+        self._incomplete_line = b""  # the start of the next line
+        self.ends = np.empty(0, np.int64)  # end of each buffered line, in bytes
+        self.overlong: list[int] = []  # numbers of overlong lines, from 1; their text is discarded
 
     def close(self) -> None:
         self._file.close()
 
     def fill_buffer(self) -> None:
-        """Read until the buffer holds a whole chunk.
+        """Read until the buffer holds a whole chunk, or to the end of the file.
 
-        The content of a chunk then does not depend on the block size.
+        This way, chunks do not depend on the block size.
         """
         while len(self.ends) < PAIRS_PER_CHUNK and len(self._buffer) < BYTES_PER_CHUNK:
             if not self._read_block():
@@ -300,7 +300,7 @@ class _LineFile:
             self.overlong.append(self._next_line)
             text = text[first_end:]
         end = text.rfind(b"\n") + 1
-        # keeps one byte more than the maximum, by which a longer line is recognized
+        # one byte more than the maximum suffices to recognize an overlong line
         self._incomplete_line = text[end:][: MAX_LINE_BYTES + 1]
         ends = np.flatnonzero(np.frombuffer(text, np.uint8, end) == ord("\n")) + 1
         self.ends = np.concatenate([self.ends, ends + len(self._buffer)])

@@ -43,8 +43,8 @@ OVERLONG = "line too large"
 class Replacement:
     """A rule that replaces characters inside of lines."""
 
-    name: str  # in the counts of the report
-    character: str
+    name: str  # key in the report
+    character: str  # occurs in every match
     pattern: re.Pattern[str]
     by: str = " "
 
@@ -76,7 +76,7 @@ class PairCounts:
     """
 
     read: int = 0
-    kept: int = 0  # pairs that were not dropped
+    kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)  # pairs, by reason
     replaced: Counter[str] = field(default_factory=Counter)  # characters or bytes, by rule
     examples: dict[str, list[Location]] = field(default_factory=dict)
@@ -87,8 +87,8 @@ class PairCounts:
     ) -> None:
         """Add `number` to the entry `name` of `counter`, which is `dropped` or `replaced`.
 
-        `examples` are the first locations on one side. Examples of the other side that were added
-        before may be on later lines, so all are sorted.
+        `examples` are the first locations on one side. They are sorted together with earlier
+        examples, since the other side may have examples on later lines.
         """
         if number:
             counter[name] += number
@@ -97,7 +97,7 @@ class PairCounts:
             self.examples[name] = by_line[:NUM_EXAMPLES]
 
     def merge(self, following: PairCounts) -> None:
-        """Add the counts of the pairs that follow."""
+        """Add the counts of the next chunk."""
         self.read += following.read
         self.kept += following.kept
         self.dropped.update(following.dropped)
@@ -154,13 +154,13 @@ class CleanChunk:
         return self.kept_rows + self.raw_chunk.first_line
 
     def locate(self, error: LineError) -> Location:
-        """Return the location of an error in the files of the user."""
+        """Return the location of an error in the user's files."""
         return self.raw_chunk.location(error.row, error.side, error.byte)
 
     def drop(self, reason: str, drop_src: Mask, drop_tgt: Mask | None = None) -> Mask:
         """Drop the pairs whose source or target is marked, and count them under `reason`.
 
-        The masks have the shape (N,). Returns which pairs are kept (N,).
+        The masks have the shape (N,). Returns a mask of the remaining pairs (N,).
         """
         is_dropped = drop_src if drop_tgt is None else drop_src | drop_tgt
         examples = []
@@ -179,7 +179,7 @@ class CleanChunk:
         self._remove(reason, is_dropped, [self.locate(by_row[row]) for row in dropped_rows])
 
     def _remove(self, reason: str, is_dropped: Mask, examples: list[Location]) -> Mask:
-        """Remove the pairs that are marked (N,) and count them; return which are kept (N,)."""
+        """Remove and count the marked pairs (N,); return a mask of the remaining pairs (N,)."""
         keep: Mask = ~is_dropped
         num_dropped = int(is_dropped.sum())
         if num_dropped:
@@ -192,7 +192,7 @@ class CleanChunk:
         return keep
 
     def count_repairs(self, reason: str, errors: Collection[LineError], number: int) -> None:
-        """Count errors that the reader repaired; `number` counts their characters or bytes."""
+        """Count repaired errors; `number` is the number of replaced characters, bytes or lines."""
         examples = [self.locate(error) for error in _sort_by_line(errors)]
         self.counts.count(self.counts.replaced, reason, number, examples)
 
@@ -255,13 +255,13 @@ def _raise_for_malformed(chunk: CleanChunk, error: LineError) -> None:
 
 
 def _substitute(lines: list[str], pattern: re.Pattern[str], by: str) -> tuple[int, list[int]]:
-    """Replace `pattern` in lines, in place; return how often it matched, and in which rows."""
+    """Replace `pattern` in lines, in place; return the number of matches, and their rows."""
     rows = [row for row, line in enumerate(lines) if pattern.search(line)]
-    total = 0
+    num_matches = 0
     for row in rows:
-        lines[row], num_matches = pattern.subn(by, lines[row])
-        total += num_matches
-    return total, rows
+        lines[row], num_in_line = pattern.subn(by, lines[row])
+        num_matches += num_in_line
+    return num_matches, rows
 
 
 class _ChunkReader:
@@ -270,10 +270,9 @@ class _ChunkReader:
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
         self.counts = PairCounts(read=chunk.num_pairs, kept=chunk.num_pairs)
-        # lines that are not UTF-8, by row and side
-        self.invalid: dict[tuple[int, int], LineError] = {}
-        self.num_invalid = 0  # bytes, or halves of surrogate pairs
-        self.malformed: dict[int, LineError] = {}  # by row, in order
+        self.invalid: dict[tuple[int, int], LineError] = {}  # not UTF-8, by row and side
+        self.num_invalid = 0  # invalid bytes, and halves of surrogate pairs
+        self.malformed: dict[int, LineError] = {}  # by row
 
     def read(self) -> tuple[list[str], list[str]]:
         """Return the source and target lines.
@@ -377,7 +376,7 @@ class _ChunkReader:
 
 
 def _parse_record(line: str) -> tuple[dict[str, Any], str | None]:
-    """Return the fields of a line of JSON, and the problem with it, if any."""
+    """Return the fields of a line of JSON, and a description of its error, or None."""
     try:
         record = _JSON_DECODER.decode(line)
     except (ValueError, RecursionError):

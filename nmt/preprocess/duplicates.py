@@ -46,7 +46,7 @@ def hash_sides(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
 
 
 def hash_duplicates(src: Sequence[str], tgt: Sequence[str], compared: Duplicates) -> Hashes:
-    """Return hashes (N,) that are equal for duplicates; `compared` is pair, src or tgt."""
+    """Return hashes (N,) of the compared texts: of pairs, sources or targets."""
     if compared is Duplicates.src:
         return _hash(src)
     if compared is Duplicates.tgt:
@@ -56,8 +56,8 @@ def hash_duplicates(src: Sequence[str], tgt: Sequence[str], compared: Duplicates
 
 def _hash(texts: Sequence[str]) -> Hashes:
     """Return the hash of each text (N,)."""
-    xxh3 = xxhash.xxh3_64_intdigest
-    return np.fromiter((xxh3(text.encode()) for text in texts), np.uint64, len(texts))
+    hashes = (xxhash.xxh3_64_intdigest(text.encode()) for text in texts)
+    return np.fromiter(hashes, np.uint64, len(texts))
 
 
 def hash_forms(forms: Sequence[str]) -> Hashes:
@@ -70,7 +70,7 @@ def hash_forms(forms: Sequence[str]) -> Hashes:
 class HashWriter(AbstractContextManager["HashWriter"]):
     """Writes the hashes of one task to sorted files `TASK.NUMBER.COLUMN` in `folder`.
 
-    Replaces the files of an interrupted run of the same task.
+    Overwrites the files that an interrupted run of the same task left.
     """
 
     def __init__(self, folder: Path, task: int) -> None:
@@ -111,7 +111,8 @@ class HashWriter(AbstractContextManager["HashWriter"]):
     def _write(self) -> None:
         """Write the pending hashes, sorted.
 
-        With rows, all columns are sorted by the hash of the pair; else each column by itself.
+        If there are rows, sorts all columns by the hash of the pair; otherwise sorts each column on
+        its own.
         """
         order = None
         if "rows" in self._pending:
@@ -140,10 +141,10 @@ def count_repeats(folder: Path) -> dict[str, int]:
 def find_duplicates(folder: Path, held_out: Hashes | None = None) -> None:
     """Write the rows of each task that repeat an earlier pair to `TASK.seen` in `folder`.
 
-    Ignores pairs with a sentence whose normal form has a hash in `held_out`: another filter drops
-    them first.
+    Ignores pairs with a sentence whose normal form has a hash in `held_out`, since the filter of
+    held-out sentences drops them first.
     """
-    for path in folder.glob("*.seen"):  # of an interrupted run
+    for path in folder.glob("*.seen"):  # left by an interrupted run
         path.unlink()
     files = sorted(folder.glob("*.pairs"), key=_task_and_number)
     for slices in _read_intervals(files):
@@ -168,7 +169,7 @@ def find_duplicates(folder: Path, held_out: Hashes | None = None) -> None:
 
 
 def read_repeats(folder: Path, task: int, num_rows: int) -> Flags:
-    """Read the result of `find_duplicates`: which rows (num_rows,) of a task repeat a pair."""
+    """Read the result of `find_duplicates`: a mask (num_rows,) of the rows that repeat a pair."""
     is_repeat = np.zeros(num_rows, bool)
     path = folder / f"{task}.seen"
     if path.exists():
@@ -231,7 +232,7 @@ def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
     num_intervals = math.ceil(num_pairs / PAIRS_PER_INTERVAL)
     starts = [0] * len(paths)
     for number in range(1, num_intervals + 1):
-        largest = np.uint64(number * (1 << 64) // num_intervals - 1)  # in the interval
+        largest = np.uint64(number * (1 << 64) // num_intervals - 1)  # hash in this interval
         slices = []
         for i, path in enumerate(paths):
             hashes = _map_file(path, "<u8")

@@ -43,8 +43,8 @@ class ShardEncoder:
     """Encodes clean pairs and writes them to shards.
 
     Args:
-        job: its plan folder contains the tokenizers.
-        held_out: finds lines of held-out splits in training text. None to encode the held-out
+        job: the job, whose plan folder contains the tokenizers.
+        held_out: finds lines of held-out splits in training text. If None, encodes the held-out
             splits themselves, whose pairs are never dropped.
     """
 
@@ -181,7 +181,7 @@ class DocumentContext:
         config: PreprocessConfig,
     ) -> None:
         tags = chunk.raw_chunk.source.tags
-        # lists by side
+        # lists with an item for each side
         self._tags = [tags.src, tags.tgt]
         self._tag_lengths = [len(tokenizers[side].encode(self._tags[side])) for side in (0, 1)]
         self._separator_ids = [tokenizer.encode(SEPARATOR) for tokenizer in tokenizers]
@@ -206,7 +206,7 @@ class DocumentContext:
         """Return the ids of all lines with their context."""
         lines = np.split(ids.flat, ids.offsets[1:-1])
         separator = np.array(self._separator_ids[side], dtype=ids.flat.dtype)
-        arrays = [ids.flat[:0]]  # without lines, sets the type of the result
+        arrays = [ids.flat[:0]]  # sets the dtype of the result if there are no lines
         lengths = []
         for i, start in enumerate(self._starts):
             document = [lines[start]]  # arrays of ids; only the first line keeps its tag
@@ -231,7 +231,7 @@ class LineEncoder:
         self._typecode = "H" if tokenizer.vocab_size <= 1 << 16 else "i"
         self.token_kinds = token_kinds(tokenizer)  # (V,)
         self._encodes_words = cuts_at_spaces(tokenizer)
-        # The ids of each word, as bytes. EOS marks the ends of lines, since no text gets its id.
+        # The ids of each word, as bytes. EOS marks line ends, since no text is encoded to EOS.
         self._ids_by_word = {_END_OF_LINE: array(self._typecode, [tokenizer.eos_id]).tobytes()}
         self._older_ids_by_word: dict[str, bytes] = {}
 
@@ -247,7 +247,7 @@ class LineEncoder:
         flat = np.frombuffer(b"".join(map(self._ids_by_word.__getitem__, words)), self._typecode)
         is_end = flat == self._tokenizer.eos_id
         ends = np.flatnonzero(is_end)  # (N,)
-        ends_without_eos = ends - np.arange(len(ends))  # line i comes after i EOS
+        ends_without_eos = ends - np.arange(len(ends))  # i EOS precede the end of line i
         return EncodedLines(flat[~is_end], np.concatenate([[0], ends_without_eos]))
 
     def _learn_words(self, words: set[str]) -> None:
@@ -271,7 +271,7 @@ class LineEncoder:
     def count_unknown(self, ids: EncodedLines) -> Array:
         """Return the number of unknown and byte tokens of each line, (N,)."""
         is_unknown = self.token_kinds[ids.flat] != PLAIN
-        num_before = _to_offsets(is_unknown)  # unknown ids before each id, and of all ids
+        num_before = _to_offsets(is_unknown)  # number of unknown ids before each id, and in total
         return np.diff(num_before[ids.offsets])
 
 
@@ -309,7 +309,7 @@ def make_encoding_task(job: Job) -> Task:
     encoder = ShardEncoder(job, HeldOut(held_out_lines))
 
     def encode_span(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
-        repeats = None  # which pairs of the span repeat an earlier pair
+        repeats = None  # mask of the pairs of the span that repeat an earlier pair
         if drops_duplicates:
             repeats = read_repeats(job.work.hashes, span.order, span.num_pairs)
 

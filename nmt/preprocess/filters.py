@@ -28,14 +28,14 @@ SrcTgtCounts = tuple[Ints, Ints]
 
 MIN_SCORE = 0.5
 """A line is in another language if the language model gives that language at least this score.
-Lines of names, for example, have low scores.
+Lines that consist of names, for example, have low scores.
 """
 MIN_LETTER_BYTES = 20
 """Lines with fewer bytes of letters pass the filter of languages: the language model is wrong for
 up to 6 % of such lines.
 """
 
-_MAX_CHARACTERS = 200  # of a line that the language model reads; more rarely change its answer
+_MAX_CHARACTERS = 200  # that the language model reads of a line; more rarely change its answer
 _EMPTY = "empty side"
 HELD_OUT = "held out"  # the pair, or a sentence of it, was taken for validation or test
 _SETTINGS_BY_REASON = {  # the setting that drops pairs for a reason
@@ -92,12 +92,12 @@ def drop_by_tokens(
     unknown: SrcTgtCounts,
     config: PreprocessConfig,
 ) -> Mask:
-    """Apply the filters that count tokens, and drop pairs from `chunk`; return which stay (N,).
+    """Apply the filters that count tokens; drop pairs from `chunk`, return a mask of the rest (N,).
 
     Args:
         chunk: the pairs.
         lengths: tokens of sources and targets (N,): with the tag of the corpus, without EOS.
-        tag_lengths: tokens of the tag on both sides.
+        tag_lengths: tokens of the source tag and of the target tag.
         unknown: unknown and byte tokens of sources and targets (N,).
         config: has the limits.
     """
@@ -118,7 +118,7 @@ def drop_by_tokens(
         )
     keep = np.ones(len(src), bool)
     for reason, (drop_src, drop_tgt) in drop_masks.items():
-        # `chunk` takes and returns masks of the pairs that it still has
+        # the masks of `chunk.drop` have an entry for each remaining pair
         keep[keep] = chunk.drop(reason, drop_src[keep], drop_tgt[keep])
     return keep
 
@@ -168,7 +168,7 @@ def _language_codes(direction: LanguagePair) -> list[str]:
     Codes such as pt_BR or zh-Hant are shortened. Raises a `ConfigError` for languages that the
     model does not know, and if the package is missing.
     """
-    # any text gets a score for every language with so large a k and so low a threshold
+    # with this k and threshold, the answer lists all languages
     all_answers = _detector().detect("", k=1000, threshold=-1.0)
     codes_of_model = {answer["lang"] for answer in all_answers}
     codes = []

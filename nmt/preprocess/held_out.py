@@ -27,11 +27,11 @@ from nmt.runtime.metadata import read_json
 log = logging.getLogger(__name__)
 _SPLITS = ("test", "valid")  # in this order, so that more validation pairs keep the test set
 _TAKEN_MARKER = "taken.json"  # in the plan folder, as soon as all sets are written to it
-_SPARE_CANDIDATES = 1000  # since candidates that share a sentence are not all used
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")  # Chinese and Japanese: a character
+_SPARE_CANDIDATES = 1000  # candidates that share a sentence are skipped
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")  # or a Chinese or Japanese character
 _SWAP_MARGIN = 0.2
-"""Sides count as swapped if so many more words are known when they are exchanged. On real text of
-two languages the difference is 0.3 or more, one way or the other."""
+"""Sides count as swapped if exchanging them increases the share of known words by more than this.
+In text of two languages, exchanging changes the share by 0.3 or more."""
 _Pair = tuple[str, str, str]  # corpus, source, target
 
 
@@ -65,11 +65,11 @@ def _num_candidates(num_pairs: float) -> int:
 
 
 def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits) -> Job:
-    """Return the job with the held-out sets that are taken from the training text added to it.
+    """Take held-out sets out of the training text; return the job with these sets.
 
-    Unless an earlier run did so, chooses them among the candidates of the stage `stage`, which
-    scanned with `limits`, and writes them to the plan folder. Raises a `ConfigError` if the text
-    has too few pairs.
+    Chooses pairs among the candidates that the stage `stage` found with `limits`, and writes them
+    to the plan folder, unless an earlier run did so. Raises a `ConfigError` if the text has too
+    few pairs.
     """
     sizes = requested_sizes(job.config)
     if not sizes:
@@ -136,7 +136,7 @@ def _read_candidates(
     """Return the candidates by key; scan again for all pairs if the first scan found too few."""
     total_size = sum(requested_sizes(job.config).values())
     candidates = _merge_candidates(job, spans, stage)
-    are_shares = total_size < 1  # in this case, the first scan has found all pairs of the shares
+    are_shares = total_size < 1  # the first scan writes all pairs of a share
     has_all_pairs = are_shares or limits.held_out_below == NUM_KEYS
     if not has_all_pairs and len(candidates) < _num_candidates(total_size):
         stage = f"{stage} for held-out pairs"
@@ -163,8 +163,10 @@ def _choose_pairs(
     """
     taken: dict[str, list[_Pair]] = {}
     used_forms: set[str] = set()
-    keys = iter(sorted(candidates))  # an iterator: each split continues after the split before
-    share_end = 0.0  # if sizes are shares, a split ends at this key
+    keys = iter(
+        sorted(candidates)
+    )  # an iterator, since each split continues after the previous one
+    share_end = 0.0  # if sizes are shares, the key at which the split ends
     for split, size in sizes.items():
         share_end += size * NUM_KEYS
         pairs: list[_Pair] = []
@@ -224,7 +226,7 @@ def warn_of_swapped_sides(job: Job, spans: Sequence[Span], valid_chunks: list[Cl
         direction = corpus_direction(job.config.data, corpus)
         return direction.src_lang, direction.tgt_lang
 
-    first_spans = {span.corpus: span for span in reversed(spans)}  # the first one replaces others
+    first_spans = {span.corpus: span for span in reversed(spans)}  # the first span comes last
     for corpus, span in first_spans.items():
         train = clean(next(read_span(job.sources[corpus], span)), job.config, held_out=False)
         comparable_chunks = []

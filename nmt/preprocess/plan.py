@@ -97,7 +97,7 @@ def _first_scan_limits(job: Job, spans: Sequence[Span]) -> KeyLimits:
 
 
 def _hash_normal_forms(lines: Sequence[str]) -> Keys | None:
-    """Return the hashes of the normal forms of lines, or None if every normal form is empty."""
+    """Return the hashes of the nonempty normal forms of lines, or None if all are empty."""
     forms = [form for form in map(normal_form, lines) if form]
     if not forms:
         return None
@@ -150,7 +150,7 @@ def _find_sample_end(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]
     pair_files = _pair_files(job, spans)
     stage = _STAGE
     keys = _exclude_taken(pair_files, taken_lines)
-    # keys above the limit come from an interrupted second scan, which did not write all of them
+    # ignores keys above the limit, of which an interrupted second scan wrote only some
     num_below_limit = np.count_nonzero(keys < np.uint64(limits.sample_below))
     if num_below_limit < size and limits.sample_below < MAX_KEY:
         stage = f"{_STAGE} for the sample"
@@ -225,13 +225,13 @@ def sample_size(config: TokenizerConfig) -> int:
 def sample_key_limit(size: int, num_pairs: int) -> int:
     """Return a limit that probably leaves a sample of `size` pairs after some are dropped.
 
-    Keys are uniform, so the limit is the wanted share of all keys.
+    Keys are uniform, so this share of all keys selects this share of all pairs.
     """
     return min(MAX_KEY, _SPARE_FACTOR * (size + _SPARE_PAIRS) * MAX_KEY // max(num_pairs, 1))
 
 
 def sample_end(keys: Keys, size: int) -> np.uint64:
-    """Return the key after the `size` smallest keys."""
+    """Return the smallest key that is not among the `size` smallest ones."""
     if len(keys) <= size:
         return np.uint64(MAX_KEY)
     partitioned: Keys = np.partition(keys, size)  # the `size` smallest keys come first

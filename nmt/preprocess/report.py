@@ -24,7 +24,7 @@ from nmt.preprocess.statistics import MATCH_LEVELS, NUM_BINS, Overlap, Statistic
 from nmt.runtime.pages import page_templates
 
 Report = dict[str, Any]
-Corpora = Mapping[str, Statistics]  # of a split, by corpus; "" is the name of an only corpus
+Corpora = Mapping[str, Statistics]  # of a split, by corpus; "" is a corpus without a name
 
 FORMAT_VERSION = 1
 _MAX_BARS = 50  # of a histogram
@@ -56,8 +56,8 @@ def build_report(
 ) -> Report:
     """Return the content of `report.json`.
 
-    `splits` includes train. `duplicates` has the number of repeated training pairs, sources and
-    targets, or is None if they were dropped.
+    `splits` includes train. `duplicates` counts the repeated training pairs, sources and targets;
+    None means that duplicates were dropped.
     """
     languages = describe_languages(config.data)
     report: Report = {
@@ -141,10 +141,10 @@ def _length_bins(statistics: Statistics) -> tuple[Ints, Ints, Ints]:
 
 
 def _count_steep_pairs(statistics: Statistics) -> int:
-    """Count pairs with a side of more than `_STEEP_RATIO` times the tokens of the other."""
+    """Estimate how many pairs have a side `_STEEP_RATIO` times longer than the other, in tokens."""
     src_bins, tgt_bins, counts = _length_bins(statistics)
     starts = bin_starts()
-    middles = (starts[:-1] + starts[1:] - 1) // 2  # of all bins, in tokens
+    middles = (starts[:-1] + starts[1:] - 1) // 2  # middle length of each bin, in tokens
     src = np.minimum(middles[src_bins], statistics.src.longest)
     tgt = np.minimum(middles[tgt_bins], statistics.tgt.longest)
     is_steep = np.maximum(src, tgt) / np.minimum(src, tgt) > _STEEP_RATIO
@@ -152,7 +152,7 @@ def _count_steep_pairs(statistics: Statistics) -> int:
 
 
 def _describe_lengths(statistics: Statistics, side: str) -> Report:
-    """Describe the lengths of one side, with EOS, by quantiles and a histogram with equal bars."""
+    """Return quantiles and a histogram of the lengths of one side, with EOS."""
     src_bins, tgt_bins, counts = _length_bins(statistics)
     bins = src_bins if side == "src" else tgt_bins
     starts = bin_starts()[:-1]
@@ -425,7 +425,7 @@ def _length_text(lengths: Report) -> str:
 
 
 def _character_text(counts: Report) -> str:
-    """Return the main facts about the characters of one side as one line."""
+    """Summarize the characters of one side in one line."""
     scripts = [f"{name} {share:.1%}" for name, share in list(counts["scripts"].items())[:3]]
     text = f"{counts['covered_share']:.3%} have a piece; {', '.join(scripts)}"
     if counts["odd"]:

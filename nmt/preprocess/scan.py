@@ -1,13 +1,14 @@
 """Scan the training text once, to collect everything that must be known before it is encoded:
 a sample for the tokenizer, the hashes of duplicates, and candidates for held-out sets.
 
-Every pair has two keys, uniform 64-bit hashes. The sample consists of the pairs with the smallest
-sample keys, hashes of the seed, the corpus and the number of the pair in it (bottom-k sampling;
-Cohen and Kaplan, 2007). Held-out sets consist of the pairs with the smallest held-out keys, hashes
-of their text. Keys do not depend on the division of the text into spans, so neither do the results.
+Every pair has two keys, which are uniform 64-bit hashes. The sample key hashes the seed, the corpus
+and the number of the pair; the sample consists of the pairs with the smallest sample keys (bottom-k
+sampling; Cohen and Kaplan, 2007). The held-out key hashes the text of the pair; held-out sets
+consist of the pairs with the smallest held-out keys. Keys, and so the results, do not depend on the
+division of the text into spans.
 
-How many pairs the filters will drop is not known before the scan. It writes all pairs with keys
-below limits that are expected to leave enough pairs. If they do not, the text is scanned again.
+The number of pairs that the filters will drop is unknown before the scan. The scan writes all pairs
+with keys below limits that probably leave enough pairs; otherwise the text is scanned again.
 """
 
 # In shapes, N is the number of pairs of a chunk that were not dropped.

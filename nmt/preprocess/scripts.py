@@ -11,7 +11,7 @@ import regex  # type: ignore[import-untyped]
 
 from nmt.errors import ConfigError
 
-# scripts in which newspapers are printed, with their codes in ISO 15924
+# scripts that are used in newspapers, with their codes in ISO 15924
 _ISO_15924 = """
 Latin Latn, Greek Grek, Cyrillic Cyrl, Armenian Armn, Georgian Geor, Hebrew Hebr, Arabic Arab,
 Syriac Syrc, Thaana Thaa, Devanagari Deva, Bengali Beng, Gurmukhi Guru, Gujarati Gujr, Oriya Orya,
@@ -23,7 +23,7 @@ _OTHER = "Other"  # any script that is not in the list
 SCRIPTS = (*_ISO_CODES, _OTHER)
 SCRIPT_BY_NUMBER = ("", *SCRIPTS)  # 0 is the number of characters without a script
 
-# languages by the scripts that they are written in
+# the languages that are written in these scripts
 _LANGUAGES = """
 Latin: aa af ak an ast ay bi bm br ca ceb ch co crh cs cy da de dsb ee en eo es et eu ff fi fil fj
 fo fr fur fy ga gd gl gn gv ha haw hil hr hsb ht hu ia id ie ig ilo io is it jv kg ki kl kw la lb

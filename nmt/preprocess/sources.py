@@ -48,7 +48,8 @@ STDIN = "-"
 DATASET_SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # default names
 # Replaces line breaks inside texts of datasets. Cleaning turns it into a space and counts it.
 LINE_SEPARATOR = "\u2028".encode()
-_BITEXT_SUFFIXES = ("tsv", "jsonl", "tmx", "xliff")  # of files with both sides, and their settings
+_BITEXT_SUFFIXES = ("tsv", "jsonl", "tmx", "xliff")
+"""Suffixes of files with both sides, which are also the names of their settings."""
 _ROWS_PER_BATCH = 10_000
 _HUB_TIMEOUT_SECONDS = 10
 _SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
@@ -56,9 +57,9 @@ _SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to
 
 @dataclass(frozen=True)
 class _CorpusSettings:
-    """The text of one corpus in one split."""
+    """The settings of one corpus in one split."""
 
-    key: str  # of the settings, such as data.corpora.news.valid
+    key: str  # config key, such as data.corpora.news.valid
     corpus: str  # name in data.corpora, or ""
     split: SplitConfig
     direction: LanguagePair
@@ -94,7 +95,9 @@ def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
     named = sorted(config.corpora.items())
     if split == "train" and named:
         for name, corpus in named:
-            add(f"data.corpora.{name}", name, corpus)  # also without text, which is refused later
+            add(
+                f"data.corpora.{name}", name, corpus
+            )  # `_check_files` refuses a corpus without text
         return corpora
     unnamed = getattr(config, split)
     if unnamed.source_keys:
@@ -332,7 +335,7 @@ def spool(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _describe(split: SplitConfig) -> str:
-    """Describe a dataset with its configuration and split, for messages."""
+    """Return the name of a dataset with its configuration and split, for messages."""
     details = ", ".join(filter(None, [split.dataset_config, split.dataset_split]))
     return f"{split.dataset} ({details})" if details else str(split.dataset)
 
@@ -381,7 +384,7 @@ def _read_tables(split: SplitConfig, split_name: str) -> Iterator[pa.Table]:
 
 
 def _make_builder(datasets: Any, path: Path, split: SplitConfig, split_name: str) -> Any:
-    """Let `datasets` find the files of a dataset that was not written by save_to_disk."""
+    """Return the builder of `datasets` for a dataset that save_to_disk did not write."""
     config = split.dataset_config
     if path.is_file():
         if path.suffix not in (".parquet", ".arrow"):
@@ -450,7 +453,7 @@ def _find_column(
 
 
 def _join_lines(column: pa.ChunkedArray, dataset: str) -> bytes:
-    """Return the texts of a column as lines. Loops over the texts in Arrow, not in Python."""
+    """Return the texts of a column as lines. For speed, Arrow loops over them, not Python."""
     if pa.types.is_nested(column.type):
         raise DataError(
             f"{dataset}: a field holds {column.type}, not text; name fields that hold text"

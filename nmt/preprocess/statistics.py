@@ -52,7 +52,7 @@ class SideStatistics:
     characters: Counter[int] = field(default_factory=Counter)  # by code point
 
     def merge(self, following: SideStatistics) -> None:
-        """Add the counts of other text."""
+        """Add the counts of the next text."""
         self.tokens += following.tokens
         self.words += following.words
         self.unknown_tokens += following.unknown_tokens
@@ -63,14 +63,14 @@ class SideStatistics:
 
 @dataclass
 class Overlap:
-    """Training pairs that match a held-out split in one way, such as on both sides and exactly."""
+    """The matches of training pairs with a held-out split, at one match level and for one unit."""
 
-    matches: int = 0  # number of training pairs
-    rows: set[int] = field(default_factory=set)  # pairs of the split that are matched
+    matches: int = 0  # number of training pairs that match
+    rows: set[int] = field(default_factory=set)  # rows of the split that are matched
     examples: list[dict[str, Any]] = field(default_factory=list)
 
     def merge(self, following: Overlap) -> None:
-        """Add the matches of the training pairs that follow."""
+        """Add the matches of the next training pairs."""
         self.matches += following.matches
         self.rows |= following.rows
         self.examples = [*self.examples, *following.examples][:NUM_EXAMPLES]
@@ -78,7 +78,7 @@ class Overlap:
 
 @dataclass
 class Statistics:
-    """The counts of a text. All but `pairs` count only pairs that are kept."""
+    """The counts of a text. All fields but `pairs` leave out dropped pairs."""
 
     pairs: PairCounts = field(default_factory=PairCounts)
     src: SideStatistics = field(default_factory=SideStatistics)
@@ -94,7 +94,7 @@ class Statistics:
         return self.src, self.tgt
 
     def merge(self, following: Statistics) -> None:
-        """Add the counts of the text that follows."""
+        """Add the counts of the next text."""
         self.pairs.merge(following.pairs)
         self.src.merge(following.src)
         self.tgt.merge(following.tgt)
@@ -105,7 +105,7 @@ class Statistics:
     def to_json(self) -> dict[str, Any]:
         """Return values that JSON can store.
 
-        Counters become lists of pairs, since JSON has no numbers as keys.
+        Counters become lists of key and count, since JSON keys cannot be numbers.
         """
         sides = []
         for side in self.sides:
@@ -193,8 +193,8 @@ def _measure_side(
 class HeldOut:
     """Finds the lines of held-out splits in training text.
 
-    Lines match exactly, or by their normal forms: without case, punctuation and spaces. Comparing
-    signatures first is fast, and leaves few lines to compare one by one.
+    Lines match exactly, or by their normal forms: without case, punctuation and spaces. Signatures
+    are compared first, since this is fast and leaves few lines to compare one by one.
     """
 
     def __init__(self, splits: Mapping[str, Texts]) -> None:

@@ -101,8 +101,7 @@ def run_stage(
     """
     folder = job.work.records / stage
     folder.mkdir(exist_ok=True)
-    # Lists the folder once, since some network file systems cache for a while that a file is
-    # missing.
+    # lists the folder, since some network file systems cache for a while that a file is missing
     finished = {path.stem for path in folder.iterdir()}
     remaining_spans = [span for span in spans if span.name not in finished]
     if not remaining_spans:
@@ -183,7 +182,7 @@ class Workspace:
         self._fingerprint = fingerprint
 
     def _start_over(self, fingerprint: dict[str, Any]) -> None:
-        """Log why a new job begins, and remove the results of the earlier one but the spool."""
+        """Remove the results of the earlier job except the spool; log the settings that changed."""
         if self._fingerprint:
             keys = sorted({*self._fingerprint, *fingerprint})
             changed = [key for key in keys if self._fingerprint.get(key) != fingerprint.get(key)]
@@ -198,9 +197,9 @@ class Workspace:
                 shutil.rmtree(path)
 
     def check_replacement(self, num_pairs: int) -> None:
-        """Raise a `ConfigError` if `data_dir` was made of another number of training pairs.
+        """Raise a `ConfigError` if `data_dir` holds another number of training pairs.
 
-        This check is early, before the work begins; `finish` compares all data.
+        This check comes before the work begins; `finish` compares all data.
         """
         try:
             num_existing_pairs = read_json(self.data_dir / "report.json")["train"]["read"]
@@ -235,7 +234,7 @@ class Workspace:
 
 
 def _list_data_files(folder: Path) -> dict[str, Any]:
-    """Return the size and checksum of each file of a data folder but the report."""
+    """Return the size and checksum of each file of a data folder except the report."""
     try:
         entries = read_entries(folder)
     except DamagedError:
@@ -250,7 +249,7 @@ def open_workspace(data_dir: Path) -> Iterator[Workspace]:
     After an error the work folder is kept if the next run can use its files. Raises `NmtError` if
     `data_dir` is another kind of folder, and `ConfigError` if another run uses it.
     """
-    data_dir = data_dir.resolve()  # a link is kept; the folder that it points to is replaced
+    data_dir = data_dir.resolve()  # keeps a link, and replaces the folder that it points to
     check_replaceable(data_dir, MARKER)
     for path in data_dir.glob("*"):
         if path.is_dir():
@@ -277,7 +276,7 @@ def open_workspace(data_dir: Path) -> Iterator[Workspace]:
                 raise
             except OSError as error:
                 if error.filename is not None and folder not in Path(error.filename).parents:
-                    raise  # not about the work folder
+                    raise  # of a file outside of the work folder
                 reason = os.strerror(error.errno) if error.errno else str(error)
                 raise NmtError(
                     f"{data_dir} cannot be written: {reason}; fix this, and run the same command "
