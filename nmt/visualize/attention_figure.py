@@ -25,10 +25,8 @@ if TYPE_CHECKING:  # pages use this module without matplotlib
     from nmt.visualize.style import Style
 
 log = logging.getLogger(__name__)
-_MAX_LARGE_PANELS = (
-    6  # in figures with more, only the panels at the left and the bottom have labels
-)
-_CELL = 0.24  # inches of a weight, at most
+_MAX_LABELED_PANELS = 6  # if there are more, only those at the left and the bottom have labels
+_MAX_CELL = 0.24  # inches of a weight
 _MAX_INCHES = 60.0  # of the weights of all panels next to or below each other
 _AXES = {  # sides of rows and columns, title
     AttentionKind.cross: ("predicted", "src", "Attention of the target to the source"),
@@ -82,7 +80,10 @@ def draw_attention(config: VisualizeConfig, style: Style) -> Figure:
 def attention_figure(
     pair: PairAttention, style: Style, *, kind: AttentionKind, layers: list[int], heads: list[int]
 ) -> Figure:
-    """Draw heads of layers, both counted from 1; head 0 is the mean of the heads, [] means all."""
+    """Draw a panel for each of the chosen layers and heads, counted from 1.
+
+    Head 0 is the mean of all heads. An empty list chooses all.
+    """
     weights: Tensor = getattr(pair, kind.value)  # (L, H, T or S, S or T)
     layers = layers or list(range(1, len(weights) + 1))
     heads = heads or list(range(1, weights.size(1) + 1))
@@ -95,10 +96,10 @@ def attention_figure(
     replacements = style.add_fonts_for([*pieces[row_side], *pieces[column_side]])
     rows = [piece.translate(replacements) for piece in pieces[row_side]]
     columns = [piece.translate(replacements) for piece in pieces[column_side]]
-    is_large = len(layers) * len(heads) <= _MAX_LARGE_PANELS
-    most_cells = max(len(columns) * len(heads), len(rows) * len(layers))
-    cell = min(_CELL, _MAX_INCHES / most_cells)
-    margin = 1.6 if is_large else 0.3  # inches for the labels and the title of a panel
+    are_all_labeled = len(layers) * len(heads) <= _MAX_LABELED_PANELS
+    max_cells = max(len(columns) * len(heads), len(rows) * len(layers))
+    cell = min(_MAX_CELL, _MAX_INCHES / max_cells)
+    margin = 1.6 if are_all_labeled else 0.3  # inches for the labels and the title of a panel
     panel_width = max(cell * len(columns) + margin, 1.2)
     panel_height = cell * len(rows) + margin
     figure = style.figure(panel_width * len(heads) + 1.6, panel_height * len(layers) + 1.6)
@@ -114,9 +115,9 @@ def attention_figure(
                 head_weights = layer_weights[head - 1]
                 head_name = f"head {head}"
             axes = panels[i, j]
-            axes.set_title(f"layer {layer}, {head_name}", fontsize=11 if is_large else 8)
-            has_row_labels = is_large or j == 0
-            has_column_labels = is_large or i == len(layers) - 1
+            axes.set_title(f"layer {layer}, {head_name}", fontsize=11 if are_all_labeled else 8)
+            has_row_labels = are_all_labeled or j == 0
+            has_column_labels = are_all_labeled or i == len(layers) - 1
             style.heat_map(
                 axes,
                 head_weights,

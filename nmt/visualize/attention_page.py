@@ -1,4 +1,4 @@
-"""The attention page: one HTML file with the attention of every layer and head, which draws itself.
+"""The attention page: one HTML file that shows the attention of every layer and head.
 
 It shares a script and a part of its style with the server's page.
 """

@@ -37,25 +37,29 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
     words = config.words or _choose_words(tokenizer, ids)
     replacements = style.add_fonts_for([*words, *tokenizer.pieces(ids)])
     figure = style.figure(13, 6.5)
-    map_axes, list_axes = figure.subplots(1, 2, width_ratios=[1.5, 1])
+    point_axes, neighbor_axes = figure.subplots(1, 2, width_ratios=[1.5, 1])
     drawn_ids = ids[: config.num_pieces]
     points = principal_components(vectors[drawn_ids]).numpy()  # (N, 2)
-    map_axes.scatter(points[:, 0], points[:, 1], s=6, color=style.colors[5])
+    point_axes.scatter(points[:, 0], points[:, 1], s=6, color=style.colors[5])
     labels = [piece.translate(replacements) for piece in tokenizer.pieces(drawn_ids)]
-    _label_points(map_axes, points, labels)
-    map_axes.set(
+    _label_points(point_axes, points, labels)
+    point_axes.set(
         title=f"{len(points)} pieces, first two principal components", xticks=[], yticks=[]
     )
-    list_axes.set_title("Nearest neighbors by cosine")
-    list_axes.axis("off")
+    neighbor_axes.set_title("Nearest neighbors by cosine")
+    neighbor_axes.axis("off")
     for row, word in enumerate(words):
         neighbors = _describe_neighbors(tokenizer, vectors, ids, word)
         y = 1 - (row + 0.7) / max(len(words), 8)
-        list_axes.text(
-            0, y, word.translate(replacements), fontweight="bold", transform=list_axes.transAxes
+        neighbor_axes.text(
+            0, y, word.translate(replacements), fontweight="bold", transform=neighbor_axes.transAxes
         )
-        list_axes.text(
-            0.33, y, neighbors.translate(replacements), fontsize=8.5, transform=list_axes.transAxes
+        neighbor_axes.text(
+            0.33,
+            y,
+            neighbors.translate(replacements),
+            fontsize=8.5,
+            transform=neighbor_axes.transAxes,
         )
     return figure
 

@@ -58,7 +58,7 @@ def report_page(config: VisualizeConfig) -> str:
     run_dir = resolve_path(config.run_dir[0])
     records = read_metrics(run_dir)
     settings = read_settings(run_dir)
-    data_dir = _find_data(run_dir, config.data_dir, settings["data_dir"])
+    data_dir = _find_data_dir(run_dir, config.data_dir, settings["data_dir"])
     data = None
     test = None
     if data_dir is None:
@@ -95,7 +95,7 @@ def report_page(config: VisualizeConfig) -> str:
     )
 
 
-def _find_data(run_dir: Path, configured_dir: str, training_dir: str) -> Path | None:
+def _find_data_dir(run_dir: Path, configured_dir: str, training_dir: str) -> Path | None:
     """Return the first of two data folders that has a report and the run's tokenizer, if any.
 
     Tries the folder of the settings before the folder of the training, unless it is the default.

@@ -45,7 +45,7 @@ def find_runs(names: Iterable[str]) -> list[Path]:
             run_dirs += _runs_in(path) or [path]
             continue
         matching_runs: list[Path] = []
-        for match in sorted(glob.glob(str(path).replace("[", "[[]"))):  # a bracket is no pattern
+        for match in sorted(glob.glob(str(path).replace("[", "[[]"))):  # matches [ literally
             matching_runs += _runs_in(Path(match))
         if not matching_runs:
             raise DataError(f"{name} matches no run of nmt-train; check the pattern")
@@ -151,19 +151,19 @@ def run_table(summaries: Iterable[RunSummary]) -> str:
     """
     ranked = sorted(summaries, key=RunSummary.sort_key)
     keys = differing_settings([summary.settings for summary in ranked])
-    shown_keys = keys[:_MAX_SETTINGS]
+    column_keys = keys[:_MAX_SETTINGS]
     score_names = [f"test {score.name}" for score in ranked[0].scores]
-    headers = [*shown_keys, "updates", "best loss", "best BLEU", *score_names, "run"]
+    headers = [*column_keys, "updates", "best loss", "best BLEU", *score_names, "run"]
     rows = []
     for summary in ranked:
-        row = [_setting_text(summary.settings.get(key)) for key in shown_keys]
+        row = [_setting_text(summary.settings.get(key)) for key in column_keys]
         row.append(f"{summary.num_updates:,}")
         row.append("" if summary.best_loss is None else f"{summary.best_loss:.4f}")
         row.append("" if summary.best_bleu is None else f"{summary.best_bleu:.2f}")
         row += [f"{score.value:.2f}" for score in summary.scores]
         row.append(os.path.relpath(summary.folder))
         rows.append(row)
-    alignment = ["left"] * len(shown_keys) + ["right"] * (3 + len(score_names)) + ["left"]
+    alignment = ["left"] * len(column_keys) + ["right"] * (3 + len(score_names)) + ["left"]
     table: str = tabulate(
         rows, headers=headers, colalign=alignment, tablefmt="plain", disable_numparse=True
     )

@@ -214,8 +214,8 @@ def upload(config: VisualizeConfig) -> None:
     for folder in find_runs(config.run_dir):
         read_metrics(folder)
         for name in installed_trackers(config.tracker):
-            feed = TrackerThread(name, folder)
-            close_trackers([feed], timeout_seconds=_UPLOAD_SECONDS)
-            if not feed.is_complete:
+            thread = TrackerThread(name, folder)
+            close_trackers([thread], timeout_seconds=_UPLOAD_SECONDS)
+            if not thread.is_complete:
                 raise NmtError(f"tracker={name.value}: not all of {folder} was sent; try again")
             log.info("sent %s to %s", folder, name.value)

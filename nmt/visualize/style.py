@@ -29,7 +29,7 @@ _COLORS = {  # six colors of Okabe and Ito (2008), lighter on the dark backgroun
     Theme.light: ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B07800", "#3A8FC4", "#5b6572"],
     Theme.dark: ["#56B4E9", "#FF8C42", "#2CC79F", "#E59CC4", "#F0C941", "#9AD0F5", "#9aa5b1"],
 }
-_BACKGROUNDS = {  # background, text, lines
+_BASE_COLORS = {  # background, text, lines
     Theme.light: ("#ffffff", "#1b1f24", "#c9d0d8"),
     Theme.dark: ("#1d2228", "#e6e9ed", "#3a434d"),
 }
@@ -43,7 +43,7 @@ class Style:
 
     def __init__(self, theme: Theme) -> None:
         self.colors = _COLORS[theme]
-        self.background, self.text_color, self.line_color = _BACKGROUNDS[theme]
+        self.background, self.text_color, self.line_color = _BASE_COLORS[theme]
         self.muted_color = self.colors[-1]
         self.fonts = [_DEFAULT_FONT]
         self.unsigned_colormap = LinearSegmentedColormap.from_list(  # for values from 0 to 1
@@ -60,7 +60,7 @@ class Style:
     def curve_format(self, index: int, *, is_dashed: bool) -> str:
         """Return marker and line of the curve or run number `index`, in the notation of matplotlib.
 
-        They change where the colors repeat.
+        Another marker and line begin when the colors repeat.
         """
         solid, dashed = _CURVE_FORMATS[index // _NUM_CURVE_COLORS % len(_CURVE_FORMATS)]
         return dashed if is_dashed else solid

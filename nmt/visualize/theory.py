@@ -166,7 +166,7 @@ def smoothed_target(smoothing: float, word: int, num_words: int) -> torch.Tensor
 
 
 def smoothed_loss(smoothing: float, confidence: float, num_words: int) -> float:
-    """Return the loss in nats when the model gives `confidence` to the wanted word and the same
+    """Return the loss in nats when the model gives `confidence` to the correct word and the same
     probability to each other word.
     """
     probabilities = torch.full((1, num_words), (1 - confidence) / (num_words - 1))
