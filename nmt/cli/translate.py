@@ -36,6 +36,7 @@ from nmt.runtime.progress import Progress
 from nmt.translate.engines.auto import check_reproducible, choose_engine
 from nmt.translate.engines.ctranslate2 import check_search
 from nmt.translate.job import PartialFile, describe_job
+from nmt.translate.mbr import check_mbr
 from nmt.translate.options import LineOptions
 from nmt.translate.results import LineCounts, LineResult, render
 from nmt.translate.translator import Translator
@@ -207,6 +208,7 @@ def _resolve_settings(
     Raises a `ConfigError` for settings that the model or its backend does not support.
     """
     search = translator.search_config(**config.search_changes())
+    check_mbr(config.mbr, search)
     if config.n_best > search.beam_size and not search.sampling:
         raise ConfigError(
             f"n_best={config.n_best} is more than beam_size={search.beam_size}; raise beam_size"
@@ -227,6 +229,7 @@ def _resolve_settings(
         max_source_length=config.max_source_length,
         recase=config.recase,
         copy_symbols=config.copy_symbols,
+        mbr=config.mbr,
         context=config.context,
         with_scores=config.format is OutputFormat.json or config.n_best > 1,
         tags=translator.choose_tags(**config.direction),

@@ -81,6 +81,13 @@ class TranslationConfig(SearchOverrides, DirectionConfig):
     copy_symbols: bool = option(
         True, "copy lines without words: addresses, emoji and other symbols"
     )
+    mbr: int = option(
+        0,
+        "take the translation most like all of this number of hypotheses or samples (minimum Bayes "
+        "risk, chrF); 0: the one with the best score",
+        low=0,
+        high=10_000,
+    )
     max_tokens: int | None = option(
         None,
         "size of a batch: rows * beam * longest source; null: chosen for the device",

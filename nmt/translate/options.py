@@ -70,8 +70,9 @@ class TranslateOptions(ScoreOptions, total=False):
     `too_long` says what happens to a line of more than `max_source_length` tokens, including tags
     and EOS: split, truncate or error. `recase` translates lines in capitals or in title case as
     sentences in ordinary case. `copy_symbols` copies lines without words: web and e-mail addresses,
-    emoji, other symbols. `window_lines` is the number of lines that are sorted by length and
-    translated together.
+    emoji, other symbols. `mbr` is the number of candidates of which minimum Bayes risk takes one; 0
+    takes the one with the highest score. `window_lines` is the number of lines that are sorted by
+    length and translated together.
     """
 
     prefixes: Iterable[str] | None
@@ -79,6 +80,7 @@ class TranslateOptions(ScoreOptions, total=False):
     max_source_length: int | None
     recase: bool | None
     copy_symbols: bool | None
+    mbr: int | None
     window_lines: int | None
 
 
@@ -88,7 +90,7 @@ class LineOptions:
 
     `Translator` makes these from `TranslateOptions` and from the settings of its model. They do not
     change the translation of a line that is short enough, except for `recase`, `copy_symbols`,
-    `tags` and `context`.
+    `mbr`, `tags` and `context`.
     """
 
     n_best: int = 1
@@ -106,6 +108,8 @@ class LineOptions:
     case of their translations. Lines with a prefix are translated as they are."""
     copy_symbols: bool = True
     """Whether to copy lines without words: web and e-mail addresses, emoji, other symbols."""
+    mbr: int = 0
+    """Number of candidates that are ranked by minimum Bayes risk; 0: ranked by their scores."""
     tags: Tags = field(default=Tags())
     """The tags of the direction, which precede each source and each target."""
     context: int = 0
@@ -114,6 +118,8 @@ class LineOptions:
     def __post_init__(self) -> None:
         is_valid = self.max_tokens is None or self.max_tokens >= 1
         require_valid(is_valid, "max_tokens", self.max_tokens, "must be at least 1")
+        is_valid = self.mbr == 0 or self.mbr >= self.n_best
+        require_valid(is_valid, "mbr", self.mbr, "must be 0, or at least n_best")
         is_valid = self.max_source_length >= _MIN_SOURCE_LENGTH
         rule = f"must be at least {_MIN_SOURCE_LENGTH}"
         require_valid(is_valid, "max_source_length", self.max_source_length, rule)

@@ -44,6 +44,7 @@ from nmt.translate.engines.base import Backend
 from nmt.translate.engines.ctranslate2 import load_ctranslate2
 from nmt.translate.engines.native import NativeBackend, load_models
 from nmt.translate.loops import search_without_loops
+from nmt.translate.mbr import check_mbr, rank_by_mbr
 from nmt.translate.options import (
     MAX_SOURCE_LENGTH,
     LineOptions,
@@ -236,13 +237,15 @@ class Translator:
         if options.context:
             yield from self._translate_in_context(windows, config, options)
             return
+        num_candidates = options.mbr or options.n_best
+        check_mbr(options.mbr, config)
         if config.sampling:  # draw no more samples than needed; they are independent
-            config = replace(config, beam_size=options.n_best)
+            config = replace(config, beam_size=num_candidates)
         self.backend.check(config)
         batches = BatchSearch(
             self.backend,
             config,
-            n_best=options.n_best,
+            n_best=num_candidates,
             max_tokens=options.max_tokens or self.backend.max_tokens,
             with_scores=options.with_scores,
         )
@@ -257,9 +260,11 @@ class Translator:
                 encoded,
                 batches.translate(segments),
                 self.tokenizer,
-                n_best=options.n_best,
+                n_best=num_candidates,
                 alignment=config.alignment,
             )
+            if options.mbr:
+                line_results = [rank_by_mbr(r, n_best=options.n_best) for r in line_results]
             yield encoded.window, line_results
 
     def _translate_in_context(
@@ -435,6 +440,7 @@ class Translator:
             window_lines=window_lines,
             has_more=(lambda: True) if is_stream else None,
         )
+        check_mbr(checked_options.get("mbr", 0), config)
         line_options = LineOptions(
             n_best=1 if best_only else config.beam_size,
             with_scores=not best_only,
@@ -443,6 +449,7 @@ class Translator:
             max_source_length=checked_options.get("max_source_length", MAX_SOURCE_LENGTH),
             recase=checked_options.get("recase", True),
             copy_symbols=checked_options.get("copy_symbols", True),
+            mbr=checked_options.get("mbr", 0),
             tags=self._tags_from(checked_options),
         )
         if not is_stream and isinstance(lines, Sequence) and len(lines) <= window_lines:
