@@ -21,7 +21,7 @@ class Metric(str, Enum):
     """Metrics with sacreBLEU's defaults: 0 to 100, and higher is better, except for TER.
 
     BLEU (Papineni et al., 2002); chrF2 (Popović, 2015); chrF2++ (Popović, 2017), which adds word
-    uni- and bigrams; TER (Snover et al., 2006), edits per 100 reference words split at spaces.
+    unigrams and bigrams; TER (Snover et al., 2006), edits per 100 words of the reference.
     """
 
     bleu = "bleu"
@@ -38,14 +38,14 @@ class HeldOutSplit(str, Enum):
 
 
 class Perturbation(Enum):
-    """Changes of a test set that imitate how people write."""
+    """Changes of the lines of a test set that imitate how people write."""
 
     upper = "upper"  # source and references in capitals
-    title = "title"  # the first letter of each word capital, in both
-    lower = "lower"  # both without capitals
-    punct = "punct"  # without the mark at the end, if the source and all references have the same
+    title = "title"  # source and references with the first letter of each word capital
+    lower = "lower"  # source and references without capitals
+    punct = "punct"  # without the mark at the end, if it is the same in source and references
     typos = "typos"  # four typos in each source
-    noise = "noise"  # a random word, emoji, symbol or address at the end of both
+    noise = "noise"  # a random word, emoji, symbol or address after source and references
 
 
 class Method(str, Enum):
@@ -104,12 +104,13 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
             is_program = _find_program(self.metric_command) is not None
             self.require(is_program, "metric_command", "begins with no program of this machine")
         if self.model_dir is not None and self.src is None:
-            self._check_data_folder()
+            for key in ("baseline", "references", "src_lang"):  # the data folder has them
+                self.require(not getattr(self, key), key, "needs src=FILE")
         else:
             self.require(bool(self.references), "references", "name at least one")
         if self.model_dir is None:
             search_keys = {setting.name for setting in fields(SearchOverrides)}
-            search_keys -= {"seed", "glossary"}
+            search_keys -= {"seed", "glossary"}  # also for significance tests, and to count terms
             self.require(not self.perturb, "perturb", "does nothing without model_dir")
             self._refuse_unused("model_dir", (*_ONLY_WITH_MODEL, *sorted(search_keys)))
             if self.glossary:
@@ -129,11 +130,6 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
         if num_stdin > 1:
             raise ConfigError("references=-: stdin is read once; give files")
 
-    def _check_data_folder(self) -> None:
-        """Check the settings of a model that translates a held-out set of a data folder."""
-        for key in ("baseline", "references", "src_lang"):
-            self.require(not getattr(self, key), key, "needs src=FILE")
-
     def _refuse_unused(self, needed: str, keys: tuple[str, ...]) -> None:
         """Raise a `ConfigError` for a changed setting that has no effect without `needed`."""
         for key in keys:
@@ -142,7 +138,7 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
 
 
 def _find_program(command: str) -> str | None:
-    """Return the path of the program that a command starts, or None if there is none."""
+    """Return the path of the program that a shell command starts, or None if it is not found."""
     try:
         words = shlex.split(command)
     except ValueError:  # a quotation mark is not closed

@@ -25,12 +25,12 @@ class NormLayer(str, Enum):
 class Positions(str, Enum):
     """The positional encoding: vectors added to embeddings, or a part of self-attention."""
 
-    # added to embeddings
+    # vectors added to embeddings
     sinusoidal = "sinusoidal"  # sines and cosines interleaved, as the paper writes it
     sinusoidal_concat = "sinusoidal_concat"  # all sines, then all cosines, as in Tensor2Tensor
     sinusoidal_halves = "sinusoidal_halves"  # the same with the paper's wavelengths, as in Marian
     learned = "learned"  # a vector per position and side (table 3, row E)
-    # in self-attention
+    # parts of self-attention
     relative = "relative"  # vectors of distances for keys and values, Shaw et al. (2018)
     rotary = "rotary"  # queries and keys rotated by their position, Su et al. (2021)
     alibi = "alibi"  # a penalty on distance, in both directions in the encoder, Press et al. (2022)
@@ -65,7 +65,7 @@ class ModelConfig(Settings):
     d_model: int = option(512, "dimension of embeddings and layers", low=1, high=65536)
     d_ff: int = option(2048, "inner dimension of the feed-forward layers", low=1, high=1 << 20)
     decoder_d_ff: int | None = option(
-        None, "the same dimension in the decoder; null: d_ff", low=1, high=1 << 20
+        None, "d_ff of the decoder; null: as in the encoder", low=1, high=1 << 20
     )
     num_heads: int = option(
         8, "attention heads; must divide d_model, unless head_size is set", low=1, high=65536
@@ -115,7 +115,7 @@ class ModelConfig(Settings):
 
     def check(self) -> None:
         if self.decoder_d_ff == self.d_ff:
-            self.decoder_d_ff = None  # so that equal models have equal settings
+            self.decoder_d_ff = None  # the same architecture always has the same settings
         if self.head_size is None:
             is_divisor = self.d_model % self.num_heads == 0
             rule = f"must divide model.d_model={self.d_model}, or set model.head_size"

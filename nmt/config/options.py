@@ -21,7 +21,7 @@ LARGEST_SEED = 2**63 - 1
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
 EnumType = TypeVar("EnumType", bound=Enum)
 
-# How a command that resumes earlier work treats a setting whose value has changed since:
+# How a command that resumes earlier work treats a setting whose value has changed since then:
 # "refuse": do not resume (nmt-train stops with an error; other commands log it and start over),
 # "log": resume and log the change, "free": resume.
 ResumeRule = Literal["refuse", "log", "free"]
@@ -38,7 +38,8 @@ class OutputFormat(str, Enum):
 class Range:
     """An interval of numbers: `low` and `high` are included, `above` and `below` are excluded.
 
-    Settings use `low` or `above`, with or without an upper bound: `high`, or `below` with `low`.
+    An interval has at most one lower bound, `low` or `above`, and at most one upper bound, `high`
+    or `below`. It has no `below` without `low`.
     """
 
     low: float | None = None
@@ -47,7 +48,7 @@ class Range:
     below: float | None = None
 
     def contains(self, value: float) -> bool:
-        """Return whether `value` is in the range. NaN is in no range that has a bound."""
+        """Return whether `value` is in the range. A range with any bound does not contain NaN."""
         return (
             (self.low is None or value >= self.low)
             and (self.above is None or value > self.above)
@@ -79,10 +80,10 @@ def option(
 ) -> Any:
     """Declare a setting.
 
-    `default` is the default value, or the class (a dataclass or dict) that constructs it. `help` is
-    the line of the setting in `--help`. `on_resume` is its `ResumeRule`; None inherits the rule of
-    the group that contains the setting, or "refuse" if no group has a rule. The other parameters
-    are the bounds of a number, see `Range`.
+    `default` is a value, or a class (a dataclass or dict) whose instances are the default. `help`
+    is the line of the setting in `--help`. `on_resume` is its `ResumeRule`; with None, the setting
+    inherits the rule of its group, and "refuse" if no group has one. The other parameters are the
+    bounds of a number, see `Range`.
     """
     bounds = Range(low=low, high=high, above=above, below=below)
     metadata = {"help": help, "range": bounds, "on_resume": on_resume}
@@ -95,20 +96,20 @@ def option(
 
 @dataclass(kw_only=True)
 class Settings:
-    """A group of settings, which is checked when it is constructed."""
+    """A group of settings, whose values are checked when it is constructed."""
 
-    prefix: ClassVar[str] = ""  # precedes the keys of this group in error messages
+    prefix: ClassVar[str] = ""  # precedes the keys of this group in error messages, as in "model."
 
     def __post_init__(self) -> None:
         """Check the ranges of numbers, then call `check`.
 
-        Other values, None included, have no range. Numbers without an upper bound are limited to
-        `MAX_NUMBER`, since sums and products of larger settings could overflow.
+        Numbers without an upper bound are limited to `MAX_NUMBER`, since sums and products of
+        larger settings could overflow.
         """
         for setting in fields(self):
             value = getattr(self, setting.name)
             bounds = setting.metadata["range"]
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if isinstance(value, (int, float)) and not isinstance(value, bool):  # bools are ints
                 if bounds.high is None and bounds.below is None:
                     self.require(not math.isnan(value), setting.name, "is not a number")
                     is_in_limit = value <= MAX_NUMBER
@@ -122,7 +123,7 @@ class Settings:
     def require(self, condition: bool, key: str, rule: str) -> None:
         """Raise a `ConfigError` with key, value and rule of a setting unless `condition` holds.
 
-        The key may be dotted, such as `optimizer.name`.
+        `key` may name a setting in a group, such as `optimizer.name`.
         """
         if not condition:
             raise _invalid_value(self.prefix + key, attrgetter(key)(self), rule)
@@ -143,7 +144,7 @@ def _invalid_value(key: str, value: object, rule: str) -> ConfigError:
 
 
 def choose(choices: type[EnumType], key: str, value: str | EnumType) -> EnumType:
-    """Return the enum member that `value` names; raise a `ConfigError` that lists the members."""
+    """Return the enum member with this value; raise a `ConfigError` if there is none."""
     try:
         return choices(value)
     except ValueError:
@@ -159,9 +160,10 @@ def choose(choices: type[EnumType], key: str, value: str | EnumType) -> EnumType
 def iterate_settings(
     config: Any, prefix: str = "", inherited_rule: ResumeRule = "refuse"
 ) -> Iterator[tuple[str, Any, ResumeRule]]:
-    """Yield the dotted key, the value and the resume rule of every setting of `config`.
+    """Yield the key, the value and the resume rule of every setting of `config`.
 
-    Settings in groups and in mappings have keys such as `data.corpora.news.weight`.
+    Settings in groups and in mappings have keys such as `data.corpora.news.weight`. `prefix`
+    precedes all keys. Settings that declare no resume rule get `inherited_rule`.
     """
     for setting in fields(config):
         resume_rule = setting.metadata["on_resume"] or inherited_rule
@@ -181,7 +183,7 @@ def _iterate_value(
 
 
 def settings_to_compare(config: Any) -> dict[str, Any]:
-    """Return the primitive values, by key, of the settings of `config` that are not "free"."""
+    """Return the values for JSON, by key, of the settings of `config` that are not "free"."""
     compared = {}
     for key, value, resume_rule in iterate_settings(config):
         if resume_rule != "free":
@@ -190,12 +192,12 @@ def settings_to_compare(config: Any) -> dict[str, Any]:
 
 
 def settings_to_log(config: Any) -> set[str]:
-    """Return the keys of settings whose changes a resumed command logs."""
+    """Return the keys of the settings of `config` whose changes a resumed command logs."""
     return {key for key, _, resume_rule in iterate_settings(config) if resume_rule == "log"}
 
 
 def to_primitive(value: Any) -> Any:
-    """Convert the value of a setting for JSON: an enum member to its value, a list to text."""
+    """Convert the value of a setting for JSON: an enum member to its value, a list to one text."""
     if isinstance(value, list):
         return ",".join(str(to_primitive(item)) for item in value)
     if isinstance(value, Enum):
@@ -212,9 +214,10 @@ def normalize_stream(name: str) -> str:
 
 
 def resolve_path(path: str | Path) -> Path:
-    """Expand `~` and return an absolute path; a relative one starts at the current folder.
+    """Return an absolute path: expand `~`, and start relative paths at the current folder.
 
-    Raises a `ConfigError` for a Windows path on another system, where it would be a file name.
+    Raises a `ConfigError` for a path such as `C:\\data` on other systems than Windows, where it
+    would be the name of a file in the current folder.
     """
     if os.name != "nt" and _WINDOWS_PATH.match(str(path)):
         drive, _, folders = str(path).replace("\\", "/").partition(":")

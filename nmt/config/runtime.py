@@ -32,7 +32,7 @@ class Engine(str, Enum):
 class Quantization(str, Enum):
     """Number format of the weights in a converted model.
 
-    int8 has one scale per row, int16 one per matrix. The name after `int8_` is the format of
+    int8 has one scale per row, int16 one per matrix. In `int8_float16`, float16 is the format of
     everything but matrix multiplications.
     """
 

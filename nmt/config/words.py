@@ -1,7 +1,7 @@
 """Keys and values of other toolkits that the command line understands.
 
-`OUR_KEY` maps a key of another toolkit to our key. This may be the last part of the full key:
-`beam_size` is the whole key in translation, and the end of `search.beam_size` in training.
+`OUR_KEY` maps a key of another toolkit to our key, or to the end of our key: `beam_size` is the
+whole key in translation, and the end of `search.beam_size` in training.
 `ADVICE_FOR_KEY` maps keys without a counterpart, and short flags such as -s, to advice for the
 user. The flags come from fairseq, Marian, Sockeye, JoeyNMT, OpenNMT-py and transformers.
 """
@@ -14,9 +14,9 @@ from typing import Any
 
 from nmt.config.runtime import DType, Quantization
 
-# Our keys, each with the keys of other toolkits that mean the same. A key that the command has is
-# never replaced. So model_dir and run_dir can replace each other: commands that read a model have
-# only model_dir, and training has only run_dir.
+# Our keys, each with the keys of other toolkits that mean the same. A key is only replaced if the
+# command has no such setting. So model_dir and run_dir may stand for each other: commands that read
+# a model have model_dir, and training has run_dir.
 _OTHER_KEYS = {
     "activation": "activation_fn pos_ffn_activation_fn hidden_act mlp_activation_fn",
     "activation_dropout": "relu_dropout",
@@ -102,9 +102,9 @@ _BATCH_ADVICE = "a batch is counted in tokens: max_tokens (as many as fit in mem
 _UPDATE_ADVICE = (
     f"{_BATCH_ADVICE}, and in training tokens_per_update (target tokens, over all devices)"
 )
-# Advice, and the keys that it is for. "{value}" becomes the value on the command line. Advice that
-# begins with "write KEY=" is for the commands that have this key. If several entries have the same
-# key, the first one for the command counts.
+# Advice, and the keys that it is for. "{value}" stands for the value on the command line. Advice
+# that begins with "write KEY=" is for the commands that have this key. If a key has several pieces
+# of advice, the first one for the command is shown.
 _ADVICE_AND_KEYS = (
     (
         _EPOCH_ADVICE,
@@ -239,7 +239,7 @@ def _map_keys_to_advice() -> dict[str, list[str]]:
 
 ADVICE_FOR_KEY = _map_keys_to_advice()
 
-_DTYPE_ALIASES = {  # values of dtype, or flags such as fp16=true
+_DTYPE_ALIASES = {  # other names for values of dtype; also flags, such as fp16=true
     "bf16": DType.bfloat16,
     "fp16": DType.float16,
     "half": DType.float16,
@@ -247,7 +247,7 @@ _DTYPE_ALIASES = {  # values of dtype, or flags such as fp16=true
     "float": DType.float32,
     "full": DType.float32,
 }
-_QUANTIZATION_ALIASES = {  # values of quantization
+_QUANTIZATION_ALIASES = {  # other names for values of quantization
     "none": Quantization.float32,
     "no": Quantization.float32,
     "fp32": Quantization.float32,
@@ -259,7 +259,7 @@ _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 def translate_flag(key: str, value: str) -> tuple[str, str]:
-    """Return our key and value for a flag of another toolkit.
+    """Return our key and value for a flag of another toolkit whose value has to change too.
 
     Converts bf16=true to dtype=bfloat16, and gpus=0 to device=cpu. Returns other keys and values
     unchanged.
