@@ -50,7 +50,7 @@ class Tokenizer:
         tags: `decode` removes these tags from the start of a text.
     """
 
-    vocabulary: Vocabulary | None = None  # if given, its ids replace those of SentencePiece
+    vocabulary: Vocabulary | None = None  # if given, its ids replace SentencePiece's ids
     min_texts_for_threads = 32  # for fewer texts, starting threads would take most of the time
 
     def __init__(self, model: bytes, tags: Sequence[str] = ()) -> None:

@@ -104,7 +104,7 @@ class BatchSearch:
     def _form_batches(self, segments: Sequence[Segment]) -> list[Rows]:
         """Divide segments into batches of similar length; return the indices of each batch."""
         src_lengths = np.array([segment.num_tokens for segment in segments], dtype=np.int32)
-        # `bucket_by_length` takes pairs; targets are unknown, so source lengths stand for both
+        # `bucket_by_length` takes pairs; targets are unknown: use source lengths for both
         pair_lengths = np.stack([src_lengths, src_lengths], axis=1)  # (N, 2)
         max_src_tokens = self.max_tokens // self.config.beam_size
         max_src_tokens = max(max_src_tokens, int(src_lengths.max()))  # the longest segment must fit

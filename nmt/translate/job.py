@@ -43,8 +43,8 @@ _MIN_SAVE_SECONDS = 1.0  # between two saved states
 def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, Any]:
     """Return the models and settings that must be the same when a job resumes.
 
-    The settings are all of `search`, and those of `config` whose `on_resume` is "refuse", the
-    default.
+    These are all settings of `search`, and the settings of `config` whose `on_resume` is
+    "refuse", the default.
     """
     fingerprints = []
     for name in config.model_dir:

@@ -270,7 +270,7 @@ class Translator:
     def _translate_in_context(
         self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
     ) -> Iterator[tuple[Window, list[LineResult]]]:
-        """Translate each line together with the lines before it; where that fails, alone."""
+        """Translate each line together with the lines before it, or without them if that fails."""
         max_tokens = options.max_source_length - 1  # without EOS
         line_options = replace(options, context=0)
 

@@ -139,7 +139,7 @@ class LayerCache:
     """Keys and values of a decoder layer, for the source and for the target tokens so far."""
 
     def __init__(self, layer: SingleDecoderLayer, memory: Tensor, num_tokens: int) -> None:
-        """Compute those of the source from the first `num_tokens` rows of `memory` (N, D)."""
+        """Project the first `num_tokens` rows of `memory` (N, D) to source keys and values."""
         keys_values = layer.project_memory(memory)[:num_tokens]  # (S, 2 * H * d)
         keys_values = keys_values.view(num_tokens, 2, layer.num_heads, layer.head_size)
         self.source_keys = (keys_values[:, 0] * layer.scale).permute(1, 2, 0).contiguous()

@@ -26,7 +26,7 @@ class Candidates(NamedTuple):
     sums: Tensor  # log-probability of the whole hypothesis; -inf where there are fewer than C
     rows: Tensor  # the row of the hypothesis that is continued
     tokens: Tensor  # the new token
-    log_probs: Tensor  # log-probability of the new token alone
+    log_probs: Tensor  # log-probability of the new token
 
 
 def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int) -> Candidates:
