@@ -183,11 +183,18 @@ def test_each_proposed_name_works_in_place_of_the_misspelled_one(
         translator.translate(["red"], max_token=30)  # type: ignore[call-arg]
     for name in read_proposals(str(error.value)):
         translator.translate(["red"], **{name: 30})
-    with running(loaded(tiny_folder(workspace / "model", tokenizer))) as server:
+    Path("glossaries").mkdir()
+    Path("glossaries/ours.tsv").write_text("red\trot\n", encoding="utf-8")
+    models = loaded(tiny_folder(workspace / "model", tokenizer))
+    with running(models, glossaries=str(workspace / "glossaries")) as server:
         languages = {"source": "xx", "target": "yy"}
         answer = server.post("/v1/translate", text="a", n_bset=2, **languages)
         for name in read_proposals(answer.json["error"]):
             assert server.post("/v1/translate", text="a", **languages, **{name: 2}).status == 200
+        answer = server.post("/v1/translate", text="a", glossary="our", **languages)
+        for name in read_proposals(answer.json["error"]):
+            answer = server.post("/v1/translate", text="a", glossary=name, **languages)
+            assert answer.status == 200
         table = b"id;text\n1;red\n"
         answer = server.upload("t.csv", table, columns="txt", **languages)
         for name in read_proposals(answer.json["error"]):
