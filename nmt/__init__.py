@@ -1,12 +1,11 @@
 """Neural machine translation with the Transformer of "Attention Is All You Need".
 
-`from nmt import Translator`, `prepare` and `train` load torch only when a name is first used, so
-that `import nmt` stays quick.
+`import nmt` is quick: torch is loaded when `Translator`, `prepare` or `train` is first used.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # type checkers take it for True; importing typing takes 10 ms
+TYPE_CHECKING = False  # type checkers assume True; importing it from typing would take 10 ms
 if TYPE_CHECKING:
     from typing import Any
 
@@ -19,7 +18,7 @@ __all__ = ["Translator", "__version__", "prepare", "train"]
 
 
 def __dir__() -> list[str]:
-    """List the names to use, for interactive shells."""
+    """List the public names, for completion in interactive shells."""
     return __all__
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from torch import Tensor
 
 from nmt.checkpoint import (
-    checkpoint_update,
+    ModelInfo,
     list_checkpoints,
     load_info,
     load_tokenizer,
     load_weights,
+    parse_checkpoint_update,
     save_model,
 )
 from nmt.config import BestMetric
@@ -29,38 +30,51 @@ def average(folders: list[Path], output: Path) -> None:
     Raises `ModelError` and writes nothing if their architectures, vocabularies or tensors differ.
     """
     infos = [load_info(folder) for folder in folders]
-    first = infos[0]
+    first_info = infos[0]
     for folder, info in zip(folders, infos, strict=True):
-        names = f"{folder} and {folders[0]}"
-        architecture = (info.model, info.vocab_size, info.src_vocab_size)
-        if architecture != (first.model, first.vocab_size, first.src_vocab_size):
-            raise ModelError(f"{names} differ in architecture; average checkpoints of one run")
-        if info.tokenizer_sha256 != first.tokenizer_sha256:
-            raise ModelError(f"{names} have different vocabularies; train them on one data folder")
-    newest = max(infos, key=lambda info: info.updates)
-    body = (
-        f"# {newest.src_lang} to {newest.tgt_lang}, nmt\n\n"
+        both_folders = f"{folder} and {folders[0]}"
+        if _architecture(info) != _architecture(first_info):
+            raise ModelError(
+                f"{both_folders} differ in architecture; average checkpoints of one run"
+            )
+        if info.tokenizer_sha256 != first_info.tokenizer_sha256:
+            raise ModelError(
+                f"{both_folders} have different vocabularies; train them on one data folder"
+            )
+    newest_info = max(infos, key=lambda info: info.updates)
+    card_body = (
+        f"# {newest_info.src_lang} to {newest_info.tgt_lang}, nmt\n\n"
         f"The mean of {len(folders)} checkpoints. Translate with `nmt-translate model_dir=FOLDER`, "
         "where FOLDER is this folder."
     )
-    card = render_card(folders[0].parent, newest, body)  # a folder of the same run
+    # the average has no folder yet, so the run is found by the folder of a checkpoint
+    card = render_card(folders[0].parent, newest_info, card_body)
 
     def write_card(folder: Path) -> None:
         (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
 
-    tokenizer = load_tokenizer(folders[0], first)
-    save_model(output, mean_weights(folders), newest, tokenizer, write_more=write_card)
+    tokenizers = load_tokenizer(folders[0], first_info)
+    weights = average_weights(folders)
+    save_model(output, weights, newest_info, tokenizers, write_extra_files=write_card)
 
 
-def mean_weights(folders: list[Path]) -> dict[str, Tensor]:
-    """Return the mean of each tensor, summed in float64 and rounded once to its dtype."""
-    first = load_weights(folders[0])
-    sums = {name: tensor.double() for name, tensor in first.items()}
+def _architecture(info: ModelInfo) -> tuple[object, ...]:
+    """Return the settings that determine the names and shapes of the weights."""
+    return (info.model, info.vocab_size, info.src_vocab_size)
+
+
+def average_weights(folders: list[Path]) -> dict[str, Tensor]:
+    """Return the mean of each tensor. Sums in float64, then rounds to the dtype of the tensor."""
+    first_weights = load_weights(folders[0])
+    sums = {name: tensor.double() for name, tensor in first_weights.items()}
     for folder in folders[1:]:
         weights = load_weights(folder)
         if weights.keys() != sums.keys():
-            names = ", ".join(sorted(weights.keys() ^ sums.keys())[:3])
-            raise ModelError(f"{folder} and {folders[0]} do not hold the same tensors: {names}")
+            unshared_names = sorted(weights.keys() ^ sums.keys())[:3]
+            raise ModelError(
+                f"{folder} and {folders[0]} do not hold the same tensors: "
+                f"{', '.join(unshared_names)}"
+            )
         for name, tensor in weights.items():
             if tensor.shape != sums[name].shape:
                 raise ModelError(
@@ -68,32 +82,40 @@ def mean_weights(folders: list[Path]) -> dict[str, Tensor]:
                     f"{folders[0]}; average checkpoints of one run"
                 )
             sums[name] += tensor.double()
-    return {name: (total / len(folders)).to(first[name].dtype) for name, total in sums.items()}
+    means = {}
+    for name, total in sums.items():
+        means[name] = (total / len(folders)).to(first_weights[name].dtype)
+    return means
 
 
-def last_checkpoints(run_dir: Path, count: int) -> list[Path]:
+def find_newest_checkpoints(run_dir: Path, count: int) -> list[Path]:
     """Return the newest `count` checkpoints of a run, oldest first."""
     checkpoints = list_checkpoints(run_dir)
     _require_enough(run_dir, len(checkpoints), count)
     return checkpoints[-count:]
 
 
-def best_checkpoints(run_dir: Path, count: int, metric: BestMetric) -> list[Path]:
+def find_best_checkpoints(run_dir: Path, count: int, metric: BestMetric) -> list[Path]:
     """Return the `count` best checkpoints, best first; warn if better ones were removed."""
-    scores = validation_scores(run_dir, metric)
-    ranked = sorted(scores, key=scores.__getitem__, reverse=metric is BestMetric.bleu)
-    folders = {checkpoint_update(folder): folder for folder in list_checkpoints(run_dir)}
-    checkpoints = [folders[update] for update in ranked if update in folders]
+    scores = read_validation_scores(run_dir, metric)
+    higher_is_better = metric is BestMetric.bleu
+    best_updates = sorted(scores, key=lambda update: scores[update], reverse=higher_is_better)
+    folders = {parse_checkpoint_update(folder): folder for folder in list_checkpoints(run_dir)}
+    checkpoints = [folders[update] for update in best_updates if update in folders]
     _require_enough(run_dir, len(checkpoints), count)
-    removed = [str(update) for update in ranked[:count] if update not in folders]
-    if removed:
-        message = "checkpoints %s, among the %d best, were removed; keep_best=%d would keep them"
-        log.warning(message, ", ".join(removed), count, count)
+    removed_updates = [str(update) for update in best_updates[:count] if update not in folders]
+    if removed_updates:
+        log.warning(
+            "checkpoints %s, among the %d best, were removed; keep_best=%d would keep them",
+            ", ".join(removed_updates),
+            count,
+            count,
+        )
     return checkpoints[:count]
 
 
-def validation_scores(run_dir: Path, metric: BestMetric) -> dict[int, float]:
-    """Return the validation loss or BLEU of a run by the number of updates."""
+def read_validation_scores(run_dir: Path, metric: BestMetric) -> dict[int, float]:
+    """Return the validation loss or BLEU of a run, by the update after which it was measured."""
     path = run_dir / "metrics.jsonl"
     if not path.exists():
         raise ModelError(f"{path} does not exist; best=N needs the run folder of nmt-train")

@@ -1,4 +1,7 @@
-"""Model folders: weights in safetensors, config in JSON, the tokenizer; every checkpoint is one."""
+"""Read and write model folders: weights in safetensors, a JSON config and the tokenizers.
+
+Every checkpoint of a run is a model folder.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.transformer import Transformer
 from nmt.runtime.distributed import use_one_thread_after_fork
 from nmt.runtime.files import describe_folder, replace_folder, write_json
-from nmt.runtime.manifest import note_unverified, verify
+from nmt.runtime.manifest import log_missing_manifest, verify
 from nmt.runtime.metadata import pop_version, read_json, to_dataclass
 from nmt.runtime.reading import open_regular
 from nmt.runtime.signatures import verify_signature
@@ -30,9 +33,9 @@ from nmt.runtime.signatures import verify_signature
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-EXPORTED = "nmt.json"  # replaces config.json in exported folders, where other tools need that name
-_MAX_HEADER_BYTES = 1 << 22  # of a safetensors file; a deep model has 0.3 MB
-_STEP = re.compile(r"step-(\d{8,})")
+EXPORTED = "nmt.json"  # in exports, since other tools expect their own config.json there
+_MAX_HEADER_BYTES = 1 << 22  # of a safetensors file; the header of a deep model has 0.3 MB
+_CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
 
 
 @dataclass
@@ -41,11 +44,11 @@ class ModelInfo:
 
     model: ModelConfig
     search: SearchConfig
-    vocab_size: int  # of the target, and of the source unless src_vocab_size is given
+    vocab_size: int  # of the target; also of the source if src_vocab_size is None
     src_lang: str
     tgt_lang: str
     tokenizer_sha256: str
-    updates: int  # of training; for an average, of its newest checkpoint
+    updates: int  # training updates; for an average, those of its newest checkpoint
     src_vocab_size: int | None = None  # if the source has its own vocabulary
     directions: list[LanguagePair] = field(default_factory=list)  # of a model with language tags
 
@@ -57,7 +60,7 @@ class ModelInfo:
         require_valid(self.updates >= 0, "updates", self.updates, "must not be negative")
 
     def content(self) -> dict[str, Any]:
-        """Return the fields as primitives, without optional ones that are not set."""
+        """Convert to plain values for JSON. Leaves out optional fields that are not set."""
         content = asdict(self)
         for name in ("src_vocab_size", "directions"):
             if not content[name]:
@@ -79,19 +82,19 @@ def save_model(
     weights: dict[str, Tensor],
     info: ModelInfo,
     tokenizers: Tokenizers,
-    write_more: Callable[[Path], None] | None = None,
+    write_extra_files: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a model folder under another name and rename it when it is complete.
+    """Write a model folder and replace `folder` with it when it is complete.
 
-    `write_more` may write more files to the folder, whose temporary path it receives.
+    `write_extra_files` is called with the temporary path of the folder and may add files to it.
     """
     with replace_folder(folder, marker=CONFIG) as temporary:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
         save_weights(temporary / WEIGHTS, tensors)
         write_json(temporary / CONFIG, {"format_version": FORMAT_VERSION, **info.content()})
         save_tokenizers(temporary, tokenizers)
-        if write_more is not None:
-            write_more(temporary)
+        if write_extra_files is not None:
+            write_extra_files(temporary)
 
 
 def save_weights(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -104,6 +107,14 @@ def save_weights(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def load_info(folder: Path) -> ModelInfo:
     """Read `config.json`; raise `ModelError` if the folder is no model or its format is newer."""
+    _check_is_model(folder)
+    verify_signature(folder)
+    log_missing_manifest(folder)
+    return _read_info(folder / CONFIG)[0]
+
+
+def _check_is_model(folder: Path) -> None:
+    """Raise `ModelError` for an export, and for a folder without `config.json`."""
     if (folder / EXPORTED).exists():
         raise ModelError(
             f"{folder} is an export (nmt-export); give the model it was exported from, or for "
@@ -112,9 +123,6 @@ def load_info(folder: Path) -> ModelInfo:
     if not (folder / CONFIG).exists():
         problem = describe_folder(folder, "is no model folder (no config.json)")
         raise ModelError(f"{folder} {problem}; give a run, a checkpoint or a model folder")
-    verify_signature(folder)
-    note_unverified(folder)
-    return _read_info(folder / CONFIG)[0]
 
 
 def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
@@ -122,15 +130,15 @@ def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
     path = folder / EXPORTED
     verify_signature(folder)
     verify(folder)
-    note_unverified(folder)
+    log_missing_manifest(folder)
     info, export_content = _read_info(path)
     return info, to_dataclass(ExportInfo, export_content, path, "export")
 
 
 def _read_info(path: Path) -> tuple[ModelInfo, object]:
-    """Read the info of a model from `config.json` or `nmt.json`.
+    """Read the info of a model, and the JSON of its `ExportInfo`.
 
-    Also returns the content of the `ExportInfo`, which is empty in `config.json`.
+    `path` is `config.json` or `nmt.json`; only the latter has the JSON of an `ExportInfo`.
     """
     verify(path.parent, path.name)
     content = read_json(path)
@@ -147,8 +155,8 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     for name, tensor in weights.items():
         if not torch.isfinite(tensor.sum(dtype=torch.float64)):
             raise ModelError(f"{path}: {name} holds numbers that are not finite; use another")
-        # safetensors maps the file to memory; without a copy, a later change of the file could end
-        # this process
+        # safetensors maps the file to memory: without a copy, a later change of the file would
+        # change the weights, or crash this process
         weights[name] = tensor.clone()
     return weights
 
@@ -171,7 +179,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizers:
-    """Read the tokenizer of each side; raise `ModelError` for the tokenizers of another model."""
+    """Read the tokenizers of source and target; raise `ModelError` for those of another model."""
     return load_tokenizers(folder, info.tokenizer_sha256, target_tags(info.directions))
 
 
@@ -181,7 +189,7 @@ def build_model(
     """Build the accelerated Transformer of `info` with `weights`.
 
     Raises `ModelError` if the names or shapes of the weights do not match. If `weights` is None,
-    the weights stay uninitialized and use no memory until something is written to them.
+    the parameters stay uninitialized, and the system gives them no memory until they are written.
     """
     use_one_thread_after_fork()
     with _SkipInitialization():
@@ -196,9 +204,9 @@ def build_model(
 
 
 class _SkipInitialization(TorchFunctionMode):
-    """Leaves new weights undefined, to save the time of random initialization.
+    """Skips the random initialization of weights, which takes long and would be overwritten.
 
-    The device `meta` would do the same, but makes torch import its compiler.
+    The device `meta` would have the same effect, but makes torch import its compiler.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -217,14 +225,14 @@ def find_model(folder: Path) -> Path:
     """
     if (folder / CONFIG).exists():
         return folder.resolve()
-    models = _run_models(folder)
+    models = _find_run_models(folder)
     if not models:
-        load_info(folder)  # raises
+        _check_is_model(folder)  # raises, since there is no config.json
     if "average" not in models or "checkpoints/latest" not in models:
         return next(iter(models.values()))
     average = models["average"]
     latest = models["checkpoints/latest"]
-    has_more_updates = _num_updates(latest) > _num_updates(average)
+    has_more_updates = _read_num_updates(latest) > _read_num_updates(average)
     is_written_later = _write_time(latest) > _write_time(average)
     return latest if has_more_updates and is_written_later else average
 
@@ -236,16 +244,15 @@ def describe_other_models(folder: Path, used_model: Path) -> str:
     """
     if (folder / CONFIG).exists() or used_model == (folder / "average").resolve():
         return ""
-    descriptions = [
-        f"{name} ({_num_updates(path)} updates)"
-        for name, path in _run_models(folder).items()
-        if path != used_model
-    ]
+    descriptions = []
+    for name, path in _find_run_models(folder).items():
+        if path != used_model:
+            descriptions.append(f"{name} ({_read_num_updates(path)} updates)")
     return f"; not taken: {', '.join(descriptions)}" if descriptions else ""
 
 
-def _run_models(run_dir: Path) -> dict[str, Path]:
-    """Return the models in a run folder by name, without symbolic links in their paths."""
+def _find_run_models(run_dir: Path) -> dict[str, Path]:
+    """Return the models of a run folder: their resolved paths by their names in the folder."""
     models = {}
     for name in ("average", "checkpoints/latest", "checkpoints/best"):
         if (run_dir / name / CONFIG).exists():
@@ -253,7 +260,7 @@ def _run_models(run_dir: Path) -> dict[str, Path]:
     return models
 
 
-def _num_updates(folder: Path) -> int:
+def _read_num_updates(folder: Path) -> int:
     return _read_info(folder / CONFIG)[0].updates
 
 
@@ -263,17 +270,20 @@ def _write_time(folder: Path) -> int:
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first, without leftovers of interrupted writes."""
-    folders = (run_dir / "checkpoints").glob("step-*")
-    return sorted(f for f in folders if _STEP.fullmatch(f.name) and (f / CONFIG).exists())
+    checkpoints = []
+    for folder in (run_dir / "checkpoints").glob("step-*"):
+        if _CHECKPOINT_NAME.fullmatch(folder.name) and (folder / CONFIG).exists():
+            checkpoints.append(folder)
+    return sorted(checkpoints)
 
 
 def checkpoint_dir(run_dir: Path, update: int) -> Path:
-    """Return the path of the checkpoint after `update` updates."""
+    """Return the path of the checkpoint that is saved after `update` updates."""
     return run_dir / "checkpoints" / f"step-{update:08d}"
 
 
-def checkpoint_update(folder: Path) -> int:
+def parse_checkpoint_update(folder: Path) -> int:
     """Read the number of updates from a checkpoint's name."""
-    match = _STEP.fullmatch(folder.name)
+    match = _CHECKPOINT_NAME.fullmatch(folder.name)
     assert match, f"{folder} is no checkpoint folder"
     return int(match[1])

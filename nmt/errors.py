@@ -1,6 +1,6 @@
-"""Exit statuses, and exceptions that are shown to the user as one line without a traceback.
+"""Exit statuses, and exceptions that commands show as one line without a traceback.
 
-The message of such an error says what is wrong, with which value, and what to do about it.
+The message of an error states the problem and the value, and says what to do about it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-# of ASCII and Latin-1, and Unicode controls that end a line or reverse the writing direction
+# control characters of ASCII and Latin-1 except tab and line feed, and Unicode characters that end
+# a line or change the writing direction
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 EXIT_DONE = 0
@@ -46,7 +47,7 @@ class DeviceError(NmtError):
 
 
 class RankError(Exception):
-    """Another error than a user's mistake ended a rank, which has logged the error."""
+    """A rank failed with an error that is not the user's mistake. The rank has logged the error."""
 
     exit_status = EXIT_BUG
 
@@ -61,13 +62,14 @@ class StoppedError(Exception):
     exit_status = EXIT_STOPPED
 
 
-LINE_ERRORS = (NmtError, RankError, StoppedError)  # shown as one line, without a traceback
+ONE_LINE_ERRORS = (NmtError, RankError, StoppedError)
+"""Exceptions that commands show as one line without a traceback."""
 
 
 def escape_controls(text: str) -> str:
-    """Write control characters as escapes, except for tabs and line feeds.
+    """Replace control characters, except tabs and line feeds, by escapes such as \\x1b.
 
-    A terminal would obey the control characters of a foreign text, and a log would get wrong lines.
+    Otherwise, a text of the user's data could control the terminal or forge lines of a log.
     """
     return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
@@ -91,7 +93,7 @@ def suggest_names(name: str, valid: Iterable[str], otherwise: str = "") -> str:
     return otherwise or "valid: " + ", ".join(options)
 
 
-def first_of(items: Sequence[object], limit: int) -> str:
+def list_first(items: Sequence[object], limit: int) -> str:
     """List the first `limit` items for a message, and say how many more there are."""
     listed = ", ".join(str(item) for item in items[:limit])
     if len(items) > limit:

@@ -1,7 +1,7 @@
 """Score translations with BLEU, chrF and TER, and test the difference to a baseline.
 
-All functions take lists of detokenized lines. sacreBLEU computes every number except the interval
-of a difference and the lower bound on a p-value.
+All functions take lists of detokenized lines. sacreBLEU computes all numbers except the confidence
+interval of a difference and the lower bound on a p-value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nmt.errors import ConfigError, DataError, suggest_names
 log = logging.getLogger(__name__)
 
 MAX_TOKENIZED_LINES = 100
-"""Text with more lines that end in " ." counts as tokenized; sacreBLEU warns at the same number."""
+"""If more lines end in " .", the text counts as tokenized; sacreBLEU has the same limit."""
 NUM_INTERVAL_SAMPLES = 1000
 """Number of bootstrap resamples for the intervals that sacreBLEU does not compute itself."""
 
@@ -40,15 +40,16 @@ _TABULATE_OPTIONS: dict[str, Any] = {"tablefmt": "plain", "disable_numparse": Tr
 Lines = Sequence[str]
 _Counts = npt.NDArray[np.float64]
 _SPACE_TOKENIZERS = ("13a", "intl", "none")  # BLEU tokenizers that split words only at spaces
-# characters of scripts without spaces: the settings to use. Japanese is first: it has Han too.
+# the settings to use for scripts without spaces between words, by a pattern of their characters;
+# Japanese comes first, since its texts also contain Han characters
 _UNSPACED_SCRIPTS = {
     r"[\p{Hiragana}\p{Katakana}]": "tgt_lang=ja (pip install nmt[ja])",
     r"\p{Han}": "tgt_lang=zh",
     r"[\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]": "tokenize=char",
 }
-_MAX_UNSPACED_SHARE = 0.3  # of the letters, before a warning
+_MAX_UNSPACED_SHARE = 0.3  # share of such letters above which a warning is logged
 _NUM_CHECKED_LINES = 1000  # lines whose script is checked
-_TOKENIZERS = {  # BLEU tokenizer by language; all other languages use 13a
+_BLEU_TOKENIZERS = {  # BLEU tokenizer by language; all other languages use 13a
     "zh": "zh",
     "zho": "zh",
     "cmn": "zh",
@@ -75,15 +76,17 @@ class Significance:
     """Settings of the paired test."""
 
     method: Method = Method.approximate_randomization
-    num_samples: int = 1000  # or random trials, at least 40; p is at least 1 / (num_samples + 1)
-    seed: int = 12345  # 1 or more; 0 means "no seed" to sacreBLEU
+    num_samples: int = 1000
+    """Bootstrap resamples or random trials, at least 40. p is at least 1 / (num_samples + 1)."""
+    seed: int = 12345  # 1 or more, since sacreBLEU takes 0 for "no seed"
 
 
 @dataclass(frozen=True)
 class Comparison:
     """One metric of a system and of a baseline, in points, with 95 % confidence intervals.
 
-    `_mean` and `_ci` come from bootstrap resamples: the interval of a score is mean +- ci.
+    The fields that end in `_mean` and `_ci` come from bootstrap resamples: the interval of a score
+    is mean ± ci.
     """
 
     name: str
@@ -96,21 +99,21 @@ class Comparison:
     difference: float  # system minus baseline; for TER negative is better
     difference_low: float
     difference_high: float
-    p_value: float  # two-sided; one-sided with Method.bootstrap: compare that with 0.025
+    p_value: float  # two-sided; with Method.bootstrap one-sided, so compare it with 0.025
     signature: str
 
 
 DEFAULT_METRICS = (Metric.bleu, Metric.chrf, Metric.ter)
 
 
-def tokenizer_for(language: str) -> str:
+def choose_bleu_tokenizer(language: str) -> str:
     """Return the BLEU tokenizer for a target language such as `de`, `zh_CN` or `jpn_Jpan`."""
     primary = re.split("[-_]", language.strip().lower())[0]
-    return _TOKENIZERS.get(primary, "13a")
+    return _BLEU_TOKENIZERS.get(primary, "13a")
 
 
-def bleu_metric(tokenize: str, *, lowercase: bool = False) -> BLEU:
-    """Build BLEU; raise `ConfigError` for a tokenizer that is unknown or not installed."""
+def build_bleu_metric(tokenize: str, *, lowercase: bool = False) -> BLEU:
+    """Build BLEU. Raises `ConfigError` for a tokenizer that is unknown or not installed."""
     if tokenize not in BLEU.TOKENIZERS:
         suggestion = suggest_names(tokenize, BLEU.TOKENIZERS)
         raise ConfigError(f"tokenize={tokenize} is no tokenizer of sacreBLEU; {suggestion}")
@@ -124,14 +127,14 @@ def bleu_metric(tokenize: str, *, lowercase: bool = False) -> BLEU:
         raise ConfigError(f"tokenize={tokenize} is not available here; {reason}") from error
 
 
-def warn_of_script(lines: Lines, tokenize: str) -> None:
+def warn_about_script(lines: Lines, tokenize: str) -> None:
     """Log a warning if many letters are in a script without spaces, which BLEU would not split."""
     if tokenize not in _SPACE_TOKENIZERS:
         return
     text = "".join(lines[:_NUM_CHECKED_LINES])
     num_letters = len(regex.findall(r"[\p{L}\p{M}]", text))
-    for characters, settings in _UNSPACED_SCRIPTS.items():
-        share = len(regex.findall(characters, text)) / max(num_letters, 1)
+    for pattern, settings in _UNSPACED_SCRIPTS.items():
+        share = len(regex.findall(pattern, text)) / max(num_letters, 1)
         if share > _MAX_UNSPACED_SHARE:
             log.warning(
                 "%.0f %% of the letters are in a script that tokenize=%s does not split into "
@@ -160,15 +163,15 @@ def evaluate(
     """
     check_lines({"hypotheses": hypotheses}, references, force=force)
     if Metric.bleu in metrics:
-        warn_of_script(references[0], tokenize)
+        warn_about_script(references[0], tokenize)
     built = _build_metrics(metrics, tokenize, lowercase, command_metric)
     return [_score(metric, hypotheses, references) for metric in built]
 
 
 def bleu(hypotheses: Lines, references: Sequence[Lines], *, tokenize: str = "13a") -> float:
-    """Score with BLEU. Text may look tokenized, since untrained models write such text."""
+    """Return BLEU. Accepts text that looks tokenized, since untrained models produce it."""
     check_lines({"hypotheses": hypotheses}, references, force=True)
-    return _score(bleu_metric(tokenize), hypotheses, references).value
+    return _score(build_bleu_metric(tokenize), hypotheses, references).value
 
 
 def compare(
@@ -186,11 +189,11 @@ def compare(
     """Test with sacreBLEU's PairedTest whether a system differs from a baseline.
 
     Intervals come from bootstrap resampling, also with approximate randomization. For nearly
-    identical systems, sacreBLEU 2.6 returns the smallest possible p-value, since it counts trials
-    that exceed the observed difference but not trials that equal it. The p-value is therefore at
-    least 2^(1-k) if k lines have different counts: of the 2^k ways to swap these lines, at least
-    two give exactly the observed difference. The bound has no effect from k = 11 on, with 1000
-    samples.
+    identical systems, sacreBLEU 2.6 returns too small a p-value: it counts trials that exceed the
+    observed difference, but not trials that equal it. This function therefore returns at least
+    2^(1-k) if k lines have different counts, because at least two of the 2^k ways to swap these
+    lines give exactly the observed difference. With 1000 samples, the bound has no effect for
+    k > 10.
     """
     check_lines({"hypotheses": hypotheses, "baseline": baseline}, references, force=force)
     test_type = "ar"
@@ -236,15 +239,15 @@ def compare(
 
 
 def _line_counts(metric: SacreMetric, lines: Lines, references: Sequence[Lines]) -> _Counts:
-    """Return the counts of each line, (lines, counts); the score is a function of their sum.
+    """Return the statistics of each line, (lines, counts). Their sum determines the score.
 
-    sacreBLEU has no public function for it, but every metric has this private method.
+    sacreBLEU has no public function for them, but every metric has this private method.
     """
     return np.asarray(metric._extract_corpus_statistics(lines, references), dtype=np.float64)
 
 
 def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> str:
-    """Format as text: one line per score, and a table of comparisons."""
+    """Format scores as text, one per line, followed by a table of comparisons."""
     rows = [
         [score.name, f"{score.value:.{_num_digits(score.value)}f}", score.signature]
         for score in scores
@@ -284,7 +287,7 @@ def _num_digits(*values: float) -> int:
 
 
 def as_json(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> dict[str, Any]:
-    """Convert to plain values for `json.dumps`, with the fields of the dataclasses as keys."""
+    """Convert to plain values for `json.dumps`. Keys are the fields of the dataclasses."""
     return {
         "unit": "points",
         "confidence": 0.95,
@@ -296,16 +299,17 @@ def as_json(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> 
 def check_lines(systems: Mapping[str, Lines], references: Sequence[Lines], *, force: bool) -> None:
     """Raise `DataError` unless every system and reference set has the same number of lines.
 
-    Without `force`, also raises it for text that looks tokenized: its scores are not comparable.
+    Without `force`, also raises it for text that looks tokenized, since its scores would not be
+    comparable.
     """
-    assert not any(isinstance(text, str) for text in references), "a list of lists of lines"
+    assert not any(isinstance(lines, str) for lines in references), "each must be a list of lines"
     if not references:
         raise DataError("no references to score against; give at least one file of them")
     for name, lines in systems.items():
         if not lines:
             raise DataError(f"{name}: 0 lines, nothing to score; give a file that is not empty")
         for number, reference_lines in enumerate(references, start=1):
-            # sacreBLEU would silently ignore surplus lines
+            # sacreBLEU would ignore surplus lines without a warning
             if len(reference_lines) != len(lines):
                 raise DataError(
                     f"{name}: {len(lines)} lines, reference set {number}: {len(reference_lines)}; "
@@ -319,7 +323,7 @@ def check_lines(systems: Mapping[str, Lines], references: Sequence[Lines], *, fo
 
 
 def _check_detokenized(name: str, lines: Lines) -> None:
-    """Raise a `DataError` if many lines end in a separate period."""
+    """Raise a `DataError` if many lines end in a space and a period."""
     num_tokenized = sum(line.rstrip().endswith(" .") for line in lines)
     if num_tokenized > MAX_TOKENIZED_LINES:
         raise DataError(
@@ -343,7 +347,7 @@ def _build_metrics(
 def _build_metric(metric: Metric, tokenize: str, lowercase: bool) -> SacreMetric:
     """Build the metric of sacreBLEU; only BLEU uses `tokenize`."""
     if metric is Metric.bleu:
-        return bleu_metric(tokenize, lowercase=lowercase)
+        return build_bleu_metric(tokenize, lowercase=lowercase)
     if metric is Metric.ter:
         return TER()
     word_order = 2 if metric is Metric.chrfpp else 0
@@ -351,7 +355,7 @@ def _build_metric(metric: Metric, tokenize: str, lowercase: bool) -> SacreMetric
 
 
 def _score(metric: SacreMetric, hypotheses: Lines, references: Sequence[Lines]) -> Score:
-    """Compute one metric over all lines, with the components of its value."""
+    """Compute one metric over all lines, including the components of its value."""
     score = metric.corpus_score(hypotheses, references)
     detail: dict[str, float] = {}
     if isinstance(score, BLEUScore):
@@ -369,9 +373,10 @@ def _score(metric: SacreMetric, hypotheses: Lines, references: Sequence[Lines]) 
 def _difference_interval(
     metric: SacreMetric, baseline: _Counts, system: _Counts, *, seed: int
 ) -> tuple[float, float]:
-    """Return the 2.5th and 97.5th percentile of system minus baseline over paired resamples.
+    """Return the 95 % confidence interval of the score of the system minus the baseline's score.
 
-    It cannot be computed from the intervals of the two scores.
+    Computes percentiles over paired bootstrap resamples, since the intervals of the two scores do
+    not determine the interval of their difference.
     """
 
     def score(counts: _Counts) -> float:
@@ -381,7 +386,7 @@ def _difference_interval(
     num_lines = len(system)
     differences = []
     for _ in range(NUM_INTERVAL_SAMPLES):
-        rows = rng.integers(num_lines, size=num_lines)  # the same for both, so samples are paired
-        differences.append(score(system[rows]) - score(baseline[rows]))
+        lines = rng.integers(num_lines, size=num_lines)  # the same for both, so samples are paired
+        differences.append(score(system[lines]) - score(baseline[lines]))
     low, high = np.percentile(differences, [2.5, 97.5])
     return float(low), float(high)

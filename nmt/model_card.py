@@ -1,7 +1,7 @@
 """Write the card of a model: README.md with the metadata that the Hugging Face Hub reads.
 
-The facts come from the run that made the model and from the data folder of the run. A fact that
-they do not state is called unknown.
+The facts come from the run that trained the model and from the data folder of the run. Facts that
+are not available are written as "unknown".
 """
 
 from __future__ import annotations
@@ -17,42 +17,45 @@ from nmt.checkpoint import ModelInfo, checkpoint_dir
 from nmt.config import resolve_path
 from nmt.data.binary import read_meta
 from nmt.errors import ModelError, NmtError
-from nmt.evaluate import bleu_metric, tokenizer_for
-from nmt.runtime.manifest import read_config
+from nmt.evaluate import build_bleu_metric, choose_bleu_tokenizer
+from nmt.runtime.manifest import read_run_config
 from nmt.runtime.metadata import read_json
 from nmt.runtime.metrics_log import read_metrics_log
 
 CARD = "README.md"
 SCORES = "scores.json"
-"""The output of `nmt-evaluate format=json`, if the user puts it into the model folder."""
+"""Optional file of a model folder, to which a user writes the output of `nmt-evaluate format=json`.
+"""
 UNKNOWN = "unknown"
-_LANGUAGE = re.compile("[a-z]{2,3}(?![a-z])")  # a code of ISO 639, without script and territory
+_ISO_639_CODE = re.compile("[a-z]{2,3}(?![a-z])")  # at the start of a code such as zh-Hans
 
 
 @dataclass
 class Origin:
-    """Facts about the run that made a model and about its data; empty fields are unknown."""
+    """Facts about the run that trained a model and about its data; empty fields are unknown."""
 
     records: list[dict[str, Any]] = field(default_factory=list)  # of metrics.jsonl
-    settings: dict[str, Any] = field(default_factory=dict)  # config.yaml of the run
-    report: dict[str, Any] = field(default_factory=dict)  # report.json of the data folder
-    weights: dict[str, float] = field(default_factory=dict)  # by training corpus
+    settings: dict[str, Any] = field(default_factory=dict)  # of config.yaml of the run
+    report: dict[str, Any] = field(default_factory=dict)  # of report.json of the data folder
+    corpus_weights: dict[str, float] = field(default_factory=dict)  # by training corpus
 
     @classmethod
     def find(cls, folder: Path, info: ModelInfo) -> Origin:
-        """Read the run that the model folder `folder` is part of, and its data folder."""
+        """Read the files of the run that contains the model folder, and of its data folder."""
         origin = cls()
-        for run_dir in (folder.parent, folder.parent.parent):
+        for run_dir in (folder.parent, folder.parent.parent):  # RUN/average, RUN/checkpoints/NAME
             try:
-                origin.settings = read_config(run_dir)
+                origin.settings = read_run_config(run_dir)
                 records = read_metrics_log(run_dir / "metrics.jsonl")
-                origin.records = [r for r in records if r["update"] <= info.updates]
+                origin.records = [record for record in records if record["update"] <= info.updates]
                 data_dir = resolve_path(str(origin.settings["data_dir"]))
                 meta = read_meta(data_dir)
+                # the folder may have been prepared again with another tokenizer
                 if meta.tokenizer_sha256 == info.tokenizer_sha256:
                     origin.report = read_json(data_dir / "report.json")
-                    origin.weights = {c.corpus: c.weight for c in meta.splits["train"]}
-            except (OSError, KeyError, NmtError):  # the rest of the facts is unknown
+                    for shard in meta.splits["train"]:
+                        origin.corpus_weights[shard.corpus] = shard.weight
+            except (OSError, KeyError, NmtError):  # facts that were not read stay unknown
                 continue
         return origin
 
@@ -62,14 +65,18 @@ def render_card(
 ) -> str:
     """Return the card of the model in `folder`.
 
-    `body` is Markdown that begins with the title. The card has the metadata before it, and sections
-    about data and training after it.
+    Args:
+        folder: the model folder; it may be a symbolic link.
+        info: the settings of the model.
+        body: Markdown that begins with the title. The card puts the metadata before it, and
+            sections about data and training after it.
+        library: the library that loads the model.
+        tags: more tags for the Hugging Face Hub.
     """
-    folder = folder.resolve()  # `latest` is a link
+    folder = folder.resolve()
     origin = Origin.find(folder, info)
-    languages = [_LANGUAGE.match(language.lower()) for language in (info.src_lang, info.tgt_lang)]
-    metadata: dict[str, Any] = {  # "und" is the code of an undetermined language
-        "language": [match[0] if match else "und" for match in languages],
+    metadata: dict[str, Any] = {
+        "language": [_iso_639_code(info.src_lang), _iso_639_code(info.tgt_lang)],
         "license": origin.report.get("license", UNKNOWN),
         "library_name": library,
         "pipeline_tag": "translation",
@@ -85,21 +92,30 @@ def render_card(
     return f"---\n{front_matter}---\n" + "\n\n".join(sections) + "\n"
 
 
+def _iso_639_code(language: str) -> str:
+    """Return a language without script and territory; "und", undetermined, for other texts."""
+    match = _ISO_639_CODE.match(language.lower())
+    return match[0] if match else "und"
+
+
 def _list_results(folder: Path, info: ModelInfo, origin: Origin) -> list[dict[str, Any]]:
-    """Return the entries of `model-index`: BLEU of the checkpoint in validation, and `SCORES`."""
+    """Return the entries of `model-index`: the scores of `SCORES`, and a checkpoint's own BLEU."""
     results = []
     path = folder / SCORES
     try:
-        for score in read_json(path)["scores"] if path.exists() else []:
-            results.append(_make_result("test", score["name"], score["value"], score["signature"]))
+        if path.exists():
+            for score in read_json(path)["scores"]:
+                results.append(
+                    _make_result("test", score["name"], score["value"], score["signature"])
+                )
     except (KeyError, TypeError, AttributeError):
         raise ModelError(f"{path}: write it with nmt-evaluate format=json, or remove it") from None
-    update = max((record["update"] for record in origin.records), default=None)
-    is_checkpoint = update is not None and folder.name == checkpoint_dir(folder, update).name
-    for record in origin.records if is_checkpoint else []:
-        if record["update"] == update and "valid_bleu" in record:
-            metric = bleu_metric(tokenizer_for(info.tgt_lang))
-            metric.corpus_score(["a"], [["a"]])  # the signature needs the number of references
+    for record in origin.records:
+        update = record["update"]
+        is_of_checkpoint = folder.name == checkpoint_dir(folder, update).name
+        if is_of_checkpoint and "valid_bleu" in record:
+            metric = build_bleu_metric(choose_bleu_tokenizer(info.tgt_lang))
+            metric.corpus_score(["a"], [["a"]])  # sets the number of references in the signature
             signature = str(metric.get_signature())
             results.append(_make_result("validation", "BLEU", record["valid_bleu"], signature))
     return results
@@ -116,27 +132,33 @@ def _make_result(split: str, name: str, value: float, signature: str) -> dict[st
 
 
 def _describe_data(origin: Origin) -> str:
-    """Return the section about the training data: counts by corpus and by reason."""
-    lines = ["## Training data", ""]
+    """Return the section about the training data: counts by corpus and by reason to drop pairs."""
     if not origin.report:
-        return "\n".join([*lines, f"Pairs, filters and license: {UNKNOWN}."])
-    train = origin.report["train"]
-    lines.append("| corpus | weight | read | kept | dropped |")
-    lines.append("|---|---|---|---|---|")
-    for name, summary in (train["corpora"] or {"": train}).items():
+        return f"## Training data\n\nPairs, filters and license: {UNKNOWN}."
+    lines = [
+        "## Training data",
+        "",
+        "| corpus | weight | read | kept | dropped |",
+        "|---|---|---|---|---|",
+    ]
+    train_report = origin.report["train"]
+    corpora = train_report["corpora"] or {"": train_report}  # empty if no corpus has a name
+    for name, summary in corpora.items():
         dropped = [f"{reason} {count:,}" for reason, count in sorted(summary["dropped"].items())]
-        weight = origin.weights.get(name, UNKNOWN)
+        weight = origin.corpus_weights.get(name, UNKNOWN)
         lines.append(
             f"| {name or 'all'} | {weight} | {summary['read']:,} | {summary['kept']:,} | "
             f"{', '.join(dropped) or 0} |"
         )
-    lines.append("")
-    lines.append(f"License: {origin.report.get('license', UNKNOWN)}.")
+    lines += ["", f"License: {origin.report.get('license', UNKNOWN)}."]
     return "\n".join(lines)
 
 
 def _describe_training(info: ModelInfo, origin: Origin) -> str:
-    """Return the section about the cost of training, without validation."""
+    """Return the section about the cost of training, without validation.
+
+    A record has the FLOPs since the start of training, and rates since the record before.
+    """
     num_tokens = 0.0
     seconds = 0.0
     flops = 0.0

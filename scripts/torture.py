@@ -45,7 +45,7 @@ import nmt
 from nmt.checkpoint import list_checkpoints
 from nmt.cli.commands import COMMANDS
 from nmt.errors import NmtError
-from nmt.runtime.manifest import MANIFEST, read_config, verify, write_manifest
+from nmt.runtime.manifest import MANIFEST, read_run_config, verify, write_manifest
 from nmt.runtime.metrics_log import read_metrics_log
 
 TINY = """model=tiny model.d_model=32 model.d_ff=64 model.num_heads=2 device=cpu
@@ -522,7 +522,7 @@ class Kills:
                 verify(folder)
             assert (path / "checkpoints/best" / MANIFEST).is_file(), "best leads nowhere"
             read_metrics_log(path / "metrics.jsonl")
-            read_config(path)
+            read_run_config(path)
         elif path.is_dir():
             verify(path)
 

@@ -25,7 +25,7 @@ from tiny import (
 )
 from torch import Tensor
 
-from nmt.average import average, best_checkpoints, last_checkpoints, mean_weights
+from nmt.average import average, average_weights, find_best_checkpoints, find_newest_checkpoints
 from nmt.checkpoint import (
     ModelInfo,
     build_model,
@@ -147,7 +147,7 @@ def test_the_average_is_the_arithmetic_mean_and_of_copies_the_copy_bit_for_bit(
     large = torch.full_like(loaded[0]["embedding.weight"], 3e38)
     for i, value in enumerate((large, large / 2)):
         save(folders[i], tokenizer, weights={**loaded[0], name: value})
-    assert torch.allclose(mean_weights(folders[:2])[name], 0.75 * large)
+    assert torch.allclose(average_weights(folders[:2])[name], 0.75 * large)
 
 
 # --- models that do not match
@@ -238,22 +238,22 @@ def updates(folders: list[Path]) -> list[int]:
 def test_the_last_checkpoints_are_the_newest_and_the_best_those_with_the_best_scores(
     run_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert updates(last_checkpoints(run_dir, 2)) == [10, 100_000_000]
-    assert updates(last_checkpoints(run_dir, 5)) == [2, 4, 6, 10, 100_000_000]
-    assert updates(best_checkpoints(run_dir, 2, BestMetric.loss)) == [6, 4]
-    assert updates(best_checkpoints(run_dir, 3, BestMetric.bleu)) == [4, 6, 100_000_000]
+    assert updates(find_newest_checkpoints(run_dir, 2)) == [10, 100_000_000]
+    assert updates(find_newest_checkpoints(run_dir, 5)) == [2, 4, 6, 10, 100_000_000]
+    assert updates(find_best_checkpoints(run_dir, 2, BestMetric.loss)) == [6, 4]
+    assert updates(find_best_checkpoints(run_dir, 3, BestMetric.bleu)) == [4, 6, 100_000_000]
     assert "checkpoints 3, among the 3 best, were removed; keep_best=3" in caplog.text
     (run_dir / "checkpoints/step-00000004").rename(run_dir / "checkpoints/step-00000003")
     caplog.clear()
-    assert updates(best_checkpoints(run_dir, 1, BestMetric.bleu)) == [4]
+    assert updates(find_best_checkpoints(run_dir, 1, BestMetric.bleu)) == [4]
     assert not caplog.records
 
 
 def test_too_few_checkpoints_are_refused_with_both_numbers(run_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="has 5 suitable checkpoints, 6 are needed"):
-        last_checkpoints(run_dir, 6)
+        find_newest_checkpoints(run_dir, 6)
     with pytest.raises(ModelError, match="has 4 suitable checkpoints, 5 are needed"):
-        best_checkpoints(run_dir, 5, BestMetric.loss)
+        find_best_checkpoints(run_dir, 5, BestMetric.loss)
     (run_dir / "metrics.jsonl").unlink()
     with pytest.raises(ModelError, match="metrics.jsonl"):
-        best_checkpoints(run_dir, 1, BestMetric.loss)
+        find_best_checkpoints(run_dir, 1, BestMetric.loss)

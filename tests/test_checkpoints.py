@@ -58,7 +58,7 @@ def before_save(action: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch) -
     """Call `action` with the update of a checkpoint just before it is written."""
 
     def act(folder: Path, *_: Any, **__: Any) -> None:
-        action(checkpoint.checkpoint_update(folder))
+        action(checkpoint.parse_checkpoint_update(folder))
 
     call_before(monkeypatch, checkpoints, "save_model", act)
 

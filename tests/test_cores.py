@@ -31,7 +31,7 @@ def test_threads_are_the_idle_cores_rounded(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(time, "monotonic", lambda: clock_seconds)
     monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(cores, "idle_core_seconds", lambda: num_idle * clock_seconds)
+    monkeypatch.setattr(cores, "read_idle_seconds", lambda: num_idle * clock_seconds)
     for num_idle, max_threads, expected in (
         (2.0, 2, 2),
         (1.6, 2, 2),
@@ -40,10 +40,10 @@ def test_threads_are_the_idle_cores_rounded(monkeypatch: pytest.MonkeyPatch) -> 
         (8.0, 4, 4),
         (3.0, 4, 3),
     ):
-        assert cores.choose_threads(max_threads) == expected, (num_idle, max_threads)
+        assert cores.choose_num_threads(max_threads) == expected, (num_idle, max_threads)
     num_idle = 0.0
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert cores.choose_threads(2) == 2  # torch reads the variable
+    assert cores.choose_num_threads(2) == 2  # torch reads the variable
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def test_threads_are_the_idle_cores_rounded(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_resumed_run_uses_the_number_of_threads_of_the_environment(
     toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cores, "idle_core_seconds", lambda: 2 * time.monotonic())
+    monkeypatch.setattr(cores, "read_idle_seconds", lambda: 2 * time.monotonic())
     for variable, num_threads, expected in ((None, 2, 2), (None, 1, 2), ("1", 1, 1)):
         if variable is not None:
             monkeypatch.setenv("OMP_NUM_THREADS", variable)
@@ -67,11 +67,11 @@ def test_a_resumed_run_uses_the_number_of_threads_of_the_environment(
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/stat")
 def test_a_busy_process_occupies_a_core() -> None:
     start_seconds = time.monotonic()
-    start_idle_seconds = cores.idle_core_seconds()
+    start_idle_seconds = cores.read_idle_seconds()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         time.sleep(0.5)
         process.kill()
-    idle_seconds = cores.idle_core_seconds() - start_idle_seconds
+    idle_seconds = cores.read_idle_seconds() - start_idle_seconds
     elapsed_seconds = time.monotonic() - start_seconds
     num_cores = len(os.sched_getaffinity(0))
     assert 0 <= idle_seconds <= (num_cores - 0.4) * elapsed_seconds

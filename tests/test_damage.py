@@ -35,7 +35,7 @@ from nmt.runtime import files
 from nmt.runtime.files import replace_folder
 from nmt.runtime.manifest import (
     MANIFEST,
-    read_config,
+    read_run_config,
     render_manifest,
     set_verify,
     verify,
@@ -99,13 +99,13 @@ def test_every_flipped_bit_of_a_config_is_noticed(tmp_path: Path) -> None:
     settings_of_run = {"run_dir": "r", "model": {"dropout": 0.1}, "names": ["ä"], "tracker": None}
     config.write_bytes(yaml.safe_dump(settings_of_run, sort_keys=False).encode())
     (tmp_path / MANIFEST).write_bytes(render_manifest(tmp_path, [config]))
-    assert read_config(tmp_path) == settings_of_run
-    assert_noticed(config, range(config.stat().st_size), lambda: read_config(tmp_path))
+    assert read_run_config(tmp_path) == settings_of_run
+    assert_noticed(config, range(config.stat().st_size), lambda: read_run_config(tmp_path))
     config.write_text("seed: 2\n")
     with without_verification():
-        assert read_config(tmp_path) == {"seed": 2}
+        assert read_run_config(tmp_path) == {"seed": 2}
     (tmp_path / MANIFEST).unlink()
-    assert read_config(tmp_path) == {"seed": 2}
+    assert read_run_config(tmp_path) == {"seed": 2}
 
 
 def test_damaged_lines_of_metrics_are_skipped_with_one_warning(
@@ -143,7 +143,7 @@ def test_configs_and_logs_that_were_made_to_do_harm_are_refused(tmp_path: Path) 
         config.write_text(text)
         start_seconds = time.process_time()
         with pytest.raises(DamagedError, match=r"config\.yaml (is no config|has 100,003 bytes)"):
-            read_config(tmp_path)
+            read_run_config(tmp_path)
         assert time.process_time() - start_seconds < 2
     for path in (metrics, config):
         with path.open("ab") as file:
@@ -151,7 +151,7 @@ def test_configs_and_logs_that_were_made_to_do_harm_are_refused(tmp_path: Path) 
     with pytest.raises(DamagedError, match="more than the 1,073,741,824"):
         read_metrics_log(metrics)
     with pytest.raises(DamagedError, match=r"config\.yaml"):
-        read_config(tmp_path)
+        read_run_config(tmp_path)
 
 
 def test_a_folder_without_a_manifest_opens_with_a_note(

@@ -44,10 +44,10 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DeviceError
 from nmt.runtime.distributed import (
     World,
+    broadcast_from_main,
     choose_num_processes,
     find_dtype,
     find_world,
-    from_main,
     gather,
     is_launched,
     process_group,
@@ -330,7 +330,7 @@ def exchange(folder: Path) -> None:
     world = find_world()
     with process_group(world, CPU, 1):
         assert gather(world.rank * 10) == [0, 10]
-        assert from_main(f"from {world.rank}") == "from 0"
+        assert broadcast_from_main(f"from {world.rank}") == "from 0"
         assert sum_over_ranks(torch.tensor([1.0, world.rank])) == [2.0, 1.0]
         if world.rank == 0:
             gather("in vain")
@@ -352,7 +352,7 @@ def test_a_process_alone_exchanges_nothing_and_a_size_without_a_rank_is_no_launc
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert gather(3) == [3]
-    assert from_main("here") == "here"
+    assert broadcast_from_main("here") == "here"
     assert sum_over_ranks(torch.tensor([1.5, 2.0])) == [1.5, 2.0]
     monkeypatch.setenv("WORLD_SIZE", "2")  # as a shell of a cluster may have it
     assert find_world() == World()

@@ -28,10 +28,10 @@ from nmt.evaluate import (
     as_json,
     as_table,
     bleu,
-    bleu_metric,
+    build_bleu_metric,
+    choose_bleu_tokenizer,
     compare,
     evaluate,
-    tokenizer_for,
 )
 
 QUICK = {method: Significance(method=method, num_samples=200) for method in Method}
@@ -143,13 +143,13 @@ def test_the_tokenizer_follows_the_target_language_and_a_missing_one_names_its_p
         "ko": "ko-mecab",
         "kok": "13a",
     }.items():
-        assert tokenizer_for(language) == tokenizer
+        assert choose_bleu_tokenizer(language) == tokenizer
         assert tokenizer in BLEU.TOKENIZERS
     with pytest.raises(ConfigError, match=r"tokenize=ja-mecap .*did you mean ja-mecab"):
         evaluate(["a"], [["a"]], tokenize="ja-mecap")
     monkeypatch.setattr(tokenizer_ja_mecab, "MeCab", None)
     with pytest.raises(ConfigError, match=r"^[^\n]*pip install nmt\[ja\][^\n]*$"):
-        bleu_metric("ja-mecab")
+        build_bleu_metric("ja-mecab")
 
 
 def test_a_warning_names_a_better_tokenizer_for_scripts_without_spaces(

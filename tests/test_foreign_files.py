@@ -26,7 +26,7 @@ from importing import imported
 from test_import_toolkits import write_marian, write_opennmt
 from toy import command, make_run, write_data
 
-from nmt.average import average, last_checkpoints
+from nmt.average import average, find_newest_checkpoints
 from nmt.checkpoint import find_model, load_info, load_tensors, load_tokenizer, load_weights
 from nmt.config import DType, ExportFormat, TrackerName
 from nmt.data.binary import ParallelData
@@ -35,7 +35,7 @@ from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.errors import DamagedError, ModelError, NmtError, escape_controls
 from nmt.importing.marian import _parse_settings as parse_settings
 from nmt.importing.weights import load_pickle
-from nmt.runtime.manifest import read_config, render_manifest, verify, write_manifest
+from nmt.runtime.manifest import read_run_config, render_manifest, verify, write_manifest
 from nmt.runtime.metadata import to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
 from nmt.runtime.reading import check_tree, read_regular
@@ -124,9 +124,9 @@ def read_data(folder: Path) -> None:
 
 
 def read_run(run_dir: Path) -> None:
-    read_config(run_dir)
+    read_run_config(run_dir)
     read_metrics_log(run_dir / "metrics.jsonl")
-    folders = last_checkpoints(run_dir, 2)
+    folders = find_newest_checkpoints(run_dir, 2)
     average(folders, run_dir.with_name("average"))
     for folder in folders:
         load_checkpoint(folder)
@@ -481,7 +481,7 @@ def test_nested_aliases_and_long_settings_of_marian_are_refused(tmp_path: Path) 
     for text in ("\n".join(lines), "a: [" * 20_000, "a: 1\n" * 100_000, "a: &a [*a]"):
         path = tmp_path / "config.yaml"
         path.write_text(text)
-        assert "config.yaml" in refusal(read_config, tmp_path), text[:40]
+        assert "config.yaml" in refusal(read_run_config, tmp_path), text[:40]
         assert "the settings are no YAML" in refusal(
             lambda path: parse_settings(path, path.read_text()), path
         )

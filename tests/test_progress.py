@@ -20,7 +20,7 @@ from nmt.runtime.progress import Progress
 @pytest.fixture(autouse=True)
 def _log_all(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LOG_INTERVAL_SECONDS", 0.0)
 
 
 def test_without_a_terminal_lines_have_count_speed_and_remaining_time(
@@ -56,7 +56,7 @@ def test_without_a_terminal_lines_have_count_speed_and_remaining_time(
 def test_a_line_comes_when_enough_time_has_passed_and_with_each_new_figure(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "LOG_SECONDS", 30.0)
+    monkeypatch.setattr(progress, "LOG_INTERVAL_SECONDS", 30.0)
     seconds = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: seconds)
     job = Progress("train", "updates", total=100)

@@ -140,7 +140,7 @@ def test_n_best_lists_as_text_say_what_json_says(model: Path, tmp_path: Path) ->
 def test_remaining_time_compares_no_packed_bytes_with_text(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LOG_INTERVAL_SECONDS", 0.0)
     for suffix, is_known in (
         (".txt", True),
         (".gz", False),

@@ -162,7 +162,7 @@ def test_without_a_terminal_progress_is_lines_of_log(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LOG_INTERVAL_SECONDS", 0.0)
     arguments = [f"input={write_lines(tmp_path / 'in', ['the house'] * 200)}", "window_lines=50"]
     output_of(model, *arguments, folder=tmp_path)
     err = capfd.readouterr().err

@@ -419,7 +419,7 @@ def test_a_thread_that_is_making_an_item_ends_with_the_reader_that_leaves() -> N
     reader.close()
     assert threading.active_count() == num_threads_before
     waiting.put(0)
-    reader = prefetch(iter(waiting.get, None), leave_seconds=0.1)
+    reader = prefetch(iter(waiting.get, None), join_seconds=0.1)
     assert next(reader) == 0
     reader.close()  # though the next item never comes
     waiting.put(1)

@@ -298,7 +298,7 @@ def _read_held_out(config: EvaluateConfig) -> list[_TestSet]:
 
 def _choose_tokenizer(config: EvaluateConfig, language: str) -> str:
     """Return the name of BLEU's tokenizer; raise a `ConfigError` if it is not installed."""
-    tokenize = config.tokenize or metrics.tokenizer_for(language)  # sacreBLEU's name for it
+    tokenize = config.tokenize or metrics.choose_bleu_tokenizer(language)  # sacreBLEU's name for it
     if Metric.bleu in config.metrics:
-        metrics.bleu_metric(tokenize)  # raises the error
+        metrics.build_bleu_metric(tokenize)  # raises the error
     return tokenize

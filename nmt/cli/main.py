@@ -26,7 +26,7 @@ with ExitWhenInterrupted():
         EXIT_DONE,
         EXIT_INTERRUPTED,
         EXIT_USER,
-        LINE_ERRORS,
+        ONE_LINE_ERRORS,
         NmtError,
         escape_controls,
         suggest_names,
@@ -49,7 +49,7 @@ _OUR_COMMAND = {  # by the name of a command in other toolkits
     "build-vocab": "preprocess",
     "convert": "import",
 }
-_ERRORS_WITHOUT_TRACEBACK = (*LINE_ERRORS, OSError, KeyboardInterrupt)
+_ERRORS_WITHOUT_TRACEBACK = (*ONE_LINE_ERRORS, OSError, KeyboardInterrupt)
 
 
 def __getattr__(name: str) -> Callable[[], int]:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from nmt.cli.parent import end_with_launcher
-from nmt.errors import EXIT_INTERRUPTED, LINE_ERRORS
+from nmt.errors import EXIT_INTERRUPTED, ONE_LINE_ERRORS
 
 
 def main(config_path: str, launcher_pid: str) -> int:
@@ -34,7 +34,7 @@ def main(config_path: str, launcher_pid: str) -> int:
     set_verify(config.verify)
     try:
         record(run_rank)(config, config_yaml)  # the launcher reads why a rank failed
-    except LINE_ERRORS as error:
+    except ONE_LINE_ERRORS as error:
         return error.exit_status
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -79,10 +79,10 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
 
     Without these settings, returns the newest ones, as many as the run's `average_last` says.
     """
-    from nmt.average import best_checkpoints, last_checkpoints
+    from nmt.average import find_best_checkpoints, find_newest_checkpoints
     from nmt.checkpoint import list_checkpoints
     from nmt.runtime.files import describe_folder
-    from nmt.runtime.manifest import read_config
+    from nmt.runtime.manifest import read_run_config
 
     run_dir = resolve_path(config.run_dir)
     path = run_dir / "config.yaml"
@@ -90,18 +90,18 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
         problem = describe_folder(run_dir, "is no run folder (no config.yaml)")
         raise ModelError(f"{run_dir} {problem}; give run_dir=FOLDER or checkpoints=[FOLDER,...]")
     try:
-        settings = read_config(run_dir)
+        settings = read_run_config(run_dir)
         metric = BestMetric[settings["best_metric"]]
         average_last = int(settings["average_last"])
     except (KeyError, TypeError, ValueError):
         raise ModelError(f"{path} is no config of a run; give checkpoints=[FOLDER,...]") from None
     if config.best is not None:
-        return best_checkpoints(run_dir, config.best, metric)
+        return find_best_checkpoints(run_dir, config.best, metric)
     if config.last is not None:
-        return last_checkpoints(run_dir, config.last)
+        return find_newest_checkpoints(run_dir, config.last)
     num_available = len(list_checkpoints(run_dir))
-    # at least 1, so that `last_checkpoints` raises its error if there are none
-    return last_checkpoints(run_dir, max(1, min(average_last, num_available)))
+    # at least 1, so that `find_newest_checkpoints` raises its error if there are none
+    return find_newest_checkpoints(run_dir, max(1, min(average_last, num_available)))
 
 
 def export(config: ExportConfig) -> None:

@@ -10,8 +10,8 @@ import torch
 from omegaconf import OmegaConf
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from nmt.average import validation_scores
-from nmt.checkpoint import CONFIG, WEIGHTS, checkpoint_update, list_checkpoints
+from nmt.average import read_validation_scores
+from nmt.checkpoint import CONFIG, WEIGHTS, list_checkpoints, parse_checkpoint_update
 from nmt.cli.commands import shell_command
 from nmt.cli.compose import DataPreparation
 from nmt.cli.data_folder import ensure_data
@@ -58,7 +58,7 @@ def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> 
         raise
     if config.dry_run:
         return None
-    scores = validation_scores(run_dir, config.best_metric).values()
+    scores = read_validation_scores(run_dir, config.best_metric).values()
     if config.best_metric is BestMetric.bleu:
         return max(scores, default=None)
     return min(scores, default=None)
@@ -95,7 +95,7 @@ def _log_resume_point(run_dir: Path) -> None:
     """Log from which update an interrupted run goes on."""
     checkpoints = list_checkpoints(run_dir)
     if checkpoints:
-        update = checkpoint_update(checkpoints[-1])
+        update = parse_checkpoint_update(checkpoints[-1])
         log.info("interrupted; the same command goes on after update %d", update)
     else:
         log.info("interrupted before the first checkpoint; the same command starts again")

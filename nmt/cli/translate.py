@@ -31,7 +31,7 @@ from nmt.errors import ConfigError, DataError, NmtError
 from nmt.export.conversion import MAX_POSITIONS
 from nmt.runtime.cluster import open_workers
 from nmt.runtime.distributed import choose_num_processes, set_num_threads
-from nmt.runtime.pool import worker_index
+from nmt.runtime.pool import get_worker_index
 from nmt.runtime.progress import Progress
 from nmt.translate.engines.auto import check_reproducible, choose_engine
 from nmt.translate.engines.ctranslate2 import check_search
@@ -148,7 +148,7 @@ def _load_window_function(
     if config.scheduler is None:
         torch.set_num_threads(config.num_threads or max(1, torch.get_num_threads() // num_workers))
         if device in ("auto", "cuda") and torch.cuda.is_available():
-            device = f"cuda:{worker_index() % torch.cuda.device_count()}"
+            device = f"cuda:{get_worker_index() % torch.cuda.device_count()}"
     elif config.num_threads:
         torch.set_num_threads(config.num_threads)
     translator = load_translator(config, device)

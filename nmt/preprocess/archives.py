@@ -18,7 +18,7 @@ from typing import IO
 
 from nmt.config import resolve_path
 from nmt.data.text import decompress, explain_read_errors, is_compressed
-from nmt.errors import DataError, first_of
+from nmt.errors import DataError, list_first
 
 MAX_FILES = 10_000
 # An archive may unpack to MAX_RATIO times its size, or to MIN_LIMIT_BYTES if that is more.
@@ -67,7 +67,7 @@ def find_text(name: str, suffix: str) -> str:
     if not names:
         raise DataError(f"{archive} has no file with text")
     raise DataError(
-        f"{archive} {problem}, but {first_of(names, 8)}; name one, such as {name}/{names[0]}, or "
+        f"{archive} {problem}, but {list_first(names, 8)}; name one, such as {name}/{names[0]}, or "
         "set data.src_lang and data.tgt_lang to the ends of two names"
     )
 

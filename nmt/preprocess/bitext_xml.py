@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from xml.parsers import expat
 
-from nmt.errors import DataError, first_of
+from nmt.errors import DataError, list_first
 
 MAX_TEXT = 1 << 20  # characters of a text
 _CODES = {"bpt", "ept", "it", "ph", "ut"}  # their content is code of the original document
@@ -47,7 +47,7 @@ def read_pairs(
         reader.pairs.clear()
     reader.finish()
     if num_pairs == 0:
-        languages_seen = first_of(sorted(reader.languages_seen), 8)
+        languages_seen = list_first(sorted(reader.languages_seen), 8)
         problem = f"has no pair of {languages[0]} and {languages[1]}"
         if languages == ("", ""):
             problem = "does not say which language is the source"

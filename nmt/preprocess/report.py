@@ -21,7 +21,7 @@ from nmt.preprocess.characters import Ints, describe_characters
 from nmt.preprocess.duplicates import UNITS
 from nmt.preprocess.filters import HELD_OUT
 from nmt.preprocess.statistics import MATCH_LEVELS, NUM_BINS, Overlap, Statistics, bin_starts
-from nmt.runtime.pages import page_templates
+from nmt.runtime.pages import load_page_templates
 
 Report = dict[str, Any]
 Corpora = Mapping[str, Statistics]  # of a split, by corpus; "" is a corpus without a name
@@ -440,5 +440,5 @@ def _character_text(counts: Report) -> str:
 def report_page(report: Report) -> str:
     """Return report.html. All text is escaped."""
     splits = {name: report[name] for name in _SPLITS if name in report}
-    template = page_templates(Path(__file__).parent).get_template("report.html.j2")
+    template = load_page_templates(Path(__file__).parent).get_template("report.html.j2")
     return template.render(report=report, splits=splits, languages=_LANGUAGE_KEYS)

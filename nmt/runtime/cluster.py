@@ -26,7 +26,7 @@ from nmt.runtime.pool import ITEMS_PER_WORKER, Item, Processes, Result, Workers,
 
 log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 20
-_WAITING_LOG_SECONDS = 30.0
+_WAITING_LOG_SECONDS = 30.0  # interval between log lines while the scheduler has no worker
 
 
 def open_workers(
@@ -36,10 +36,10 @@ def open_workers(
     *,
     folder: Path | None = None,
 ) -> Workers[Item, Result]:
-    """Open the workers of a Dask scheduler, or without one `num_workers` processes of this machine.
+    """Return the workers of a Dask scheduler or, without one, of this machine.
 
-    A single worker runs in this process. With a scheduler and a `folder`, each worker checks that
-    it sees the folder.
+    Without a scheduler, starts `num_workers` processes; a single worker runs in this process. With
+    a scheduler and a `folder`, each worker checks that it sees the folder.
     """
     if scheduler is not None:
         return DaskWorkers(scheduler, function_factory, folder)
@@ -62,7 +62,7 @@ class DaskWorkers(Workers[Item, Result]):
         self._function_id = uuid.uuid4().hex
         self._pickled_function_factory = pickle.dumps(function_factory)
         self._client = _connect(scheduler)
-        self._marker = None  # a file in `folder` that workers must see
+        self._marker = None  # a file in `folder`, which each worker looks for
         if folder is not None:
             self._marker = folder / f".seen-{self._function_id}.tmp"
             self._marker.touch()
@@ -76,13 +76,13 @@ class DaskWorkers(Workers[Item, Result]):
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Yield each item with its result; see `Workers.map`.
 
-        Raises `PeerError` if the scheduler is lost, and `NmtError` for workers that have another
-        version of nmt or do not see the folder.
+        Raises `PeerError` if the scheduler or several workers are lost, and `NmtError` for a worker
+        that has another version of nmt, does not see the folder or has no memory left.
         """
         from distributed import KilledWorker
 
         advice = "run the same command to continue"
-        lost_scheduler = PeerError(f"the scheduler {self._scheduler} is lost; {advice}")
+        scheduler_lost = PeerError(f"the scheduler {self._scheduler} is lost; {advice}")
         try:
             yield from map_in_order(
                 items, self._submit, self._wait_for_result, max_pending=self._max_pending
@@ -93,11 +93,11 @@ class DaskWorkers(Workers[Item, Result]):
                 f"because memory ran out; see the log of {error.last_worker.address}: {advice}"
             ) from None
         except CancelledError:
-            raise lost_scheduler from None
+            raise scheduler_lost from None
         except OSError as error:
             if error.errno is not None:
                 raise  # the function failed, for example because the disk is full
-            raise lost_scheduler from None  # Dask raises errors without errno for lost connections
+            raise scheduler_lost from None  # Dask raises errors without errno for lost connections
         except MemoryError:
             raise NmtError("a worker has no memory left; give workers more") from None
 
@@ -142,14 +142,14 @@ def _connect(scheduler: str) -> Any:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Dask warns of other versions of packages
-            # raises for an invalid address, with which a client would hang when it is closed
+            warnings.simplefilter("ignore")  # Dask warns if versions of packages differ
+            # check the address, since closing a client that has an invalid one would hang
             distributed.comm.get_address_host(scheduler)
             client = distributed.Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise NmtError(f"scheduler={scheduler}: no scheduler answers there ({reason})") from None
-    # checked before the first item, which a worker without nmt could not unpickle
+    # check before the first item is sent, since a worker without nmt could not unpickle it
     versions = client.run(metadata.version, "nmt", on_error="return")
     for address, version in versions.items():
         if version != __version__:
@@ -171,7 +171,7 @@ def _version_error(worker_name: str, worker_version: str, version: str) -> NmtEr
 
 # --- functions and state of a worker
 
-_lock = threading.Lock()  # the threads of a worker run one item at a time
+_lock = threading.Lock()  # held while a thread of this worker runs an item
 _function: Callable[[Any], Any] | None = None
 _function_id = ""
 

@@ -11,11 +11,11 @@ import os
 import time
 from pathlib import Path
 
-_SAMPLE_SECONDS = 0.2  # the kernel counts in hundredths of a second
+_SAMPLE_SECONDS = 0.2  # long enough, since the kernel counts in hundredths of a second
 _OPENMP_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_")  # variables that set the number of threads
 
 
-def choose_threads(max_threads: int) -> int:
+def choose_num_threads(max_threads: int) -> int:
     """Return the number of threads to use: one per idle core, at least 1, at most `max_threads`.
 
     Measures for a fifth of a second. Returns `max_threads` on systems other than Linux, and if a
@@ -25,21 +25,21 @@ def choose_threads(max_threads: int) -> int:
         return max_threads
     try:
         start_seconds = time.monotonic()
-        start_idle_seconds = idle_core_seconds()
+        start_idle_seconds = read_idle_seconds()
         time.sleep(_SAMPLE_SECONDS)
-        idle_seconds = idle_core_seconds() - start_idle_seconds
+        idle_seconds = read_idle_seconds() - start_idle_seconds
     except (AttributeError, OSError):  # no affinity, or no /proc
         return max_threads
     num_idle = round(idle_seconds / (time.monotonic() - start_seconds))
     return max(1, min(max_threads, num_idle))
 
 
-def idle_core_seconds() -> float:
-    """Return the idle time since boot, added up over the cores that this process may use."""
+def read_idle_seconds() -> float:
+    """Read the idle time since boot, summed over the cores that this process may use."""
     core_names = {f"cpu{index}" for index in os.sched_getaffinity(0)}
-    ticks = 0
+    idle_ticks = 0
     for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
         fields = line.split()
         if fields[0] in core_names:
-            ticks += int(fields[4]) + int(fields[5])  # idle, and idle during I/O
-    return ticks / os.sysconf("SC_CLK_TCK")
+            idle_ticks += int(fields[4]) + int(fields[5])  # idle, and waiting for I/O
+    return idle_ticks / os.sysconf("SC_CLK_TCK")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nmt.config import DType
 from nmt.errors import ConfigError, DeviceError, PeerError, StoppedError
-from nmt.runtime.cores import choose_threads
+from nmt.runtime.cores import choose_num_threads
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -68,9 +68,10 @@ def is_launched() -> bool:
 
 
 def choose_num_processes(devices: int, device: str) -> int:
-    """Return the number of processes on this machine: `devices`, or one per GPU if that is 0.
+    """Return the number of processes to start on this machine for the settings of these names.
 
-    Raises `ConfigError` if `device` is a single one, and `DeviceError` for too few GPUs.
+    0 `devices` means one process per GPU, or one on a CPU. Raises `ConfigError` for several
+    processes on a single GPU such as cuda:1, and `DeviceError` for too few GPUs.
     """
     device_type, _, index = device.partition(":")
     if index and devices > 1:
@@ -103,7 +104,7 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
     Raises `PeerError` if another rank is lost or does not answer within `timeout_seconds`.
     """
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # timers of torch measure the current device
+        torch.cuda.set_device(device)  # torch's timers measure the current device
     if world.size == 1:
         yield
         return
@@ -130,7 +131,10 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
 
 
 def sum_over_ranks(values: Tensor) -> list[float]:
-    """Add up the vector `values`, in place, over all ranks. Synchronizes with the GPU."""
+    """Add up the vector `values` over all ranks, in place, and return the sums as floats.
+
+    Synchronizes with the GPU.
+    """
     if dist.is_initialized():
         dist.all_reduce(values)
     return values.tolist()
@@ -145,7 +149,7 @@ def gather(value: T) -> list[T]:
     return values  # type: ignore[return-value]
 
 
-def from_main(value: T) -> T:
+def broadcast_from_main(value: T) -> T:
     """Return the value of rank 0 on every rank."""
     if not dist.is_initialized():
         return value
@@ -155,7 +159,7 @@ def from_main(value: T) -> T:
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device for the setting `device`. If that names no GPU, use GPU `local_rank`.
+    """Return the device for the setting `device`; `cuda` means the GPU with index `local_rank`.
 
     Raises `ConfigError` for unknown devices, and `DeviceError` if this machine lacks the device.
     """
@@ -169,16 +173,16 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
     device_type, _, index = name.partition(":")
     if device_type not in device_counts or (index and not index.isdigit()):
         raise ConfigError(f"device={name}: must be one of auto, cpu, cuda, cuda:1, mps")
-    number = int(index or 0)
+    device_index = int(index or 0)
     if device_type == "cuda" and not index:
-        number = local_rank
-    if number >= device_counts[device_type]:
+        device_index = local_rank
+    if device_index >= device_counts[device_type]:
         raise DeviceError(
             f"device={name}: this machine has {device_counts[device_type]} {device_type} devices; "
             "use device=cpu or device=auto"
         )
     if device_type == "cuda":
-        return torch.device("cuda", number)
+        return torch.device("cuda", device_index)
     return torch.device(device_type)
 
 
@@ -215,13 +219,14 @@ def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
 def set_num_threads(num_threads: int) -> None:
     """Let torch use `num_threads` CPU threads; 0 means one per idle core.
 
-    With 0, torch's default is the maximum, and a rank that a launcher started keeps it.
+    0 never raises the number above torch's default. A rank that a launcher started keeps its
+    number, since the launcher divides the cores among the ranks.
     """
     if num_threads:
         torch.set_num_threads(num_threads)
     elif not is_launched():
         max_threads = torch.get_num_threads()
-        num_idle = choose_threads(max_threads)
+        num_idle = choose_num_threads(max_threads)
         if num_idle < max_threads:
             torch.set_num_threads(num_idle)
             log.info(
@@ -235,14 +240,14 @@ def set_num_threads(num_threads: int) -> None:
 def use_one_thread_after_fork() -> None:
     """Let processes that this one forks compute with one thread.
 
-    They do not have the threads of OpenMP, and would wait for them forever.
+    A forked process has none of its parent's OpenMP threads, and would wait for them forever.
     """
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def keep_freed_memory() -> None:
-    """Keep up to 512 MiB of freed memory in this process, for the next step of a search (glibc)."""
+    """Let glibc keep up to 512 MiB of freed memory, which the next step of a search allocates."""
     m_trim_threshold = -1
     m_mmap_threshold = -3
     _set_malloc_option(m_mmap_threshold, 32 << 20)  # the largest value that glibc accepts
@@ -250,13 +255,13 @@ def keep_freed_memory() -> None:
 
 
 def limit_malloc_arenas(num_arenas: int) -> None:
-    """Let all threads share `num_arenas` memory pools, each of which keeps freed memory (glibc)."""
+    """Let glibc use at most `num_arenas` memory pools, since each of them keeps freed memory."""
     m_arena_max = -8
     _set_malloc_option(m_arena_max, num_arenas)
 
 
 def _set_malloc_option(option: int, value: int) -> None:
-    """Set a parameter of malloc.h in the GNU C library; does nothing with other libraries."""
+    """Set a parameter that malloc.h of glibc defines; do nothing with other C libraries."""
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:

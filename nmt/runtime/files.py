@@ -27,7 +27,7 @@ from nmt.runtime.manifest import write_manifest
 from nmt.runtime.metadata import read_json
 
 _HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40] or "host"
-# constants of Linux
+# arguments of Linux's renameat2: relative paths start at the working directory; exchange two paths
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -39,7 +39,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def describe_folder(folder: Path, problem: str) -> str:
-    """Return `problem` if `folder` is a folder; otherwise say that it is a file or is missing."""
+    """Return the end of an error message: `problem`, unless `folder` is a file or is missing."""
     if folder.is_dir():
         return problem
     return "is a file" if folder.exists() else "does not exist"
@@ -47,9 +47,9 @@ def describe_folder(folder: Path, problem: str) -> str:
 
 @contextlib.contextmanager
 def disk_errors(name: object, advice: str) -> Iterator[None]:
-    """Turn an `OSError` of the `with` block into an `NmtError` that names the file and the advice.
+    """Turn an `OSError` of the `with` block into an `NmtError` that gives `name` and `advice`.
 
-    The block must only write `name`: errors of other files would get the same message.
+    The block must only write the file or folder `name`, since the message blames it for any error.
     """
     try:
         yield
@@ -91,18 +91,19 @@ def removing_empty_parents(path: Path) -> Iterator[None]:
                 parent.rmdir()
 
 
-def publish_folder(new: Path, folder: Path) -> None:
-    """Write the manifest of `new`, sync it and rename it to `folder`; remove the old `folder`.
+def publish_folder(new_folder: Path, folder: Path) -> None:
+    """Write the manifest of `new_folder`, sync it to disk, and replace `folder` with it.
 
-    Use it for a folder that is filled by several commands; `replace_folder` fills and publishes a
-    folder in one `with` block. After a kill, `folder` is the old or the new one. On systems that
-    cannot exchange two folders in one step it may be missing: `remove_abandoned` then restores it.
+    `replace_folder` fills and publishes a folder in one `with` block; call this function for a
+    folder that several commands fill. If the process is killed, `folder` has its old or its new
+    content. On systems that cannot exchange two folders in one step, `folder` may be missing;
+    `remove_abandoned` then restores it.
     """
-    write_manifest(new)
-    make_readable_and_sync(new)
+    write_manifest(new_folder)
+    make_readable_and_sync(new_folder)
     temporary = _temporary_name(folder)
-    if new != temporary:  # `replace_folder` has used the temporary name from the start
-        os.rename(new, temporary)
+    if new_folder != temporary:  # `replace_folder` fills a folder of the temporary name
+        os.rename(new_folder, temporary)
     if folder.exists():
         _exchange(temporary, folder)
         sync(folder.parent)
@@ -112,17 +113,17 @@ def publish_folder(new: Path, folder: Path) -> None:
         sync(folder.parent)
 
 
-def _exchange(new: Path, folder: Path) -> None:
+def _exchange(new_folder: Path, folder: Path) -> None:
     """Exchange the names of two folders, in one step if the system can."""
-    if _exchange_in_one_step(new, folder):
+    if _exchange_in_one_step(new_folder, folder):
         return
-    old = _temporary_name(folder, "old")
-    os.rename(folder, old)
-    os.rename(new, folder)
-    os.rename(old, new)
+    old_folder = _temporary_name(folder, "old")
+    os.rename(folder, old_folder)
+    os.rename(new_folder, folder)
+    os.rename(old_folder, new_folder)
 
 
-def _exchange_in_one_step(new: Path, folder: Path) -> bool:
+def _exchange_in_one_step(new_folder: Path, folder: Path) -> bool:
     """Exchange the names of two folders; return False if the system or file system cannot."""
     if sys.platform == "win32":
         return False
@@ -130,7 +131,7 @@ def _exchange_in_one_step(new: Path, folder: Path) -> bool:
     if not hasattr(libc, "renameat2"):  # a function of Linux
         return False
     status = libc.renameat2(
-        _AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(folder), _RENAME_EXCHANGE
+        _AT_FDCWD, os.fsencode(new_folder), _AT_FDCWD, os.fsencode(folder), _RENAME_EXCHANGE
     )
     if status == 0:
         return True
@@ -169,7 +170,7 @@ def replace_link(link: Path, target: str) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder. After a kill, the folder is unchanged or has a temporary name."""
+    """Remove a folder. If the process is killed, it is unchanged or has a temporary name."""
     temporary = _temporary_name(folder)
     os.rename(folder, temporary)
     shutil.rmtree(temporary)
@@ -177,8 +178,9 @@ def remove_folder(folder: Path) -> None:
 
 def remove_all_temporary(folder: Path) -> None:
     """Remove the temporary files in `folder`; no other process may be writing there."""
-    for leftover in (*folder.glob(".*.old"), *folder.glob(".*.tmp")):
-        _remove_or_restore(leftover)
+    for pattern in (".*.old", ".*.tmp"):
+        for leftover in folder.glob(pattern):
+            _remove_or_restore(leftover)
 
 
 def remove_abandoned(path: Path) -> None:
@@ -193,7 +195,8 @@ def remove_abandoned(path: Path) -> None:
 
 def _remove_or_restore(leftover: Path) -> None:
     """Rename an old version back if it was not replaced yet; remove any other leftover."""
-    original_name, _host, _pid, _suffix = leftover.name.removeprefix(".").rsplit(".", maxsplit=3)
+    # the name is .NAME.HOST.PID.SUFFIX, and NAME may have dots
+    original_name = leftover.name.removeprefix(".").rsplit(".", maxsplit=3)[0]
     original = leftover.with_name(original_name)
     if leftover.suffix == ".old" and not original.exists():
         os.rename(leftover, original)
@@ -205,15 +208,15 @@ def _remove_or_restore(leftover: Path) -> None:
 
 def _is_running(pid: int) -> bool:
     """Return whether another process with this id runs on this machine."""
-    if pid == os.getpid():  # an earlier process had the id of this one, as often in containers
+    if pid == os.getpid():  # an earlier process had the same id, which is common in containers
         return False
-    if sys.platform == "win32":  # where os.kill would end the process
+    if sys.platform == "win32":  # os.kill would end the process
         return True
     try:
         os.kill(pid, 0)  # only checks that the process exists
     except ProcessLookupError:
         return False
-    except PermissionError:  # the process of another user
+    except PermissionError:  # it is the process of another user
         pass
     return True
 
@@ -252,7 +255,7 @@ def make_readable_and_sync(folder: Path) -> None:
 
     safetensors creates files that only their owner may read.
     """
-    mode = folder.stat().st_mode & 0o666  # without the permission to execute
+    mode = folder.stat().st_mode & 0o666  # the folder's permissions to read and write
     for path in (*folder.rglob("*"), folder):
         if path.is_file():
             path.chmod(mode)
@@ -260,7 +263,7 @@ def make_readable_and_sync(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make the system write a file, or the list of files of a folder, to disk."""
+    """Wait until the system has written a file, or the list of files of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

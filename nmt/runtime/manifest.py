@@ -21,7 +21,7 @@ from nmt.runtime.reading import open_regular, read_regular
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-SIGNATURE = "model.sig"  # covers the manifest, which therefore cannot list it
+SIGNATURE = "model.sig"  # not listed in the manifest, which it signs
 FORMAT_VERSION = 1
 _BLOCK_BYTES = 1 << 18
 _is_verifying = True
@@ -30,8 +30,8 @@ _is_verifying = True
 def write_manifest(folder: Path) -> None:
     """Write `manifest.json` for all files in `folder` and its subfolders, except a signature."""
     manifest = folder / MANIFEST
-    unlisted = (manifest, folder / SIGNATURE)
-    paths = [path for path in folder.rglob("*") if path.is_file() and path not in unlisted]
+    unlisted_paths = (manifest, folder / SIGNATURE)
+    paths = [path for path in folder.rglob("*") if path.is_file() and path not in unlisted_paths]
     manifest.write_bytes(render_manifest(folder, paths))
 
 
@@ -39,22 +39,22 @@ def render_manifest(folder: Path, paths: Iterable[Path]) -> bytes:
     """Return the content of `manifest.json` for these files in `folder`."""
     entries = {}
     for path in sorted(paths):
-        entry = {"bytes": path.stat().st_size, "xxh3": _checksum(path)}
+        entry = {"bytes": path.stat().st_size, "xxh3": _compute_checksum(path)}
         entries[path.relative_to(folder).as_posix()] = entry
-    return _render(entries)
+    return _render_entries(entries)
 
 
 def set_verify(verify_files: bool) -> None:
-    """Choose whether `verify` checks files in this process, as it does by default."""
+    """Choose whether this process compares files with their manifests; by default, it does."""
     global _is_verifying
     _is_verifying = verify_files
 
 
 def verify(folder: Path, *names: str) -> None:
-    """Compare the files `names` of `folder` with its manifest; without names, all files in it.
+    """Compare the files `names` of `folder` with its manifest; without names, all listed files.
 
-    Raises `DamagedError` for the first file that differs, and without names for a missing file.
-    Files that the manifest does not list are not checked.
+    Raises `DamagedError` for the first file that differs. A missing file is an error only without
+    `names`; files that the manifest does not list are not checked.
     """
     if not _is_verifying:
         return
@@ -63,7 +63,7 @@ def verify(folder: Path, *names: str) -> None:
         path = folder / name
         if path.exists():
             if name in entries and not _is_intact(path, entries[name]):
-                raise _damaged(path)
+                raise _damaged_file_error(path)
         elif not names:  # callers that name files report missing ones themselves
             raise DamagedError(f"{path} is missing; copy or make the folder again")
 
@@ -71,8 +71,8 @@ def verify(folder: Path, *names: str) -> None:
 def compute_checksums(folder: Path, names: Iterable[str]) -> list[str]:
     """Return the checksums of files of `folder`.
 
-    Raises `DamagedError` for a file whose checksum in the manifest differs, unless checks are off,
-    and `ModelError` for a missing file.
+    Raises `ModelError` for a missing file, and `DamagedError` for a file with another checksum than
+    in the manifest, unless `set_verify` has disabled checks.
     """
     entries = read_entries(folder) if _is_verifying else {}
     checksums = []
@@ -80,20 +80,20 @@ def compute_checksums(folder: Path, names: Iterable[str]) -> list[str]:
         path = folder / name
         if not path.exists():
             raise ModelError(f"{path} does not exist; copy the model folder again")
-        checksum = _checksum(path)
+        checksum = _compute_checksum(path)
         if name in entries and entries[name]["xxh3"] != checksum:
-            raise _damaged(path)
+            raise _damaged_file_error(path)
         checksums.append(checksum)
     return checksums
 
 
-def note_unverified(folder: Path) -> None:
-    """Log that damage would not be detected if a folder has no manifest."""
+def log_missing_manifest(folder: Path) -> None:
+    """Log a note if a folder has no manifest, since nmt cannot detect damage to its files."""
     if not (folder / MANIFEST).exists():
         log.info("%s has no %s, so damaged files would not be detected", folder, MANIFEST)
 
 
-def read_config(run_dir: Path) -> dict[str, Any]:
+def read_run_config(run_dir: Path) -> dict[str, Any]:
     """Read `config.yaml` of a run. Raises `FileNotFoundError` or `DamagedError`."""
     path = run_dir / "config.yaml"
     entry = None
@@ -105,14 +105,17 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 
 def read_entries(folder: Path) -> dict[str, Any]:
-    """Return the size and checksum of each file in the manifest; {} without a manifest."""
+    """Return the size and checksum of each listed file, by its path; {} without a manifest.
+
+    Raises `DamagedError` if the manifest does not have the bytes that `render_manifest` wrote.
+    """
     path = folder / MANIFEST
     try:
         content = read_json(path)
     except FileNotFoundError:
         return {}
     entries = content.get("files")
-    if not isinstance(entries, dict) or read_regular(path) != _render(entries):
+    if not isinstance(entries, dict) or read_regular(path) != _render_entries(entries):
         raise DamagedError(
             f"{path} is damaged: it differs from the file that nmt wrote; copy or make the folder "
             "again, or set verify=false to use it unchecked"
@@ -122,10 +125,10 @@ def read_entries(folder: Path) -> dict[str, Any]:
 
 def _is_intact(path: Path, entry: dict[str, Any]) -> bool:
     """Return whether a file has the size and the checksum of its entry."""
-    return bool(path.stat().st_size == entry["bytes"] and _checksum(path) == entry["xxh3"])
+    return bool(path.stat().st_size == entry["bytes"] and _compute_checksum(path) == entry["xxh3"])
 
 
-def _damaged(path: Path) -> DamagedError:
+def _damaged_file_error(path: Path) -> DamagedError:
     """Return the error for a file that differs from the manifest."""
     return DamagedError(
         f"{path} is damaged: its size or checksum differs from {MANIFEST}; "
@@ -133,7 +136,7 @@ def _damaged(path: Path) -> DamagedError:
     )
 
 
-def _checksum(path: Path) -> str:
+def _compute_checksum(path: Path) -> str:
     """Return the XXH3 hash of a file."""
     digest = xxhash.xxh3_128()
     with open_regular(path) as file:
@@ -142,7 +145,7 @@ def _checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _render(entries: dict[str, Any]) -> bytes:
+def _render_entries(entries: dict[str, Any]) -> bytes:
     """Return the content of a manifest, which includes a checksum of its entries."""
     checksum = xxhash.xxh3_128_hexdigest(json.dumps(entries, sort_keys=True).encode())
     content = {"format_version": FORMAT_VERSION, "files": entries, "xxh3": checksum}

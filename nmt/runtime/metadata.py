@@ -1,6 +1,6 @@
 """Read JSON and YAML files that may be damaged or hostile, and convert JSON to dataclasses.
 
-The values are checked before any caller allocates memory for a size that they name.
+All values are checked before any code uses them, for example to allocate memory of some size.
 """
 
 from __future__ import annotations
@@ -89,10 +89,11 @@ def pop_version(content: dict[str, Any], path: Path, newest: int) -> int:
 
 
 def to_dataclass(cls: type[T], content: object, path: Path, key: str = "") -> T:
-    """Convert parsed JSON to the dataclass `cls`; `path` and `key` name its origin in errors.
+    """Convert parsed JSON to an instance of the dataclass `cls`.
 
-    Every key must be a field, and every value must have the type of its field. Numbers must be
-    finite, and integers below 2^63. Raises `DamagedError`, also for a `ConfigError` of the class.
+    Errors name the file `path`, and the `key` at which it has the content. Every key must be a
+    field, and every value must have the type of its field. Numbers must be finite, and integers
+    below 2^63. Raises `DamagedError`, also for a `ConfigError` of the class.
     """
     try:
         instance: T = _convert(cls, content, key)
@@ -106,12 +107,12 @@ class _MismatchError(Exception):
 
 
 def _convert(type_hint: Any, value: Any, key: str) -> Any:
-    """Return parsed JSON as an instance of a type; errors name `key`."""
+    """Convert parsed JSON to a type; raise `_MismatchError` with the key if that is impossible."""
     if type_hint is Any:
         return value
     origin = typing.get_origin(type_hint)
     arguments = typing.get_args(type_hint)
-    if origin in (typing.Union, types.UnionType):  # of a type and None
+    if origin in (typing.Union, types.UnionType):  # an optional value: a type or None
         if value is None:
             return None
         value_type = next(argument for argument in arguments if argument is not types.NoneType)
@@ -123,7 +124,8 @@ def _convert(type_hint: Any, value: Any, key: str) -> Any:
         return [_convert(arguments[0], item, f"{key}[{i}]") for i, item in enumerate(value)]
     if origin is dict:
         _require(isinstance(value, dict), key, "an object", value)
-        return {k: _convert(arguments[1], v, f"{key}.{k}") for k, v in value.items()}
+        value_type = arguments[1]
+        return {name: _convert(value_type, item, f"{key}.{name}") for name, item in value.items()}
     if issubclass(type_hint, Enum):
         choices = {choice.value: choice for choice in type_hint}
         is_choice = isinstance(value, str) and value in choices
@@ -133,7 +135,7 @@ def _convert(type_hint: Any, value: Any, key: str) -> Any:
 
 
 def _convert_scalar(type_hint: Any, value: Any, key: str) -> Any:
-    """Return a boolean, a text or a number within bounds; an integer may become a float."""
+    """Convert to bool, int, float or str. An integer is valid for a float; bounds are checked."""
     is_integer = type(value) is int  # True and False are instances of int too
     is_valid = type(value) is type_hint or (is_integer and type_hint is float)
     _require(is_valid, key, _TYPE_NAMES[type_hint], value)
@@ -145,7 +147,7 @@ def _convert_scalar(type_hint: Any, value: Any, key: str) -> Any:
 
 
 def _convert_fields(cls: Any, values: Any, key: str) -> Any:
-    """Return the dataclass `cls` with these values of its fields."""
+    """Convert a JSON object to an instance of the dataclass `cls`."""
     _require(isinstance(values, dict), key, "an object", values)
     type_hints = _get_type_hints(cls)
     prefix = f"{key}." if key else ""

@@ -12,14 +12,14 @@ from nmt.runtime.reading import open_regular
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 30
-_TEXT_KEYS = {"event", "batch"}
+_TEXT_KEYS = {"event", "batch"}  # all other values are numbers
 
 
 def read_metrics_log(path: Path) -> list[dict[str, Any]]:
-    """Read the records of a log in their order.
+    """Read the records of a log, in order.
 
-    Skips damaged lines with one warning, and a last line without a line break, which is still being
-    written. Raises `DamagedError` if the file is larger than `MAX_BYTES`.
+    Logs one warning about damaged lines and skips them. Also skips a last line without a line
+    break, since it is still being written. Raises `DamagedError` for more than `MAX_BYTES`.
     """
     records: list[dict[str, Any]] = []
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""HTML pages: templates that extend page.html.j2, and functions to format numbers and axes."""
+"""Jinja templates of HTML pages, and the functions that format their numbers and axes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
-def page_templates(folder: Path) -> Environment:
-    """Return the templates in `folder`, which extend page.html.j2."""
+def load_page_templates(folder: Path) -> Environment:
+    """Return the environment that loads templates of `folder`, which extend page.html.j2."""
     environment = Environment(
         loader=FileSystemLoader([folder, Path(__file__).parent]),
         autoescape=True,
@@ -23,9 +23,9 @@ def page_templates(folder: Path) -> Environment:
 
 
 def _format_value(value: object) -> object:
-    """Format a number, or the text of a user.
+    """Format a number, or a text of the user's data.
 
-    Invisible characters and those that reverse the direction of text are written as codes.
+    Writes invisible characters and those that change the direction of text as Unicode escapes.
     """
     if isinstance(value, int):
         return f"{value:,}"
@@ -43,8 +43,9 @@ def percent(numerator: float, denominator: float = 1.0, digits: int = 2) -> str:
 
 
 def ticks(end: int, max_ticks: int) -> range:
-    """Return at most about `max_ticks` round numbers from 0 to `end`, for an axis."""
+    """Return round numbers from 0 to `end` for an axis, at most `max_ticks` above 0."""
     step = 1
     while step * max_ticks < end:  # 1, 2, 5, 10, 20, 50, ...
-        step = step * 5 // 2 if str(step).startswith("2") else step * 2
+        starts_with_2 = str(step)[0] == "2"
+        step = step * 5 // 2 if starts_with_2 else step * 2
     return range(0, end + 1, step)

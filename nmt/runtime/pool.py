@@ -1,7 +1,7 @@
-"""Apply a function to many items with worker processes, or in this process.
+"""Apply a function to many items in worker processes, or in this process.
 
-Results come in the order of the items. Worker processes end with their parent, even if it is
-killed. `nmt/runtime/cluster.py` has workers on other machines.
+Results come in the order of the items. Worker processes end when their parent ends, even if it is
+killed. Workers on other machines are in `nmt.runtime.cluster`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nmt.errors import NmtError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 ITEMS_PER_WORKER = 3
-"""Number of items per worker that are submitted before the result of the first one is used."""
+"""Maximum number of submitted items per worker whose results the caller has not received yet."""
 
 
 def count_workers(num_threads: int) -> int:
@@ -36,7 +36,7 @@ def count_workers(num_threads: int) -> int:
 
 
 class Workers(contextlib.AbstractContextManager["Workers[Item, Result]"], Generic[Item, Result]):
-    """Applies a function to items: in this process, or in subclasses by several workers.
+    """Applies a function to items in this process. Subclasses apply it in several workers.
 
     Args:
         function_factory: builds the function. Each worker calls it once, before its first item.
@@ -46,14 +46,14 @@ class Workers(contextlib.AbstractContextManager["Workers[Item, Result]"], Generi
         self._function_factory = function_factory
 
     def __exit__(self, *exc_info: object) -> None:
-        """End all workers, also those that are busy."""
+        """End all workers, including busy ones."""
 
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Yield each item with its result, in order.
 
-        Reads only a few items ahead of the results. If the function raises an exception for an
-        item, or `items` raises an `NmtError`, the results of all items before come first. Raises
-        `NmtError` if a worker is lost.
+        Reads only a few items ahead of the results. An exception of the function, or an `NmtError`
+        of `items`, is raised after the results of all earlier items. Raises `NmtError` if a worker
+        is lost.
         """
         function = self._function_factory()
         for item in items:
@@ -74,7 +74,10 @@ class Processes(Workers[Item, Result]):
         for index in range(num_workers):
             worker_indices.put(index)
         self._executor = ProcessPoolExecutor(
-            num_workers, context, _start_worker, (function_factory, worker_indices)
+            num_workers,
+            mp_context=context,
+            initializer=_start_worker,
+            initargs=(function_factory, worker_indices),
         )
 
     def __exit__(self, *exc_info: object) -> None:
@@ -103,11 +106,11 @@ class Processes(Workers[Item, Result]):
             with _delayed_interrupts():  # `submit` may start a process
                 return self._executor.submit(_apply_function, item)
         except ValueError as error:
-            # A pool that just lost a worker closes its pipes. A process that is being started gets
-            # the number of a closed pipe for a new one, and then inherits this number twice.
+            # A pool that has lost a worker closes its pipes. If a process is being started, one of
+            # its new pipes may reuse a closed file descriptor, which is then passed to it twice.
             raise BrokenProcessPool from error
         except OSError as error:
-            if error.errno is None:  # the pipe of a pool that just lost a worker is closed
+            if error.errno is None:  # the pipe is closed, since the pool has lost a worker
                 raise BrokenProcessPool from error
             raise NmtError(
                 f"a worker process cannot be started: {error.strerror}; start fewer"
@@ -126,7 +129,7 @@ def map_in_order(
     Args:
         submit: starts the work on an item and returns a future.
         wait_for_result: returns the result of a future.
-        max_pending: returns the maximum number of items that are submitted and not yet yielded.
+        max_pending: returns the maximum number of items that are submitted but not yet yielded.
     """
     pending: deque[tuple[Item, Any]] = deque()  # items with their futures
     iterator = iter(items)
@@ -151,7 +154,7 @@ def map_in_order(
 
 @contextlib.contextmanager
 def _delayed_interrupts() -> Iterator[None]:
-    """Delay SIGINT until the end of the block; processes that start in the block ignore it.
+    """Delay SIGINT until the end of the block, and block it in processes that start inside.
 
     Ctrl-C sends SIGINT to all processes of a terminal, but only the parent should react to it.
     """
@@ -159,15 +162,17 @@ def _delayed_interrupts() -> Iterator[None]:
     if not is_main_thread or not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    received = []
-    handler = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # new processes inherit it
+    received_signals = []
+    old_handler = signal.signal(
+        signal.SIGINT, lambda number, frame: received_signals.append(number)
+    )
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, handler)
-    if received:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+        signal.signal(signal.SIGINT, old_handler)
+    if received_signals:
         signal.raise_signal(signal.SIGINT)
 
 
@@ -178,7 +183,7 @@ _function: Callable[[Any], Any] | None = None
 _worker_index = 0
 
 
-def worker_index() -> int:
+def get_worker_index() -> int:
     """Return the index of this worker process in its pool."""
     return _worker_index
 
@@ -203,7 +208,7 @@ def _start_worker(
 
 
 def _apply_function(item: Any) -> Any:
-    """Apply the function to an item in a worker process, and build it before the first item."""
+    """Apply the function to an item in a worker process. Builds the function for the first item."""
     global _function
     if _function is None:  # not in _start_worker, whose exceptions do not reach the parent
         _function = _function_factory()

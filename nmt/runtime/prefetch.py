@@ -11,15 +11,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def prefetch(items: Iterable[T], *, leave_seconds: float = 0.5) -> Iterator[T]:
-    """Yield `items`, each computed in a thread while the one before it is in use.
+def prefetch(items: Iterable[T], *, join_seconds: float = 0.5) -> Iterator[T]:
+    """Yield `items`. A thread computes the next item while the caller uses the current one.
 
-    At most one finished item waits while the next one is computed. An exception of `items` is
-    raised to the caller. If the caller stops early, `prefetch` waits up to `leave_seconds` for the
-    item that the thread computes, because Python aborts if it exits while a thread is inside torch.
+    The thread computes at most two items ahead. An exception of `items` is raised in the caller. If
+    the caller stops early, this function waits up to `join_seconds` for the thread to finish its
+    item, since Python aborts if it exits while a thread runs code of torch.
     """
     # each future holds an item, or the exception of `items`; None marks the end
-    finished: queue.Queue[Future[T] | None] = queue.Queue(maxsize=1)
+    futures: queue.Queue[Future[T] | None] = queue.Queue(maxsize=1)
     is_closed = threading.Event()
 
     def fill_queue() -> None:
@@ -27,23 +27,23 @@ def prefetch(items: Iterable[T], *, leave_seconds: float = 0.5) -> Iterator[T]:
             for item in items:
                 future: Future[T] = Future()
                 future.set_result(item)
-                finished.put(future)
+                futures.put(future)
                 if is_closed.is_set():
                     return
-            finished.put(None)
+            futures.put(None)
         except BaseException as error:  # any exception must reach the caller, or it waits forever
-            failed: Future[T] = Future()
-            failed.set_exception(error)
-            finished.put(failed)
+            future = Future()
+            future.set_exception(error)
+            futures.put(future)
 
-    # A daemon thread, since it may wait for input that never comes
+    # a daemon thread does not keep Python from exiting while it waits for input
     thread = threading.Thread(target=fill_queue, daemon=True)
     thread.start()
     try:
-        while (future := finished.get()) is not None:
+        while (future := futures.get()) is not None:
             yield future.result()
     finally:
         is_closed.set()
-        while not finished.empty():  # a thread that is blocked in `put` continues and exits
-            finished.get_nowait()
-        thread.join(leave_seconds)
+        while not futures.empty():  # so that a thread that is blocked in `put` can exit
+            futures.get_nowait()
+        thread.join(join_seconds)

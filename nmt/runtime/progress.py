@@ -12,19 +12,19 @@ from tqdm import tqdm
 
 log = logging.getLogger(__name__)
 
-LOG_SECONDS = 30.0
+LOG_INTERVAL_SECONDS = 30.0
 
 
 class Progress(AbstractContextManager["Progress"]):
     """Counts the finished units of a job, and shows their number and the remaining time.
 
-    Without `total` and `total_bytes`, the remaining time is unknown and not shown.
+    The remaining time is shown only with `total` or `total_bytes`.
 
     Args:
         name: name of the job, at the start of each line.
         unit: name of the units in the plural, such as pairs, lines or updates.
         total: number of units.
-        total_bytes: size of the input, to estimate the total from the bytes that were read.
+        total_bytes: size of the input, from which the total number of units is estimated.
         done: number of units that an earlier process finished.
         has_bar: False if a bar would disturb other output on the terminal.
     """
@@ -44,11 +44,11 @@ class Progress(AbstractContextManager["Progress"]):
         self._unit = unit
         self._total = total
         self._total_bytes = total_bytes
-        self._done_before = done
+        self._initially_done = done
         self._text_bytes = 0
-        self._figures = ""  # see `show`
-        self._start_seconds = time.monotonic()
-        self._logged_seconds = self._start_seconds
+        self._metrics = ""  # the last text of `show`
+        self._start_time = time.monotonic()
+        self._last_log_time = self._start_time
         self._bar = None
         if has_bar and sys.stderr.isatty() and log.isEnabledFor(logging.INFO):
             self._bar = tqdm(
@@ -65,9 +65,12 @@ class Progress(AbstractContextManager["Progress"]):
         self.close()
 
     def update(self, count: int = 1, *, read_bytes: int = 0, text_bytes: int = 0) -> None:
-        """Count `count` more units, with `text_bytes` of text to show its speed in MB/s.
+        """Count more finished units, and refresh the bar or log a line if one is due.
 
-        `read_bytes` is the position in the input, whose size is `total_bytes`.
+        Args:
+            count: number of units.
+            read_bytes: position in the input, whose size is `total_bytes`.
+            text_bytes: size of the text of these units, to show the speed in MB/s.
         """
         self.done += count
         self._text_bytes += text_bytes
@@ -76,16 +79,16 @@ class Progress(AbstractContextManager["Progress"]):
             self._total = max(self.done, estimate)
         if self._bar is not None:
             self._bar.total = self._total
-            self._bar.set_postfix_str(self._details(), refresh=False)
+            self._bar.set_postfix_str(self._describe_metrics(), refresh=False)
             self._bar.update(count)
-        elif time.monotonic() - self._logged_seconds >= LOG_SECONDS:
+        elif time.monotonic() - self._last_log_time >= LOG_INTERVAL_SECONDS:
             self._log()
 
-    def show(self, figures: str) -> None:
-        """Show figures such as the loss in all lines from now on; without a bar, log one now."""
-        self._figures = figures
+    def show(self, metrics: str) -> None:
+        """Show a text with metrics such as the loss from now on; without a bar, log it at once."""
+        self._metrics = metrics
         if self._bar is not None:
-            self._bar.set_postfix_str(figures, refresh=False)
+            self._bar.set_postfix_str(metrics, refresh=False)
         else:
             self._log()
 
@@ -97,43 +100,43 @@ class Progress(AbstractContextManager["Progress"]):
             log.info("%s", text)
 
     def finish(self) -> None:
-        """Close, and log the count, the time and the speed."""
+        """Close the bar, and log the number of units, the elapsed time and the speed."""
         self.close()
-        self._write(f"{self.done:,} {self._unit} in {_format_time(self._elapsed_seconds())}")
+        self._log_line(f"{self.done:,} {self._unit} in {_format_time(self._elapsed_seconds())}")
 
     def close(self) -> None:
-        """Stop updating the bar, which stays visible."""
+        """Close the bar, which stays visible on the terminal."""
         if self._bar is not None:
             self._bar.close()
 
     def _log(self) -> None:
         """Log the number of finished units and, if the total is known, the remaining time."""
-        self._logged_seconds = time.monotonic()
+        self._last_log_time = time.monotonic()
         if self._total is None:
-            self._write(f"{self.done:,} {self._unit}")
+            self._log_line(f"{self.done:,} {self._unit}")
             return
-        about = "about " if self._total_bytes is not None else ""
-        unit_seconds = self._elapsed_seconds() / max(self.done - self._done_before, 1)
+        about = "" if self._total_bytes is None else "about "
+        unit_seconds = self._elapsed_seconds() / max(self.done - self._initially_done, 1)
         remaining_seconds = unit_seconds * (self._total - self.done)
-        self._write(
+        self._log_line(
             f"{self.done:,} of {about}{self._total:,} {self._unit}",
             f"{_format_time(remaining_seconds)} left",
         )
 
-    def _write(self, count: str, remaining: str = "") -> None:
+    def _log_line(self, count: str, remaining: str = "") -> None:
         """Log a line with the count, the speed, the details and the remaining time."""
-        speed = (self.done - self._done_before) / self._elapsed_seconds()
-        fields = [count, f"{speed:,.1f} {self._unit}/s", self._details(), remaining]
+        speed = (self.done - self._initially_done) / self._elapsed_seconds()
+        fields = [count, f"{speed:,.1f} {self._unit}/s", self._describe_metrics(), remaining]
         log.info("%s: %s", self._name, ", ".join(field for field in fields if field))
 
-    def _details(self) -> str:
-        """Return the speed in MB/s if `update` gets sizes of text, otherwise the figures."""
+    def _describe_metrics(self) -> str:
+        """Return the speed in MB/s if `update` gets `text_bytes`, otherwise the text of `show`."""
         if not self._text_bytes:
-            return self._figures
+            return self._metrics
         return f"{self._text_bytes / self._elapsed_seconds() / 1e6:.1f} MB/s"
 
     def _elapsed_seconds(self) -> float:
-        return max(time.monotonic() - self._start_seconds, 1e-9)
+        return max(time.monotonic() - self._start_time, 1e-9)
 
 
 def _format_time(seconds: float) -> str:

@@ -27,7 +27,7 @@ def set_verify_key(path: Path | None) -> None:
 
 @contextlib.contextmanager
 def using_verify_key(path: Path | None) -> Iterator[None]:
-    """Use this public key inside the `with` block; None keeps the present key."""
+    """Verify with this public key inside the `with` block; None keeps the current key."""
     previous = _verify_key
     set_verify_key(path or previous)
     try:
@@ -37,60 +37,61 @@ def using_verify_key(path: Path | None) -> Iterator[None]:
 
 
 def needs_signatures() -> bool:
-    """Return whether `verify_signature` checks folders."""
+    """Return whether a public key is set, so that folders must be signed."""
     return _verify_key is not None
 
 
 def sign_folder(folder: Path, private_key: Path) -> None:
-    """Write `manifest.json` and `model.sig` to a folder that is otherwise complete."""
+    """Write `manifest.json` and `model.sig` to a folder. Write all other files before."""
     model_signing = _import_model_signing()
     write_manifest(folder)
-    hashing = model_signing.hashing.Config()
-    hashing.set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
+    hashing_config = model_signing.hashing.Config()
+    hashing_config.set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
     try:
         check_regular(private_key)
-        signing = model_signing.signing.Config()
-        signing.use_elliptic_key_signer(private_key=private_key)
+        signing_config = model_signing.signing.Config()
+        signing_config.use_elliptic_key_signer(private_key=private_key)
     except (OSError, ValueError, TypeError) as error:
-        raise _unusable_key("sign", private_key, "private", error) from None
-    signing.set_hashing_config(hashing).sign(folder, folder / SIGNATURE)
+        raise _make_key_error("sign", private_key, "private", error) from None
+    signing_config.set_hashing_config(hashing_config).sign(folder, folder / SIGNATURE)
 
 
 def verify_signature(folder: Path) -> None:
-    """Raise `ModelError` unless the public key verifies the signature of a folder.
+    """Check the signature of a folder with the public key; does nothing if no key is set.
 
-    Does nothing if no public key is set.
+    Raises `ModelError` for a missing or wrong signature, and `ConfigError` for an unusable key.
     """
     if _verify_key is None:
         return
     model_signing = _import_model_signing()
-    verifying = model_signing.verifying.Config()
+    verifying_config = model_signing.verifying.Config()
     try:
         check_regular(_verify_key)
-        verifying.use_elliptic_key_verifier(public_key=_verify_key)
+        verifying_config.use_elliptic_key_verifier(public_key=_verify_key)
     except (OSError, ValueError) as error:
-        raise _unusable_key("verify_key", _verify_key, "public", error) from None
+        raise _make_key_error("verify_key", _verify_key, "public", error) from None
     check_tree(folder)
     try:
         check_regular(folder / SIGNATURE)
-        with contextlib.redirect_stdout(sys.stderr):  # for warnings of the library
-            verifying.verify(folder, folder / SIGNATURE)
+        with contextlib.redirect_stdout(sys.stderr):  # the library prints warnings
+            verifying_config.verify(folder, folder / SIGNATURE)
     except FileNotFoundError:
         raise ModelError(
             f"{folder} has no {SIGNATURE}; get the signed folder, or leave out verify_key"
         ) from None
-    except Exception as error:  # the file may be crafted, and the library raises many types
+    except Exception as error:  # the library raises many types for a crafted file
         reason = " ".join(str(error).split())[:200] or "the signature is invalid"
         raise ModelError(
             f"{folder} does not match its signature ({reason}); get the folder again"
         ) from None
 
 
-def _unusable_key(name: str, path: Path, half: str, error: Exception) -> ConfigError:
+def _make_key_error(setting: str, path: Path, key_type: str, error: Exception) -> ConfigError:
+    """Return the error for a setting whose file is not a usable public or private key."""
     reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:100]
     return ConfigError(
-        f"{name}={path}: is no {half} key ({reason}); give a PEM file of the curve P-256, P-384 or "
-        "P-521 without a password"
+        f"{setting}={path}: is no {key_type} key ({reason}); give a PEM file of the curve P-256, "
+        "P-384 or P-521 without a password"
     )
 
 

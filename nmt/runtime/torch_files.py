@@ -1,7 +1,7 @@
 """Read files that `torch.save` wrote, which may be damaged or hostile.
 
-No code of a file runs, and its pickles are checked before torch interprets them: a small pickle can
-ask for more time and memory than any model needs.
+torch never runs code of such a file. Its pickles are checked before torch interprets them, since a
+small pickle can take more time and memory than any model needs.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from torch.serialization import safe_globals
 from nmt.runtime.reading import list_zip_members, open_regular
 
 _MAX_TENSORS = 1 << 15
-_MAX_PICKLE_BYTES = 1 << 24  # names of tensors, settings and the pieces of vocabularies
-_MAX_OPCODES = 1 << 20  # 25,000 tensors, or vocabularies of 500,000 pieces
-_NUM_OLD_PICKLES = 5  # magic number, version, machine, content, keys of storages
-_ALLOCATING_CLASS = "bytearray"  # torch allows it; its argument may be a size
+_MAX_PICKLE_BYTES = 1 << 24  # for names of tensors, settings and the pieces of vocabularies
+_MAX_OPCODES = 1 << 20  # enough for 25,000 tensors, or vocabularies of 500,000 pieces
+_NUM_OLD_PICKLES = 5  # in the old format: magic number, version, machine, content, storage keys
+_ALLOCATING_CLASS = "bytearray"  # torch allows it, and bytearray(n) allocates n bytes
 _OPCODES_WITH_CLASS = ("GLOBAL", "STACK_GLOBAL", "INST")
 
 
 def load_torch_file(path: Path, *, use_mmap: bool = False) -> dict[str, Any]:
-    """Read a dictionary of tensors, primitives and `argparse.Namespace`.
+    """Read a dictionary of tensors, primitives and `argparse.Namespace` objects.
 
-    Raises `FileNotFoundError`, `pickle.UnpicklingError` if the file needs other classes, and
-    `ValueError` or `DamagedError` with the reason if it cannot be read.
+    `use_mmap` maps tensors to memory instead of reading them. Raises `FileNotFoundError`,
+    `pickle.UnpicklingError` if the file has objects of other classes, and `ValueError` or
+    `DamagedError` with the reason if it cannot be read.
     """
     with open_regular(path) as file:
         try:
@@ -42,11 +43,14 @@ def load_torch_file(path: Path, *, use_mmap: bool = False) -> dict[str, Any]:
             else:
                 _check_old_format(file)
             file.seek(0)
-            source = path if use_mmap and is_zip else file
+            use_mmap = use_mmap and is_zip  # torch cannot map the old format
             with safe_globals([argparse.Namespace]), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch warns of files that are refused below
+                warnings.simplefilter("ignore")  # torch warns about files that it then refuses
                 content = torch.load(
-                    source, map_location="cpu", weights_only=True, mmap=use_mmap and is_zip
+                    path if use_mmap else file,
+                    map_location="cpu",
+                    weights_only=True,
+                    mmap=use_mmap,
                 )
         except pickle.UnpicklingError:
             raise
@@ -73,10 +77,11 @@ def _check_archive(file: IO[bytes]) -> None:
 
 
 def _check_old_format(file: IO[bytes]) -> None:
-    """Raise `ValueError` for a file that is not in the format of torch before 1.6: pickles, then
-    the numbers of the tensors.
+    """Raise `ValueError` for a file that is not in the format of torch before 1.6.
+
+    That format is a sequence of pickles, followed by the data of the tensors.
     """
-    # a read of the map ends at the end of the file, without memory for the size in a pickle
+    # reading from a map allocates no more than the file holds, whatever size a pickle states
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         _check_pickles(content, num_pickles=_NUM_OLD_PICKLES)
         if content.tell() > _MAX_PICKLE_BYTES:
@@ -84,8 +89,9 @@ def _check_old_format(file: IO[bytes]) -> None:
 
 
 def _check_pickles(stream: IO[bytes] | mmap.mmap, *, num_pickles: int) -> None:
-    """Parse pickles; raise `ValueError` for a large number of opcodes, and for a class that takes
-    memory of any size.
+    """Parse pickles without running them.
+
+    Raises `ValueError` for too many opcodes, and for a class that allocates memory of any size.
     """
     num_opcodes = 0
     for _ in range(num_pickles):

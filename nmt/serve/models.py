@@ -16,7 +16,7 @@ import torch
 from nmt.config import Engine, ServeConfig
 from nmt.data.language_codes import language_name, maximize_code, shorten_codes
 from nmt.data.languages import Tags
-from nmt.errors import ConfigError, DataError, ModelError, first_of
+from nmt.errors import ConfigError, DataError, ModelError, list_first
 from nmt.serve.queues import BatchOptions
 from nmt.serve.workers import WorkerPool, count_workers
 from nmt.translate.engines.auto import choose_engine
@@ -103,7 +103,7 @@ class Models:
             _add_directions(directions, translator, folder)
         directions = _shorten_codes(directions)
         names = [f"{source}-{target}" for source, target in directions]
-        log.info("directions: %s", first_of(names, _MAX_LOGGED_DIRECTIONS))
+        log.info("directions: %s", list_first(names, _MAX_LOGGED_DIRECTIONS))
         return cls(directions, pool)
 
     def find_code(self, name: str) -> str | None:

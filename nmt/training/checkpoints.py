@@ -22,9 +22,9 @@ from torch import Tensor
 from nmt.checkpoint import (
     ModelInfo,
     checkpoint_dir,
-    checkpoint_update,
     list_checkpoints,
     load_weights,
+    parse_checkpoint_update,
     save_model,
 )
 from nmt.config import require_valid
@@ -187,7 +187,7 @@ class Saver:
             torch.save(content, temporary / TRAINER_FILE)
 
         def write_checkpoint() -> None:
-            save_model(folder, weights, info, tokenizers, write_more=write_trainer_file)
+            save_model(folder, weights, info, tokenizers, write_extra_files=write_trainer_file)
             self.newest_update = info.updates
             replace_link(self.run_dir / "checkpoints/latest", folder.name)
             self._remove_old(best_updates)
@@ -239,7 +239,9 @@ class Saver:
 
     def _remove_old(self, best_updates: list[int]) -> None:
         """Remove all checkpoints except for `best_updates` and the newest intact ones."""
-        folders = {checkpoint_update(folder): folder for folder in list_checkpoints(self.run_dir)}
+        folders = {
+            parse_checkpoint_update(folder): folder for folder in list_checkpoints(self.run_dir)
+        }
         intact = [update for update in folders if update <= self.newest_update]
         updates_to_keep = {*best_updates, *intact[-self.keep_last :]}
         for update, folder in folders.items():

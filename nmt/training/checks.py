@@ -13,7 +13,7 @@ from types import FrameType
 import numpy as np
 
 from nmt.data import Rows
-from nmt.errors import first_of
+from nmt.errors import list_first
 
 _NUM_PREVIOUS = 100  # losses before an update, with which its loss is compared
 # A spike exceeds the mean of the previous losses by a number of standard deviations, and by a share
@@ -34,7 +34,7 @@ def describe_batches(batches: list[tuple[Rows, float]]) -> str:
     if not suspects:
         suspects = [max(batches, key=lambda batch: batch[1])]
     pairs = np.concatenate([rows for rows, _ in suspects]).tolist()
-    listed_pairs = first_of(pairs, _MAX_LISTED_PAIRS)
+    listed_pairs = list_first(pairs, _MAX_LISTED_PAIRS)
     _, first_loss = suspects[0]
     return f"loss {first_loss:.4g} for pairs {listed_pairs} of the training set, from 0"
 

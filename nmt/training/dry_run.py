@@ -17,7 +17,7 @@ from nmt.config import TrainConfig, settings_to_compare
 from nmt.data import Lengths
 from nmt.data.batch import padding_share
 from nmt.data.batching import EpochPlan, UpdatePlan
-from nmt.runtime.distributed import World, from_main, gather
+from nmt.runtime.distributed import World, broadcast_from_main, gather
 from nmt.training.build import Run, build_run
 from nmt.training.costs import device_memory_bytes, peak_memory_bytes, synchronize
 from nmt.training.learner import Learner
@@ -167,9 +167,9 @@ def measure_updates(
     first = measure([first_plan])
     seconds_per_update = first.seconds * plans[0].num_tokens / first_plan.num_tokens
     num_updates = min(_MAX_MEASURED_UPDATES, int(MEASURING_SECONDS / seconds_per_update))
-    num_updates = from_main(num_updates)  # the ranks measure different times
+    num_updates = broadcast_from_main(num_updates)  # the ranks measure different times
     if num_updates == 0:
-        is_very_slow = from_main(first.seconds > MEASURING_SECONDS)
+        is_very_slow = broadcast_from_main(first.seconds > MEASURING_SECONDS)
         return first if is_very_slow else measure([first_plan])
     return measure(list(islice(cycle(plans), 1, 1 + num_updates)))
 

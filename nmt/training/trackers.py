@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Protocol
 from nmt.config import TrackerName
 from nmt.errors import DamagedError, NmtError
 from nmt.runtime.files import replace_json
-from nmt.runtime.manifest import read_config
+from nmt.runtime.manifest import read_run_config
 from nmt.runtime.metadata import read_json, to_dataclass
 from nmt.runtime.metrics_log import parse_record
 from nmt.runtime.reading import open_regular
@@ -370,7 +370,7 @@ def _read_settings(run_dir: Path) -> dict[str, Any]:
     Returns nothing if the run has no config.
     """
     try:
-        config = read_config(run_dir)
+        config = read_run_config(run_dir)
     except OSError:
         return {}
     return {**flatten_keys(config), "commit": _current_commit()}

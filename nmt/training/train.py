@@ -25,7 +25,7 @@ from nmt.data.batch import padding_share
 from nmt.data.batching import EpochPlan, TokenBatchSampler, UpdatePlan
 from nmt.errors import ModelError, NmtError, StoppedError
 from nmt.model.transformer import count_parameters
-from nmt.runtime.distributed import World, from_main, gather
+from nmt.runtime.distributed import World, broadcast_from_main, gather
 from nmt.runtime.prefetch import prefetch
 from nmt.runtime.progress import Progress
 from nmt.training.batches import Batch
@@ -95,7 +95,7 @@ def resume_or_start(run: Run) -> TrainerState:
         checkpoint = load_newest(run.run_dir)
         if checkpoint is not None:
             check_fingerprint(checkpoint.folder, checkpoint.fingerprint, run.fingerprint)
-    checkpoint = from_main(checkpoint)
+    checkpoint = broadcast_from_main(checkpoint)
     if checkpoint is None:
         if run.config.init_from is not None:
             random_weights = run.learner.model.state_dict()
@@ -241,7 +241,7 @@ class Trainer:
             self.save()
         if self.saver is not None:
             self.saver.finish()
-        from_main(None)  # all ranks wait for the write
+        broadcast_from_main(None)  # all ranks wait for the write
         if self.is_stopped and not self.is_complete():
             cause = "a signal to another rank"
             if self.signals:
@@ -264,7 +264,7 @@ class Trainer:
             start=state.epoch_position,
             augment=self.run.augmenter_at(state.num_updates),
         )
-        for plan, batches in prefetch(updates, leave_seconds=60):
+        for plan, batches in prefetch(updates, join_seconds=60):
             result = self.train_update(plan, batches)
             self._advance(result, sampler, len(epoch_plan))
             if result.is_finite:
@@ -398,7 +398,7 @@ class Trainer:
         if self.state.num_updates == self.state.validated_update:
             return
         is_due = self.is_due(self.config.validate_every_updates)
-        if from_main(is_due or self.metrics_writer.lost_validation):
+        if broadcast_from_main(is_due or self.metrics_writer.lost_validation):
             self.validate()
 
     def validate(self) -> None:

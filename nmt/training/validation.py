@@ -20,7 +20,7 @@ from nmt.config import TrainConfig
 from nmt.data.batch import bucket_by_length
 from nmt.data.binary import HeldOutText, ParallelData, read_held_out
 from nmt.data.tokenizer import Tokenizers
-from nmt.evaluate import bleu, bleu_metric, tokenizer_for, warn_of_script
+from nmt.evaluate import bleu, build_bleu_metric, choose_bleu_tokenizer, warn_about_script
 from nmt.model.fast import FastTransformer
 from nmt.runtime.distributed import World, gather
 from nmt.search.stepper import ModelStepper
@@ -48,9 +48,9 @@ class Validation:
         self.data = ParallelData(data_dir, "valid")
         self.texts = read_held_out(data_dir, "valid") if config.valid_bleu else []
         for text in self.texts:
-            tokenize = tokenizer_for(text.direction.tgt_lang)
-            bleu_metric(tokenize)  # raises now rather than at the first validation
-            warn_of_script(text.targets, tokenize)
+            tokenize = choose_bleu_tokenizer(text.direction.tgt_lang)
+            build_bleu_metric(tokenize)  # raises now rather than at the first validation
+            warn_about_script(text.targets, tokenize)
 
     def __call__(self, model: FastTransformer) -> dict[str, Any]:
         """Return the metrics by their names in `metrics.jsonl`, on every rank."""
@@ -103,7 +103,7 @@ class Validation:
                 if translation == target:
                     num_exact += 1
             num_lines += len(text.targets)
-            tokenize = tokenizer_for(text.direction.tgt_lang)
+            tokenize = choose_bleu_tokenizer(text.direction.tgt_lang)
             score = bleu(translations, [text.targets], tokenize=tokenize)
             scores[f"valid_bleu_{text.corpus}"] = score
         metrics = {

@@ -25,7 +25,7 @@ from nmt.data.text import compress, is_compressed
 from nmt.errors import ConfigError, DamagedError, NmtError
 from nmt.runtime.files import disk_errors, replace_file, sync, write_json
 from nmt.runtime.metadata import read_json
-from nmt.runtime.reading import open_at_once, open_regular
+from nmt.runtime.reading import open_regular, open_without_waiting
 from nmt.translate.results import LineCounts
 from nmt.translate.windows import Window, WindowReader
 
@@ -101,7 +101,7 @@ class PartialFile:
 
     def __enter__(self) -> PartialFile:
         with self._disk_errors():
-            self._stream = open(self.path, "ab", buffering=0, opener=open_at_once)
+            self._stream = open(self.path, "ab", buffering=0, opener=open_without_waiting)
         if not self._lock():
             self._stream.close()
             raise ConfigError(

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from nmt.config import VisualizeConfig
-from nmt.runtime.pages import page_templates
+from nmt.runtime.pages import load_page_templates
 from nmt.translate.attention import PairAttention
 from nmt.visualize.attention_figure import compute_attention
 
@@ -28,7 +28,7 @@ def render_page(pairs: Sequence[PairAttention], models: str) -> str:
     for pair in pairs:
         titles.append(f"{join_pieces(pair.src)} → {join_pieces(pair.predicted)}")
         attention.append(pair.as_json())
-    template = page_templates(Path(__file__).parent).get_template("attention.html.j2")
+    template = load_page_templates(Path(__file__).parent).get_template("attention.html.j2")
     return template.render(
         models=models,
         num_encoder_layers=len(pairs[0].encoder),

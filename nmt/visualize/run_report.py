@@ -21,7 +21,7 @@ from nmt.data.languages import tag_lines
 from nmt.errors import ConfigError
 from nmt.preprocess.report import report_page as render_data_report
 from nmt.runtime.distributed import set_num_threads
-from nmt.runtime.pages import page_templates
+from nmt.runtime.pages import load_page_templates
 from nmt.translate.attention import PairAttention
 from nmt.translate.translator import Translator
 from nmt.visualize.attention_page import read_component
@@ -78,7 +78,7 @@ def report_page(config: VisualizeConfig) -> str:
         attention_pairs = [pair.as_json() for pair in test.attention]
         for sentence in test.worst + test.best:
             attention_titles.append(f"{sentence.source} → {sentence.hypothesis}")
-    template = page_templates(Path(__file__).parent).get_template("run_report.html.j2")
+    template = load_page_templates(Path(__file__).parent).get_template("run_report.html.j2")
     return template.render(
         name=run_dir.name,
         newest=records[-1]["update"],
@@ -247,7 +247,7 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
     worst = sentences[:_NUM_WORST]
     best_first = sentences[_NUM_WORST:][::-1]  # a sentence is not listed as worst and as best
     best = best_first[:_NUM_BEST]
-    tokenize = evaluate.tokenizer_for(read_report(str(data_dir))["tgt_lang"])
+    tokenize = evaluate.choose_bleu_tokenizer(read_report(str(data_dir))["tgt_lang"])
     return TestResult(
         split=split,
         scores=evaluate.evaluate(hypotheses, [references], tokenize=tokenize, force=True),

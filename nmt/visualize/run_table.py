@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from nmt.config import BestMetric, resolve_path
 from nmt.errors import DataError
-from nmt.runtime.manifest import read_config
+from nmt.runtime.manifest import read_run_config
 from nmt.runtime.metrics_log import read_metrics_log
 from nmt.training.trackers import flatten_keys
 
@@ -131,7 +131,7 @@ def summarize_run(run_dir: Path, scores: Sequence[Score] = ()) -> RunSummary:
     records = read_metrics(run_dir)
     settings = {}
     if (run_dir / "config.yaml").exists():
-        settings = flatten_keys(read_config(run_dir))
+        settings = flatten_keys(read_run_config(run_dir))
     _, losses = read_curve(records, "valid_loss")
     _, bleus = read_curve(records, "valid_bleu")
     return RunSummary(

@@ -14,7 +14,7 @@ import numpy as np
 
 from nmt.config import VisualizeConfig, resolve_path
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.runtime.manifest import read_config, verify
+from nmt.runtime.manifest import read_run_config, verify
 from nmt.runtime.metadata import read_json
 from nmt.training.trackers import TrackerThread, close_trackers, installed_trackers
 from nmt.visualize.run_table import (
@@ -66,7 +66,7 @@ def read_settings(run_dir: Path) -> dict[str, Any]:
     """Read the settings of a run; raise `DataError` if `run_dir` is not a run of nmt-train."""
     settings = {}
     if (run_dir / "config.yaml").exists():
-        settings = read_config(run_dir)
+        settings = read_run_config(run_dir)
     if not all(key in settings for key in ("data_dir", "model", "optimizer")):
         raise DataError(f"{run_dir / 'config.yaml'} is no config of a run of nmt-train")
     return settings
