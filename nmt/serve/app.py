@@ -56,7 +56,7 @@ _MEDIA_TYPES = {
     ".json": "application/json",
 }
 _STATIC_FILES = resources.files("nmt.serve") / "static"
-_CLEANUP_SECONDS = 10  # between two searches for downloads to delete and memory to free
+_CLEANUP_SECONDS = 10  # between two calls that delete downloads and free memory
 _BACKLOG = 2048  # connections that wait to be accepted
 _ACCEPTED_AT_ONCE = 8  # connections accepted before the first of them is counted
 _RESERVED_FILES = 128  # sockets and files that belong to no connection
@@ -67,7 +67,7 @@ _SWITCH_SECONDS = 0.0005
 
 async def health(request: Request) -> Response:
     """GET /health. The server works on with its old models if a reload fails."""
-    content: dict[str, object] = {"status": "ok"}  # exactly LibreTranslate's
+    content: dict[str, object] = {"status": "ok"}  # as LibreTranslate answers
     if get_service(request).reload_failed:
         content["reload_failed"] = True
     return JSONResponse(content)
@@ -212,19 +212,19 @@ def limit_connections(config: ServeConfig) -> int:
 
 
 class Server(uvicorn.Server):
-    """A server that leaves signals to `serve`."""
+    """A uvicorn server that `serve` stops on signals, and that has a longer backlog."""
 
     was_interrupted = False  # by Ctrl-C
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. asyncio takes the number of connections to accept at once for the backlog."""
+        """Listen with `_BACKLOG`, in place of the limit of connections accepted at once."""
         await super().startup(sockets)
         for listener in sockets or []:
             listener.listen(_BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no handlers."""
+        """Install no signal handlers; `_handle_signals` does."""
         yield
 
     def stop(self, number: signal.Signals) -> None:

@@ -136,7 +136,7 @@ class FileProcesses:
 
     @contextlib.asynccontextmanager
     async def reading(self, client: str) -> AsyncIterator[None]:
-        """Wait until no other file of the client is being read, and few of others."""
+        """Wait until no other file of the client is being read, and at most 3 of other clients."""
         lock = self._client_locks.setdefault(client, asyncio.Lock())
         async with lock, self._readers:
             yield
@@ -175,7 +175,7 @@ class _FileReader:
         self._name = name
         self._content = content
         self._options = options
-        self._texts: deque[SourceText] = deque()  # of windows that are not rendered
+        self._texts: deque[SourceText] = deque()  # of windows whose results are awaited
         self._translations: list[str] = []
         self._document = Document([], "".join)
         self._windows: Iterator[list[SourceText]] = iter([])
@@ -204,7 +204,7 @@ class _FileReader:
         return FileWindow(sentences, any(text.needs_alignment for text in texts))
 
     def render(self, results: Sequence[LineResult]) -> None:
-        """Take the results of a window, the oldest first."""
+        """Render the texts of the oldest window that has no results yet."""
         remaining = deque(results)
         while self._texts and len(self._texts[0].sentences) <= len(remaining):
             text = self._texts.popleft()

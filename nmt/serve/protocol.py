@@ -24,10 +24,10 @@ log.addFilter(OncePerMinute())
 _MAX_HEAD_BYTES = 65536  # of request line and headers, or of trailers
 _HEAD_SECONDS = 20.0  # from the end of the previous request to the end of the headers
 _MAX_PIPELINED_REQUESTS = 16  # requests that wait for the response to an earlier one
-# a client has to take this much of its response in this time
+# A client has to receive at least this many bytes of its response in each such interval.
 _MIN_WRITTEN_BYTES = 16384
 _WRITE_SECONDS = 30.0
-# of a body that is received after the response, so that the client can read the response
+# Limits on the rest of a body that is discarded while the client reads the response.
 _MAX_DISCARDED_BYTES = 256 << 20
 _DISCARD_SECONDS = 20.0
 _UNAVAILABLE = (

@@ -1,4 +1,4 @@
-"""Texts of requests: cut into sentences, and joined again from the translations of these."""
+"""Texts of requests: splitting into sentences, and joining of their translations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nmt.translate.long_lines import join_parts, sentence_ends
 from nmt.translate.results import LineResult
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
-_MAX_WINDOW_TEXTS = 1024  # of a window, for texts with few or no sentences
+_MAX_WINDOW_TEXTS = 1024  # limits windows of texts that have few or no sentences
 
 
 class Translatable(Protocol):
@@ -100,7 +100,7 @@ def get_translation_text(result: LineResult, rank: int = 0) -> str:
 
 
 def remove_forced_start(result: LineResult, segments: Sequence[Segment]) -> LineResult:
-    """Remove the forced start from the tokens of a line with one segment. Texts never hold it."""
+    """Remove the forced start from the tokens of a line with one segment, as its text omits it."""
     num_forced = len(segments[0].prefix) if len(segments) == 1 else 0
     if num_forced == 0:
         return result
