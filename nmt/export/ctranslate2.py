@@ -17,7 +17,7 @@ from nmt.checkpoint import ModelInfo
 from nmt.config import Activation, ExportConfig, ModelConfig, Norm, NormLayer, Positions
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
-from nmt.export.huggingface import position_table
+from nmt.export.huggingface import make_position_table
 from nmt.model.positions import Alibi
 from nmt.model.transformer import NORM_EPS, alignment_layer
 
@@ -129,7 +129,7 @@ def _set_positions(
     This is a table that is added to embeddings, or tables in the self-attention of each layer.
     """
     if model.positions.is_added:
-        table = position_table(model, stack_name, tensors, max_positions).float()
+        table = make_position_table(model, stack_name, tensors, max_positions).float()
         stack.position_encodings.encodings = table.numpy()  # (P, D)
     elif model.positions is Positions.relative:
         for i, layer in enumerate(stack.layer):

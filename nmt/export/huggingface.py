@@ -1,14 +1,14 @@
 """Export to Hugging Face transformers. The library need not be installed.
 
 A post-norm model becomes a MarianMT model. A pre-norm model becomes an M2M100 model if it has the
-positions that M2M100 computes, else a Pegasus model, which is MarianMT with pre-norm.
+positional encoding of M2M100, else a Pegasus model, which is MarianMT with pre-norm.
 
 In the positional encoding of MarianMT, all sines come before all cosines. If a model interleaves
-them, the export permutes the D dimensions of the residual stream in all weights that read or write
-it. The permutation is called `order`.
+them, the export permutes the D dimensions of the residual stream in every weight that reads or
+writes it.
 """
 
-# D d_model, F d_ff, V vocab, P positions
+# D d_model, F d_ff, V vocab, P positions. A stack is "encoder" or "decoder".
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from nmt.runtime.files import write_json
 from nmt.search.constraints import forbidden_ids
 
 Weights = dict[str, Tensor]
-_MAX_LENGTH = 512  # tokens that `generate` writes by default
-# values of `model_type`
+_MAX_GENERATED_TOKENS = 512  # default of `generate`, unless the model has fewer positions
+# `model_type` in config.json
 MARIAN = "marian"
 M2M100 = "m2m_100"
 PEGASUS = "pegasus"
-_CLASSES = {
+_MODEL_CLASSES = {
     MARIAN: "MarianMTModel",
     M2M100: "M2M100ForConditionalGeneration",
     PEGASUS: "PegasusForConditionalGeneration",
@@ -43,10 +43,10 @@ ACTIVATIONS = {Activation.relu: "relu", Activation.gelu: "gelu", Activation.silu
 def write_huggingface(
     folder: Path, info: ModelInfo, weights: Weights, tokenizers: Tokenizers, config: ExportConfig
 ) -> None:
-    """Write the files that `AutoModelForSeq2SeqLM` and `AutoTokenizer` read into `folder`.
+    """Write into `folder` the files that `AutoModelForSeq2SeqLM` and `AutoTokenizer` load.
 
-    Raises `ModelError` for separate vocabularies of a pre-norm model, and for separate vocabularies
-    with different ids of control symbols.
+    Raises `ModelError` for a pre-norm model with separate vocabularies, and for vocabularies that
+    give control symbols different ids.
     """
     model_type = choose_model_type(info, tokenizers)
     if model_type != MARIAN and info.src_vocab_size is not None:
@@ -61,9 +61,9 @@ def write_huggingface(
             f"model has {tokenizers.src.control_ids} and {tgt.control_ids}; use format=ctranslate2"
         )
     dtype = getattr(torch, config.quantization.value)
-    tensors = rename_weights(model_type, info, weights, config.max_positions)
-    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
-    save_weights(folder / "model.safetensors", tensors)
+    renamed = rename_weights(model_type, info, weights, config.max_positions)
+    renamed = {name: weight.to(dtype).contiguous() for name, weight in renamed.items()}
+    save_weights(folder / "model.safetensors", renamed)
     special_ids = {
         "pad_token_id": tgt.pad_id,
         "bos_token_id": tgt.bos_id,
@@ -71,28 +71,28 @@ def write_huggingface(
         "decoder_start_token_id": tgt.bos_id,
     }
     write_json(folder / "config.json", _make_config(model_type, info, special_ids, config))
-    generation = {  # defaults of `generate`, as close to ours as possible (docs/export.md)
+    generation_config = {  # search settings of `generate`, as close to ours as possible
         "num_beams": info.search.beam_size,
         "length_penalty": info.search.length_exponent,
-        "max_length": min(_MAX_LENGTH, config.max_positions),
+        "max_length": min(_MAX_GENERATED_TOKENS, config.max_positions),
         "bad_words_ids": [[token] for token in forbidden_ids(tgt)],
         **special_ids,
     }
-    if tgt.prefix:
-        generation["forced_bos_token_id"] = tgt.prefix[0]
-    write_json(folder / "generation_config.json", generation)
+    if tgt.prefix:  # the token that starts every translation, such as the target language
+        generation_config["forced_bos_token_id"] = tgt.prefix[0]
+    write_json(folder / "generation_config.json", generation_config)
     _write_tokenizer(folder, info, tokenizers, config.max_positions)
 
 
 def choose_model_type(info: ModelInfo, tokenizers: Tokenizers) -> str:
     """Return the `model_type` of transformers for this architecture."""
-    config = info.model
-    if config.norm is Norm.post:
+    model_config = info.model
+    if model_config.norm is Norm.post:
         return MARIAN
     is_m2m100 = (
-        config.positions is Positions.sinusoidal_concat
-        and config.position_offset == tokenizers.tgt.pad_id + 1
-        and not config.output_bias
+        model_config.positions is Positions.sinusoidal_concat
+        and model_config.position_offset == tokenizers.tgt.pad_id + 1
+        and not model_config.output_bias
     )
     return M2M100 if is_m2m100 else PEGASUS
 
@@ -102,118 +102,143 @@ def rename_weights(
 ) -> Weights:
     """Return the weights under the names of transformers, permuted if the positions require it.
 
-    MarianMT and Pegasus models get position tables, since transformers computes only the positional
-    encoding of Marian, with positions counted from 0.
+    MarianMT and Pegasus models get position tables, since for them transformers computes only the
+    positional encoding of Marian, with positions counted from 0.
     """
-    config = info.model
-    order = torch.arange(config.d_model)  # (D,)
-    if config.positions is Positions.sinusoidal:
-        order = torch.cat([order[0::2], order[1::2]])  # all sines before all cosines
-    embedding = weights["embedding.weight"][:, order]  # (V, D)
+    model_config = info.model
+    permutation = torch.arange(model_config.d_model)  # (D,)
+    if model_config.positions is Positions.sinusoidal:
+        # all sines before all cosines
+        permutation = torch.cat([permutation[0::2], permutation[1::2]])
+    embedding = weights["embedding.weight"][:, permutation]  # (V, D)
     renamed: Weights = {}
     if model_type != M2M100:
         bias = weights.get("output_bias", torch.zeros(embedding.size(0)))
         renamed["final_logits_bias"] = bias[None]  # (1, V)
-    if not config.tied_output:
-        renamed["lm_head.weight"] = weights["output_weight"][:, order]  # (V, D)
+    if not model_config.tied_output:
+        renamed["lm_head.weight"] = weights["output_weight"][:, permutation]  # (V, D)
     if info.src_vocab_size is None:
         renamed["model.shared.weight"] = embedding
-        if not config.tied_output:  # transformers then also reads a copy for encoder and decoder
+        if not model_config.tied_output:  # transformers then needs a copy in each stack
             renamed["model.encoder.embed_tokens.weight"] = embedding.clone()
             renamed["model.decoder.embed_tokens.weight"] = embedding.clone()
     else:
-        renamed["model.encoder.embed_tokens.weight"] = weights["src_embedding.weight"][:, order]
+        src_embedding = weights["src_embedding.weight"][:, permutation]  # (V, D)
+        renamed["model.encoder.embed_tokens.weight"] = src_embedding
         renamed["model.decoder.embed_tokens.weight"] = embedding
-    depths = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
+    depths = {
+        "encoder": model_config.num_encoder_layers,
+        "decoder": model_config.num_decoder_layers,
+    }
     for stack, depth in depths.items():
         if model_type != M2M100:
-            table = position_table(config, stack, weights, max_positions)  # (P, D)
-            renamed[f"model.{stack}.embed_positions.weight"] = table[:, order].clone()
-        if config.norm is Norm.pre:
-            renamed |= _permute_output(weights, f"{stack}_norm", f"model.{stack}.layer_norm", order)
+            table = make_position_table(model_config, stack, weights, max_positions)  # (P, D)
+            renamed[f"model.{stack}.embed_positions.weight"] = table[:, permutation]
+        if model_config.norm is Norm.pre:
+            norm = f"model.{stack}.layer_norm"
+            renamed |= _permute_output(weights, f"{stack}_norm", norm, permutation)
         for i in range(depth):
             renamed |= _rename_layer(
-                weights, f"{stack}_layers.{i}", f"model.{stack}.layers.{i}", order
+                weights, f"{stack}_layers.{i}", f"model.{stack}.layers.{i}", permutation
             )
     return renamed
 
 
-def position_table(config: ModelConfig, stack: str, weights: Weights, length: int) -> Tensor:
-    """Return the positions (P, D) that the encoder or decoder adds to embeddings; P = `length`.
+def make_position_table(
+    model_config: ModelConfig, stack: str, weights: Weights, num_positions: int
+) -> Tensor:
+    """Return the vectors (P, D) of the first `num_positions` positions, added to embeddings.
 
-    Positions beyond a learned table use its last row.
+    Positions beyond the end of a learned table get its last vector.
     """
-    if config.positions is Positions.learned:
+    if model_config.positions is Positions.learned:
         table = weights[f"{stack}_positions"]
-        return table[torch.arange(length).clamp(max=len(table) - 1)]
-    return sinusoidal_positions(length, config.d_model, config.positions, config.position_offset)
+        return table[torch.arange(num_positions).clamp(max=len(table) - 1)]
+    return sinusoidal_positions(
+        num_positions, model_config.d_model, model_config.positions, model_config.position_offset
+    )
 
 
-def _rename_layer(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
-    """Rename the weights of one layer, from the prefix `ours` to the prefix `theirs`.
+def _rename_layer(
+    weights: Weights, our_prefix: str, their_prefix: str, permutation: Tensor
+) -> Weights:
+    """Rename the weights of one layer and permute the residual stream.
 
     Dimensions inside heads and feed-forward layers keep their order.
     """
-    renamed = _rename_attention(weights, f"{ours}.self_attention", f"{theirs}.self_attn", order)
-    if f"{ours}.cross_attention_norm.weight" in weights:
+    renamed = _rename_attention(
+        weights, f"{our_prefix}.self_attention", f"{their_prefix}.self_attn", permutation
+    )
+    if f"{our_prefix}.cross_attention_norm.weight" in weights:
         renamed |= _rename_attention(
-            weights, f"{ours}.cross_attention", f"{theirs}.encoder_attn", order
+            weights, f"{our_prefix}.cross_attention", f"{their_prefix}.encoder_attn", permutation
         )
-    inner = f"{ours}.feed_forward.inner"
-    renamed[f"{theirs}.fc1.weight"] = weights[f"{inner}.weight"][:, order]  # (F, D)
-    renamed[f"{theirs}.fc1.bias"] = weights[f"{inner}.bias"]
-    renamed |= _permute_output(weights, f"{ours}.feed_forward.outer", f"{theirs}.fc2", order)
-    norm = f"{theirs}.final_layer_norm"
-    return renamed | _permute_output(weights, f"{ours}.feed_forward_norm", norm, order)
+    inner = f"{our_prefix}.feed_forward.inner"
+    renamed[f"{their_prefix}.fc1.weight"] = weights[f"{inner}.weight"][:, permutation]  # (F, D)
+    renamed[f"{their_prefix}.fc1.bias"] = weights[f"{inner}.bias"]
+    renamed |= _permute_output(
+        weights, f"{our_prefix}.feed_forward.outer", f"{their_prefix}.fc2", permutation
+    )
+    norm = f"{their_prefix}.final_layer_norm"
+    return renamed | _permute_output(weights, f"{our_prefix}.feed_forward_norm", norm, permutation)
 
 
-def _rename_attention(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
+def _rename_attention(
+    weights: Weights, our_prefix: str, their_prefix: str, permutation: Tensor
+) -> Weights:
     """Rename an attention and its norm; one projection (3D, D) becomes three (D, D)."""
     renamed: Weights = {}
-    projections = weights[f"{ours}.in_projection.weight"].chunk(3)
-    biases = weights[f"{ours}.in_projection.bias"].chunk(3)
+    projections = weights[f"{our_prefix}.in_projection.weight"].chunk(3)
+    biases = weights[f"{our_prefix}.in_projection.bias"].chunk(3)
     for i, name in enumerate(("q_proj", "k_proj", "v_proj")):
-        renamed[f"{theirs}.{name}.weight"] = projections[i][:, order]  # (D, D)
-        renamed[f"{theirs}.{name}.bias"] = biases[i].clone()  # (D,)
-    renamed |= _permute_output(weights, f"{ours}.out_projection", f"{theirs}.out_proj", order)
-    return renamed | _permute_output(weights, f"{ours}_norm", f"{theirs}_layer_norm", order)
+        renamed[f"{their_prefix}.{name}.weight"] = projections[i][:, permutation]  # (D, D)
+        # a copy, since safetensors refuses tensors that share memory
+        renamed[f"{their_prefix}.{name}.bias"] = biases[i].clone()  # (D,)
+    renamed |= _permute_output(
+        weights, f"{our_prefix}.out_projection", f"{their_prefix}.out_proj", permutation
+    )
+    return renamed | _permute_output(
+        weights, f"{our_prefix}_norm", f"{their_prefix}_layer_norm", permutation
+    )
 
 
-def _permute_output(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
+def _permute_output(
+    weights: Weights, our_prefix: str, their_prefix: str, permutation: Tensor
+) -> Weights:
     """Rename a linear layer or norm that writes to the residual stream, and permute its output."""
     return {
-        f"{theirs}.weight": weights[f"{ours}.weight"][order],  # (D, ...)
-        f"{theirs}.bias": weights[f"{ours}.bias"][order],  # (D,)
+        f"{their_prefix}.weight": weights[f"{our_prefix}.weight"][permutation],  # (D, ...)
+        f"{their_prefix}.bias": weights[f"{our_prefix}.bias"][permutation],  # (D,)
     }
 
 
 def _make_config(
-    model_type: str, info: ModelInfo, special_ids: dict[str, int], export: ExportConfig
+    model_type: str, info: ModelInfo, special_ids: dict[str, int], config: ExportConfig
 ) -> dict[str, Any]:
     """Return the content of `config.json`."""
-    config = info.model
+    model_config = info.model
     return {
-        "architectures": [_CLASSES[model_type]],
+        "architectures": [_MODEL_CLASSES[model_type]],
         "model_type": model_type,
         "is_encoder_decoder": True,
         "vocab_size": info.src_vocab_size or info.vocab_size,
         "decoder_vocab_size": info.vocab_size,
-        "d_model": config.d_model,
-        "encoder_layers": config.num_encoder_layers,
-        "decoder_layers": config.num_decoder_layers,
-        "encoder_attention_heads": config.num_heads,
-        "decoder_attention_heads": config.num_heads,
-        "encoder_ffn_dim": config.d_ff,
-        "decoder_ffn_dim": config.decoder_d_ff or config.d_ff,
-        "activation_function": ACTIVATIONS[config.activation],
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
-        "activation_dropout": config.activation_dropout,
-        "max_position_embeddings": export.max_positions,
-        "scale_embedding": config.scale_embedding,
+        "d_model": model_config.d_model,
+        "encoder_layers": model_config.num_encoder_layers,
+        "decoder_layers": model_config.num_decoder_layers,
+        "encoder_attention_heads": model_config.num_heads,
+        "decoder_attention_heads": model_config.num_heads,
+        "encoder_ffn_dim": model_config.d_ff,
+        "decoder_ffn_dim": model_config.decoder_d_ff or model_config.d_ff,
+        "activation_function": ACTIVATIONS[model_config.activation],
+        "dropout": model_config.dropout,
+        "attention_dropout": model_config.attention_dropout,
+        "activation_dropout": model_config.activation_dropout,
+        "max_position_embeddings": config.max_positions,
+        "scale_embedding": model_config.scale_embedding,
         "share_encoder_decoder_embeddings": info.src_vocab_size is None,
-        "tie_word_embeddings": config.tied_output,
-        "torch_dtype": export.quantization.value,
+        "tie_word_embeddings": model_config.tied_output,
+        "torch_dtype": config.quantization.value,
         **special_ids,
         "forced_eos_token_id": None,
         "use_cache": True,
@@ -248,4 +273,5 @@ def _write_tokenizer(
 
 
 def _write_vocabulary(path: Path, tokenizer: Tokenizer) -> None:
-    write_json(path, {piece: i for i, piece in enumerate(tokenizer.all_pieces())})
+    """Write a JSON object that maps each piece to its id."""
+    write_json(path, {piece: token for token, piece in enumerate(tokenizer.all_pieces())})
