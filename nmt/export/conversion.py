@@ -1,8 +1,8 @@
-"""Convert a model for CTranslate2 once, and keep the result.
+"""Convert a model for CTranslate2 once, and keep the converted model.
 
-The conversion is kept in the folder `ctranslate2` inside the model folder or, where that cannot be
-written, in the user's cache. The name of a conversion has a checksum of the model's files and of
-the versions that wrote it, so a changed model is converted again.
+Converted models are kept in the folder `ctranslate2` inside the model folder or, if that is not
+writable, in the user's cache. The name of a conversion contains a checksum of the model's files and
+of the versions of nmt and CTranslate2, so a changed model is converted again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from nmt.runtime.signatures import needs_signatures
 log = logging.getLogger(__name__)
 
 MAX_POSITIONS = 2048
-"""The longest source or target of a conversion, in tokens with EOS."""
-_LOCK_SECONDS = 600  # more than any conversion takes
+"""Longest source or target that a converted model can translate, in tokens with EOS."""
+_LOCK_SECONDS = 600  # longer than any conversion takes
 
 
 def check_convertible(model_folder: Path) -> None:
@@ -43,11 +43,11 @@ def check_convertible(model_folder: Path) -> None:
 
 
 def convert_once(model_folder: Path, quantization: Quantization) -> Path:
-    """Return a folder with a conversion of the model for CTranslate2; make it if there is none.
+    """Convert a model for CTranslate2, unless that was done before; return the converted folder.
 
     Several processes may call this at the same time: one converts, the others wait for it. Raises
     a `ConfigError` for an architecture that CTranslate2 does not support, a `ModelError` for a
-    damaged model, and an `NmtError` if no folder for conversions can be written.
+    damaged model, and an `NmtError` if no folder for conversions is writable.
     """
     if needs_signatures():
         raise ConfigError(
@@ -56,62 +56,66 @@ def convert_once(model_folder: Path, quantization: Quantization) -> Path:
         )
     check_convertible(model_folder)
     name = f"{quantization.value}-{fingerprint_model(model_folder)}"
-    folders = [model_folder / "ctranslate2", _user_cache(model_folder)]
-    for folder in folders:
-        if (folder / name / EXPORTED).exists():  # folders get their name when they are complete
-            return folder / name
-    for folder in folders:
+    parents = [model_folder / "ctranslate2", _user_cache_folder(model_folder)]
+    for parent in parents:
+        if (parent / name / EXPORTED).exists():  # a folder gets this name when it is complete
+            return parent / name
+    for parent in parents:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(folder / ".lock").acquire(timeout=_LOCK_SECONDS)
+            parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(parent / ".lock").acquire(timeout=_LOCK_SECONDS)
         except Timeout:
-            raise NmtError(f"{folder} is locked by another process; stop it, or wait") from None
-        except (OSError, RuntimeError):  # RuntimeError: the file system has no locks
+            raise NmtError(f"{parent} is locked by another process; stop it, or wait") from None
+        except (OSError, RuntimeError):  # not writable; RuntimeError: the file system has no locks
             continue
         with lock:
-            _convert(model_folder, folder / name, quantization)
-        return folder / name
+            _convert(model_folder, parent / name, quantization)
+        return parent / name
     raise NmtError(
-        f"neither {folders[0]} nor {folders[1]} can be written, to convert the model for "
+        f"neither {parents[0]} nor {parents[1]} can be written, to convert the model for "
         "CTranslate2; set XDG_CACHE_HOME to a folder that can, or use backend=native"
     )
 
 
-def remove_conversion(folder: Path) -> None:
-    """Remove a damaged conversion, so that the next call of `convert_once` makes another.
+def remove_conversion(conversion: Path) -> None:
+    """Remove a damaged conversion, so that the next `convert_once` converts the model again.
 
-    Raises an `NmtError` if it cannot be removed, as in a read-only model folder.
+    Raises an `NmtError` if it cannot be removed, for example from a read-only model folder.
     """
     try:
-        with FileLock(folder.parent / ".lock").acquire(timeout=_LOCK_SECONDS):
-            if folder.exists():  # else another process has removed it
-                shutil.rmtree(folder)
+        with FileLock(conversion.parent / ".lock").acquire(timeout=_LOCK_SECONDS):
+            if conversion.exists():  # another process may have removed it
+                shutil.rmtree(conversion)
     except (OSError, RuntimeError) as error:  # RuntimeError: the file system has no locks
         raise NmtError(
-            f"{folder} is damaged and cannot be removed ({error}); remove it, or use backend=native"
+            f"{conversion} is damaged and cannot be removed ({error}); remove it, or use "
+            "backend=native"
         ) from None
 
 
-def _convert(model_folder: Path, folder: Path, quantization: Quantization) -> None:
-    """Convert the model unless another process did it while this one waited for the lock.
+def _convert(model_folder: Path, conversion: Path, quantization: Quantization) -> None:
+    """Convert a model to the folder `conversion`. The caller holds the lock of its parent folder.
 
-    Removes what killed processes left behind, and conversions of earlier contents of the model.
+    Does nothing if another process converted the model while this one waited for the lock. Removes
+    temporary files of killed processes, and conversions of earlier versions of the model.
     """
-    remove_all_temporary(folder.parent)
-    if (folder / EXPORTED).exists():
+    remove_all_temporary(conversion.parent)
+    if (conversion / EXPORTED).exists():
         return
-    start_seconds = time.monotonic()
+    start_time = time.monotonic()
     config = ExportConfig(quantization=quantization, max_positions=MAX_POSITIONS)
-    export_model(model_folder, folder, config)
-    for conversion in folder.parent.glob(f"{quantization.value}-*"):
-        if conversion != folder:
-            shutil.rmtree(conversion, ignore_errors=True)
-    seconds = time.monotonic() - start_seconds
-    log.info("converted %s for CTranslate2 in %.1f s; kept in %s", model_folder, seconds, folder)
+    export_model(model_folder, conversion, config)
+    for folder in conversion.parent.glob(f"{quantization.value}-*"):
+        if folder != conversion:
+            shutil.rmtree(folder, ignore_errors=True)
+    seconds = time.monotonic() - start_time
+    log.info(
+        "converted %s for CTranslate2 in %.1f s; kept in %s", model_folder, seconds, conversion
+    )
 
 
 def fingerprint_model(model_folder: Path) -> str:
-    """Return a checksum of the files of a model, and of the versions that affect a conversion."""
+    """Return a checksum of the files of a model, and of the versions of nmt and CTranslate2."""
     tokenizer_files = [path.name for path in model_folder.glob("tokenizer.*")]
     names = [CONFIG, WEIGHTS, *sorted(tokenizer_files)]
     checksums = compute_checksums(model_folder, names)
@@ -120,8 +124,8 @@ def fingerprint_model(model_folder: Path) -> str:
     return xxhash.xxh3_128_hexdigest(content.encode())
 
 
-def _user_cache(model_folder: Path) -> Path:
+def _user_cache_folder(model_folder: Path) -> Path:
     """Return the folder in the user's cache for the conversions of a model."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    model_path = os.fsencode(model_folder.resolve())
-    return Path(cache) / "nmt" / "ctranslate2" / xxhash.xxh3_128_hexdigest(model_path)
+    cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    path_hash = xxhash.xxh3_128_hexdigest(os.fsencode(model_folder.resolve()))
+    return Path(cache_home) / "nmt" / "ctranslate2" / path_hash
