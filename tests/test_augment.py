@@ -119,6 +119,9 @@ def test_typos_are_in_the_source_only(byte_tokenizer: Tokenizer) -> None:
     assert {tgt for _, tgt in pairs} == {TGT}
     assert len({src for src, _ in pairs} - {SRC}) > 0.8 * len(ROWS)
     assert perturb.add_typos("房子很小。", 4, Random(1)) == "房子很小。"
+    for letter, neighbors in {"s": "qweadzxc", "S": "QWEADZXC", "P": "OL", "ß": "ß"}.items():
+        drawn = {perturb._draw_neighbor(letter, Random(seed)) for seed in range(200)}
+        assert drawn == set(neighbors)
     for seed in range(500):  # each typo changes a text by at most one character more or less
         assert abs(len(perturb.add_typos(SRC, 1, Random(seed))) - len(SRC)) <= 1
 

@@ -130,9 +130,9 @@ def _draw_neighbor(letter: str, rng: Random) -> str:
         if column < 0:
             continue
         for other_keys in _KEYBOARD[max(0, row - 1) : row + 2]:
-            neighbors += [
-                key for key in other_keys[max(0, column - 1) : column + 2] if key != letter
-            ]
+            for key in other_keys[max(0, column - 1) : column + 2]:
+                if key != letter.lower():
+                    neighbors.append(key)
     if not neighbors:
         return letter
     neighbor = rng.choice(neighbors)
