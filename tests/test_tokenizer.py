@@ -114,6 +114,17 @@ def test_a_text_begins_with_its_language_or_the_one_of_the_vocabulary(tokenizer:
     assert LanguagePair("fr", "en", "__fr__", "__en__") in directions
 
 
+def test_only_a_complete_tag_is_encoded_as_one_piece(tokenizer: Tokenizer) -> None:
+    names = [*tokenizer.all_pieces(), ">>fra<<", ">"]
+    tag_id, bracket_id = range(tokenizer.vocab_size, len(names))
+    mapped = MappedTokenizer(tokenizer.model, Vocabulary(names, *tokenizer.control_ids), [])
+    assert mapped.encode(">>fra<< the tree") == [tag_id, *tokenizer.encode("the tree")]
+    for text in (">>", ">> the tree", ">>fra the tree", ">>deu<< the tree"):
+        ids = mapped.encode(text)
+        assert not {tag_id, bracket_id} & set(ids), text
+        assert len(ids) == len(tokenizer.encode(text)), text
+
+
 def test_a_vocabulary_too_large_names_the_largest_which_then_works() -> None:
     for kind in TokenizerType:
         config = tokenizer_config(type=kind, vocab_size=9000)

@@ -244,11 +244,10 @@ class MappedTokenizer(Tokenizer):
     def _encode_unprefixed(self, text: str) -> list[int]:
         """Encode a text without `prefix`; it may begin with a tag such as `>>fra<<`."""
         ids: list[int] = []
-        if text.startswith(">>"):
-            tag = text[: text.find("<<") + 2]
-            if tag in self._text_ids:
-                ids.append(self._text_ids[tag])
-                text = text[len(tag) :]
+        tag_match = re.match(">>.*?<<", text)
+        if tag_match is not None and tag_match[0] in self._text_ids:
+            ids.append(self._text_ids[tag_match[0]])
+            text = text[tag_match.end() :]
         model_ids = self._processor.encode(text)
         if self._model_unk_id not in model_ids:
             return ids + [self._mapped_ids[i] for i in model_ids]
