@@ -41,22 +41,28 @@ class Origin:
 
     @classmethod
     def find(cls, folder: Path, info: ModelInfo) -> Origin:
-        """Read the files of the run that contains the model folder, and of its data folder."""
+        """Read the files of the run that contains the model folder, and of its data folder.
+
+        A run has its models in `RUN/average` and `RUN/checkpoints/NAME`. After a file that is
+        missing or damaged, the facts of the remaining files stay unknown.
+        """
         origin = cls()
-        for run_dir in (folder.parent, folder.parent.parent):  # RUN/average, RUN/checkpoints/NAME
-            try:
-                origin.settings = read_run_config(run_dir)
-                records = read_metrics_log(run_dir / "metrics.jsonl")
-                origin.records = [record for record in records if record["update"] <= info.updates]
-                data_dir = resolve_path(str(origin.settings["data_dir"]))
-                meta = read_meta(data_dir)
-                # the folder may have been prepared again with another tokenizer
-                if meta.tokenizer_sha256 == info.tokenizer_sha256:
-                    origin.report = read_json(data_dir / "report.json")
-                    for shard in meta.splits["train"]:
-                        origin.corpus_weights[shard.corpus] = shard.weight
-            except (OSError, KeyError, NmtError):  # facts that were not read stay unknown
-                continue
+        run_dir = folder.parent
+        try:
+            if not (run_dir / "config.yaml").exists():
+                run_dir = folder.parent.parent
+            origin.settings = read_run_config(run_dir)
+            records = read_metrics_log(run_dir / "metrics.jsonl")
+            origin.records = [record for record in records if record["update"] <= info.updates]
+            data_dir = resolve_path(str(origin.settings["data_dir"]))
+            meta = read_meta(data_dir)
+            # the folder may have been prepared again with another tokenizer
+            if meta.tokenizer_sha256 == info.tokenizer_sha256:
+                origin.report = read_json(data_dir / "report.json")
+                for shard in meta.splits["train"]:
+                    origin.corpus_weights[shard.corpus] = shard.weight
+        except (OSError, KeyError, NmtError):
+            pass
         return origin
 
 

@@ -11,10 +11,12 @@ import yaml
 from exporting import exported, random_model
 from toy import WORDS, command, read_records, read_values, train
 
+from nmt.checkpoint import load_info
 from nmt.config import ExportConfig, ExportFormat
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
 from nmt.export.export_model import export_model
+from nmt.model_card import Origin
 
 SCORE = {"name": "chrF2", "value": 61.5, "signature": "nrefs:1|case:mixed|version:2.6.0"}
 
@@ -109,6 +111,21 @@ def test_facts_without_a_source_are_called_unknown(tmp_path: Path, tokenizer: To
     assert metadata["license"] == "unknown"
     assert "Pairs, filters and license: unknown." in text
     assert "- Tokens and hours: unknown" in text
+
+
+def test_facts_of_a_run_inside_another_run_are_not_mixed(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    for run_dir, rate in {tmp_path: 1, inner: 2}.items():
+        (run_dir / "config.yaml").write_text(f"data_dir: missing\nseed: {rate}\n")
+        (run_dir / "metrics.jsonl").write_text(json.dumps({"update": 0, "rate": rate}) + "\n")
+    info = load_info(random_model(tmp_path / "model", tokenizer))
+    for folder in (inner / "average", inner / "checkpoints/step-00000020"):
+        origin = Origin.find(folder, info)
+        assert origin.settings["seed"] == 2
+        assert [record["rate"] for record in origin.records] == [2]
 
 
 @pytest.mark.slow
