@@ -25,7 +25,7 @@ from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.transformer import Transformer
 from nmt.runtime.distributed import use_one_thread_after_fork
 from nmt.runtime.files import describe_folder, replace_folder, write_json
-from nmt.runtime.manifest import log_missing_manifest, verify
+from nmt.runtime.manifest import log_missing_manifest, verify_checksums
 from nmt.runtime.metadata import pop_version, read_json, to_dataclass
 from nmt.runtime.reading import open_regular
 from nmt.runtime.signatures import verify_signature
@@ -129,7 +129,7 @@ def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
     """Read `nmt.json` of an exported folder, which must exist."""
     path = folder / EXPORTED
     verify_signature(folder)
-    verify(folder)
+    verify_checksums(folder)
     log_missing_manifest(folder)
     info, export_content = _read_info(path)
     return info, to_dataclass(ExportInfo, export_content, path, "export")
@@ -140,7 +140,7 @@ def _read_info(path: Path) -> tuple[ModelInfo, object]:
 
     `path` is `config.json` or `nmt.json`; only the latter has the JSON of an `ExportInfo`.
     """
-    verify(path.parent, path.name)
+    verify_checksums(path.parent, path.name)
     content = read_json(path)
     pop_version(content, path, FORMAT_VERSION)
     export_content = content.pop("export", {})
@@ -150,7 +150,7 @@ def _read_info(path: Path) -> tuple[ModelInfo, object]:
 def load_weights(folder: Path) -> dict[str, Tensor]:
     """Read the weights to memory; raise `ModelError` for a missing or damaged file."""
     path = folder / WEIGHTS
-    verify(folder, WEIGHTS)
+    verify_checksums(folder, WEIGHTS)
     weights = load_tensors(path)
     for name, tensor in weights.items():
         if not torch.isfinite(tensor.sum(dtype=torch.float64)):

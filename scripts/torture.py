@@ -45,7 +45,7 @@ import nmt
 from nmt.checkpoint import list_checkpoints
 from nmt.cli.commands import COMMANDS
 from nmt.errors import NmtError
-from nmt.runtime.manifest import MANIFEST, read_run_config, verify, write_manifest
+from nmt.runtime.manifest import MANIFEST, read_run_config, verify_checksums, write_manifest
 from nmt.runtime.metrics_log import read_metrics_log
 
 TINY = """model=tiny model.d_model=32 model.d_ff=64 model.num_heads=2 device=cpu
@@ -519,12 +519,12 @@ class Kills:
         assert is_old_or_new, "neither the old nor the new one"
         if output == "run":
             for folder in list_checkpoints(path):
-                verify(folder)
+                verify_checksums(folder)
             assert (path / "checkpoints/best" / MANIFEST).is_file(), "best leads nowhere"
             read_metrics_log(path / "metrics.jsonl")
             read_run_config(path)
         elif path.is_dir():
-            verify(path)
+            verify_checksums(path)
 
 
 def content_of(path: Path) -> bytes:

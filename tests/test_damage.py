@@ -38,7 +38,7 @@ from nmt.runtime.manifest import (
     read_run_config,
     render_manifest,
     set_verify,
-    verify,
+    verify_checksums,
     write_manifest,
 )
 from nmt.runtime.metadata import read_json, to_dataclass
@@ -169,13 +169,13 @@ def test_a_whole_folder_is_compared_by_names_sizes_and_content(tmp_path: Path) -
     (tmp_path / "deep/a").write_text("a")
     (tmp_path / "b").write_text("b")
     write_manifest(tmp_path)
-    verify(tmp_path)
+    verify_checksums(tmp_path)
     (tmp_path / "new").write_text("not listed")
-    verify(tmp_path)
+    verify_checksums(tmp_path)
     (tmp_path / "deep/a").unlink()
     with pytest.raises(DamagedError, match="deep/a is missing"):
-        verify(tmp_path)
-    verify(tmp_path, "b")
+        verify_checksums(tmp_path)
+    verify_checksums(tmp_path, "b")
 
 
 # --- replacing, with a kill at every call
@@ -221,7 +221,7 @@ def test_a_kill_at_any_call_leaves_the_old_or_the_new_folder_under_the_name(tmp_
         data_dir = tmp_path / str(number) / "data"
         fill(data_dir, "old")
         is_done = fill_and_die(data_dir, number)
-        verify(data_dir)
+        verify_checksums(data_dir)
         seen.add((data_dir / "text").read_text())
         fill(data_dir, "last")
         assert list(data_dir.parent.iterdir()) == [data_dir]  # no leftover

@@ -35,10 +35,10 @@ from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.errors import DamagedError, ModelError, NmtError, escape_controls
 from nmt.importing.marian import _parse_settings as parse_settings
 from nmt.importing.weights import load_pickle
-from nmt.runtime.manifest import read_run_config, render_manifest, verify, write_manifest
+from nmt.runtime.manifest import read_run_config, render_manifest, verify_checksums, write_manifest
 from nmt.runtime.metadata import to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
-from nmt.runtime.reading import check_tree, read_regular
+from nmt.runtime.reading import check_tree, read_regular_file
 from nmt.training.checkpoints import Saver, TrainerState, load_checkpoint
 from nmt.training.trackers import TrackerThread, close_trackers
 from nmt.training.train import log_plan
@@ -120,7 +120,7 @@ def read_data(folder: Path) -> None:
         pairs[len(pairs) - 1]
         pairs.lengths.sum()
     load_tokenizers(folder)
-    verify(folder)
+    verify_checksums(folder)
 
 
 def read_run(run_dir: Path) -> None:
@@ -175,15 +175,17 @@ def replaced_files(folder: Path) -> Iterator[tuple[str, Path]]:
 def test_only_regular_files_of_plausible_size_are_opened(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"1234")
-    assert read_regular(path, max_bytes=4) == b"1234"
-    assert "4 bytes, more than the 3" in refusal(lambda path: read_regular(path, max_bytes=3), path)
+    assert read_regular_file(path, max_bytes=4) == b"1234"
+    assert "4 bytes, more than the 3" in refusal(
+        lambda path: read_regular_file(path, max_bytes=3), path
+    )
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        read_regular(path)
+        read_regular_file(path)
     for name, replace in list(REPLACEMENTS.items())[:-1]:
         replaced = tmp_path / name
         replace(replaced)
-        assert name in refusal(read_regular, replaced), name
+        assert name in refusal(read_regular_file, replaced), name
 
 
 def test_a_tree_holds_only_files_and_folders(tmp_path: Path) -> None:

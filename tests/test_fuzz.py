@@ -28,7 +28,7 @@ from nmt.errors import NmtError
 from nmt.importing.marian import _load_arrays as load_arrays
 from nmt.importing.piece_ids import read_yaml_vocabulary
 from nmt.importing.weights import Tensors, load_pickle
-from nmt.runtime.manifest import MANIFEST, read_entries, verify
+from nmt.runtime.manifest import MANIFEST, read_entries, verify_checksums
 from nmt.runtime.metadata import read_json, read_yaml, to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
 from nmt.serve.documents import ReadOptions, read_document
@@ -121,7 +121,7 @@ READERS: dict[str, tuple[str, list[str], Reader]] = {  # file name, pieces of it
     "tsv": ("table.tsv", TABLE, translate_document),
     "csv": ("table.csv", TABLE, translate_document),
     "manifest": (MANIFEST, METADATA, lambda path: read_entries(path.parent)),
-    "verify": (MANIFEST, METADATA, lambda path: verify(path.parent)),
+    "verify": (MANIFEST, METADATA, lambda path: verify_checksums(path.parent)),
     "config": ("config.json", METADATA, lambda path: load_info(path.parent)),
     "model": (
         "model.json",

@@ -26,7 +26,7 @@ from nmt.data.mixing import CorpusRange
 from nmt.data.text import read_stream
 from nmt.errors import DataError
 from nmt.runtime.files import describe_folder
-from nmt.runtime.manifest import verify
+from nmt.runtime.manifest import verify_checksums
 from nmt.runtime.metadata import pop_version, read_json, to_dataclass
 from nmt.runtime.reading import MAX_BYTES, check_regular, open_regular
 
@@ -315,7 +315,7 @@ def read_meta(data_dir: Path) -> DataInfo:
     if not path.exists():
         problem = describe_folder(data_dir, "is no data folder")
         raise DataError(f"{data_dir} {problem}; create one from text with nmt-preprocess")
-    verify(data_dir, "meta.json")
+    verify_checksums(data_dir, "meta.json")
     meta = read_json(path)
     version = pop_version(meta, path, FORMAT_VERSION)
     meta.pop("made_of", None)  # in data folders that an earlier version wrote
@@ -410,7 +410,7 @@ class ParallelData:
         path = self._paths[shard_index]
         start = self._starts[shard_index]
         end = self._starts[shard_index + 1]
-        verify(self._data_dir, path.name)
+        verify_checksums(self._data_dir, path.name)
         shard = MappedShard(path)
         if len(shard) != end - start:
             raise _unusable(path, f"is damaged: it has {len(shard)} pairs instead of {end - start}")
@@ -426,7 +426,7 @@ class ParallelData:
     def _map_lengths(self) -> Lengths:
         """Map `SPLIT.lengths.npy`. Raises `DataError` if it is missing or damaged."""
         path = self._data_dir / f"{self._split}.lengths.npy"
-        verify(self._data_dir, path.name)
+        verify_checksums(self._data_dir, path.name)
         try:
             check_regular(path)
             # a view as a plain array, since np.memmap is slow to index
@@ -479,7 +479,7 @@ def read_held_out(data_dir: Path, split: str) -> list[HeldOutText]:
     meta = read_meta(data_dir)
     default_direction = LanguagePair(meta.src_lang, meta.tgt_lang)
     corpora = ParallelData(data_dir, split).corpora
-    verify(data_dir, f"{split}.src", f"{split}.tgt")
+    verify_checksums(data_dir, f"{split}.src", f"{split}.tgt")
     src = _read_text(data_dir / f"{split}.src")
     tgt = _read_text(data_dir / f"{split}.tgt")
     if not len(src) == len(tgt) == corpora[-1].end:

@@ -22,9 +22,9 @@ import sentencepiece
 from nmt.data.text import replace_line_breaks
 from nmt.errors import DataError, ModelError
 from nmt.runtime.files import write_json
-from nmt.runtime.manifest import verify
+from nmt.runtime.manifest import verify_checksums
 from nmt.runtime.metadata import read_json, to_dataclass
-from nmt.runtime.reading import read_regular
+from nmt.runtime.reading import read_regular_file
 
 JOINT_MODEL = "tokenizer.model"
 SRC_MODEL = "tokenizer.src.model"
@@ -302,7 +302,9 @@ def load_tokenizers(
 
     Raises `ModelError` if they are missing or damaged, or have another fingerprint than `sha256`.
     """
-    verify(folder, JOINT_MODEL, SRC_MODEL, TGT_MODEL, VOCABULARY, SRC_VOCABULARY, TGT_VOCABULARY)
+    verify_checksums(
+        folder, JOINT_MODEL, SRC_MODEL, TGT_MODEL, VOCABULARY, SRC_VOCABULARY, TGT_VOCABULARY
+    )
     tokenizers: Tokenizers
     if (folder / VOCABULARY).exists() or (folder / SRC_VOCABULARY).exists():
         tokenizers = _load_mapped(folder)
@@ -356,7 +358,7 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:
 def read_model(path: Path) -> bytes:
     """Read the bytes of a SentencePiece model. Raises `ModelError` if it is missing or damaged."""
     try:
-        model = read_regular(path)
+        model = read_regular_file(path)
         processor = open_model(model)
         # a damaged model may load without an error, and raise when it is used
         processor.id_to_piece(list(range(processor.vocab_size())))

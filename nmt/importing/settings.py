@@ -14,7 +14,7 @@ from nmt.config import ModelConfig, Normalization, SearchConfig
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, DamagedError, ModelError
 from nmt.runtime import metadata
-from nmt.runtime.reading import read_regular
+from nmt.runtime.reading import read_regular_file
 
 Choice = TypeVar("Choice")
 _MAX_NUMBER = 1 << 20  # a file with a larger width or depth is damaged
@@ -165,7 +165,7 @@ class Settings:
 def read_text(path: Path) -> str:
     """Read a text file; raise `ModelError` if it is missing or not UTF-8."""
     try:
-        return read_regular(path).decode("utf-8")
+        return read_regular_file(path).decode("utf-8")
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}; copy the whole folder") from None
     except UnicodeDecodeError:

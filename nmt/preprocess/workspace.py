@@ -38,7 +38,7 @@ from nmt.runtime.manifest import read_entries, write_manifest
 from nmt.runtime.metadata import read_json
 from nmt.runtime.pool import count_workers
 from nmt.runtime.progress import Progress
-from nmt.runtime.reading import check_tree, read_regular
+from nmt.runtime.reading import check_tree, read_regular_file
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Job:
             "format": _FORMAT_VERSION,
             **settings_to_compare(self.config),
             "inputs": inputs,
-            "models": [hashlib.sha256(read_regular(path)).hexdigest() for path in model_files],
+            "models": [hashlib.sha256(read_regular_file(path)).hexdigest() for path in model_files],
         }
 
 

@@ -16,7 +16,7 @@ import xxhash
 
 from nmt.errors import DamagedError, ModelError
 from nmt.runtime.metadata import read_json, read_yaml
-from nmt.runtime.reading import open_regular, read_regular
+from nmt.runtime.reading import open_regular, read_regular_file
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def set_verify(verify_files: bool) -> None:
     _is_verifying = verify_files
 
 
-def verify(folder: Path, *names: str) -> None:
+def verify_checksums(folder: Path, *names: str) -> None:
     """Compare the files `names` of `folder` with its manifest; without names, all listed files.
 
     Raises `DamagedError` for the first file that differs. A missing file is an error only without
@@ -115,7 +115,7 @@ def read_entries(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     entries = content.get("files")
-    if not isinstance(entries, dict) or read_regular(path) != _render_entries(entries):
+    if not isinstance(entries, dict) or read_regular_file(path) != _render_entries(entries):
         raise DamagedError(
             f"{path} is damaged: it differs from the file that nmt wrote; copy or make the folder "
             "again, or set verify=false to use it unchecked"

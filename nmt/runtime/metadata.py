@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import yaml
 
 from nmt.errors import ConfigError, DamagedError
-from nmt.runtime.reading import read_regular
+from nmt.runtime.reading import read_regular_file
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def read_json(path: Path) -> dict[str, Any]:
     in UTF-8.
     """
     try:
-        content = json.loads(read_regular(path).decode("utf-8"))
+        content = json.loads(read_regular_file(path).decode("utf-8"))
         if not isinstance(content, dict):
             raise ValueError("no JSON object")
     except (ValueError, RecursionError) as error:
@@ -48,7 +48,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises `FileNotFoundError`, or `DamagedError` if the file is too large or is not a YAML mapping.
     """
     try:
-        content = parse_yaml(read_regular(path, max_bytes=_MAX_YAML_BYTES))
+        content = parse_yaml(read_regular_file(path, max_bytes=_MAX_YAML_BYTES))
         if not isinstance(content, dict):
             raise ValueError("no settings")
     except (ValueError, RecursionError, yaml.YAMLError) as error:

@@ -53,7 +53,7 @@ def open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | _NON_BLOCKING)
 
 
-def read_regular(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+def read_regular_file(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """Read a whole file; see `open_regular`."""
     with open_regular(path, max_bytes=max_bytes) as file:
         return file.read(max_bytes)  # a file of /proc may hold more than its size, which is 0

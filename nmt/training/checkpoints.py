@@ -31,7 +31,7 @@ from nmt.config import require_valid
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError, NmtError
 from nmt.runtime.files import remove_folder, replace_link
-from nmt.runtime.manifest import verify
+from nmt.runtime.manifest import verify_checksums
 from nmt.runtime.metadata import pop_version, to_dataclass
 from nmt.runtime.torch_files import load_torch_file
 
@@ -128,7 +128,7 @@ def load_newest(run_dir: Path) -> Checkpoint | None:
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint; raise `ModelError` if a file is missing, damaged or of another version."""
     path = folder / TRAINER_FILE
-    verify(folder, TRAINER_FILE)
+    verify_checksums(folder, TRAINER_FILE)
     damage_error = ModelError(f"{path} is damaged; remove {folder} to resume an older one")
     try:
         content = load_torch_file(path)

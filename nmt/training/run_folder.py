@@ -16,7 +16,7 @@ from nmt.data.binary import DataInfo
 from nmt.errors import ConfigError
 from nmt.runtime.files import disk_errors, remove_all_temporary, replace_file
 from nmt.runtime.manifest import MANIFEST, render_manifest
-from nmt.runtime.reading import read_regular
+from nmt.runtime.reading import read_regular_file
 
 log = logging.getLogger(__name__)
 _LOCK_SECONDS = 10  # how long to wait for the lock: a killed run may still be ending
@@ -59,12 +59,12 @@ def save_config(run_dir: Path, config_yaml: str) -> None:
     """
     path = run_dir / "config.yaml"
     manifest = run_dir / MANIFEST
-    if not path.exists() or read_regular(path) != config_yaml.encode():
+    if not path.exists() or read_regular_file(path) != config_yaml.encode():
         manifest.unlink(missing_ok=True)
         with replace_file(path) as temporary:
             temporary.write_bytes(config_yaml.encode())
     manifest_content = render_manifest(run_dir, [path])
-    if not manifest.exists() or read_regular(manifest) != manifest_content:
+    if not manifest.exists() or read_regular_file(manifest) != manifest_content:
         with replace_file(manifest) as temporary:
             temporary.write_bytes(manifest_content)
 

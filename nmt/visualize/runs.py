@@ -14,7 +14,7 @@ import numpy as np
 
 from nmt.config import VisualizeConfig, resolve_path
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.runtime.manifest import read_run_config, verify
+from nmt.runtime.manifest import read_run_config, verify_checksums
 from nmt.runtime.metadata import read_json
 from nmt.training.trackers import TrackerThread, close_trackers, installed_trackers
 from nmt.visualize.run_table import (
@@ -75,7 +75,7 @@ def read_settings(run_dir: Path) -> dict[str, Any]:
 def read_report(data_dir: str) -> dict[str, Any]:
     """Read `report.json` of a data folder; raise `DataError` if it does not exist."""
     path = resolve_path(data_dir) / "report.json"
-    verify(path.parent, path.name)
+    verify_checksums(path.parent, path.name)
     try:
         return read_json(path)
     except OSError:
