@@ -9,7 +9,7 @@ TYPE_CHECKING = False  # type checkers assume True; importing it from typing wou
 if TYPE_CHECKING:
     from typing import Any
 
-    from nmt.cli.train import train_here as train
+    from nmt.cli.train import train_in_process as train
     from nmt.preprocess.prepare import prepare
     from nmt.translate.translator import Translator
 
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
 
         return prepare
     if name == "train":
-        from nmt.cli.train import train_here
+        from nmt.cli.train import train_in_process
 
-        return train_here
+        return train_in_process
     raise AttributeError(f"module 'nmt' has no attribute {name!r}")

@@ -254,8 +254,8 @@ def list_settings(
 ) -> Iterator[Setting]:
     """Yield the settings of a dataclass and of its groups, in the order of `--help`.
 
-    In the key of a mapping, `NAME` stands for the names that the user chooses. `prefix` precedes
-    all keys. Settings that declare no resume rule get `inherited_rule`.
+    `NAME` in a key is a placeholder for a name that the user chooses, as in mappings. `prefix`
+    precedes all keys. Settings that declare no resume rule get `inherited_rule`.
     """
     type_hints = typing.get_type_hints(schema)
     for field in sorted(dataclasses.fields(schema), key=_help_position):

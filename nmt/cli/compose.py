@@ -276,7 +276,7 @@ def _store_defaults(
 
 @functools.cache
 def _schema_defaults(name: str) -> Any:
-    """Return the defaults of a command; those of nmt-train include nmt-preprocess's."""
+    """Return the defaults of a command; for nmt-train, also the defaults of nmt-preprocess."""
     defaults = OmegaConf.to_container(OmegaConf.structured(COMMANDS[name].schema))
     if name == "train":
         return {**_schema_defaults("preprocess"), **typing.cast(dict[str, Any], defaults)}

@@ -1,4 +1,4 @@
-"""Prepare the data folder of a run, and name the command that trains on a data folder."""
+"""Prepare the data folder of a run; compose the `nmt-train` command for a data folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nmt.preprocess.sources import has_split
 from nmt.runtime.files import describe_folder
 
 log = logging.getLogger(__name__)
-_FILES = (
+_TEXT_ARGUMENTS = (
     "data.train.src=FILE",
     "data.train.tgt=FILE",
     "data.valid.src=FILE",
@@ -30,9 +30,8 @@ _FILES = (
 def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write: bool) -> None:
     """Prepare the data folder of a run unless it exists; do not change an existing one.
 
-    If the folder is missing, raises a `DataError` that says what to do, unless `may_write` is set
-    and the settings name training text. The data of a run that exists may be elsewhere, since
-    `data_dir` is often relative to the folder in which the run was started.
+    Raises a `DataError` that says what to do if the folder is missing, unless `may_write` is set
+    and the settings name training text.
     """
     folder = resolve_path(config.data_dir)
     if (folder / "meta.json").exists():
@@ -46,13 +45,14 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
     if has_text:
         command = shell_command("preprocess", preparation.arguments)
     elif config.data_dir == DEFAULT_DATA_DIR:
-        command = shell_command("preprocess")  # prepares the corpus that comes with nmt
+        command = shell_command("preprocess")  # prepares the included corpus
     elif (resolve_path(config.run_dir) / "config.yaml").exists():
+        # a relative data_dir starts at the folder in which the run was first started
         raise DataError(
             f"{folder} {problem}; give data_dir=FOLDER, the data of run_dir={config.run_dir}"
         )
     else:
-        command = shell_command("preprocess", [*_FILES, f"data_dir={config.data_dir}"])
+        command = shell_command("preprocess", [*_TEXT_ARGUMENTS, f"data_dir={config.data_dir}"])
     if not (has_text and may_write):
         raise DataError(f"{folder} {problem}; make it with: {command}")
     log.info("%s does not exist; preparing it, as this does: %s", config.data_dir, command)
@@ -61,7 +61,7 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
 
 
 def train_command(config: PreprocessConfig) -> str:
-    """Return the command that trains on the data folder in a run folder that does not exist yet."""
+    """Return the `nmt-train` command for the data folder, with a run folder that is not in use."""
     settings: dict[str, str] = {}
     if config.experiment is not None:
         settings["experiment"] = config.experiment
@@ -73,7 +73,8 @@ def train_command(config: PreprocessConfig) -> str:
             and model is not None
             and resolve_path(model).is_dir()
         ):
-            settings["init_from"] = model  # to fine-tune the model whose tokenizer the data has
+            # fine-tune the model whose tokenizer the data has
+            settings["init_from"] = model
         default_run_dir = train_config.run_dir
         run_dir = default_run_dir
     else:
@@ -83,19 +84,26 @@ def train_command(config: PreprocessConfig) -> str:
         if config.data_dir != DEFAULT_DATA_DIR:
             settings["data_dir"] = config.data_dir
             run_dir = f"runs/{resolve_path(config.data_dir).name}"
-    new_run_dir = run_dir
-    number = 2
-    while resolve_path(new_run_dir).exists():
-        new_run_dir = f"{run_dir}-{number}"
-        number += 1
-    if new_run_dir != default_run_dir:
-        settings["run_dir"] = new_run_dir
+    run_dir = _find_unused_name(run_dir)
+    if run_dir != default_run_dir:
+        settings["run_dir"] = run_dir
     return shell_command("train", **settings)
+
+
+def _find_unused_name(folder: str) -> str:
+    """Return `folder` if it does not exist, else `folder-2`, `folder-3` or the next unused name."""
+    name = folder
+    number = 2
+    while resolve_path(name).exists():
+        name = f"{folder}-{number}"
+        number += 1
+    return name
 
 
 def _compose_train_config(config: PreprocessConfig) -> TrainConfig:
     """Return the config of nmt-train for the experiment of a data folder."""
     words = [f"experiment={config.experiment}", f"data_dir={config.data_dir}"]
+    # the callback is only for sweeps, and these words contain none
     composed = compose_command(COMMANDS["train"], words, lambda _: None)
     assert composed is not None
     train_config: TrainConfig = composed.config

@@ -1,7 +1,7 @@
-"""Run `nmt-evaluate`: score translations in a file, or translations that a model makes.
+"""Run `nmt-evaluate`: score translations from files or from a model.
 
-The model translates a source file, or a held-out set of a data folder. Several runs are compared in
-a table, with the scores that they recorded.
+A model translates a source file, or a held-out set of a data folder. For several training runs, the
+command prints a table with the scores recorded in training.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import json
 import logging
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nmt import evaluate as metrics
+from nmt import evaluate as scoring
 from nmt.command_metric import CommandMetric
 from nmt.config import (
     Engine,
@@ -32,9 +33,13 @@ from nmt.errors import ConfigError
 from nmt.evaluate import Comparison, Score
 from nmt.visualize.run_table import find_runs, run_table, summarize_run
 
+if TYPE_CHECKING:
+    from nmt.data.languages import LanguagePair
+
 log = logging.getLogger(__name__)
 
-_WORD_BOUNDS = (1, 4, 11, 21, 41, math.inf)  # words of a source, for scores by length
+# by_length: the least number of source words in each group, and the end of the last group
+_LENGTH_BOUNDS = (1, 4, 11, 21, 41, math.inf)
 
 
 @dataclass(frozen=True)
@@ -45,43 +50,48 @@ class _TestSet:
     bleu_tokenizer: str
     hypotheses: list[str] = field(default_factory=list)  # empty until a model has translated
     sources: list[str] = field(default_factory=list)
-    translate_options: dict[str, Any] = field(default_factory=dict)  # languages or their tags
-    label: str = ""  # corpus, system, perturbation or lengths; precedes the names of scores
+    translate_options: dict[str, Any] = field(default_factory=dict)  # languages or language tags
+    label: str = ""  # names the corpus, system, perturbation or length group
+
+    def add_label(self, name: str) -> str:
+        """Return a name with the label in front."""
+        return f"{self.label} {name}".strip()
 
 
 def evaluate(config: EvaluateConfig) -> None:
-    """Print the scores of the hypotheses and, with a baseline, tests of the differences.
+    """Print the scores of the hypotheses and, with a baseline, tests of the differences from it.
 
-    For several runs, prints a table of them instead.
+    The baseline is the file `baseline`, or the first of several files of hypotheses. If `model_dir`
+    names a folder or pattern of runs, prints a table of the runs instead.
     """
     runs = _runs_to_compare(config)
     if runs:
         _compare_runs(config, runs)
         return
-    scores: list[Score] = []
-    comparisons: list[Comparison] = []
     baseline = None if config.baseline is None else list(read_input(config.baseline))
     test_sets = _read_test_sets(config, baseline)
+    scores: list[Score] = []
     for test_set in test_sets:
         scores += _score(config, test_set)
     if baseline is None and len(config.hypotheses) > 1:
         baseline = test_sets.pop(0).hypotheses
         log.info("the baseline is %s", config.hypotheses[0])
+    comparisons: list[Comparison] = []
     if baseline is not None:
         for test_set in test_sets:
             comparisons += _compare(config, test_set, baseline)
     if config.format is OutputFormat.json:
-        print(json.dumps(metrics.as_json(scores, comparisons), indent=2))
+        print(json.dumps(scoring.as_json(scores, comparisons), indent=2))
     else:
-        print(metrics.as_table(scores, comparisons))
+        print(scoring.as_table(scores, comparisons))
 
 
 def _score(config: EvaluateConfig, test_set: _TestSet) -> list[Score]:
-    """Score the hypotheses of a test set; the label of the test set precedes the names."""
+    """Score the hypotheses of a test set; the names of the scores begin with its label."""
     options = _metric_options(config, test_set)
     scores = []
-    for score in metrics.evaluate(test_set.hypotheses, test_set.references, **options):
-        scores.append(replace(score, name=f"{test_set.label} {score.name}".strip()))
+    for score in scoring.evaluate(test_set.hypotheses, test_set.references, **options):
+        scores.append(replace(score, name=test_set.add_label(score.name)))
     if config.glossary:
         scores.append(_score_terms(config, test_set))
     return scores
@@ -91,37 +101,36 @@ def _score_terms(config: EvaluateConfig, test_set: _TestSet) -> Score:
     """Return the percentage of the glossary's terms that the hypotheses contain."""
     from nmt.search.glossary import count_terms, load_glossary
 
-    glossary = load_glossary(tuple(config.search_changes()["glossary"]))
-    count = count_terms(glossary, test_set.sources, test_set.hypotheses)
+    glossary_lines = config.search_changes()["glossary"]
+    count = count_terms(load_glossary(tuple(glossary_lines)), test_set.sources, test_set.hypotheses)
     return Score(
-        name=f"{test_set.label} terms".strip(),
-        value=100 * count.kept / max(count.total, 1),
-        signature=f"{count.kept} of {count.total}",
-        detail=count._asdict(),
+        name=test_set.add_label("terms"),
+        value=100 * count.num_translated / max(count.num_terms, 1),
+        signature=f"{count.num_translated} of {count.num_terms}",
+        detail={"kept": count.num_translated, "total": count.num_terms},
     )
 
 
 def _compare(config: EvaluateConfig, test_set: _TestSet, baseline: list[str]) -> list[Comparison]:
     """Test whether the hypotheses of a test set differ from a baseline."""
-    significance = metrics.Significance(
+    significance = scoring.Significance(
         method=config.method, num_samples=config.num_samples, seed=config.seed
     )
     options = _metric_options(config, test_set)
     comparisons = []
-    for comparison in metrics.compare(
+    for comparison in scoring.compare(
         test_set.hypotheses,
         test_set.references,
         baseline=baseline,
         test=significance,
         **options,
     ):
-        name = f"{test_set.label} {comparison.name}".strip()
-        comparisons.append(replace(comparison, name=name))
+        comparisons.append(replace(comparison, name=test_set.add_label(comparison.name)))
     return comparisons
 
 
 def _metric_options(config: EvaluateConfig, test_set: _TestSet) -> dict[str, Any]:
-    """Return the arguments that `metrics.evaluate` and `metrics.compare` share."""
+    """Return the arguments that `scoring.evaluate` and `scoring.compare` have in common."""
     return {
         "tokenize": test_set.bleu_tokenizer,
         "metrics": config.metrics,
@@ -132,6 +141,7 @@ def _metric_options(config: EvaluateConfig, test_set: _TestSet) -> dict[str, Any
 
 
 def _command_metric(config: EvaluateConfig, test_set: _TestSet) -> CommandMetric | None:
+    """Return the metric that the command `metric_command` computes, or None if it is not set."""
     if config.metric_command is None:
         return None
     return CommandMetric(config.metric_command, test_set.sources)
@@ -141,25 +151,27 @@ def _command_metric(config: EvaluateConfig, test_set: _TestSet) -> CommandMetric
 
 
 def _runs_to_compare(config: EvaluateConfig) -> list[Path]:
-    """Return the runs that a folder or pattern in `model_dir` names; [] if it names models."""
+    """Return the runs in the folder, or of the pattern, `model_dir`; [] if it is a model."""
     if config.model_dir is None or len(config.model_dir) > 1:
         return []  # several models are an ensemble
     runs = find_runs(config.model_dir)
-    is_model = runs == [resolve_path(config.model_dir[0])]
-    return [] if is_model else runs
+    if runs == [resolve_path(config.model_dir[0])]:
+        return []  # one run or model
+    return runs
 
 
 def _compare_runs(config: EvaluateConfig, runs: list[Path]) -> None:
-    """Print a table of runs; translate the test set with each if the settings name one."""
-    has_test_set = config.src is not None or config.data_dir is not None
+    """Print a table of runs, with scores on the test set if the settings name one."""
     if config.baseline is not None:
         raise ConfigError(f"baseline={config.baseline}: compares with one model, not with runs")
+    has_test_set = config.src is not None or config.data_dir is not None
     summaries = []
     for run_dir in runs:
         scores: list[Score] = []
         if has_test_set:
             log.info("translating with %s", os.path.relpath(run_dir))
-            for test_set in _translate_test_sets(replace(config, model_dir=[str(run_dir)]), None):
+            run_config = replace(config, model_dir=[str(run_dir)])
+            for test_set in _translate_test_sets(run_config, baseline=None):
                 scores += _score(config, test_set)
         summaries.append(summarize_run(run_dir, scores))
     if config.format is OutputFormat.json:
@@ -174,16 +186,16 @@ def _compare_runs(config: EvaluateConfig, runs: list[Path]) -> None:
 def _read_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[_TestSet]:
     """Return the test sets with their hypotheses, from files or from a model.
 
-    Each file of hypotheses is a test set with the same references.
+    Each file of hypotheses makes one test set; all of these have the same references.
     """
     if not config.hypotheses:
         return _translate_test_sets(config, baseline)
     references = [list(read_input(path)) for path in config.references]
     bleu_tokenizer = _choose_tokenizer(config, config.tgt_lang)
-    sources = []  # only needed for the terms of a glossary
+    sources = []  # only needed for a glossary or metric_command
     if config.src is not None:
         sources = list(read_input(config.src))
-        metrics.check_lines({"src": sources}, references, force=True)
+        scoring.check_lines({"src": sources}, references, force=True)
     test_sets = []
     for path in config.hypotheses:
         test_set = _TestSet(
@@ -199,106 +211,120 @@ def _read_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[
 
 def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[_TestSet]:
     """Translate the test sets with the model, after checking that they can be scored."""
-    from nmt.data.languages import default_directions
     from nmt.runtime.distributed import set_num_threads
     from nmt.translate.translator import Translator
 
     assert config.model_dir is not None
     if config.src is None and config.data_dir is None:
-        [model_dir] = config.model_dir[:1]
-        raise ConfigError(f"model_dir={model_dir}: needs src=FILE or data_dir=FOLDER to translate")
+        raise ConfigError(
+            f"model_dir={config.model_dir[0]}: needs src=FILE or data_dir=FOLDER to translate"
+        )
     set_num_threads(config.num_threads)
     translator = Translator.load(config.model_dir, device=config.device, backend=Engine.native)
     if config.src is None:
-        test_sets = _read_held_out(config)
+        originals = _read_held_out(config)
     else:
-        tgt_lang = config.tgt_lang
-        model_languages = {pair.tgt_lang for pair in default_directions(translator.directions)}
-        if not tgt_lang and len(model_languages) == 1:
-            [tgt_lang] = model_languages
-        test_set = _TestSet(
-            references=[list(read_input(path)) for path in config.references],
-            bleu_tokenizer=_choose_tokenizer(config, tgt_lang),
-            sources=list(read_input(config.src)),
-            translate_options={"src_lang": config.src_lang, "tgt_lang": config.tgt_lang},
-        )
-        # only compares numbers of lines: the source is not scored, so it may look tokenized
-        metrics.check_lines({"src": test_set.sources}, test_set.references, force=True)
-        test_sets = [test_set]
+        originals = [_read_source_file(config, config.src, translator.directions)]
+    test_sets = list(originals)
+    for test_set in originals:
+        test_sets += [_perturb(test_set, change, config.seed) for change in config.perturb]
     # Check the references before the translation, which may take long
-    baseline_system = {} if baseline is None else {"baseline": baseline}
-    for test_set in list(test_sets):
-        test_sets += [_perturb(test_set, kind, config.seed) for kind in config.perturb]
+    systems = {} if baseline is None else {"baseline": baseline}
     for test_set in test_sets:
-        metrics.check_lines(baseline_system, test_set.references, force=config.force)
+        scoring.check_lines(systems, test_set.references, force=config.force)
     translated = []
     for test_set in test_sets:
         hypotheses = translator.translate(
             test_set.sources, **test_set.translate_options, **config.search_changes()
         )
-        translated.append(replace(test_set, hypotheses=hypotheses))
+        translated_set = replace(test_set, hypotheses=hypotheses)
+        translated.append(translated_set)
         if config.by_length:
-            translated += _divide_by_length(translated[-1])
+            translated += _divide_by_length(translated_set)
     return translated
 
 
-def _perturb(test_set: _TestSet, kind: Perturbation, seed: int) -> _TestSet:
+def _read_source_file(
+    config: EvaluateConfig, src: str, directions: Sequence[LanguagePair]
+) -> _TestSet:
+    """Return the test set of a source file and `references`, without hypotheses.
+
+    A model with a single target language, according to `directions`, needs no `tgt_lang`.
+    """
+    from nmt.data.languages import default_directions
+
+    tgt_lang = config.tgt_lang
+    model_languages = {pair.tgt_lang for pair in default_directions(directions)}
+    if not tgt_lang and len(model_languages) == 1:
+        [tgt_lang] = model_languages
+    test_set = _TestSet(
+        references=[list(read_input(path)) for path in config.references],
+        bleu_tokenizer=_choose_tokenizer(config, tgt_lang),
+        sources=list(read_input(src)),
+        translate_options={"src_lang": config.src_lang, "tgt_lang": config.tgt_lang},
+    )
+    # only compares numbers of lines: the source is not scored, so it may look tokenized
+    scoring.check_lines({"src": test_set.sources}, test_set.references, force=True)
+    return test_set
+
+
+def _perturb(test_set: _TestSet, change: Perturbation, seed: int) -> _TestSet:
     """Return a test set with perturbed text; each line has its own random generator."""
     sources = []
     references: list[list[str]] = [[] for _ in test_set.references]
     for i, source in enumerate(test_set.sources):
-        rng = Random(f"{kind.value} {seed} {i}")
+        rng = Random(f"{change.value} {seed} {i}")
         originals = [lines[i] for lines in test_set.references]
-        source, changed = perturb.perturb_line(source, originals, kind, rng)
-        sources.append(source)
-        for lines, line in zip(references, changed, strict=True):
+        perturbed_source, perturbed = perturb.perturb_line(source, originals, change, rng)
+        sources.append(perturbed_source)
+        for lines, line in zip(references, perturbed, strict=True):
             lines.append(line)
-    label = f"{test_set.label} {kind.value}".strip()
+    label = test_set.add_label(change.value)
     return replace(test_set, sources=sources, references=references, label=label)
 
 
 def _divide_by_length(test_set: _TestSet) -> list[_TestSet]:
-    """Divide a translated test set by the number of words of its sources."""
+    """Divide a translated test set into groups by the number of source words."""
     word_counts = [len(source.split()) for source in test_set.sources]
     groups = []
-    for low, high in itertools.pairwise(_WORD_BOUNDS):
+    for low, high in itertools.pairwise(_LENGTH_BOUNDS):
         indices = [i for i, count in enumerate(word_counts) if low <= count < high]
         if not indices:
             continue
-        words = f"{low} words or more" if high == math.inf else f"{low} to {high - 1} words"
+        length_range = f"{low} words or more" if high == math.inf else f"{low} to {high - 1} words"
         group = replace(
             test_set,
             sources=[test_set.sources[i] for i in indices],
             hypotheses=[test_set.hypotheses[i] for i in indices],
             references=[[lines[i] for i in indices] for lines in test_set.references],
-            label=f"{test_set.label} {words} (n={len(indices)})".strip(),
+            label=test_set.add_label(f"{length_range} (n={len(indices)})"),
         )
         groups.append(group)
     return groups
 
 
 def _read_held_out(config: EvaluateConfig) -> list[_TestSet]:
-    """Return the corpora of a held-out set of the data folder, without hypotheses."""
+    """Return a test set for each corpus of a held-out set of the data folder, no hypotheses."""
     from nmt.data.binary import read_held_out
 
     assert config.data_dir is not None
     test_sets = []
-    for text in read_held_out(resolve_path(config.data_dir), config.split.value):
-        languages = text.direction
+    for corpus in read_held_out(resolve_path(config.data_dir), config.split.value):
+        direction = corpus.direction
         test_set = _TestSet(
-            references=[text.targets],
-            bleu_tokenizer=_choose_tokenizer(config, config.tgt_lang or languages.tgt_lang),
-            sources=text.sources,
-            translate_options={"src_tag": languages.src_tag, "tgt_tag": languages.tgt_tag},
-            label=text.corpus,
+            references=[corpus.targets],
+            bleu_tokenizer=_choose_tokenizer(config, config.tgt_lang or direction.tgt_lang),
+            sources=corpus.sources,
+            translate_options={"src_tag": direction.src_tag, "tgt_tag": direction.tgt_tag},
+            label=corpus.corpus,
         )
         test_sets.append(test_set)
     return test_sets
 
 
 def _choose_tokenizer(config: EvaluateConfig, language: str) -> str:
-    """Return the name of BLEU's tokenizer; raise a `ConfigError` if it is not installed."""
-    tokenize = config.tokenize or metrics.choose_bleu_tokenizer(language)  # sacreBLEU's name for it
+    """Return sacreBLEU's name of BLEU's tokenizer; raise a `ConfigError` if it is missing."""
+    bleu_tokenizer = config.tokenize or scoring.choose_bleu_tokenizer(language)
     if Metric.bleu in config.metrics:
-        metrics.build_bleu_metric(tokenize)  # raises the error
-    return tokenize
+        scoring.build_bleu_metric(bleu_tokenizer)  # only to raise the error
+    return bleu_tokenizer

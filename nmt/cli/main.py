@@ -77,8 +77,8 @@ def nmt() -> int:
 def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
     """Run a command with the words that follow its name; return the exit status.
 
-    `command` is None for `nmt --help`, `nmt --version` and unknown names. The words are `argv`, or
-    `sys.argv[1:]` by default.
+    For `nmt --help`, `nmt --version` and unknown names, pass None as `command`. The words are
+    `argv`, or `sys.argv[1:]` by default.
     """
     words, level = _read_verbosity(list(sys.argv[1:] if argv is None else argv))
     if sys.stderr is None:  # closed with 2>&-; else the next opened file would become stderr

@@ -1,6 +1,6 @@
 """Train as one rank: `python -m nmt.cli.rank CONFIG_FILE LAUNCHER_PID`.
 
-`nmt-train`, whose process id is LAUNCHER_PID, starts one such process for each device.
+`nmt-train` is the launcher: it starts one such process for each device.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def main(config_path: str, launcher_pid: str) -> int:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     log_to_stderr()
-    composed = OmegaConf.create(Path(config_path).read_text(encoding="utf-8"))
-    config, config_yaml = to_config(composed, TrainConfig)  # type: ignore[arg-type]
+    settings = OmegaConf.create(Path(config_path).read_text(encoding="utf-8"))
+    config, config_yaml = to_config(settings, TrainConfig)  # type: ignore[arg-type]
     set_verify(config.verify)
     try:
-        record(run_rank)(config, config_yaml)  # the launcher reads why a rank failed
+        record(run_rank)(config, config_yaml)  # reports errors to the launcher
     except ONE_LINE_ERRORS as error:
         return error.exit_status
     except KeyboardInterrupt:
@@ -42,4 +42,4 @@ def main(config_path: str, launcher_pid: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(config_path=sys.argv[1], launcher_pid=sys.argv[2]))

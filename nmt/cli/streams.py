@@ -38,7 +38,7 @@ def find_output(output: str, inputs: Iterable[str]) -> Path | None:
         raise ConfigError(f"output={output}: is a folder; give the path of a file")
     if is_stream(path):
         return None
-    file = path.resolve()  # a link is kept, and the file that it points to is replaced
+    file = path.resolve()  # replace the file that a link points to, not the link
     for name in inputs:
         if name != "-" and resolve_path(name).resolve() == file:
             raise ConfigError(f"output={output}: is the input; give the path of another file")
@@ -46,7 +46,7 @@ def find_output(output: str, inputs: Iterable[str]) -> Path | None:
 
 
 def check_input(path: str) -> None:
-    """Open and close a file, to raise an error before the model is loaded if it cannot be read."""
+    """Raise an error if a file cannot be read; call this before loading a model."""
     if not is_stream(path):
         with open_bytes(resolve_path(path)):
             pass
@@ -60,12 +60,13 @@ def open_output(output: str, stack: contextlib.ExitStack) -> IO[bytes]:
 
 
 def open_input(path: str, stack: contextlib.ExitStack) -> tuple[Iterator[str], Callable[[], bool]]:
-    """Open an input; return its lines and a function that tells if more can be read at once.
+    """Open an input; return its lines and a function that tells if a line can be read immediately.
 
     Reading a file never waits; reading a terminal, pipe or socket may.
     """
     status = _stdin_status() if path == "-" else None
-    if status is not None and not stat.S_ISREG(status.st_mode):  # a terminal, pipe or socket
+    is_terminal_or_pipe = status is not None and not stat.S_ISREG(status.st_mode)
+    if is_terminal_or_pipe:
         arriving_lines = ArrivingLines(sys.stdin.buffer.fileno())
         return read_stream(arriving_lines, "stdin"), arriving_lines.has_more
     if path == "-" or not is_stream(path) or is_compressed(path):
@@ -76,7 +77,7 @@ def open_input(path: str, stack: contextlib.ExitStack) -> tuple[Iterator[str], C
 
 
 def input_size(path: str) -> int | None:
-    """Return the bytes of an input, or None if its size or its unpacked size is unknown."""
+    """Return the size of an uncompressed file in bytes, or None for other inputs."""
     if path == "-":
         status = _stdin_status()
         if status is None or not stat.S_ISREG(status.st_mode):
@@ -88,7 +89,7 @@ def input_size(path: str) -> int | None:
 
 
 def _stdin_status() -> os.stat_result | None:
-    """Return the status of stdin, or None if it is closed or not backed by a descriptor."""
+    """Return the status of stdin, or None if it is closed or has no file descriptor."""
     try:
         return os.fstat(sys.stdin.buffer.fileno())
     except (AttributeError, OSError):

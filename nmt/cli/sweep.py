@@ -190,8 +190,8 @@ def _is_sweep(argument: Argument) -> bool:
 def _name_run(values: Iterable[Argument], arguments: Iterable[Argument]) -> str:
     """Return the folder name of one run of a sweep, such as `max_tokens=2048,seed=1`.
 
-    It names the settings that differ between runs, except run_dir. `values` are those of this run;
-    `arguments` come from the command line.
+    The name contains the settings that differ between runs, except run_dir. `values` are the
+    arguments of this run; `arguments` are the arguments on the command line.
     """
     swept_values = {argument.key: argument.value for argument in values}
     for argument in arguments:

@@ -237,7 +237,7 @@ def _find_direction(
 ) -> LanguagePair:
     """Return the languages of the corpus, in reverse if the input is its target side.
 
-    Languages that the settings do not name are those of a model with a single direction.
+    Languages that the settings do not name are taken from a model with a single direction.
     """
     src_lang = config.src_lang
     tgt_lang = config.tgt_lang

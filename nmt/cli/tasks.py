@@ -75,9 +75,9 @@ def _default_average_folder(config: AverageConfig) -> str:
 
 
 def _choose_checkpoints(config: AverageConfig) -> list[Path]:
-    """Return the best or newest checkpoints of a run, as many as `best` or `last` says.
+    """Return the `best` best or the `last` newest checkpoints of a run.
 
-    Without these settings, returns the newest ones, as many as the run's `average_last` says.
+    Without these settings, returns the `average_last` newest checkpoints, as set in the run.
     """
     from nmt.average import find_best_checkpoints, find_newest_checkpoints
     from nmt.checkpoint import list_checkpoints
@@ -100,7 +100,7 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
     if config.last is not None:
         return find_newest_checkpoints(run_dir, config.last)
     num_available = len(list_checkpoints(run_dir))
-    # at least 1, so that `find_newest_checkpoints` raises its error if there are none
+    # at least 1, so that `find_newest_checkpoints` raises its error if the run has no checkpoint
     return find_newest_checkpoints(run_dir, max(1, min(average_last, num_available)))
 
 

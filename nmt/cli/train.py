@@ -37,13 +37,13 @@ log = logging.getLogger(__name__)
 def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> float | None:
     """Prepare the data folder if it does not exist, then start or resume the run.
 
-    Returns the best validation loss or BLEU, as `best_metric` says, for a sweeper of Hydra. Returns
+    Returns the best validation score by `best_metric`, which Hydra's sweepers optimize. Returns
     None for a dry run and for a rank of torchrun.
     """
     _check_run_dir(config.run_dir)
     if is_launched():  # by torchrun
         end_with_launcher(os.getppid())
-        record(_run_launched)(config, config_yaml, preparation)  # writes errors for torchrun
+        record(_run_launched)(config, config_yaml, preparation)  # reports errors to torchrun
         return None
     run_dir = resolve_path(config.run_dir)
     ensure_data(config, preparation, may_write=not config.dry_run)
@@ -64,8 +64,8 @@ def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> 
     return min(scores, default=None)
 
 
-def train_here(config: TrainConfig) -> None:
-    """Start or resume a run in this process, on one device; `nmt.prepare` makes its data folder.
+def train_in_process(config: TrainConfig) -> None:
+    """Start or resume a run in this process, on one device; `nmt.prepare` writes its data folder.
 
     Raises subclasses of `NmtError` for mistakes of the user.
     """
@@ -74,7 +74,7 @@ def train_here(config: TrainConfig) -> None:
 
 
 def _check_run_dir(run_dir: str) -> None:
-    """Raise a `ConfigError` if `run_dir` is a checkpoint or model folder, or in one of a run."""
+    """Raise a `ConfigError` if `run_dir` is, or is inside, a checkpoint or model folder."""
     path = resolve_path(run_dir)
     if (path / CONFIG).exists():
         raise ConfigError(
@@ -82,9 +82,9 @@ def _check_run_dir(run_dir: str) -> None:
             f"start from its weights with init_from={run_dir}"
         )
     for folder in (path, *path.parents):
-        is_in_model = (folder / WEIGHTS).exists() and (folder / CONFIG).exists()
-        is_checkpoints = folder.name == "checkpoints" and (folder / "latest" / CONFIG).exists()
-        if is_in_model or is_checkpoints:
+        is_model = (folder / WEIGHTS).exists() and (folder / CONFIG).exists()
+        has_checkpoints = folder.name == "checkpoints" and (folder / "latest" / CONFIG).exists()
+        if is_model or has_checkpoints:
             raise ConfigError(
                 f"run_dir={run_dir} is inside {os.path.relpath(folder)}, which has models of a "
                 "run; choose another run_dir"
@@ -92,7 +92,7 @@ def _check_run_dir(run_dir: str) -> None:
 
 
 def _log_resume_point(run_dir: Path) -> None:
-    """Log from which update an interrupted run goes on."""
+    """Log the update after which an interrupted run will continue."""
     checkpoints = list_checkpoints(run_dir)
     if checkpoints:
         update = parse_checkpoint_update(checkpoints[-1])
@@ -102,16 +102,17 @@ def _log_resume_point(run_dir: Path) -> None:
 
 
 def _run_launched(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> None:
-    """Train as one of the ranks that torchrun started; they do not prepare the data folder."""
+    """Train as a rank of torchrun. Raises `DataError` if the data folder is missing."""
     ensure_data(config, preparation, may_write=False)
     run_rank(config, config_yaml)
 
 
 def run_rank(config: TrainConfig, config_yaml: str) -> None:
-    """Train as the rank that the environment names, or as the only one."""
+    """Train as the rank that the environment variables of torchrun name, or as the only rank."""
     config = adopt_model(config)
     world = find_world()
     device = find_device(config.device, world.local_rank)
+    # ranks of one machine share its cores, unless the user has set a number of threads
     if world.local_size > 1 and not config.num_threads and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // world.local_size))
     with process_group(world, device, config.timeout_seconds):

@@ -49,8 +49,8 @@ C = TypeVar("C", bound=TranslationConfig)
 def translate(config: TranslateConfig) -> None:
     """Translate `input` to `output`.
 
-    A stream gets each window of lines as soon as it is translated. A file is written under another
-    name and renamed when it is complete; the same command resumes it after a kill.
+    To a stream, writes each window of lines right after its translation. A file is written under
+    another name and renamed when it is complete; the same command resumes it after a kill.
     """
     output_file = _check_paths(config)
     config = with_chosen_backend(config)

@@ -123,8 +123,8 @@ def _nest_model_settings(content: dict[Any, Any]) -> dict[Any, Any]:
     if "model" in content or model_keys.isdisjoint(content):
         return content
     model_settings = {key: value for key, value in content.items() if key in model_keys}
-    others = {key: value for key, value in content.items() if key not in model_keys}
-    return {"model": model_settings, **others}
+    other_settings = {key: value for key, value in content.items() if key not in model_keys}
+    return {"model": model_settings, **other_settings}
 
 
 def check_content(content: dict[Any, Any], path: Path) -> None:

@@ -73,7 +73,9 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
     perturb: list[Perturbation] = option(
         [], "also translate the text changed: upper, title, lower, punct, typos, noise"
     )
-    by_length: bool = option(False, "also score sources of 1 to 3 words, 4 to 10, and so on")
+    by_length: bool = option(
+        False, "also score groups of sources by length: 1 to 3 words, 4 to 10, ..."
+    )
     metrics: list[Metric] = option(
         [Metric.bleu, Metric.chrf, Metric.ter], "bleu, chrf, chrfpp, ter"
     )

@@ -144,7 +144,7 @@ def _invalid_value(key: str, value: object, rule: str) -> ConfigError:
 
 
 def choose(choices: type[EnumType], key: str, value: str | EnumType) -> EnumType:
-    """Return the enum member with this value; raise a `ConfigError` if there is none."""
+    """Return the enum member with this value; raise a `ConfigError` if no member has it."""
     try:
         return choices(value)
     except ValueError:

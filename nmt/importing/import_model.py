@@ -81,8 +81,7 @@ def _check_importable(path: Path, config: ImportConfig) -> None:
         pass
     else:
         raise ConfigError(
-            f"input={config.input} is a model of nmt already; use it as it is: "
-            f"model_dir={config.input}"
+            f"input={config.input} is a model of nmt already; use it with model_dir={config.input}"
         )
     vocabularies = [*path.glob("*vocabulary.json"), *path.glob("*vocabulary.txt")]
     if (path / "model.bin").exists() and vocabularies:

@@ -286,7 +286,7 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
     if operations not in _NORMS:
         raise settings.make_error(", ".join(names), operations, " or ".join(map(str, _NORMS)))
     ffn_depth = settings.get("transformer-decoder-ffn-depth", 0)
-    if ffn_depth not in (0, 2):  # 0 stands for the value of the encoder
+    if ffn_depth not in (0, 2):  # 0 means the depth of the encoder
         raise settings.make_error("transformer-decoder-ffn-depth", ffn_depth, "2")
     d_ff = settings.get_int("transformer-dim-ffn")
     return settings.make_model_config(

@@ -159,8 +159,8 @@ def find_spm(
 ) -> tuple[Path, Path]:
     """Return the paths of the SentencePiece models of source and target.
 
-    These are the files that `config` names, or else the first of `name_pairs` that the folder
-    holds. Raises `ModelError` if it holds none of the pairs.
+    Returns the files that `config` names, or else the first of `name_pairs` that the folder
+    contains. Raises `ModelError` if it contains no pair.
     """
     if config.src_tokenizer is not None:
         src_path = resolve_path(config.src_tokenizer)

@@ -15,7 +15,7 @@ from nmt.errors import ConfigError
 
 _CASE = "case"  # flag: the source must have the case of the term
 _PART = "part"  # flag: the term is also found inside of words
-# characters of scripts without spaces between words, which are words of their own here
+# characters of scripts without spaces between words; each is matched as one word
 _IDEOGRAPH = "[\u2e80-\u312f\u31a0-\u9fff\uf900-\ufaff]"
 _WORD = re.compile(rf"{_IDEOGRAPH}|(?:(?!{_IDEOGRAPH})\w)+|[^\w\s]")
 _SPACE = "\u2581"  # SentencePiece's mark of a space
@@ -53,13 +53,17 @@ def _is_printable(source: str, targets: Iterable[str]) -> bool:
 
 
 class Glossary:
-    """Finds the entries whose source terms occur in a text."""
+    """Entries that are looked up by their source terms in a text."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.lines: list[str] = []
-        self._by_words: dict[tuple[str, ...], list[Entry]] = {}  # in lower case
-        self._max_words: dict[str, int] = {}  # of the entries that begin with a word
-        self._parts: dict[str, list[Entry]] = {}
+        self._by_words: dict[
+            tuple[str, ...], list[Entry]
+        ] = {}  # keys: case-folded words of the source
+        self._max_words: dict[
+            str, int
+        ] = {}  # first word: most words of an entry that begins with it
+        self._parts: dict[str, list[Entry]] = {}  # entries that are also found inside words
         for entry in entries:
             self.lines.append(entry.line)
             words = tuple(_WORD.findall(entry.source.casefold()))
@@ -82,7 +86,7 @@ class Glossary:
         return terms
 
     def select_lines(self, texts: Iterable[str]) -> list[str]:
-        """Return the lines of the entries of which `texts` contain the terms, in order."""
+        """Return the lines of the entries whose terms occur in `texts`, sorted."""
         lines: dict[str, None] = {}
         for text in texts:
             for entries in self._find_entries(text):
@@ -123,16 +127,16 @@ class Glossary:
 
 
 def _choose_entries(entries: Sequence[Entry], matched: str) -> list[Entry]:
-    """Return the entries that match in case, or else those that ignore case."""
+    """Return the entries that match in case, or else the entries that ignore case."""
     exact = [entry for entry in entries if entry.matches_case and entry.source == matched]
     return exact or [entry for entry in entries if not entry.matches_case]
 
 
 class TermCount(NamedTuple):
-    """How many terms of sources their translations contain."""
+    """The number of terms in sources, and of the terms that the translations contain."""
 
-    kept: int
-    total: int
+    num_translated: int
+    num_terms: int
 
 
 def count_terms(
@@ -143,13 +147,14 @@ def count_terms(
     A target must be whole words, as written, with a capital first letter or in capitals. A term
     that occurs n times in a source counts n times, in its translation at most as often.
     """
-    kept = 0
-    total = 0
+    num_translated = 0
+    num_terms = 0
     for source, translation in zip(sources, translations, strict=True):
         for targets, count in Counter(glossary.find(source)).items():
-            total += count
-            kept += min(count, len(_target_pattern(targets).findall(translation)))
-    return TermCount(kept, total)
+            num_terms += count
+            num_matches = len(_target_pattern(targets).findall(translation))
+            num_translated += min(count, num_matches)
+    return TermCount(num_translated=num_translated, num_terms=num_terms)
 
 
 @lru_cache(maxsize=4096)
@@ -174,7 +179,7 @@ def _is_word_character(character: str) -> bool:
 
 @lru_cache(maxsize=8)
 def load_glossary(lines: tuple[str, ...]) -> Glossary:
-    """Return the glossary of the lines of the setting `glossary`. Raises `ConfigError`."""
+    """Parse the lines of the setting `glossary`. Raises `ConfigError` for an invalid line."""
     return Glossary(parse_entry(line) for line in lines)
 
 

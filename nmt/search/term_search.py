@@ -2,11 +2,12 @@
 2018).
 
 The hypotheses of a sentence are divided into banks by the number of term tokens that they contain.
-Each bank gets an equal share of the beam, so that hypotheses with terms survive beside more
-probable ones without them. EOS is forbidden until a hypothesis contains all terms.
+Each bank gets an equal share of the beam, so that more probable hypotheses without terms do not
+replace the hypotheses with terms. EOS is forbidden until a hypothesis contains all terms.
 """
 
-# R live hypotheses; B sentences of a step, K beam size, V vocab
+# In shapes, B is the number of sentences of a step, K the beam size, V the size of the vocabulary,
+# C the number of candidates.
 
 from __future__ import annotations
 
@@ -28,12 +29,20 @@ from nmt.search.stepper import Stepper
 Spellings = Sequence[Sequence[int]]
 
 
+class PartialTerm(NamedTuple):
+    """The first tokens of a term at the end of a hypothesis."""
+
+    term: int  # index of the term
+    spelling: int  # index among the spellings of the term
+    num_tokens: int  # that the hypothesis contains
+
+
 class Progress(NamedTuple):
     """Which terms a hypothesis contains."""
 
     complete: frozenset[int] = frozenset()  # indices of terms
-    ending: frozenset[int] = frozenset()  # complete, if the next token does not continue the word
-    begun: frozenset[tuple[int, int, int]] = frozenset()  # term, spelling, number of its tokens
+    ending: frozenset[int] = frozenset()  # become complete unless the next token continues the word
+    partial: frozenset[PartialTerm] = frozenset()
 
 
 class SentenceTerms:
@@ -49,30 +58,29 @@ class SentenceTerms:
         self._terms = terms
         self._starts_word = starts_word
         self._max_lengths = [max(map(len, spellings)) for spellings in terms]
-        self._beginnings: dict[int, list[tuple[int, int, int]]] = {}  # by first token
+        self._beginnings: dict[int, list[PartialTerm]] = {}  # by first token, with num_tokens=0
         for term, spellings in enumerate(terms):
             for spelling, ids in enumerate(spellings):
-                self._beginnings.setdefault(ids[0], []).append((term, spelling, 0))
-        self._progress: dict[tuple[int, ...], Progress] = {
-            (): Progress()
-        }  # by the tokens of a hypothesis
+                self._beginnings.setdefault(ids[0], []).append(PartialTerm(term, spelling, 0))
+        # by the tokens of a hypothesis
+        self._progress: dict[tuple[int, ...], Progress] = {(): Progress()}
 
     def progress(self, tokens: tuple[int, ...]) -> Progress:
-        """Return the progress of a hypothesis. Fastest if its beginning has been asked for."""
+        """Return the progress of a hypothesis; caches it for the hypotheses that continue it."""
         if tokens not in self._progress:
-            before = self.progress(tokens[:-1])
-            self._progress[tokens] = self.advance(before, tokens[-1])
+            prefix_progress = self.progress(tokens[:-1])
+            self._progress[tokens] = self.advance(prefix_progress, tokens[-1])
         return self._progress[tokens]
 
-    def advance(self, before: Progress, token: int) -> Progress:
+    def advance(self, progress: Progress, token: int) -> Progress:
         """Return the progress after one more token."""
-        complete = before.complete
-        if before.ending and self._starts_word[token]:
-            complete = complete | before.ending
-        continued = list(before.begun) + self._beginnings.get(token, [])
+        complete = progress.complete
+        if progress.ending and self._starts_word[token]:
+            complete = complete | progress.ending
+        continued = list(progress.partial) + self._beginnings.get(token, [])
         if not continued:
             return Progress(complete)
-        begun = set()
+        partial = set()
         ended: dict[int, Spellings] = {}
         for term, spelling, num_tokens in sorted(continued):
             spellings = self._terms[term]
@@ -80,10 +88,10 @@ class SentenceTerms:
             if term in complete or ids[num_tokens] != token:
                 continue
             if num_tokens + 1 < len(ids):
-                begun.add((term, spelling, num_tokens + 1))
-            elif spellings not in ended.values():  # one occurrence for each of two equal terms
+                partial.add(PartialTerm(term, spelling, num_tokens + 1))
+            elif spellings not in ended.values():  # one occurrence ends only one of two equal terms
                 ended[term] = spellings
-        return Progress(complete, frozenset(ended), frozenset(begun))
+        return Progress(complete, frozenset(ended), frozenset(partial))
 
     def can_end(self, progress: Progress) -> bool:
         """Return whether a hypothesis contains all terms if it ends now."""
@@ -97,7 +105,7 @@ class SentenceTerms:
         """Return the tokens that begin or continue a missing term."""
         done = progress.complete | progress.ending
         tokens = set()
-        for term, spelling, num_tokens in progress.begun:
+        for term, spelling, num_tokens in progress.partial:
             tokens.add(self._terms[term][spelling][num_tokens])
         for term, spellings in enumerate(self._terms):
             if term not in done:
@@ -105,18 +113,18 @@ class SentenceTerms:
         return tokens
 
     def num_term_tokens(self, progress: Progress) -> int:
-        """Return the bank of a hypothesis: how many tokens of terms it contains.
+        """Return the number of term tokens in a hypothesis, which chooses its bank.
 
-        Each complete term counts as its longest spelling, and only the longest begun one counts.
+        Each complete term counts as its longest spelling. Of partial terms, the longest counts.
         """
         done = progress.complete | progress.ending
         num_tokens = sum(self._max_lengths[term] for term in done)
-        num_begun = [n for term, _, n in progress.begun if term not in done]
-        return num_tokens + max(num_begun, default=0)
+        partial_lengths = [n for term, _, n in progress.partial if term not in done]
+        return num_tokens + max(partial_lengths, default=0)
 
 
 def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTerms | None]:
-    """Find the terms of the glossary in each sentence of a request; None for a sentence without.
+    """Find the terms of the glossary in each sentence of a request; None if it has no terms.
 
     Leaves out terms whose targets the tokenizer cannot encode.
     """
@@ -152,7 +160,7 @@ class Candidate(NamedTuple):
 
     @property
     def bank(self) -> int:
-        """Number of tokens of terms."""
+        """The number of term tokens."""
         hypothesis = self.hypothesis
         return hypothesis.terms.num_term_tokens(
             hypothesis.terms.advance(hypothesis.progress, self.token)
@@ -160,7 +168,7 @@ class Candidate(NamedTuple):
 
     @property
     def rank(self) -> tuple[float, int, int]:
-        """Sorts the best candidate first."""
+        """Sort key that puts the best candidate first."""
         return (-self.total, self.hypothesis.row, self.token)
 
 
@@ -197,23 +205,23 @@ class TermSearch(BeamSearch):
         if not hypotheses:
             return candidates, is_finished, is_live
         rankings = self._rank_candidates(log_probs, hypotheses)
-        indices: list[int] = []  # of sentences in `candidates`
-        columns: list[int] = []
-        chosen: list[Candidate] = []
+        indices: list[int] = []  # rows of `candidates`, one per sentence
+        columns: list[int] = []  # columns of `candidates`
+        allocated: list[Candidate] = []
         sentences = self._state.beam.sentences[candidates.rows[:, 0]].tolist()
         for index, sentence in enumerate(sentences):
             if sentence in rankings:
-                allocated = self._allocate(rankings[sentence])
-                indices += [index] * len(allocated)
-                columns += range(len(allocated))
-                chosen += allocated
+                sentence_candidates = self._allocate(rankings[sentence])
+                indices += [index] * len(sentence_candidates)
+                columns += range(len(sentence_candidates))
+                allocated += sentence_candidates
         is_replaced = torch.zeros(len(sentences), 1, dtype=torch.bool)  # (B, 1)
         is_replaced[indices] = True
         candidates.sums.masked_fill_(is_replaced, NEG_INF)
-        candidates.sums[indices, columns] = torch.tensor([c.total for c in chosen])
-        candidates.rows[indices, columns] = torch.tensor([c.hypothesis.row for c in chosen])
-        candidates.tokens[indices, columns] = torch.tensor([c.token for c in chosen])
-        candidates.log_probs[indices, columns] = torch.tensor([c.log_prob for c in chosen])
+        candidates.sums[indices, columns] = torch.tensor([c.total for c in allocated])
+        candidates.rows[indices, columns] = torch.tensor([c.hypothesis.row for c in allocated])
+        candidates.tokens[indices, columns] = torch.tensor([c.token for c in allocated])
+        candidates.log_probs[indices, columns] = torch.tensor([c.log_prob for c in allocated])
         is_possible = candidates.sums > NEG_INF  # (B, 2K)
         is_eos = candidates.tokens == eos_id  # (B, 2K)
         is_finished = torch.where(is_replaced, is_possible & is_eos, is_finished)
@@ -221,7 +229,7 @@ class TermSearch(BeamSearch):
         return candidates, is_finished, is_live
 
     def _find_hypotheses(self) -> list[TermHypothesis]:
-        """Return the live hypotheses of each sentence of which one misses a term, by row."""
+        """Return the live hypotheses, by row, of sentences with a hypothesis that misses a term."""
         beam = self._state.beam
         tokens = beam.tokens.tolist()
         hypotheses = []
@@ -241,8 +249,8 @@ class TermSearch(BeamSearch):
     ) -> dict[int, list[Candidate]]:
         """Return continuations of the hypotheses of each sentence, best first.
 
-        These are the K best ones of each hypothesis, those by a token of a term, and after the last
-        token of a term the best one that begins a new word.
+        A hypothesis is continued by its K best tokens, by the next tokens of terms, and after the
+        last token of a term by the best token that begins a new word.
         """
         best_tokens = self._best_tokens(log_probs, [hypothesis.row for hypothesis in hypotheses])
         continued = []  # the hypothesis of each candidate

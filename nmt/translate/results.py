@@ -58,7 +58,7 @@ class LineResult:
 
     @property
     def text(self) -> str:
-        """The best translation, or an empty text if there is none."""
+        """The best translation, or an empty text without translations."""
         return self.translations[0].text if self.translations else ""
 
     @property

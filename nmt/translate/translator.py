@@ -416,7 +416,9 @@ class Translator:
         """Return the ids of tagged targets. Raises `DataError` unless there is one per source."""
         lines = list(check_lines("targets", targets))
         if len(lines) != num_sources:
-            raise DataError(f"{num_sources} sources and {len(lines)} targets; give as many of each")
+            raise DataError(
+                f"{num_sources} sources and {len(lines)} targets; their numbers must be equal"
+            )
         return self.tokenizer.tgt.encode_batch(tag_lines(lines, tags.tgt))
 
     def _translate_lines(
