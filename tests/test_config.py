@@ -239,7 +239,7 @@ def test_a_mistyped_key_names_the_nearest() -> None:
     for name, argument, expected in [
         ("train", "max_updte=3", "mean max_updates"),
         ("train", "+max_updte=3", "mean max_updates"),
-        ("train", "model.d_modell=3", "mean model.d_model "),
+        ("train", "model.d_modell=3", "mean model.d_model?"),
         ("preprocess", "data.train.source=x", "data.train.src"),
         ("train", "model=bas", "mean base?"),
         ("train", "experiment=multi30", "mean multi30k"),
@@ -250,7 +250,7 @@ def test_a_mistyped_key_names_the_nearest() -> None:
         ("preprocess", "data.corpora={news:{scr:a,tgt:b}}", "mean data.corpora.news.src "),
         ("preprocess", "data.corpora.a.b.tsv=x", "data.corpora.a.tsv"),
         ("train", "mixx.news=2", "mean mix.news?"),
-        ("train", "mix.news.weight=2", "mean mix.news "),
+        ("train", "mix.news.weight=2", "mean mix.news?"),
     ]:
         assert_refused(name, argument, expected)
     for changes, expected in [
