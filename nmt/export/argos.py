@@ -1,6 +1,6 @@
-"""Export to a package of Argos Translate, which argos-translate and LibreTranslate install.
+"""Export to a package of Argos Translate, which argos-translate and LibreTranslate can install.
 
-The package is a zip file with a CTranslate2 folder, one SentencePiece model and `metadata.json`.
+The package is a zip file of a CTranslate2 model, its SentencePiece model and `metadata.json`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError, NmtError
 from nmt.export.ctranslate2 import write_ctranslate2
 
-_PACKAGE_VERSION = "1.0"  # Argos compares it when it looks for updates
+_PACKAGE_VERSION = "1.0"  # Argos compares versions to find updates
 _MIN_ARGOS_VERSION = "1.9"
-_ZIP_DATE = (1980, 1, 1, 0, 0, 0)  # a fixed date makes the packages of equal models identical
+_ZIP_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest date of the zip format
 
 
 def write_argos(
@@ -32,14 +32,15 @@ def write_argos(
 ) -> None:
     """Write `translate-FROM_TO-1_0.argosmodel` into `folder`.
 
-    Raises `ModelError` for a model with two SentencePiece models, or with language ids or tags
-    before its texts: Argos has one SentencePiece model and adds nothing to a text. Raises
-    `NmtError` without babel, which knows the names of languages.
+    Raises `ModelError` for a model with two SentencePiece models, and for a model that needs a
+    language id or tag before each text, since Argos adds nothing to a text. Raises `NmtError` if
+    babel, which has the names of languages, is not installed.
     """
     try:
         from nmt.data.language_codes import language_name
     except ImportError:
         raise NmtError("format=argos needs babel; pip install nmt[export]") from None
+    # a model with several directions may have one that needs no tag
     needs_tags = bool(info.directions) and all(any(pair.tags) for pair in info.directions)
     has_prefix = bool(tokenizers.src.prefix or tokenizers.tgt.prefix)
     has_two_models = tokenizers.src.model != tokenizers.tgt.model
@@ -52,7 +53,7 @@ def write_argos(
     model_folder.mkdir()
     write_ctranslate2(model_folder, info, weights, tokenizers, config)
     version = _PACKAGE_VERSION.replace(".", "_")
-    name = f"translate-{info.src_lang}_{info.tgt_lang}-{version}"
+    package_name = f"translate-{info.src_lang}_{info.tgt_lang}-{version}"
     metadata = {
         "package_version": _PACKAGE_VERSION,
         "argos_version": _MIN_ARGOS_VERSION,
@@ -62,16 +63,18 @@ def write_argos(
         "to_code": info.tgt_lang,
         "to_name": language_name(info.tgt_lang),
     }
-    with zipfile.ZipFile(folder / f"{name}.argosmodel", "w") as archive:
-        _add_file(archive, f"{name}/metadata.json", json.dumps(metadata, indent=2).encode("utf-8"))
-        _add_file(archive, f"{name}/sentencepiece.model", tokenizers.src.model)
+    with zipfile.ZipFile(folder / f"{package_name}.argosmodel", "w") as archive:
+        _add_file(
+            archive, f"{package_name}/metadata.json", json.dumps(metadata, indent=2).encode("utf-8")
+        )
+        _add_file(archive, f"{package_name}/sentencepiece.model", tokenizers.src.model)
         for path in sorted(model_folder.iterdir()):
-            _add_file(archive, f"{name}/model/{path.name}", path.read_bytes())
+            _add_file(archive, f"{package_name}/model/{path.name}", path.read_bytes())
     shutil.rmtree(model_folder)
 
 
 def _add_file(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    """Add a file that everybody may read, without the time of its creation."""
+    """Add a file with fixed date and permissions, so that equal models give equal archives."""
     entry = zipfile.ZipInfo(name, date_time=_ZIP_DATE)
-    entry.external_attr = 0o644 << 16  # permissions of the unpacked file
+    entry.external_attr = 0o644 << 16  # permissions: everybody may read the unpacked file
     archive.writestr(entry, content)

@@ -1,5 +1,7 @@
-"""Export a model to a folder with the converted model, its tokenizer, `nmt.json`, and a README that
-shows how to translate with it in Python. `SUPPORTED` lists the architectures of each format.
+"""Export a model to the format of another library.
+
+The folder of an export has the converted model, its tokenizer, `nmt.json`, and a README that shows
+how to translate with it in Python. `SUPPORTED` lists the architectures that each format supports.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ _LIBRARIES = {  # names of libraries on the Hugging Face Hub
     ExportFormat.argos: "argostranslate",
     ExportFormat.onnx: "onnx",
 }
+# settings that most formats support with any value: None means any value
 _ANY_VALUE: dict[str, list[Any] | None] = dict.fromkeys(
     [
         "num_encoder_layers",
@@ -110,18 +113,22 @@ SUPPORTED: dict[ExportFormat, dict[str, list[Any] | None]] = {
 
 
 def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
-    """Convert the model folder `folder` to `config.format`, and write it to `output` in one step.
+    """Convert the model folder `folder` to `config.format`; if this fails, `output` is unchanged.
 
     Raises `ConfigError` for an architecture that the format does not support, `ModelError` if
-    `folder` is no model, and `NmtError` if `output` exists and is no export, or if a Python package
-    is missing.
+    `folder` is not a model folder, and `NmtError` if `output` exists but is not an export, or if a
+    Python package is missing.
     """
     info = load_info(folder)
     if unsupported := find_unsupported(info.model, config.format):
         message = f"format={config.format.value} does not support {' and '.join(unsupported)}"
-        alternatives = [name for name in SUPPORTED if not find_unsupported(info.model, name)]
+        alternatives = [
+            f"format={alternative.value}"
+            for alternative in SUPPORTED
+            if not find_unsupported(info.model, alternative)
+        ]
         if alternatives:
-            message += f"; use {' or '.join(f'format={name.value}' for name in alternatives)}"
+            message += f"; use {' or '.join(alternatives)}"
         raise ConfigError(message)
     tokenizers = load_tokenizer(folder, info)
     model = build_model(info, load_weights(folder), torch.device("cpu"))  # checks names and shapes
@@ -141,34 +148,34 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
             **info.content(),
         }
         write_json(temporary / EXPORTED, content)
-        text = render_card(
+        card = render_card(
             folder,
             info,
             render_readme(info, tokenizers, config),
             library=_LIBRARIES[config.format],
             tags=(config.format.value,),
         )
-        (temporary / CARD).write_text(text, encoding="utf-8", newline="\n")
+        (temporary / CARD).write_text(card, encoding="utf-8", newline="\n")
         if config.sign is not None:
             sign_folder(temporary, resolve_path(config.sign))
 
 
 def find_unsupported(model: ModelConfig, export_format: ExportFormat) -> list[str]:
-    """Return the settings that a format does not support, each with its valid values.
+    """Return a text for each setting that a format does not support: value and supported values.
 
     Dropout affects training only, so it is never listed. A setting that is missing from `SUPPORTED`
     must have its default.
     """
     unsupported = []
     if model.head_size == model.d_model // model.num_heads:
-        model = dataclasses.replace(model, head_size=None)  # the default means the same size
+        model = dataclasses.replace(model, head_size=None)  # the default gives the same size
     for setting in dataclasses.fields(model):
         if "dropout" in setting.name:
             continue
         value = getattr(model, setting.name)
-        valid = SUPPORTED[export_format].get(setting.name, [setting.default])
-        if valid is not None and value not in valid:
-            names = ", ".join(map(_format_value, valid))
+        supported = SUPPORTED[export_format].get(setting.name, [setting.default])
+        if supported is not None and value not in supported:
+            names = ", ".join(map(_format_value, supported))
             unsupported.append(f"model.{setting.name}={_format_value(value)} (only {names})")
     return unsupported
 
@@ -199,7 +206,8 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["literal"] = json.dumps  # writes text as a literal of Python
+    environment.filters["literal"] = json.dumps  # a JSON string is also a string literal of Python
+    # variable of the README's code: file of a SentencePiece model
     tokenizer_files = {"source": SRC_MODEL, "target": TGT_MODEL}
     if isinstance(tokenizers, Tokenizer):
         tokenizer_files = {"tokenizer": JOINT_MODEL}

@@ -1,8 +1,9 @@
 """Export to ONNX: `encoder.onnx`, and `decoder.onnx`, which computes one step with a cache.
 
-The encoder returns the keys and values of cross-attention. The decoder reads these and the cached
-keys and values of earlier target tokens. It returns the log-probabilities of the next token and the
-cache with one more token. Batch size and lengths are dynamic; the first cache has length 0.
+The encoder returns the keys and values of cross-attention. The inputs of the decoder are these, the
+newest target token, and the cache: the keys and values of earlier target tokens. It returns the
+log-probabilities of the next token and the extended cache. Batch size and lengths are dynamic. In
+the first step, the cache has length 0.
 """
 
 # B batch, S source length, T cached target tokens, V vocab, D d_model
@@ -31,10 +32,10 @@ from nmt.model.transformer import (
 )
 from nmt.search.constraints import forbidden_ids
 
-OPSET = 18  # version of the operators
+OPSET = 18  # version of the ONNX operators
 ENCODER = "encoder.onnx"
 DECODER = "decoder.onnx"
-_MAX_BYTES = 2**31 - 2**24  # a file is one protobuf message, which is smaller than 2 GiB
+_MAX_BYTES = 2**31 - 2**24  # of weights: a file, one protobuf message, is smaller than 2 GiB
 _DYNAMIC_AXES = {
     "source": {0: "batch", 1: "source_length"},
     "source_mask": {0: "batch", 1: "source_length"},
@@ -72,7 +73,7 @@ class Encoder(nn.Module):
 
 
 class DecoderStep(nn.Module):
-    """One step of the decoder, which gives the `forbidden` tokens a probability of 0."""
+    """One step of the decoder. The probability of `forbidden` tokens is 0."""
 
     is_forbidden: Tensor
 
@@ -109,7 +110,7 @@ class DecoderStep(nn.Module):
         num_past = past_keys.size(3)
         positions = TokenPositions(torch.arange(num_past, num_past + 1), num_positions=1)
         distances = torch.arange(num_past + 1)[None] - num_past  # (1, T + 1)
-        every_token = torch.ones(1, dtype=torch.bool)  # mask of self-attention
+        self_mask = torch.ones(1, dtype=torch.bool)  # no cached token is masked
         source_mask = source_mask[:, None, None, :]  # (B, 1, 1, S)
         x = model.embed(tokens[:, None], model.embedding, model.decoder_positions, positions)
         keys = []
@@ -120,25 +121,25 @@ class DecoderStep(nn.Module):
             q, k = layer.self_attention.normalize_and_rotate(q, k, positions)
             keys.append(torch.cat([past_keys[i], k], dim=2))
             values.append(torch.cat([past_values[i], v], dim=2))
-            y = _attend(layer.self_attention, q, keys[i], values[i], every_token, distances)
+            y = _attention_output(layer.self_attention, q, keys[i], values[i], self_mask, distances)
             x = layer.add_and_norm(layer.self_attention_norm, x, y)
             y = layer.sublayer_input(layer.cross_attention_norm, x)
             q = layer.cross_attention.project(y, y)[0]
-            y = _attend(
+            y = _attention_output(
                 layer.cross_attention, q, source_keys[i], source_values[i], source_mask, distances
             )
             x = layer.add_and_norm(layer.cross_attention_norm, x, y)
             y = layer.feed_forward(layer.sublayer_input(layer.feed_forward_norm, x))
             x = layer.add_and_norm(layer.feed_forward_norm, x, y)
         bias = torch.zeros(1) if model.output_bias is None else model.output_bias
-        # becomes a Gemm, which can share the embedding; a MatMul would need a transposed copy
+        # addmm becomes a Gemm, which can share the embedding; a MatMul would need a transposed copy
         logits = torch.addmm(bias, model.decoder_norm(x)[:, 0], model.output_matrix.T)  # (B, V)
         log_probs = logits.log_softmax(dim=-1).masked_fill(self.is_forbidden, float("-inf"))
         return log_probs, torch.stack(keys), torch.stack(values)
 
 
 class PlainRmsNorm(nn.Module):
-    """`RmsNorm` in operators that ONNX has had for long."""
+    """`RmsNorm` in basic operators, since ONNX has an operator for it only from opset 23."""
 
     def __init__(self, norm: RmsNorm) -> None:
         super().__init__()
@@ -151,13 +152,14 @@ class PlainRmsNorm(nn.Module):
 
 
 def _decoder_layers(model: Transformer) -> list[DecoderLayer]:
+    """Return the decoder layers with their type, which `nn.ModuleList` does not know."""
     return [layer for layer in model.decoder_layers if isinstance(layer, DecoderLayer)]
 
 
-def _attend(
+def _attention_output(
     attention: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, distances: Tensor
 ) -> Tensor:
-    """Let queries (B, H, 1, d) attend to keys and values (B, K, S, d); return (B, 1, D)."""
+    """Compute the output (B, 1, D) of attention for projected q (B, H, 1, d), k, v (B, K, S, d)."""
     encoding = attention.position_encoding
     heads, _ = attend(
         q,
@@ -192,6 +194,7 @@ def write_onnx(
     model = _build_model(info, weights, config.max_positions)
     encoder = Encoder(model)
     decoder = DecoderStep(model, forbidden_ids(tokenizers.tgt))
+    # example inputs for tracing, with 2 sentences, 2 source tokens and 1 cached token
     source = torch.tensor([[tokenizers.src.eos_id, tokenizers.src.pad_id]] * 2)  # (B, S)
     source_mask = torch.tensor([[True, False], [True, True]])
     keys, values = encoder(source, source_mask)
@@ -204,21 +207,21 @@ def write_onnx(
         "past_keys": keys[:, :, :, :1],
         "past_values": values[:, :, :, :1],
     }
-    _export(folder / ENCODER, encoder, encoder_inputs, ["source_keys", "source_values"])
-    _export(folder / DECODER, decoder, decoder_inputs, ["log_probs", "keys", "values"])
+    _write_graph(folder / ENCODER, encoder, encoder_inputs, ["source_keys", "source_values"])
+    _write_graph(folder / DECODER, decoder, decoder_inputs, ["log_probs", "keys", "values"])
     if config.quantization is Quantization.int8:
         _quantize(folder / ENCODER)
         _quantize(folder / DECODER)
 
 
 def _build_model(info: ModelInfo, weights: dict[str, Tensor], max_positions: int) -> Transformer:
-    """Build the plain model in float32, from modules that can be exported."""
+    """Build the model in float32 from modules that torch.onnx can trace."""
     model = Transformer(info.model, info.vocab_size, src_vocab_size=info.src_vocab_size)
     model.load_state_dict(weights)
     model.float().eval().requires_grad_(False)
     for encoding in (model.encoder_positions, model.decoder_positions):
         if isinstance(encoding, Sinusoidal):
-            encoding.table = encoding.make_table(max_positions)
+            encoding.table = encoding.make_table(max_positions)  # a graph cannot enlarge it
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, RmsNorm):
@@ -226,7 +229,7 @@ def _build_model(info: ModelInfo, weights: dict[str, Tensor], max_positions: int
     return model
 
 
-def _export(
+def _write_graph(
     path: Path, module: nn.Module, inputs: dict[str, Tensor], output_names: list[str]
 ) -> None:
     """Write the graph of `module`, traced with `inputs`."""
@@ -245,12 +248,12 @@ def _export(
 
 
 def _quantize(path: Path) -> None:
-    """Make the matrices of a graph int8; activations are quantized when it runs."""
+    """Convert the matrices of a file to int8. ONNX Runtime quantizes activations when it runs."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     folded_path = path.with_suffix(".folded")
-    # computes the slices of `in_projection`, since only constants can be quantized
+    # folds the slices of `in_projection` into constants, since only constants can be quantized
     quant_pre_process(str(path), str(folded_path), skip_symbolic_shape=True)
     quantize_dynamic(folded_path, path, weight_type=QuantType.QInt8, per_channel=True)
     folded_path.unlink()

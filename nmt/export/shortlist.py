@@ -1,8 +1,8 @@
 """A shortlist: for each source piece, the target pieces that may translate it.
 
-CTranslate2 computes logits for the candidates of a batch only, which with a large vocabulary takes
-a fraction of the time. The candidates are the most probable translations in IBM model 1, which is
-estimated from training pairs.
+With a shortlist, CTranslate2 computes logits only for the candidates of a batch, which saves most
+of that time if the vocabulary is large. The candidates are the most probable translations in IBM
+model 1, which is estimated from training pairs.
 """
 
 from __future__ import annotations
@@ -35,44 +35,48 @@ def write_shortlist(
         )
     src_pieces = tokenizers.src.all_pieces()
     tgt_pieces = tokenizers.tgt.all_pieces()
-    tgt_ids = {piece: token for token, piece in enumerate(tgt_pieces)}
+    tgt_piece_ids = {piece: token for token, piece in enumerate(tgt_pieces)}
     links = make_links(draw_pairs(ParallelData(data_dir, "train")), null_id=len(src_pieces))
     candidates = find_candidates(links, len(src_pieces) + 1, len(tgt_pieces))
-    lines = [_format_line("", _most_frequent(links, len(tgt_pieces)), tgt_pieces)]
+    lines = [_format_line("", _find_frequent_targets(links, len(tgt_pieces)), tgt_pieces)]
     for token, piece in enumerate(src_pieces):
         translations = candidates[token]
-        if piece in tgt_ids:  # names and numbers are copied
-            translations.append(tgt_ids[piece])
-        if _can_write(piece) and translations:
+        if piece in tgt_piece_ids:  # a name or number may be copied
+            translations.append(tgt_piece_ids[piece])
+        if _is_writable(piece) and translations:
             lines.append(_format_line(piece, translations, tgt_pieces))
     (folder / SHORTLIST).write_text("".join(lines), encoding="utf-8", newline="\n")
 
 
 def find_candidates(links: Links, num_src: int, num_tgt: int) -> list[list[int]]:
-    """Return the most probable target ids of each source id, best first."""
-    src, tgt, probs = estimate_translations(links, num_src, num_tgt)
-    order = np.lexsort((-probs, src))  # by source id, most probable first
-    boundaries = np.searchsorted(src[order], np.arange(num_src + 1))
+    """Return the `CANDIDATES_PER_PIECE` most probable target ids of each source id, best first.
+
+    `num_src` and `num_tgt` are the numbers of ids, with the null id.
+    """
+    src_ids, tgt_ids, probs = estimate_translations(links, num_src, num_tgt)
+    order = np.lexsort((-probs, src_ids))  # by source id, most probable first
+    boundaries = np.searchsorted(src_ids[order], np.arange(num_src + 1))
     candidates = []
     for token in range(num_src):
         start = boundaries[token]
         end = min(boundaries[token + 1], start + CANDIDATES_PER_PIECE)
-        candidates.append(tgt[order[start:end]].tolist())
+        candidates.append(tgt_ids[order[start:end]].tolist())
     return candidates
 
 
-def _most_frequent(links: Links, num_tgt: int) -> list[int]:
-    """Return the target ids that most links have."""
+def _find_frequent_targets(links: Links, num_tgt: int) -> list[int]:
+    """Return the `NUM_COMMON` target ids with the most links, in descending order."""
     counts = np.bincount(links.tgt, minlength=num_tgt)
     return np.argsort(-counts, kind="stable")[:NUM_COMMON].tolist()  # type: ignore[no-any-return]
 
 
-def _format_line(piece: str, candidates: list[int], tgt_pieces: list[str]) -> str:
-    """Return a line of the file; an empty `piece` means every sentence."""
-    names = [tgt_pieces[token] for token in dict.fromkeys(candidates)]
-    return f"{piece}\t{' '.join(filter(_can_write, names))}\n"
+def _format_line(src_piece: str, candidates: list[int], tgt_pieces: list[str]) -> str:
+    """Return a line of the file. The candidates of an empty `src_piece` apply to every sentence."""
+    distinct_ids = dict.fromkeys(candidates)  # keeps the order
+    names = [tgt_pieces[token] for token in distinct_ids if _is_writable(tgt_pieces[token])]
+    return f"{src_piece}\t{' '.join(names)}\n"
 
 
-def _can_write(piece: str) -> bool:
-    """Return whether a piece has no character that the file's format uses."""
-    return not any(character in piece for character in "\t\n ")
+def _is_writable(piece: str) -> bool:
+    """Return whether a piece has none of the characters that separate pieces and lines."""
+    return not any(separator in piece for separator in "\t\n ")
