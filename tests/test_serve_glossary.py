@@ -64,14 +64,14 @@ def test_requests_contain_or_name_a_glossary(server: Running, folder: Path) -> N
 def test_wrong_glossaries_are_refused_in_one_line(server: Running) -> None:
     body = {"text": "a", "source": "xx", "target": "yy"}
     for glossary, status, message in (
-        ("our", 400, "no glossary 'our'; did you mean ours"),
+        ("our", 404, "no glossary 'our'; did you mean ours"),
         ({"a": "b"}, 400, "glossary is no name or list of at most 10000 pairs"),
         ([["a", "b"]] * 10_001, 400, "glossary is no name or list"),
         ([["a"]], 400, "a pair of glossary is not [source, target]"),
         ([["a", 1]], 400, "a pair of glossary is not"),
-        ([["a", "b\tcase"]], 400, "a pair of glossary is not"),
-        ([["a", "\ud800"]], 400, "write one pair a line"),
-        ([["", "b"]], 400, "write one pair a line"),
+        ([["a", "b\tbold"]], 409, "no flag 'bold'"),
+        ([["a", "\ud800"]], 409, "write one pair a line"),
+        ([["", "b"]], 400, "a pair of glossary is not"),
     ):
         answer = server.post("/v1/translate", **body, search=BEAM, glossary=glossary)
         assert (answer.status, "\n" in answer.json["error"]) == (status, False), glossary

@@ -99,7 +99,9 @@ def values_of(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
         return st.text(min_size=schema.get("minLength", 0), max_size=40)
     if type_name == "array":
         items = values_of(schema["items"])
-        return st.lists(items, min_size=schema.get("minItems", 0), max_size=4)
+        return st.lists(
+            items, min_size=schema.get("minItems", 0), max_size=min(schema.get("maxItems", 4), 4)
+        )
     required = {name: values_of(schema["properties"][name]) for name in schema.get("required", ())}
     properties = {name: values_of(value) for name, value in schema["properties"].items()}
     optional = {name: values for name, values in properties.items() if name not in required}

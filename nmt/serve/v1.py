@@ -179,7 +179,8 @@ def _read_glossary(api_request: ApiRequest) -> Glossary | None:
     """Return the glossary of a request, which is a list of [source, target] pairs or the name of a
     glossary of the server.
 
-    Raises `HttpError` or `ConfigError`, both answered with status 400.
+    Raises `HttpError` with status 404 for an unknown name, 400 for another type, and 409 for a term
+    that no glossary may have.
     """
     glossary = api_request.params.get("glossary")
     if glossary is None:
@@ -188,7 +189,7 @@ def _read_glossary(api_request: ApiRequest) -> Glossary | None:
         glossaries = api_request.service.glossaries
         if glossary not in glossaries:
             hint = suggest_names(glossary, glossaries) if glossaries else "this server has none"
-            raise HttpError(400, f"Invalid request: no glossary {glossary!r:.50}; {hint}")
+            raise HttpError(404, f"Invalid request: no glossary {glossary!r:.50}; {hint}")
         return glossaries[glossary]
     if not isinstance(glossary, list) or len(glossary) > _MAX_GLOSSARY_PAIRS:
         raise HttpError(
@@ -198,9 +199,12 @@ def _read_glossary(api_request: ApiRequest) -> Glossary | None:
     entries = []
     for pair in glossary:
         is_pair = isinstance(pair, list) and len(pair) == 2
-        if not is_pair or not all(isinstance(text, str) and "\t" not in text for text in pair):
+        if not is_pair or not all(isinstance(text, str) and text for text in pair):
             raise HttpError(400, "Invalid request: a pair of glossary is not [source, target]")
-        entries.append(parse_entry("\t".join(pair)))
+        try:
+            entries.append(parse_entry("\t".join(pair)))
+        except ConfigError as error:
+            raise HttpError(409, f"Invalid request: {error}") from None
     return Glossary(entries)
 
 
