@@ -103,6 +103,7 @@ def test_a_setting_that_a_format_cannot_hold_is_named_with_the_valid_values() ->
         "export to huggingface: no, model.qk_norm=true (only false)",
         "export to argos: yes",
         "export to onnx: yes",
+        "export to marian: no, model.qk_norm=true (only false)",
     ]
 
 

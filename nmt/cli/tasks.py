@@ -130,7 +130,8 @@ def export(config: ExportConfig) -> None:
         [package] = resolve_path(output).glob("*.argosmodel")
         log.info("next: %s", shlex.join(["argospm", "install", str(package)]))
     else:
-        library = "onnxruntime" if config.format is ExportFormat.onnx else "transformers"
+        libraries = {ExportFormat.onnx: "onnxruntime", ExportFormat.marian: "Marian"}
+        library = libraries.get(config.format, "transformers")
         log.info("its README.md shows how to translate with %s", library)
 
 

@@ -17,6 +17,7 @@ class ExportFormat(str, Enum):
     huggingface = "huggingface"
     argos = "argos"  # Argos Translate, LibreTranslate
     onnx = "onnx"  # ONNX Runtime
+    marian = "marian"  # .npz
 
 
 class ImportFormat(str, Enum):
@@ -39,7 +40,7 @@ class ExportConfig(ChecksumConfig):
     )
     format: ExportFormat = option(
         ExportFormat.ctranslate2,
-        "ctranslate2, huggingface (transformers), argos (.argosmodel) or onnx",
+        "ctranslate2, huggingface (transformers), argos (.argosmodel), onnx or marian",
     )
     quantization: Quantization = option(
         Quantization.float32,
@@ -63,6 +64,9 @@ class ExportConfig(ChecksumConfig):
         if self.format is ExportFormat.onnx:
             is_supported = self.quantization in (Quantization.float32, Quantization.int8)
             self.require(is_supported, "quantization", "format=onnx takes float32 or int8")
+        if self.format is ExportFormat.marian:
+            is_float32 = self.quantization is Quantization.float32
+            self.require(is_float32, "quantization", "format=marian takes float32")
         if self.shortlist_data is not None:
             is_ctranslate2 = self.format is ExportFormat.ctranslate2
             self.require(is_ctranslate2, "shortlist_data", "needs format=ctranslate2")

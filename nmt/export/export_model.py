@@ -44,7 +44,7 @@ from nmt.data.tokenizer import (
     save_tokenizers,
 )
 from nmt.errors import ConfigError
-from nmt.export import argos, ctranslate2, huggingface, onnx
+from nmt.export import argos, ctranslate2, huggingface, marian, onnx
 from nmt.export.shortlist import write_shortlist
 from nmt.model_card import CARD, render_card
 from nmt.runtime.files import replace_folder, write_json
@@ -55,12 +55,14 @@ _WRITERS = {
     ExportFormat.huggingface: huggingface.write_huggingface,
     ExportFormat.argos: argos.write_argos,
     ExportFormat.onnx: onnx.write_onnx,
+    ExportFormat.marian: marian.write_marian,
 }
 _LIBRARIES = {  # names of libraries on the Hugging Face Hub
     ExportFormat.ctranslate2: "ctranslate2",
     ExportFormat.huggingface: "transformers",
     ExportFormat.argos: "argostranslate",
     ExportFormat.onnx: "onnx",
+    ExportFormat.marian: "marian",
 }
 # settings that most formats support with any value: None means any value
 _ANY_VALUE: dict[str, list[Any] | None] = dict.fromkeys(
@@ -108,6 +110,16 @@ SUPPORTED: dict[ExportFormat, dict[str, list[Any] | None]] = {
     },
     ExportFormat.argos: _CTRANSLATE2,
     ExportFormat.onnx: {setting.name: None for setting in dataclasses.fields(ModelConfig)},
+    ExportFormat.marian: _ANY_VALUE
+    | {
+        "positions": [Positions.sinusoidal, Positions.sinusoidal_halves],
+        "position_offset": [0],
+        "activation": list(marian.ACTIVATIONS),
+        "norm_layer": [NormLayer.layer],
+        "num_kv_heads": [None],
+        "qk_norm": [False],
+        "scale_embedding": [True],
+    },
 }
 """The values of each setting of the architecture that a format supports; None: any value."""
 

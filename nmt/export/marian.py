@@ -1,0 +1,268 @@
+"""Export to Marian (Junczys-Dowmunt et al., 2018): `model.npz`, vocabularies and `decoder.yml`.
+
+Marian starts decoding from an embedding of zeros, and `nmt` from the embedding of BOS. The export
+subtracts the embedding of BOS from all target embeddings, and adds it again inside of the decoder:
+to biases of the first layer (post-norm), or in an additional layer (pre-norm). A tied output layer
+then subtracts the same number from all logits of a step, which the softmax ignores.
+"""
+
+# D d_model, V vocab
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from nmt.checkpoint import ModelInfo
+from nmt.config import Activation, ExportConfig, Norm
+from nmt.data.tokenizer import Tokenizer, Tokenizers
+from nmt.errors import ModelError
+from nmt.export.huggingface import MARIAN, Weights, rename_weights
+from nmt.search.constraints import forbidden_ids
+
+ACTIVATIONS = {Activation.relu: "relu", Activation.silu: "swish"}
+_FORBIDDEN_BIAS = -1e4  # output bias of ids that no translation contains
+# from the names of transformers to Marian's
+_RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+    (r"^model\.shared\.weight$", "Wemb"),
+    (r"^model\.(encoder|decoder)\.embed_tokens\.weight$", r"\1_Wemb"),
+    (r"^final_logits_bias$", "decoder_ff_logit_out_b"),
+    (r"^lm_head\.weight$", "decoder_ff_logit_out_W"),
+    (r"^model\.", ""),
+    (r"\.layers\.(\d+)\.", lambda match: f"_l{int(match[1]) + 1}_"),  # counts layers from 1
+    (r"self_attn_layer_norm", "self_Wo_ln"),
+    (r"encoder_attn_layer_norm", "context_Wo_ln"),
+    (r"final_layer_norm", "ffn_ffn_ln"),
+    (r"\.layer_norm", "_top_ln"),
+    (r"_ln\.weight$", "_ln_scale"),
+    (r"_ln\.bias$", "_ln_bias"),
+    (r"self_attn\.", "self_"),
+    (r"encoder_attn\.", "context_"),
+    (r"_([qkv])_proj\.weight$", r"_W\1"),
+    (r"_([qkv])_proj\.bias$", r"_b\1"),
+    (r"_out_proj\.weight$", "_Wo"),
+    (r"_out_proj\.bias$", "_bo"),
+    (r"fc([12])\.weight$", r"ffn_W\1"),
+    (r"fc([12])\.bias$", r"ffn_b\1"),
+]
+
+
+def write_marian(
+    folder: Path, info: ModelInfo, weights: Weights, tokenizers: Tokenizers, config: ExportConfig
+) -> None:
+    """Write `model.npz`, `decoder.yml`, SentencePiece models and vocabularies into `folder`.
+
+    Raises `ModelError` for what Marian has no form for: forced target tokens and control symbols
+    with other names.
+    """
+    _check_vocabularies(info, tokenizers)
+    src_pieces = tokenizers.src.all_pieces()
+    tgt_pieces = tokenizers.tgt.all_pieces()
+    if _starts_from_zeros(weights, tokenizers):
+        src_pieces = src_pieces[:-1]
+        tgt_pieces = tgt_pieces[:-1]
+        weights = _drop_padding(weights)
+    else:
+        info, weights = _subtract_start(info, weights, tokenizers.tgt)
+    arrays = _make_arrays(info, weights, config.max_positions)
+    sizes = [len(src_pieces), len(tgt_pieces)]
+    text = yaml.safe_dump(_make_settings(info, sizes)).encode("utf-8") + b"\0"
+    arrays["special:model.yml"] = np.frombuffer(text, dtype=np.int8)
+    np.savez(folder / "model.npz", **arrays)  # type: ignore[arg-type]
+    vocabularies = _write_vocabularies(folder, tokenizers, src_pieces, tgt_pieces)
+    decoder_settings = {
+        "relative-paths": True,
+        "models": ["model.npz"],
+        "vocabs": vocabularies,
+        "beam-size": info.search.beam_size,
+        "normalize": info.search.length_exponent,
+        "word-penalty": 0.0 - info.search.word_reward,
+    }
+    (folder / "decoder.yml").write_text(yaml.safe_dump(decoder_settings), encoding="utf-8")
+
+
+def _check_vocabularies(info: ModelInfo, tokenizers: Tokenizers) -> None:
+    """Raise `ModelError` for vocabularies and prefixes that Marian has no form for."""
+    has_target_tag = any(direction.tgt_tag for direction in info.directions)
+    if has_target_tag or tokenizers.src.prefix or tokenizers.tgt.prefix:
+        raise ModelError(
+            "format=marian does not support language tokens that nmt adds to source or target; use "
+            "format=ctranslate2"
+        )
+    for tokenizer in (tokenizers.src, tokenizers.tgt):
+        names = tokenizer.pieces([tokenizer.unk_id, tokenizer.eos_id])
+        if names != ["<unk>", "</s>"]:
+            raise ModelError(
+                "format=marian needs the control symbols <unk> and </s>, and this model has "
+                f"{names[0]} and {names[1]}; use format=ctranslate2"
+            )
+
+
+def _starts_from_zeros(weights: Weights, tokenizers: Tokenizers) -> bool:
+    """Return whether the last id is padding and BOS, with an embedding of zeros.
+
+    Imported models of Marian have such an id, which Marian does not need.
+    """
+    src = tokenizers.src
+    tgt = tokenizers.tgt
+    is_last = src.pad_id == src.vocab_size - 1 and tgt.pad_id == tgt.bos_id == tgt.vocab_size - 1
+    return is_last and not weights["embedding.weight"][-1].any()
+
+
+def _drop_padding(weights: Weights) -> Weights:
+    """Remove the last row of embeddings, output layer and output bias."""
+    names = ("src_embedding.weight", "embedding.weight", "output_weight", "output_bias")
+    shortened = {name: weights[name][:-1] for name in names if name in weights}
+    return weights | shortened
+
+
+def _subtract_start(
+    info: ModelInfo, weights: Weights, tokenizer: Tokenizer
+) -> tuple[ModelInfo, Weights]:
+    """Make the embedding of BOS zero, without changing what the model computes."""
+    model = info.model
+    weights = dict(weights)
+    embedding = weights["embedding.weight"]  # (V, D)
+    start = embedding[tokenizer.bos_id]  # (D,)
+    weights["embedding.weight"] = embedding - start
+    bias = weights.get("output_bias", torch.zeros(info.vocab_size)).clone()  # (V,)
+    bias[forbidden_ids(tokenizer)] = _FORBIDDEN_BIAS
+    weights["output_bias"] = bias
+    offset = start * math.sqrt(model.d_model)  # embeddings are scaled
+    if model.norm is Norm.post:
+        _add_to_first_layer(weights, "decoder_layers.0", offset)
+        if info.src_vocab_size is None:  # encoder and decoder share the embedding
+            _add_to_first_layer(weights, "encoder_layers.0", offset)
+        return info, weights
+    if info.src_vocab_size is None:
+        weights["src_embedding.weight"] = embedding
+    model = replace(model, num_decoder_layers=model.num_decoder_layers + 1)
+    info = replace(info, model=model, src_vocab_size=info.src_vocab_size or info.vocab_size)
+    return info, _insert_constant_layer(weights, offset)
+
+
+def _add_to_first_layer(weights: Weights, layer: str, offset: Tensor) -> None:
+    """Change biases of self-attention as if its layer had `offset` (D,) added to its input.
+
+    In a post-norm layer, self-attention and its residual connection alone read the input.
+    """
+    attention = f"{layer}.self_attention"
+    projection = weights[f"{attention}.in_projection.weight"]  # (3D, D)
+    weights[f"{attention}.in_projection.bias"] = (
+        weights[f"{attention}.in_projection.bias"] + projection @ offset
+    )
+    weights[f"{attention}.out_projection.bias"] = (
+        weights[f"{attention}.out_projection.bias"] + offset
+    )
+
+
+def _insert_constant_layer(weights: Weights, offset: Tensor) -> Weights:
+    """Insert a first decoder layer that adds `offset` (D,) to its input, and nothing else."""
+    shifted: Weights = {}
+    for name, tensor in weights.items():
+        if match := re.match(r"decoder_layers\.(\d+)\.", name):
+            suffix = name[match.end() :]
+            shifted[f"decoder_layers.{int(match[1]) + 1}.{suffix}"] = tensor
+            if match[1] == "0":
+                is_scale = suffix.endswith("_norm.weight")
+                constant = torch.ones_like(tensor) if is_scale else torch.zeros_like(tensor)
+                shifted[f"decoder_layers.0.{suffix}"] = constant
+        else:
+            shifted[name] = tensor
+    shifted["decoder_layers.0.self_attention.out_projection.bias"] = offset
+    return shifted
+
+
+def _make_arrays(
+    info: ModelInfo, weights: Weights, max_positions: int
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the weights with the names and shapes of Marian."""
+    arrays = {}
+    for name, tensor in rename_weights(MARIAN, info, weights, max_positions).items():
+        if "embed_positions" in name:  # Marian computes them
+            continue
+        if info.src_vocab_size is None and "embed_tokens" in name:  # copies of model.shared
+            continue
+        for pattern, replacement in _RULES:
+            name = re.sub(pattern, replacement, name)
+        if info.model.norm is Norm.pre and re.search("_(Wo|ffn)_ln_", name):
+            name += "_pre"
+        array = tensor.float()
+        if array.dim() == 1:
+            array = array[None]  # (1, D)
+        elif re.search("_(W.|W)$", name):
+            array = array.T  # (in, out)
+        arrays[name] = array.contiguous().numpy()
+    return arrays
+
+
+def _make_settings(info: ModelInfo, sizes: list[int]) -> dict[str, Any]:
+    """Return the settings of the model, as Marian stores them; `sizes` of both vocabularies."""
+    model = info.model
+    is_pre_norm = model.norm is Norm.pre
+    shares_embedding = info.src_vocab_size is None
+    return {
+        "type": "transformer",
+        "dim-vocabs": sizes,
+        "dim-emb": model.d_model,
+        "enc-depth": model.num_encoder_layers,
+        "dec-depth": model.num_decoder_layers,
+        "transformer-heads": model.num_heads,
+        "transformer-dim-ffn": model.d_ff,
+        "transformer-decoder-dim-ffn": model.decoder_d_ff or model.d_ff,
+        "transformer-ffn-depth": 2,
+        "transformer-decoder-ffn-depth": 2,
+        "transformer-ffn-activation": ACTIVATIONS[model.activation],
+        "transformer-preprocess": "n" if is_pre_norm else "",
+        "transformer-postprocess": "da" if is_pre_norm else "dan",
+        "transformer-postprocess-top": "n" if is_pre_norm else "",
+        "transformer-postprocess-emb": "d",
+        "transformer-decoder-autoreg": "self-attention",
+        "transformer-guided-alignment-layer": "last",
+        "transformer-no-projection": False,
+        "transformer-pool": False,
+        "transformer-tied-layers": [],
+        "transformer-train-position-embeddings": False,
+        "transformer-dropout": model.dropout,
+        "transformer-dropout-attention": model.attention_dropout,
+        "transformer-dropout-ffn": model.activation_dropout,
+        "tied-embeddings": model.tied_output and not shares_embedding,
+        "tied-embeddings-all": model.tied_output and shares_embedding,
+        "tied-embeddings-src": shares_embedding and not model.tied_output,
+        "input-types": [],
+        "lemma-dim-emb": 0,
+        "right-left": False,
+        "skip": False,
+    }
+
+
+def _write_vocabularies(
+    folder: Path, tokenizers: Tokenizers, src_pieces: list[str], tgt_pieces: list[str]
+) -> list[str]:
+    """Write the SentencePiece models and the vocabularies as YAML.
+
+    Returns the names of the source's and the target's file for `decoder.yml`: the SentencePiece
+    models, or the YAML files if the model has other ids.
+    """
+    (folder / "source.spm").write_bytes(tokenizers.src.model)
+    (folder / "target.spm").write_bytes(tokenizers.tgt.model)
+    _write_yaml_vocabulary(folder / "source.vocab.yml", src_pieces)
+    _write_yaml_vocabulary(folder / "target.vocab.yml", tgt_pieces)
+    if tokenizers.src.vocabulary is None and tokenizers.tgt.vocabulary is None:
+        return ["source.spm", "target.spm"]
+    return ["source.vocab.yml", "target.vocab.yml"]
+
+
+def _write_yaml_vocabulary(path: Path, pieces: list[str]) -> None:
+    lines = [f"{json.dumps(piece, ensure_ascii=False)}: {i}\n" for i, piece in enumerate(pieces)]
+    path.write_text("".join(lines), encoding="utf-8", newline="\n")

@@ -1,0 +1,117 @@
+"""Exports to Marian, against nmt-import, our own search and the converter of CTranslate2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exporting import exported, native, random_model
+from importing import imported
+from serving import change_config
+from test_import_toolkits import check, write_marian
+from tiny import sentences
+
+from nmt.checkpoint import load_weights
+from nmt.config import (
+    Activation,
+    ExportConfig,
+    ExportFormat,
+    Norm,
+    Normalization,
+    NormLayer,
+    Positions,
+    Quantization,
+    SearchConfig,
+)
+from nmt.data.tokenizer import MappedTokenizer, Tokenizer, TokenizerPair, Vocabulary
+from nmt.errors import ConfigError, ModelError
+
+MARIAN = ExportFormat.marian
+GREEDY = SearchConfig(beam_size=1, normalization=Normalization.none)
+
+
+def test_marian_models_have_the_same_weights_after_import_and_export(tmp_path: Path) -> None:
+    shapes: dict[str, dict[str, Any]] = {
+        "tied": {},
+        "tied to the output": {"tied": "output", "activation": "relu", "enc": 3, "dec": 1},
+        "not tied": {"tied": "none"},
+        "wide decoder": {"settings": {"transformer-decoder-dim-ffn": 40}},
+        "pre-norm": {"pre": True, "enc": 2},
+    }
+    for seed, (name, shape) in enumerate(shapes.items()):
+        theirs = write_marian(tmp_path / name, seed, **shape)
+        model_dir = imported(theirs)
+        output = exported(model_dir, MARIAN)
+        before = np.load(theirs / "model.npz")
+        after = np.load(output / "model.npz")
+        assert set(after.files) == set(before.files)
+        for key in set(before.files) - {"special:model.yml"}:
+            assert after[key].tobytes() == before[key].tobytes(), (name, key)
+            assert after[key].shape == before[key].shape
+        weights = load_weights(model_dir)
+        for key, tensor in load_weights(imported(output)).items():
+            assert torch.equal(tensor, weights[key]), (name, key)
+
+
+@pytest.mark.parametrize("norm", list(Norm))
+def test_our_models_translate_in_ctranslate2_and_imported_as_before(
+    tmp_path: Path, tokenizer: Tokenizer, norm: Norm
+) -> None:
+    from ctranslate2.converters import MarianConverter  # takes a second
+
+    models = {
+        "shared": random_model(tmp_path / "shared", tokenizer, norm=norm),
+        "separate": random_model(
+            tmp_path / "separate",
+            TokenizerPair(tokenizer, tokenizer),
+            norm=norm,
+            activation=Activation.silu,
+            positions=Positions.sinusoidal_halves,
+        ),
+        "untied": random_model(
+            tmp_path / "untied", tokenizer, norm=norm, tied_output=False, output_bias=True
+        ),
+    }
+    lines = sentences(40)
+    for name, model_dir in models.items():
+        output = exported(model_dir, MARIAN)
+        model = imported(output)
+        searches = zip(native(model_dir, lines, GREEDY), native(model, lines, GREEDY), strict=True)
+        for ours, theirs in searches:
+            assert ours[0].tokens == theirs[0].tokens, name
+        vocabularies = [str(output / f"{side}.vocab.yml") for side in ("source", "target")]
+        converted = tmp_path / f"{name}-ct2"
+        MarianConverter(str(output / "model.npz"), vocabularies).convert(str(converted))
+        check(name, model, converted, pad="")
+
+
+def test_what_marian_has_no_form_for_is_refused_by_name(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    with pytest.raises(ConfigError, match="format=marian takes float32"):
+        ExportConfig(format=MARIAN, quantization=Quantization.int8)
+    unsupported: dict[str, Any] = {
+        "norm_layer": NormLayer.rms,
+        "activation": Activation.swiglu,
+        "positions": Positions.rotary,
+    }
+    for name, value in unsupported.items():
+        folder = random_model(tmp_path / name, tokenizer, **{name: value})
+        with pytest.raises(ConfigError, match=f"format=marian does not support model.{name}"):
+            exported(folder, MARIAN)
+    folder = random_model(tmp_path / "tags", tokenizer)
+    tags = {"src_tag": "the", "tgt_tag": "house"}
+    change_config(folder, directions=[{"src_lang": "xx", "tgt_lang": "yy", **tags}])
+    with pytest.raises(ModelError, match="does not support language tokens"):
+        exported(folder, MARIAN)
+    pieces = tokenizer.all_pieces()
+    pieces[tokenizer.eos_id] = "<end>"
+    other = MappedTokenizer(tokenizer.model, Vocabulary(pieces, *tokenizer.control_ids), ())
+    pair = TokenizerPair(other, other, shares_vocabulary=True)
+    folder = random_model(tmp_path / "names", pair)
+    with pytest.raises(ModelError, match="this model has <unk> and <end>"):
+        exported(folder, MARIAN)
+    assert not list(tmp_path.glob("*-marian-*"))
