@@ -38,7 +38,7 @@ class HeldOutSplit(str, Enum):
 
 
 class Perturbation(Enum):
-    """Changes of the lines of a test set that imitate how people write."""
+    """Changes of the lines of a test set that imitate careless writing."""
 
     upper = "upper"  # source and references in capitals
     title = "title"  # source and references with the first letter of each word capital
@@ -71,7 +71,7 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
     data_dir: str | None = option(None, "data folder whose test set model_dir translates instead")
     split: HeldOutSplit = option(HeldOutSplit.test, "test or valid set of data_dir")
     perturb: list[Perturbation] = option(
-        [], "also translate the text changed: upper, title, lower, punct, typos, noise"
+        [], "also translate perturbed text: upper, title, lower, punct, typos, noise"
     )
     by_length: bool = option(
         False, "also score groups of sources by length: 1 to 3 words, 4 to 10, ..."
@@ -99,26 +99,22 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
     format: OutputFormat = option(OutputFormat.text, "text or json")
 
     def check(self) -> None:
-        if bool(self.hypotheses) == (self.model_dir is not None):
+        has_hypotheses = bool(self.hypotheses)
+        has_model = self.model_dir is not None
+        if has_hypotheses == has_model:
             raise ConfigError("give either hypotheses=FILE or model_dir=FOLDER with src=FILE")
         self.require(bool(self.metrics), "metrics", "name at least one")
         if self.metric_command is not None:
             is_program = _find_program(self.metric_command) is not None
             self.require(is_program, "metric_command", "begins with no program of this machine")
-        if self.model_dir is not None and self.src is None:
-            for key in ("baseline", "references", "src_lang"):  # the data folder has them
+        if has_model and self.src is None:
+            # the data folder has its own references and languages
+            for key in ("baseline", "references", "src_lang"):
                 self.require(not getattr(self, key), key, "needs src=FILE")
         else:
             self.require(bool(self.references), "references", "name at least one")
-        if self.model_dir is None:
-            search_keys = {setting.name for setting in fields(SearchOverrides)}
-            search_keys -= {"seed", "glossary"}  # also for significance tests, and to count terms
-            self.require(not self.perturb, "perturb", "does nothing without model_dir")
-            self._refuse_unused("model_dir", (*_ONLY_WITH_MODEL, *sorted(search_keys)))
-            if self.glossary:
-                self.require(self.src is not None, "glossary", "needs src=FILE to find terms")
-            elif self.metric_command is None:
-                self._refuse_unused("model_dir", ("src",))
+        if not has_model:
+            self._check_without_model()
         else:
             changes_lines = self.by_length or bool(self.perturb)
             rule = "does not work with perturb or by_length"
@@ -131,6 +127,18 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
         num_stdin = [*self.hypotheses, self.baseline, self.src, *self.references].count("-")
         if num_stdin > 1:
             raise ConfigError("references=-: stdin is read once; give files")
+
+    def _check_without_model(self) -> None:
+        """Raise a `ConfigError` for settings that have no effect on files of hypotheses."""
+        search_keys = {setting.name for setting in fields(SearchOverrides)}
+        # significance tests use the seed, and counts of terms the glossary
+        search_keys -= {"seed", "glossary"}
+        self.require(not self.perturb, "perturb", "does nothing without model_dir")
+        self._refuse_unused("model_dir", (*_ONLY_WITH_MODEL, *sorted(search_keys)))
+        if self.glossary:
+            self.require(self.src is not None, "glossary", "needs src=FILE to find terms")
+        elif self.metric_command is None:
+            self._refuse_unused("model_dir", ("src",))
 
     def _refuse_unused(self, needed: str, keys: tuple[str, ...]) -> None:
         """Raise a `ConfigError` for a changed setting that has no effect without `needed`."""

@@ -21,9 +21,9 @@ class ExportFormat(str, Enum):
 
 
 class ImportFormat(str, Enum):
-    """The toolkit that wrote a model."""
+    """The toolkit that wrote the model to import."""
 
-    auto = "auto"
+    auto = "auto"  # detected from the files
     huggingface = "huggingface"  # a folder of transformers: MarianMT, M2M100 (NLLB), Pegasus
     marian = "marian"  # .npz
     opennmt = "opennmt"  # .pt of OpenNMT-py

@@ -10,19 +10,20 @@ from nmt.config.options import DEFAULT_DATA_DIR, LARGEST_SEED, Settings, option,
 from nmt.errors import ConfigError
 
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
-_RESERVED = re.compile("<pad>|<unk>|<s>|</s>|<0x[0-9A-F]{2}>")  # pieces that every tokenizer has
+# control symbols and bytes, which are pieces of every tokenizer
+_RESERVED = re.compile("<pad>|<unk>|<s>|</s>|<0x[0-9A-F]{2}>")
 
 
 class Corpus(str, Enum):
-    """Where parallel text comes from."""
+    """Where the parallel text comes from: files or datasets, or a corpus included in nmt."""
 
     files = "files"
-    numbers = "numbers"
-    copy = "copy"
+    numbers = "numbers"  # included: number names
+    copy = "copy"  # included: sequences to copy
 
 
 class Invalid(str, Enum):
-    """What happens to a line that is not UTF-8."""
+    """How to treat a line that is not UTF-8."""
 
     error = "error"  # stop and name file, line and byte
     # replace invalid bytes with U+FFFD, and count the lines
@@ -31,7 +32,7 @@ class Invalid(str, Enum):
 
 
 class Duplicates(str, Enum):
-    """Which training pairs are duplicates of an earlier pair, and dropped."""
+    """Which training pairs to drop as duplicates of an earlier pair."""
 
     keep = "keep"  # none
     pair = "pair"  # pairs with the same source and target
@@ -48,10 +49,10 @@ class TokenizerType(str, Enum):
 
 def _check_symbol(key: str, symbol: str) -> None:
     """Raise a `ConfigError` for text that cannot be one piece of a tokenizer."""
-    # U+2581 means a space in pieces
-    has_space = any(char.isspace() or char in "\0\u2581" for char in symbol)
+    # SentencePiece writes a space as U+2581
+    has_invalid = any(char.isspace() or char in "\0\u2581" for char in symbol)
     require_valid(
-        symbol != "" and not has_space,
+        symbol != "" and not has_invalid,
         key,
         symbol,
         "must be text without spaces, for example <2de>",
@@ -68,9 +69,9 @@ def _check_symbol(key: str, symbol: str) -> None:
 class SplitConfig(Settings):
     """Source of sentence pairs: files or one Hugging Face dataset.
 
-    Files are a name, a pattern with * and ?, or a list of them; the files of a pattern are read in
-    the order of their names. - is stdin. Files may be compressed: .gz, .bz2, .xz or
-    .zst.
+    A setting for files takes a name, a pattern with * and ?, or a list of these; - is stdin. The
+    files of a pattern are read in the order of their names. Files may be compressed: .gz, .bz2, .xz
+    or .zst.
     """
 
     src: list[str] | None = option(None, "source text: file, glob, list or - (stdin)")
@@ -94,18 +95,19 @@ class SplitConfig(Settings):
         keys = self.source_keys
         if len(keys) > 1:
             raise ConfigError(f"{keys[0]} and {keys[1]} are both given for one split; keep one")
-        for key, opposite in (("src", "tgt"), ("tgt", "src")):
-            is_pair = getattr(self, key) is None or getattr(self, opposite) is not None
-            self.require(is_pair, key, f"is given without {opposite}; give both sides")
+        if self.tgt is None:
+            self.require(self.src is None, "src", "is given without tgt; give both sides")
+        if self.src is None:
+            self.require(self.tgt is None, "tgt", "is given without src; give both sides")
         for key in ("src", "tgt", "tsv", "jsonl", "tmx", "xliff"):
             self.require(getattr(self, key) != [], key, "must name at least one file")
-        are_column_numbers = len(self.columns) == 2 and min(self.columns) >= 1
-        self.require(are_column_numbers, "columns", "must be two numbers from 1: source, target")
+        are_two_columns = len(self.columns) == 2 and min(self.columns) >= 1
+        self.require(are_two_columns, "columns", "must be two numbers from 1: source, target")
         self.require(len(self.fields) in (0, 2), "fields", "must be two: source, target")
 
     @property
     def source_keys(self) -> list[str]:
-        """The settings that say where the text comes from, of which a split has at most one."""
+        """Names of the settings that name the text; `check` allows at most one for a split."""
         keys = ("src", "tsv", "jsonl", "tmx", "xliff", "dataset")
         return [key for key in keys if getattr(self, key) is not None]
 
@@ -115,7 +117,7 @@ class HeldOutConfig(SplitConfig):
     """A validation or test set: separate text, or pairs taken out of the training text."""
 
     num_pairs: float | None = option(
-        None, "number of pairs to take out of train instead; below 1: their share", above=0
+        None, "number of pairs to take out of train instead; below 1: a share of its pairs", above=0
     )
 
     def check(self) -> None:
@@ -126,7 +128,7 @@ class HeldOutConfig(SplitConfig):
 
     @property
     def source_keys(self) -> list[str]:
-        """The settings that say where the text comes from, of which a split has at most one."""
+        """Names of the settings that name the text; `check` allows at most one for a split."""
         keys = super().source_keys
         if self.num_pairs is not None:
             keys.append("num_pairs")
@@ -137,7 +139,7 @@ class HeldOutConfig(SplitConfig):
 class CorpusConfig(SplitConfig):
     """One of several training corpora."""
 
-    weight: float = option(  # only in the index of the data folder
+    weight: float = option(  # a change rewrites only the index of the data folder
         1.0,
         "how often an epoch contains each pair; 0 leaves the corpus out",
         low=0,
@@ -162,14 +164,15 @@ class CorpusConfig(SplitConfig):
     @property
     def is_tagged(self) -> bool:
         """Whether source or target lines get a tag."""
-        return not (self.tgt_lang is None and self.src_tag is None and self.tgt_tag is None)
+        settings = (self.tgt_lang, self.src_tag, self.tgt_tag)  # tgt_lang sets src_tag
+        return any(setting is not None for setting in settings)
 
 
 @dataclass(kw_only=True)
 class FilterConfig(Settings):
-    """Which training pairs are dropped, besides empty ones and those longer than max_length.
+    """Rules for training pairs to drop.
 
-    Held-out pairs are never dropped.
+    Empty pairs and pairs longer than `max_length` are always dropped, held-out pairs never.
     """
 
     prefix = "filter."
@@ -212,7 +215,7 @@ class DataConfig(Settings):
         low=0,
         high=100,
     )
-    temperature: float = option(  # only in the index of the data folder
+    temperature: float = option(  # a change rewrites only the index of the data folder
         1.0,
         "above 1: evens out the corpora: weight * size^(1/temperature)",
         low=1,
@@ -221,7 +224,7 @@ class DataConfig(Settings):
     valid: HeldOutConfig = option(HeldOutConfig, "validation pairs")
     test: HeldOutConfig = option(HeldOutConfig, "test pairs, copied as text into the data folder")
     invalid: Invalid = option(Invalid.error, "lines that are not UTF-8: error, replace or drop")
-    license: str | None = option(  # only in the report
+    license: str | None = option(  # a change rewrites only the report
         None,
         "license of the text, such as cc-by-4.0, for the README.md of models",
         on_resume="free",
@@ -234,9 +237,9 @@ class DataConfig(Settings):
 
     def check(self) -> None:
         for name in self.corpora:
-            is_name = re.fullmatch(r"[A-Za-z0-9_.-]+", name) is not None
+            is_valid_name = re.fullmatch(r"[A-Za-z0-9_.-]+", name) is not None
             rule = "the name of a corpus has only letters, digits, _, . and -"
-            require_valid(is_name, "data.corpora", name, rule)
+            require_valid(is_valid_name, "data.corpora", name, rule)
         if self.corpora and self.train.source_keys:
             raise ConfigError(
                 "data.train and data.corpora are both given; name the first corpus too: "
@@ -253,14 +256,14 @@ class DataConfig(Settings):
         self._check_tags()
 
     def _check_num_pairs(self) -> None:
-        """Raise a `ConfigError` for counts and shares that cannot be taken out together."""
-        counts = [split.num_pairs for split in (self.valid, self.test)]
-        set_counts = [count for count in counts if count is not None]
-        if any(count < 1 for count in set_counts):
+        """Raise a `ConfigError` unless both `num_pairs` are numbers, or shares below 1 together."""
+        splits = (self.valid, self.test)
+        counts = [split.num_pairs for split in splits if split.num_pairs is not None]
+        if any(count < 1 for count in counts):
             require_valid(
-                sum(set_counts) < 1,
+                sum(counts) < 1,
                 "num_pairs of data.valid and data.test",
-                set_counts,
+                counts,
                 "must both be numbers, or both be shares, below 1 together",
             )
 
@@ -304,9 +307,10 @@ class TokenizerConfig(Settings):
     max_sentences: int = option(1_000_000, "number of lines sampled to train the tokenizer", low=1)
 
     def check(self) -> None:
-        low = 261 if self.byte_fallback else 5
-        rule = f"must be at least {low} (bytes, control symbols and one piece)"
-        self.require(self.vocab_size is None or self.vocab_size >= low, "vocab_size", rule)
+        min_size = 261 if self.byte_fallback else 5
+        if self.vocab_size is not None:
+            rule = f"must be at least {min_size} (bytes, control symbols and one piece)"
+            self.require(self.vocab_size >= min_size, "vocab_size", rule)
         is_known = self.normalization in NORMALIZATIONS
         self.require(is_known, "normalization", f"must be one of {', '.join(NORMALIZATIONS)}")
         for symbol in self.symbols:

@@ -8,7 +8,7 @@ inherit them from `ScoringOverrides` or `SearchOverrides`. A new search setting 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -62,19 +62,22 @@ class SearchConfig(Settings):
     max_length_b: int = option(50, "output limit: a * source tokens + b", low=1, high=100_000)
     min_length: int = option(0, "minimum number of output tokens, EOS excluded", low=0, high=10_000)
     no_repeat_ngram: int = option(
-        0, "no n tokens in a row occur twice in a translation; 0 disables", low=0, high=1000
+        0,
+        "length of n-grams that may not occur twice in a translation; 0 disables",
+        low=0,
+        high=1000,
     )
     repetition_penalty: float = option(
         1.0,
-        "factor of the log-probability of tokens that a translation has already; 1 disables",
+        "factor of the log-probability of tokens that occur in the translation already; 1 disables",
         low=1,
         high=100,
     )
     forbid: list[str] = option([], "phrases that no translation contains, or files of phrases")
     glossary: list[str] = option(
         [],
-        "files of terms, SOURCE<TAB>TARGET in each line: the translation of a line with the source "
-        "contains the target; only beam search",
+        "files of lines SOURCE<TAB>TARGET: if a sentence contains SOURCE, its translation contains "
+        "TARGET; only beam search",
     )
     sampling: bool = option(False, "sample from the model's distribution instead of beam search")
     temperature: float = option(1.0, "sampling: divisor of the logits", low=0.001, high=1000)
@@ -106,7 +109,7 @@ class SearchConfig(Settings):
     )
 
     def __post_init__(self) -> None:
-        # config.json holds text
+        # in config.json of a model, members of enums are text
         self.normalization = choose(Normalization, "normalization", self.normalization)
         self.stop = choose(Stop, "stop", self.stop)
         super().__post_init__()
@@ -146,14 +149,14 @@ class SearchConfig(Settings):
             return 1.0
         if self.normalization is Normalization.none:
             return 0.0
-        # length^(0.7 alpha) has the slope of ((5 + length) / 6)^alpha at 12 tokens
+        # at 12 tokens, length^(0.7 alpha) and ((5 + length) / 6)^alpha grow at the same rate
         return round(0.7 * self.length_penalty, 3)
 
 
 def override(name: str) -> Any:
-    """Declare a setting that replaces the one of `SearchConfig` saved with the model.
+    """Declare a setting that replaces the saved value of a setting of `SearchConfig`.
 
-    It has the same help and range, and the default None, which keeps the saved value.
+    It has the same help and range. Its default None keeps the value saved with the model.
     """
     metadata = dict(SearchConfig.__dataclass_fields__[name].metadata)
     metadata["help"] += "; null: as saved with the model"
@@ -171,18 +174,19 @@ class ScoringOverrides(Settings):
 
     def search_changes(self) -> dict[str, Any]:
         """Return the search settings of this command that are not None."""
-        names = asdict(SearchConfig()).keys() & {setting.name for setting in fields(self)}
-        changes = {name: getattr(self, name) for name in sorted(names)}
+        own_keys = {setting.name for setting in fields(self)}
+        search_keys = own_keys.intersection(setting.name for setting in fields(SearchConfig))
+        changes = {key: getattr(self, key) for key in sorted(search_keys)}
         if changes.get("forbid"):
             changes["forbid"] = _read_lines(changes["forbid"])
         if changes.get("glossary"):
             changes["glossary"] = read_glossary(changes["glossary"])
-        return {name: value for name, value in changes.items() if value is not None}
+        return {key: value for key, value in changes.items() if value is not None}
 
 
 @dataclass(kw_only=True)
 class SearchOverrides(ScoringOverrides):
-    """All settings of search but `alignment`, which needs an output format that can hold it."""
+    """All settings of search except `alignment`, which only some output formats support."""
 
     beam_size: int | None = override("beam_size")
     stop: Stop | None = override("stop")
@@ -204,12 +208,12 @@ class SearchOverrides(ScoringOverrides):
 
 
 def read_glossary(values: list[str]) -> list[str]:
-    """Replace each name of a file by the lines of the file, without comments."""
+    """Replace each file name by the lines of the file; leave out empty lines and comments."""
     return [line for line in _read_lines(values) if not line.startswith("#")]
 
 
 def _read_lines(values: list[str]) -> list[str]:
-    """Replace each name of a file by the lines of the file that are not empty."""
+    """Replace each file name by the lines of the file that are not empty."""
     all_lines = []
     for value in values:
         path = resolve_path(value)

@@ -79,17 +79,16 @@ class ServeConfig(InferenceConfig):
     def check(self) -> None:
         super().check()
         self.require(bool(self.model_dir), "model_dir", "name at least one model folder")
-        proxies = self.trusted_proxies.split(",") if self.trusted_proxies else []
-        for proxy in proxies:
-            self.require(
-                _is_network(proxy.strip()),
-                "trusted_proxies",
-                f"{proxy.strip()!r} is no IP address or network; write 10.0.0.1,192.168.0.0/16",
-            )
+        if not self.trusted_proxies:
+            return
+        for word in self.trusted_proxies.split(","):
+            proxy = word.strip()
+            rule = f"{proxy!r} is no IP address or network; write 10.0.0.1,192.168.0.0/16"
+            self.require(_is_network(proxy), "trusted_proxies", rule)
 
 
 def _is_network(text: str) -> bool:
-    """Return whether a text is an IP address or a network, such as 10.0.0.0/8."""
+    """Return whether `text` is an IP address or a network, such as 10.0.0.0/8."""
     try:
         ipaddress.ip_network(text)
     except ValueError:

@@ -187,8 +187,9 @@ class AugmentConfig(Settings):
 
 @dataclass(kw_only=True)
 class StageConfig(Settings):
-    """A part of training with other weights of corpora or another augmentation; it ends where the
-    next stage starts.
+    """A stage of training, which changes corpus weights or augmentation.
+
+    A stage ends when the next one starts.
     """
 
     prefix = "stages."
@@ -225,7 +226,7 @@ _CONFLICTS = (
 class TrainConfig(RuntimeConfig):
     """Settings of `nmt-train`; the defaults are the paper's base run (sections 5.2 to 5.4)."""
 
-    # a resumed run compares the checksum of the data instead
+    # the path may change, because a resumed run compares the checksum of the data
     data_dir: str = option(DEFAULT_DATA_DIR, "data folder of nmt-preprocess", on_resume="free")
     run_dir: str = option(DEFAULT_RUN_DIR, "run folder to write or to resume", on_resume="free")
     experiment: str | None = option(
@@ -238,7 +239,7 @@ class TrainConfig(RuntimeConfig):
         None, "above 1: evens out the shares of the corpora; null: as preprocessed", low=1
     )
     stages: dict[str, StageConfig] = option(
-        dict, "stages with other weights of corpora or augmentation, by name"
+        dict, "stages that change corpus weights or augmentation, by name"
     )
     init_from: str | None = option(
         None, "run, checkpoint or model folder whose weights training starts from"
@@ -265,7 +266,7 @@ class TrainConfig(RuntimeConfig):
     )
     guided_alignment: float = option(
         0.0,
-        "weight of a loss that makes attention align words, as IBM model 1 does; 0 disables",
+        "weight of a loss that trains attention to align words as IBM model 1 does; 0 disables",
         low=0,
     )
     subword_sampling: float = option(
@@ -303,7 +304,7 @@ class TrainConfig(RuntimeConfig):
     )
     patience: int = option(
         0,
-        "validations without improvement, in the last of stages, that end training; 0 disables",
+        "validations without improvement that end training, counted in the last stage; 0 disables",
         low=0,
         on_resume="free",
     )
@@ -311,7 +312,7 @@ class TrainConfig(RuntimeConfig):
         True, "translate the validation set to measure BLEU", on_resume="free"
     )
     valid_beam_size: int = option(
-        1, "beam size of that translation; 1: greedy", low=1, high=1000, on_resume="free"
+        1, "beam size for valid_bleu; 1: greedy", low=1, high=1000, on_resume="free"
     )
     tracker: list[TrackerName] = option(
         [TrackerName.tensorboard],
@@ -359,16 +360,16 @@ class TrainConfig(RuntimeConfig):
 
     def check(self) -> None:
         self._check_stages()
-        _ = self.profiled_updates  # checks `profile`
+        self._check_profile()
         for key, needed, rule in _REQUIREMENTS:
             self.require(not self._is_set(key) or self._is_set(needed), key, rule)
         for key, conflicting, rule in _CONFLICTS:
             self.require(not (self._is_set(key) and self._is_set(conflicting)), key, rule)
-        trained = set(Part) - set(self.freeze)
-        if self.adapter is Adapter.lora:
-            trained.discard(Part.embeddings)
+        trained_parts = set(Part) - set(self.freeze)
+        if self.adapter is Adapter.lora:  # which adds nothing to the embeddings
+            trained_parts.discard(Part.embeddings)
         rule = "leaves nothing to train (adapter=lora: no layer)"
-        self.require(bool(trained), "freeze", rule)
+        self.require(bool(trained_parts), "freeze", rule)
         if self.sharding is Sharding.full:
             rule = "does not work with sharding=full"
             self.require(self.dtype is not DType.float16, "dtype", rule)
@@ -395,13 +396,19 @@ class TrainConfig(RuntimeConfig):
         """The updates that `profile` names, including the last one; empty by default."""
         if self.profile is None:
             return range(0)
-        start, _, end = self.profile.partition(":")
-        is_valid = start.isdecimal() and end.isdecimal() and 1 <= int(start) <= int(end)
-        self.require(is_valid, "profile", "must be FIRST:LAST, such as 10:20")
-        return range(int(start), int(end) + 1)
+        first, _, last_update = self.profile.partition(":")
+        return range(int(first), int(last_update) + 1)
+
+    def _check_profile(self) -> None:
+        """Raise a `ConfigError` unless `profile` names the first and the last update to trace."""
+        if self.profile is not None:
+            first, _, last_update = self.profile.partition(":")
+            are_numbers = first.isdecimal() and last_update.isdecimal()
+            is_valid = are_numbers and 1 <= int(first) <= int(last_update)
+            self.require(is_valid, "profile", "must be FIRST:LAST, such as 10:20")
 
     def _check_stages(self) -> None:
-        """Raise a `ConfigError` for stages with the same start and for invalid weights."""
+        """Raise a `ConfigError` for equal starts and for invalid weights and augmentation."""
         weights = {f"mix.{corpus}": weight for corpus, weight in self.mix.items()}
         starts: set[int] = set()
         augment_keys = [setting.name for setting in fields(AugmentConfig)]
@@ -418,23 +425,24 @@ class TrainConfig(RuntimeConfig):
                 require_valid(
                     key in augment_keys, f"stages.{name}.augment.{key}", probability, rule
                 )
-            self.augment_at(stage)  # raises for probabilities out of range
+            self.augment_at(stage)  # checks the probabilities
             for corpus, weight in stage.mix.items():
                 weights[f"stages.{name}.mix.{corpus}"] = weight
         for key, weight in weights.items():
             require_valid(0 <= weight <= MAX_NUMBER, key, weight, "must be a number from 0")
 
     def augment_at(self, stage: StageConfig) -> AugmentConfig:
-        """Return the settings of augment in a stage."""
+        """Return the augmentation in a stage. Raises `ConfigError` for invalid probabilities."""
         return replace(self.augment, **stage.augment)
 
     @property
     def changes_lengths(self) -> bool:
-        """Whether pairs have other numbers of tokens in an update than in the data folder."""
-        changes_text = any(self.augment_at(stage).is_enabled for stage in self.stages.values())
-        return bool(
-            self.subword_sampling or self.noise.drop or self.augment.is_enabled or changes_text
+        """Whether training changes the number of tokens that a pair has in the data folder."""
+        changes_tokens = self.subword_sampling > 0 or self.noise.drop > 0
+        stages_change_text = any(
+            self.augment_at(stage).is_enabled for stage in self.stages.values()
         )
+        return changes_tokens or self.augment.is_enabled or stages_change_text
 
     def _is_set(self, key: str) -> bool:
         """Return whether a setting differs from its default and is not False."""

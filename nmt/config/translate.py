@@ -20,12 +20,12 @@ class Combine(str, Enum):
 
 
 class TooLong(str, Enum):
-    """What happens to a line of more tokens than `max_source_length`."""
+    """How to treat a line of more than `max_source_length` tokens."""
 
-    # at the ends of sentences, else of clauses, else at spaces; the translations are joined
+    # split at ends of sentences, else of clauses, else at spaces; join the translations
     split = "split"  # type: ignore[assignment]  # shadows str.split
-    truncate = "truncate"  # the tokens beyond the limit are left out, and the lines counted
-    error = "error"  # the command stops and names the line
+    truncate = "truncate"  # leave out the tokens beyond the limit; count the lines
+    error = "error"  # stop and name the line
 
 
 class ScoreMeasure(str, Enum):
@@ -72,7 +72,7 @@ class TranslationConfig(SearchOverrides, DirectionConfig):
     too_long: TooLong = option(
         TooLong.split, "lines longer than max_source_length: split, truncate or error"
     )
-    max_source_length: int = option(  # at least two characters of 4 byte tokens each
+    max_source_length: int = option(  # `low` fits two characters of 4 byte tokens each
         256, "maximum number of source tokens translated at once, EOS included", low=8
     )
     recase: bool = option(
@@ -83,8 +83,8 @@ class TranslationConfig(SearchOverrides, DirectionConfig):
     )
     mbr: int = option(
         0,
-        "take the translation most like all of this number of hypotheses or samples (minimum Bayes "
-        "risk, chrF); 0: the one with the best score",
+        "choose among this number of hypotheses or samples by minimum Bayes risk with chrF; 0: the "
+        "one with the best score",
         low=0,
         high=10_000,
     )
@@ -120,7 +120,7 @@ class TranslationConfig(SearchOverrides, DirectionConfig):
 class TranslateConfig(TranslationConfig):
     """Settings of `nmt-translate`."""
 
-    # no path decides whether a job can be resumed, since a resumed job compares the text itself
+    # these paths may change, because a resumed job compares the text itself
     input: str = option(
         "-", "file of text to translate, one sentence per line; -: stdin", on_resume="free"
     )
@@ -134,7 +134,7 @@ class TranslateConfig(TranslationConfig):
     )
     context: int = option(
         0,
-        "preceding lines that a line is translated with, by a model trained with data.context",
+        "number of preceding lines given to a model trained with data.context",
         low=0,
         high=100,
     )
@@ -156,20 +156,20 @@ class TranslateConfig(TranslationConfig):
         self.output = normalize_stream(self.output)
 
 
-def _corpus_folder(default: str) -> Any:
-    """Declare the setting `output` of a command that makes a corpus."""
+def _corpus_folder_option(default: str) -> Any:
+    """Declare the setting `output` of a command that writes a corpus."""
     return option(default, "folder to write: src.txt, tgt.txt, summary.json", on_resume="free")
 
 
 @dataclass(kw_only=True)
 class SynthesisConfig(TranslationConfig):
-    """Settings of the commands that make a corpus of text and its translations."""
+    """Settings of the commands that write a corpus of text and its translations."""
 
-    # as in TranslateConfig, a resumed job compares the text itself
+    # the path may change, because a resumed job compares the text itself
     input: list[str] | None = option(
         None, "text to translate: file, glob, list or - (stdin)", on_resume="free"
     )
-    output: str = _corpus_folder("data/synthetic")
+    output: str = _corpus_folder_option("data/synthetic")
     overwrite: bool = option(
         False, "replace a corpus of another model, text or settings", on_resume="free"
     )
@@ -200,14 +200,14 @@ class SynthesisConfig(TranslationConfig):
 class DistillConfig(SynthesisConfig):
     """Settings of `nmt-distill`."""
 
-    output: str = _corpus_folder("data/distilled")
+    output: str = _corpus_folder_option("data/distilled")
 
 
 @dataclass(kw_only=True)
 class BacktranslateConfig(SynthesisConfig):
     """Settings of `nmt-backtranslate`."""
 
-    output: str = _corpus_folder("data/backtranslated")
+    output: str = _corpus_folder_option("data/backtranslated")
     tag: str = option(
         "<bt>", "tag to put before these sources in training; may be empty", on_resume="free"
     )

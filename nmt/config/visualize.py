@@ -45,7 +45,7 @@ class AttentionKind(str, Enum):
     decoder = "decoder"  # self-attention of the target
 
 
-# D_MODEL:WARMUP, then a schedule, then a peak learning rate; d_model must be even and positive
+# D_MODEL:WARMUP[:NAME[:PEAK]] with an even d_model; noam takes no PEAK
 _SCHEDULE = re.compile(
     r"(?!0)\d*[02468]:[1-9]\d*"
     r"(:noam|:(inverse_sqrt|cosine|linear|constant|wsd)(:\d*\.?\d+(e-?\d+)?)?)?"
@@ -95,7 +95,8 @@ class VisualizeConfig(RuntimeConfig):
 
     def check(self) -> None:
         for key, low in (("layers", 1), ("heads", 0), ("dimensions", 0)):
-            self.require(min(getattr(self, key), default=low) >= low, key, f"must be from {low} on")
+            is_in_range = all(number >= low for number in getattr(self, key))
+            self.require(is_in_range, key, f"must be from {low} on")
         are_valid = all(_SCHEDULE.fullmatch(schedule) for schedule in self.schedules)
         rule = "write D_MODEL:WARMUP, D_MODEL:WARMUP:cosine or D_MODEL:WARMUP:cosine:PEAK"
         self.require(are_valid, "schedules", rule)
