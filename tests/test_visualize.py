@@ -138,7 +138,7 @@ def test_the_boxes_of_an_architecture_hold_all_its_parameters() -> None:
             boxes += [*column.below, *num_layers * column.layer, *column.above]
         total = sum(box.num_parameters for box in boxes)
         assert total == count_parameters(Transformer(config, 23)), changes
-    texts = [architecture.shorten(n) for n in (7, 1024, 1_049_088, 63_082_496, 2_000_000_000)]
+    texts = [architecture.format_count(n) for n in (7, 1024, 1_049_088, 63_082_496, 2_000_000_000)]
     assert texts == ["7", "1.02 k", "1.05 M", "63.1 M", "2 G"]
 
 

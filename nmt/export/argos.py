@@ -63,10 +63,9 @@ def write_argos(
         "to_code": info.tgt_lang,
         "to_name": language_name(info.tgt_lang),
     }
+    metadata_json = json.dumps(metadata, indent=2).encode("utf-8")
     with zipfile.ZipFile(folder / f"{package_name}.argosmodel", "w") as archive:
-        _add_file(
-            archive, f"{package_name}/metadata.json", json.dumps(metadata, indent=2).encode("utf-8")
-        )
+        _add_file(archive, f"{package_name}/metadata.json", metadata_json)
         _add_file(archive, f"{package_name}/sentencepiece.model", tokenizers.src.model)
         for path in sorted(model_folder.iterdir()):
             _add_file(archive, f"{package_name}/model/{path.name}", path.read_bytes())

@@ -1,5 +1,6 @@
-"""The picture of an architecture, after figure 1 of the paper: columns of boxes for the encoder and
-the decoder, with shapes and numbers of parameters.
+"""Draw an architecture as in figure 1 of the paper.
+
+The encoder and the decoder are columns of boxes, with shapes and numbers of parameters.
 """
 
 # B sentences, S source tokens, T target tokens
@@ -20,22 +21,22 @@ from nmt.config import ModelConfig, Norm, NormLayer, Positions, VisualizeConfig
 from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer, count_parameters
 from nmt.visualize.style import Style
 
-_COLORS = {"feed-forward": 0, "attention": 1, "other": 2, "norm": 6}  # indices of `Style.colors`
-_BOX_HEIGHT = 0.62  # each box is 1 wide and begins 1 above the box below it
-_GAP = 0.35  # additional space below and above the layer
+_COLOR_INDICES = {"feed-forward": 0, "attention": 1, "other": 2, "norm": 6}  # of `Style.colors`
+_BOX_HEIGHT = 0.62  # the width of a box is 1, and boxes follow at a distance of 1
+_SECTION_GAP = 0.35  # additional space below and above the layer
 _ROUNDED = "round,pad=0,rounding_size=0.06"
-_CROSS_ATTENTION = "Attention to the source"
 
 
 @dataclass(frozen=True)
 class Box:
     """One box of the picture."""
 
-    name: str
-    text: str
+    title: str
+    details: str
     num_parameters: int = 0
-    color: str = "other"
-    num_skipped: int = 0  # number of boxes below that the residual connection into this one skips
+    category: str = "other"  # a key of `_COLOR_INDICES`
+    num_skipped: int = 0  # boxes below that a residual connection into this box skips
+    reads_memory: bool = False  # whether a line leads from the encoder to this box
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,17 @@ def draw_architecture(config: VisualizeConfig, style: Style) -> Figure:
     """Draw encoder and decoder as boxes with their shapes and numbers of parameters."""
     model = config.model
     with torch.device("meta"):
-        total = count_parameters(Transformer(model, config.vocab_size))
+        num_parameters = count_parameters(Transformer(model, config.vocab_size))
     figure = style.figure(10, 9)
     axes = figure.subplots()
     encoder = make_column(model, config.vocab_size, is_decoder=False)
     decoder = make_column(model, config.vocab_size, is_decoder=True)
     encoder_ys = _draw_column(axes, style, 0.0, encoder, model.num_encoder_layers)
     decoder_ys = _draw_column(axes, style, 1.3, decoder, model.num_decoder_layers)
-    names = [box.name for box in [*decoder.below, *decoder.layer]]
-    top = encoder_ys[-1] + _BOX_HEIGHT
-    cross_y = decoder_ys[names.index(_CROSS_ATTENTION)] + _BOX_HEIGHT / 2
+    reads_memory = [box.reads_memory for box in [*decoder.below, *decoder.layer]]
+    cross_y = decoder_ys[reads_memory.index(True)] + _BOX_HEIGHT / 2
     # a line from the top of the encoder to the left side of the decoder's cross-attention
+    top = encoder_ys[-1] + _BOX_HEIGHT
     memory_xs = [0.5, 0.5, 1.21, 1.21, 1.3]
     memory_ys = [top, top + 0.25, top + 0.25, cross_y, cross_y]
     axes.plot(memory_xs, memory_ys, color=style.colors[1], linewidth=1.4)
@@ -70,7 +71,7 @@ def draw_architecture(config: VisualizeConfig, style: Style) -> Figure:
     axes.axis("off")
     axes.set_title(
         f"{model.num_encoder_layers}+{model.num_decoder_layers} layers, d_model {model.d_model}, "
-        f"{model.norm.value}-norm: {total:,} parameters",
+        f"{model.norm.value}-norm: {num_parameters:,} parameters",
         fontsize=13,
     )
     return figure
@@ -79,46 +80,46 @@ def draw_architecture(config: VisualizeConfig, style: Style) -> Figure:
 def make_column(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Column:
     """Return the boxes of the encoder or the decoder."""
     d_model = config.d_model
-    ids_name = "Source ids"
+    ids_title = "Source ids"
     length = "S"
     num_embedding_parameters = vocab_size * d_model
     if is_decoder:
-        ids_name = "Target ids"
+        ids_title = "Target ids"
         length = "T"
         num_embedding_parameters = 0  # shared with the encoder, where they are counted
-    embedding_name = "Embedding"
+    embedding_title = "Embedding"
     if config.scale_embedding:
-        embedding_name += f" × √{d_model}"
-    embedding_text = f"{vocab_size:,} × {d_model}, shared"
-    embedding = Box(embedding_name, embedding_text, num_embedding_parameters)
+        embedding_title += f" × √{d_model}"
+    embedding_details = f"{vocab_size:,} × {d_model}, shared"
+    embedding = Box(embedding_title, embedding_details, num_embedding_parameters)
     positions = Box("Positions", f"{config.positions.value}, in self-attention")
     if config.positions.is_added:
         num_position_parameters = 0
         if config.positions is Positions.learned:
             num_position_parameters = config.num_positions * d_model
-        positions_text = f"{config.positions.value}, (B, {length}, {d_model})"
-        positions = Box("+ positions", positions_text, num_position_parameters)
+        positions_details = f"{config.positions.value}, (B, {length}, {d_model})"
+        positions = Box("+ positions", positions_details, num_position_parameters)
     layer = make_layer(config, is_decoder=is_decoder)
     above = []
     if config.norm is Norm.pre:
         norm = layer[0]
-        above.append(Box(norm.name, "", norm.num_parameters, norm.color))
+        above.append(Box(norm.title, "", norm.num_parameters, norm.category))
     if is_decoder:
         above.append(_make_output(config, vocab_size))
-    below = [Box(ids_name, f"(B, {length})"), embedding, positions]
+    below = [Box(ids_title, f"(B, {length})"), embedding, positions]
     return Column(below=below, layer=layer, above=above)
 
 
 def _make_output(config: ModelConfig, vocab_size: int) -> Box:
     """Return the box of the output layer."""
     matrix = "the embedding, transposed"
-    count = 0
+    num_parameters = 0
     if not config.tied_output:
         matrix = "a matrix of its own"
-        count = vocab_size * config.d_model
+        num_parameters = vocab_size * config.d_model
     if config.output_bias:
-        count += vocab_size
-    return Box("Linear, softmax", f"(B, T, {vocab_size:,}); {matrix}", count)
+        num_parameters += vocab_size
+    return Box("Linear, softmax", f"(B, T, {vocab_size:,}); {matrix}", num_parameters)
 
 
 def make_layer(config: ModelConfig, *, is_decoder: bool) -> list[Box]:
@@ -129,38 +130,46 @@ def make_layer(config: ModelConfig, *, is_decoder: bool) -> list[Box]:
     heads = f"{config.num_heads} heads of {config.d_k}"
     if config.num_kv_heads not in (None, config.num_heads):
         heads += f", {config.num_kv_heads} of keys"
-    name = "Self-attention"
+    title = "Self-attention"
     shape = f"(B, S, {config.d_model})"
     if is_decoder:
-        name = "Masked self-attention"
+        title = "Masked self-attention"
         shape = f"(B, T, {config.d_model})"
-    sublayers = [Box(name, heads, count_parameters(layer.self_attention), "attention")]
+    self_attention = Box(title, heads, count_parameters(layer.self_attention), "attention")
+    sublayers = [self_attention]
     if is_decoder:
-        text = f"{heads}; T queries, S keys"
-        count = count_parameters(layer.cross_attention)
-        sublayers.append(Box(_CROSS_ATTENTION, text, count, "attention"))
+        cross_attention = Box(
+            "Attention to the source",
+            f"{heads}; T queries, S keys",
+            count_parameters(layer.cross_attention),
+            "attention",
+            reads_memory=True,
+        )
+        sublayers.append(cross_attention)
     d_ff = layer.feed_forward.inner.out_features
-    text = f"{config.d_model} → {d_ff} → {config.d_model}, {config.activation.value}"
-    count = count_parameters(layer.feed_forward)
-    sublayers.append(Box("Feed-forward", text, count, "feed-forward"))
-    norm_name = "Layer norm"
-    add_norm_name = "Add, layer norm"
+    details = f"{config.d_model} → {d_ff} → {config.d_model}, {config.activation.value}"
+    num_parameters = count_parameters(layer.feed_forward)
+    sublayers.append(Box("Feed-forward", details, num_parameters, "feed-forward"))
+    norm_title = "Layer norm"
+    add_norm_title = "Add, layer norm"
     if config.norm_layer is NormLayer.rms:
-        norm_name = "RMS norm"
-        add_norm_name = "Add, RMS norm"
-    count = count_parameters(layer.feed_forward_norm)
+        norm_title = "RMS norm"
+        add_norm_title = "Add, RMS norm"
+    norm_size = count_parameters(layer.feed_forward_norm)
     boxes = []
     for sublayer in sublayers:
         if config.norm is Norm.pre:
-            boxes += [Box(norm_name, shape, count, "norm"), sublayer]
-            boxes.append(Box("Add", shape, color="norm", num_skipped=2))
+            boxes.append(Box(norm_title, shape, norm_size, "norm"))
+            boxes.append(sublayer)
+            boxes.append(Box("Add", shape, category="norm", num_skipped=2))
         else:
-            boxes += [sublayer, Box(add_norm_name, shape, count, "norm", num_skipped=1)]
+            boxes.append(sublayer)
+            boxes.append(Box(add_norm_title, shape, norm_size, "norm", num_skipped=1))
     return boxes
 
 
-def shorten(count: int) -> str:
-    """Format a number of parameters: 1,049,088 is 1.05 M."""
+def format_count(count: int) -> str:
+    """Format a number of parameters with three digits and a unit: 1,049,088 becomes 1.05 M."""
     if count < 1000:
         return str(count)
     units = ("", "k", "M", "G")  # of 1000 to the power of the index
@@ -171,11 +180,14 @@ def shorten(count: int) -> str:
 def _draw_column(
     axes: Axes, style: Style, x: float, column: Column, num_layers: int
 ) -> list[float]:
-    """Draw the boxes of a column and a frame around its layer; return the y of each box."""
+    """Draw the boxes of a column, and a frame around its layer with the number of layers.
+
+    Returns the y coordinate of the bottom of each box.
+    """
     ys: list[float] = []
-    for level, boxes in enumerate([column.below, column.layer, column.above]):
+    for section, boxes in enumerate([column.below, column.layer, column.above]):
         for box in boxes:
-            y = len(ys) + _GAP * level
+            y = len(ys) + _SECTION_GAP * section
             _draw_box(axes, style, x, y, box)
             if ys:  # an arrow from the box below
                 _draw_arrow(axes, style, (x + 0.5, ys[-1] + _BOX_HEIGHT), (x + 0.5, y))
@@ -194,20 +206,24 @@ def _draw_column(
 
 
 def _draw_box(axes: Axes, style: Style, x: float, y: float, box: Box) -> None:
-    color = style.colors[_COLORS[box.color]]
+    """Draw a box with its lower left corner at (x, y)."""
+    color = style.colors[_COLOR_INDICES[box.category]]
     patch = FancyBboxPatch((x, y), 1, _BOX_HEIGHT, boxstyle=_ROUNDED)
     patch.set(facecolor=to_rgba(color, 0.18), edgecolor=color)
     axes.add_patch(patch)
-    texts = [box.text] if box.text else []
+    details = []
+    if box.details:
+        details.append(box.details)
     if box.num_parameters:
-        texts.append(f"{shorten(box.num_parameters)} parameters")
-    axes.text(x + 0.5, y + 0.4, box.name, ha="center", va="center", fontsize=10)
-    axes.text(x + 0.5, y + 0.16, "; ".join(texts), ha="center", va="center", fontsize=7.5)
+        details.append(f"{format_count(box.num_parameters)} parameters")
+    axes.text(x + 0.5, y + 0.4, box.title, ha="center", va="center", fontsize=10)
+    axes.text(x + 0.5, y + 0.16, "; ".join(details), ha="center", va="center", fontsize=7.5)
 
 
 def _draw_arrow(
     axes: Axes, style: Style, start: tuple[float, float], end: tuple[float, float]
 ) -> None:
+    """Draw an arrow between two points (x, y)."""
     axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": style.muted_color})
 
 
