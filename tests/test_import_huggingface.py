@@ -415,7 +415,7 @@ def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(
     src, tgt = translator.tokenizer.src, translator.tokenizer.tgt
     ids = tgt.encode(LINES[0])
     assert tgt.pieces(ids[:1]) == ["fra_Latn"]
-    assert not {*list_text_ids(tgt)} & {*tgt.languages.values()}
+    assert not {*list_text_ids(tgt)} & {*tgt.language_ids.values()}
     assert src.pieces(src.encode(LINES[0]))[0] == "eng_Latn"
     assert [vocab[piece] for piece in tgt.pieces(ids[1:])] == ids[1:]
     assert tgt.decode(ids) == LINES[0]

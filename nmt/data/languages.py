@@ -118,9 +118,9 @@ def find_directions(
     if recorded:
         return list(recorded)
     directions = []
-    if src_tokenizer.languages:
+    if src_tokenizer.language_ids:
         directions.append(LanguagePair(src_lang, tgt_lang))
-        for src_tag, tgt_tag in itertools.permutations(src_tokenizer.languages, 2):
+        for src_tag, tgt_tag in itertools.permutations(src_tokenizer.language_ids, 2):
             direction = LanguagePair(src_tag.strip("_"), tgt_tag.strip("_"), src_tag, tgt_tag)
             directions.append(direction)
         return directions

@@ -36,26 +36,26 @@ TGT_VOCABULARY = "tokenizer.tgt.vocab.json"
 LANGUAGE = re.compile(r"__(\w+)__|[a-z]{3}_[A-Z][a-z]{3}")
 """Pieces for languages in M2M100 (`__en__`) and NLLB (`eng_Latn`)."""
 UNUSED_PREFIX = "<unused "
-"""Start of the names of unused ids, which round up the size of a vocabulary."""
+"""The pieces of unused ids begin with this text. Unused ids round up the size of a vocabulary."""
 
 
 class Tokenizer:
     """A SentencePiece model.
 
-    A single tokenizer can also be passed as the `Tokenizers` of a model, for both languages: its
-    `src` and `tgt` are the tokenizer itself.
+    The attributes `src` and `tgt` are the tokenizer itself, so that code for a `TokenizerPair` also
+    accepts one tokenizer for both languages.
 
     Args:
         model: content of the model file.
-        tags: `decode` removes these tags from the start of a text.
+        removed_tags: `decode` removes these texts, such as `<2de>`, from the start of a text.
     """
 
     vocabulary: Vocabulary | None = None  # if given, its ids replace SentencePiece's ids
     min_texts_for_threads = 32  # for fewer texts, starting threads would take most of the time
 
-    def __init__(self, model: bytes, tags: Sequence[str] = ()) -> None:
+    def __init__(self, model: bytes, removed_tags: Sequence[str] = ()) -> None:
         self.model = model
-        self._tags = tags
+        self._removed_tags = removed_tags
         self._processor = open_model(model)
         self.vocab_size: int = self._processor.vocab_size()
         self.pad_id: int = self._processor.pad_id()
@@ -65,16 +65,18 @@ class Tokenizer:
         self.src = self
         self.tgt = self
         self.src_vocab_size: int | None = None  # see `TokenizerPair.src_vocab_size`
-        self.prefix: list[int] = []  # ids that every text begins with, such as its language
-        self.languages: dict[str, int] = {}  # ids of the languages that can replace `prefix`
-        self._pieces: list[str] = []  # a cache, since SentencePiece is ten times slower
+        # only a `MappedTokenizer` changes these two
+        self.prefix: list[int] = []  # ids that `encode` puts before every text, such as a language
+        self.language_ids: dict[str, int] = {}  # ids of language pieces, which can replace `prefix`
+        # a cache, since reading a list is ten times faster than asking SentencePiece for a piece
+        self._pieces: list[str] = []
 
-    @classmethod
-    def load(cls, path: Path, tags: Sequence[str] = ()) -> Tokenizer:
+    @staticmethod
+    def load(path: Path, removed_tags: Sequence[str] = ()) -> Tokenizer:
         """Read a `tokenizer.model`. Raises `ModelError` if it is missing or damaged."""
         if not path.exists():
             raise ModelError(f"{path} does not exist; the folder is no model or data folder of nmt")
-        tokenizer = cls(read_model(path), tags)
+        tokenizer = Tokenizer(read_model(path), removed_tags)
         if min(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) < 0:
             raise ModelError(
                 f"{path} lacks a control symbol (pad, bos or eos); give it to nmt-preprocess as "
@@ -106,12 +108,7 @@ class Tokenizer:
                 return [self.encode(text) for text in texts]
             return self._processor.encode(list(texts), num_threads=num_threads)  # type: ignore[no-any-return]
         except (TypeError, RuntimeError):  # SentencePiece does not say which text is invalid
-            for text in texts:
-                if match := re.search("[\ud800-\udfff]", text):
-                    raise DataError(
-                        f"the text {text[:40]!a} has half a surrogate pair at character "
-                        f"{match.start()}; decode it with errors='replace'"
-                    ) from None
+            _refuse_surrogates(texts)
             raise
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -120,7 +117,7 @@ class Tokenizer:
         Line breaks become spaces.
         """
         text: str = self._processor.decode(list(ids))
-        for tag in self._tags:
+        for tag in self._removed_tags:
             if text.startswith(tag):
                 return replace_line_breaks(text.removeprefix(tag).removeprefix(" "))
         return replace_line_breaks(text)
@@ -186,17 +183,19 @@ class MappedTokenizer(Tokenizer):
     """A SentencePiece model whose pieces have the ids of a `Vocabulary`.
 
     Pieces that the vocabulary lacks get the id of unknown pieces. A tag such as `>>fra<<` at the
-    start of a text is one piece if the vocabulary has it. A text that begins with one of
-    `languages` and a space gets the id of this language instead of `prefix`.
+    start of a text is one piece if the vocabulary has it. If a text begins with a piece of
+    `language_ids` and a space, such as `__en__ `, the id of this piece replaces `prefix`.
     """
 
     min_texts_for_threads = sys.maxsize  # the ids are mapped in Python, where threads do not help
 
     def __init__(self, model: bytes, vocabulary: Vocabulary, prefix: Sequence[int]) -> None:
         super().__init__(model)
+        # of the SentencePiece model, read before the vocabulary replaces its pieces and ids
         model_pieces = self.all_pieces()
         self._byte_pieces = [model_pieces[i] for i in super().byte_ids]
         self._model_unk_id = self.unk_id
+
         self.vocabulary = vocabulary
         self.prefix = list(prefix)
         self.vocab_size = len(vocabulary.pieces)
@@ -208,16 +207,16 @@ class MappedTokenizer(Tokenizer):
         control_ids = {*self.control_ids, *vocabulary.src_prefix, *vocabulary.tgt_prefix}
         control_ids.update(self.unused_ids)
         has_languages = bool(vocabulary.src_prefix and vocabulary.tgt_prefix)
-        self._text_ids: dict[str, int] = {}  # by piece, without control symbols and languages
+        self._ids_by_piece: dict[str, int] = {}  # without control symbols, unused ids and languages
         for i, piece in enumerate(vocabulary.pieces):
             if has_languages and LANGUAGE.fullmatch(piece):
-                self.languages[piece] = i
+                self.language_ids[piece] = i
                 control_ids.add(i)
             elif i not in control_ids:
-                self._text_ids[piece] = i
+                self._ids_by_piece[piece] = i
         self._undecoded_ids = control_ids - {self.unk_id}  # ids that `decode` leaves out
         # the id of the vocabulary for each id of the SentencePiece model
-        self._mapped_ids = [self._text_ids.get(piece, self.unk_id) for piece in model_pieces]
+        self._mapped_ids = [self._ids_by_piece.get(piece, self.unk_id) for piece in model_pieces]
 
     @property
     def sha256(self) -> str:
@@ -228,16 +227,18 @@ class MappedTokenizer(Tokenizer):
     @property
     def byte_ids(self) -> list[int]:
         """Ids of the pieces for single bytes; empty without byte fallback."""
-        return [self._text_ids[piece] for piece in self._byte_pieces if piece in self._text_ids]
+        return [
+            self._ids_by_piece[piece] for piece in self._byte_pieces if piece in self._ids_by_piece
+        ]
 
     def encode(self, text: str) -> list[int]:
         """Encode one sentence, `prefix` first, without BOS and EOS.
 
-        An empty text has no ids. A text that is only a language is encoded as the language's id.
+        An empty text has no ids. A text that consists of a language piece only has the piece's id.
         """
         language, _, text_after_language = text.partition(" ")
-        if language in self.languages:
-            return [self.languages[language], *self._encode_unprefixed(text_after_language)]
+        if language in self.language_ids:
+            return [self.language_ids[language], *self._encode_unprefixed(text_after_language)]
         ids = self._encode_unprefixed(text)
         return [*self.prefix, *ids] if ids else []
 
@@ -245,21 +246,22 @@ class MappedTokenizer(Tokenizer):
         """Encode a text without `prefix`; it may begin with a tag such as `>>fra<<`."""
         ids: list[int] = []
         tag_match = re.match(">>.*?<<", text)
-        if tag_match is not None and tag_match[0] in self._text_ids:
-            ids.append(self._text_ids[tag_match[0]])
+        if tag_match is not None and tag_match[0] in self._ids_by_piece:
+            ids.append(self._ids_by_piece[tag_match[0]])
             text = text[tag_match.end() :]
         model_ids = self._processor.encode(text)
         if self._model_unk_id not in model_ids:
             return ids + [self._mapped_ids[i] for i in model_ids]
         # the vocabulary may have pieces that are unknown to SentencePiece
         pieces = self._processor.encode(text, out_type=str)
-        return ids + [self._text_ids.get(piece, self.unk_id) for piece in pieces]
+        return ids + [self._ids_by_piece.get(piece, self.unk_id) for piece in pieces]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids into one line of text, see `Tokenizer.decode`."""
         pieces = [self._pieces[i] for i in ids if i not in self._undecoded_ids]
         text: str = self._processor.decode(pieces) if pieces else ""
-        # SentencePiece does not decode the ▁ of pieces that its model lacks, such as source pieces
+        # The vocabulary may have pieces that this model lacks, for example pieces of the source
+        # language if both languages share it. SentencePiece does not decode their ▁ to a space.
         return replace_line_breaks(text.removeprefix("▁").replace("▁", " "))
 
 
@@ -283,22 +285,23 @@ class TokenizerPair:
 
 
 Tokenizers: TypeAlias = Tokenizer | TokenizerPair
-"""The tokenizers of a data or model folder, with the attributes `src` and `tgt`. A single tokenizer
-for both languages is its own `src` and `tgt`."""
+"""The tokenizers of a data or model folder, with the attributes `src` and `tgt`."""
 
 
 def find_tokenizers(folder: Path) -> Path:
     """Return `folder`, or the folder of its average or latest checkpoint if it is a run."""
+    if any(folder.glob("tokenizer.*")):
+        return folder
     for name in ("average", "checkpoints/latest"):
-        if not any(folder.glob("tokenizer.*")) and any(folder.glob(f"{name}/tokenizer.*")):
+        if any(folder.glob(f"{name}/tokenizer.*")):
             return folder / name
     return folder
 
 
 def load_tokenizers(
-    folder: Path, sha256: str | None = None, tags: Sequence[str] = ()
+    folder: Path, sha256: str | None = None, removed_tags: Sequence[str] = ()
 ) -> Tokenizers:
-    """Read the tokenizers of a data or model folder. Decoding removes `tags` from targets.
+    """Read the tokenizers of a data or model folder. Decoding removes `removed_tags` from targets.
 
     Raises `ModelError` if they are missing or damaged, or have another fingerprint than `sha256`.
     """
@@ -310,10 +313,10 @@ def load_tokenizers(
         tokenizers = _load_mapped(folder)
     elif (folder / SRC_MODEL).exists():
         src = Tokenizer.load(folder / SRC_MODEL)
-        tokenizers = TokenizerPair(src, Tokenizer.load(folder / TGT_MODEL, tags))
+        tokenizers = TokenizerPair(src, Tokenizer.load(folder / TGT_MODEL, removed_tags))
     else:
-        tokenizers = Tokenizer.load(folder / JOINT_MODEL, tags)
-    if sha256 not in (None, tokenizers.sha256):
+        tokenizers = Tokenizer.load(folder / JOINT_MODEL, removed_tags)
+    if sha256 is not None and sha256 != tokenizers.sha256:
         raise ModelError(
             f"the tokenizer in {folder} is not the one that the folder was made with; "
             "copy or make the folder again"
@@ -368,6 +371,16 @@ def read_model(path: Path) -> bytes:
     except (RuntimeError, ValueError, LookupError):
         raise ModelError(f"{path} is no SentencePiece model; copy or make it again") from None
     return model
+
+
+def _refuse_surrogates(texts: Sequence[str]) -> None:
+    """Raise `DataError` if a text has half of a surrogate pair."""
+    for text in texts:
+        if match := re.search("[\ud800-\udfff]", text):
+            raise DataError(
+                f"the text {text[:40]!a} has half a surrogate pair at character "
+                f"{match.start()}; decode it with errors='replace'"
+            ) from None
 
 
 def open_model(model: bytes) -> sentencepiece.SentencePieceProcessor:

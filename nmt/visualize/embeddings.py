@@ -66,7 +66,7 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
 
 def list_text_ids(tokenizer: Tokenizer) -> list[int]:
     """Return the ids of pieces that are text: no control symbol, language or single byte."""
-    special_ids = {*tokenizer.control_ids, *tokenizer.languages.values(), *tokenizer.byte_ids}
+    special_ids = {*tokenizer.control_ids, *tokenizer.language_ids.values(), *tokenizer.byte_ids}
     return [i for i in range(tokenizer.vocab_size) if i not in special_ids]
 
 
