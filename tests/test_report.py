@@ -19,7 +19,7 @@ from nmt.data.vocabulary import train_tokenizer
 from nmt.preprocess.chunks import Location
 from nmt.preprocess.clean import PairCounts
 from nmt.preprocess.duplicates import UNITS
-from nmt.preprocess.report import Report, build_report, report_page, report_table
+from nmt.preprocess.report import Report, build_report, render_data_report, report_table
 from nmt.preprocess.statistics import HeldOut, Statistics
 
 SRC = sentences(300, seed=1)
@@ -206,8 +206,8 @@ def test_the_page_is_complete_loads_nothing_and_shows_the_counts(
     tokenizer: Tokenizer,
 ) -> None:
     content = evil_report(tokenizer)
-    text = report_page(content)
-    assert text == report_page(json.loads(json.dumps(content)))  # the report is plain JSON
+    text = render_data_report(content)
+    assert text == render_data_report(json.loads(json.dumps(content)))  # the report is plain JSON
     page = Page(text)
     assert page.open == []
     assert {"svg", "table", "style", "rect"} <= page.tags

@@ -31,7 +31,7 @@ from nmt.preprocess.held_out import (
     write_lines,
 )
 from nmt.preprocess.plan import prepare_encoding, scan_training_text
-from nmt.preprocess.report import build_report, report_page
+from nmt.preprocess.report import build_report, render_data_report
 from nmt.preprocess.sources import find_sources, has_split
 from nmt.preprocess.statistics import Statistics
 from nmt.preprocess.workspace import Job, Workspace, open_workspace, read_records, run_stage
@@ -123,7 +123,7 @@ def _finish_folder(
     report = build_report(statistics, config=job.config, tokenizers=tokenizers, duplicates=repeats)
     save_tokenizers(folder, tokenizers)
     write_json(folder / "report.json", report)
-    (folder / "report.html").write_text(report_page(report), encoding="utf-8", newline="\n")
+    (folder / "report.html").write_text(render_data_report(report), encoding="utf-8", newline="\n")
     meta = {
         **write_index(folder, index),
         **describe_languages(job.config.data),

@@ -437,7 +437,7 @@ def _character_text(counts: Report) -> str:
     return text
 
 
-def report_page(report: Report) -> str:
+def render_data_report(report: Report) -> str:
     """Return report.html. All text is escaped."""
     splits = {name: report[name] for name in _SPLITS if name in report}
     template = load_page_templates(Path(__file__).parent).get_template("report.html.j2")

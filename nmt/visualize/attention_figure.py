@@ -104,7 +104,7 @@ def attention_figure(
     panel_height = cell * len(rows) + margin
     figure = style.figure(panel_width * len(heads) + 1.6, panel_height * len(layers) + 1.6)
     panels = figure.subplots(len(layers), len(heads), squeeze=False)
-    hidden = ~causal_mask(len(rows)) if kind is AttentionKind.decoder else None
+    gray_mask = ~causal_mask(len(rows)) if kind is AttentionKind.decoder else None
     for i, layer in enumerate(layers):
         for j, head in enumerate(heads):
             layer_weights = weights[layer - 1]  # (H, T or S, S or T)
@@ -121,9 +121,9 @@ def attention_figure(
             style.heat_map(
                 axes,
                 head_weights,
-                rows=rows if has_row_labels else [],
-                columns=columns if has_column_labels else [],
-                hidden=hidden,
+                row_labels=rows if has_row_labels else [],
+                column_labels=columns if has_column_labels else [],
+                gray_mask=gray_mask,
             )
             axes.tick_params(labelsize=min(10, 60 * cell))  # points; a cell has 72 per inch
     figure.suptitle(f"{title}; a row attends to columns", fontsize=11)

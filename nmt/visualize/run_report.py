@@ -19,7 +19,7 @@ from nmt.config import DEFAULT_DATA_DIR, Engine, VisualizeConfig, resolve_path
 from nmt.data.binary import read_held_out, read_meta
 from nmt.data.languages import tag_lines
 from nmt.errors import ConfigError
-from nmt.preprocess.report import report_page as render_data_report
+from nmt.preprocess.report import render_data_report
 from nmt.runtime.distributed import set_num_threads
 from nmt.runtime.pages import load_page_templates
 from nmt.translate.attention import PairAttention
@@ -31,14 +31,14 @@ from nmt.visualize.runs import (
     MetricChart,
     read_report,
     read_settings,
-    settled_values,
+    without_first_tenth,
 )
 
 log = logging.getLogger(__name__)
 _NUM_WORST = 8  # sentences of the page
 _NUM_BEST = 4
 _NUM_BINS = 5  # of sentence lengths
-_SLOW_SHARE = 0.7  # of the median speed; slower updates are listed. The page says 70 %
+_SLOW_SHARE = 0.7  # the page counts intervals below 70 % of the median speed, and says "70 %"
 # the plot in a chart of 520 x 190 units
 _WIDTH = 448
 _HEIGHT = 146
@@ -98,7 +98,8 @@ def report_page(config: VisualizeConfig) -> str:
 def _find_data_dir(run_dir: Path, configured_dir: str, training_dir: str) -> Path | None:
     """Return the first of two data folders that has a report and the run's tokenizer, if any.
 
-    Tries the folder of the settings before the folder of the training, unless it is the default.
+    Prefers `configured_dir`, which the user chose for the report, to `training_dir`, which the run
+    was trained on. If the user chose none, prefers `training_dir`.
     """
     folders = [resolve_path(configured_dir), resolve_path(training_dir)]
     if configured_dir == DEFAULT_DATA_DIR:
@@ -138,7 +139,11 @@ class Chart:
 
 
 def make_chart(records: Records, metric_chart: MetricChart) -> Chart | None:
-    """Scale the curves of a chart to the plot; return None if the run has none of its metrics."""
+    """Draw the curves of a chart in the units of the page.
+
+    The x-axis ends at the last update, and the y-axis at the highest value after the first tenth of
+    a curve. Returns None if the run has no metric of the chart.
+    """
     curves = {}
     for key, label in metric_chart.labels.items():
         updates, values = read_curve(records, key)
@@ -150,8 +155,8 @@ def make_chart(records: Records, metric_chart: MetricChart) -> Chart | None:
     highest = 0.0
     for updates, values in curves.values():
         last_update = max(last_update, updates[-1])
-        # higher values before the curve has settled are drawn at the top of the plot
-        highest = max([highest, *settled_values(values)])
+        # higher values in the first tenth of a curve are drawn at the top of the plot
+        highest = max([highest, *without_first_tenth(values)])
     if highest == 0:
         highest = 1.0  # `scale_y` divides by it
 
@@ -182,10 +187,11 @@ def round_values(end: float, max_steps: int) -> list[float]:
     """
     power = 10.0 ** math.floor(math.log10(end / max_steps))
     step = power
-    for digit in (2, 5, 10):
+    for factor in (2, 5, 10):  # the smallest step with which `max_steps` steps reach `end`
         if step * max_steps < end:
-            step = digit * power
-    num_steps = int(end / step + 1e-9)  # without the addition, rounding might lose the last one
+            step = factor * power
+    # 1e-9, since the quotient of an exact multiple may be rounded to a little less than an integer
+    num_steps = int(end / step + 1e-9)
     return [float(f"{i * step:.12g}") for i in range(num_steps + 1)]
 
 
@@ -203,12 +209,21 @@ class ScoredSentence:
 
 
 @dataclass(frozen=True)
+class LengthBin:
+    """Sentences of similar length, and their BLEU."""
+
+    num_words: str  # words of a source, such as "5 to 8"
+    num_sentences: int
+    bleu: float
+
+
+@dataclass(frozen=True)
 class TestResult:
     """The scores of a translated test set, and its worst and best sentences."""
 
     split: str
     scores: list[evaluate.Score]
-    lengths: list[tuple[str, int, float]]  # source words, number of sentences, BLEU
+    lengths: list[LengthBin]
     worst: list[ScoredSentence]
     best: list[ScoredSentence]
     attention: list[PairAttention]  # of `worst`, then of `best`
@@ -223,6 +238,8 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
     sources: list[str] = []
     references: list[str] = []
     hypotheses: list[str] = []
+    # if directions have different tags, `Translator.attention` expects tags in its source lines
+    needs_tags = not any(translator.common_tags) and len(translator.directions) > 1
     for text in read_held_out(data_dir, split):
         log.info("translating %d sentences of %s", len(text.sources), data_dir / f"{split}.src")
         direction = text.direction
@@ -233,23 +250,19 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
             tgt_tag=direction.tgt_tag,
         )
         references += text.targets
-        # below, `attention` adds tags only if the model has one direction
-        if any(translator.common_tags) or len(translator.directions) < 2:
-            sources += text.sources
-        else:
+        if needs_tags:
             sources += tag_lines(text.sources, direction.src_tag)
-    metric = CHRF()
-    sentences = []
-    for i, hypothesis in enumerate(hypotheses):
-        chrf = metric.sentence_score(hypothesis, [references[i]]).score
-        sentences.append(ScoredSentence(sources[i], references[i], hypothesis, chrf))
-    sentences.sort(key=lambda sentence: sentence.chrf)
+        else:
+            sources += text.sources
+    sentences = rank_sentences(sources, references, hypotheses)
     worst = sentences[:_NUM_WORST]
-    best_first = sentences[_NUM_WORST:][::-1]  # a sentence is not listed as worst and as best
-    best = best_first[:_NUM_BEST]
+    best = sentences[_NUM_WORST:]  # no sentence is among both the worst and the best
+    best.reverse()
+    best = best[:_NUM_BEST]
     tokenize = evaluate.choose_bleu_tokenizer(read_report(str(data_dir))["tgt_lang"])
     return TestResult(
         split=split,
+        # `force` accepts hypotheses that look tokenized, as those of a bad model may
         scores=evaluate.evaluate(hypotheses, [references], tokenize=tokenize, force=True),
         lengths=score_by_length(sentences, tokenize),
         worst=worst,
@@ -261,32 +274,38 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
     )
 
 
-def score_by_length(
-    sentences: Sequence[ScoredSentence], tokenize: str
-) -> list[tuple[str, int, float]]:
-    """Divide sentences by length into bins of equal size, and return the BLEU of each bin.
+def rank_sentences(
+    sources: Sequence[str], references: Sequence[str], hypotheses: Sequence[str]
+) -> list[ScoredSentence]:
+    """Score each sentence on its own, and return the sentences, the worst one first."""
+    metric = CHRF()
+    sentences = []
+    for i, hypothesis in enumerate(hypotheses):
+        chrf = metric.sentence_score(hypothesis, [references[i]]).score
+        sentences.append(ScoredSentence(sources[i], references[i], hypothesis, chrf))
+    return sorted(sentences, key=lambda sentence: sentence.chrf)
 
-    Returns for each bin a text such as "5 to 8" with its numbers of source words, its number of
-    sentences, and BLEU.
-    """
+
+def score_by_length(sentences: Sequence[ScoredSentence], tokenize: str) -> list[LengthBin]:
+    """Divide sentences by length into bins of equal size, and return the BLEU of each bin."""
     ordered = sorted(sentences, key=lambda sentence: len(sentence.source.split()))
     bin_size = max(1, math.ceil(len(ordered) / _NUM_BINS))
-    rows = []
+    bins = []
     for start in range(0, len(ordered), bin_size):
         bin_sentences = ordered[start : start + bin_size]
         shortest = len(bin_sentences[0].source.split())
         longest = len(bin_sentences[-1].source.split())
-        words = f"{shortest} to {longest}"
+        num_words = f"{shortest} to {longest}"
         if shortest == longest:
-            words = str(shortest)
+            num_words = str(shortest)
         hypotheses = []
         references = []
         for sentence in bin_sentences:
             hypotheses.append(sentence.hypothesis)
             references.append(sentence.reference)
         bleu = evaluate.bleu(hypotheses, [references], tokenize=tokenize)
-        rows.append((words, len(bin_sentences), bleu))
-    return rows
+        bins.append(LengthBin(num_words, len(bin_sentences), bleu))
+    return bins
 
 
 def summarize_speed(records: Records) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def read_report(data_dir: str) -> dict[str, Any]:
         raise DataError(f"{path} is no report; give data_dir=FOLDER of nmt-preprocess") from None
 
 
-def settled_values(values: list[float]) -> list[float]:
+def without_first_tenth(values: list[float]) -> list[float]:
     """Return all values but the first tenth, which may be too large for the scale of a chart."""
     return values[len(values) // 10 :]
 
@@ -167,7 +167,7 @@ def _draw_curves(
             color = style.curve_color(color_index)
             line_style = style.curve_format(color_index, is_dashed=is_validation)
             axes.plot(updates, values, line_style, color=color, label=label, markersize=4)
-            highest = max([highest, *settled_values(values)])
+            highest = max([highest, *without_first_tenth(values)])
     axes.set_xlabel("update")
     axes.locator_params(axis="x", nbins=6, integer=True)
     axes.grid()

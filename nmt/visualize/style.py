@@ -135,14 +135,14 @@ class Style:
         values: Any,
         *,
         is_signed: bool = False,
-        rows: list[str] | None = None,
-        columns: list[str] | None = None,
-        hidden: Any = None,
+        row_labels: list[str] | None = None,
+        column_labels: list[str] | None = None,
+        gray_mask: Any = None,
     ) -> Any:
         """Draw a matrix as colors: values from 0 to 1, or from -1 to 1 if `is_signed`.
 
-        `rows` and `columns` are labels; an axis with an empty list has no ticks. Cells where the
-        mask `hidden` is True become gray.
+        An axis with an empty list of labels has no ticks. Cells become gray where `gray_mask` is
+        True.
         """
         values = np.asarray(values, dtype=float)
         colormap = self.unsigned_colormap
@@ -155,18 +155,18 @@ class Style:
             cmap=colormap,
             vmin=lowest,
             vmax=1,
-            aspect="auto" if rows is None else "equal",
+            aspect="auto" if row_labels is None else "equal",
             interpolation="nearest",
         )
-        if hidden is not None:
-            gray = LinearSegmentedColormap.from_list("hidden", [self.line_color, self.line_color])
-            cells = np.ma.masked_where(~np.asarray(hidden), np.ones(values.shape))
+        if gray_mask is not None:
+            gray = LinearSegmentedColormap.from_list("gray", [self.line_color, self.line_color])
+            cells = np.ma.masked_where(~np.asarray(gray_mask), np.ones(values.shape))
             axes.imshow(cells, cmap=gray, aspect=axes.get_aspect())
-        if rows is not None:
-            axes.set_yticks(range(len(rows)), rows)
-        if columns is not None:
-            axes.set_xticks(range(len(columns)), columns)
-            if any(len(label) > 2 for label in columns):
+        if row_labels is not None:
+            axes.set_yticks(range(len(row_labels)), row_labels)
+        if column_labels is not None:
+            axes.set_xticks(range(len(column_labels)), column_labels)
+            if any(len(label) > 2 for label in column_labels):
                 axes.tick_params(axis="x", labelrotation=90)
         axes.tick_params(length=0)
         return image

@@ -1,5 +1,6 @@
-"""Figures of ideas of the paper, drawn with the functions that train: masks, positional encodings,
-the learning rate, label smoothing.
+"""Figures of ideas of the paper: masks, positional encodings, the learning rate, label smoothing.
+
+Their values are computed by the same functions as in training.
 """
 
 # B sentences, S source tokens, D d_model, V vocab, P positions
@@ -41,11 +42,12 @@ def draw_mask(config: VisualizeConfig, style: Style) -> Figure:
     figure = style.figure(9.5, 5)
     causal_axes, padding_axes = figure.subplots(1, 2, width_ratios=[1, 0.9])
     causal = causal_mask(length)
-    style.heat_map(causal_axes, causal, hidden=~causal)
+    style.heat_map(causal_axes, causal, gray_mask=~causal)
     causal_axes.set(title="Causal mask of the decoder", xlabel="attended token", ylabel="token")
     lengths = [length, max(1, length * 3 // 4), max(1, length // 2), 2]
-    padding = padding_mask(torch.tensor(lengths), length)[:, 0, 0]  # (B, S)
-    style.heat_map(padding_axes, padding, hidden=~padding)
+    padding = padding_mask(torch.tensor(lengths), length)  # (B, 1, 1, S)
+    padding = padding.reshape(len(lengths), length)  # (B, S)
+    style.heat_map(padding_axes, padding, gray_mask=~padding)
     padding_axes.set(title="Padding mask of a batch", xlabel="attended token", ylabel="sentence")
     padding_axes.set_yticks(range(4), [f"{n} tokens" for n in lengths])
     causal_axes.set_aspect("equal")
@@ -87,7 +89,7 @@ def draw_schedule(config: VisualizeConfig, style: Style) -> Figure:
     axes = figure.subplots()
     updates = range(1, config.steps + 1)
     for i, text in enumerate(config.schedules):
-        settings = parse_schedule(text, config.steps)
+        settings = parse_schedule(text, num_updates=config.steps)
         rates = [learning_rate(update, settings) for update in updates]
         optimizer = settings.optimizer
         label = (
@@ -105,19 +107,22 @@ def draw_schedule(config: VisualizeConfig, style: Style) -> Figure:
 def parse_schedule(text: str, num_updates: int) -> TrainConfig:
     """Return the settings of a run of `num_updates` with the schedule D_MODEL:WARMUP[:NAME[:PEAK]].
 
-    Without a peak, all schedules have the peak of the paper: (d_model * warmup) ** -0.5.
+    `VisualizeConfig` has checked the text. The default schedule is noam, which has no PEAK since it
+    always rises to the peak of the paper. That is also the default peak of the other schedules.
     """
     fields = text.split(":")
     d_model = int(fields[0])
     warmup_steps = int(fields[1])
     schedule = Schedule.noam
-    peak = None
     if len(fields) > 2:
         schedule = Schedule(fields[2])
-    if schedule is not Schedule.noam:
-        peak = float(fields[3]) if len(fields) > 3 else (d_model * warmup_steps) ** -0.5
+    peak = None  # the peak of the paper
+    if len(fields) > 3:
+        peak = float(fields[3])
+    elif schedule is Schedule.inverse_sqrt:  # the only schedule without a default
+        peak = (d_model * warmup_steps) ** -0.5
     return TrainConfig(
-        model=ModelConfig(d_model=d_model, num_heads=1),
+        model=ModelConfig(d_model=d_model, num_heads=1),  # one head, since it divides any d_model
         optimizer=OptimizerConfig(
             warmup_steps=warmup_steps, schedule=schedule, peak_learning_rate=peak
         ),
@@ -133,7 +138,7 @@ def draw_smoothing(config: VisualizeConfig, style: Style) -> Figure:
     words = range(_NUM_WORDS)
     targets = torch.stack([smoothed_target(smoothing, word, _NUM_WORDS) for word in words])
     names = [f"word {word}" for word in words]
-    style.heat_map(target_axes, targets, rows=names, columns=list(map(str, words)))
+    style.heat_map(target_axes, targets, row_labels=names, column_labels=list(map(str, words)))
     for i, j in np.ndindex(*targets.shape):
         text_color = style.background if targets[i, j] > 0.5 else style.text_color
         target_axes.text(j, i, f"{targets[i, j]:.2f}", ha="center", va="center", color=text_color)
@@ -155,14 +160,14 @@ def draw_smoothing(config: VisualizeConfig, style: Style) -> Figure:
 def smoothed_target(smoothing: float, word: int, num_words: int) -> torch.Tensor:
     """Return the target distribution of a word, (V,).
 
-    It is computed from the loss of the training, whose gradient is softmax minus target.
+    Training never computes this distribution. It follows from the gradient of the loss with respect
+    to the logits, which is softmax(logits) minus the target distribution.
     """
     logits = torch.zeros(1, num_words, requires_grad=True)
-    loss, _ = smoothed_cross_entropy(
-        logits, torch.eye(num_words), torch.tensor([word]), smoothing=smoothing
-    )
+    loss = _loss_of_logits(logits, word, smoothing)
     [gradient] = torch.autograd.grad(loss, logits)
-    return (logits.detach().softmax(dim=1) - gradient)[0]
+    target = logits.detach().softmax(dim=1) - gradient  # (1, V)
+    return target[0]
 
 
 def smoothed_loss(smoothing: float, confidence: float, num_words: int) -> float:
@@ -171,7 +176,16 @@ def smoothed_loss(smoothing: float, confidence: float, num_words: int) -> float:
     """
     probabilities = torch.full((1, num_words), (1 - confidence) / (num_words - 1))
     probabilities[0, 0] = confidence
+    logits = probabilities.log()  # softmax(log(p)) is p
+    return float(_loss_of_logits(logits, 0, smoothing))
+
+
+def _loss_of_logits(logits: torch.Tensor, word: int, smoothing: float) -> torch.Tensor:
+    """Return the loss of one token with logits (1, V) and the correct word `word`."""
+    # The loss computes logits from hidden states and an output layer. With the identity matrix as
+    # output layer, the hidden states are the logits.
+    output_weight = torch.eye(logits.shape[1])  # (V, V)
     loss, _ = smoothed_cross_entropy(
-        probabilities.log(), torch.eye(num_words), torch.tensor([0]), smoothing=smoothing
+        logits, output_weight, torch.tensor([word]), smoothing=smoothing
     )
-    return float(loss)
+    return loss
