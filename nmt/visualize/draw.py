@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PictureInfo:
-    """A description of a picture, an example, and the functions that make it.
+    """A description of a picture, example settings, and the functions that draw it.
 
-    Functions are named as "module:function", so that they are imported only when needed.
+    Functions are written as "module:function", and imported only when needed.
     """
 
     description: str
     example: str
     figure_function: str = ""  # function(config, style) that returns a figure of matplotlib
     page_function: str = ""  # function(config) that returns an HTML page
-    default_suffix: str = ".png"  # of the file, if `output` is not set
+    default_suffix: str = ".png"  # suffix of the file, unless `output` is set
 
 
 PICTURES = {
@@ -91,7 +91,7 @@ PICTURES = {
         page_function="run_report:report_page",
         default_suffix=".html",
     ),
-    Picture.upload: PictureInfo(  # `draw` calls its function
+    Picture.upload: PictureInfo(  # draws nothing, so `draw` treats it separately
         "no picture: sends a run's metrics to trackers that lack them",
         "run_dir=runs/mine tracker=[wandb,mlflow]",
     ),
@@ -99,7 +99,7 @@ PICTURES = {
 
 
 def list_pictures() -> str:
-    """Return the list of all pictures, with an example each."""
+    """Return a text that lists all pictures, each with a description and an example."""
     lines = ["nmt-visualize draws, with what=NAME:\n"]
     for picture, info in PICTURES.items():
         lines.append(f"  what={picture.value}\n      {info.description}")
@@ -124,7 +124,7 @@ def draw(config: VisualizeConfig) -> None:
 
 
 def _write_picture(config: VisualizeConfig, picture: Picture) -> Path:
-    """Write a picture and return its path: a page for the suffix .html, a figure for others."""
+    """Write a picture and return its path. The suffix .html means a page, others a figure."""
     info = PICTURES[picture]
     output = resolve_path(config.output or f"{picture.value}{info.default_suffix}")
     is_page = output.suffix == ".html"

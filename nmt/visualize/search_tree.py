@@ -1,6 +1,11 @@
-"""The figure of a beam search: the tree of its hypotheses and the likeliest words of each step."""
+"""Draw a beam search: the tree of its hypotheses, and the likeliest words of each step.
 
-# A node of the tree is a hypothesis at some step: the tuple of its tokens. K beam, V vocab
+A node of the tree is a hypothesis of some step, identified by its tokens. The children of a node
+extend it by one token. The root is the empty hypothesis. If the tree is too wide, the figure has
+several rows, each with some steps of the tree.
+"""
+
+# K beam, V vocab
 
 from __future__ import annotations
 
@@ -26,26 +31,30 @@ from nmt.translate.translator import Translator
 from nmt.visualize.attention_figure import load_translator, read_sentences
 from nmt.visualize.style import Style
 
-_MAX_STEPS = 100  # a longer search is not drawn
+_MAX_STEPS = 100  # longer searches are refused
 _MAX_STEPS_PER_ROW = 18
-_NUM_LIKELIEST = 6  # words of each step
+_NUM_LIKELIEST = 6  # number of words to show for each step
 
-Node = tuple[int, ...]
+Node = tuple[int, ...]  # tokens of a hypothesis
 Layout = dict[Node, tuple[int, float]]
-"""The step and the height at which each node is drawn."""
+"""The step (x coordinate) and the height (y coordinate) of each node."""
 
 
 @dataclass
 class SearchRecord:
-    """Records the search of one sentence, as a `Constraint` that changes nothing."""
+    """Records the search of one sentence, as a `Constraint` that changes nothing.
+
+    Attributes:
+        log_probs: the log-probability of each node that was in the beam.
+        likeliest: the likeliest next tokens after each of these nodes, with their probabilities.
+    """
 
     can_join: ClassVar[bool] = False
-    log_probs: dict[Node, float] = field(default_factory=dict)  # of each node that was in the beam
+    log_probs: dict[Node, float] = field(default_factory=dict)
     likeliest: dict[Node, list[tuple[int, float]]] = field(default_factory=dict)
-    """The likeliest tokens after each node in the beam, with their probabilities."""
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
-        """Record a step: `log_probs` (K, V) of the next tokens after the hypotheses `beam`."""
+        """Record one step. Returns the `log_probs` (K, V) of the next tokens unchanged."""
         top = log_probs.topk(min(_NUM_LIKELIEST, log_probs.size(1)))
         probabilities = top.values.double().exp()
         for i, tokens in enumerate(beam.tokens.tolist()):
@@ -57,8 +66,8 @@ class SearchRecord:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps of the search, one more than the tokens of the longest node."""
-        return 1 + max(map(len, self.log_probs))
+        """Number of steps of the search. The last one extends the longest node in the beam."""
+        return 1 + max(len(node) for node in self.log_probs)
 
 
 def record_search(
@@ -92,32 +101,36 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
     layout = layout_tree(record, hypotheses)
     names = _name_nodes(tokenizer, style, layout)
     num_rows = math.ceil(record.num_steps / _MAX_STEPS_PER_ROW)
-    width = math.ceil(record.num_steps / num_rows)  # steps
-    rows = {}  # by their first step
-    for start in range(0, record.num_steps, width):
-        rows[start] = layout_row(layout, start, width)
-    best = list(hypotheses[0].tokens)
-    panel_heights: list[float] = []  # of a tree and a table of words for each row
+    steps_per_row = math.ceil(record.num_steps / num_rows)
+    rows = {}  # the layout of each row, by its first step
+    for start in range(0, record.num_steps, steps_per_row):
+        rows[start] = layout_row(layout, start, steps_per_row)
+    best_tokens = list(hypotheses[0].tokens)
+    panel_heights: list[float] = []  # in inches; each row has a tree and a table of words
     for start, row in rows.items():
         highest = max(height for _, height in row.values())
         panel_heights.append(max(2.0, 0.36 * highest + 1))
-        panel_heights.append(2.2 if start < len(best) else 0.1)
-    figure = style.figure(1.05 * width + 2.4, sum(panel_heights) + 0.4 * len(rows))
+        panel_heights.append(2.2 if start < len(best_tokens) else 0.1)
+    figure = style.figure(1.05 * steps_per_row + 2.4, sum(panel_heights) + 0.4 * len(rows))
     panels = figure.subplots(len(panel_heights), 1, height_ratios=panel_heights)
     for i, (start, row) in enumerate(rows.items()):
         tree_axes = panels[2 * i]
         word_axes = panels[2 * i + 1]
+        end = start + steps_per_row
         _draw_tree(tree_axes, style, record, hypotheses, row, names)
-        _draw_words(word_axes, style, record, best[: start + width], tokenizer, start)
+        _draw_words(word_axes, style, record, best_tokens[:end], tokenizer, start)
         for axes in (tree_axes, word_axes):
-            axes.set_xlim(start - 0.4, start + width + 1.6)
-            axes.set_xticks(range(start, start + width + 1))
+            axes.set_xlim(start - 0.4, end + 1.6)
+            axes.set_xticks(range(start, end + 1))
     panels[0].set_title(f"Search for {line.translate(style.add_fonts_for([line]))!r}")
     return figure
 
 
 def _name_nodes(tokenizer: Tokenizer, style: Style, layout: Layout) -> dict[Node, str]:
-    """Return the text of each node: the piece of its last token, or "start" for the root."""
+    """Return the text to show for each node: its last piece, or "start" for the root.
+
+    Adds fonts for these texts to the style.
+    """
     nodes = [node for node in layout if node]
     pieces = tokenizer.pieces([node[-1] for node in nodes])
     replacements = style.add_fonts_for(pieces)
@@ -128,7 +141,7 @@ def _name_nodes(tokenizer: Tokenizer, style: Style, layout: Layout) -> dict[Node
 
 
 def layout_tree(record: SearchRecord, hypotheses: list[Hypothesis]) -> Layout:
-    """Return the position of every node that was in the beam or is a result.
+    """Return the layout of all nodes that were in the beam, and of `hypotheses`, the results.
 
     Leaves get the heights 0, 1, 2, ..., and a parent the height of its likeliest child.
     """
@@ -146,8 +159,8 @@ def layout_tree(record: SearchRecord, hypotheses: list[Hypothesis]) -> Layout:
         """Place a node and its descendants; return the height of the node."""
         nonlocal num_leaves
         if node in children:
-            ordered = sorted(children[node], key=log_probs.__getitem__, reverse=True)
-            child_heights = [place_subtree(child) for child in ordered]
+            likeliest_first = sorted(children[node], key=log_probs.__getitem__, reverse=True)
+            child_heights = [place_subtree(child) for child in likeliest_first]
             height = child_heights[0]
         else:
             height = float(num_leaves)
@@ -159,16 +172,16 @@ def layout_tree(record: SearchRecord, hypotheses: list[Hypothesis]) -> Layout:
     return layout
 
 
-def layout_row(layout: Layout, start: int, width: int) -> Layout:
-    """Return the layout of one row of the figure: `width` steps after the step `start`.
+def layout_row(layout: Layout, start: int, num_steps: int) -> Layout:
+    """Return the layout of one row of the figure: the nodes of `num_steps` steps after `start`.
 
-    The row also shows the nodes of step `start` that have children. Heights are numbered again, so
-    that the row has no empty lines.
+    The row repeats the nodes of step `start` that have children. Its heights are 0, 1, 2, ..., so
+    that it has no empty lines.
     """
     parents = {node[:-1] for node in layout if node}
     row: Layout = {}
     for node, (step, height) in layout.items():
-        if start < step <= start + width or (step == start and node in parents):
+        if start < step <= start + num_steps or (step == start and node in parents):
             row[node] = (step, height)
     heights = sorted({height for _, height in row.values()})
     for node, (step, height) in row.items():
@@ -186,17 +199,17 @@ def _draw_tree(
 ) -> None:
     """Draw the nodes of `layout`: blue for the best hypothesis, green for the other results."""
     best = tuple(hypotheses[0].tokens)
-    ends = [tuple(hypothesis.tokens) for hypothesis in hypotheses]
-    returned: set[Node] = set()  # nodes on the way from the root to a returned hypothesis
-    for end in ends:
-        for length in range(len(end) + 1):
-            returned.add(end[:length])
-    parents = {node[:-1] for node in (*record.log_probs, *ends) if node}
+    results = [tuple(hypothesis.tokens) for hypothesis in hypotheses]
+    result_paths: set[Node] = set()  # the results and their ancestors
+    for result in results:
+        for length in range(len(result) + 1):
+            result_paths.add(result[:length])
+    parents = {node[:-1] for node in (*record.log_probs, *results) if node}
     for node, (x, y) in layout.items():
         is_best = node == best[: len(node)]
         if is_best:
             color = style.colors[0]
-        elif node in returned:
+        elif node in result_paths:
             color = style.colors[2]
         else:
             color = style.muted_color
@@ -209,13 +222,12 @@ def _draw_tree(
             else:
                 axes.plot(xs, ys, color=color, linewidth=1, zorder=1)
         text = names[node]
-        log_prob = record.log_probs.get(node)
-        if log_prob and node not in ends:
-            text += f"\n{log_prob:.2f}"
+        if node and node in record.log_probs and node not in results:
+            text += f"\n{record.log_probs[node]:.2f}"
         box = {"boxstyle": "round,pad=0.25", "facecolor": style.background, "edgecolor": color}
         axes.text(x, y, text, ha="center", va="center", fontsize=8, bbox=box, zorder=3)
-        if node in ends:
-            rank = ends.index(node)
+        if node in results:
+            rank = results.index(node)
             note = f"{rank + 1}.  score {hypotheses[rank].score:.3f}"
             if not hypotheses[rank].finished:
                 note += ", cut at the limit"
@@ -233,27 +245,30 @@ def _draw_words(
     axes: Axes,
     style: Style,
     record: SearchRecord,
-    best: list[int],
+    best_tokens: list[int],
     tokenizer: Tokenizer,
     start: int,
 ) -> None:
-    """Draw the likeliest words of the steps from `start` on, the words of `best` in bold."""
-    if start >= len(best):
+    """Draw a table of the likeliest words of each step of the best hypothesis.
+
+    The table begins at step `start` and ends with `best_tokens`, which are in bold.
+    """
+    if start >= len(best_tokens):
         axes.axis("off")
         return
-    probabilities = np.zeros((_NUM_LIKELIEST, len(best) - start))
-    for step in range(start, len(best)):
-        for rank, (token, probability) in enumerate(record.likeliest[tuple(best[:step])]):
+    probabilities = np.zeros((_NUM_LIKELIEST, len(best_tokens) - start))
+    for step in range(start, len(best_tokens)):
+        for rank, (token, probability) in enumerate(record.likeliest[tuple(best_tokens[:step])]):
             probabilities[rank, step - start] = probability
             [piece] = tokenizer.pieces([token])
             word = piece.translate(style.add_fonts_for([piece]))
             text = axes.text(step + 1, rank, f"{word}\n{probability:.1%}", fontsize=8)
             text.set(ha="center", va="center")
-            if token == best[step]:
+            if token == best_tokens[step]:
                 text.set_fontweight("bold")
             if probability > 0.6:  # on a dark cell
                 text.set_color(style.background)
-    extent = (start + 0.5, len(best) + 0.5, _NUM_LIKELIEST - 0.5, -0.5)
+    extent = (start + 0.5, len(best_tokens) + 0.5, _NUM_LIKELIEST - 0.5, -0.5)
     axes.imshow(
         probabilities, cmap=style.unsigned_colormap, vmin=0, vmax=1, aspect="auto", extent=extent
     )
