@@ -78,5 +78,5 @@ def _format_line(src_piece: str, candidates: list[int], tgt_pieces: list[str]) -
 
 
 def _is_writable(piece: str) -> bool:
-    """Return whether a piece has none of the characters that separate pieces and lines."""
+    """Return whether a piece contains no separator of the file format (tab, line feed, space)."""
     return not any(separator in piece for separator in "\t\n ")
