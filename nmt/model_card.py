@@ -34,7 +34,8 @@ _ISO_639_CODE = re.compile("[a-z]{2,3}(?![a-z])")  # at the start of a code such
 class Origin:
     """Facts about the run that trained a model and about its data; empty fields are unknown."""
 
-    records: list[dict[str, Any]] = field(default_factory=list)  # of metrics.jsonl
+    records: list[dict[str, Any]] = field(default_factory=list)
+    """Lines of metrics.jsonl, up to the last update of the model."""
     settings: dict[str, Any] = field(default_factory=dict)  # of config.yaml of the run
     report: dict[str, Any] = field(default_factory=dict)  # of report.json of the data folder
     corpus_weights: dict[str, float] = field(default_factory=dict)  # by training corpus
@@ -105,7 +106,10 @@ def _iso_639_code(language: str) -> str:
 
 
 def _list_results(folder: Path, info: ModelInfo, origin: Origin) -> list[dict[str, Any]]:
-    """Return the entries of `model-index`: the scores of `SCORES`, and a checkpoint's own BLEU."""
+    """Return the entries of `model-index`.
+
+    They are the scores in the file `SCORES`, and for a checkpoint its BLEU in validation.
+    """
     results = []
     path = folder / SCORES
     try:
@@ -118,6 +122,7 @@ def _list_results(folder: Path, info: ModelInfo, origin: Origin) -> list[dict[st
         raise ModelError(f"{path}: write it with nmt-evaluate format=json, or remove it") from None
     for record in origin.records:
         update = record["update"]
+        # checkpoints are named after their update, and averages are not
         is_of_checkpoint = folder.name == checkpoint_dir(folder, update).name
         if is_of_checkpoint and "valid_bleu" in record:
             metric = build_bleu_metric(choose_bleu_tokenizer(info.tgt_lang))
@@ -148,32 +153,24 @@ def _describe_data(origin: Origin) -> str:
         "|---|---|---|---|---|",
     ]
     train_report = origin.report["train"]
-    corpora = train_report["corpora"] or {"": train_report}  # empty if no corpus has a name
+    corpora = train_report["corpora"]
+    if not corpora:  # the data is one corpus without a name
+        corpora = {"": train_report}
     for name, summary in corpora.items():
         dropped = [f"{reason} {count:,}" for reason, count in sorted(summary["dropped"].items())]
+        dropped_counts = ", ".join(dropped) if dropped else "0"
         weight = origin.corpus_weights.get(name, UNKNOWN)
         lines.append(
             f"| {name or 'all'} | {weight} | {summary['read']:,} | {summary['kept']:,} | "
-            f"{', '.join(dropped) or 0} |"
+            f"{dropped_counts} |"
         )
     lines += ["", f"License: {origin.report.get('license', UNKNOWN)}."]
     return "\n".join(lines)
 
 
 def _describe_training(info: ModelInfo, origin: Origin) -> str:
-    """Return the section about the cost of training, without validation.
-
-    A record has the FLOPs since the start of training, and rates since the record before.
-    """
-    num_tokens = 0.0
-    seconds = 0.0
-    flops = 0.0
-    for record in origin.records:
-        if "model_flops" in record and record["model_flops_per_second"] > 0:
-            record_seconds = (record["model_flops"] - flops) / record["model_flops_per_second"]
-            flops = record["model_flops"]
-            seconds += record_seconds
-            num_tokens += record["tokens_per_second"] * record_seconds
+    """Return the section about training: the numbers of updates, tokens and hours."""
+    num_tokens, seconds = _sum_training(origin.records)
     lines = ["## Training", "", f"- Updates: {info.updates or UNKNOWN}"]
     if num_tokens:
         lines.append(f"- Tokens, source and target: {num_tokens:,.0f}")
@@ -183,3 +180,22 @@ def _describe_training(info: ModelInfo, origin: Origin) -> str:
     if origin.settings.get("init_from"):
         lines.append("- Began with the weights of another model, whose training is not counted.")
     return "\n".join(lines)
+
+
+def _sum_training(records: list[dict[str, Any]]) -> tuple[float, float]:
+    """Return the number of tokens and the seconds of training, without validation.
+
+    A record has the total FLOPs of the run, but its rates are means since the previous record. The
+    seconds between two records are the new FLOPs, divided by the FLOPs per second.
+    """
+    num_tokens = 0.0
+    seconds = 0.0
+    total_flops = 0.0
+    for record in records:
+        if "model_flops" in record and record["model_flops_per_second"] > 0:
+            new_flops = record["model_flops"] - total_flops
+            total_flops = record["model_flops"]
+            new_seconds = new_flops / record["model_flops_per_second"]
+            num_tokens += record["tokens_per_second"] * new_seconds
+            seconds += new_seconds
+    return num_tokens, seconds

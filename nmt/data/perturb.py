@@ -18,7 +18,7 @@ END_MARKS = (".。．।۔", "?？؟", "!！", "…", ";；؛", ":：")
 MAX_TYPOS = 4  # per text
 _KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 _SIMILAR = {"o": "0", "0": "o", "l": "1", "1": "l", "i": "1", "s": "5", "e": "3", "a": "@"}
-# Alphabets, and symbols that a normalization to NFKC does not change
+# NFKC normalization, the default of tokenizers, changes no character of _ALPHABETS and _SYMBOLS
 _ALPHABETS = (
     "abcdefghijklmnopqrstuvwxyz",
     "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
@@ -26,6 +26,7 @@ _ALPHABETS = (
     "абвгдежзиклмнопрстуфхцчшщэюя",
     "0123456789",
 )
+# the first code point of each range, and the code point after its last
 _EMOJI_RANGES = ((0x1F300, 0x1F320), (0x1F400, 0x1F4FD), (0x1F600, 0x1F640), (0x1F680, 0x1F6C5))
 _SYMBOLS = "★☆♥♦♣♠✓✗→←↑↓⇒§¶†‡•◆●○■□▲▼€£¥±×÷≠≤≥∞√∑#@&%*+=~^|\\/<>[]{}"
 _TOP_DOMAINS = ("com", "org", "net", "de", "fr", "io")
@@ -60,19 +61,25 @@ def remove_end_marks(src: str, tgt: str) -> tuple[str, str]:
 def perturb_line(
     src: str, references: Sequence[str], kind: Perturbation, rng: Random
 ) -> tuple[str, list[str]]:
-    """Return a changed source, and its references, changed where the translation has to differ."""
+    """Perturb a source, and change its references if the correct translation changes with it.
+
+    Typos leave the references as they are. The final punctuation is removed only if the source and
+    all references end with the same kind of mark.
+    """
     if kind is Perturbation.typos:
         return add_typos(src, MAX_TYPOS, rng), list(references)
     if kind is Perturbation.noise:
         word = draw_word_to_copy(rng)
         return f"{src} {word}", [f"{reference} {word}" for reference in references]
     if kind is Perturbation.punct:
-        stripped = [remove_end_marks(src, reference) for reference in references]
-        if any(
-            pair == (src, reference) for pair, reference in zip(stripped, references, strict=True)
-        ):
-            return src, list(references)
-        return stripped[0][0], [reference for _, reference in stripped]
+        stripped_src = src
+        stripped_references = []
+        for reference in references:
+            stripped_src, stripped_reference = remove_end_marks(src, reference)
+            if stripped_src == src:
+                return src, list(references)
+            stripped_references.append(stripped_reference)
+        return stripped_src, stripped_references
     change_case = CASES[kind.value]
     return change_case(src), [change_case(reference) for reference in references]
 
@@ -81,7 +88,11 @@ def perturb_line(
 
 
 def add_typos(text: str, count: int, rng: Random) -> str:
-    """Make `count` typos in a text of an alphabetic script; other scripts stay unchanged."""
+    """Make `count` random typos in the letters of a text.
+
+    A text with fewer than two letters stays unchanged. Chinese, Japanese and Korean characters do
+    not count as letters. Some typos change nothing, such as a swap at the end of the text.
+    """
     for _ in range(count):
         positions = [i for i, character in enumerate(text) if _is_alphabetic(character)]
         if len(positions) < 2:
@@ -129,6 +140,7 @@ def _draw_neighbor(letter: str, rng: Random) -> str:
         column = keys.find(letter.lower())
         if column < 0:
             continue
+        # keys in the same and in the adjacent rows, at most one column away
         for other_keys in _KEYBOARD[max(0, row - 1) : row + 2]:
             for key in other_keys[max(0, column - 1) : column + 2]:
                 if key != letter.lower():
@@ -184,6 +196,7 @@ def misplace_space(text: str, rng: Random) -> str:
         return text
     match = rng.choice(matches)
     mark = match[1]
+    # no space after the mark, a space on both sides, or a space only before it
     replacement = rng.choice((mark, f" {mark} ", f" {mark}"))
     return text[: match.start()] + replacement + text[match.end() :]
 
@@ -234,8 +247,8 @@ def _draw_email(rng: Random) -> str:
 
 
 def _draw_placeholder(rng: Random) -> str:
-    template = rng.choice(("{%s}", "${%s}", "{{ %s }}", "<%s>", "%%(%s)s", "%%%s"))
-    return template % _draw_name(rng)
+    template = rng.choice(("{NAME}", "${NAME}", "{{ NAME }}", "<NAME>", "%(NAME)s", "%NAME"))
+    return template.replace("NAME", _draw_name(rng))
 
 
 def _draw_quantity(rng: Random) -> str:

@@ -4,11 +4,12 @@ a sample for the tokenizer, the hashes of duplicates, and candidates for held-ou
 Every pair has two keys, which are uniform 64-bit hashes. The sample key hashes the seed, the corpus
 and the number of the pair; the sample consists of the pairs with the smallest sample keys (bottom-k
 sampling; Cohen and Kaplan, 2007). The held-out key hashes the text of the pair; held-out sets
-consist of the pairs with the smallest held-out keys. Keys, and so the results, do not depend on the
-division of the text into spans.
+consist of the pairs with the smallest held-out keys. A key does not depend on the span that its
+pair is in, so any division of the text into spans gives the same sample and held-out sets.
 
-The number of pairs that the filters will drop is unknown before the scan. The scan writes all pairs
-with keys below limits that probably leave enough pairs; otherwise the text is scanned again.
+Before the scan, nobody knows how many pairs the filters drop. The scan therefore writes the pairs
+with keys below limits that probably leave enough pairs. If they leave too few, `plan.py` and
+`held_out.py` call `scan` again with higher limits.
 """
 
 # In shapes, N is the number of pairs of a chunk that were not dropped.
@@ -33,24 +34,24 @@ from nmt.preprocess.workspace import Job, Task, run_stage
 from nmt.runtime.files import replace_file
 
 Keys = np.ndarray[Any, np.dtype[np.uint64]]
-NUM_KEYS = 1 << 64
+NUM_KEYS = 1 << 64  # number of possible keys, which start at 0
 MAX_KEY = NUM_KEYS - 1
 
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """A scan writes the pairs with keys below these limits; 0 writes no pair."""
+    """A scan writes only pairs with a key below a limit; no key is below a limit of 0."""
 
-    sample_below: int
-    held_out_below: int
+    sample_below: int  # limit of sample keys, at most MAX_KEY
+    held_out_below: int  # limit of held-out keys, at most NUM_KEYS, which is above all keys
 
 
 def scan(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits) -> None:
-    """Scan all spans that have no record of this stage yet.
+    """Scan all spans that were not scanned in this stage yet; see `run_stage`.
 
-    The record of a span holds the counts of its pairs and its candidates for held-out sets. The
-    pairs for the sample are written to `SPAN.pairs` in the plan folder, two lines each, and their
-    keys to `SPAN.keys`.
+    Writes a record of each span: the counts of its pairs and its candidates for held-out sets. In
+    the plan folder, writes the pairs for the sample to `SPAN.pairs`, two lines each, and their
+    sample keys to `SPAN.keys`.
     """
     run_stage(job, spans, stage, partial(_make_scan_task, limits=limits))
 
@@ -61,6 +62,7 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
     drops_duplicates = config.filter.drops_duplicates
 
     def scan_span(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
+        """Write sampled pairs, their keys, and hashes of all pairs; return the record."""
         sampled_keys = [np.empty(0, np.uint64)]
         candidates: list[tuple[int, str, str, str]] = []
         counts = PairCounts()
@@ -68,19 +70,20 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
         with (
             replace_file(pair_file) as temporary,
             temporary.open("w", encoding="utf-8", newline="\n") as stream,
-            HashWriter(job.work.hashes, span.order) as hash_writer,
+            HashWriter(job.work.hashes, task=span.order) as hash_writer,
         ):
             for raw_chunk in chunks:
                 chunk = clean(raw_chunk, config, held_out=False)
                 drop_by_text(chunk, config)
                 counts.merge(chunk.counts)
-                pair_numbers = raw_chunk.first_pair + chunk.kept_rows  # (N,), in the corpus
+                # in the corpus, from 0; the numbers of dropped pairs are left out
+                pair_numbers = raw_chunk.first_pair + chunk.kept_rows  # (N,)
                 keys = sample_keys(config.seed, span.corpus, pair_numbers)  # (N,)
                 is_sampled = keys < np.uint64(limits.sample_below)
                 sampled_keys.append(keys[is_sampled])
                 for i in np.flatnonzero(is_sampled).tolist():
                     stream.write(f"{chunk.src[i]}\n{chunk.tgt[i]}\n")
-                form_hashes = None
+                form_hashes = None  # of normal forms, to drop pairs with held-out sentences
                 if limits.held_out_below:
                     src_forms = [normal_form(line) for line in chunk.src]
                     tgt_forms = [normal_form(line) for line in chunk.tgt]
@@ -90,7 +93,8 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                     form_hashes = np.stack([hash_forms(src_forms), hash_forms(tgt_forms)], axis=1)
                 if drops_duplicates:
                     pair_hashes = hash_duplicates(chunk.src, chunk.tgt, config.filter.duplicates)
-                    hash_writer.add_rows(pair_hashes, pair_numbers - span.first_pair, form_hashes)
+                    rows = pair_numbers - span.first_pair  # (N,), in the span
+                    hash_writer.add_rows(pair_hashes, rows, form_hashes)
         with replace_file(pair_file.with_suffix(".keys")) as temporary:
             np.concatenate(sampled_keys).tofile(temporary)
         return {"candidates": candidates, "pairs": vars(counts)}

@@ -46,17 +46,19 @@ class Run:
     data_info: DataInfo
     tokenizers: Tokenizers
     validation: Validation
-    samplers: dict[int, TokenBatchSampler]  # by the number of updates before their stage
-    augmenters: dict[int, TextAugmenter | None]  # by the same numbers; None: text is not changed
+    samplers: dict[int, TokenBatchSampler]
+    """The sampler of each stage. The key is the number of updates before the stage."""
+    augmenters: dict[int, TextAugmenter | None]
+    """The augmentation of each stage, with the keys of `samplers`; None in stages without it."""
     fingerprint: dict[str, Any]  # data and settings, to compare with a checkpoint's fingerprint
     learner: Learner
 
     def sampler_at(self, num_updates: int) -> TokenBatchSampler:
-        """Return the sampler of the stage that contains the next update after `num_updates`."""
+        """Return the sampler for the next update, after `num_updates` are done."""
         return self.samplers[self._stage_start(num_updates)]
 
     def augmenter_at(self, num_updates: int) -> TextAugmenter | None:
-        """Return the augmentation of the stage that contains the next update."""
+        """Return the augmentation for the next update, after `num_updates` are done."""
         return self.augmenters[self._stage_start(num_updates)]
 
     def _stage_start(self, num_updates: int) -> int:
@@ -65,7 +67,7 @@ class Run:
     @property
     def last_stage_start(self) -> int:
         """The number of updates before the last stage; 0 without stages."""
-        return max(self.samplers)
+        return max(self.samplers.keys())
 
 
 def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
@@ -88,7 +90,7 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
     validation = Validation(data_dir, tokenizers, config, world)
     samplers = make_samplers(config, data_info, data, world)
     if world.is_main:
-        _warn_of_short_run(config, max(samplers))
+        _warn_of_short_run(config, last_stage_start=max(samplers.keys()))
     torch.manual_seed(config.seed)  # for the initial weights
     noise = None
     if config.noise.is_enabled:
@@ -118,20 +120,20 @@ def make_samplers(
 ) -> dict[int, TokenBatchSampler]:
     """Return the samplers of all stages, by the number of updates before the stage.
 
-    The first stage starts at 0 and has the mix of the config.
+    Training starts with the corpus weights of `config.mix`; a stage may replace some of them.
     """
     temperature = config.mix_temperature or data_info.temperature
-    mix_changes: dict[int, dict[str, float]] = {0: {}}
+    weights_by_start = {0: config.mix}
     for stage in sorted(config.stages.values(), key=lambda stage: stage.start):
-        mix_changes[stage.start] = stage.mix
+        weights_by_start[stage.start] = config.mix | stage.mix
     samplers = {}
-    for start, mix_change in mix_changes.items():
+    for start, corpus_weights in weights_by_start.items():
         samplers[start] = TokenBatchSampler(
             data.lengths,
             config.max_tokens,
             tokens_per_update=config.tokens_per_update,
             seed=config.seed,
-            mix=make_mix(data.corpora, config.mix | mix_change, temperature),
+            mix=make_mix(data.corpora, corpus_weights, temperature),
             rank=world.rank,
             world_size=world.size,
         )
@@ -162,7 +164,7 @@ def make_augmenters(
 def build_model(
     config: TrainConfig, tokenizers: Tokenizers, world: World, device: torch.device
 ) -> FastTransformer:
-    """Build the model with random weights, its frozen parameters and its adapters.
+    """Build the model with random weights; add adapters and freeze parameters as configured.
 
     Raises a `ConfigError`, before allocating memory, if the model is too large for `device`.
     """
@@ -172,11 +174,12 @@ def build_model(
         tokenizers.tgt.vocab_size,
         src_vocab_size=tokenizers.src_vocab_size,
     )
-    # on the meta device the model takes no memory and draws no random numbers
-    with torch.device("meta"), torch.random.fork_rng([]):
+    # The check uses a model on the meta device, which takes no memory. `fork_rng` restores the
+    # random state of the CPU, so that the check does not change the initial weights.
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
         check_model_fits(build_transformer(), config, device, world.size)
     model = build_transformer(activation_checkpointing=config.activation_checkpointing)
-    fast_model = accelerate(model.to(device))
+    fast_model = accelerate(model.to(device))  # the same model, with faster layers
     set_trainable_parameters(fast_model, config)
     return fast_model
 
