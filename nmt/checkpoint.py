@@ -33,7 +33,7 @@ from nmt.runtime.signatures import verify_signature
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-EXPORTED = "nmt.json"  # in exports, since other tools expect their own config.json there
+EXPORT_INFO = "nmt.json"  # in exports, since other tools expect their own config.json there
 _MAX_HEADER_BYTES = 1 << 22  # of a safetensors file; the header of a deep model has 0.3 MB
 _CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
 
@@ -115,7 +115,7 @@ def load_info(folder: Path) -> ModelInfo:
 
 def _check_is_model(folder: Path) -> None:
     """Raise `ModelError` for an export, and for a folder without `config.json`."""
-    if (folder / EXPORTED).exists():
+    if (folder / EXPORT_INFO).exists():
         raise ModelError(
             f"{folder} is an export (nmt-export); give the model it was exported from, or for "
             "format=ctranslate2 use nmt-translate backend=ctranslate2"
@@ -127,7 +127,7 @@ def _check_is_model(folder: Path) -> None:
 
 def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
     """Read `nmt.json` of an exported folder, which must exist."""
-    path = folder / EXPORTED
+    path = folder / EXPORT_INFO
     verify_signature(folder)
     verify_checksums(folder)
     log_missing_manifest(folder)

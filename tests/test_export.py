@@ -64,7 +64,12 @@ def test_an_export_refuses_exactly_the_settings_that_the_table_of_its_format_lac
     for table in SUPPORTED.values():
         missing = {name for name in settings - set(table) if "dropout" not in name}
         assert missing <= {"source_eos", "head_size"}
-    layouts = [{"norm": norm, "positions": p} for norm in Norm for p in Positions if p.is_added]
+    layouts = [
+        {"norm": norm, "positions": p}
+        for norm in Norm
+        for p in Positions
+        if p.is_added_to_embeddings
+    ]
     for i, changes in enumerate([*layouts, *OWN.values()]):
         model_dir = random_model(tmp_path / str(i) / "model", tokenizer, **changes)
         model = dataclasses.replace(load_info(model_dir).model, dropout=0.3)

@@ -41,7 +41,7 @@ class Positions(str, Enum):
         return self.value.startswith("sinusoidal")
 
     @property
-    def is_added(self) -> bool:
+    def is_added_to_embeddings(self) -> bool:
         """Whether vectors are added to embeddings."""
         return self.is_sinusoidal or self is Positions.learned
 

@@ -18,7 +18,7 @@ import xxhash
 from filelock import FileLock, Timeout
 
 from nmt import __version__
-from nmt.checkpoint import CONFIG, EXPORTED, FORMAT_VERSION, WEIGHTS, load_info
+from nmt.checkpoint import CONFIG, EXPORT_INFO, FORMAT_VERSION, WEIGHTS, load_info
 from nmt.config import ExportConfig, ExportFormat, Quantization
 from nmt.errors import ConfigError, NmtError
 from nmt.export.export_model import export_model, find_unsupported
@@ -58,7 +58,7 @@ def convert_once(model_folder: Path, quantization: Quantization) -> Path:
     name = f"{quantization.value}-{fingerprint_model(model_folder)}"
     parents = [model_folder / "ctranslate2", _user_cache_folder(model_folder)]
     for parent in parents:
-        if (parent / name / EXPORTED).exists():  # a folder gets this name when it is complete
+        if (parent / name / EXPORT_INFO).exists():  # a folder gets this name when it is complete
             return parent / name
     for parent in parents:
         try:
@@ -100,7 +100,7 @@ def _convert(model_folder: Path, conversion: Path, quantization: Quantization) -
     temporary files of killed processes, and conversions of earlier versions of the model.
     """
     remove_all_temporary(conversion.parent)
-    if (conversion / EXPORTED).exists():
+    if (conversion / EXPORT_INFO).exists():
         return
     start_time = time.monotonic()
     config = ExportConfig(quantization=quantization, max_positions=MAX_POSITIONS)

@@ -139,7 +139,7 @@ def _set_positions(
     It is one table that is added to embeddings, or tables in the self-attention of each layer.
     Rotary positions have no table.
     """
-    if model_config.positions.is_added:
+    if model_config.positions.is_added_to_embeddings:
         table = make_position_table(model_config, stack_name, weights, max_positions).float()
         stack.position_encodings.encodings = table.numpy()  # (P, D)
     elif model_config.positions is Positions.relative:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from nmt.checkpoint import (
-    EXPORTED,
+    EXPORT_INFO,
     FORMAT_VERSION,
     ModelInfo,
     build_model,
@@ -64,25 +64,25 @@ _LIBRARIES = {  # names of libraries on the Hugging Face Hub
     ExportFormat.onnx: "onnx",
     ExportFormat.marian: "marian",
 }
-# settings that most formats support with any value: None means any value
-_ANY_VALUE: dict[str, list[Any] | None] = dict.fromkeys(
-    [
-        "num_encoder_layers",
-        "num_decoder_layers",
-        "d_model",
-        "d_ff",
-        "decoder_d_ff",
-        "num_heads",
-        "position_offset",
-        "num_positions",
-        "max_distance",
-        "scale_embedding",
-        "tied_output",
-        "output_bias",
-        "norm",
-    ]
-)
-_CTRANSLATE2 = _ANY_VALUE | {
+Support: TypeAlias = dict[str, list[Any] | None]
+"""The supported values of settings of the architecture, by setting; None: all values."""
+
+_COMMON_SUPPORT: Support = {
+    "num_encoder_layers": None,
+    "num_decoder_layers": None,
+    "d_model": None,
+    "d_ff": None,
+    "decoder_d_ff": None,
+    "num_heads": None,
+    "position_offset": None,
+    "num_positions": None,
+    "max_distance": None,
+    "scale_embedding": None,
+    "tied_output": None,
+    "output_bias": None,
+    "norm": None,
+}
+_CTRANSLATE2_SUPPORT: Support = _COMMON_SUPPORT | {
     "positions": [
         Positions.sinusoidal,
         Positions.sinusoidal_concat,
@@ -98,19 +98,20 @@ _CTRANSLATE2 = _ANY_VALUE | {
     "qk_norm": None,
     "source_eos": None,
 }
-SUPPORTED: dict[ExportFormat, dict[str, list[Any] | None]] = {
-    ExportFormat.ctranslate2: _CTRANSLATE2,
-    ExportFormat.huggingface: _ANY_VALUE  # not source_eos: tokenizers of transformers add EOS
+SUPPORTED: dict[ExportFormat, Support] = {
+    ExportFormat.ctranslate2: _CTRANSLATE2_SUPPORT,
+    # source_eos=false is not supported, since tokenizers of transformers always add EOS
+    ExportFormat.huggingface: _COMMON_SUPPORT
     | {
-        "positions": [layout for layout in Positions if layout.is_added],
+        "positions": [layout for layout in Positions if layout.is_added_to_embeddings],
         "activation": list(huggingface.ACTIVATIONS),
         "norm_layer": [NormLayer.layer],
         "num_kv_heads": [None],
         "qk_norm": [False],
     },
-    ExportFormat.argos: _CTRANSLATE2,
+    ExportFormat.argos: _CTRANSLATE2_SUPPORT,
     ExportFormat.onnx: {setting.name: None for setting in dataclasses.fields(ModelConfig)},
-    ExportFormat.marian: _ANY_VALUE
+    ExportFormat.marian: _COMMON_SUPPORT
     | {
         "positions": [Positions.sinusoidal, Positions.sinusoidal_halves],
         "position_offset": [0],
@@ -121,7 +122,7 @@ SUPPORTED: dict[ExportFormat, dict[str, list[Any] | None]] = {
         "scale_embedding": [True],
     },
 }
-"""The values of each setting of the architecture that a format supports; None: any value."""
+"""What each format supports. A setting that is missing here must have its default."""
 
 
 def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
@@ -144,7 +145,7 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
         raise ConfigError(message)
     tokenizers = load_tokenizer(folder, info)
     model = build_model(info, load_weights(folder), torch.device("cpu"))  # checks names and shapes
-    with replace_folder(output, marker=EXPORTED) as temporary:
+    with replace_folder(output, marker=EXPORT_INFO) as temporary:
         _WRITERS[config.format](temporary, info, dict(model.state_dict()), tokenizers, config)
         save_tokenizers(temporary, tokenizers)
         if config.shortlist_data is not None:
@@ -159,7 +160,7 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
             },
             **info.content(),
         }
-        write_json(temporary / EXPORTED, content)
+        write_json(temporary / EXPORT_INFO, content)
         card = render_card(
             folder,
             info,
@@ -168,7 +169,7 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
             tags=(config.format.value,),
         )
         (temporary / CARD).write_text(card, encoding="utf-8", newline="\n")
-        if config.sign is not None:
+        if config.sign is not None:  # last, since the signature covers all other files
             sign_folder(temporary, resolve_path(config.sign))
 
 
@@ -205,8 +206,8 @@ def describe_exports(model: ModelConfig) -> str:
 
 
 def _format_value(value: Any) -> str:
-    """Write a value as in YAML."""
-    return json.dumps(value).strip('"')
+    """Write a value as in YAML, such as null, true or rotary."""
+    return json.dumps(value).strip('"')  # as JSON, but texts have no quotes
 
 
 def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig) -> str:

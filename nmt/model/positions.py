@@ -250,7 +250,7 @@ def new_embedding_encoding(config: ModelConfig) -> PositionEncoding:
 
     It adds nothing if `config.positions` is an encoding in self-attention.
     """
-    if config.positions.is_added:
+    if config.positions.is_added_to_embeddings:
         return ENCODINGS[config.positions](config)
     return PositionEncoding(config)
 
@@ -260,7 +260,7 @@ def new_attention_encoding(config: ModelConfig) -> PositionEncoding:
 
     It does nothing if `config.positions` is an encoding that is added to embeddings.
     """
-    if config.positions.is_added:
+    if config.positions.is_added_to_embeddings:
         return PositionEncoding(config)
     return ENCODINGS[config.positions](config)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt import __version__
-from nmt.checkpoint import EXPORTED, find_model
+from nmt.checkpoint import EXPORT_INFO, find_model
 from nmt.config import SearchConfig, TranslationConfig, resolve_path, settings_to_compare
 from nmt.data.text import compress, is_compressed
 from nmt.errors import ConfigError, DamagedError, NmtError
@@ -49,7 +49,7 @@ def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, A
     fingerprints = []
     for name in config.model_dir:
         folder = resolve_path(name)
-        if not (folder / EXPORTED).exists():
+        if not (folder / EXPORT_INFO).exists():
             folder = find_model(folder)
         fingerprints.append(_fingerprint(folder))
     return {

@@ -93,7 +93,7 @@ def make_column(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Co
     embedding_details = f"{vocab_size:,} × {d_model}, shared"
     embedding = Box(embedding_title, embedding_details, num_embedding_parameters)
     positions = Box("Positions", f"{config.positions.value}, in self-attention")
-    if config.positions.is_added:
+    if config.positions.is_added_to_embeddings:
         num_position_parameters = 0
         if config.positions is Positions.learned:
             num_position_parameters = config.num_positions * d_model

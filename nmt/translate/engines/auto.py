@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nmt.checkpoint import EXPORTED, find_model, load_info
+from nmt.checkpoint import EXPORT_INFO, find_model, load_info
 from nmt.config import Combine, DType, Engine, ModelConfig, Quantization, SearchConfig, resolve_path
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
 from nmt.export.conversion import convert_once, fingerprint_model
@@ -116,7 +116,7 @@ def load_auto(
         num_threads=num_threads,
         quantization=choice.quantization,
     )
-    if (folder / EXPORTED).exists():  # which the native engine cannot load
+    if (folder / EXPORT_INFO).exists():  # which the native engine cannot load
         return loaded
     model_folder = find_model(folder)
     fingerprint = fingerprint_model(model_folder)
@@ -151,7 +151,7 @@ def choose_engine(
         if len(folders) != 1:
             raise ConfigError("CTranslate2 has no ensembles")
         folder = resolve_path(folders[0])
-        if (folder / EXPORTED).exists():
+        if (folder / EXPORT_INFO).exists():
             return EngineChoice(Engine.ctranslate2, quantization)
         model_folder = find_model(folder)
         check_settings(load_info(model_folder).search)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from nmt.checkpoint import (
-    EXPORTED,
+    EXPORT_INFO,
     describe_other_models,
     find_model,
     load_export_info,
@@ -278,7 +278,7 @@ def load_ctranslate2(
     """
     placement = find_placement(device, dtype)
     num_threads = num_threads or torch.get_num_threads()
-    if (folder / EXPORTED).exists():
+    if (folder / EXPORT_INFO).exists():
         if quantization is not None:
             raise ConfigError(
                 f"quantization={quantization.value}: {folder} is converted already; give the "

@@ -116,7 +116,8 @@ def _check_variables(
     variables: dict[str, Variable], info: ModelInfo, tokenizers: Tokenizers, max_positions: int
 ) -> None:
     """Raise `ValueError` unless these are the variables of the architecture."""
-    if info.model.positions.is_added:  # checked before a table of this size is built below
+    # checked before a table of this size is built below
+    if info.model.positions.is_added_to_embeddings:
         table = variables.get("encoder/position_encodings/encodings")
         if table is None or table.shape != (max_positions, info.model.d_model):
             raise ValueError(f"it has no table of {max_positions} positions")
