@@ -62,7 +62,7 @@ def write_marian(
 ) -> None:
     """Write `model.npz`, `decoder.yml`, SentencePiece models and vocabularies into `folder`.
 
-    Raises `ModelError` for what Marian has no form for: forced target tokens and control symbols
+    Raises `ModelError` if Marian cannot represent the model: forced target tokens, control symbols
     with other names.
     """
     _check_vocabularies(info, tokenizers)
