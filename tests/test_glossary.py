@@ -153,6 +153,8 @@ def test_the_longest_term_is_found_at_word_boundaries() -> None:
     assert glossary.find("I write C++.") == [("C++",)]
     assert glossary.find("私は東京にいる") == [("Tokio",)]
     assert glossary.find("") == []
+    price = "10\u00a0€｜EUR"  # a space that does not break, and a bar that divides no forms
+    assert load_glossary((f"ｅｕｒｏ\t{price}",)).find("the Euro") == [(price,)]
     merged = load_glossary(("a\tb", "a\tc", "a\tb"))
     assert merged.find("A") == [("b", "c")]
 
@@ -209,6 +211,8 @@ def test_terms_are_counted_as_whole_words_and_as_often_as_in_the_source() -> Non
     assert count_terms(glossary, ["a dog"], ["der Hundehund"]) == (0, 1)
     assert count_terms(glossary, ["A DOG"], ["EIN HUND"]) == (1, 1)
     assert count_terms(glossary, ["C++ for us", "tokyo"], ["C++ Uns", "私は東京にいる"]) == (3, 3)
+    spaced = load_glossary(("ten\t10\u00a0€",))
+    assert count_terms(spaced, ["ten ten"], ["10 € 10\u00a0€"]) == (2, 2)
     assert count_terms(glossary, ["none"], ["Hund"]) == (0, 0)
 
 

@@ -37,19 +37,22 @@ def parse_entry(line: str) -> Entry:
 
     Raises a `ConfigError` for a line without a source or a target, and for unknown flags.
     """
-    source, _, remainder = unicodedata.normalize("NFKC", line).strip(" ").partition("\t")
+    source, _, remainder = line.partition("\t")
     forms, _, flag_text = remainder.partition("\t")
+    source = _normalize(source.strip())
     targets = tuple(form.strip() for form in forms.split("|") if form.strip())
-    if not _WORD.search(source) or not targets or not _is_printable(source, targets):
+    is_printable = all(_normalize(text).isprintable() for text in (source, *targets))
+    if not _WORD.search(source) or not targets or not is_printable:
         raise ConfigError(f"glossary: {line!r:.80} is not SOURCE<TAB>TARGET; write one pair a line")
     flags = set(flag_text.replace(",", " ").split())
     for flag in sorted(flags - {_CASE, _PART}):
         raise ConfigError(f"glossary: {line!r:.80}: no flag {flag!r:.20}; write case or part")
-    return Entry(line, source.strip(), targets, _CASE in flags, _PART in flags)
+    return Entry(line, source, targets, _CASE in flags, _PART in flags)
 
 
-def _is_printable(source: str, targets: Iterable[str]) -> bool:
-    return source.isprintable() and all(target.isprintable() for target in targets)
+def _normalize(text: str) -> str:
+    """Return the form in which texts are compared, whatever normalization the tokenizer has."""
+    return unicodedata.normalize("NFKC", text)
 
 
 class Glossary:
@@ -57,12 +60,10 @@ class Glossary:
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.lines: list[str] = []
-        self._by_words: dict[
-            tuple[str, ...], list[Entry]
-        ] = {}  # keys: case-folded words of the source
-        self._max_words: dict[
-            str, int
-        ] = {}  # first word: most words of an entry that begins with it
+        # by the case-folded words of the source
+        self._by_words: dict[tuple[str, ...], list[Entry]] = {}
+        # by first word: the highest number of words of an entry
+        self._max_words: dict[str, int] = {}
         self._parts: dict[str, list[Entry]] = {}  # entries that are also found inside words
         for entry in entries:
             self.lines.append(entry.line)
@@ -95,6 +96,7 @@ class Glossary:
 
     def _find_entries(self, text: str) -> list[list[Entry]]:
         """Return the entries of each term that occurs in `text`."""
+        text = _normalize(text)
         matches = list(_WORD.finditer(text))
         words = [match.group().casefold() for match in matches]
         terms = []
@@ -152,7 +154,7 @@ def count_terms(
     for source, translation in zip(sources, translations, strict=True):
         for targets, count in Counter(glossary.find(source)).items():
             num_terms += count
-            num_matches = len(_target_pattern(targets).findall(translation))
+            num_matches = len(_target_pattern(targets).findall(_normalize(translation)))
             num_translated += min(count, num_matches)
     return TermCount(num_translated=num_translated, num_terms=num_terms)
 
@@ -161,7 +163,7 @@ def count_terms(
 def _target_pattern(targets: tuple[str, ...]) -> re.Pattern[str]:
     """Return a pattern for the occurrences of target forms as whole words."""
     alternatives = []
-    for target in sorted(targets, key=len, reverse=True):
+    for target in sorted(map(_normalize, targets), key=len, reverse=True):
         for form in (target, target[0].upper() + target[1:], target.upper()):
             pattern = re.escape(form)
             if _is_word_character(form[0]):

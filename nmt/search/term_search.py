@@ -198,9 +198,8 @@ class TermSearch(BeamSearch):
         """See `BeamSearch._choose`; sentences that miss a term have candidates of each bank."""
         eos_id = self._state.tokenizer.tgt.eos_id
         hypotheses = self._find_hypotheses()
-        for hypothesis in hypotheses:
-            if not hypothesis.terms.can_end(hypothesis.progress):
-                log_probs[hypothesis.row, eos_id] = NEG_INF
+        unfinished_rows = [h.row for h in hypotheses if not h.terms.can_end(h.progress)]
+        log_probs[unfinished_rows, eos_id] = NEG_INF
         candidates, is_finished, is_live = super()._choose(log_probs)  # (B, 2K) each
         if not hypotheses:
             return candidates, is_finished, is_live
