@@ -15,7 +15,7 @@ from sacrebleu.metrics.base import Metric, Score, Signature
 
 from nmt.errors import ConfigError, DataError
 
-_NAME = "command"
+COMMAND_SCORE = "command"  # name of the score in tables
 
 
 class CommandMetric(Metric):
@@ -62,7 +62,7 @@ class CommandMetric(Metric):
         return self._compute_score_from_stats(np.asarray(stats).sum(axis=0))
 
     def _compute_score_from_stats(self, stats: Any) -> Score:
-        return Score(_NAME, float(stats[0]) / float(stats[1]))
+        return Score(COMMAND_SCORE, float(stats[0]) / float(stats[1]))
 
     # sacreBLEU's `_extract_corpus_statistics` calls these methods for each line; ours does not
 

@@ -24,7 +24,7 @@ from sacrebleu.metrics.ter import TER, TERScore
 from sacrebleu.significance import PairedTest
 from tabulate import tabulate
 
-from nmt.command_metric import CommandMetric
+from nmt.command_metric import COMMAND_SCORE, CommandMetric
 from nmt.config import Method, Metric
 from nmt.errors import ConfigError, DataError, suggest_names
 
@@ -249,7 +249,7 @@ def _line_counts(metric: SacreMetric, lines: Lines, references: Sequence[Lines])
 def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> str:
     """Format scores as text, one per line, followed by a table of comparisons."""
     rows = [
-        [score.name, f"{score.value:.{_num_digits(score.value)}f}", score.signature]
+        [score.name, f"{score.value:.{_num_digits(score.name)}f}", score.signature]
         for score in scores
     ]
     table: str = tabulate(rows, colalign=("left", "right", "left"), **_TABULATE_OPTIONS)
@@ -265,7 +265,7 @@ def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) ->
     ]
     rows = []
     for result in comparisons:
-        digits = _num_digits(result.baseline, result.system)
+        digits = _num_digits(result.name)
         interval = f"[{result.difference_low:+.{digits}f}, {result.difference_high:+.{digits}f}]"
         baseline_interval = f"{result.baseline_mean:.{digits}f} ± {result.baseline_ci:.{digits}f}"
         system_interval = f"{result.system_mean:.{digits}f} ± {result.system_ci:.{digits}f}"
@@ -281,9 +281,9 @@ def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) ->
     return f"{table}\n\n{tabulate(rows, headers=headers, **_TABULATE_OPTIONS)}"
 
 
-def _num_digits(*values: float) -> int:
-    """Return the number of decimals to print: more for metrics from 0 to 1, such as COMET."""
-    return 2 if max(map(abs, values)) >= 1 else 4
+def _num_digits(name: str) -> int:
+    """Return the decimals to print: more for other programs' metrics, which may be from 0 to 1."""
+    return 4 if name.endswith(COMMAND_SCORE) else 2
 
 
 def as_json(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> dict[str, Any]:
