@@ -48,7 +48,7 @@ class ModelInfo:
     src_lang: str
     tgt_lang: str
     tokenizer_sha256: str
-    updates: int  # training updates; for an average, those of its newest checkpoint
+    updates: int  # training updates; for an average, the updates of its newest checkpoint
     src_vocab_size: int | None = None  # if the source has its own vocabulary
     directions: list[LanguagePair] = field(default_factory=list)  # of a model with language tags
 
@@ -179,7 +179,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizers:
-    """Read the tokenizers of source and target; raise `ModelError` for those of another model."""
+    """Read the tokenizers of source and target; raise `ModelError` if they do not fit."""
     return load_tokenizers(folder, info.tokenizer_sha256, target_tags(info.directions))
 
 

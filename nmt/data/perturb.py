@@ -63,7 +63,7 @@ def perturb_line(
 ) -> tuple[str, list[str]]:
     """Perturb a source, and change its references if the correct translation changes with it.
 
-    Typos leave the references as they are. The final punctuation is removed only if the source and
+    Typos do not change the references. The final punctuation is removed only if the source and
     all references end with the same kind of mark.
     """
     if kind is Perturbation.typos:

@@ -129,7 +129,7 @@ def _drop_padding(weights: Weights) -> Weights:
 def _subtract_start(
     info: ModelInfo, weights: Weights, tokenizer: Tokenizer
 ) -> tuple[ModelInfo, Weights]:
-    """Make the embedding of BOS zero, without changing what the model computes."""
+    """Make the embedding of BOS zero, without changing the outputs of the model."""
     model = info.model
     weights = dict(weights)
     embedding = weights["embedding.weight"]  # (V, D)
@@ -154,7 +154,7 @@ def _subtract_start(
 def _add_to_first_layer(weights: Weights, layer: str, offset: Tensor) -> None:
     """Change biases of self-attention as if its layer had `offset` (D,) added to its input.
 
-    In a post-norm layer, self-attention and its residual connection alone read the input.
+    In a post-norm layer, only self-attention and its residual connection read the input.
     """
     attention = f"{layer}.self_attention"
     projection = weights[f"{attention}.in_projection.weight"]  # (3D, D)

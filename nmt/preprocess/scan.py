@@ -7,8 +7,8 @@ sampling; Cohen and Kaplan, 2007). The held-out key hashes the text of the pair;
 consist of the pairs with the smallest held-out keys. A key does not depend on the span that its
 pair is in, so any division of the text into spans gives the same sample and held-out sets.
 
-Before the scan, nobody knows how many pairs the filters drop. The scan therefore writes the pairs
-with keys below limits that probably leave enough pairs. If they leave too few, `plan.py` and
+Before the scan, the number of pairs that the filters drop is unknown. The scan therefore writes the
+pairs with keys below limits that probably leave enough pairs. If they leave too few, `plan.py` and
 `held_out.py` call `scan` again with higher limits.
 """
 

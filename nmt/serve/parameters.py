@@ -141,7 +141,7 @@ async def read_request(request: Request) -> ApiRequest:
     """Read the parameters of a request and admit it.
 
     The parameters are the JSON object in the body. A body of any other media type is a form, whose
-    fields are combined with those of the query string; line ends in them become `\\n`.
+    fields are combined with the fields of the query string; line ends in them become `\\n`.
     """
     media_type = get_media_type(request)
     if media_type == "application/json" or media_type.endswith("+json"):

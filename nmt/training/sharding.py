@@ -89,7 +89,7 @@ class Sharded:
         return whole_model
 
     def local_shard(self, tensor: Tensor) -> Tensor:
-        """Return this rank's shard of a tensor; return a whole tensor as it is."""
+        """Return this rank's shard of a tensor; return other tensors unchanged."""
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
     def gather_to_host(self, tree: Any, *, should_keep: bool) -> Any:

@@ -262,7 +262,7 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
     tokenize = evaluate.choose_bleu_tokenizer(read_report(str(data_dir))["tgt_lang"])
     return TestResult(
         split=split,
-        # `force` accepts hypotheses that look tokenized, as those of a bad model may
+        # `force` accepts hypotheses that look tokenized, as a bad model may write
         scores=evaluate.evaluate(hypotheses, [references], tokenize=tokenize, force=True),
         lengths=score_by_length(sentences, tokenize),
         worst=worst,
