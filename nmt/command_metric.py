@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import shlex
-import subprocess
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -13,7 +10,7 @@ from typing import Any
 import numpy as np
 from sacrebleu.metrics.base import Metric, Score, Signature
 
-from nmt.errors import ConfigError, DataError
+from nmt.runtime.score_command import run_score_command
 
 COMMAND_SCORE = "command"  # name of the score in tables
 
@@ -78,34 +75,5 @@ class CommandMetric(Metric):
 
 @lru_cache(maxsize=8)  # scores and tests of significance ask for the same lines
 def _run_command(command: str, lines: tuple[str, ...]) -> list[float]:
-    """Return the numbers that the command prints for lines of JSON; its stderr is ours."""
-    program = shlex.split(command)
-    text = "".join(f"{line}\n" for line in lines)
-    try:
-        result = subprocess.run(program, input=text.encode(), stdout=subprocess.PIPE, check=False)
-    except OSError as error:
-        raise ConfigError(f"metric_command={command}: {error.strerror}: {program[0]}") from None
-    if result.returncode:
-        raise ConfigError(
-            f"metric_command={command}: ended with status {result.returncode}; its messages say why"
-        )
-    output = result.stdout.decode("utf-8", "replace").split()
-    if len(output) != len(lines):
-        raise DataError(
-            f"metric_command={command}: printed {len(output)} numbers for {len(lines)} lines; "
-            "print one number for each line of JSON, and messages to stderr"
-        )
-    return [_parse_score(command, word) for word in output]
-
-
-def _parse_score(command: str, word: str) -> float:
-    try:
-        score = float(word)
-    except ValueError:
-        score = math.nan
-    if not math.isfinite(score):
-        raise DataError(
-            f"metric_command={command}: printed {word!r:.50}; print one number for each line of "
-            "JSON, and messages to stderr"
-        )
-    return score
+    """Return the numbers that the command prints for lines of JSON."""
+    return run_score_command("metric_command", command, lines)

@@ -246,6 +246,46 @@ def _line_counts(metric: SacreMetric, lines: Lines, references: Sequence[Lines])
     return np.asarray(metric._extract_corpus_statistics(lines, references), dtype=np.float64)
 
 
+class CandidateCounts:
+    """Scores a corpus for any choice of one candidate for each line.
+
+    Args:
+        candidates: the candidates of each line, at least one.
+        references: the sets of references.
+        metric: the metric that scores the corpus.
+        tokenize: the tokenizer of BLEU.
+        lowercase: whether to ignore case.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Lines],
+        references: Sequence[Lines],
+        *,
+        metric: Metric,
+        tokenize: str = "13a",
+        lowercase: bool = False,
+    ) -> None:
+        self.name = metric.value
+        self._metric = _build_metric(metric, tokenize, lowercase)
+        self._sign = -1 if metric is Metric.ter else 1
+        lines: list[str] = []
+        self._first_rows = np.empty(len(candidates), dtype=np.int64)  # by line
+        line_numbers: list[int] = []
+        for i, texts in enumerate(candidates):
+            self._first_rows[i] = len(lines)
+            lines += texts
+            line_numbers += [i] * len(texts)
+        repeated = [[reference[i] for i in line_numbers] for reference in references]
+        self._counts = _line_counts(self._metric, lines, repeated)  # (all candidates, counts)
+
+    def score(self, choice: npt.NDArray[np.int64]) -> float:
+        """Return the score of the candidates with these indices (lines,): higher is better."""
+        counts = self._counts[self._first_rows + choice].sum(axis=0)
+        score = self._metric._compute_score_from_stats(counts.tolist()).score
+        return self._sign * float(score)
+
+
 def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> str:
     """Format scores as text, one per line, followed by a table of comparisons."""
     rows = [

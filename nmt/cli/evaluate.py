@@ -12,7 +12,7 @@ import logging
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from nmt.visualize.run_table import find_runs, run_table, summarize_run
 
 if TYPE_CHECKING:
     from nmt.data.languages import LanguagePair
+    from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,9 @@ def evaluate(config: EvaluateConfig) -> None:
     runs = _runs_to_compare(config)
     if runs:
         _compare_runs(config, runs)
+        return
+    if config.tune:
+        _tune(config)
         return
     baseline = None if config.baseline is None else list(read_input(config.baseline))
     test_sets = _read_test_sets(config, baseline)
@@ -147,6 +151,48 @@ def _command_metric(config: EvaluateConfig, test_set: _TestSet) -> CommandMetric
     return CommandMetric(config.metric_command, test_set.sources)
 
 
+# --- weights of a reranker
+
+
+def _tune(config: EvaluateConfig) -> None:
+    """Print the best weights of rerank=noisy_channel, and the scores with and without reranking.
+
+    The weights are those of the highest score by the first metric on all test sets together.
+    """
+    from nmt.translate.tune_weights import choose_by_weights, find_weights
+
+    translator = _load_translator(config)
+    scores: list[Score] = []
+    test_sets = _read_originals(config, translator)
+    if len(test_sets) > 1:
+        raise ConfigError("tune=true: the data folder has several corpora; give src and references")
+    [test_set] = test_sets
+    scoring.check_lines({}, test_set.references, force=config.force)
+    candidates = translator.n_best(
+        test_set.sources, **test_set.translate_options, **_translate_options(config)
+    )
+    counts = scoring.CandidateCounts(
+        [[translation.text for translation in translations] for translations in candidates],
+        test_set.references,
+        metric=config.metrics[0],
+        tokenize=test_set.bleu_tokenizer,
+        lowercase=config.lowercase,
+    )
+    weights = find_weights(candidates, counts.score)
+    best = {
+        "search": [max(line, key=lambda item: (item.finished, item.score)) for line in candidates],
+        "reranked": choose_by_weights(candidates, weights),
+    }
+    for label, translations in best.items():
+        hypotheses = [translation.text for translation in translations]
+        scores += _score(config, replace(test_set, hypotheses=hypotheses, label=label))
+    if config.format is OutputFormat.json:
+        print(json.dumps(scoring.as_json(scores) | {"weights": asdict(weights)}, indent=2))
+    else:
+        print(scoring.as_table(scores))
+        print(f"\nreverse_weight={weights.reverse_weight} length_weight={weights.length_weight}")
+
+
 # --- several runs
 
 
@@ -211,20 +257,8 @@ def _read_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[
 
 def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[_TestSet]:
     """Translate the test sets with the model, after checking that they can be scored."""
-    from nmt.runtime.distributed import set_num_threads
-    from nmt.translate.translator import Translator
-
-    assert config.model_dir is not None
-    if config.src is None and config.data_dir is None:
-        raise ConfigError(
-            f"model_dir={config.model_dir[0]}: needs src=FILE or data_dir=FOLDER to translate"
-        )
-    set_num_threads(config.num_threads)
-    translator = Translator.load(config.model_dir, device=config.device, backend=Engine.native)
-    if config.src is None:
-        originals = _read_held_out(config)
-    else:
-        originals = [_read_source_file(config, config.src, translator.directions)]
+    translator = _load_translator(config)
+    originals = _read_originals(config, translator)
     test_sets = list(originals)
     for test_set in originals:
         test_sets += [_perturb(test_set, change, config.seed) for change in config.perturb]
@@ -235,13 +269,42 @@ def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> 
     translated = []
     for test_set in test_sets:
         hypotheses = translator.translate(
-            test_set.sources, **test_set.translate_options, **config.search_changes()
+            test_set.sources, **test_set.translate_options, **_translate_options(config)
         )
         translated_set = replace(test_set, hypotheses=hypotheses)
         translated.append(translated_set)
         if config.by_length:
             translated += _divide_by_length(translated_set)
     return translated
+
+
+def _load_translator(config: EvaluateConfig) -> Translator:
+    """Load the model in `model_dir`."""
+    from nmt.runtime.distributed import set_num_threads
+    from nmt.translate.translator import Translator
+
+    assert config.model_dir is not None
+    if config.src is None and config.data_dir is None:
+        raise ConfigError(
+            f"model_dir={config.model_dir[0]}: needs src=FILE or data_dir=FOLDER to translate"
+        )
+    set_num_threads(config.num_threads)
+    return Translator.load(config.model_dir, device=config.device, backend=Engine.native)
+
+
+def _read_originals(config: EvaluateConfig, translator: Translator) -> list[_TestSet]:
+    """Return the test sets that the settings name, without hypotheses and unperturbed."""
+    if config.src is None:
+        return _read_held_out(config)
+    return [_read_source_file(config, config.src, translator.directions)]
+
+
+def _translate_options(config: EvaluateConfig) -> dict[str, Any]:
+    """Return the settings of search and reranking as keyword arguments of a translator."""
+    options = config.search_changes()
+    if config.reranking is not None:
+        options |= vars(config.reranking)
+    return options
 
 
 def _read_source_file(

@@ -36,7 +36,6 @@ from nmt.runtime.progress import Progress
 from nmt.translate.engines.auto import check_reproducible, choose_engine
 from nmt.translate.engines.ctranslate2 import check_search
 from nmt.translate.job import PartialFile, describe_job
-from nmt.translate.mbr import check_mbr
 from nmt.translate.options import LineOptions
 from nmt.translate.results import LineCounts, LineResult, render
 from nmt.translate.translator import Translator
@@ -208,7 +207,6 @@ def _resolve_settings(
     Raises a `ConfigError` for settings that the model or its backend does not support.
     """
     search = translator.search_config(**config.search_changes())
-    check_mbr(config.mbr, search)
     if config.n_best > search.beam_size and not search.sampling:
         raise ConfigError(
             f"n_best={config.n_best} is more than beam_size={search.beam_size}; raise beam_size"
@@ -229,11 +227,12 @@ def _resolve_settings(
         max_source_length=config.max_source_length,
         recase=config.recase,
         copy_symbols=config.copy_symbols,
-        mbr=config.mbr,
+        rerank=config.reranking,
         context=config.context,
         with_scores=config.format is OutputFormat.json or config.n_best > 1,
         tags=translator.choose_tags(**config.direction),
     )
+    translator.load_reranker(options, search)  # raises an error before text is read
     return search, options
 
 

@@ -11,6 +11,7 @@ from nmt.config.export import *
 from nmt.config.model import *
 from nmt.config.options import *
 from nmt.config.preprocess import *
+from nmt.config.rerank import *
 from nmt.config.runtime import *
 from nmt.config.search import *
 from nmt.config.serve import *

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
 from dataclasses import dataclass, fields
 from enum import Enum
 
 from nmt.config.options import OutputFormat, option
+from nmt.config.rerank import RerankConfig, Reranking, find_program
 from nmt.config.runtime import VERIFY_KEY_HELP, RuntimeConfig
 from nmt.config.search import SearchOverrides
 from nmt.errors import ConfigError
@@ -56,7 +55,7 @@ class Method(str, Enum):
 
 
 @dataclass(kw_only=True)
-class EvaluateConfig(SearchOverrides, RuntimeConfig):
+class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
     """Settings of `nmt-evaluate`."""
 
     hypotheses: list[str] = option(
@@ -79,6 +78,9 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
     metrics: list[Metric] = option(
         [Metric.bleu, Metric.chrf, Metric.ter], "bleu, chrf, chrfpp, ter"
     )
+    tune: bool = option(
+        False, "find the weights of rerank=noisy_channel with the best score by the first metric"
+    )
     metric_command: str | None = option(
         None, "command that reads JSON lines of src, mt and refs, and prints a number for each"
     )
@@ -99,13 +101,14 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
     format: OutputFormat = option(OutputFormat.text, "text or json")
 
     def check(self) -> None:
+        super().check()
         has_hypotheses = bool(self.hypotheses)
         has_model = self.model_dir is not None
         if has_hypotheses == has_model:
             raise ConfigError("give either hypotheses=FILE or model_dir=FOLDER with src=FILE")
         self.require(bool(self.metrics), "metrics", "name at least one")
         if self.metric_command is not None:
-            is_program = _find_program(self.metric_command) is not None
+            is_program = find_program(self.metric_command) is not None
             self.require(is_program, "metric_command", "begins with no program of this machine")
         if has_model and self.src is None:
             # the data folder has its own references and languages
@@ -119,6 +122,11 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
             changes_lines = self.by_length or bool(self.perturb)
             rule = "does not work with perturb or by_length"
             self.require(self.baseline is None or not changes_lines, "baseline", rule)
+            self.require(not (self.tune and changes_lines), "tune", rule)
+        is_noisy_channel = self.rerank is Reranking.noisy_channel
+        self.require(is_noisy_channel or not self.tune, "tune", "needs rerank=noisy_channel")
+        if self.tune:
+            self.require(self.baseline is None, "baseline", "does not work with tune=true")
         if self.baseline is None and len(self.hypotheses) < 2:
             self._refuse_unused("baseline", _ONLY_WITH_BASELINE)
         if self.src is not None:
@@ -131,6 +139,7 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
     def _check_without_model(self) -> None:
         """Raise a `ConfigError` for settings that have no effect on files of hypotheses."""
         search_keys = {setting.name for setting in fields(SearchOverrides)}
+        search_keys |= {setting.name for setting in fields(RerankConfig)}
         # significance tests use the seed, and counts of terms the glossary
         search_keys -= {"seed", "glossary"}
         self.require(not self.perturb, "perturb", "does nothing without model_dir")
@@ -145,12 +154,3 @@ class EvaluateConfig(SearchOverrides, RuntimeConfig):
         for key in keys:
             is_default = getattr(self, key) == getattr(type(self), key)
             self.require(is_default, key, f"does nothing without {needed}")
-
-
-def _find_program(command: str) -> str | None:
-    """Return the path of the program that a shell command starts, or None if it is not found."""
-    try:
-        words = shlex.split(command)
-    except ValueError:  # a quotation mark is not closed
-        return None
-    return shutil.which(words[0]) if words else None

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from nmt.config.options import OutputFormat, normalize_stream, option
+from nmt.config.rerank import RerankConfig, Reranking
 from nmt.config.runtime import Engine, InferenceConfig
 from nmt.config.search import ScoringOverrides, SearchOverrides, override
 from nmt.errors import ConfigError
@@ -66,7 +67,7 @@ class DirectionConfig(InferenceConfig):
 
 
 @dataclass(kw_only=True)
-class TranslationConfig(SearchOverrides, DirectionConfig):
+class TranslationConfig(SearchOverrides, RerankConfig, DirectionConfig):
     """Settings of all commands that translate files."""
 
     too_long: TooLong = option(
@@ -80,13 +81,6 @@ class TranslationConfig(SearchOverrides, DirectionConfig):
     )
     copy_symbols: bool = option(
         True, "copy lines without words: addresses, emoji and other symbols"
-    )
-    mbr: int = option(
-        0,
-        "choose among this number of hypotheses or samples by minimum Bayes risk with chrF; 0: the "
-        "one with the best score",
-        low=0,
-        high=10_000,
     )
     max_tokens: int | None = option(
         None,
@@ -152,6 +146,8 @@ class TranslateConfig(TranslationConfig):
         is_plain = is_text and self.n_best == 1 and self.prefixes is None
         rule = "only works with format=text, n_best=1 and no prefixes"
         self.require(self.context == 0 or is_plain, "context", rule)
+        is_reranked = self.rerank is not Reranking.none
+        self.require(not (self.context and is_reranked), "context", "does not work with rerank")
         self.input = normalize_stream(self.input)
         self.output = normalize_stream(self.output)
 

@@ -10,7 +10,7 @@ from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, ClientQueues, QueuedRequest
 from nmt.serve.rounds import RoundRunner
 from nmt.serve.texts import remove_forced_start
-from nmt.translate.results import LineResult, build_line_results
+from nmt.translate.results import LineResult, apply_cases, build_line_results
 
 _INLINE_SEGMENTS = 32  # the results of larger requests are built outside of the event loop
 
@@ -88,6 +88,7 @@ class Scheduler:
             n_best=options.lines.n_best,
             alignment=options.search.alignment,
         )
+        results = apply_cases(results, request.encoded.cases)
         self._metrics.sentences.inc(len(results))
         self._metrics.failed_sentences.inc(sum(result.error is not None for result in results))
         return [

@@ -46,22 +46,20 @@ def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, A
     These are all settings of `search`, and the settings of `config` whose `on_resume` is
     "refuse", the default.
     """
-    fingerprints = []
-    for name in config.model_dir:
-        folder = resolve_path(name)
-        if not (folder / EXPORT_INFO).exists():
-            folder = find_model(folder)
-        fingerprints.append(_fingerprint(folder))
     return {
         "nmt": __version__,
-        "model": fingerprints,
+        "model": [_fingerprint(name) for name in config.model_dir],
+        "reverse_model": [_fingerprint(name) for name in config.reverse_model or []],
         **settings_to_compare(config),
         **settings_to_compare(search),
     }
 
 
-def _fingerprint(folder: Path) -> str:
+def _fingerprint(name: str) -> str:
     """Return the SHA-256 of the names and bytes of the files of a model folder."""
+    folder = resolve_path(name)
+    if not (folder / EXPORT_INFO).exists():
+        folder = find_model(folder)
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name != "trainer.pt":  # optimizer state, not used here

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, get_args, get_origin, get_type_hints
 
-from nmt.config import TooLong, require_valid
+from nmt.config import RerankConfig, RerankOptions, TooLong, require_valid
 from nmt.data.languages import Tags
 from nmt.errors import ConfigError, suggest_names
 
@@ -63,16 +63,15 @@ class ScoreOptions(SearchOptions, total=False):
     tgt_tag: str | None
 
 
-class TranslateOptions(ScoreOptions, total=False):
+class TranslateOptions(ScoreOptions, RerankOptions, total=False):
     """Keyword arguments for translation; None selects the default.
 
     `prefixes` holds the text that each translation starts with; an empty text forces nothing.
     `too_long` says what happens to a line of more than `max_source_length` tokens, including tags
     and EOS: split, truncate or error. `recase` translates lines in capitals or in title case as
     sentences in ordinary case. `copy_symbols` copies lines without words: web and e-mail addresses,
-    emoji, other symbols. `mbr` is the number of candidates of which minimum Bayes risk takes one; 0
-    takes the one with the highest score. `window_lines` is the number of lines that are sorted by
-    length and translated together.
+    emoji, other symbols. `window_lines` is the number of lines that are sorted by length and
+    translated together.
     """
 
     prefixes: Iterable[str] | None
@@ -80,7 +79,6 @@ class TranslateOptions(ScoreOptions, total=False):
     max_source_length: int | None
     recase: bool | None
     copy_symbols: bool | None
-    mbr: int | None
     window_lines: int | None
 
 
@@ -90,7 +88,7 @@ class LineOptions:
 
     `Translator` makes these from `TranslateOptions` and from the settings of its model. They do not
     change the translation of a line that is short enough, except for `recase`, `copy_symbols`,
-    `mbr`, `tags` and `context`.
+    `rerank`, `tags` and `context`.
     """
 
     n_best: int = 1
@@ -108,8 +106,8 @@ class LineOptions:
     case of their translations. Lines with a prefix are translated as they are."""
     copy_symbols: bool = True
     """Whether to copy lines without words: web and e-mail addresses, emoji, other symbols."""
-    mbr: int = 0
-    """Number of candidates that are ranked by minimum Bayes risk; 0: ranked by their scores."""
+    rerank: RerankConfig | None = None
+    """How to choose among candidates; None: by the score of search."""
     tags: Tags = field(default=Tags())
     """The tags of the direction, which precede each source and each target."""
     context: int = 0
@@ -118,8 +116,11 @@ class LineOptions:
     def __post_init__(self) -> None:
         is_valid = self.max_tokens is None or self.max_tokens >= 1
         require_valid(is_valid, "max_tokens", self.max_tokens, "must be at least 1")
-        is_valid = self.mbr == 0 or self.mbr >= self.n_best
-        require_valid(is_valid, "mbr", self.mbr, "must be 0, or at least n_best")
+        num_candidates = None if self.rerank is None else self.rerank.candidates
+        is_valid = num_candidates is None or num_candidates >= self.n_best
+        require_valid(is_valid, "candidates", num_candidates, "must be at least n_best")
+        is_valid = self.rerank is None or self.context == 0
+        require_valid(is_valid, "context", self.context, "does not work with rerank")
         is_valid = self.max_source_length >= _MIN_SOURCE_LENGTH
         rule = f"must be at least {_MIN_SOURCE_LENGTH}"
         require_valid(is_valid, "max_source_length", self.max_source_length, rule)

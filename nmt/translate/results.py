@@ -38,6 +38,15 @@ class Translation:
     """For each token, the index of its source token in `LineResult.source_tokens`."""
     searched_again: bool = False
     """Whether a segment was searched again because its translation looped or met the limit."""
+    rerank_score: float | None = None
+    """The score by which a reranker ordered the candidates; defined in docs/search.md."""
+    reverse_log_prob: float | None = None
+    """In nats, the log-probability of the source in a reverse model, of rerank=noisy_channel."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, including EOS if the translation is finished."""
+        return len(self.tokens) + int(self.finished)
 
 
 EMPTY = Translation(text="", score=0.0, log_prob=0.0, tokens=[], finished=True)
@@ -90,7 +99,7 @@ def build_line_results(
     n_best: int,
     alignment: bool,
 ) -> list[LineResult]:
-    """Return the result of each line of a window.
+    """Return the result of each line of a window, before `apply_cases`.
 
     `search_results` holds the results of all segments of the window in order.
     """
@@ -113,11 +122,6 @@ def build_line_results(
         source_tokens = []
         if segments and error is None:
             translations = _join_segments(segments, hypotheses, tokenizer.tgt, n_best)
-            if encoded.cases[i]:
-                translations = [
-                    replace(translation, text=apply_case(translation.text, encoded.cases[i]))
-                    for translation in translations
-                ]
             if alignment:
                 source_tokens = _source_tokens(segments, tokenizer.src)
         line_result = LineResult(
@@ -129,6 +133,19 @@ def build_line_results(
         )
         line_results.append(line_result)
     return line_results
+
+
+def apply_cases(results: Sequence[LineResult], cases: Sequence[str]) -> list[LineResult]:
+    """Give the translations of each line the case of the line, see `find_case`."""
+    cased_results = list(results)
+    for i, case in enumerate(cases):
+        if case:
+            translations = [
+                replace(translation, text=apply_case(translation.text, case))
+                for translation in results[i].translations
+            ]
+            cased_results[i] = replace(results[i], translations=translations)
+    return cased_results
 
 
 def _source_tokens(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[str]:
@@ -219,11 +236,20 @@ def render(
             lines.append(result.text)
         else:
             for translation in result.translations or [EMPTY]:
-                log_prob = f"log_prob={translation.log_prob}"
-                lines.append(
-                    f"{index} ||| {translation.text} ||| {log_prob} ||| {translation.score}"
-                )
+                lines.append(f"{index} ||| {_translation_to_moses(translation)}")
     return "".join(f"{line}\n" for line in lines).encode(), counts
+
+
+def _translation_to_moses(translation: Translation) -> str:
+    """Return text, features and score of a candidate, as Moses writes n-best lists."""
+    features = f"log_prob={translation.log_prob}"
+    score = translation.score
+    if translation.rerank_score is not None:
+        features += f" score={translation.score}"
+        score = translation.rerank_score
+    if translation.reverse_log_prob is not None:
+        features += f" reverse_log_prob={translation.reverse_log_prob}"
+    return f"{translation.text} ||| {features} ||| {score}"
 
 
 def _result_to_json(result: LineResult, index: int) -> dict[str, Any]:
@@ -255,4 +281,8 @@ def _translation_to_json(translation: Translation) -> dict[str, Any]:
         record["alignment"] = translation.alignment
     if translation.searched_again:
         record["searched_again"] = True
+    if translation.rerank_score is not None:
+        record["rerank_score"] = translation.rerank_score
+    if translation.reverse_log_prob is not None:
+        record["reverse_log_prob"] = translation.reverse_log_prob
     return record

@@ -13,6 +13,8 @@ from nmt.config import (
     DType,
     Engine,
     Quantization,
+    RerankConfig,
+    Reranking,
     SearchConfig,
     TooLong,
     choose,
@@ -44,7 +46,6 @@ from nmt.translate.engines.base import Backend
 from nmt.translate.engines.ctranslate2 import load_ctranslate2
 from nmt.translate.engines.native import NativeBackend, load_models
 from nmt.translate.loops import search_without_loops
-from nmt.translate.mbr import check_mbr, rank_by_mbr
 from nmt.translate.options import (
     MAX_SOURCE_LENGTH,
     LineOptions,
@@ -53,7 +54,15 @@ from nmt.translate.options import (
     TranslateOptions,
     check_options,
 )
-from nmt.translate.results import EMPTY, LineResult, Translation, build_line_results
+from nmt.translate.pair_scores import EMPTY_PAIR, MAX_SCORE_TOKENS, score_pairs
+from nmt.translate.rerank import Reranker, make_reranker, rank_candidates
+from nmt.translate.results import (
+    EMPTY,
+    LineResult,
+    Translation,
+    apply_cases,
+    build_line_results,
+)
 from nmt.translate.windows import (
     WINDOW_LINES,
     EncodedWindow,
@@ -65,10 +74,6 @@ from nmt.translate.windows import (
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_MAX_SCORE_TOKENS = 4096  # of a batch: number of pairs * longest side, in tokens
-# the result of `score_hypotheses` for two empty lines; compared by identity
-_EMPTY_PAIR = Hypothesis([], log_prob=0.0, score=0.0, finished=True, token_log_probs=[])
 
 
 class TranslationError(NmtError):
@@ -94,11 +99,13 @@ class Translator:
         tokenizer: Tokenizers,
         defaults: SearchConfig,
         directions: Sequence[LanguagePair] = (),
+        device: str = "auto",
     ) -> None:
         self.backend = engine if isinstance(engine, Backend) else NativeBackend(engine, tokenizer)
         self.tokenizer = tokenizer
         self.defaults = defaults
         self.directions = directions
+        self.device = device  # for the models of rerankers
 
     @classmethod
     def load(
@@ -157,7 +164,7 @@ class Translator:
                     num_threads=num_threads,
                     quantization=quantization,
                 )
-        return cls(model.backend, model.tokenizer, model.defaults, model.directions)
+        return cls(model.backend, model.tokenizer, model.defaults, model.directions, device)
 
     def search_config(
         self, config: SearchConfig | None = None, **changes: Unpack[SearchOptions]
@@ -210,6 +217,7 @@ class Translator:
     ) -> list[list[Translation]]:
         """Return up to `beam_size` translations of each line, best first.
 
+        With reranking, these are the `candidates`.
         An empty line has a single empty translation.
         """
         results = self._translate_lines(lines, config, options, best_only=False, is_stream=False)
@@ -237,8 +245,10 @@ class Translator:
         if options.context:
             yield from self._translate_in_context(windows, config, options)
             return
-        num_candidates = options.mbr or options.n_best
-        check_mbr(options.mbr, config)
+        num_candidates = options.n_best
+        reranker = self.load_reranker(options, config)
+        if options.rerank is not None:
+            num_candidates = options.rerank.count_candidates(config)
         if config.sampling:  # draw no more samples than needed; they are independent
             config = replace(config, beam_size=num_candidates)
         self.backend.check(config)
@@ -247,7 +257,7 @@ class Translator:
             config,
             n_best=num_candidates,
             max_tokens=options.max_tokens or self.backend.max_tokens,
-            with_scores=options.with_scores,
+            with_scores=options.with_scores or reranker is not None,
         )
         encode = partial(encode_window, tokenizer=self.tokenizer, options=options)
         encoded_windows: Iterable[EncodedWindow] = map(encode, windows)
@@ -263,9 +273,26 @@ class Translator:
                 n_best=num_candidates,
                 alignment=config.alignment,
             )
-            if options.mbr:
-                line_results = [rank_by_mbr(r, n_best=options.n_best) for r in line_results]
-            yield encoded.window, line_results
+            if reranker is not None:
+                line_results = rank_candidates(
+                    reranker, encoded.texts, line_results, n_best=options.n_best
+                )
+            yield encoded.window, apply_cases(line_results, encoded.cases)
+
+    def load_reranker(self, options: LineOptions, config: SearchConfig) -> Reranker | None:
+        """Return the reranker that the options choose, if any; it keeps its models for later calls.
+
+        Raises a `ConfigError` for a reranker that does not suit the model or the search, or cannot
+        be loaded.
+        """
+        if options.rerank is None:
+            return None
+        options.rerank.count_candidates(config)
+        if options.tags.choices:
+            languages = list(self.directions)
+        else:
+            languages = [pair for pair in self.directions if pair.tags == options.tags]
+        return make_reranker(options.rerank, languages, self.device)
 
     def _translate_in_context(
         self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
@@ -313,7 +340,7 @@ class Translator:
         hypotheses = self.score_hypotheses(sources, texts, config, **options)
         translations = []
         for text, hypothesis in zip(texts, hypotheses, strict=True):
-            if hypothesis is _EMPTY_PAIR:
+            if hypothesis is EMPTY_PAIR:
                 translations.append(EMPTY)
                 continue
             alignment = hypothesis.alignment
@@ -343,25 +370,22 @@ class Translator:
         """
         checked_options = check_options(options, ScoreOptions)
         config = self._update_config(config, checked_options)
-        max_tokens = checked_options.get("max_tokens", _MAX_SCORE_TOKENS)
+        max_tokens = checked_options.get("max_tokens", MAX_SCORE_TOKENS)
         require_valid(max_tokens >= 1, "max_tokens", max_tokens, "must be at least 1")
         self.backend.check(config, scoring=True)
-        tags = self._tags_from(checked_options)
         source_lines = list(check_lines("sources", sources))
-        source_ids = encode_sources(self.tokenizer.src, source_lines, tags, first_line=first_line)
-        target_ids = self._encode_targets(targets, tags, num_sources=len(source_ids))
-        empty_target = self.tokenizer.tgt.encode(tags.tgt)
-        scored = []  # indices of the pairs in which a side has text
-        for i, ids in enumerate(source_ids):
-            if ids or target_ids[i] != empty_target:
-                scored.append(i)
-        scored_hypotheses = self.backend.score(
-            [source_ids[i] for i in scored], [target_ids[i] for i in scored], config, max_tokens
+        target_lines = list(check_lines("targets", targets))
+        _check_numbers(source_lines, target_lines)
+        return score_pairs(
+            self.backend,
+            self.tokenizer,
+            source_lines,
+            target_lines,
+            config,
+            tags=self._tags_from(checked_options),
+            max_tokens=max_tokens,
+            first_line=first_line,
         )
-        hypotheses = [_EMPTY_PAIR] * len(source_ids)
-        for i, hypothesis in zip(scored, scored_hypotheses, strict=True):
-            hypotheses[i] = hypothesis
-        return hypotheses
 
     def attention(
         self,
@@ -385,7 +409,9 @@ class Translator:
         if targets is None:
             target_ids = self._search_targets(source_ids, config, tags)
         else:
-            target_ids = self._encode_targets(targets, tags, num_sources=len(source_ids))
+            target_lines = list(check_lines("targets", targets))
+            _check_numbers(source_lines, target_lines)
+            target_ids = self.tokenizer.tgt.encode_batch(tag_lines(target_lines, tags.tgt))
         attention = []
         for src, tgt in zip(source_ids, target_ids, strict=True):
             attention.append(pair_attention(self.backend, self.tokenizer, src, tgt))
@@ -410,17 +436,6 @@ class Translator:
                 target_ids[i] = [id for id in hypotheses[0].tokens if id != tokenizer.eos_id]
         return target_ids
 
-    def _encode_targets(
-        self, targets: Iterable[str], tags: Tags, *, num_sources: int
-    ) -> list[list[int]]:
-        """Return the ids of tagged targets. Raises `DataError` unless there is one per source."""
-        lines = list(check_lines("targets", targets))
-        if len(lines) != num_sources:
-            raise DataError(
-                f"{num_sources} sources and {len(lines)} targets; their numbers must be equal"
-            )
-        return self.tokenizer.tgt.encode_batch(tag_lines(lines, tags.tgt))
-
     def _translate_lines(
         self,
         lines: Iterable[str],
@@ -442,18 +457,22 @@ class Translator:
             window_lines=window_lines,
             has_more=(lambda: True) if is_stream else None,
         )
-        check_mbr(checked_options.get("mbr", 0), config)
+        rerank = self._rerank_from(checked_options)
+        n_best = 1
+        if not best_only:
+            n_best = config.beam_size if rerank is None else rerank.count_candidates(config)
         line_options = LineOptions(
-            n_best=1 if best_only else config.beam_size,
+            n_best=n_best,
             with_scores=not best_only,
             max_tokens=checked_options.get("max_tokens"),
             too_long=choose(TooLong, "too_long", checked_options.get("too_long", TooLong.split)),
             max_source_length=checked_options.get("max_source_length", MAX_SOURCE_LENGTH),
             recase=checked_options.get("recase", True),
             copy_symbols=checked_options.get("copy_symbols", True),
-            mbr=checked_options.get("mbr", 0),
+            rerank=rerank,
             tags=self._tags_from(checked_options),
         )
+        self.load_reranker(line_options, config)  # raises an error before a line is read
         if not is_stream and isinstance(lines, Sequence) and len(lines) <= window_lines:
             windows = list(windows)
         return self._raise_errors(windows, config, line_options)
@@ -484,7 +503,21 @@ class Translator:
                 changes[setting.name] = checked_options[setting.name]
         return replace(config, **changes) if changes else config
 
+    def _rerank_from(self, checked_options: Mapping[str, Any]) -> RerankConfig | None:
+        """Return the settings of reranking among the options; None if they do not rerank."""
+        names = [setting.name for setting in fields(RerankConfig)]
+        config = RerankConfig(**{n: checked_options[n] for n in names if n in checked_options})
+        return None if config.rerank is Reranking.none else config
+
     def _tags_from(self, checked_options: Mapping[str, Any]) -> Tags:
         """Return the tags of the direction that the options select."""
         names = checked_options.keys() & set(DIRECTION_OPTIONS)
         return self.choose_tags(**{name: checked_options[name] for name in names})
+
+
+def _check_numbers(sources: Sequence[str], targets: Sequence[str]) -> None:
+    """Raise a `DataError` unless there is one target for each source."""
+    if len(targets) != len(sources):
+        raise DataError(
+            f"{len(sources)} sources and {len(targets)} targets; their numbers must be equal"
+        )

@@ -174,6 +174,7 @@ class EncodedWindow:
     window: Window
     segments: list[list[Segment]]  # of each line: none if empty or copied, several if long
     num_truncated: list[int]  # number of tokens removed from the end of each line
+    texts: list[str]  # the lines as they are translated: recased, but not split or truncated
     cases: list[str]  # the case for the translation of each line, see `find_case`
     is_copied: list[bool]  # whether each line is copied instead of translated
 
@@ -224,7 +225,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
             prefix = line_prefixes[i] if number == 0 else tag_prefix
             line_segments.append(Segment(source_ids, prefix))
         segments.append(line_segments)
-    return EncodedWindow(window, segments, num_truncated, cases, is_copied)
+    return EncodedWindow(window, segments, num_truncated, lines, cases, is_copied)
 
 
 def _split_tagged(line: str, max_tokens: int, tokenizer: Tokenizer, tags: Tags) -> list[list[int]]:

@@ -1,0 +1,136 @@
+"""Settings of reranking: choose among the candidates of a search by another score than its own."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from enum import Enum
+from pathlib import Path
+from typing import TypedDict
+
+from nmt.config.options import Settings, choose, option, resolve_path
+from nmt.config.search import SearchConfig
+
+
+class Reranking(str, Enum):
+    """The score by which the best candidate is chosen (docs/search.md)."""
+
+    none = "none"  # the score of search
+    mbr = "mbr"  # the mean similarity to all candidates, chrF
+    noisy_channel = "noisy_channel"  # with the probability of the source in a reverse model
+    command = "command"  # the number that another program prints
+
+
+@dataclass(kw_only=True)
+class RerankConfig(Settings):
+    """Settings of the commands that choose among candidates. By default, they do not rerank.
+
+    A new setting is also a key of `RerankOptions`.
+    """
+
+    rerank: Reranking = option(
+        Reranking.none, "score that chooses among candidates: none, mbr, noisy_channel or command"
+    )
+    candidates: int | None = option(
+        None,
+        "hypotheses or samples per sentence to choose from; null: beam_size",
+        low=2,
+        high=10_000,
+    )
+    reverse_model: list[str] | None = option(  # a resumed job compares the files in these folders
+        None,
+        "noisy_channel: run, checkpoint or model folder that translates back; several: an ensemble",
+        on_resume="free",
+    )
+    reverse_weight: float = option(
+        1.0,
+        "noisy_channel: factor of the log-probability of the reverse model",
+        low=-1000,
+        high=1000,
+    )
+    length_weight: float = option(
+        0.0, "noisy_channel: nats added for each token of a candidate", low=-1000, high=1000
+    )
+    rerank_command: str | None = option(
+        None,
+        "rerank=command: program that reads JSON lines of src and mt, and prints a number for each",
+    )
+    rerank_timeout: float = option(
+        3600.0,
+        "seconds that rerank_command may take for window_lines lines",
+        above=0,
+        on_resume="free",
+    )
+
+    def __post_init__(self) -> None:
+        # a translator takes text instead of members of enums, and one path instead of a list
+        self.rerank = choose(Reranking, "rerank", self.rerank)
+        if isinstance(self.reverse_model, (str, Path)):
+            self.reverse_model = [str(self.reverse_model)]
+        super().__post_init__()
+
+    def check(self) -> None:
+        super().check()
+        is_noisy_channel = self.rerank is Reranking.noisy_channel
+        is_command = self.rerank is Reranking.command
+        rule = "only works with rerank=mbr, noisy_channel or command"
+        is_valid = self.candidates is None or self.rerank is not Reranking.none
+        self.require(is_valid, "candidates", rule)
+        if is_noisy_channel:
+            rule = "needs reverse_model=FOLDER, a model of the other direction"
+            self.require(bool(self.reverse_model), "rerank", rule)
+        else:
+            rule = "only works with rerank=noisy_channel"
+            self.require(self.reverse_model is None, "reverse_model", rule)
+            self.require(self.reverse_weight == 1, "reverse_weight", rule)
+            self.require(self.length_weight == 0, "length_weight", rule)
+        if is_command:
+            self.require(self.rerank_command is not None, "rerank", "needs rerank_command=PROGRAM")
+        else:
+            rule = "only works with rerank=command"
+            self.require(self.rerank_command is None, "rerank_command", rule)
+        if self.rerank_command is not None:
+            is_program = find_program(self.rerank_command) is not None
+            self.require(is_program, "rerank_command", "begins with no program of this machine")
+
+    @property
+    def reranking(self) -> RerankConfig | None:
+        """The settings of reranking alone, with absolute paths; None without reranking."""
+        if self.rerank is Reranking.none:
+            return None
+        settings = {setting.name: getattr(self, setting.name) for setting in fields(RerankConfig)}
+        config = RerankConfig(**settings)
+        if config.reverse_model is not None:  # workers may have another current folder
+            config.reverse_model = [str(resolve_path(name)) for name in config.reverse_model]
+        return config
+
+    def count_candidates(self, search: SearchConfig) -> int:
+        """Return the number of candidates; raise a `ConfigError` if the search has fewer."""
+        num_candidates = self.candidates or search.beam_size
+        is_found = search.sampling or num_candidates <= search.beam_size
+        rule = f"is more than beam_size={search.beam_size}; raise beam_size, or set sampling=true"
+        self.require(is_found, "candidates", rule)
+        return num_candidates
+
+
+class RerankOptions(TypedDict, total=False):
+    """The settings of `RerankConfig` as keyword arguments; None selects the default."""
+
+    rerank: str | None
+    candidates: int | None
+    reverse_model: Iterable[str] | None
+    reverse_weight: float | None
+    length_weight: float | None
+    rerank_command: str | None
+    rerank_timeout: float | None
+
+
+def find_program(command: str) -> str | None:
+    """Return the path of the program that a shell command starts, or None if it is not found."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quotation mark is not closed
+        return None
+    return shutil.which(words[0]) if words else None

@@ -1,0 +1,135 @@
+"""Choose among the candidates of a search by another score than its own.
+
+Each class has the interface `Reranker`. To add one, write a class, enter it in `_RERANKERS`, and
+add its name to `nmt.config.Reranking`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from nmt.config import RerankConfig, Reranking
+from nmt.data.languages import LanguagePair
+from nmt.errors import ConfigError
+from nmt.runtime.score_command import run_score_command
+from nmt.translate.noisy_channel import NoisyChannel
+from nmt.translate.results import LineResult, Translation
+
+
+class Reranker(Protocol):
+    """A score that chooses among candidates."""
+
+    def score(
+        self, sources: Sequence[str], candidates: Sequence[Sequence[Translation]]
+    ) -> list[list[Translation]]:
+        """Return the candidates of each source, in order, with `rerank_score`: higher is better."""
+
+
+class MinimumBayesRisk:
+    """Scores a candidate by its mean similarity to all candidates of its source.
+
+    The similarity is chrF, with the average n-gram counts of the candidates as reference (Vamvas
+    and Sennrich, 2024): its time grows with the number of candidates, not with their square.
+    Candidates that occur several times count several times.
+    """
+
+    def __init__(
+        self, config: RerankConfig, languages: Sequence[LanguagePair], device: str
+    ) -> None:
+        if importlib.util.find_spec("fastchrf") is None:
+            raise ConfigError("rerank=mbr needs fastchrf; install it with: pip install nmt[mbr]")
+
+    def score(
+        self, sources: Sequence[str], candidates: Sequence[Sequence[Translation]]
+    ) -> list[list[Translation]]:
+        """See `Reranker.score`."""
+        import fastchrf  # an extra
+
+        scored = []
+        for translations in candidates:
+            texts = [translation.text for translation in translations]
+            [utilities] = fastchrf.aggregate_chrf([texts], [texts])
+            scored.append(_with_scores(translations, utilities))
+        return scored
+
+
+class ScoreCommand:
+    """Scores a candidate by the number that another program prints for it."""
+
+    def __init__(
+        self, config: RerankConfig, languages: Sequence[LanguagePair], device: str
+    ) -> None:
+        self._command = config.rerank_command or ""
+        self._timeout_seconds = config.rerank_timeout
+
+    def score(
+        self, sources: Sequence[str], candidates: Sequence[Sequence[Translation]]
+    ) -> list[list[Translation]]:
+        """See `Reranker.score`. The program starts once, and reads all candidates."""
+        lines = []
+        for source, translations in zip(sources, candidates, strict=True):
+            for translation in translations:
+                pair = {"src": source, "mt": translation.text}
+                lines.append(json.dumps(pair, ensure_ascii=False))
+        scores = run_score_command(
+            "rerank_command", self._command, lines, timeout_seconds=self._timeout_seconds
+        )
+        scored = []
+        for translations in candidates:
+            scored.append(_with_scores(translations, scores[: len(translations)]))
+            scores = scores[len(translations) :]
+        return scored
+
+
+_RERANKERS: dict[Reranking, Callable[[RerankConfig, Sequence[LanguagePair], str], Reranker]] = {
+    Reranking.mbr: MinimumBayesRisk,
+    Reranking.noisy_channel: NoisyChannel,
+    Reranking.command: ScoreCommand,
+}
+
+
+def make_reranker(config: RerankConfig, languages: Sequence[LanguagePair], device: str) -> Reranker:
+    """Return the reranker that the settings choose.
+
+    `languages` are the directions that the sources may have, and `device` is the device for models
+    of the reranker. Raises a `ConfigError` for a package that is missing, and for a model that does
+    not suit.
+    """
+    return _RERANKERS[config.rerank](config, languages, device)
+
+
+def rank_candidates(
+    reranker: Reranker, sources: Sequence[str], results: Sequence[LineResult], *, n_best: int
+) -> list[LineResult]:
+    """Return the `n_best` candidates of each line with the highest scores, best first.
+
+    Candidates that met the length limit come after all others. Candidates with equal scores keep
+    their order. The reranker does not see lines with less than two candidates.
+    """
+    ranked = list(results)
+    indices = [i for i, result in enumerate(results) if len(result.translations) > 1]
+    if not indices:
+        return ranked
+    candidates = reranker.score(
+        [sources[i] for i in indices], [results[i].translations for i in indices]
+    )
+    for i, translations in zip(indices, candidates, strict=True):
+        best_first = sorted(
+            translations,
+            key=lambda translation: (translation.finished, translation.rerank_score),
+            reverse=True,
+        )
+        ranked[i] = replace(results[i], translations=best_first[:n_best])
+    return ranked
+
+
+def _with_scores(translations: Sequence[Translation], scores: Sequence[float]) -> list[Translation]:
+    """Return translations with their `rerank_score`."""
+    return [
+        replace(translation, rerank_score=score)
+        for translation, score in zip(translations, scores, strict=True)
+    ]

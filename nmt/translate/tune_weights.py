@@ -1,0 +1,93 @@
+"""Find the weights of rerank=noisy_channel on a validation set, by a search over two grids."""
+
+# In shapes, N is the number of lines and K the largest number of candidates of a line.
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nmt.translate.results import Translation
+
+_Floats = npt.NDArray[np.float64]
+_REVERSE_WEIGHTS = np.arange(0, 31) / 10
+_LENGTH_WEIGHTS = np.arange(-20, 31) / 10
+_FINE_STEPS = np.arange(-4, 5) / 50  # around the best weights of the coarse grid
+_UNFINISHED = 1e9  # nats; candidates that met the length limit come after all others
+
+
+@dataclass(frozen=True)
+class ChannelWeights:
+    """The weights of a noisy channel, see `nmt.translate.noisy_channel.NoisyChannel`."""
+
+    reverse_weight: float
+    length_weight: float
+
+
+def find_weights(
+    candidates: Sequence[Sequence[Translation]],
+    score: Callable[[npt.NDArray[np.int64]], float],
+) -> ChannelWeights:
+    """Return the weights whose best candidates have the highest score; of equal ones the smallest.
+
+    Args:
+        candidates: the candidates of each line, at least one, with `reverse_log_prob`.
+        score: returns the score of the candidates with the given indices (N,).
+    """
+    features = _Features(candidates)
+    scores: dict[ChannelWeights, float] = {}
+
+    def best_weights() -> ChannelWeights:
+        return max(
+            scores,
+            key=lambda w: (scores[w], -abs(w.reverse_weight), -abs(w.length_weight)),
+        )
+
+    for reverse_weight, length_weight in itertools.product(_REVERSE_WEIGHTS, _LENGTH_WEIGHTS):
+        weights = ChannelWeights(float(reverse_weight), float(length_weight))
+        scores[weights] = score(features.choose(weights))
+    coarse = best_weights()
+    for reverse_step, length_step in itertools.product(_FINE_STEPS, _FINE_STEPS):
+        weights = ChannelWeights(
+            reverse_weight=round(max(coarse.reverse_weight + float(reverse_step), 0.0), 2),
+            length_weight=round(coarse.length_weight + float(length_step), 2),
+        )
+        scores[weights] = score(features.choose(weights))
+    return best_weights()
+
+
+def choose_by_weights(
+    candidates: Sequence[Sequence[Translation]], weights: ChannelWeights
+) -> list[Translation]:
+    """Return the best candidate of each line."""
+    choice = _Features(candidates).choose(weights)
+    return [line[index] for line, index in zip(candidates, choice.tolist(), strict=True)]
+
+
+class _Features:
+    """The log-probabilities and lengths of candidates as arrays (N, K)."""
+
+    def __init__(self, candidates: Sequence[Sequence[Translation]]) -> None:
+        shape = (len(candidates), max(map(len, candidates), default=1))
+        self._log_probs: _Floats = np.full(shape, -np.inf)  # of both models where K is not reached
+        self._reverse_log_probs: _Floats = np.zeros(shape)
+        self._lengths: _Floats = np.zeros(shape)
+        for i, translations in enumerate(candidates):
+            for k, translation in enumerate(translations):
+                penalty = 0.0 if translation.finished else _UNFINISHED
+                self._log_probs[i, k] = translation.log_prob - penalty
+                # lines with a single candidate are not scored by the reverse model
+                self._reverse_log_probs[i, k] = translation.reverse_log_prob or 0.0
+                self._lengths[i, k] = translation.num_tokens
+
+    def choose(self, weights: ChannelWeights) -> npt.NDArray[np.int64]:
+        """Return the index of the best candidate of each line (N,)."""
+        scores = self._log_probs + weights.reverse_weight * self._reverse_log_probs
+        choice: npt.NDArray[np.int64] = np.argmax(
+            scores + weights.length_weight * self._lengths, axis=1
+        )
+        return choice
