@@ -127,6 +127,7 @@ class ToyStepper:
     """Steps the toy model; its state holds source and prefix, so that mixed-up rows are noticed."""
 
     device = torch.device("cpu")
+    shifts_alignment = False
 
     def __init__(self, toy: ToySettings = DEFAULT_TOY) -> None:
         self.toy = toy

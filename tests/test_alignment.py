@@ -8,29 +8,35 @@ from typing import Any
 
 import pytest
 import torch
-from searching import LENGTHS, Source, config, decided_model, find
+from searching import LENGTHS, Source, assert_same, config, decided_model, find, score_ids
 from tiny import BOS, plain, random_source
 from torch import Tensor
 
 from nmt.config import Norm
+from nmt.errors import ConfigError
 from nmt.model.fast import FastTransformer
 from nmt.model.transformer import alignment_layer, attend, causal_mask
 from nmt.search.hypotheses import Hypothesis
-from nmt.search.stepper import ModelStepper
+from nmt.search.stepper import EnsembleStepper, ModelStepper
 
 
 @torch.no_grad()
 def plain_attention(
-    model: FastTransformer, source: Source, row: int, tokens: list[int], layer: int
+    model: FastTransformer,
+    source: Source,
+    row: int,
+    tokens: list[int],
+    layer: int,
+    num_heads: int | None = None,
 ) -> Tensor:
-    """Return a layer's attention to the source (T, S) in the plain model, mean of the heads."""
+    """Return the attention to the source (T, S) in the plain model, the mean of the first heads."""
     twin, length = plain(model), int(source[1][row])
     module: Any = twin.decoder_layers[layer]
     record: dict[Any, Any] = {module.cross_attention: None}
     tgt_in = torch.tensor([[BOS, *tokens[:-1]]])
     masks = torch.ones(1, length, dtype=torch.bool), causal_mask(len(tokens))
     twin(source[0][row : row + 1, :length], masks[0], tgt_in, masks[1], record)
-    return record[module.cross_attention][0].mean(dim=0)
+    return record[module.cross_attention][0][:num_heads].mean(dim=0)
 
 
 def search_with(model: FastTransformer, source: Source, **changes: Any) -> list[list[Hypothesis]]:
@@ -100,3 +106,32 @@ def test_alignment_uses_the_last_layer_of_few_and_the_last_but_one_of_many() -> 
     ((h,),) = search_with(model, source, beam_size=1)
     weights = plain_attention(model, source, 0, h.tokens, layer=4)
     assert h.alignment == weights.argmax(dim=1).tolist()
+
+
+def test_a_model_with_alignment_shift_aligns_a_token_in_the_step_that_reads_it() -> None:
+    model = decided_model(alignment_heads=1, alignment_shift=True)
+    source = random_source([4, 6])
+    for row, hypotheses in enumerate(search_with(model, source)):
+        num_src = int(source[1][row]) - 1
+        for h in hypotheses:
+            weights = plain_attention(model, source, row, h.tokens, layer=1, num_heads=1)
+            strongest = weights.argmax(dim=1).tolist()
+            assert h.alignment == strongest[1:] + [num_src if h.finished else strongest[-1]]
+        finished = [h for h in hypotheses if h.finished]
+        rows = [source[0][row, :num_src].tolist()] * len(finished)
+        settings = config(a=1.0, b=8, beam_size=4, alignment=True)
+        targets = [h.tokens[:-1] for h in finished]
+        rescored = score_ids(ModelStepper(model), rows, targets, settings)
+        assert_same(rescored, finished, tolerance=1e-4)
+
+
+def test_models_that_align_in_different_steps_are_one_ensemble_without_alignment() -> None:
+    models = [decided_model(), decided_model(seed=2, alignment_shift=True)]
+    stepper = EnsembleStepper([ModelStepper(model) for model in models])
+    source = random_source([4])
+    assert find(stepper, source, config(a=1.0, b=8, beam_size=2))
+    settings = config(a=1.0, b=8, beam_size=2, alignment=True)
+    with pytest.raises(ConfigError, match="align words in different steps"):
+        find(stepper, source, settings)
+    with pytest.raises(ConfigError, match="align words in different steps"):
+        score_ids(stepper, [[5, 6]], [[7]], settings)

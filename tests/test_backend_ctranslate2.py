@@ -210,13 +210,19 @@ def test_scores_and_alignment_are_the_native_ones_for_models_of_all_shapes(
             assert len(scores) == len(targets[i]) + 1
             assert scores == pytest.approx(expected[i], abs=1e-3), (norm, shape)
     config = replace(GREEDY, max_length_a=0, alignment=True)  # one length limit for all rows
-    for num_layers in (3, 6):
-        shape = {"num_encoder_layers": 1, "num_decoder_layers": num_layers}
-        native, converted, _ = load(random_model(tmp_path / f"{num_layers}", tokenizer, **shape))
-        native_results = translate(native, rows[:8], config)
-        for i, [hypothesis] in enumerate(translate(converted, rows[:8], config)):
-            assert hypothesis.tokens == native_results[i][0].tokens, num_layers
-            assert hypothesis.alignment == native_results[i][0].alignment, num_layers
+    for name, shape in {
+        "3": {"num_decoder_layers": 3},
+        "6": {"num_decoder_layers": 6},
+        "shifted": {"num_decoder_layers": 2, "alignment_heads": 1, "alignment_shift": True},
+    }.items():
+        model_dir = random_model(tmp_path / name, tokenizer, num_encoder_layers=1, **shape)
+        native, converted, _ = load(model_dir)
+        for beam_size in (1, 4):
+            config = replace(config, beam_size=beam_size)
+            native_results = translate(native, rows[:8], config)
+            for i, [hypothesis] in enumerate(translate(converted, rows[:8], config)):
+                assert hypothesis.tokens == native_results[i][0].tokens, name
+                assert hypothesis.alignment == native_results[i][0].alignment, name
 
 
 def test_samples_follow_the_settings(engines: Engines) -> None:

@@ -8,15 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from searching import save_tiny
 from tiny import plain, tiny_config
 from torch import Tensor
 from toy import WORDS, assert_resumes_exactly, make_run, train
 
 from nmt import Translator
+from nmt.config import TrainConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.word_alignment import WordAligner
 from nmt.errors import ConfigError
 from nmt.model.transformer import alignment_attention, causal_mask
+from nmt.training.initial_weights import adopt_model
 
 NUM_IDS = 40
 
@@ -69,9 +72,13 @@ def naive_alignment_loss(weights: Tensor, links: list[tuple[int, int]]) -> Tenso
     return loss
 
 
-def test_the_loss_adds_the_cross_entropy_of_the_alignment(toy_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_heads", "shift"), [(None, 0), (1, 1)])
+def test_the_loss_adds_the_cross_entropy_of_the_alignment(
+    toy_data: Path, tmp_path: Path, num_heads: int | None, shift: int
+) -> None:
     weight = 0.3
-    run = make_run(toy_data, tmp_path, guided_alignment=weight)
+    model = tiny_config(alignment_heads=num_heads, alignment_shift=shift == 1)
+    run = make_run(toy_data, tmp_path, guided_alignment=weight, model=model)
     batch = run.learner.batch_maker.make_micro_batch(np.arange(6))
     assert batch.alignment is not None
     objective = run.learner.objective
@@ -91,7 +98,8 @@ def test_the_loss_adds_the_cross_entropy_of_the_alignment(toy_data: Path, tmp_pa
         src_mask = torch.ones(1, 1, 1, src_length, dtype=torch.bool)
         twin(src, src_mask, tgt, causal_mask(tgt_length), record)
         links = [(s, t) for pair, t, s in batch.alignment.tolist() if pair == number]
-        expected = expected + naive_alignment_loss(record[attention][0].mean(dim=0), links)
+        weights = record[attention][0][:num_heads].mean(dim=0)  # (T, S)
+        expected = expected + naive_alignment_loss(weights[shift:], links)
         num_links += len(links)
         first_src += src_length
         first_tgt += tgt_length
@@ -156,3 +164,13 @@ def test_a_guided_run_is_neither_compiled_nor_sharded(toy_data: Path, tmp_path: 
     for conflict in ({"compile": True}, {"sharding": "full"}):
         with pytest.raises(ConfigError, match="guided_alignment=0.1: does not work with"):
             make_run(toy_data, tmp_path, model=model, guided_alignment=0.1, **conflict)
+
+
+def test_fine_tuning_may_align_with_other_heads(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model", tokenizer)
+    model = tiny_config(alignment_heads=1, alignment_shift=True)
+    config = TrainConfig(init_from=str(folder), run_dir=str(tmp_path / "run"), model=model)
+    assert adopt_model(config).model.alignment_heads == 1
+    assert adopt_model(config).model.alignment_shift
+    with pytest.raises(ConfigError, match="must be at most model.num_heads=4"):
+        tiny_config(alignment_heads=5)

@@ -106,6 +106,12 @@ class ModelConfig(Settings):
     scale_embedding: bool = option(True, "multiply embeddings by sqrt(d_model)")
     tied_output: bool = option(True, "use the target embedding as the output matrix")
     output_bias: bool = option(False, "add a bias to the output layer, as Marian does")
+    alignment_heads: int | None = option(
+        None, "heads of a decoder layer that align words, counted from the first; null: all", low=1
+    )
+    alignment_shift: bool = option(
+        False, "align a target token in the step that reads it, not in the step that predicts it"
+    )
     source_eos: bool = option(True, "end the encoder input with EOS; false: as OpenNMT-py does")
 
     @property
@@ -123,6 +129,9 @@ class ModelConfig(Settings):
         self.require(self.d_model % 2 == 0, "d_model", "must be even (sine and cosine)")
         is_divisor = self.num_kv_heads is None or self.num_heads % self.num_kv_heads == 0
         self.require(is_divisor, "num_kv_heads", f"must divide model.num_heads={self.num_heads}")
+        is_valid = self.alignment_heads is None or self.alignment_heads <= self.num_heads
+        rule = f"must be at most model.num_heads={self.num_heads}"
+        self.require(is_valid, "alignment_heads", rule)
         if self.positions is Positions.rotary:
             rule = f"needs an even number of dimensions of a head (model.head_size), not {self.d_k}"
             self.require(self.d_k % 2 == 0, "positions", rule)

@@ -112,7 +112,7 @@ def _new_spec(model_config: ModelConfig) -> Any:
         model_config.num_decoder_layers,
         model_config.num_heads,
         alignment_layer=alignment_layer(model_config.num_decoder_layers),
-        alignment_heads=model_config.num_heads,
+        alignment_heads=model_config.alignment_heads or model_config.num_heads,
         **options,
     )
     return TransformerSpec(encoder, decoder)

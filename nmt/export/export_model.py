@@ -81,6 +81,8 @@ _COMMON_SUPPORT: Support = {
     "tied_output": None,
     "output_bias": None,
     "norm": None,
+    "alignment_heads": None,
+    "alignment_shift": None,
 }
 _CTRANSLATE2_SUPPORT: Support = _COMMON_SUPPORT | {
     "positions": [

@@ -144,12 +144,7 @@ def attend(
         float32.
     """
     # equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
-    logits = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
-    if encoding is not None and distances is not None:
-        logits = logits + encoding.bias(q, distances)
-    logits = logits.masked_fill(~mask, float("-inf"))
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    weights = torch.softmax(logits, dim=-1, dtype=dtype)  # (B, H, T, S)
+    weights = attention_weights(q, k, mask, encoding, distances)  # (B, H, T, S)
     value_weights = weights
     if dropout is not None:
         value_weights = dropout(weights)
@@ -158,6 +153,22 @@ def attend(
     if encoding is not None and distances is not None:
         heads = heads + encoding.value_bias(value_weights, distances)
     return heads, weights
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor,
+    encoding: PositionEncoding | None = None,
+    distances: Tensor | None = None,
+) -> Tensor:
+    """Return the weights (B, H, T, S), at least in float32, of `attend`, with its arguments."""
+    logits = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
+    if encoding is not None and distances is not None:
+        logits = logits + encoding.bias(q, distances)
+    logits = logits.masked_fill(~mask, float("-inf"))
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return torch.softmax(logits, dim=-1, dtype=dtype)
 
 
 def repeat_heads(x: Tensor, num_heads: int, dim: int = 1) -> Tensor:
@@ -530,6 +541,11 @@ def alignment_attention(model: Transformer) -> MultiHeadAttention:
     """Return the cross-attention of `alignment_layer`."""
     layer = cast(DecoderLayer, model.decoder_layers[alignment_layer(len(model.decoder_layers))])
     return layer.cross_attention
+
+
+def mean_alignment(weights: Tensor, config: ModelConfig) -> Tensor:
+    """Return the mean (B, T, S) of the weights (B, H, T, S) of the heads that align words."""
+    return weights[:, : config.alignment_heads].mean(dim=1)
 
 
 def count_parameters(model: nn.Module) -> int:

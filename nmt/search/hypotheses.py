@@ -54,6 +54,22 @@ class Hypothesis:
         )
 
 
+def shift_alignment(
+    positions: list[int], tokens: list[int], eos_id: int, num_src: int
+) -> list[int]:
+    """Return the source position of each of `tokens`, for models with `alignment_shift`.
+
+    Args:
+        positions: source position with the highest attention in the step that predicts each token.
+        tokens: the target ids.
+        eos_id: the id of EOS; no step reads it, so it is aligned with the EOS of the source.
+        num_src: number of source tokens without EOS.
+    """
+    if tokens[-1] == eos_id:
+        return [*positions[1:], num_src]
+    return [*positions[1:], positions[-1]]  # no step has read the last token
+
+
 def check_finite(hypotheses: list[Hypothesis]) -> None:
     """Raise a `ModelError` unless a sentence has hypotheses, all with finite log-probabilities."""
     if not hypotheses or not all(math.isfinite(h.log_prob) for h in hypotheses):

@@ -13,7 +13,7 @@ from torch import Tensor
 from nmt.data.batch import pad_source
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.fast.transfer import fetch, send
-from nmt.search.hypotheses import Beam, Hypothesis
+from nmt.search.hypotheses import Beam, Hypothesis, shift_alignment
 from nmt.search.request import Ids, SearchRequest
 from nmt.search.scoring import coverage_score
 from nmt.search.stepper import Stepper
@@ -93,13 +93,21 @@ class SearchState:
         numbered_hypotheses = []
         for row, sentence in enumerate(beam.sentences.tolist()):
             first = first_columns[row]
+            row_tokens = token_rows[row][first:]
+            eos_id = self.tokenizer.tgt.eos_id
+            row_alignment = None
+            if alignments is not None:
+                row_alignment = alignments[row]
+                if self._stepper.shifts_alignment:
+                    num_src = int(self._num_words[sentence])
+                    row_alignment = shift_alignment(row_alignment, row_tokens, eos_id, num_src)
             hypothesis = Hypothesis.from_tokens(
-                token_rows[row][first:],
+                row_tokens,
                 log_prob_rows[row][first:],
                 self.request.config,
-                eos_id=self.tokenizer.tgt.eos_id,
+                eos_id=eos_id,
                 coverage=coverages[row],
-                alignment=alignments[row] if alignments else None,
+                alignment=row_alignment,
             )
             numbered_hypotheses.append((sentence, hypothesis))
         return numbered_hypotheses

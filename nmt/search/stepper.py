@@ -17,12 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.config import Combine, choose
+from nmt.errors import ConfigError
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.decode import DecodingState
 from nmt.model.fast.packing import pack
 from nmt.model.fast.single import SingleState
 from nmt.model.fast.transfer import send
-from nmt.model.transformer import AttentionWeights, alignment_attention
+from nmt.model.transformer import AttentionWeights, alignment_attention, mean_alignment
 
 MAX_LOGITS = 1 << 24  # computed at a time when scoring; 64 MiB in float32
 STEP_ROWS = 128  # hypotheses whose logits a CPU computes at a time
@@ -39,6 +40,7 @@ class Stepper(Protocol):
     """A model that predicts one token at a time, and scores given targets."""
 
     device: torch.device
+    shifts_alignment: bool  # whether a token is aligned in the step that reads it
 
     def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> Any:
         """Encode source ids (B, S); `src_lengths` (B,) exclude the padding.
@@ -102,6 +104,7 @@ class ModelStepper:
         self.dtype = dtype
         self.device = model.embedding.weight.device
         self.alignment_attention = alignment_attention(model)
+        self.shifts_alignment = model.config.alignment_shift
 
     def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> ModelState:
         """See `Stepper.start`; `src_lengths` is on the CPU."""
@@ -180,11 +183,12 @@ class ModelStepper:
         return Scored(log_probs, self._mean_of_heads(weights))
 
     def _mean_of_heads(self, weights: Tensor) -> Tensor:
-        """Average weights (B, H, T, S) over heads to (B, T, S).
+        """Average weights (B, H, T, S) over the heads that align words to (B, T, S).
 
         Adds a column of zeros for the source EOS if the encoder does not read it.
         """
-        return F.pad(weights.mean(dim=1), (0, int(self.model.drops_eos)))
+        probs = mean_alignment(weights, self.model.config)
+        return F.pad(probs, (0, int(self.model.drops_eos)))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """Return a context manager for computing in `dtype`."""
@@ -206,9 +210,12 @@ class EnsembleStepper:
         self.members = list(members)
         self.combine = choose(Combine, "combine", combine)
         self.device = self.members[0].device
+        self.shifts_alignment = self.members[0].shifts_alignment
 
     def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> list[Any]:
         """See `Stepper.start`; returns the state of each member."""
+        if attention:
+            self._check_alignment()
         return [member.start(src, src_lengths, attention=attention) for member in self.members]
 
     def start_single(self, src: Tensor, src_lengths: Tensor) -> list[Any]:
@@ -237,6 +244,8 @@ class EnsembleStepper:
         self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
     ) -> Scored:
         """See `Stepper.score`."""
+        if attention:
+            self._check_alignment()
         scores = [
             member.score(src, src_lengths, tgt_in, tgt_out, attention=attention)
             for member in self.members
@@ -244,6 +253,14 @@ class EnsembleStepper:
         weights = [score.attention for score in scores if score.attention is not None]
         mean = torch.stack(weights).mean(dim=0) if weights else None  # (B, T, S)
         return Scored(self._mean([score.log_probs for score in scores]), mean)
+
+    def _check_alignment(self) -> None:
+        """Raise a `ConfigError` if the members align words in different steps."""
+        if len({member.shifts_alignment for member in self.members}) > 1:
+            raise ConfigError(
+                "the models align words in different steps (model.alignment_shift); leave out "
+                "alignment and coverage_penalty, or models"
+            )
 
     def _mean(self, log_probs: list[Tensor]) -> Tensor:
         """Combine the log-probabilities of the members, tensors of equal shapes."""

@@ -39,8 +39,8 @@ def adopt_model(config: TrainConfig) -> TrainConfig:
     folder, info = _find_info(config)
     model_changes: dict[str, Any] = {}
     for setting in fields(config.model):
-        if "dropout" in setting.name:
-            continue
+        if "dropout" in setting.name or setting.name.startswith("alignment"):
+            continue  # the weights do not depend on it
         value = getattr(config.model, setting.name)
         init_value = getattr(info.model, setting.name)
         if value not in (setting.default, init_value):

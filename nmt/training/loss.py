@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.layers import is_onednn_faster, linear, transposed_matmul
-from nmt.model.transformer import AttentionWeights, alignment_attention
+from nmt.model.transformer import AttentionWeights, alignment_attention, mean_alignment
 from nmt.training.batches import Batch
 from nmt.training.compiled import Compiler
 from nmt.training.costs import GPU_CHUNK_LOGITS
@@ -247,11 +247,11 @@ def alignment_loss(weights: Tensor, alignment: Tensor) -> Tensor:
     """Return the summed cross-entropy of word alignment (Chen et al., 2016), in nats and float32.
 
     Args:
-        weights: cross-attention (B, H, T, S); its mean over heads is the predicted distribution.
+        weights: predicted distributions over source positions (B, T, S).
         alignment: links (L, 3): sentence, target position and source position.
     """
     sentences, tgt_positions, src_positions = alignment.unbind(1)  # (L,) each
-    probs = weights.float().mean(dim=1)[sentences, tgt_positions, src_positions]  # (L,)
+    probs = weights[sentences, tgt_positions, src_positions].float()  # (L,)
     return -(probs + _ALIGNMENT_EPS).log().sum()
 
 
@@ -330,5 +330,8 @@ class Objective(nn.Module):
             weights = attention_out[alignment_attention(self.model)]  # (B, H, T, S)
             assert weights is not None
             assert batch.alignment is not None
-            loss = loss + self.alignment_weight * alignment_loss(weights, batch.alignment)
+            probs = mean_alignment(weights, self.model.config)  # (B, T, S)
+            if self.model.config.alignment_shift:
+                probs = probs[:, 1:]  # position t reads target token t - 1
+            loss = loss + self.alignment_weight * alignment_loss(probs, batch.alignment)
         return loss, nll

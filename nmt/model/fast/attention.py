@@ -16,6 +16,7 @@ from nmt.model.transformer import (
     AttentionWeights,
     MultiHeadAttention,
     attend,
+    attention_weights,
     repeat_heads,
 )
 
@@ -47,7 +48,14 @@ class FastAttention(MultiHeadAttention):
             dropout = self.dropout.p if self.training else 0.0
             heads = attend_packed(q, k, v, context, dropout)  # (N, H, d)
         if attention_out is not None and self in attention_out:  # kernels do not return weights
-            _, attention_out[self] = self.attend_padded(q, k, v, context)
+            encoding = self.position_encoding
+            attention_out[self] = attention_weights(
+                context.queries.pad(q).transpose(1, 2),  # (B, H, T, d)
+                context.keys.pad(k).transpose(1, 2),  # (B, H, S, d)
+                context.mask,
+                encoding,
+                context.distances if encoding.has_bias else None,
+            )
         return self.out_projection(heads.flatten(1))  # type: ignore[no-any-return]
 
     def attend_padded(

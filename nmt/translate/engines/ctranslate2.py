@@ -36,7 +36,7 @@ from nmt.runtime.distributed import find_device
 from nmt.runtime.metadata import read_json, to_dataclass
 from nmt.runtime.reading import check_regular
 from nmt.search.constraints import forbidden_ids, phrase_sequences
-from nmt.search.hypotheses import Hypothesis
+from nmt.search.hypotheses import Hypothesis, shift_alignment
 from nmt.search.request import Ids, SearchRequest
 from nmt.translate.engines.base import LoadedModel, find_model_directions
 from nmt.translate.engines.model_bin import check_model_bin
@@ -50,8 +50,15 @@ class CTranslate2Backend:
     """Searches and scores with a `ctranslate2.Translator`, which several threads may use."""
 
     def __init__(
-        self, engine: Any, tokenizer: Tokenizers, max_positions: int, max_tokens: int
+        self,
+        engine: Any,
+        tokenizer: Tokenizers,
+        max_positions: int,
+        max_tokens: int,
+        *,
+        shifts_alignment: bool = False,
     ) -> None:
+        """Search with `engine`; `shifts_alignment` is the model's `alignment_shift`."""
         self.max_tokens = max_tokens
         self.num_workers: int = engine.num_translators
         self._engine = engine
@@ -61,6 +68,7 @@ class CTranslate2Backend:
         self._tgt_pieces = tokenizer.tgt.all_pieces()
         self._tgt_ids = {piece: token for token, piece in enumerate(self._tgt_pieces)}
         self._max_positions = max_positions
+        self._shifts_alignment = shifts_alignment
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
         """See `check_search`."""
@@ -106,7 +114,10 @@ class CTranslate2Backend:
             **_strategy(config),
         )
         hypotheses = [self._to_hypotheses(result, config) for result in results]
-        if config.alignment and config.beam_size > 1 and not config.sampling:
+        if self._shifts_alignment and config.alignment:
+            for row_hypotheses, pieces in zip(hypotheses, source, strict=True):
+                self._shift_alignments(row_hypotheses, num_src=len(pieces))
+        elif config.alignment and config.beam_size > 1 and not config.sampling:
             self._correct_alignment(source, hypotheses)
         return hypotheses
 
@@ -160,6 +171,15 @@ class CTranslate2Backend:
             )
             hypotheses.append(hypothesis)
         return hypotheses
+
+    def _shift_alignments(self, hypotheses: list[Hypothesis], num_src: int) -> None:
+        """Apply `shift_alignment` to the hypotheses of a sentence of `num_src` tokens, in place."""
+        eos_id = self._tokenizer.tgt.eos_id
+        for hypothesis in hypotheses:
+            assert hypothesis.alignment is not None
+            hypothesis.alignment[:] = shift_alignment(
+                hypothesis.alignment, hypothesis.tokens, eos_id, num_src
+            )
 
     def _correct_alignment(
         self, source: list[list[str]], hypotheses: list[list[Hypothesis]]
@@ -324,7 +344,13 @@ def _load_export(folder: Path, placement: Placement, num_threads: int) -> Loaded
         max_tokens = 6144
         if "int8" in engine.compute_type:  # fastest while a batch fits the caches
             max_tokens = min(max_tokens, max(1536, 4 * info.model.d_model))
-    backend = CTranslate2Backend(engine, tokenizer, export.max_positions, max_tokens)
+    backend = CTranslate2Backend(
+        engine,
+        tokenizer,
+        export.max_positions,
+        max_tokens,
+        shifts_alignment=info.model.alignment_shift,
+    )
     return LoadedModel(backend, tokenizer, info.search, find_model_directions(info, tokenizer))
 
 

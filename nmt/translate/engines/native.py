@@ -26,7 +26,7 @@ from nmt.model.fast import freeze
 from nmt.model.fast.transfer import fetch
 from nmt.runtime.distributed import find_device, find_dtype, keep_freed_memory
 from nmt.search.beam import BeamSearch
-from nmt.search.hypotheses import Hypothesis
+from nmt.search.hypotheses import Hypothesis, shift_alignment
 from nmt.search.request import Ids, SearchRequest
 from nmt.search.scoring import coverage_score
 from nmt.search.search import search
@@ -101,6 +101,7 @@ class NativeBackend:
         hypotheses = []
         for i, target in enumerate(targets):
             length = len(target) + 1
+            tokens: list[int] = tgt_out[i, :length].tolist()
             coverage = 0.0
             alignment = None
             if attention is not None:
@@ -108,8 +109,10 @@ class NativeBackend:
                 num_words = src_lengths[i : i + 1] - 1  # (1,)
                 coverage = float(coverage_score(weights.sum(dim=0, keepdim=True), num_words))
                 alignment = weights.argmax(dim=1).tolist()
+                if self.stepper.shifts_alignment:
+                    alignment = shift_alignment(alignment, tokens, tokenizer.eos_id, int(num_words))
             hypothesis = Hypothesis.from_tokens(
-                tgt_out[i, :length].tolist(),
+                tokens,
                 log_probs[i, :length].tolist(),
                 config,
                 eos_id=tokenizer.eos_id,
