@@ -83,3 +83,14 @@ def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("toy")
     assert command("preprocess", write_corpus(folder)) == 0
     return folder / "data"
+
+
+@pytest.fixture(scope="session")
+def random_data(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """A data folder of 40 random pairs of 3 to 11 tokens."""
+    import numpy as np
+    from toy import write_data
+
+    folder = tmp_path_factory.mktemp("random")
+    write_data(folder, tokenizer, np.random.default_rng(0).integers(3, 12, (40, 2)).tolist())
+    return folder

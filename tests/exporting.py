@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import subprocess
@@ -11,10 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
 import torch
 import torch.nn.functional as F
-from tiny import WORDS, hidden_states, sentences, tiny_config, tiny_model, tokenizer_config
+from tiny import (
+    WORDS,
+    hidden_states,
+    tiny_config,
+    tiny_model,
+    tokenizer_config,
+    train_sentencepiece,
+)
 
 from nmt.checkpoint import ModelInfo, save_model
 from nmt.config import ExportConfig, ExportFormat, PreprocessConfig, Quantization, SearchConfig
@@ -138,14 +143,6 @@ def foreign_models(folder: Path, **names: str) -> PreprocessConfig:
         "tgt": {"vocab_size": 330, "byte_fallback": True, **t5_ids, **names},
     }
     for side, options in sides.items():
-        model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences(200)),
-            model_writer=model,
-            model_type="bpe",
-            minloglevel=2,
-            **options,
-        )
-        (folder / f"{side}.model").write_bytes(model.getvalue())
+        (folder / f"{side}.model").write_bytes(train_sentencepiece(**options))
     files = {"model": str(folder / "src.model"), "tgt_model": str(folder / "tgt.model")}
     return PreprocessConfig(tokenizer=tokenizer_config(separate=True, **files))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import random
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
 import torch
-from tiny import WORDS
+from tiny import WORDS, train_sentencepiece
 
 from nmt.config import ImportConfig
 from nmt.importing.import_model import import_model
@@ -17,15 +16,11 @@ from nmt.importing.import_model import import_model
 
 def train_spm(path: Path, seed: int, size: int, **options: Any) -> list[str]:
     """Write a SentencePiece model of a sample of sentences, and return its pieces."""
-    model = io.BytesIO()
     draw = random.Random(seed)
     lines = [" ".join(draw.choices(WORDS, k=5)) for _ in range(100)]
     options = {"model_type": "unigram", "hard_vocab_limit": False, "vocab_size": size} | options
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, minloglevel=2, num_threads=1, **options
-    )
-    path.write_bytes(model.getvalue())
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    path.write_bytes(train_sentencepiece(lines, num_threads=1, **options))
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     return processor.id_to_piece(list(range(processor.vocab_size())))  # type: ignore[no-any-return]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from exporting import random_model
 from tiny import sentences, tokenizer_config
-from toy import assert_resumes_exactly, make_run, read_pairs, write_data
+from toy import assert_resumes_exactly, make_run, read_pairs
 
 from nmt.cli.commands import COMMANDS
 from nmt.cli.main import main
@@ -178,19 +178,10 @@ def test_words_to_copy_survive_the_normalization_of_text(byte_tokenizer: Tokeniz
 # --- in a run
 
 
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory: pytest.TempPathFactory, byte_tokenizer: Tokenizer) -> Path:
-    """A data folder of random pairs."""
-    folder = tmp_path_factory.mktemp("augment")
-    lengths = np.random.default_rng(0).integers(3, 12, (40, 2)).tolist()
-    write_data(folder, byte_tokenizer, lengths)
-    return folder
-
-
-def test_batches_depend_on_seed_and_update_and_stage(data_dir: Path, tmp_path: Path) -> None:
+def test_batches_depend_on_seed_and_update_and_stage(random_data: Path, tmp_path: Path) -> None:
     def read(config: AugmentConfig, num_updates: int, epoch: int = 3, seed: int = 1) -> Any:
         stages = {"clean": StageConfig(start=5, augment={"typos": 0.0})}
-        run = make_run(data_dir, tmp_path, augment=config, seed=seed, stages=stages)
+        run = make_run(random_data, tmp_path, augment=config, seed=seed, stages=stages)
         augmenter = run.augmenter_at(num_updates)
         return read_pairs(run.learner, [range(40)], epoch, augmenter)
 
@@ -203,10 +194,10 @@ def test_batches_depend_on_seed_and_update_and_stage(data_dir: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_runs_with_augmentation_resume_exactly(data_dir: Path, tmp_path: Path) -> None:
+def test_runs_with_augmentation_resume_exactly(random_data: Path, tmp_path: Path) -> None:
     settings = ["augment=default", "augment.typos=0.5", "stages.late.start=6"]
     settings.append("stages.late.augment.upper=0.5")
-    assert_resumes_exactly(data_dir, tmp_path, "valid_bleu=false", settings, ends=(4, 8))
+    assert_resumes_exactly(random_data, tmp_path, "valid_bleu=false", settings, ends=(4, 8))
 
 
 def test_invalid_settings_are_refused() -> None:

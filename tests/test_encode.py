@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import random
 
 import numpy as np
 import pytest
-import sentencepiece
-from tiny import sentences, tokenizer_config
+from tiny import sentences, tokenizer_config, train_sentencepiece
 
 from nmt.config import TokenizerType
 from nmt.data.tokenizer import Tokenizer
@@ -103,18 +101,8 @@ def test_models_that_cannot_encode_words_one_by_one_encode_lines() -> None:
     config = tokenizer_config(type=TokenizerType.unigram, vocab_size=285)
     tokenizers = [train_tokenizer(sentences(200), config)]
     for option in ({"split_by_whitespace": False}, {"remove_extra_whitespaces": False}):
-        model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences(200)),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=330,
-            byte_fallback=True,
-            pad_id=3,
-            minloglevel=2,
-            **option,
-        )
-        tokenizers.append(Tokenizer(model.getvalue()))
+        model = train_sentencepiece(vocab_size=330, byte_fallback=True, pad_id=3, **option)
+        tokenizers.append(Tokenizer(model))
     for tokenizer in tokenizers:
         assert not cuts_at_spaces(tokenizer)
         assert_same(LineEncoder(tokenizer), tokenizer, hostile_lines(50, 0))

@@ -6,7 +6,6 @@ that a reader once failed on are in tests/fuzz; their names begin with the name 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,8 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import HealthCheck, given, settings
+from fuzzing import example_settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_foreign_files import write_run
 from test_foreign_weights import make_zip
@@ -36,14 +36,6 @@ from nmt.training.checkpoints import load_checkpoint
 from nmt.translate.results import LineResult, Translation
 
 CORPUS = Path(__file__).parent / "fuzz"
-NUM_EXAMPLES = int(os.environ.get("NMT_FUZZ_EXAMPLES", "0"))
-fuzz_settings = settings(
-    max_examples=NUM_EXAMPLES or 60,
-    derandomize=NUM_EXAMPLES == 0,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
 HTML = [
     "<p>",
     "</p>",
@@ -55,8 +47,6 @@ HTML = [
     "<script>",
     "</script>",
     "<",
-]
-HTML += [
     "&amp;",
     "&#0;",
     "&#x110000;",
@@ -82,8 +72,19 @@ SUBTITLES = [
     "\u2028",
 ]
 TABLE = ["\t", ",", ";", '"', '""', "\n", "\r", "a", "=1+1", "\0", "\u2028", " "]
-METADATA = ["{", "}", "[", "]", ":", ",", '"update"', '"files"', '"model"', '"d_model"', "1", "-1"]
-METADATA += [
+METADATA = [
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    ",",
+    '"update"',
+    '"files"',
+    '"model"',
+    '"d_model"',
+    "1",
+    "-1",
     "1e999",
     "NaN",
     "null",
@@ -218,7 +219,7 @@ def test_generated_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
     text = st.lists(st.sampled_from(pieces) | st.text(max_size=3), max_size=40).map("".join)
     contents = text.map(lambda text: text.encode("utf-8", "replace")) | st.binary(max_size=40)
 
-    @fuzz_settings
+    @example_settings(60)
     @given(content=contents)
     def run(content: bytes) -> None:
         check(name, content, tmp_path)
@@ -235,7 +236,7 @@ def test_changed_binary_files_are_read_or_refused(name: str, tmp_path: Path) -> 
     values = st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255)
     changes = st.lists(st.tuples(positions, values), min_size=1, max_size=8)
 
-    @fuzz_settings
+    @example_settings(60)
     @given(changes=changes, end=st.just(len(seed)) | positions)
     def run(changes: list[tuple[int, int]], end: int) -> None:
         content = bytearray(seed)

@@ -7,19 +7,18 @@ run; `make torture` does so.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import socket
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fuzzing import example_settings
+from hypothesis import given
 from hypothesis import strategies as st
 from serving import Running, copying, running
 
 from nmt.data.tokenizer import Tokenizer
 
-NUM_EXAMPLES = int(os.environ.get("NMT_FUZZ_EXAMPLES", "0"))
 METHODS = ["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "TRACE", "get", "X-Y", ""]
 PATHS = [
     "/",
@@ -30,9 +29,11 @@ PATHS = [
     "/languages",
     "/frontend/settings",
     "/detect",
-]
-PATHS += ["/translate", "/suggest", "/translate_file", "/download_file/a/b", "/static/page.js"]
-PATHS += [
+    "/translate",
+    "/suggest",
+    "/translate_file",
+    "/download_file/a/b",
+    "/static/page.js",
     "/v1/translate",
     "/v1/attention",
     "/v1/models",
@@ -54,16 +55,19 @@ PATH_PIECES = [
     "#",
     "\xff",
 ]
-HEADERS = ["Expect: 100-continue", "Transfer-Encoding: chunked", "Content-Encoding: gzip"]
-HEADERS += ["Authorization: Bearer \xff", "X-Request-ID: a b", "Range: bytes=0-", "Upgrade: h2c"]
-HEADERS += [
+HEADERS = [
+    "Expect: 100-continue",
+    "Transfer-Encoding: chunked",
+    "Content-Encoding: gzip",
+    "Authorization: Bearer \xff",
+    "X-Request-ID: a b",
+    "Range: bytes=0-",
+    "Upgrade: h2c",
     "Connection: Upgrade, HTTP2-Settings",
     "Content-Length: 5",
     "Content-Length: -1",
     ":",
     "a",
-]
-HEADERS += [
     "Content-Length: 99999999999999999999",
     "X-Forwarded-For: ::1, x",
     "Accept: \0",
@@ -75,8 +79,6 @@ CONTENT_TYPES = [
     "text/plain",
     "a+json",
     "",
-]
-CONTENT_TYPES += [
     "multipart/form-data; boundary=b",
     "multipart/form-data",
     "text/plain; charset=no",
@@ -94,8 +96,6 @@ JSON_PIECES = [
     '"target"',
     '"xx"',
     '"yy"',
-]
-JSON_PIECES += [
     '"search"',
     '"n_best"',
     '"stream"',
@@ -105,13 +105,9 @@ JSON_PIECES += [
     "null",
     "NaN",
     "1e999",
-]
-JSON_PIECES += [
     '{"q":"a","source":"xx","target":"yy"',
     '{"text":"a","source":"xx","target":"yy"',
     "-1",
-]
-JSON_PIECES += [
     '"\\ud800"',
     '"<b>a</i>"',
     "\ufeff",
@@ -216,13 +212,7 @@ def test_no_request_makes_the_server_fail(
 ) -> None:
     statuses = set()
 
-    @settings(
-        max_examples=NUM_EXAMPLES or 300,
-        derandomize=NUM_EXAMPLES == 0,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @example_settings(300)
     @given(request=requests())
     def run(request: bytes) -> None:
         caplog.clear()

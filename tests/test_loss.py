@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -81,45 +82,47 @@ def test_smoothing_leaves_out_the_ids_that_round_up_the_vocabulary() -> None:
         torch.testing.assert_close(weight.grad.double(), exact[1].grad, atol=1e-5, rtol=1e-5)
 
 
-def test_r_drop_equals_its_definition_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def r_drop_by_definition(
+    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, alpha: float
+) -> tuple[Tensor, Tensor]:
+    """Liang et al. (2021): the mean over two passes, and both directions of the KL divergence."""
+    loss_sum, nll_sum = by_definition(hidden, weight, targets.repeat_interleave(2), smoothing)
+    first = (hidden[0::2] @ weight.T).log_softmax(-1)
+    second = (hidden[1::2] @ weight.T).log_softmax(-1)
+    divergence = ((first.exp() - second.exp()) * (first - second)).sum()
+    return loss_sum / 2 + alpha / 4 * divergence, nll_sum / 2
+
+
+def simcut_by_definition(
+    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, alpha: float
+) -> tuple[Tensor, Tensor]:
+    """Gao et al. (2022): the loss of whole inputs, and the KL divergence of cut inputs."""
+    loss_sum, nll_sum = by_definition(hidden[0::2], weight, targets, smoothing)
+    whole = (hidden[0::2] @ weight.T).log_softmax(-1)
+    cut = (hidden[1::2] @ weight.T).log_softmax(-1)
+    divergence = nn.functional.kl_div(cut, whole, reduction="sum", log_target=True)
+    return loss_sum + alpha * divergence, nll_sum
+
+
+@pytest.mark.parametrize(
+    ("make_loss", "definition"),
+    [(loss.r_drop_loss, r_drop_by_definition), (loss.simcut_loss, simcut_by_definition)],
+)
+def test_losses_of_two_passes_equal_their_definition_whatever_the_chunks(
+    monkeypatch: pytest.MonkeyPatch, make_loss: Any, definition: Any
+) -> None:
     for smoothing, alpha, chunk in itertools.product((0.0, 0.1), (0.5, 5.0), (512, 4, 2)):
         monkeypatch.setattr(loss, "CPU_CHUNK_ROWS", chunk)
         hidden, weight, targets = example()
-        repeated = targets[:6].repeat_interleave(2)
         exact = exact_copies(hidden, weight)
-        options = {"smoothing": smoothing, "softmax_loss": loss.r_drop_loss(alpha)}
-        sums = smoothed_cross_entropy(hidden, weight, repeated, **options)
-        expected, nll = by_definition(exact[0], exact[1], repeated, smoothing)
-        first = (exact[0][0::2] @ exact[1].T).log_softmax(-1)
-        second = (exact[0][1::2] @ exact[1].T).log_softmax(-1)
-        # both directions of the Kullback-Leibler divergence
-        kl = ((first.exp() - second.exp()) * (first - second)).sum()
-        expected = expected / 2 + alpha / 4 * kl
-        torch.testing.assert_close(sums[0].double(), expected, atol=1e-5, rtol=1e-6)
-        torch.testing.assert_close(sums[1].double(), nll / 2, atol=1e-5, rtol=1e-6)
-        sums[0].backward()
-        expected.backward()
-        for ours, theirs in zip((hidden, weight), exact, strict=True):
-            torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=2e-5, rtol=1e-5)
-
-
-def test_simcut_equals_its_definition_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for smoothing, alpha, chunk in itertools.product((0.0, 0.1), (0.5, 3.0), (512, 4, 2)):
-        monkeypatch.setattr(loss, "CPU_CHUNK_ROWS", chunk)
-        hidden, weight, targets = example()
+        options = {"smoothing": smoothing, "softmax_loss": make_loss(alpha)}
         repeated = targets[:6].repeat_interleave(2)
-        exact = exact_copies(hidden, weight)
-        options = {"smoothing": smoothing, "softmax_loss": loss.simcut_loss(alpha)}
         sums = smoothed_cross_entropy(hidden, weight, repeated, **options)
-        expected, nll = by_definition(exact[0][0::2], exact[1], targets[:6], smoothing)
-        whole = (exact[0][0::2] @ exact[1].T).log_softmax(-1)
-        cut = (exact[0][1::2] @ exact[1].T).log_softmax(-1)
-        kl = nn.functional.kl_div(cut, whole, reduction="sum", log_target=True)
-        expected = expected + alpha * kl
-        torch.testing.assert_close(sums[0].double(), expected, atol=1e-5, rtol=1e-6)
-        torch.testing.assert_close(sums[1].double(), nll, atol=1e-5, rtol=1e-6)
+        expected = definition(exact[0], exact[1], targets[:6], smoothing, alpha)
+        torch.testing.assert_close(sums[0].double(), expected[0], atol=1e-5, rtol=1e-6)
+        torch.testing.assert_close(sums[1].double(), expected[1], atol=1e-5, rtol=1e-6)
         sums[0].backward()
-        expected.backward()
+        expected[0].backward()
         for ours, theirs in zip((hidden, weight), exact, strict=True):
             torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=2e-5, rtol=1e-5)
 

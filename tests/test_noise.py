@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny import sentences, tokenizer_config
-from toy import assert_resumes_exactly, make_run, read_pairs, read_records, train, write_data
+from toy import assert_resumes_exactly, make_run, read_pairs, read_records, train
 
 from nmt.config import NoiseConfig, TrainConfig
 from nmt.data.batching import UpdatePlan
@@ -122,27 +122,18 @@ def test_lines_of_a_document_stay_apart() -> None:
 NOISE = {"drop": 0.2, "mask": 0.1, "swap": 2, "word_dropout": 0.2}
 
 
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
-    """A data folder of random pairs."""
-    folder = tmp_path_factory.mktemp("noise")
-    lengths = np.random.default_rng(0).integers(3, 12, (40, 2)).tolist()
-    write_data(folder, tokenizer, lengths)
-    return folder
-
-
 def test_a_batch_reads_noise_by_seed_update_and_row_and_learns_the_clean_target(
-    data_dir: Path, tmp_path: Path
+    random_data: Path, tmp_path: Path
 ) -> None:
     def read(batches: list[Any], epoch: int, seed: int = 1) -> list[list[list[int]]]:
-        learner = make_run(data_dir, tmp_path, noise=NoiseConfig(**NOISE), seed=seed).learner
+        learner = make_run(random_data, tmp_path, noise=NoiseConfig(**NOISE), seed=seed).learner
         return read_pairs(learner, batches, epoch)
 
     pairs = read([range(40)], 3)
     assert read([range(13), range(13, 40)], 3) == pairs
     assert read([range(40)], 4) != pairs
     assert read([range(40)], 3, seed=2) != pairs
-    run = make_run(data_dir, tmp_path)
+    run = make_run(random_data, tmp_path)
     tokenizer = run.tokenizers.src
     add_noise = TokenNoise(NoiseConfig(**NOISE), 1, tokenizer, [])
     for row, (src, tgt_in, tgt_out) in enumerate(pairs):
@@ -153,8 +144,10 @@ def test_a_batch_reads_noise_by_seed_update_and_row_and_learns_the_clean_target(
         assert tgt_out == [*clean_tgt, tokenizer.eos_id]
 
 
-def test_an_update_counts_the_source_tokens_that_there_are(data_dir: Path, tmp_path: Path) -> None:
-    learner = make_run(data_dir, tmp_path, noise=NoiseConfig(drop=0.3)).learner
+def test_an_update_counts_the_source_tokens_that_there_are(
+    random_data: Path, tmp_path: Path
+) -> None:
+    learner = make_run(random_data, tmp_path, noise=NoiseConfig(drop=0.3)).learner
     planned = learner.batch_maker.lengths[:40].sum(0)
     num_src_planned, num_tgt = planned.tolist()
     update = UpdatePlan([np.arange(25), np.arange(25, 40)], num_tgt, num_src_planned)
@@ -169,14 +162,14 @@ def test_an_update_counts_the_source_tokens_that_there_are(data_dir: Path, tmp_p
 
 @pytest.mark.slow
 def test_runs_with_noise_resume_exactly_and_validate_without_it(
-    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    random_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     noise = [f"noise.{key}={value}" for key, value in NOISE.items()]
-    run_dir = assert_resumes_exactly(data_dir, tmp_path, "valid_bleu=false", noise, ends=(4, 8))
-    assert train(data_dir, run_dir, "valid_bleu=false", "noise.drop=0", "max_updates=9") == 2
+    run_dir = assert_resumes_exactly(random_data, tmp_path, "valid_bleu=false", noise, ends=(4, 8))
+    assert train(random_data, run_dir, "valid_bleu=false", "noise.drop=0", "max_updates=9") == 2
     assert "noise.drop was 0.2, is 0.0" in capsys.readouterr().err
-    noisy = make_run(data_dir, tmp_path, noise=NoiseConfig(**NOISE))
-    clean = make_run(data_dir, tmp_path)
+    noisy = make_run(random_data, tmp_path, noise=NoiseConfig(**NOISE))
+    clean = make_run(random_data, tmp_path)
     clean.learner.model.load_state_dict(noisy.learner.model.state_dict())
     loss = noisy.validation.compute_loss(noisy.learner.model)
     assert loss == clean.validation.compute_loss(clean.learner.model)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from fuzzing import example_settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from jsonschema import Draft4Validator
 from openapi_spec_validator import validate
@@ -29,18 +29,10 @@ BODIES = [(path, JSON) for path in POST_ROUTES]
 FORM_ROUTES = ["/translate", "/detect", "/suggest"]
 BODIES += [(path, media_type) for path in FORM_ROUTES for media_type in (FORM, MULTIPART)]
 BOUNDARY = "boundary17"
-NUM_EXAMPLES = int(os.environ.get("NMT_FUZZ_EXAMPLES", "0"))
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(), values, max_size=3),
     max_leaves=5,
-)
-generated = settings(
-    max_examples=NUM_EXAMPLES or 12,
-    derandomize=NUM_EXAMPLES == 0,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -191,7 +183,7 @@ def test_requests_of_the_schema_are_answered(
 ) -> None:
     schema = request_schema(spec, path, media_type)
 
-    @generated
+    @example_settings(12)
     @given(params=values_of(schema))
     def run(params: dict[str, Any]) -> None:
         answer = send(server, path, media_type, params)
@@ -209,7 +201,7 @@ def test_requests_outside_of_the_schema_are_refused(
     schema = request_schema(spec, path, JSON)
     validator = Draft4Validator(schema)
 
-    @generated
+    @example_settings(12)
     @given(data=st.data(), params=values_of(schema), name=st.sampled_from([*schema["properties"]]))
     def run(data: st.DataObject, params: dict[str, Any], name: str) -> None:
         if name in schema["required"] and data.draw(st.booleans()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ranks import child
-from sentencepiece import SentencePieceTrainer
 from test_gradients import exact_gradient, gradient_norm
-from tiny import sentences, tokenizer_config
+from tiny import sentences, tokenizer_config, train_sentencepiece
 from toy import assert_resumes_exactly, command, make_run, read_pairs, write_corpus
 
 from nmt.config import TokenizerType
@@ -160,14 +158,6 @@ def test_runs_resume_exactly_and_a_tokenizer_of_characters_is_refused(
     same = ["subword_sampling=0.1", "valid_bleu=false", "optimizer.name=adafactor"]
     same += ["optimizer.schedule=inverse_sqrt", "optimizer.peak_learning_rate=0.28", "r_drop=1"]
     assert_resumes_exactly(data_dir, tmp_path, same, ends=(4, 8))
-    model = io.BytesIO()
-    SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences(200)),
-        model_writer=model,
-        model_type="char",
-        vocab_size=30,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
+    model = train_sentencepiece(model_type="char", vocab_size=30, hard_vocab_limit=False)
     with pytest.raises(ConfigError, match="subword_sampling=0.1: needs a bpe or unigram tokenizer"):
-        WordSegmenter(Tokenizer(model.getvalue()), 0.1)
+        WordSegmenter(Tokenizer(model), 0.1)

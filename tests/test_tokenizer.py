@@ -4,7 +4,6 @@ character survives, ids stay, and errors say what to change.
 
 from __future__ import annotations
 
-import io
 import itertools
 import logging
 import os
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from tiny import sentences, tokenizer_config
+from tiny import sentences, tokenizer_config, train_sentencepiece
 
 from nmt.config import CorpusConfig, DataConfig, PreprocessConfig, TokenizerConfig, TokenizerType
 from nmt.data.languages import LanguagePair, find_directions
@@ -305,15 +304,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def foreign(**options: Any) -> bytes:
-    """Train a model as SentencePiece does by default."""
-    model = io.BytesIO()
-    settings = {"model_type": "bpe", "vocab_size": 70, "minloglevel": 2, **options}
-    if settings.get("byte_fallback"):
-        settings["vocab_size"] += 256
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences(200)), model_writer=model, **settings
-    )
-    return model.getvalue()
+    """Train a model of 70 pieces, and those of bytes, as SentencePiece does by default."""
+    num_bytes = 256 if options.get("byte_fallback") else 0
+    return train_sentencepiece(**{"vocab_size": 70 + num_bytes, **options})
 
 
 def adopt(folder: Path, model: bytes, symbols: Sequence[str] = ()) -> Tokenizer:

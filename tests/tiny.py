@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import sentencepiece
 import torch
 from torch import Tensor, nn
 
@@ -165,6 +167,20 @@ def sentences(count: int, seed: int = 0) -> list[str]:
 def tokenizer_config(**changes: Any) -> TokenizerConfig:
     """Return the settings of a tokenizer that a few sentences are enough for."""
     return TokenizerConfig(**{"vocab_size": 330, **changes})
+
+
+def train_sentencepiece(lines: Iterable[str] | None = None, **options: Any) -> bytes:
+    """Train a model of SentencePiece on `lines`, by default on some sentences, as other toolkits
+    do; return its file.
+    """
+    model = io.BytesIO()
+    settings = {"model_type": "bpe", "minloglevel": 2, **options}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences(200) if lines is None else lines),
+        model_writer=model,
+        **settings,
+    )
+    return model.getvalue()
 
 
 def decode_by_steps(
