@@ -168,9 +168,16 @@ sys.exit(translate())
 """
 
 
-def test_an_interrupted_import_ends_a_command_with_one_line() -> None:
-    modules = ["logging", "nmt.errors", "nmt.cli.commands", "nmt.config", "hydra", "omegaconf"]
-    for module in [*modules, "nmt.cli.translate", "torch", "numpy", "sentencepiece"]:
+EARLY_MODULES = ["logging", "nmt.errors", "nmt.cli.commands", "nmt.config", "hydra"]
+LATE_MODULES = ["omegaconf", "nmt.cli.translate", "torch", "numpy", "sentencepiece"]
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [["nmt.errors", "hydra"], pytest.param(EARLY_MODULES + LATE_MODULES, marks=pytest.mark.slow)],
+)
+def test_an_interrupted_import_ends_a_command_with_one_line(modules: list[str]) -> None:
+    for module in modules:
         script = [sys.executable, "-c", INTERRUPT_AN_IMPORT, module]
         done = subprocess.run(
             script, capture_output=True, check=False, text=True, stdin=subprocess.DEVNULL
@@ -186,8 +193,15 @@ def test_few_modules_are_imported_before_interrupts_are_handled() -> None:
     assert set(imported) <= {"__future__", "nmt", "nmt.cli", "nmt.cli.interrupts"}
 
 
-def test_a_full_disk_for_all_output_is_no_success() -> None:
-    for options in (["--help"], ["--cfg", "job"], ["input=/dev/null", "model_dir=nowhere"]):
-        with Path("/dev/full").open("w") as full:
-            script = [str(SCRIPTS / "nmt-translate"), *options]
-            assert subprocess.run(script, check=False, stdout=full, stderr=full).returncode == 2
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--help",
+        pytest.param("--cfg job", marks=pytest.mark.slow),
+        pytest.param("input=/dev/null model_dir=nowhere", marks=pytest.mark.slow),
+    ],
+)
+def test_a_full_disk_for_all_output_is_no_success(words: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        script = [str(SCRIPTS / "nmt-translate"), *words.split()]
+        assert subprocess.run(script, check=False, stdout=full, stderr=full).returncode == 2

@@ -129,10 +129,9 @@ def test_a_run_goes_on_with_the_settings_that_it_has_recorded(
 
 
 def test_a_quiet_command_logs_nothing_but_warnings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ["preprocess", "data=copy", "num_threads=1"]
+    words = ["preprocess", *write_corpus(tmp_path, 60), "num_threads=1"]
     for quiet_word in ("-q", "--quiet", "quiet=true"):
         assert command(*words, "overwrite=true", quiet_word) == 0
         output = capfd.readouterr()
@@ -143,7 +142,7 @@ def test_a_quiet_command_logs_nothing_but_warnings(
     logger = logging.getLogger("nmt")
     for word, level in (("-v", logging.DEBUG), ("overwrite=true", logging.INFO)):
         assert command(*words, word) == 0
-        assert "wrote data/prepared; next: " in capfd.readouterr().err
+        assert f"wrote {tmp_path}/data; next: " in capfd.readouterr().err
         assert logger.level == level
         log_to_stderr()  # as a process does that the command has started
         assert logger.level == level

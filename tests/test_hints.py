@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 from serving import loaded, running, tiny_folder
 from test_first_hour import HINT, follow
@@ -151,6 +150,8 @@ def test_each_proposed_name_works_in_place_of_the_misspelled_one(
     tokenizer: Tokenizer,
     proposing: set[Place],
 ) -> None:
+    import datasets  # takes a second
+
     write_m2m100(workspace / "m2m", 0, M2M100["m2m"])
     records = [{"translation": {"en": f"red {i}", "de": f"rot {i}"}} for i in range(40)]
     splits = {"train": datasets.Dataset.from_list(records)}

@@ -36,6 +36,14 @@ def write_run(folder: Path, loss: float, bleu: float = 1.0, settings: str = "see
     return folder
 
 
+@pytest.fixture
+def two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs s/a=1,seed=1 and s/a=1,seed=2 in the current folder; the first is better."""
+    monkeypatch.chdir(tmp_path)
+    for seed in (1, 2):
+        write_run(Path(f"s/a=1,seed={seed}"), 1.0 * seed, settings=f"seed: {seed}\n")
+
+
 def test_a_folder_of_runs_and_a_pattern_stand_for_their_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,48 +86,40 @@ def test_the_table_has_the_settings_that_differ_and_the_best_run_first(tmp_path:
 
 def test_long_names_do_not_squeeze_the_charts_of_runs(tmp_path: Path) -> None:
     style = Style(Theme.light)
-    for num_runs in (1, 2, 8):
-        for name in ("x", "model.num_encoder_layers=6," * 7):
-            folder = tmp_path / f"{num_runs}{name[:1]}"
-            names = [str(write_run(folder / f"{name}{i}", 1.0 + i)) for i in range(num_runs)]
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                figure = runs.draw_run(VisualizeConfig(run_dir=names), style)
-                figure.draw_without_rendering()
-            for axes in figure.axes:
-                width, height = axes.get_window_extent().size / figure.dpi
-                assert width > 3, (num_runs, name)  # inches, of 12
-                assert height > 2, (num_runs, name)
-            curves = set()
-            for line in figure.axes[0].get_lines():
-                curves.add((line.get_color(), line.get_linestyle(), line.get_marker()))
-            assert len(curves) == 2 * num_runs  # all can be told apart
+    long_name = "model.num_encoder_layers=6," * 7
+    for num_runs, name in ((1, "x"), (1, long_name), (8, long_name)):
+        folder = tmp_path / f"{num_runs}{name[:1]}"
+        names = [str(write_run(folder / f"{name}{i}", 1.0 + i)) for i in range(num_runs)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            figure = runs.draw_run(VisualizeConfig(run_dir=names), style)
+            figure.draw_without_rendering()
+        for axes in figure.axes:
+            width, height = axes.get_window_extent().size / figure.dpi
+            assert width > 3, (num_runs, name)  # inches, of 12
+            assert height > 2, (num_runs, name)
+        curves = set()
+        for line in figure.axes[0].get_lines():
+            curves.add((line.get_color(), line.get_linestyle(), line.get_marker()))
+        assert len(curves) == 2 * num_runs  # all can be told apart
 
 
-def test_what_run_prints_the_table_of_several_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for seed in (1, 2):
-        write_run(tmp_path / "s" / f"a=1,seed={seed}", 1.0 * seed, settings=f"seed: {seed}\n")
-    for run_dir in ("s", "s/*", "[s/a=1,seed=1,s/a=1,seed=2]"):
-        assert command("visualize", "what=run", f"run_dir={run_dir}", "output=x.svg") == EXIT_DONE
-        table = capsys.readouterr().out.splitlines()
-        assert [line.split()[0] for line in table] == ["seed", "1", "2"], run_dir
+@pytest.mark.usefixtures("two_runs")
+def test_what_run_prints_the_table_of_several_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = "run_dir=[s/a=1,seed=1,s/a=1,seed=2]"
+    assert command("visualize", "what=run", run_dir, "output=x.svg") == EXIT_DONE
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in table] == ["seed", "1", "2"]
 
 
-def test_evaluate_compares_runs_and_systems(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for seed in (1, 2):
-        write_run(tmp_path / "s" / f"seed={seed}", 1.0 * seed, settings=f"seed: {seed}\n")
+@pytest.mark.usefixtures("two_runs")
+def test_evaluate_compares_runs_and_systems(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("evaluate", "run_dir=s") == EXIT_DONE
     assert capsys.readouterr().out.splitlines()[0].split()[0] == "seed"
     assert command("evaluate", "model_dir=s/*", "format=json") == EXIT_DONE
     compared = json.loads(capsys.readouterr().out)
     assert [run["valid_loss"] for run in compared] == [1.0, 2.0]
-    assert command("evaluate", "model_dir=s/seed=1") == EXIT_USER
+    assert command("evaluate", "model_dir=s/a=1,seed=1") == EXIT_USER
     assert "needs src=FILE or data_dir=FOLDER" in capsys.readouterr().err
     references = [f"the {word} tree is here today" for word in ["red", "green", "big", "old"]]
     systems = {"ref": references, "a": references[:3] + ["the"], "b": ["a tree"] * 4}

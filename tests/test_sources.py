@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -352,6 +351,8 @@ def test_the_layouts_of_the_hub_give_the_pairs_of_a_split(tmp_path: Path, wmt14:
 
 
 def test_single_files_and_folders_of_save_to_disk_give_their_pairs(tmp_path: Path) -> None:
+    import datasets  # takes a second
+
     for kind, nested in itertools.product(("parquet", "stream", "file"), (True, False)):
         path = tmp_path / ("a.parquet" if kind == "parquet" else "a.arrow")
         write_dataset(path, pairs_of("train"), kind, nested=nested)
