@@ -247,14 +247,14 @@ def test_a_mistyped_key_names_the_nearest() -> None:
         ("train", "model=../model/base", "base"),
         ("preprocess", "+data.corpora.news.wieght=2", "mean data.corpora.news.weight "),
         ("preprocess", "data.corpus.news.tsv=a", "mean data.corpora.news.tsv "),
-        ("preprocess", "data.corpora={news:{scr:a,tgt:b}}", "mean data.corpora.news.src "),
+        ("preprocess", "data.corpora={news:{srcc:a,tgt:b}}", "mean data.corpora.news.src"),
         ("preprocess", "data.corpora.a.b.tsv=x", "data.corpora.a.tsv"),
         ("train", "mixx.news=2", "mean mix.news?"),
         ("train", "mix.news.weight=2", "mean mix.news?"),
     ]:
         assert_refused(name, argument, expected)
     for changes, expected in [
-        ({"corpora": {"news": {"scr": "a"}}}, r"mean data\.corpora\.news\.src "),
+        ({"corpora": {"news": {"srcc": "a"}}}, r"mean data\.corpora\.news\.src"),
         ({"corpora": {"news": {"src": {"file": "a"}}}}, r"data\.corpora\.news\.src"),
         ({"corpra": {}}, r"mean data\.corpora"),
     ]:

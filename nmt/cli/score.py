@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -17,6 +18,7 @@ from nmt.data.text import compress, pair_lines, read_input
 from nmt.runtime.distributed import set_num_threads
 from nmt.runtime.files import replace_file
 from nmt.search.hypotheses import Hypothesis
+from nmt.translate.reverse_model import ReverseModel
 from nmt.translate.translator import Translator
 
 
@@ -58,20 +60,54 @@ def _score_pairs(
     search = translator.search_config(**config.search_changes())
     translator.backend.check(search, scoring=True)  # raises for settings that the backend lacks
     tags = translator.choose_tags(**config.direction)
+    reverse_model = None
+    if config.reverse_model is not None:
+        languages = translator.find_languages(tags)
+        reverse_model = ReverseModel(config.reverse_model, languages, config.device)
     first_line = 0
     while window := list(islice(pairs, config.window_lines)):
         sources = [source for source, _ in window]
+        targets = [target for _, target in window]
         hypotheses = translator.score_hypotheses(
             sources,
-            [target for _, target in window],
+            targets,
             search,
             first_line=first_line,
             max_tokens=config.max_tokens,
             **config.direction,
         )
+        reverse_hypotheses: Sequence[Hypothesis | None] = [None] * len(window)
+        if reverse_model is not None:
+            reverse_hypotheses = reverse_model.score(sources, targets, first_line=first_line)
         first_line += len(window)
-        for source, hypothesis in zip(sources, hypotheses, strict=True):
-            yield _to_record(source, hypothesis, translator, tags)
+        for source, hypothesis, reverse in zip(
+            sources, hypotheses, reverse_hypotheses, strict=True
+        ):
+            record = _to_record(source, hypothesis, translator, tags)
+            if reverse is not None:
+                record |= _to_dual_record(hypothesis, reverse)
+            yield record
+
+
+def _to_dual_record(hypothesis: Hypothesis, reverse: Hypothesis) -> dict[str, float]:
+    """Return the measures of a pair that need the reverse model.
+
+    `dual` is exp(-(|Ha - Hb| + (Ha + Hb) / 2)) for the cross-entropies Ha and Hb of both models,
+    in nats per token, as in Junczys-Dowmunt (2018).
+    """
+    entropy = -_per_token(hypothesis)
+    reverse_entropy = -_per_token(reverse)
+    difference = abs(entropy - reverse_entropy)
+    return {
+        "reverse_log_prob": reverse.log_prob,
+        "reverse_per_token": -reverse_entropy,
+        "dual": math.exp(-(difference + (entropy + reverse_entropy) / 2)),
+    }
+
+
+def _per_token(hypothesis: Hypothesis) -> float:
+    """Return the log-probability per token, EOS included; 0 for two empty lines."""
+    return hypothesis.log_prob / max(len(hypothesis.tokens), 1)
 
 
 def _to_record(
@@ -81,7 +117,7 @@ def _to_record(
     tokenizer = translator.tokenizer
     record: dict[str, Any] = {
         "log_prob": hypothesis.log_prob,
-        "per_token": hypothesis.log_prob / max(len(hypothesis.tokens), 1),
+        "per_token": _per_token(hypothesis),
         "score": hypothesis.score,
         "tokens": tokenizer.tgt.pieces(hypothesis.tokens[:-1]),
         "token_log_probs": hypothesis.token_log_probs,

@@ -87,6 +87,12 @@ class SplitConfig(Settings):
     fields: list[str] = option(
         [], "JSON or dataset fields with source and target; empty: src_lang and tgt_lang"
     )
+    score: str | None = option(
+        None, "score of each pair: a column of the TSV, from 1, or a JSON field, such as a or a.b"
+    )
+    scores: list[str] | None = option(
+        None, "scores of src and tgt, line by line: numbers, or JSON objects with the field score"
+    )
     dataset: str | None = option(None, "Hugging Face dataset: hub name, local folder or file")
     dataset_config: str | None = option(None, "its configuration, for example de-en")
     dataset_split: str | None = option(None, "its split, for example train")
@@ -99,11 +105,25 @@ class SplitConfig(Settings):
             self.require(self.src is None, "src", "is given without tgt; give both sides")
         if self.src is None:
             self.require(self.tgt is None, "tgt", "is given without src; give both sides")
-        for key in ("src", "tgt", "tsv", "jsonl", "tmx", "xliff"):
+        for key in ("src", "tgt", "tsv", "jsonl", "tmx", "xliff", "scores"):
             self.require(getattr(self, key) != [], key, "must name at least one file")
         are_two_columns = len(self.columns) == 2 and min(self.columns) >= 1
         self.require(are_two_columns, "columns", "must be two numbers from 1: source, target")
         self.require(len(self.fields) in (0, 2), "fields", "must be two: source, target")
+        if self.scores is not None:
+            self.require(self.src is not None, "scores", "needs src and tgt, line by line")
+        if self.score is not None:
+            is_bitext = self.tsv is not None or self.jsonl is not None
+            is_valid = is_bitext or self.scores is not None
+            self.require(is_valid, "score", "needs tsv, jsonl or scores")
+        if self.tsv is not None and self.score is not None:
+            is_column = self.score.isdecimal() and int(self.score) >= 1
+            self.require(is_column, "score", "must be the number of a column of the TSV, from 1")
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether pairs have scores."""
+        return self.score is not None or self.scores is not None
 
     @property
     def source_keys(self) -> list[str]:
@@ -177,9 +197,26 @@ class FilterConfig(Settings):
 
     prefix = "filter."
     max_ratio: float = option(0.0, "maximum ratio of the token counts of both sides; 0 disables")
+    min_score: float | None = option(
+        None, "drop pairs with a lower score; needs data.train.score", low=-(10**6), high=10**6
+    )
     identical: bool = option(False, "drop pairs whose source equals the target")
+    numbers: bool = option(False, "drop pairs whose sides have different numbers")
+    urls: bool = option(False, "drop pairs whose sides have different web or e-mail addresses")
+    currency: bool = option(False, "drop pairs whose sides both have currency signs, but others")
+    min_letters: float = option(
+        0.0,
+        "minimum share of letters among the characters of a side, without spaces",
+        low=0,
+        high=1,
+    )
+    max_word_length: int = option(
+        0, "maximum characters of a word, between spaces; 0 disables", low=0
+    )
     duplicates: Duplicates = option(
-        Duplicates.keep, "drop pairs that repeat a pair, src or tgt; keep: drop none"
+        Duplicates.keep,
+        "drop pairs that repeat a pair, src or tgt, except the one with the best score, or the "
+        "first; keep: drop none",
     )
     max_unknown: float = option(1.0, "maximum share of unknown and byte tokens", low=0, high=1)
     max_foreign: float = option(1.0, "maximum share of letters of other scripts", low=0, high=1)
@@ -254,6 +291,12 @@ class DataConfig(Settings):
             rule = f"has all its text; leave out {', '.join(keys)}, or set data=files"
             self.require(not keys, "corpus", rule)
         self._check_tags()
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether pairs of a training corpus have scores."""
+        corpora = [self.train, *self.corpora.values()]
+        return any(corpus.has_scores for corpus in corpora)
 
     def _check_num_pairs(self) -> None:
         """Raise a `ConfigError` unless both `num_pairs` are numbers, or shares below 1 together."""
@@ -355,3 +398,8 @@ class PreprocessConfig(Settings):
     num_threads: int = option(
         0, "worker processes; 0: one per CPU core", low=0, high=1024, on_resume="free"
     )
+
+    def check(self) -> None:
+        has_scores = self.data.has_scores or self.filter.min_score is None
+        rule = "needs scores: data.train.score=COLUMN of data.train.tsv, or data.train.scores=FILE"
+        require_valid(has_scores, "filter.min_score", self.filter.min_score, rule)

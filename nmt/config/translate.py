@@ -35,6 +35,7 @@ class ScoreMeasure(str, Enum):
     log_prob = "log_prob"  # the sum of log-probabilities over all tokens, EOS included
     per_token = "per_token"  # log_prob divided by the number of tokens, EOS included
     score = "score"  # the score that search ranks by: normalized, with rewards and penalties
+    dual = "dual"  # exp(-(|Ha - Hb| + (Ha + Hb) / 2)), Junczys-Dowmunt (2018), see docs/search.md
 
 
 @dataclass(kw_only=True)
@@ -218,7 +219,12 @@ class ScoreConfig(ScoringOverrides, DirectionConfig):
     output: str = option("-", "file for scores; -: stdout")
     measure: ScoreMeasure = option(
         ScoreMeasure.log_prob,
-        "log_prob (sum over tokens), per_token (mean) or score (as search ranks), in nats",
+        "log_prob (sum over tokens), per_token (mean) or score (as search ranks), in nats; dual: "
+        "agreement with reverse_model, 0 to 1",
+    )
+    reverse_model: list[str] | None = option(
+        None,
+        "measure=dual: run, checkpoint or model folder that translates back; several: an ensemble",
     )
     format: OutputFormat = option(OutputFormat.text, "text, or json with all measures")
     alignment: bool | None = override("alignment")
@@ -236,4 +242,10 @@ class ScoreConfig(ScoringOverrides, DirectionConfig):
         self.output = normalize_stream(self.output)
         self.require(self.src != "-" or self.tgt != "-", "tgt", "src is stdin already")
         is_text = self.format is OutputFormat.text
+        if self.measure is ScoreMeasure.dual:
+            rule = "needs reverse_model=FOLDER, a model of the other direction"
+            self.require(bool(self.reverse_model), "measure", rule)
+        elif is_text:
+            rule = "only works with measure=dual or format=json"
+            self.require(self.reverse_model is None, "reverse_model", rule)
         self.require(not (is_text and self.alignment), "alignment", "needs format=json")

@@ -43,6 +43,8 @@ _SIGNATURES = {
 _UNSUPPORTED = re.compile(r"(?i)\.(zip|7z|rar|lz4|br|tgz|txz|tbz2?|tar(\.\w+)?)$")
 # Characters at which str.splitlines() and many tools end a line, and NUL
 _LINE_BREAK = re.compile("[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
+ADDRESS = re.compile(r"[a-z]+://\S+|www\.\S+|[\w.+-]+@[\w-]+\.[\w.-]+")
+"""A web or e-mail address."""
 _BLOCK_BYTES = 1 << 16
 _LARGE_BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 4 << 20  # longest line to translate, score or evaluate

@@ -41,10 +41,12 @@ class Source:
 
     corpus: str  # its name in data.corpora, or ""
     format: Format
-    paths: tuple[Path, ...]  # source and target for `Format.pair`, otherwise one file
+    paths: tuple[Path, ...]
+    """Source, target and, if there are any, scores for `Format.pair`, otherwise one file."""
     names: tuple[str, ...]  # the user's names of these files, for messages
     columns: tuple[int, int] = (1, 2)  # of source and target in TSV, from 1
     fields: tuple[str, str] = ("src", "tgt")  # names of source and target in JSON
+    score: str | None = None  # column of the score in TSV, or its field in JSON
     tags: Tags = Tags()
     key: str = ""  # key of its settings, such as data.train, for messages
 
@@ -245,7 +247,7 @@ def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
                 next_pair += num_pairs
         # continue with the first line of the next source
         next_line = 1
-        offsets = (0, 0)
+        offsets = (0, 0, 0)  # at most three files
     if next_pair < end_pair:
         raise DataError(f"{sources[-1].names[0]} became shorter while it was read; start again")
 

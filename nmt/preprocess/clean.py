@@ -5,6 +5,8 @@ every pair that is dropped.
 - Bytes that are not UTF-8 are located by line and byte. Each invalid sequence becomes U+FFFD, as
   section 3.9 of the Unicode standard recommends (substitution of maximal subparts).
 - One U+FEFF (BOM) at the start of a line and one \r at its end are removed.
+- A score is a column of the TSV, a field of JSON, or a line of a file of its own. A line without a
+  number there is malformed.
 - Other characters at which tools break lines become spaces.
 - TSV: columns are separated by tabs, without quoting. JSONL: one object per line, with the fields
   at the top level or inside "translation", as in datasets of the hub. Lines with too few columns,
@@ -32,6 +34,7 @@ from nmt.preprocess.chunks import Chunk, Format, Location
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
+Scores = np.ndarray[Any, np.dtype[np.float64]]
 
 NUM_EXAMPLES = 5
 NOT_UTF8 = "not UTF-8"
@@ -147,6 +150,7 @@ class CleanChunk:
     tgt: list[str]
     kept_rows: Rows  # (N,) the position of each pair in `raw_chunk`, from 0
     counts: PairCounts
+    scores: Scores | None = None  # (N,); None for a source without scores
 
     @property
     def lines(self) -> Rows:
@@ -189,6 +193,8 @@ class CleanChunk:
             self.src = [self.src[i] for i in indices]
             self.tgt = [self.tgt[i] for i in indices]
             self.kept_rows = self.kept_rows[keep]
+            if self.scores is not None:
+                self.scores = self.scores[keep]
         return keep
 
     def count_repairs(self, reason: str, errors: Collection[LineError], number: int) -> None:
@@ -209,7 +215,9 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
     """
     reader = _ChunkReader(chunk)
     src, tgt = reader.read()
-    result = CleanChunk(chunk, src, tgt, np.arange(chunk.num_pairs), reader.counts)
+    rows = np.arange(chunk.num_pairs)
+    scores = None if held_out else reader.read_scores()
+    result = CleanChunk(chunk, src, tgt, rows, reader.counts, scores)
     overlong = [LineError(line - chunk.first_line, side, OVERLONG) for line, side in chunk.overlong]
     invalid = list(reader.invalid.values())
     malformed = list(reader.malformed.values())
@@ -273,6 +281,7 @@ class _ChunkReader:
         self.invalid: dict[tuple[int, int], LineError] = {}  # not UTF-8, by row and side
         self.num_invalid = 0  # invalid bytes, and halves of surrogate pairs
         self.malformed: dict[int, LineError] = {}  # by row
+        self._score_texts: list[str] | None = None  # by row, numbers as text
 
     def read(self) -> tuple[list[str], list[str]]:
         """Return the source and target lines.
@@ -284,9 +293,41 @@ class _ChunkReader:
         if format is Format.pair:
             return lines, self._split(self._decode(1), 1)
         pair = self._read_tsv(lines) if format is Format.tsv else self._read_json(lines)
-        for line, _ in self._chunk.overlong:  # these are empty, and counted as overlong only
-            self.malformed.pop(line - self._chunk.first_line, None)
+        self._forgive_overlong()
         return pair
+
+    def read_scores(self) -> Scores | None:
+        """Return the score of each pair (N,), or None if there are none; call `read` first.
+
+        A line without a finite number is malformed, and gets the score 0.
+        """
+        source = self._chunk.source
+        if len(source.paths) == 3:
+            lines = self._split(self._decode(2), 2)
+            if source.score is None:
+                self._score_texts = lines
+            else:
+                records = [_parse_json(line)[0] for line in lines]
+                self._score_texts = [_find_score(record, source.score) for record in records]
+        if self._score_texts is None:
+            return None
+        scores = np.zeros(len(self._score_texts))
+        for row, text in enumerate(self._score_texts):
+            try:
+                scores[row] = float(text)
+            except ValueError:
+                scores[row] = np.nan
+            if not np.isfinite(scores[row]):
+                scores[row] = 0.0
+                file = min(2, len(source.paths) - 1)
+                self.malformed.setdefault(row, LineError(row, file, f"no score, but {text!r:.30}"))
+        self._forgive_overlong()
+        return scores
+
+    def _forgive_overlong(self) -> None:
+        """Forget the other errors of overlong lines, which are empty: they are counted once."""
+        for line, _ in self._chunk.overlong:
+            self.malformed.pop(line - self._chunk.first_line, None)
 
     def replace(self, lines: list[str], rule: Replacement, side: int) -> None:
         """Apply a rule to all lines of one side, in place, and count the replacements."""
@@ -327,9 +368,12 @@ class _ChunkReader:
     def _read_tsv(self, lines: list[str]) -> tuple[list[str], list[str]]:
         """Return the columns of source and target."""
         src_column, tgt_column = self._chunk.source.columns  # from 1
-        num_columns = max(src_column, tgt_column)
+        score = self._chunk.source.score
+        score_column = 0 if score is None else int(score)
+        num_columns = max(src_column, tgt_column, score_column)
         src = []
         tgt = []
+        score_texts = []
         for row, line in enumerate(lines):
             cells = line.split("\t", num_columns)
             if len(cells) < num_columns:
@@ -338,15 +382,23 @@ class _ChunkReader:
                 cells += [""] * (num_columns - len(cells))
             src.append(cells[src_column - 1])
             tgt.append(cells[tgt_column - 1])
+            score_texts.append(cells[score_column - 1])
+        if score is not None:
+            self._score_texts = score_texts
         return src, tgt
 
     def _read_json(self, lines: list[str]) -> tuple[list[str], list[str]]:
         """Return the fields of source and target."""
         src_field, tgt_field = self._chunk.source.fields
+        score = self._chunk.source.score
         src = []
         tgt = []
+        score_texts = []
         for row, line in enumerate(lines):
-            record, problem = _parse_record(line)
+            outer_record, problem = _parse_json(line)
+            record = _find_texts(outer_record)
+            if score is not None:
+                score_texts.append(_find_score(outer_record, score))
             texts = []
             for name in (src_field, tgt_field):
                 value = record.get(name)
@@ -362,6 +414,8 @@ class _ChunkReader:
                 if src_field not in record and tgt_field not in record:
                     other_fields = tuple(k for k, text in record.items() if isinstance(text, str))
                 self.malformed[row] = LineError(row, 0, problem, other_fields=other_fields)
+        if score is not None:
+            self._score_texts = score_texts
         return self._clean_field(src, src_field), self._clean_field(tgt, tgt_field)
 
     def _clean_field(self, texts: list[str], name: str) -> list[str]:
@@ -375,15 +429,35 @@ class _ChunkReader:
         return self._split("\n".join(texts), 0)
 
 
-def _parse_record(line: str) -> tuple[dict[str, Any], str | None]:
-    """Return the fields of a line of JSON, and a description of its error, or None."""
+def _parse_json(line: str) -> tuple[dict[str, Any], str | None]:
+    """Return the object on a line of JSON, and a description of its error, or None."""
     try:
         record = _JSON_DECODER.decode(line)
     except (ValueError, RecursionError):
         return {}, "no JSON"
     if not isinstance(record, dict):
         return {}, "no JSON object"
-    translation = record.get("translation")
-    if isinstance(translation, dict):
-        return translation, None
     return record, None
+
+
+def _find_texts(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the object with the texts: the field `translation`, or else the record itself."""
+    translation = record.get("translation")
+    return translation if isinstance(translation, dict) else record
+
+
+def _find_score(record: dict[str, Any], path: str) -> str:
+    """Return the number at a path such as `a` or `a.0` as text, or "" if there is none.
+
+    The names in a path are separated by full stops. In a list, a name is an index from 0.
+    """
+    value: Any = record
+    for name in path.split("."):
+        if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        elif isinstance(value, dict):
+            value = value.get(name)
+        else:
+            return ""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return repr(value) if is_number else ""

@@ -88,16 +88,25 @@ class HashWriter(AbstractContextManager["HashWriter"]):
         """Add the hashes (N, 3) of `hash_sides`, to count repeated pairs."""
         self._add(dict(zip(UNITS, hashes.T, strict=True)))
 
-    def add_rows(self, hashes: Hashes, rows: Rows, forms: Hashes | None = None) -> None:
+    def add_rows(
+        self,
+        hashes: Hashes,
+        rows: Rows,
+        forms: Hashes | None = None,
+        scores: np.ndarray[Any, np.dtype[np.float64]] | None = None,
+    ) -> None:
         """Add the hashes (N,) of pairs, to find duplicates.
 
         `rows` (N,) are the numbers of the pairs in the span, in increasing order. `forms` (N, 2)
         are the results of `hash_forms` for source and target, by which `find_duplicates`
-        recognizes held-out sentences.
+        recognizes held-out sentences. Of equal pairs, the one with the highest of `scores` (N,)
+        stays.
         """
         columns: dict[str, np.ndarray[Any, Any]] = {"pairs": hashes, "rows": rows.astype("<u4")}
         if forms is not None:
             columns["forms"] = forms
+        if scores is not None:
+            columns["scores"] = scores
         self._add(columns)
 
     def _add(self, columns: dict[str, np.ndarray[Any, Any]]) -> None:
@@ -138,11 +147,14 @@ def count_repeats(folder: Path) -> dict[str, int]:
     return num_repeats
 
 
-def find_duplicates(folder: Path, held_out: Hashes | None = None) -> None:
-    """Write the rows of each task that repeat an earlier pair to `TASK.seen` in `folder`.
+def find_duplicates(
+    folder: Path, held_out: Hashes | None = None, *, has_scores: bool = False
+) -> None:
+    """Write the rows of each task that repeat a pair to `TASK.seen` in `folder`.
 
-    Ignores pairs with a sentence whose normal form has a hash in `held_out`, since the filter of
-    held-out sentences drops them first.
+    Of equal pairs, all are written but the first one or, with `has_scores`, the first of those
+    with the highest score. Ignores pairs with a sentence whose normal form has a hash in
+    `held_out`, since the filter of held-out sentences drops them first.
     """
     for path in folder.glob("*.seen"):  # left by an interrupted run
         path.unlink()
@@ -151,13 +163,16 @@ def find_duplicates(folder: Path, held_out: Hashes | None = None) -> None:
         hashes = _concatenate(slices, "hashes")
         rows = _concatenate(slices, "rows")
         tasks = _concatenate(slices, "tasks")
+        scores = _concatenate(slices, "scores") if has_scores else np.zeros(len(hashes))
         if held_out is not None:
             is_held_out = np.isin(_concatenate(slices, "forms"), held_out)  # (N, 2), by side
             is_relevant = ~is_held_out.any(axis=1)
             hashes = hashes[is_relevant]
             rows = rows[is_relevant]
             tasks = tasks[is_relevant]
-        order = np.argsort(hashes, kind="stable")  # keeps the reading order of equal hashes
+            scores = scores[is_relevant]
+        # keeps the reading order of pairs with equal hashes and scores
+        order = np.lexsort((-scores, hashes))
         sorted_hashes = hashes[order]
         is_equal = sorted_hashes[1:] == sorted_hashes[:-1]
         repeated = np.sort(order[1:][is_equal])  # indices of pairs, in reading order
@@ -169,7 +184,7 @@ def find_duplicates(folder: Path, held_out: Hashes | None = None) -> None:
 
 
 def read_repeats(folder: Path, task: int, num_rows: int) -> Flags:
-    """Read the result of `find_duplicates`: a mask (num_rows,) of the rows that repeat a pair."""
+    """Read the result of `find_duplicates`: a mask (num_rows,) of the rows that it wrote."""
     is_repeat = np.zeros(num_rows, bool)
     path = folder / f"{task}.seen"
     if path.exists():
@@ -206,6 +221,11 @@ class _Slice:
     def forms(self) -> Any:
         """The hashes of the normal forms of the same pairs, (N, 2)."""
         return self._read("forms", "(2,)<u8")
+
+    @property
+    def scores(self) -> Any:
+        """The scores of the same pairs, (N,)."""
+        return self._read("scores", "<f8")
 
     def _read(self, column: str, dtype: str) -> Any:
         values = _map_file(self.path.with_suffix(f".{column}"), dtype)

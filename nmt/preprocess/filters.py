@@ -16,12 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from nmt.config import PreprocessConfig
+from nmt.config import FilterConfig, PreprocessConfig
 from nmt.data.languages import LanguagePair, corpus_direction
 from nmt.errors import ConfigError, DataError, suggest_names
 from nmt.preprocess.characters import LineSet, foreign_shares
 from nmt.preprocess.clean import CleanChunk, Mask, PairCounts
 from nmt.preprocess.scripts import SCRIPTS, scripts_of
+from nmt.preprocess.text_rules import (
+    have_equal_addresses,
+    have_equal_currencies,
+    have_equal_numbers,
+    letter_share,
+    longest_word,
+)
 
 Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 SrcTgtCounts = tuple[Ints, Ints]
@@ -39,6 +46,12 @@ _MAX_CHARACTERS = 200  # that the language model reads of a line; more rarely ch
 _EMPTY = "empty side"
 HELD_OUT = "held out"  # the pair, or a sentence of it, was taken for validation or test
 _SETTINGS_BY_REASON = {  # the setting that drops pairs for a reason
+    "low score": "filter.min_score",
+    "different numbers": "filter.numbers",
+    "different addresses": "filter.urls",
+    "different currencies": "filter.currency",
+    "few letters": "filter.min_letters",
+    "long word": "filter.max_word_length",
     "identical sides": "filter.identical",
     "foreign script": "filter.max_foreign",
     "wrong language": "filter.language",
@@ -66,9 +79,12 @@ def drop_by_text(
     direction = corpus_direction(config.data, chunk.raw_chunk.source.corpus)
     chunk.drop("NUL character", _has_nul(chunk.src), _has_nul(chunk.tgt))
     chunk.drop(_EMPTY, _is_empty(chunk.src), _is_empty(chunk.tgt))
+    if filters.min_score is not None and chunk.scores is not None:
+        chunk.drop("low score", chunk.scores < filters.min_score)
     if filters.identical:
         pairs = zip(chunk.src, chunk.tgt, strict=True)
         chunk.drop("identical sides", _to_mask(src.strip() == tgt.strip() for src, tgt in pairs))
+    _drop_by_rules(chunk, filters)
     if filters.max_foreign < 1:
         src_scripts, tgt_scripts = _scripts_of_sides(config, direction)
         src_shares = foreign_shares(chunk.src, src_scripts)
@@ -83,6 +99,28 @@ def drop_by_text(
         chunk.drop(HELD_OUT, held_out.contains(chunk.src), held_out.contains(chunk.tgt))
     if is_duplicate is not None:
         chunk.drop("duplicate", is_duplicate[chunk.kept_rows])
+
+
+def _drop_by_rules(chunk: CleanChunk, filters: FilterConfig) -> None:
+    """Apply the filters that compare numbers, addresses and currencies, or measure words."""
+    comparisons = {
+        "different numbers": (filters.numbers, have_equal_numbers),
+        "different addresses": (filters.urls, have_equal_addresses),
+        "different currencies": (filters.currency, have_equal_currencies),
+    }
+    for reason, (is_applied, are_equal) in comparisons.items():
+        if is_applied:
+            chunk.drop(reason, ~_to_mask(map(are_equal, chunk.src, chunk.tgt)))
+    if filters.min_letters:
+        src_shares = np.fromiter(map(letter_share, chunk.src), np.float64)
+        tgt_shares = np.fromiter(map(letter_share, chunk.tgt), np.float64)
+        limit = filters.min_letters
+        chunk.drop("few letters", src_shares < limit, tgt_shares < limit)
+    if filters.max_word_length:
+        src_longest = np.fromiter(map(longest_word, chunk.src), np.int64)
+        tgt_longest = np.fromiter(map(longest_word, chunk.tgt), np.int64)
+        max_length = filters.max_word_length
+        chunk.drop("long word", src_longest > max_length, tgt_longest > max_length)
 
 
 def drop_by_tokens(

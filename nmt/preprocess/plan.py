@@ -77,7 +77,11 @@ def prepare_encoding(job: Job, spans: Sequence[Span]) -> Tokenizers:
     else:
         _train_tokenizers(job, spans, taken_lines)
     if job.config.filter.drops_duplicates:
-        find_duplicates(job.work.hashes, _hash_normal_forms(taken_lines))
+        find_duplicates(
+            job.work.hashes,
+            _hash_normal_forms(taken_lines),
+            has_scores=job.config.data.has_scores,
+        )
     replace_json(folder / _DONE_MARKER, {})
     for path in itertools.chain(folder.glob("*.keys"), folder.glob("*.pairs")):
         path.unlink()

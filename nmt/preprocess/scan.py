@@ -94,7 +94,12 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                 if drops_duplicates:
                     pair_hashes = hash_duplicates(chunk.src, chunk.tgt, config.filter.duplicates)
                     rows = pair_numbers - span.first_pair  # (N,), in the span
-                    hash_writer.add_rows(pair_hashes, rows, form_hashes)
+                    scores = None
+                    if config.data.has_scores:
+                        scores = chunk.scores
+                        if scores is None:  # after all pairs with a score
+                            scores = np.full(len(rows), -np.inf)
+                    hash_writer.add_rows(pair_hashes, rows, form_hashes, scores)
         with replace_file(pair_file.with_suffix(".keys")) as temporary:
             np.concatenate(sampled_keys).tofile(temporary)
         return {"candidates": candidates, "pairs": vars(counts)}

@@ -65,7 +65,9 @@ class _CorpusSettings:
     direction: LanguagePair
 
     def file_names(self) -> list[tuple[str, ...]]:
-        """Return the file names of each source: of source and target, or of one file with both.
+        """Return the file names of each source.
+
+        These are source, target and, if there are any, scores, or one file with both sides.
 
         A file in an archive has a name such as corpus.zip/corpus.de-en.de.
         """
@@ -77,12 +79,24 @@ class _CorpusSettings:
                 if src == tgt and archives.split_name(src) is not None:
                     raise DataError(f"{self.key}: source and target are the same file, {src}")
                 pairs.append((src, tgt))
-            return pairs
+            return self._add_scores(pairs)
         files: list[tuple[str, ...]] = []
         for suffix in _BITEXT_SUFFIXES:
             for file in _match_all(getattr(self.split, suffix) or []):
                 files.append((archives.find_text(file, suffix),))
         return files
+
+    def _add_scores(self, pairs: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        """Add to each pair of files its file of scores, if the settings name any."""
+        if self.split.scores is None:
+            return pairs
+        scores = _match_all(self.split.scores)
+        if len(scores) != len(pairs):
+            raise DataError(
+                f"{self.key}.scores: {len(scores)} files for {len(pairs)} files of text; the "
+                "numbers must be equal"
+            )
+        return [(*pair, file) for pair, file in zip(pairs, scores, strict=True)]
 
 
 def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
@@ -141,6 +155,7 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
             names=(),
             columns=(corpus.split.columns[0], corpus.split.columns[1]),
             fields=(fields[0], fields[1]),
+            score=corpus.split.score,
             tags=direction.tags,
             key=corpus.key,
         )

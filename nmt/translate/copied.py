@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-_ADDRESS = re.compile(r"[a-z]+://\S+|www\.\S+|[\w.+-]+@[\w-]+\.[\w.-]+")
+from nmt.data.text import ADDRESS
 
 
 def has_no_words(line: str) -> bool:
@@ -15,4 +13,4 @@ def has_no_words(line: str) -> bool:
 
 def _is_address_or_symbols(word: str) -> bool:
     """Return whether a word has neither letters nor digits, or is an address."""
-    return not any(map(str.isalnum, word)) or _ADDRESS.fullmatch(word) is not None
+    return not any(map(str.isalnum, word)) or ADDRESS.fullmatch(word) is not None

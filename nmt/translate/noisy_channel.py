@@ -6,17 +6,13 @@ the scores, as in the latter paper.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
 from nmt.config import RerankConfig
-from nmt.data.languages import DEFAULT_LANGUAGES, LanguagePair, Tags, choose_tags
-from nmt.errors import ConfigError
-from nmt.translate.engines.base import LoadedModel
-from nmt.translate.engines.native import load_models
-from nmt.translate.pair_scores import score_pairs
+from nmt.data.languages import LanguagePair
 from nmt.translate.results import Translation
+from nmt.translate.reverse_model import ReverseModel
 
 
 class NoisyChannel:
@@ -35,8 +31,7 @@ class NoisyChannel:
         self, config: RerankConfig, languages: Sequence[LanguagePair], device: str
     ) -> None:
         self._config = config
-        self._model = _load_reverse_model(tuple(config.reverse_model or ()), device)
-        self._tags = self._choose_tags(languages)
+        self._model = ReverseModel(config.reverse_model or [], languages, device)
 
     def score(
         self, sources: Sequence[str], candidates: Sequence[Sequence[Translation]]
@@ -47,14 +42,7 @@ class NoisyChannel:
         for source, translations in zip(sources, candidates, strict=True):
             candidate_texts += [translation.text for translation in translations]
             source_texts += [source] * len(translations)
-        hypotheses = score_pairs(
-            self._model.backend,
-            self._model.tokenizer,
-            candidate_texts,
-            source_texts,
-            self._model.defaults,
-            tags=self._tags,
-        )
+        hypotheses = self._model.score(source_texts, candidate_texts)
         reverse_log_probs = iter([hypothesis.log_prob for hypothesis in hypotheses])
         scored = []
         for translations in candidates:
@@ -66,33 +54,3 @@ class NoisyChannel:
         score = translation.log_prob + self._config.reverse_weight * reverse_log_prob
         score += self._config.length_weight * translation.num_tokens
         return replace(translation, reverse_log_prob=reverse_log_prob, rerank_score=score)
-
-    def _choose_tags(self, languages: Sequence[LanguagePair]) -> Tags:
-        """Return the tags with which the reverse model translates from target to source.
-
-        Raises a `ConfigError` if the model does not translate in this direction, or in several
-        ones of which the text may have any.
-        """
-        src_langs = {pair.src_lang for pair in languages} - set(DEFAULT_LANGUAGES)
-        tgt_langs = {pair.tgt_lang for pair in languages} - set(DEFAULT_LANGUAGES)
-        names = ",".join(self._config.reverse_model or ())
-        try:
-            tags = choose_tags(
-                self._model.directions,
-                self._model.tokenizer,
-                src_lang=tgt_langs.pop() if len(tgt_langs) == 1 else "",
-                tgt_lang=src_langs.pop() if len(src_langs) == 1 else "",
-            )
-        except ConfigError as error:
-            raise ConfigError(f"reverse_model={names}: {error}") from None
-        if tags.choices:
-            raise ConfigError(
-                f"reverse_model={names}: has several directions; give src_lang=... and tgt_lang=..."
-            )
-        return tags
-
-
-@functools.lru_cache(maxsize=2)
-def _load_reverse_model(folders: tuple[str, ...], device: str) -> LoadedModel:
-    """Load a reverse model or ensemble once for all calls of a translator."""
-    return load_models(folders, device=device)

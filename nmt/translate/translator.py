@@ -288,11 +288,13 @@ class Translator:
         if options.rerank is None:
             return None
         options.rerank.count_candidates(config)
-        if options.tags.choices:
-            languages = list(self.directions)
-        else:
-            languages = [pair for pair in self.directions if pair.tags == options.tags]
-        return make_reranker(options.rerank, languages, self.device)
+        return make_reranker(options.rerank, self.find_languages(options.tags), self.device)
+
+    def find_languages(self, tags: Tags) -> list[LanguagePair]:
+        """Return the directions that text with these tags may have."""
+        if tags.choices:  # the text itself has a tag
+            return list(self.directions)
+        return [direction for direction in self.directions if direction.tags == tags]
 
     def _translate_in_context(
         self, windows: Iterable[Window], config: SearchConfig, options: LineOptions

@@ -1,0 +1,75 @@
+"""A model of the other direction, which says how probable a source is given its translation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from nmt.data.languages import DEFAULT_LANGUAGES, LanguagePair, Tags, choose_tags
+from nmt.errors import ConfigError
+from nmt.search.hypotheses import Hypothesis
+from nmt.translate.engines.base import LoadedModel
+from nmt.translate.engines.native import load_models
+from nmt.translate.pair_scores import score_pairs
+
+
+class ReverseModel:
+    """Scores sources as translations of their targets, with the native engine in float32.
+
+    Args:
+        folders: the model folders; several form an ensemble. They are loaded once.
+        languages: the directions that pairs of source and target may have.
+        device: the device of the model.
+
+    Raises a `ConfigError` if the model does not translate in the other direction, or in several
+    ones of which the pairs may have any.
+    """
+
+    def __init__(
+        self, folders: Sequence[str], languages: Sequence[LanguagePair], device: str
+    ) -> None:
+        self._model = _load_once(tuple(folders), device)
+        self._tags = _choose_reverse_tags(self._model, ",".join(folders), languages)
+
+    def score(
+        self, sources: Sequence[str], targets: Sequence[str], *, first_line: int = 0
+    ) -> list[Hypothesis]:
+        """Return each source as a hypothesis, with the log-probability log P(source|target)."""
+        return score_pairs(
+            self._model.backend,
+            self._model.tokenizer,
+            targets,
+            sources,
+            self._model.defaults,
+            tags=self._tags,
+            first_line=first_line,
+        )
+
+
+def _choose_reverse_tags(model: LoadedModel, name: str, languages: Sequence[LanguagePair]) -> Tags:
+    """Return the tags with which a model translates from the targets of `languages` to the sources.
+
+    `name` is the value of `reverse_model`, for error messages.
+    """
+    src_langs = {pair.src_lang for pair in languages} - set(DEFAULT_LANGUAGES)
+    tgt_langs = {pair.tgt_lang for pair in languages} - set(DEFAULT_LANGUAGES)
+    try:
+        tags = choose_tags(
+            model.directions,
+            model.tokenizer,
+            src_lang=tgt_langs.pop() if len(tgt_langs) == 1 else "",
+            tgt_lang=src_langs.pop() if len(src_langs) == 1 else "",
+        )
+    except ConfigError as error:
+        raise ConfigError(f"reverse_model={name}: {error}") from None
+    if tags.choices:
+        raise ConfigError(
+            f"reverse_model={name}: has several directions; give src_lang=... and tgt_lang=..."
+        )
+    return tags
+
+
+@functools.lru_cache(maxsize=2)
+def _load_once(folders: tuple[str, ...], device: str) -> LoadedModel:
+    """Load a model or ensemble once for all calls of a translator."""
+    return load_models(folders, device=device)
