@@ -1,6 +1,10 @@
 """Make the bundled corpus of numbers: English and German numbers, clock times, dates and amounts.
 
-    python scripts/make_numbers.py     writes nmt/data/numbers.tsv.bz2, the same bytes every time
+    python scripts/make_numbers.py                         writes nmt/data/numbers.tsv.bz2
+    python scripts/make_numbers.py --align a.en a.de       prints the true word alignment of lines
+
+The corpus has the same bytes every time. An alignment is a list of pairs of words, counted from 0:
+"half past one" and "halb zwei" have 0-0 1-0 2-1.
 
 Each English sentence has exactly one correct German translation. num2words names the numbers, babel
 the months and weekdays (both are in the extra "dev").
@@ -9,8 +13,10 @@ the months and weekdays (both are in the extra "dev").
 from __future__ import annotations
 
 import bz2
+import itertools
 import random
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,16 +25,71 @@ from typing import NamedTuple
 from babel.dates import get_day_names, get_month_names
 from num2words import num2words
 
+Link = tuple[int, int]
+"""The numbers of an English word and of a German word that translate each other, from 0."""
+
 
 class Pair(NamedTuple):
     """An English and a German text, or two templates with {} for a text."""
 
     en: str
     de: str
+    alignment: str = ""
+    """Links such as "0-0 1-2". Without it, words are linked in their order if both texts have the
+    same number of words, and each word with each word otherwise.
+    """
+
+    @property
+    def links(self) -> list[Link]:
+        """The links of the alignment."""
+        if self.alignment:
+            pairs = [link.split("-") for link in self.alignment.split()]
+            return [(int(en), int(de)) for en, de in pairs]
+        num_en = len(self.en.split())
+        num_de = len(self.de.split())
+        if num_en == num_de:
+            return [(i, i) for i in range(num_en)]
+        return list(itertools.product(range(num_en), range(num_de)))
 
     def fill(self, text: Pair) -> Pair:
         """Insert a text into the templates."""
-        return Pair(self.en.format(text.en), self.de.format(text.de))
+        en_slot = _find_slot(self.en)
+        de_slot = _find_slot(self.de)
+        num_en = len(text.en.split())
+        num_de = len(text.de.split())
+        links = []
+        for en, de in self.links:
+            if (en, de) == (en_slot, de_slot):
+                links += [(en_slot + i, de_slot + j) for i, j in text.links]
+            elif en != en_slot and de != de_slot:
+                new_en = en + num_en - 1 if en > en_slot else en
+                new_de = de + num_de - 1 if de > de_slot else de
+                links.append((new_en, new_de))
+        return Pair(self.en.format(text.en), self.de.format(text.de), write_links(links))
+
+
+def _find_slot(template: str) -> int:
+    """Return the number of the word {} in a template."""
+    return template.split().index("{}")
+
+
+def write_links(links: Iterable[Link]) -> str:
+    """Return links as text: "0-0 1-2"."""
+    return " ".join(f"{en}-{de}" for en, de in sorted(links))
+
+
+def join_pairs(*pairs: Pair) -> Pair:
+    """Return pairs one after the other, with spaces between them."""
+    links = []
+    num_en = 0
+    num_de = 0
+    for pair in pairs:
+        links += [(num_en + en, num_de + de) for en, de in pair.links]
+        num_en += len(pair.en.split())
+        num_de += len(pair.de.split())
+    english = " ".join(pair.en for pair in pairs)
+    german = " ".join(pair.de for pair in pairs if pair.de)
+    return Pair(english, german, write_links(links))
 
 
 OUTPUT = Path(__file__).parents[1] / "nmt/data/numbers.tsv.bz2"
@@ -58,19 +119,19 @@ _TIME_TEMPLATES = [
     Pair("{}", "{}"),
     Pair("it is {}", "es ist {}"),
     Pair("at {}", "um {}"),
-    Pair("the train leaves at {}", "der Zug fährt um {} ab"),
-    Pair("she arrives at {}", "sie kommt um {} an"),
-    Pair("today we eat at {}", "heute essen wir um {}"),
+    Pair("the train leaves at {}", "der Zug fährt um {} ab", "0-0 1-1 2-2 2-5 3-3 4-4"),
+    Pair("she arrives at {}", "sie kommt um {} an", "0-0 1-1 1-4 2-2 3-3"),
+    Pair("today we eat at {}", "heute essen wir um {}", "0-0 1-2 2-1 3-3 4-4"),
     *_for_each_weekday("on DAY at {}", "am DAY um {}"),
 ]
 # templates and the ending of the German ordinal: "der dritte", but "am dritten"
 _DATE_TEMPLATES = [
     (Pair("the {}", "der {}"), ""),
-    (Pair("on the {}", "am {}"), "n"),
+    (Pair("on the {}", "am {}", "0-0 1-0 2-1"), "n"),
     (Pair("until the {}", "bis zum {}"), "n"),
     (Pair("since the {}", "seit dem {}"), "n"),
     (Pair("today is the {}", "heute ist der {}"), ""),
-    (Pair("we will come on the {}", "wir werden am {} kommen"), "n"),
+    (Pair("we will come on the {}", "wir werden am {} kommen", "0-0 1-1 2-4 3-2 4-2 5-3"), "n"),
     *((template, "") for template in _for_each_weekday("DAY, the {}", "DAY, der {}")),
     *((template, "n") for template in _for_each_weekday("on DAY, the {}", "am DAY, dem {}")),
 ]
@@ -118,28 +179,43 @@ _INDEFINITE_ARTICLES = {
 _MONEY_TEMPLATES = [
     (Pair("{}", "{}"), "nominative"),
     (Pair("it costs {}", "es kostet {}"), "accusative"),
-    (Pair("she has paid {}", "sie hat {} bezahlt"), "accusative"),
-    (Pair("I still have to pay {}", "ich muss noch {} bezahlen"), "accusative"),
+    (Pair("she has paid {}", "sie hat {} bezahlt", "0-0 1-1 2-3 3-2"), "accusative"),
+    (
+        Pair("I still have to pay {}", "ich muss noch {} bezahlen", "0-0 1-2 2-1 3-1 4-4 5-3"),
+        "accusative",
+    ),
 ]
 _DURATION_TEMPLATES = [
     (Pair("{}", "{}"), "nominative"),
     (Pair("in {}", "in {}"), "dative"),
-    (Pair("{} ago", "vor {}"), "dative"),
-    (Pair("we have waited {}", "wir haben {} gewartet"), "accusative"),
+    (Pair("{} ago", "vor {}", "0-1 1-0"), "dative"),
+    (Pair("we have waited {}", "wir haben {} gewartet", "0-0 1-1 2-3 3-2"), "accusative"),
 ]
 # no "one metre": too few would remain for training after some are held out
 _MEASURE_TEMPLATES = [
     Pair("the wall is {} metres high", "die Mauer ist {} Meter hoch"),
     Pair("the road is {} kilometres long", "die Straße ist {} Kilometer lang"),
     Pair("the box weighs {} kilograms", "die Kiste wiegt {} Kilogramm"),
-    Pair("they have drunk {} litres", "sie haben {} Liter getrunken"),
+    Pair("they have drunk {} litres", "sie haben {} Liter getrunken", "0-0 1-1 2-4 3-2 4-3"),
 ]
 
 
 def main() -> None:
-    """Write the corpus, one pair per line, with a tab between the sides."""
+    """Write the corpus, one pair per line, with a tab between the sides; or print alignments."""
+    if sys.argv[1:2] == ["--align"]:
+        print_alignments(*map(Path, sys.argv[2:]))
+        return
     text = "".join(f"{pair.en}\t{pair.de}\n" for pair in generate())
     OUTPUT.write_bytes(bz2.compress(text.encode()))
+
+
+def print_alignments(en_file: Path, de_file: Path) -> None:
+    """Print the true word alignment of each line of the corpus."""
+    alignments = {(pair.en, pair.de): pair.alignment for pair in generate()}
+    en_lines = en_file.read_text(encoding="utf-8").splitlines()
+    de_lines = de_file.read_text(encoding="utf-8").splitlines()
+    for pair in zip(en_lines, de_lines, strict=True):
+        print(alignments[pair])
 
 
 def generate(seed: int = 0) -> list[Pair]:
@@ -152,9 +228,9 @@ def generate(seed: int = 0) -> list[Pair]:
     while len(pairs) < NUM_PAIRS:
         draw = rng.choices(functions, weights)[0]
         pair = draw(rng)
-        if sentences.isdisjoint(pair):
-            pairs.append(pair)
-            sentences.update(pair)
+        if sentences.isdisjoint([pair.en, pair.de]):
+            pairs.append(pair._replace(alignment=write_links(pair.links)))
+            sentences.update([pair.en, pair.de])
     # Small numbers are soon used up. Without shuffling, few of them would be in the test set.
     rng.shuffle(pairs)
     return pairs
@@ -180,6 +256,9 @@ def year(n: int) -> Pair:
     return Pair(num2words(n, to="year"), num2words(n, lang="de", to="year"))
 
 
+_HALF = "0-0 0-2 1-1 2-3"  # "twenty-five past three" and "fünf vor halb vier"
+
+
 def clock_time(hour: int, minute: int) -> Pair:
     """Name a time on a clock face with the hours 1 to 12, in idiomatic English and German."""
     this_hour = cardinal(hour)
@@ -187,21 +266,15 @@ def clock_time(hour: int, minute: int) -> Pair:
     if minute == 0:
         return Pair(f"{this_hour.en} o'clock", f"{'ein' if hour == 1 else this_hour.de} Uhr")
     if minute == 30:
-        return Pair(f"half past {this_hour.en}", f"halb {next_hour.de}")
-    if minute < 30:
-        minutes = _minutes(minute)
-        english = f"{minutes.en} past {this_hour.en}"
-        german = f"{minutes.de} nach {this_hour.de}"
-    else:
-        minutes = _minutes(60 - minute)
-        english = f"{minutes.en} to {next_hour.en}"
-        german = f"{minutes.de} vor {next_hour.de}"
+        return Pair(f"half past {this_hour.en}", f"halb {next_hour.de}", "0-0 1-0 2-1")
     # German counts from the half hour if it is five minutes away: 3:25 is "fünf vor halb vier"
     if minute == 25:
-        german = f"fünf vor halb {next_hour.de}"
+        return Pair(f"twenty-five past {this_hour.en}", f"fünf vor halb {next_hour.de}", _HALF)
     if minute == 35:
-        german = f"fünf nach halb {next_hour.de}"
-    return Pair(english, german)
+        return Pair(f"twenty-five to {next_hour.en}", f"fünf nach halb {next_hour.de}", _HALF)
+    if minute < 30:
+        return join_pairs(_minutes(minute), Pair("past", "nach"), this_hour)
+    return join_pairs(_minutes(60 - minute), Pair("to", "vor"), next_hour)
 
 
 def _minutes(count: int) -> Pair:
@@ -211,7 +284,7 @@ def _minutes(count: int) -> Pair:
     if count == 1:
         return Pair("one minute", "eine Minute")
     number = cardinal(count)
-    return number if count % 5 == 0 else Pair(f"{number.en} minutes", f"{number.de} Minuten")
+    return number if count % 5 == 0 else join_pairs(number, Pair("minutes", "Minuten"))
 
 
 def amount(n: int, unit: Unit, case: str) -> Pair:
@@ -248,7 +321,7 @@ def _draw_decimal(rng: random.Random) -> Pair:
     """Draw a number with one decimal, such as 3.5."""
     integer = cardinal(rng.randrange(100))
     tenths = cardinal(rng.randrange(10))
-    return Pair(f"{integer.en} point {tenths.en}", f"{integer.de} Komma {tenths.de}")
+    return join_pairs(integer, Pair("point", "Komma"), tenths)
 
 
 def _draw_ordinal(rng: random.Random) -> Pair:
@@ -268,13 +341,11 @@ def _draw_date(rng: random.Random) -> Pair:
     month = rng.randrange(12)
     day = ordinal(rng.randint(1, _DAYS_OF_MONTH[month]))
     template, ending = rng.choice(_DATE_TEMPLATES)
-    english = f"{day.en} of {_EN_MONTHS[month + 1]}"
-    german = f"{day.de}{ending} {_DE_MONTHS[month + 1]}"
+    day = Pair(day.en, f"{day.de}{ending}")
+    date = join_pairs(day, Pair("of", ""), Pair(_EN_MONTHS[month + 1], _DE_MONTHS[month + 1]))
     if rng.random() < 0.5:
-        year_name = year(rng.randint(FIRST_YEAR, LAST_YEAR))
-        english += f" {year_name.en}"
-        german += f" {year_name.de}"
-    return template.fill(Pair(english, german))
+        date = join_pairs(date, year(rng.randint(FIRST_YEAR, LAST_YEAR)))
+    return template.fill(date)
 
 
 def _draw_money(rng: random.Random) -> Pair:
@@ -294,7 +365,7 @@ def _draw_amount(
     total = amount(_draw_count(rng, limit), units[0], case)
     if rng.random() < 0.5:
         small_amount = amount(_draw_count(rng, 99), units[1], case)
-        total = Pair(f"{total.en} and {small_amount.en}", f"{total.de} und {small_amount.de}")
+        total = join_pairs(total, Pair("and", "und"), small_amount)
     return template.fill(total)
 
 

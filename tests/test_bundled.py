@@ -27,7 +27,19 @@ def words(text: str) -> list[str]:
 
 
 def test_the_script_makes_the_packaged_text() -> None:
-    assert SCRIPT["generate"]() == PAIRS
+    assert [(pair.en, pair.de) for pair in SCRIPT["generate"]()] == PAIRS
+
+
+def test_the_alignment_of_the_numbers_links_every_word_but_of() -> None:
+    alignments = {}
+    for pair in SCRIPT["generate"]():
+        links = [tuple(map(int, link.split("-"))) for link in pair.alignment.split()]
+        src_words = pair.en.split()
+        linked = {src_words[i] for i, _ in links}
+        assert set(src_words) - linked <= {"of"}
+        assert {j for _, j in links} == set(range(len(pair.de.split())))
+        alignments[pair.en] = pair.alignment
+    assert alignments["we will come on the twenty-fifth of June"] == "0-0 1-1 2-5 3-2 4-2 5-3 7-4"
 
 
 def test_month_and_weekday_names_agree_with_babel() -> None:

@@ -18,6 +18,7 @@ from toy import command
 
 from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizer
+from nmt.data.word_alignment import link_words, number_words
 from nmt.search import stepper as stepper_module
 from nmt.search.stepper import ModelStepper
 from nmt.translate.engines.native import load_models
@@ -207,6 +208,34 @@ def test_nmt_score_gives_a_translation_the_scores_of_nmt_translate(
         for name in ("log_prob", "score", "token_log_probs"):
             assert record[name] == pytest.approx(translations[i][name], abs=1e-4)
     assert num_compared > 30
+
+
+def test_the_alignment_of_words_is_the_alignment_of_their_pieces(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    model = random_model(tmp_path / "model", tokenizer)
+    (tmp_path / "src").write_text("the house\n\n", encoding="utf-8")
+    (tmp_path / "tgt").write_text("the small house\n\n", encoding="utf-8")
+    [record, empty] = score_as_json(tmp_path, f"model_dir={model}", "alignment=true")
+    src_words = number_words(record["source_tokens"])
+    tgt_words = number_words(record["tokens"])
+    assert (src_words[-2], tgt_words[-1]) == (1, 2)
+    eos = len(src_words) - 1
+    links = set()
+    for tgt_word, position in zip(tgt_words, record["alignment"], strict=True):
+        if position != eos:
+            links.add(f"{src_words[position]}-{tgt_word}")
+    lines = run_score(tmp_path, f"model_dir={model}", "measure=alignment")
+    assert set(lines[0].split()) == links
+    assert "alignment" not in empty
+    assert lines[1] == ""
+
+
+def test_pieces_of_a_word_link_it_once_and_eos_links_nothing() -> None:
+    src = ["▁the", "▁ho", "use"]
+    tgt = ["▁das", "▁H", "a", "us", "."]
+    assert link_words(src, tgt, [0, 1, 2, 2, 3]) == [(0, 0), (1, 1)]
+    assert link_words([], tgt, [0, 0, 0, 0, 0]) == []
 
 
 def test_json_has_one_alignment_for_each_token(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 from nmt.cli.streams import find_output, open_output
 from nmt.cli.translate import load_translator
-from nmt.config import Engine, OutputFormat, ScoreConfig
+from nmt.config import Engine, OutputFormat, ScoreConfig, ScoreMeasure
 from nmt.data.languages import Tags, encode_sources
 from nmt.data.text import compress, pair_lines, read_input
+from nmt.data.word_alignment import link_words
 from nmt.runtime.distributed import set_num_threads
 from nmt.runtime.files import replace_file
 from nmt.search.hypotheses import Hypothesis
@@ -45,7 +46,7 @@ def score(config: ScoreConfig) -> None:
             stream = stack.enter_context(compress(file, output_file.suffix))
         for index, record in enumerate(_score_pairs(pairs, translator, config)):
             if config.format is OutputFormat.text:
-                line = str(record[config.measure.value])
+                line = str(record.get(config.measure.value, ""))
             else:
                 line = json.dumps({"index": index, **record}, ensure_ascii=False)
             stream.write(line.encode("utf-8") + b"\n")
@@ -86,6 +87,8 @@ def _score_pairs(
             record = _to_record(source, hypothesis, translator, tags)
             if reverse is not None:
                 record |= _to_dual_record(hypothesis, reverse)
+            if config.measure is ScoreMeasure.alignment and "alignment" in record:
+                record["alignment"] = _link_words(record, translator, tags)
             yield record
 
 
@@ -108,6 +111,18 @@ def _to_dual_record(hypothesis: Hypothesis, reverse: Hypothesis) -> dict[str, fl
 def _per_token(hypothesis: Hypothesis) -> float:
     """Return the log-probability per token, EOS included; 0 for two empty lines."""
     return hypothesis.log_prob / max(len(hypothesis.tokens), 1)
+
+
+def _link_words(record: dict[str, Any], translator: Translator, tags: Tags) -> str:
+    """Return the links of the words of a pair, without its tags, such as "0-0 1-2"."""
+    num_src_tags = len(translator.tokenizer.src.encode(tags.src))
+    num_tgt_tags = len(translator.tokenizer.tgt.encode(tags.tgt))
+    links = link_words(
+        record["source_tokens"][num_src_tags:-1],  # without EOS
+        record["tokens"][num_tgt_tags:],
+        [max(0, position - num_src_tags) for position in record["alignment"][num_tgt_tags:]],
+    )
+    return " ".join(f"{src_word}-{tgt_word}" for src_word, tgt_word in links)
 
 
 def _to_record(

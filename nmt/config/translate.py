@@ -30,12 +30,13 @@ class TooLong(str, Enum):
 
 
 class ScoreMeasure(str, Enum):
-    """The number that `nmt-score` reports for a pair, in nats."""
+    """The line that `nmt-score` writes for a pair: a number in nats, or its word alignment."""
 
     log_prob = "log_prob"  # the sum of log-probabilities over all tokens, EOS included
     per_token = "per_token"  # log_prob divided by the number of tokens, EOS included
     score = "score"  # the score that search ranks by: normalized, with rewards and penalties
     dual = "dual"  # exp(-(|Ha - Hb| + (Ha + Hb) / 2)), Junczys-Dowmunt (2018), see docs/search.md
+    alignment = "alignment"  # links of words, such as 0-0 1-2
 
 
 @dataclass(kw_only=True)
@@ -220,7 +221,7 @@ class ScoreConfig(ScoringOverrides, DirectionConfig):
     measure: ScoreMeasure = option(
         ScoreMeasure.log_prob,
         "log_prob (sum over tokens), per_token (mean) or score (as search ranks), in nats; dual: "
-        "agreement with reverse_model, 0 to 1",
+        "agreement with reverse_model, 0 to 1; alignment: linked words, such as 0-0 1-2",
     )
     reverse_model: list[str] | None = option(
         None,
@@ -248,4 +249,8 @@ class ScoreConfig(ScoringOverrides, DirectionConfig):
         elif is_text:
             rule = "only works with measure=dual or format=json"
             self.require(self.reverse_model is None, "reverse_model", rule)
-        self.require(not (is_text and self.alignment), "alignment", "needs format=json")
+        if self.measure is ScoreMeasure.alignment:
+            self.alignment = True
+        elif is_text:
+            rule = "needs format=json, or measure=alignment"
+            self.require(not self.alignment, "alignment", rule)

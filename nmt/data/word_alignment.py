@@ -141,6 +141,29 @@ class WordAligner:
         return np.stack([pair_indices, tgt_positions, src_positions], axis=1)
 
 
+def link_words(
+    src_pieces: Sequence[str], tgt_pieces: Sequence[str], positions: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Return the links of aligned pieces as links of words: source word and target word, from 0.
+
+    A word begins at a piece with a space. `positions` has a source position for each target piece;
+    those after the last source piece, which is EOS, give no link.
+    """
+    src_words = number_words(src_pieces)
+    tgt_words = number_words(tgt_pieces)
+    links = set()
+    for tgt_word, position in zip(tgt_words, positions, strict=True):
+        if position < len(src_pieces):
+            links.add((src_words[position], tgt_word))
+    return sorted(links)
+
+
+def number_words(pieces: Sequence[str]) -> list[int]:
+    """Return for each piece the number of its word, from 0."""
+    starts = [piece.startswith("▁") for piece in pieces]
+    return np.maximum(np.cumsum(starts) - 1, 0).tolist()  # type: ignore[no-any-return]
+
+
 def _pad(rows: Sequence[Ids]) -> tuple[Array, Array]:
     """Return ids (B, L), padded with -1, and the relative position of each in its row, (B, L)."""
     lengths = np.array([len(ids) for ids in rows])[:, None]  # (B, 1)
