@@ -9,13 +9,16 @@ from __future__ import annotations
 import gc
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from nmt.data.tokenizer import Tokenizer
 
+
+SHAPE = {"d_model": 30, "d_ff": 42, "num_heads": 3, "num_decoder_layers": 1}
+"""Settings of the trained models."""
 
 gc.disable()  # collection would traverse all modules again and again while they are imported
 
@@ -56,23 +59,25 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def trained_models(
-    tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer
-) -> dict[str, Path]:
+def trained_model_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """A post-norm model with sinusoidal positions, trained until it is certain."""
+    from exporting import trained_model
+
+    return trained_model(tmp_path_factory.mktemp("trained") / "post-sinusoidal", tokenizer, **SHAPE)
+
+
+@pytest.fixture(scope="session")
+def trained_models(trained_model_dir: Path, tokenizer: Tokenizer) -> dict[str, Path]:
     """Models of both norms and layouts of positions, trained until they are certain."""
     from exporting import trained_model
 
     from nmt.config import Norm, Positions
 
-    folder = tmp_path_factory.mktemp("trained")
-    shape = {"d_model": 30, "d_ff": 42, "num_heads": 3, "num_decoder_layers": 1}
-    return {
-        name: trained_model(folder / name, tokenizer, norm=norm, positions=layout, **shape)
-        for name, norm, layout in (
-            ("post-sinusoidal", Norm.post, Positions.sinusoidal),
-            ("pre-sinusoidal_concat", Norm.pre, Positions.sinusoidal_concat),
-        )
-    }
+    name = "pre-sinusoidal_concat"
+    changes: dict[str, Any] = {"norm": Norm.pre, "positions": Positions.sinusoidal_concat}
+    folder = trained_model_dir.with_name(name)
+    pre_norm = trained_model(folder, tokenizer, **SHAPE, **changes)
+    return {trained_model_dir.name: trained_model_dir, name: pre_norm}
 
 
 @pytest.fixture(scope="session")

@@ -78,15 +78,15 @@ def test_nmt_evaluate_prints_the_metric(
     source = write_lines(tmp_path / "src", ["twice"] * 40)
     files = [f"hypotheses={hypotheses}", f"references={references}", "metrics=ter"]
     arguments = [*files, f"metric_command={shared_words}"]
-    assert command("evaluate", *arguments) == 0
+    assert command("evaluate", arguments) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [row[1] for row in rows if row[0] == "command"] == ["0.5000"]
     assert [len(row[1].split(".")[1]) for row in rows if row[0] == "TER"] == [2]
-    assert command("evaluate", *arguments, f"src={source}", "format=json") == 0
+    assert command("evaluate", arguments, f"src={source}", "format=json") == 0
     assert json.loads(capsys.readouterr().out)["scores"][1]["value"] == 0.75
-    assert command("evaluate", *files, f"src={source}") == 2  # which nothing would read
+    assert command("evaluate", files, f"src={source}") == 2  # which nothing would read
     assert "src=" in capsys.readouterr().err
-    assert command("evaluate", *files, "metric_command=absent-program x") == 2
+    assert command("evaluate", files, "metric_command=absent-program x") == 2
     assert "begins with no program" in capsys.readouterr().err
 
 

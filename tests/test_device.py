@@ -97,10 +97,18 @@ def losses(setup: Run) -> list[float]:
     return [outcome.loss_sum, setup.validation.compute_loss(learner.averaged_model)["valid_loss"]]
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["plain", "rich", "float16"],
+        pytest.param(["twice", "modern", "relative"], marks=pytest.mark.slow),
+    ],
+)
 def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
-    data_dir: Path,
+    data_dir: Path, names: list[str]
 ) -> None:
-    for name, settings in TRAININGS.items():
+    for name in names:
+        settings = TRAININGS[name]
         expected = losses(set_up(data_dir, CPU, **settings))
         with a_device() as device:
             setup = set_up(data_dir, GPU, **settings)

@@ -119,13 +119,16 @@ def translate_with(folder: Path) -> None:
     )
 
 
-def test_crafted_files_are_translated_with_or_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_cases", [60, pytest.param(240, marks=pytest.mark.slow)])
+def test_crafted_files_are_translated_with_or_refused(
+    tokenizer: Tokenizer, tmp_path: Path, num_cases: int
+) -> None:
     folder = exported(random_model(tmp_path / "model", tokenizer), ExportFormat.ctranslate2)
     path = folder / "model.bin"
     content = path.read_bytes()
     assert refusal(translate_with, folder) == ""
     num_refused = 0
-    for case in range(240):
+    for case in range(num_cases):
         draw = random.Random(case)
         if case % 3 == 0:
             path.write_bytes(change_header(content, draw))
@@ -137,7 +140,7 @@ def test_crafted_files_are_translated_with_or_refused(tokenizer: Tokenizer, tmp_
         message = refusal(translate_with, folder)
         num_refused += bool(message)
         assert "model.bin" in message or not message, (case, message)
-    assert num_refused > 175
+    assert num_refused > 0.7 * num_cases
 
 
 def test_a_file_whose_settings_do_not_fit_its_architecture_is_named(

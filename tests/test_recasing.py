@@ -75,7 +75,7 @@ def test_a_translation_gets_the_case_of_its_line(model: Path, tmp_path: Path) ->
     output = tmp_path / "out"
     for options, translations in (([], recased), (["recase=false"], as_they_are)):
         arguments = [f"model_dir={model}", f"input={source}", f"output={output}", *options]
-        assert translate(*arguments) == 0
+        assert translate(arguments) == 0
         assert output.read_text(encoding="utf-8").split("\n")[:-1] == translations
         output.unlink()
 

@@ -126,14 +126,14 @@ def test_evaluate_compares_runs_and_systems(capsys: pytest.CaptureFixture[str]) 
     for name, lines in systems.items():
         Path(name).write_text("\n".join(lines) + "\n")
     options = ["references=ref", "metrics=chrf", "num_samples=40"]
-    assert command("evaluate", "hypotheses=[a,b]", *options, "format=json") == EXIT_DONE
+    assert command("evaluate", "hypotheses=[a,b]", options, "format=json") == EXIT_DONE
     result = json.loads(capsys.readouterr().out)
     assert [score["name"] for score in result["scores"]] == ["a chrF2", "b chrF2"]
     [comparison] = result["comparisons"]
     assert comparison["name"] == "b chrF2"
     assert comparison["baseline"] == result["scores"][0]["value"]
     words = ["hypotheses=[a,b]", "baseline=ref", *options, "format=json"]
-    assert command("evaluate", *words) == EXIT_DONE
+    assert command("evaluate", words) == EXIT_DONE
     result = json.loads(capsys.readouterr().out)
     assert [comparison["baseline"] for comparison in result["comparisons"]] == [100.0, 100.0]
 
@@ -195,7 +195,7 @@ def test_a_sweep_ends_with_the_table_of_its_runs(
     monkeypatch.chdir(tmp_path)
     options = [*TINY, "max_updates=2", f"data_dir={toy_data}", "run_dir=s"]
     write_run(tmp_path / "s" / "earlier", 1.0)
-    assert command("train", "-m", "seed=1,2", *options) == EXIT_DONE
+    assert command("train", "-m", "seed=1,2", options) == EXIT_DONE
     table = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["seed", "updates", "best", "loss", "best", "BLEU", "run"]
     losses = []

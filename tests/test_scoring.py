@@ -186,9 +186,9 @@ def test_an_ensemble_scores_the_mean_of_its_models(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_nmt_score_gives_a_translation_the_scores_of_nmt_translate(
-    trained_models: dict[str, Path], tmp_path: Path
+    trained_model_dir: Path, tmp_path: Path
 ) -> None:
-    model = f"model_dir={trained_models['post-sinusoidal']}"  # mostly copies
+    model = f"model_dir={trained_model_dir}"  # mostly copies
     lines = "".join(f"{line}\n" for line in short_sentences(40))
     (tmp_path / "src").write_text(lines, encoding="utf-8")
     output = tmp_path / "translations"

@@ -302,7 +302,7 @@ def test_a_file_that_takes_long_to_read_delays_nobody_and_is_given_up(
     start_fork_server()
     with running(copying(tokenizer)[0]) as server, ThreadPoolExecutor(3) as pool:
         assert server.upload("a.txt", b"the tree", **GOOD).status == 200
-        server.service.files._timeout_seconds = 1  # less than reading takes on a fast machine
+        server.service.files._timeout_seconds = 0.4  # reading takes more than a second
         uploads = [pool.submit(server.upload, "a.html", slow, **GOOD) for _ in range(2)]
         eventually(lambda: server.service.files._num_files.total() == 2)
         seconds = []

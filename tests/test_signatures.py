@@ -99,9 +99,9 @@ def test_a_signed_export_is_loaded_unless_anything_differs(
     source.write_text("the house\n")
     arguments = [f"model_dir={folder}", "backend=ctranslate2", f"input={source}", "num_threads=1"]
     capsys.readouterr()
-    assert command("translate", *arguments, f"verify_key={public}") == 0
+    assert command("translate", arguments, f"verify_key={public}") == 0
     assert capsys.readouterr().out == f"{translation[0]}\n"
-    assert command("translate", *arguments, f"verify_key={other}") == 2
+    assert command("translate", arguments, f"verify_key={other}") == 2
     assert "does not match its signature" in capsys.readouterr().err
 
 

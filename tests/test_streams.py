@@ -77,10 +77,10 @@ def test_input_may_be_whatever_can_be_read_once(
         assert translate(f"model_dir={model}", f"input={source}", f"output={out}") == 0, name
         assert out.read_bytes() == output_lines, name
     files = [f"src=/dev/fd/{pipe(TEXT)}", f"tgt=/dev/fd/{pipe(TEXT)}"]
-    assert command("score", f"model_dir={model}", *files, f"output={out}", "device=cpu") == 0
+    assert command("score", f"model_dir={model}", files, f"output={out}", "device=cpu") == 0
     assert len(out.read_text().split()) == len(LINES)
     texts = [f"hypotheses=/dev/fd/{pipe(TEXT)}", f"references=/dev/fd/{pipe(TEXT)}"]
-    assert command("evaluate", *texts, "metrics=chrf") == 0
+    assert command("evaluate", texts, "metrics=chrf") == 0
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_stdin_and_stdout_have_their_unix_names(
         arguments = [f"model_dir={model}", f"input={source}", f"output={target}"]
         log = tmp_path / "log"
         stdin = pipe(TEXT)
-        pid = fork(lambda p=arguments: translate(*p), log, stdin=stdin, stdout=start, close=[end])
+        pid = fork(lambda p=arguments: translate(p), log, stdin=stdin, stdout=start, close=[end])
         os.close(start)
         os.close(stdin)
         with os.fdopen(end, "rb") as stream:
@@ -116,7 +116,7 @@ def test_output_is_packed_as_its_name_says_with_the_same_bytes_each_time(
         out.unlink()
     scores = tmp_path / "scores.gz"
     files = [f"src={source}", f"tgt={source}", f"output={scores}", "device=cpu"]
-    assert command("score", f"model_dir={model}", *files) == 0
+    assert command("score", f"model_dir={model}", files) == 0
     assert len([float(line) for line in read_lines(scores)]) == len(LINES)
 
 
@@ -124,9 +124,9 @@ def test_output_is_packed_as_its_name_says_with_the_same_bytes_each_time(
 def test_n_best_lists_as_text_say_what_json_says(model: Path, tmp_path: Path) -> None:
     source, out = write_lines(tmp_path / "in", LINES), tmp_path / "out"
     options = [f"model_dir={model}", f"input={source}", f"output={out}", "n_best=2", "beam_size=2"]
-    assert translate(*options) == 0
+    assert translate(options) == 0
     rows = [line.split(" ||| ") for line in out.read_text("utf-8").split("\n")[:-1]]
-    assert translate(*options, "format=json") == 0
+    assert translate(options, "format=json") == 0
     expected = [
         [str(line["index"]), h["text"], f"log_prob={h['log_prob']}", str(h["score"])]
         for line in map(json.loads, out.read_text("utf-8").split("\n")[:-1])
@@ -152,6 +152,6 @@ def test_remaining_time_compares_no_packed_bytes_with_text(
         with source.open("wb") as file, compress(file, suffix) as stream:
             stream.write(TEXT * 4)
         arguments = [f"input={source}", f"output={tmp_path / 'out'}", "window_lines=8"]
-        assert translate(f"model_dir={model}", *arguments) == 0
+        assert translate(f"model_dir={model}", arguments) == 0
         lines = [line for line in capfd.readouterr().err.split("\n") if "8 " in line]
         assert any(" left" in line for line in lines) == is_known, (suffix, lines)

@@ -20,10 +20,11 @@ import torch
 from exporting import exported, random_model
 from searching import Copier, save_tiny
 from tiny import sentences, tiny_model
+from translating import fork, status
 
 from nmt.config import ExportFormat, SearchConfig, TooLong
 from nmt.data.tokenizer import Tokenizer
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.prefetch import prefetch
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
@@ -458,6 +459,27 @@ for argument in sys.argv[1:]:
 """
 
 
+def test_a_fork_computes_with_one_thread_and_refuses_an_engine_with_threads(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    export = exported(random_model(tmp_path / "model", tokenizer), ExportFormat.ctranslate2)
+    translator = Translator.load(export, backend="ctranslate2")
+    num_threads = torch.get_num_threads()
+
+    def translate_in_fork() -> int:
+        assert torch.get_num_threads() == 1
+        with pytest.raises(NmtError, match="process was forked after the model was loaded"):
+            translator.translate(["the house"])
+        return 0
+
+    torch.set_num_threads(2)
+    try:
+        assert status(fork(translate_in_fork, tmp_path / "log")) == 0
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@pytest.mark.slow
 def test_a_forked_process_translates_or_says_what_to_do(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
