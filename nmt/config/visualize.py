@@ -21,6 +21,11 @@ class Picture(str, Enum):
     positions = "positions"
     schedule = "schedule"
     smoothing = "smoothing"
+    steps = "steps"
+    multi_head = "multi_head"
+    decoding = "decoding"
+    probabilities = "probabilities"
+    vocabulary = "vocabulary"
     architecture = "architecture"
     embeddings = "embeddings"
     search = "search"
@@ -70,11 +75,21 @@ class VisualizeConfig(RuntimeConfig):
     )
     beam_size: int | None = override("beam_size")
     kind: AttentionKind = option(AttentionKind.cross, "attention as .png: cross, encoder, decoder")
-    layers: list[int] = option([], "attention as .png: layers, from 1; empty: all")
-    heads: list[int] = option([], "attention as .png: heads, from 1; empty: all; 0: their mean")
-    words: list[str] = option([], "what=embeddings: words whose nearest neighbors are listed")
+    layers: list[int] = option(
+        [], "attention as .png: layers, from 1; empty: all; what=steps: one layer, by default 1"
+    )
+    heads: list[int] = option(
+        [], "attention as .png: heads, from 1; empty: all; 0: their mean; what=steps: one head"
+    )
+    words: list[str] = option(
+        [],
+        "embeddings: words whose nearest neighbors are listed; steps: the word of src to follow; "
+        "vocabulary: words of the table",
+    )
     num_pieces: int = option(300, "what=embeddings: number of pieces that are projected", low=3)
-    model: ModelConfig = option(ModelConfig, "what=architecture, positions: the architecture")
+    model: ModelConfig = option(
+        ModelConfig, "what=architecture, multi_head, positions: the architecture"
+    )
     vocab_size: int = option(37_000, "what=architecture: size of the vocabulary", low=5)
     length: int = option(
         100, "what=positions: number of positions; what=mask: number of tokens, at most 20", low=2
@@ -88,7 +103,10 @@ class VisualizeConfig(RuntimeConfig):
     )
     steps: int = option(20_000, "what=schedule: number of updates that are drawn", low=2)
     label_smoothing: float = option(
-        0.1, "what=smoothing: probability spread evenly over the vocabulary", low=0, below=1
+        0.1,
+        "what=smoothing, probabilities: probability spread evenly over the vocabulary",
+        low=0,
+        below=1,
     )
     split: str = option("test", "what=report: split to translate; valid if there is no test")
     tracker: list[TrackerName] = option([], "what=upload: tensorboard, wandb, mlflow, trackio")

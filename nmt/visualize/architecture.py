@@ -22,7 +22,7 @@ from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer, count
 from nmt.visualize.style import Style
 
 _COLOR_INDICES = {"feed-forward": 0, "attention": 1, "other": 2, "norm": 6}  # of `Style.colors`
-_BOX_HEIGHT = 0.62  # the width of a box is 1, and boxes follow at a distance of 1
+BOX_HEIGHT = 0.62  # the width of a box is 1, and boxes follow at a distance of 1
 _SECTION_GAP = 0.35  # additional space below and above the layer
 _ROUNDED = "round,pad=0,rounding_size=0.06"
 
@@ -60,9 +60,9 @@ def draw_architecture(config: VisualizeConfig, style: Style) -> Figure:
     encoder_ys = _draw_column(axes, style, 0.0, encoder, model.num_encoder_layers)
     decoder_ys = _draw_column(axes, style, 1.3, decoder, model.num_decoder_layers)
     reads_memory = [box.reads_memory for box in [*decoder.below, *decoder.layer]]
-    cross_y = decoder_ys[reads_memory.index(True)] + _BOX_HEIGHT / 2
+    cross_y = decoder_ys[reads_memory.index(True)] + BOX_HEIGHT / 2
     # a line from the top of the encoder to the left side of the decoder's cross-attention
-    top = encoder_ys[-1] + _BOX_HEIGHT
+    top = encoder_ys[-1] + BOX_HEIGHT
     memory_xs = [0.5, 0.5, 1.21, 1.21, 1.3]
     memory_ys = [top, top + 0.25, top + 0.25, cross_y, cross_y]
     axes.plot(memory_xs, memory_ys, color=style.colors[1], linewidth=1.4)
@@ -188,9 +188,9 @@ def _draw_column(
     for section, boxes in enumerate([column.below, column.layer, column.above]):
         for box in boxes:
             y = len(ys) + _SECTION_GAP * section
-            _draw_box(axes, style, x, y, box)
+            draw_box(axes, style, x, y, box)
             if ys:  # an arrow from the box below
-                _draw_arrow(axes, style, (x + 0.5, ys[-1] + _BOX_HEIGHT), (x + 0.5, y))
+                draw_arrow(axes, style, (x + 0.5, ys[-1] + BOX_HEIGHT), (x + 0.5, y))
             if box.num_skipped:  # the residual connection begins below the boxes that it skips
                 _draw_residual(axes, style, x, ys[-box.num_skipped] - 0.12, y)
             ys.append(y)
@@ -205,10 +205,10 @@ def _draw_column(
     return ys
 
 
-def _draw_box(axes: Axes, style: Style, x: float, y: float, box: Box) -> None:
+def draw_box(axes: Axes, style: Style, x: float, y: float, box: Box) -> None:
     """Draw a box with its lower left corner at (x, y)."""
     color = style.colors[_COLOR_INDICES[box.category]]
-    patch = FancyBboxPatch((x, y), 1, _BOX_HEIGHT, boxstyle=_ROUNDED)
+    patch = FancyBboxPatch((x, y), 1, BOX_HEIGHT, boxstyle=_ROUNDED)
     patch.set(facecolor=to_rgba(color, 0.18), edgecolor=color)
     axes.add_patch(patch)
     details = []
@@ -220,7 +220,7 @@ def _draw_box(axes: Axes, style: Style, x: float, y: float, box: Box) -> None:
     axes.text(x + 0.5, y + 0.16, "; ".join(details), ha="center", va="center", fontsize=7.5)
 
 
-def _draw_arrow(
+def draw_arrow(
     axes: Axes, style: Style, start: tuple[float, float], end: tuple[float, float]
 ) -> None:
     """Draw an arrow between two points (x, y)."""
@@ -229,6 +229,6 @@ def _draw_arrow(
 
 def _draw_residual(axes: Axes, style: Style, x: float, start: float, y: float) -> None:
     """Draw a residual connection from the height `start` into the left side of the box at `y`."""
-    end = y + _BOX_HEIGHT / 2
+    end = y + BOX_HEIGHT / 2
     axes.plot([x + 0.5, x - 0.04, x - 0.04], [start, start, end], color=style.muted_color)
-    _draw_arrow(axes, style, (x - 0.045, end), (x, end))
+    draw_arrow(axes, style, (x - 0.045, end), (x, end))

@@ -28,6 +28,7 @@ class PictureInfo:
     example: str
     figure_function: str = ""  # function(config, style) that returns a figure of matplotlib
     page_function: str = ""  # function(config) that returns an HTML page
+    svg_function: str = ""  # function(config) that returns an animated SVG
     default_suffix: str = ".png"  # suffix of the file, unless `output` is set
 
 
@@ -63,6 +64,33 @@ PICTURES = {
         "boxes with shapes and numbers of parameters",
         "model=big",
         figure_function="architecture:draw_architecture",
+    ),
+    Picture.steps: PictureInfo(
+        "self-attention of one word, step by step from its embedding to the output vector",
+        'src="A dog runs." words=[dog] layers=[1] heads=[2] model_dir=runs/mine',
+        figure_function="attention_steps:draw_steps",
+    ),
+    Picture.multi_head: PictureInfo(
+        "scaled dot-product and multi-head attention as boxes, figure 2 of the paper",
+        "model=big",
+        figure_function="multi_head:draw_multi_head",
+    ),
+    Picture.decoding: PictureInfo(
+        "a search step by step: attention and the tree of the beam, as a page or a moving .svg",
+        'src="A dog runs." model_dir=runs/mine',
+        page_function="decoding:decoding_page",
+        svg_function="decoding:decoding_svg",
+        default_suffix=".html",
+    ),
+    Picture.probabilities: PictureInfo(
+        "probabilities of each position of a translation: wanted, untrained and trained",
+        'src="A dog runs." model_dir=runs/mine',
+        figure_function="targets:draw_probabilities",
+    ),
+    Picture.vocabulary: PictureInfo(
+        "pieces with their indices and one-hot vectors",
+        "words=[dog,runs] model_dir=runs/mine",
+        figure_function="targets:draw_vocabulary",
     ),
     Picture.embeddings: PictureInfo(
         "embeddings on two axes, and nearest neighbors",
@@ -124,23 +152,45 @@ def draw(config: VisualizeConfig) -> None:
 
 
 def _write_picture(config: VisualizeConfig, picture: Picture) -> Path:
-    """Write a picture and return its path. The suffix .html means a page, others a figure."""
+    """Write a picture and return its path. The suffix chooses a page or a figure."""
     info = PICTURES[picture]
     output = resolve_path(config.output or f"{picture.value}{info.default_suffix}")
-    is_page = output.suffix == ".html"
-    if is_page and not info.page_function:
+    if output.suffix == ".html" and info.page_function:
+        _write_text(output, _import_function(info.page_function)(config))
+    elif output.suffix == ".svg" and info.svg_function:
+        _write_text(output, _import_function(info.svg_function)(config))
+    elif output.suffix != ".html" and info.figure_function:
+        _write_figure(config, info, output)
+    else:
         raise ConfigError(
-            f"output={config.output}: what={picture.value} is written as .png, .svg or .pdf"
+            f"output={config.output}: what={picture.value} is written as {_suffixes(info)}"
         )
-    if not is_page and not info.figure_function:
-        raise ConfigError(f"output={config.output}: what={picture.value} is written as .html")
-    if is_page:
-        draw_page = _import_function(info.page_function)
-        html = draw_page(config)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(output) as temporary:
-            temporary.write_text(html, encoding="utf-8", newline="\n")
-        return output
+    return output
+
+
+def _suffixes(info: PictureInfo) -> str:
+    """Return the suffixes of the files that a picture can be written as, for a message."""
+    suffixes = []
+    if info.figure_function:
+        suffixes += [".png", ".svg", ".pdf"]
+    if info.svg_function:
+        suffixes.append(".svg")
+    if info.page_function:
+        suffixes.append(".html")
+    if len(suffixes) == 1:
+        return suffixes[0]
+    return f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+
+
+def _write_text(output: Path, text: str) -> None:
+    """Write a page or a drawing."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with replace_file(output) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def _write_figure(config: VisualizeConfig, info: PictureInfo, output: Path) -> None:
+    """Draw a picture with matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         raise NmtError("pictures need matplotlib; install it with: pip install nmt[visualize]")
     from nmt.visualize.style import Style, save
@@ -149,7 +199,6 @@ def _write_picture(config: VisualizeConfig, picture: Picture) -> Path:
     with style.applied():
         draw_figure = _import_function(info.figure_function)
         save(draw_figure(config, style), output)
-    return output
 
 
 def _import_function(name: str) -> Callable[..., Any]:

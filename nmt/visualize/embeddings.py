@@ -34,7 +34,7 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
     tokenizer = translator.tokenizer.tgt
     vectors = model.embedding.weight.detach().float().cpu()  # (V, D)
     ids = list_text_ids(tokenizer)
-    words = config.words or _choose_words(tokenizer, ids)
+    words = config.words or choose_words(tokenizer, ids)
     replacements = style.add_fonts_for([*words, *tokenizer.pieces(ids)])
     figure = style.figure(13, 6.5)
     point_axes, neighbor_axes = figure.subplots(1, 2, width_ratios=[1.5, 1])
@@ -70,7 +70,7 @@ def list_text_ids(tokenizer: Tokenizer) -> list[int]:
     return [i for i in range(tokenizer.vocab_size) if i not in special_ids]
 
 
-def _choose_words(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+def choose_words(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     """Return pieces that begin a word and have three letters, spread evenly over the vocabulary."""
     pieces = tokenizer.all_pieces()
     word_ids = [i for i in ids if pieces[i].startswith("▁") and len(pieces[i]) > 3]

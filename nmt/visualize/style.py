@@ -171,6 +171,18 @@ class Style:
         axes.tick_params(length=0)
         return image
 
+    def write_numbers(
+        self, axes: Axes, numbers: Any, cells: Any | None = None, *, number_format: str = "{:.2f}"
+    ) -> None:
+        """Write a number into each cell of a heat map of `cells`, by default of `numbers`."""
+        numbers = np.asarray(numbers, dtype=float)
+        cells = numbers if cells is None else np.asarray(cells, dtype=float)
+        for row, column in np.ndindex(*numbers.shape):
+            text = axes.text(column, row, number_format.format(numbers[row, column]), fontsize=8.5)
+            text.set(ha="center", va="center")
+            if abs(cells[row, column]) > 0.5:  # a dark cell
+                text.set_color(self.background)
+
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as .png, .svg or .pdf, chosen by the suffix of `path`."""

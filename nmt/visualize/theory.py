@@ -27,6 +27,7 @@ from nmt.training.schedule import learning_rate, peak_learning_rate
 from nmt.visualize.style import Style
 
 _MAX_MASK_LENGTH = 20  # tokens: cells of larger masks are too small to see
+_MAX_WRITTEN_CELLS = 80  # of a table of positions; numbers of more cells are too small to read
 _NUM_WORDS = 5  # in the vocabulary of the figure of label smoothing
 _LINE_STYLES = ("-", "--", "-.", ":")
 _LAYOUTS = {  # titles of the sinusoidal encodings
@@ -73,6 +74,9 @@ def draw_positions(config: VisualizeConfig, style: Style) -> Figure:
         table = sinusoidal_positions(config.length, d_model, layout).numpy()  # (P, D)
         image = style.heat_map(axes[0, i], table, is_signed=True)
         axes[0, i].set(title=title, xlabel="dimension", ylabel="position")
+        axes[0, i].locator_params(integer=True)
+        if table.size <= _MAX_WRITTEN_CELLS:
+            style.write_numbers(axes[0, i], table)
         for dimension in dimensions:
             axes[1, i].plot(table[:, dimension], label=f"dimension {dimension}")
         axes[1, i].set(xlabel="position", ylabel="value", ylim=(-1.1, 1.1))
@@ -139,9 +143,7 @@ def draw_smoothing(config: VisualizeConfig, style: Style) -> Figure:
     targets = torch.stack([smoothed_target(smoothing, word, _NUM_WORDS) for word in words])
     names = [f"word {word}" for word in words]
     style.heat_map(target_axes, targets, row_labels=names, column_labels=list(map(str, words)))
-    for i, j in np.ndindex(*targets.shape):
-        text_color = style.background if targets[i, j] > 0.5 else style.text_color
-        target_axes.text(j, i, f"{targets[i, j]:.2f}", ha="center", va="center", color=text_color)
+    style.write_numbers(target_axes, targets)
     title = f"Target distribution, label_smoothing={smoothing:g}"
     target_axes.set(title=title, xlabel="word", ylabel="wanted")
     confidences = np.linspace(0.01, 0.999, 200)

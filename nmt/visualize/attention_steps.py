@@ -1,0 +1,339 @@
+"""The figure of self-attention step by step: from the embedding of a token to its output vector.
+
+It follows the pictures of the Illustrated Transformer (Alammar, 2018) with the numbers of a trained
+model.
+"""
+
+# S source tokens with EOS, D d_model, H heads, d dimensions of a head
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
+from torch import Tensor
+
+from nmt.config import Norm, VisualizeConfig
+from nmt.data.languages import encode_sources
+from nmt.errors import ConfigError
+from nmt.model.positions import TokenPositions
+from nmt.model.transformer import (
+    EncoderLayer,
+    PaddedContext,
+    Transformer,
+    padding_mask,
+    repeat_heads,
+)
+from nmt.translate.attention import attention_model
+from nmt.translate.translator import Translator
+from nmt.visualize.attention_figure import load_translator, read_sentences
+from nmt.visualize.style import Style
+
+_MAX_TOKENS = 24  # rows of more tokens are too small to read
+_NUM_WRITTEN = 12  # numbers that are written of each vector
+
+
+@dataclass(frozen=True)
+class AttentionSteps:
+    """Every intermediate result of the self-attention of one encoder layer, in float32."""
+
+    x: Tensor  # (S, D), the input of the layer; in the first layer embeddings and positions
+    layer_input: Tensor  # (S, D), `x` as attention reads it: normalized in pre-norm
+    q: Tensor  # (H, S, d)
+    k: Tensor  # (H, S, d)
+    v: Tensor  # (H, S, d)
+    scores: Tensor  # (H, S, S), q k^T
+    scaled_scores: Tensor  # (H, S, S), divided by sqrt(d), with the bias of positions if any
+    weights: Tensor  # (H, S, S), softmax of the scaled scores
+    heads: Tensor  # (H, S, d), the sums z of weighted values
+    concatenated: Tensor  # (S, H * d)
+    attention: Tensor  # (S, D), the concatenated heads times W^O
+    residual: Tensor  # (S, D), x + attention
+    output: Tensor  # (S, D), the residual sum, normalized in post-norm
+
+
+@torch.inference_mode()
+def compute_steps(model: Transformer, src_ids: list[int], layer: int) -> AttentionSteps:
+    """Compute the self-attention of encoder layer `layer`, from 0, for one sentence, step by step.
+
+    `src_ids` are the ids that the encoder reads, with EOS.
+    """
+    src = torch.tensor([src_ids], device=model.embedding.weight.device)  # (1, S)
+    lengths = torch.tensor([len(src_ids)], device=src.device)
+    context = PaddedContext(
+        padding_mask(lengths, len(src_ids)), TokenPositions.up_to(len(src_ids), src.device)
+    )
+    embedding = model.src_embedding or model.embedding
+    x = model.embed(src, embedding, model.encoder_positions, context.positions)  # (1, S, D)
+    for earlier_layer in model.encoder_layers[:layer]:
+        x = earlier_layer(x, context)
+    encoder_layer = cast(EncoderLayer, model.encoder_layers[layer])
+    self_attention = encoder_layer.self_attention
+    norm = encoder_layer.self_attention_norm
+    layer_input = encoder_layer.sublayer_input(norm, x)  # (1, S, D)
+    q, k, v = self_attention.project(layer_input, layer_input)
+    q, k = self_attention.normalize_and_rotate(q, k, context.positions)
+    k = repeat_heads(k, self_attention.num_heads)  # (1, H, S, d)
+    v = repeat_heads(v, self_attention.num_heads)
+    scores = q @ k.transpose(-2, -1)  # (1, H, S, S)
+    scaled_scores = scores / math.sqrt(self_attention.head_size)
+    encoding = self_attention.position_encoding
+    if encoding.has_bias:
+        scaled_scores = scaled_scores + encoding.bias(q, context.distances)
+    weights = scaled_scores.softmax(dim=-1)
+    heads = weights @ v  # (1, H, S, d)
+    if encoding.has_bias:
+        heads = heads + encoding.value_bias(weights, context.distances)
+    concatenated = heads.transpose(1, 2).flatten(2)  # (1, S, H * d)
+    attention = self_attention.out_projection(concatenated)  # (1, S, D)
+
+    def single(batch: Tensor) -> Tensor:
+        """Return the only sentence of a batch on the CPU, in float32."""
+        return batch[0].float().cpu()
+
+    return AttentionSteps(
+        x=single(x),
+        layer_input=single(layer_input),
+        q=single(q),
+        k=single(k),
+        v=single(v),
+        scores=single(scores),
+        scaled_scores=single(scaled_scores),
+        weights=single(weights),
+        heads=single(heads),
+        concatenated=single(concatenated),
+        attention=single(attention),
+        residual=single(x + attention),
+        output=single(encoder_layer.add_and_norm(norm, x, attention)),
+    )
+
+
+def draw_steps(config: VisualizeConfig, style: Style) -> Figure:
+    """Draw the self-attention of one token of `src` in one encoder layer, step by step.
+
+    `words` names the token, by default the first, `layers` the layer, and `heads` the head whose
+    vectors are drawn.
+    """
+    translator = load_translator(config)
+    model = attention_model(translator.backend)
+    if model is None:
+        raise ConfigError("what=steps draws one native model, no ensemble")
+    line = read_sentences(config.src, "src")[0]
+    layer = choose_number(config.layers, "layers", model.config.num_encoder_layers)
+    head = choose_number(config.heads, "heads", model.config.num_heads)
+    src_ids = encode_line(translator, line, adds_eos=model.config.source_eos)
+    pieces = translator.tokenizer.src.pieces(src_ids)
+    query = find_token(pieces, config.words)
+    steps = compute_steps(model, src_ids, layer - 1)
+    replacements = style.add_fonts_for(pieces)
+    labels = [piece.translate(replacements) for piece in pieces]
+    return steps_figure(
+        steps,
+        labels,
+        style,
+        query=query,
+        head=head,
+        layer=layer,
+        output_matrix=_output_projection(model, layer),
+        is_pre_norm=model.config.norm is Norm.pre,
+    )
+
+
+def encode_line(translator: Translator, line: str, *, adds_eos: bool) -> list[int]:
+    """Return the ids of a line that the encoder reads; raise `ConfigError` if they are too many."""
+    tokenizer = translator.tokenizer.src
+    [src_ids] = encode_sources(tokenizer, [line], translator.common_tags)
+    if adds_eos:
+        src_ids.append(tokenizer.eos_id)
+    if len(src_ids) > _MAX_TOKENS:
+        raise ConfigError(
+            f"src has {len(src_ids)} tokens, {_MAX_TOKENS} can be drawn; give a shorter sentence"
+        )
+    return src_ids
+
+
+def choose_number(numbers: list[int], name: str, count: int) -> int:
+    """Return the only one of `numbers`, which is from 1 to `count`; 1 if there is none."""
+    if not numbers:
+        return 1
+    number = numbers[0]
+    if len(numbers) > 1 or not 1 <= number <= count:
+        raise ConfigError(f"{name}={numbers}: give one number from 1 to {count}")
+    return number
+
+
+def find_token(pieces: list[str], words: list[str]) -> int:
+    """Return the index of the piece that begins the only one of `words`; 0 if there is none."""
+    if not words:
+        return 0
+    if len(words) > 1:
+        raise ConfigError(f"words={words}: what=steps follows one word")
+    word = words[0]
+    for i, piece in enumerate(pieces):
+        text = piece.removeprefix("▁")
+        if text and word.startswith(text) and "".join(pieces[i:]).startswith(("▁" + word, word)):
+            return i
+    raise ConfigError(f"words={word}: src has the tokens {' '.join(pieces)}")
+
+
+def _output_projection(model: Transformer, layer: int) -> Tensor:
+    """Return W^O (H * d, D) of the self-attention of an encoder layer, counted from 1."""
+    encoder_layer = cast(EncoderLayer, model.encoder_layers[layer - 1])
+    return encoder_layer.self_attention.out_projection.weight.detach().t().float().cpu()
+
+
+def steps_figure(
+    steps: AttentionSteps,
+    labels: list[str],
+    style: Style,
+    *,
+    query: int,
+    head: int,
+    layer: int,
+    output_matrix: Tensor,
+    is_pre_norm: bool,
+) -> Figure:
+    """Draw the steps for the token with index `query` in `head`, counted from 1.
+
+    `labels` (S) name the tokens, and `output_matrix` is W^O (H * d, D).
+    """
+    row_height = max(0.24 * len(labels), 1.6)  # inches
+    heights = [row_height, row_height, row_height, max(0.24 * len(steps.heads), 2.0), 1.6]
+    figure = style.figure(15, sum(heights) + 4)
+    grid = GridSpec(5, 6, figure=figure, height_ratios=heights)
+    _draw_input(figure, grid, style, steps, labels, layer=layer, is_pre_norm=is_pre_norm)
+    _draw_head(figure, grid, style, steps, labels, query=query, head=head - 1)
+
+    axes = figure.add_subplot(grid[3, 0:2])
+    head_names = [f"head {i + 1}" for i in range(len(steps.heads))]
+    _draw_vectors(
+        axes, style, f"6. z of {labels[query]} in every head", steps.heads[:, query], head_names
+    )
+    _mark_row(axes, style, head - 1)
+    axes = figure.add_subplot(grid[3, 2:4])
+    _draw_vectors(
+        axes,
+        style,
+        f"7. Concat of the heads, times W^O {tuple(output_matrix.shape)}",
+        output_matrix,
+    )
+
+    vectors = {
+        "x": steps.x[query],
+        "attention": steps.attention[query],
+        "x + attention": steps.residual[query],
+    }
+    if not is_pre_norm:
+        vectors["layer norm"] = steps.output[query]
+    stacked = torch.stack(list(vectors.values()))
+    axes = figure.add_subplot(grid[3, 4:6])
+    _draw_vectors(axes, style, "8. Add (and norm)", stacked, list(vectors))
+    axes = figure.add_subplot(grid[4, :])
+    _draw_numbers(axes, style, stacked[:, :_NUM_WRITTEN], list(vectors))
+    axes.set_title(f"The vectors of step 8, dimensions 0 to {_NUM_WRITTEN - 1}")
+    figure.suptitle(
+        f"Self-attention of {labels[query]}: encoder layer {layer}, head {head}", fontsize=13
+    )
+    return figure
+
+
+def _draw_input(
+    figure: Figure,
+    grid: GridSpec,
+    style: Style,
+    steps: AttentionSteps,
+    labels: list[str],
+    *,
+    layer: int,
+    is_pre_norm: bool,
+) -> None:
+    """Draw the input of the layer, and of its self-attention, in the first row of the figure."""
+    title = "1. Embedding and position"
+    if layer > 1:
+        title = f"1. Output of layer {layer - 1}"
+    _draw_vectors(figure.add_subplot(grid[0, 0:3]), style, f"{title}: x", steps.x, labels)
+    title = "x, unchanged in post-norm"
+    if is_pre_norm:
+        title = "Layer norm of x (pre-norm)"
+    _draw_vectors(figure.add_subplot(grid[0, 3:6]), style, title, steps.layer_input)
+
+
+def _draw_head(
+    figure: Figure,
+    grid: GridSpec,
+    style: Style,
+    steps: AttentionSteps,
+    labels: list[str],
+    *,
+    query: int,
+    head: int,
+) -> None:
+    """Draw steps 2 to 5, the attention of one head, in two rows of the figure."""
+    axes = figure.add_subplot(grid[1, 0:2])
+    _draw_vectors(axes, style, "2. Queries q = x W^Q", steps.q[head], labels)
+    _mark_row(axes, style, query)
+    axes = figure.add_subplot(grid[1, 2:4])
+    _draw_vectors(axes, style, "Keys k = x W^K", steps.k[head])
+    axes = figure.add_subplot(grid[1, 4:6])
+    _draw_vectors(axes, style, "Values v = x W^V", steps.v[head])
+
+    columns = torch.stack(
+        [
+            steps.scores[head, query],
+            steps.scaled_scores[head, query],
+            steps.weights[head, query],
+        ],
+        dim=1,
+    )  # (S, 3)
+    axes = figure.add_subplot(grid[2, 0:2])
+    _draw_numbers(axes, style, columns, labels, ["q · k", f"/ √{steps.q.size(-1)}", "softmax"])
+    axes.set_title("3. Scores of the keys, scaled, and their softmax")
+    weighted_values = steps.weights[head, query][:, None] * steps.v[head]  # (S, d)
+    axes = figure.add_subplot(grid[2, 2:4])
+    _draw_vectors(axes, style, "4. Values times weights", weighted_values)
+    axes = figure.add_subplot(grid[2, 4:6])
+    _draw_vectors(axes, style, "5. Their sum z", steps.heads[head, query][None], [labels[query]])
+
+
+def _draw_vectors(
+    axes: Axes, style: Style, title: str, vectors: Tensor, labels: list[str] | None = None
+) -> None:
+    """Draw vectors as rows of colors; the largest absolute value has the full color."""
+    largest = float(vectors.abs().max())
+    style.heat_map(axes, vectors / max(largest, 1e-12), is_signed=True, row_labels=labels or [])
+    axes.set_aspect("auto")
+    axes.set_title(title)
+    axes.set_xlabel(f"{vectors.size(1)} dimensions, values up to ±{largest:.2g}", fontsize=8)
+    axes.set_xticks([])
+
+
+def _mark_row(axes: Axes, style: Style, row: int) -> None:
+    """Draw a frame around one row of a heat map."""
+    axes.axhspan(row - 0.5, row + 0.5, fill=False, edgecolor=style.text_color, linewidth=1.5)
+
+
+def _draw_numbers(
+    axes: Axes,
+    style: Style,
+    numbers: Tensor,
+    row_labels: list[str],
+    column_labels: list[str] | None = None,
+) -> None:
+    """Write a table of numbers. Colors compare the numbers of a column if the columns have labels,
+    else all numbers.
+    """
+    scale = numbers.abs().max()
+    if column_labels is not None:
+        scale = numbers.abs().amax(dim=0)
+    colors = numbers / scale.clamp(min=1e-12)
+    style.heat_map(
+        axes, colors, is_signed=True, row_labels=row_labels, column_labels=column_labels or []
+    )
+    axes.set_aspect("auto")
+    axes.tick_params(axis="x", labelrotation=0, labeltop=True, labelbottom=False)
+    style.write_numbers(axes, numbers, colors)

@@ -1,0 +1,158 @@
+"""Figures of training targets: one-hot vectors of words, and the probabilities of each position of
+a translation beside the distribution that training asks for.
+
+They follow the last pictures of the Illustrated Transformer (Alammar, 2018).
+"""
+
+# T target tokens with EOS, V vocab, C columns: distinct tokens that are drawn
+
+from __future__ import annotations
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from nmt.config import VisualizeConfig
+from nmt.data.languages import encode_sources, tag_lines
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError
+from nmt.model.transformer import Transformer, causal_mask, padding_mask
+from nmt.translate.attention import attention_model
+from nmt.visualize.attention_figure import load_translator, read_sentences
+from nmt.visualize.embeddings import choose_words, list_text_ids
+from nmt.visualize.style import Style
+
+_MAX_TOKENS = 16  # tables of more tokens are too small to read
+_SEED = 1  # of the untrained model
+
+
+def draw_vocabulary(config: VisualizeConfig, style: Style) -> Figure:
+    """Draw the pieces of some words with their indices and their one-hot vectors."""
+    translator = load_translator(config)
+    tokenizer = translator.tokenizer.tgt
+    words = config.words or choose_words(tokenizer, list_text_ids(tokenizer))
+    ids = encode_words(tokenizer, words)
+    if len(ids) > _MAX_TOKENS:
+        raise ConfigError(f"words: {len(ids)} pieces, {_MAX_TOKENS} can be drawn; give fewer words")
+    pieces = tokenizer.pieces(ids)
+    replacements = style.add_fonts_for(pieces)
+    labels = [piece.translate(replacements) for piece in pieces]
+    indices = [str(id) for id in ids]
+    figure = style.figure(0.6 * len(ids) + 4, 0.36 * len(ids) + 2)
+    axes = figure.subplots()
+    one_hot = torch.eye(len(ids))  # the columns of these pieces
+    rows = [f"{label}   {index}" for label, index in zip(labels, indices, strict=True)]
+    style.heat_map(axes, one_hot, row_labels=rows, column_labels=indices)
+    style.write_numbers(axes, one_hot, number_format="{:.0f}")
+    axes.set_aspect("auto")
+    axes.set_title("Pieces, their indices, and their one-hot vectors")
+    axes.set_xlabel(f"index; {tokenizer.vocab_size:,} dimensions, the others are 0 in these rows")
+    return figure
+
+
+def encode_words(tokenizer: Tokenizer, words: list[str]) -> list[int]:
+    """Return the ids of the pieces of words, each once, in the order of their first occurrence."""
+    ids: dict[int, None] = {}
+    for word in words:
+        ids.update(dict.fromkeys(tokenizer.encode(word)[len(tokenizer.prefix) :]))
+    return list(ids)
+
+
+def draw_probabilities(config: VisualizeConfig, style: Style) -> Figure:
+    """Draw the probabilities of each position of a translation in three tables: the distribution
+    that training asks for, an untrained model and the trained model.
+
+    Without `tgt`, the translation is the one that the model finds.
+    """
+    translator = load_translator(config)
+    model = attention_model(translator.backend)
+    if model is None:
+        raise ConfigError("what=probabilities draws one native model, no ensemble")
+    line = read_sentences(config.src, "src")[0]
+    if config.tgt is None:
+        [translation] = translator.translate([line], beam_size=config.beam_size)
+    else:
+        translation = read_sentences(config.tgt, "tgt")[0]
+    tokenizer = translator.tokenizer
+    tags = translator.common_tags
+    [src_ids] = encode_sources(tokenizer.src, [line], tags)
+    if model.config.source_eos:
+        src_ids.append(tokenizer.src.eos_id)
+    [tgt_ids] = tokenizer.tgt.encode_batch(tag_lines([translation], tags.tgt))
+    if len(tgt_ids) >= _MAX_TOKENS:
+        raise ConfigError(
+            f"the translation has {len(tgt_ids)} tokens, {_MAX_TOKENS - 1} can be drawn; "
+            "give a shorter sentence"
+        )
+    torch.manual_seed(_SEED)
+    src_vocab_size = None if model.src_embedding is None else len(model.src_embedding.weight)
+    untrained = Transformer(
+        model.config, tokenizer.tgt.vocab_size, src_vocab_size=src_vocab_size
+    ).eval()
+    tgt_in = [tokenizer.tgt.bos_id, *tgt_ids]
+    tgt_out = [*tgt_ids, tokenizer.tgt.eos_id]
+    columns = list(dict.fromkeys(tgt_out))
+    tables = {
+        f"Wanted, label_smoothing={config.label_smoothing:g}": select_columns(
+            smoothed_targets(tgt_out, tokenizer.tgt.vocab_size, config.label_smoothing), columns
+        ),
+        "Untrained model": select_columns(
+            next_token_probabilities(untrained, src_ids, tgt_in), columns
+        ),
+        "Trained model": select_columns(next_token_probabilities(model, src_ids, tgt_in), columns),
+    }
+    pieces = tokenizer.tgt.pieces(tgt_out)
+    column_pieces = tokenizer.tgt.pieces(columns)
+    replacements = style.add_fonts_for([*pieces, *column_pieces])
+    return probabilities_figure(
+        tables,
+        [piece.translate(replacements) for piece in pieces],
+        [*(piece.translate(replacements) for piece in column_pieces), "others"],
+        style,
+    )
+
+
+@torch.inference_mode()
+def next_token_probabilities(model: Transformer, src_ids: list[int], tgt_in: list[int]) -> Tensor:
+    """Return the probability of each word after each token of `tgt_in`, (T, V) in float32."""
+    device = model.embedding.weight.device
+    hidden = model(
+        torch.tensor([src_ids], device=device),
+        padding_mask(torch.tensor([len(src_ids)], device=device), len(src_ids)),
+        torch.tensor([tgt_in], device=device),
+        causal_mask(len(tgt_in), device),
+    )  # (1, T, D)
+    return model.logits(hidden)[0].float().softmax(dim=-1).cpu()
+
+
+def smoothed_targets(tgt_out: list[int], vocab_size: int, smoothing: float) -> Tensor:
+    """Return the distributions that training asks for (T, V): 1 - smoothing for the wanted word,
+    plus smoothing / V for every word (Szegedy et al., 2016, section 7).
+    """
+    targets = torch.full((len(tgt_out), vocab_size), smoothing / vocab_size)
+    targets[torch.arange(len(tgt_out)), torch.tensor(tgt_out)] += 1 - smoothing
+    return targets
+
+
+def select_columns(probabilities: Tensor, columns: list[int]) -> Tensor:
+    """Return the `columns` of (T, V), and the sum of all others as the last column, (T, C + 1)."""
+    selected = probabilities[:, columns]  # (T, C)
+    others = 1 - selected.sum(dim=1, keepdim=True)
+    return torch.cat([selected, others.clamp(min=0)], dim=1)
+
+
+def probabilities_figure(
+    tables: dict[str, Tensor], row_labels: list[str], column_labels: list[str], style: Style
+) -> Figure:
+    """Draw tables (T, C + 1) of probabilities next to each other."""
+    width = 0.5 * len(column_labels) + 1
+    figure = style.figure(width * len(tables) + 1, 0.4 * len(row_labels) + 2.2)
+    for axes, (title, probabilities) in zip(
+        figure.subplots(1, len(tables)), tables.items(), strict=True
+    ):
+        style.heat_map(axes, probabilities, row_labels=row_labels, column_labels=column_labels)
+        style.write_numbers(axes, probabilities)
+        axes.set_aspect("auto")
+        axes.set_title(title)
+    figure.supylabel("position, with its wanted word", fontsize=10)
+    return figure
