@@ -188,6 +188,35 @@ def test_clicks_and_keys_choose_kind_layer_and_head(view: View, tokenizer: Token
 
 @pytest.mark.slow
 @needs_browser
+def test_several_heads_are_shown_in_colors_of_their_own(view: View, tokenizer: Tokenizer) -> None:
+    [pair] = attention(tokenizer, [("the green house", "größer")], num_heads=4)
+    view.open([pair])
+    view.keys("h")
+    assert view.texts("h3") == ["Target to source, layer 6, head 1, head 2, head 3, head 4"]
+    assert view.texts(".legend button") == ["head 1", "head 2", "head 3", "head 4"]
+    colors = view.run(
+        "return [...document.querySelectorAll('.legend button')].map("
+        "(button) => getComputedStyle(button).borderTopColor)"
+    )
+    assert len(set(colors)) == 4
+    for head in (0, 2):
+        view.browser.find_elements("css selector", ".legend button")[head].click()
+    assert view.texts("h3") == ["Target to source, layer 6, head 2, head 4"]
+    rows = view.browser.find_elements("css selector", ".tokens.right .token")
+    view.run("arguments[0].focus()", rows[0])
+    mean = pair.cross[5, [1, 3], 0].mean(dim=0)  # of the heads that are shown
+    best = int(mean.argmax())
+    expected = f"{pair.predicted[0]} attends to {pair.src[best]} {mean[best]:.2f}"
+    assert view.texts(".said")[0].startswith(expected[:-1])  # bytes have no second digit
+    view.browser.find_element("css selector", "[data-layer='5'][data-head='0']").click()
+    assert view.texts("h3") == ["Target to source, layer 6, head 1, head 2, head 4"]
+    view.keys("m")
+    assert view.texts("h3") == ["Target to source, layer 6, mean of heads"]
+    assert not view.texts(".legend button")
+
+
+@pytest.mark.slow
+@needs_browser
 def test_keys_work_from_the_first_moment_and_after_clicks(view: View, tokenizer: Tokenizer) -> None:
     from selenium.webdriver import ActionChains
 
