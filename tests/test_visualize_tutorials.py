@@ -90,7 +90,7 @@ def test_the_figure_of_steps_shows_the_scores_of_the_chosen_word(
         ({"heads": [1, 2]}, r"heads=\[1, 2\]: give one number from 1 to 4"),
         ({"words": ["tree"]}, "words=tree: src has the tokens"),
         ({"words": ["the", "house"]}, "what=steps follows one word"),
-        ({"src": "the green house " * 20}, "tokens, 24 can be drawn"),
+        ({"src": "the green house " * 20}, "tokens, 40 can be drawn"),
     ],
 )
 def test_steps_refuse_what_they_cannot_draw(

@@ -34,7 +34,7 @@ from nmt.translate.translator import Translator
 from nmt.visualize.attention_figure import load_translator, read_sentences
 from nmt.visualize.style import Style
 
-_MAX_TOKENS = 24  # rows of more tokens are too small to read
+_MAX_TOKENS = 40  # rows of more tokens are too small to read
 _NUM_WRITTEN = 12  # numbers that are written of each vector
 
 
@@ -174,9 +174,11 @@ def find_token(pieces: list[str], words: list[str]) -> int:
     if len(words) > 1:
         raise ConfigError(f"words={words}: what=steps follows one word")
     word = words[0]
+    start = "".join(pieces).find("▁" + word)  # without this mark it would be a part of a word
+    end = 0
     for i, piece in enumerate(pieces):
-        text = piece.removeprefix("▁")
-        if text and word.startswith(text) and "".join(pieces[i:]).startswith(("▁" + word, word)):
+        end += len(piece)
+        if 0 <= start < end - 1 or (start == end - 1 and piece != "▁"):
             return i
     raise ConfigError(f"words={word}: src has the tokens {' '.join(pieces)}")
 

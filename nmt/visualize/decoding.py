@@ -29,7 +29,7 @@ from nmt.translate.translator import Translator
 from nmt.visualize.attention_figure import load_translator, read_sentences
 from nmt.visualize.search_tree import Layout, SearchRecord, layout_tree, record_search
 
-_MAX_STEPS = 30  # longer searches are refused
+_MAX_STEPS = 100  # longer searches are refused
 _NUM_VECTOR_CELLS = 12  # dimensions of the encoder's output that are drawn of each token
 
 # sizes are in units of the drawing, about pixels
@@ -39,6 +39,7 @@ _ROW_HEIGHT = 38  # between the leaves of the tree
 _BOX_HEIGHT = 24
 _CELL_HEIGHT = 5  # of a dimension
 _CHARACTER_WIDTH = 8
+_MAX_PIECE_LENGTH = 8  # characters that fit into a column beside a percentage
 _SECTION_GAP = 46  # with the title of the next section
 
 
@@ -303,6 +304,8 @@ def _draw_likeliest(
             )
             drawing.elements.append(bar)
             [piece] = tokenizer.pieces([candidate])
+            if len(piece) > _MAX_PIECE_LENGTH:
+                piece = f"{piece[: _MAX_PIECE_LENGTH - 1]}…"
             css_class = "bold" if candidate == token else ""
             text = f"{piece} {probability:.0%}"
             drawing.add_text(x + 3, y + 13, text, first=step, css_class=css_class)

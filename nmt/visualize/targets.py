@@ -22,7 +22,7 @@ from nmt.visualize.attention_figure import load_translator, read_sentences
 from nmt.visualize.embeddings import choose_words, list_text_ids
 from nmt.visualize.style import Style
 
-_MAX_TOKENS = 16  # tables of more tokens are too small to read
+_MAX_TOKENS = 24  # tables of more tokens are too small to read
 _SEED = 1  # of the untrained model
 
 
