@@ -23,9 +23,10 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.runtime.manifest import write_manifest
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
-from nmt.serve.app import Server, make_app
+from nmt.serve.app import make_app
 from nmt.serve.models import Direction, Models
 from nmt.serve.protocol import BoundedProtocol
+from nmt.serve.server import Server
 from nmt.serve.service import Service
 from nmt.translate.translator import Translator
 

@@ -32,7 +32,7 @@ from nmt.config import ServeConfig
 from nmt.config.words import ADVICE_FOR_KEY
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
-from nmt.serve.app import listen
+from nmt.serve.server import listen
 from nmt.translate.translator import Translator
 
 PACKAGE = Path(nmt.__file__).parent

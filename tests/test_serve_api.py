@@ -22,8 +22,8 @@ from nmt.data.languages import Tags
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError
-from nmt.serve.app import listen
 from nmt.serve.models import Direction, Models
+from nmt.serve.server import listen
 from nmt.translate.translator import Translator
 
 LINES = short_sentences(12)
@@ -217,9 +217,9 @@ def test_languages_come_from_the_models(tmp_path: Path, tokenizer: Tokenizer) ->
         models = loaded(folder)
         assert len(models.directions) == pairs
         assert {d.tags.src for d in models.directions.values()} == set(symbols)
-        assert models.find_code("PB") == models.find_code("pt_br") == "pt-BR"
-        assert models.find_code("de-AT") == "de"
-        assert models.find_code("zz") is None
+        assert models.languages.find_code("PB") == models.languages.find_code("pt_br") == "pt-BR"
+        assert models.languages.find_code("de-AT") == "de"
+        assert models.languages.find_code("zz") is None
 
 
 def test_languages_have_the_codes_that_clients_know(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -230,8 +230,15 @@ def test_languages_have_the_codes_that_clients_know(tmp_path: Path, tokenizer: T
     change_config(folders[0], src_lang="mul", tgt_lang="mul")
     change_config(folders[1], src_lang="en", tgt_lang="zh-Hant")
     models = loaded(folders[0])
-    assert models.codes == ["aka_Latn", "en", "twi_Latn", "xx", "zh-Hans", "zh-Hant"]  # both are ak
-    names = [language["name"] for language in models.list_languages()]
+    assert models.languages.codes == [
+        "aka_Latn",
+        "en",
+        "twi_Latn",
+        "xx",
+        "zh-Hans",
+        "zh-Hant",
+    ]  # both are ak
+    names = [language["name"] for language in models.languages.describe()]
     assert names[-3:] == ["xx", "Chinese (Simplified)", "Chinese (Traditional)"]
     for code, wishes in {
         "en": ("eng_Latn", "en-GB", "EN"),
@@ -239,8 +246,8 @@ def test_languages_have_the_codes_that_clients_know(tmp_path: Path, tokenizer: T
         "zh-Hant": ("zt", "zh_TW"),
         None: ("deu_Latn", "z"),
     }.items():
-        assert set(map(models.find_code, wishes)) == {code}
-    assert models.choose_source("a house with a red roof", "zh-Hans")[0] == "en"
+        assert set(map(models.languages.find_code, wishes)) == {code}
+    assert models.languages.choose_source("a house with a red roof", "zh-Hans")[0] == "en"
     assert models.directions["en", "zh-Hans"].tags.src == "<2zho_Hans>"
     merged = Models.load(
         ServeConfig(model_dir=list(map(str, folders)), device="cpu", num_workers=0)

@@ -19,8 +19,8 @@ from nmt.config import Engine, ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
 from nmt.serve.models import Models
-from nmt.serve.round_engine import JoiningSearch, LocalEngine, SearchRound
-from nmt.serve.workers import WorkerDiedError, count_workers
+from nmt.serve.rounds import JoiningSearch, SearchRound, WorkerThreads
+from nmt.serve.worker_pool import WorkerDiedError, count_workers
 from nmt.translate.batch_search import Segment
 from nmt.translate.translator import Translator
 
@@ -98,7 +98,7 @@ def test_workers_answer_as_one_process_does_and_lose_nothing_when_they_are_kille
 def test_a_sentence_that_kills_its_worker_fails_alone(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Dying(LocalEngine):
+    class Dying(WorkerThreads):
         async def search(self, worker_index: int, search_round: SearchRound, deliver: Any) -> None:
             segments = [
                 request.segments[index] for request, index in search_round.unfinished.values()
@@ -110,7 +110,7 @@ def test_a_sentence_that_kills_its_worker_fails_alone(
     models, _ = copying(tokenizer)
     poison = tokenizer.encode("über")[0]
     with running(models) as server:
-        monkeypatch.setattr(server.service.scheduler.rounds, "local_engine", Dying(1))
+        monkeypatch.setattr(server.service.scheduler.rounds, "threads", Dying(1))
         text = ["a tree", "a über house", "the house"]
         translations = server.post("/v1/translate", text=text, **GOOD).json["translations"]
         assert [item["text"] for item in translations] == ["a tree", None, "the house"]

@@ -168,7 +168,7 @@ def serve(config: ServeConfig) -> None:
         if importlib.util.find_spec(name) is None:
             raise NmtError(f"nmt-serve needs {name}; install it with: pip install nmt[serve]")
     _check_address_space()
-    from nmt.serve.app import serve
+    from nmt.serve.server import serve
 
     try:
         serve(config)

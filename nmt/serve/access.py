@@ -1,4 +1,4 @@
-"""API keys, and limits on the rate and size of requests."""
+"""Access to the server: API keys, and limits on the rate and the size of requests."""
 
 from __future__ import annotations
 
@@ -7,39 +7,19 @@ import hmac
 import ipaddress
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from nmt.config import resolve_path
+from nmt.config import ServeConfig, resolve_path
 from nmt.errors import ConfigError
+from nmt.serve.http_errors import HttpError, TooManyRequestsError
 
 _MAX_CLIENTS = 10_000  # with a rate in memory; the least recent ones are forgotten
 _MAX_TRIED_KEYS_PER_MINUTE = 20  # by one client
 _MAX_HELD_BYTES = 256 << 20  # of the bodies of all open requests together
-
-
-class HttpError(Exception):
-    """A response with an error status.
-
-    Args:
-        text: The value of `error` in the response.
-        retry_seconds: When the client may try again, for the header Retry-After.
-    """
-
-    def __init__(self, status: int, text: str, *, retry_seconds: int | None = None) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
-        self.retry_seconds = retry_seconds
-
-
-class UnsupportedLanguageError(HttpError):
-    """A 400 response to a language that is not served, with the codes of those that are."""
-
-    def __init__(self, language: str, supported: list[str]) -> None:
-        super().__init__(400, f"{language} is not supported")  # LibreTranslate's text
-        self.supported = supported
 
 
 @dataclass(frozen=True)
@@ -95,6 +75,16 @@ def is_same_secret(secret: str, candidate: str) -> bool:
     return hmac.compare_digest(secret.encode(), candidate.encode("utf-8", "replace"))
 
 
+def get_bearer_token(request: Request) -> str:
+    """Return the token in the Authorization header of a request, or "" without the header."""
+    return request.headers.get("authorization", "").removeprefix("Bearer ")
+
+
+def get_client_name(request: Request) -> str:
+    """Return the address or network of the client, by which its requests are limited."""
+    return client_network(request.client.host if request.client else "unknown")
+
+
 def client_network(address: str) -> str:
     """Return an IPv4 address, or the /64 network of an IPv6 address, which one client may own."""
     try:
@@ -136,10 +126,8 @@ class RateLimits:
         bucket.updated_at = current_time
         if bucket.num_requests < 1:
             seconds = max(1, round((1 - bucket.num_requests) * 60 / per_minute + 0.5))
-            raise HttpError(
-                429,
-                f"Slowdown: {per_minute} requests a minute are the limit",
-                retry_seconds=seconds,
+            raise TooManyRequestsError(
+                f"{per_minute} requests a minute are the limit", retry_seconds=seconds
             )
         bucket.num_requests -= 1
 
@@ -170,6 +158,58 @@ class KeyRing:
             if len(self._used) > _MAX_CLIENTS:
                 self._used.popitem(last=False)
         return key
+
+
+@dataclass
+class RequestContext:
+    """The sender of a request, and its fields in the access log."""
+
+    id: str  # in the header X-Request-ID
+    client: str  # name of the API key or network; limits and fairness apply to it
+    key: Key | None = None
+    fields: dict[str, Any] = field(default_factory=dict)  # added to the line of the access log
+
+
+class Admission:
+    """Checks the API key of each request, and limits the requests of its client."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        """Read the file of keys. Raises `ConfigError` if it is invalid."""
+        self._config = config
+        self._keys = None if config.api_keys is None else KeyRing(read_keys(config.api_keys))
+        self._rate_limits = RateLimits()
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether the server has API keys."""
+        return self._keys is not None
+
+    def check(self, context: RequestContext, secret: str) -> None:
+        """Count a request, and store the key with this secret in its context; "" for no key.
+
+        Raises a 400 `HttpError` for a missing key, 403 for an unknown one and 429 above the limit
+        of the client.
+        """
+        requests_per_minute = self._config.requests_per_minute
+        if self._keys is not None and secret:
+            context.key = self._keys.find(context.client, secret.strip())
+            if context.key is None:
+                raise HttpError(403, "Invalid API key")
+            context.client = context.key.name
+            requests_per_minute = context.key.requests_per_minute or 0
+        elif self._keys is not None and self._config.key_required:
+            raise HttpError(400, "This server needs an API key; ask its operator for one")
+        self._rate_limits.check(context.client, requests_per_minute)
+
+    def char_limit(self, context: RequestContext, *, is_file: bool = False) -> int:
+        """Return the maximum number of characters of a request, 0 for no limit.
+
+        Files and streams, `is_file`, are limited in bytes; only an API key can limit their
+        characters.
+        """
+        if context.key is not None and context.key.char_limit is not None:
+            return context.key.char_limit
+        return 0 if is_file else self._config.char_limit
 
 
 class BodyLimits:

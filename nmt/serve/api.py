@@ -21,19 +21,14 @@ from starlette.routing import Route
 
 from nmt.config import resolve_path
 from nmt.data.language_codes import language_name
-from nmt.errors import NmtError
-from nmt.serve.access import HttpError
 from nmt.serve.documents import FORMATS, ReadOptions
-from nmt.serve.file_process import FileWindow, OpenFile, is_html_file
-from nmt.serve.models import Direction
+from nmt.serve.file_process import FileWindow, OpenFile
+from nmt.serve.http_errors import HttpError, InvalidRequestError
+from nmt.serve.languages import DetectedLanguage
+from nmt.serve.models import Direction, TranslationOptions
 from nmt.serve.parameters import ApiRequest, get_service, read_request
-from nmt.serve.service import (
-    TranslatedText,
-    TranslationOptions,
-    call_for_texts,
-    check_results,
-    run_unless_disconnected,
-)
+from nmt.serve.service import run_unless_disconnected
+from nmt.serve.text_translation import TranslatedText, call_for_texts, check_results
 
 _MAX_ALTERNATIVES = 100
 _SUGGESTIONS_LOCK = threading.Lock()  # held while a suggestion is appended
@@ -49,7 +44,7 @@ async def translate(request: Request) -> Response:
         "alternatives", default=0, maximum=_MAX_ALTERNATIVES
     )
     api_request.check_size(texts, is_list=is_list)
-    api_request.service.check_languages(options)
+    api_request.service.models.check_languages(options)
     options = replace(options, n_best=num_alternatives + 1, is_html=api_request.params.is_html())
     start = time.monotonic()
     translated_texts = await api_request.service.translate(
@@ -90,28 +85,31 @@ async def detect(request: Request) -> Response:
     api_request = await read_request(request)
     text = " ".join(api_request.params.texts("q"))
     api_request.check_size([text])
-    languages = api_request.service.models.detect_languages(text) or [("en", 0.0)]
-    return JSONResponse([{"confidence": score, "language": code} for code, score in languages])
+    detected = api_request.service.models.languages.detect(text) or [DetectedLanguage("en", 0.0)]
+    return JSONResponse(
+        [{"confidence": confidence, "language": code} for code, confidence in detected]
+    )
 
 
 async def languages(request: Request) -> Response:
     """GET /languages."""
-    return JSONResponse(get_service(request).models.list_languages())
+    return JSONResponse(get_service(request).models.languages.describe())
 
 
 async def frontend_settings(request: Request) -> Response:
     """GET /frontend/settings."""
     service = get_service(request)
     config = service.config
-    source = service.models.sources[0]
-    targets = [code for code in service.models.list_targets(source) if code != source]
+    served = service.models.languages
+    source = served.sources[0]
+    targets = [code for code in served.list_targets(source) if code != source]
     target = targets[0] if targets else source
     return JSONResponse(
         {
             "charLimit": config.char_limit or -1,
             "frontendTimeout": 500,  # milliseconds
-            "apiKeys": service.has_keys,
-            "keyRequired": service.has_keys and config.key_required,
+            "apiKeys": service.admission.has_keys,
+            "keyRequired": service.admission.has_keys and config.key_required,
             "suggestions": config.suggestions is not None,
             "filesTranslation": config.max_file_bytes > 0,
             "supportedFilesFormat": list(FORMATS) if config.max_file_bytes else [],
@@ -131,14 +129,11 @@ async def translate_file(request: Request) -> Response:
     options = api_request.language_options()
     upload = api_request.params.get("file")
     if not isinstance(upload, UploadFile) or not upload.filename:
-        raise HttpError(400, "Invalid request: missing file parameter")
+        raise InvalidRequestError("missing file parameter")
     path = PurePath(upload.filename)
     content = await upload.read()
-    try:
-        translating = _translate_file(api_request, path, content, options)
-        translation = await run_unless_disconnected(request, translating)
-    except NmtError as error:
-        raise HttpError(400, f"Invalid request: {error}") from None
+    translating = _translate_file(api_request, path, content, options)
+    translation = await run_unless_disconnected(request, translating)
     name = f"{path.stem}_{api_request.params['target']}{path.suffix}"
     key = api_request.service.downloads.add(name, translation)
     return JSONResponse({"translatedFileUrl": f"{request.base_url}download_file/{quote(key)}"})
@@ -147,7 +142,7 @@ async def translate_file(request: Request) -> Response:
 async def _translate_file(
     api_request: ApiRequest, path: PurePath, content: bytes, options: TranslationOptions
 ) -> str:
-    """Return the translated file; `path` is its name, and `content` its bytes."""
+    """Return the content of the translated file; `path` is its name, and `content` its bytes."""
     text = content.decode("utf-8", "replace")
     api_request.check_size([text], is_file=True)
     columns = api_request.params.text("columns", "").split(",")
@@ -155,19 +150,15 @@ async def _translate_file(
         split_sentences=api_request.service.config.split_sentences,
         columns=[column.strip() for column in columns if column.strip()],
     )
-    options = replace(options, is_html=is_html_file(path.name))
     client = api_request.context.client
-    files = api_request.service.files
-    async with files.open(client, path.name, content, read_options) as file:
-        async with files.reading(client):
+    service = api_request.service
+    async with service.files.open(client, path.name, content, read_options) as file:
+        async with service.files.reading(client):
             sample = await file.call("sample")
-            _, _, direction = api_request.service.resolve_direction(
-                sample, replace(options, is_html=False)
-            )
+            _, _, direction = service.models.resolve_direction(sample, options)
             prefix = direction.prefix if direction else ""
-            num_sentences = await file.call(
-                "read", prefix, api_request.service.max_window_sentences
-            )
+            max_sentences = service.text_translator.max_window_sentences
+            num_sentences = await file.call("read", prefix, max_sentences)
         if direction is None:
             return content.decode()
         return await _translate_open_file(api_request, file, num_sentences, direction, options)
@@ -180,7 +171,7 @@ async def _translate_open_file(
     direction: Direction,
     options: TranslationOptions,
 ) -> str:
-    """Translate a file that is read. /v1/progress shows the progress until it is finished."""
+    """Return the translation of a file that was read. /v1/progress shows the progress meanwhile."""
     progress = api_request.service.progress
     request_id = api_request.context.id
     num_finished = 0
@@ -191,7 +182,7 @@ async def _translate_open_file(
         return None if window is None else [window]
 
     try:
-        windows = api_request.service.translate_windows(
+        windows = api_request.service.text_translator.translate_windows(
             api_request.context, direction, next_window, options
         )
         async for _, [results] in windows:
@@ -224,7 +215,7 @@ async def suggest(request: Request) -> Response:
     api_request.check_size([entry["q"], entry["s"]])
     line = json.dumps({"time": int(time.time()), **entry}, ensure_ascii=False) + "\n"
     options = TranslationOptions(source=entry["source"], target=entry["target"])
-    api_request.service.check_languages(options)
+    api_request.service.models.check_languages(options)
     await asyncio.to_thread(_append_line, resolve_path(path), line.encode())
     return JSONResponse({"success": True})
 

@@ -49,7 +49,7 @@ class ReadOptions:
     """How the texts of a file or request are read."""
 
     split_sentences: bool = True
-    prefix: str = ""  # the text that the engine reads before each sentence
+    prefix: str = ""  # the text that the model reads before each sentence
     columns: Sequence[str] = ()
     """Columns of a table to translate, by number from 1 or by name in the first row; () for all."""
 

@@ -24,12 +24,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from nmt.errors import NmtError
-from nmt.serve.access import HttpError
 from nmt.serve.documents import Document, ReadOptions, read_document
 from nmt.serve.html_tokens import extract_visible_text
-from nmt.serve.models import DETECTION_CHARACTERS
+from nmt.serve.http_errors import HttpError, TooManyRequestsError
+from nmt.serve.languages import DETECTION_CHARACTERS
 from nmt.serve.texts import SourceText, group_texts
-from nmt.serve.worker import set_parent_death_signal
+from nmt.serve.worker_process import set_parent_death_signal
 from nmt.translate.results import LineResult
 
 _MAX_FILES = 32  # that are translated at a time
@@ -124,7 +124,7 @@ class FileProcesses:
         """Open a file of a client. Raises a 429 `HttpError` if too many are open."""
         num_files = self._num_files[client]
         if num_files >= _MAX_FILES_PER_CLIENT or self._num_files.total() >= _MAX_FILES:
-            raise HttpError(429, "Slowdown: too many files at a time", retry_seconds=10)
+            raise TooManyRequestsError("too many files at a time", retry_seconds=10)
         self._num_files[client] += 1
         file = OpenFile(_FileReader(name, content, options), self._threads, self._timeout_seconds)
         try:

@@ -78,7 +78,7 @@ def align_words(
     """Yield the words of translation number `rank` of a sentence.
 
     The sentence starts at `source_start` in its block, the translation at `target_start` in the
-    translation of the block. `prefix` is the text that the engine read before the sentence.
+    translation of the block. `prefix` is the text that the model read before the sentence.
     """
     if not result.translations:
         return

@@ -57,7 +57,7 @@ class HtmlText:
 def parse_html(text: str, *, split_sentences: bool = True, prefix: str = "") -> HtmlText:
     """Find the blocks of a document. Broken markup is text, or stays where it is.
 
-    `prefix` is the text that the engine reads before each sentence.
+    `prefix` is the text that the model reads before each sentence.
     """
     contents: list[str | Block] = []
     markup: list[str] = []  # source of the tokens since the previous block

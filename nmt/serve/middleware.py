@@ -1,4 +1,4 @@
-"""ASGI middleware for all requests: ids, the access log, CORS, limits, and errors as JSON."""
+"""ASGI middleware for all requests: ids, the access log, CORS, limits; and errors as JSON."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import logging
 import re
 import secrets
 import time
+from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nmt.errors import NmtError
-from nmt.serve.access import HttpError, LimitedBody, UnsupportedLanguageError
+from nmt.errors import ConfigError, DataError, NmtError
+from nmt.serve.access import LimitedBody, RequestContext, get_client_name
+from nmt.serve.http_errors import (
+    ClientDisconnectedError,
+    HttpError,
+    InvalidRequestError,
+    UnsupportedLanguageError,
+)
 from nmt.serve.monitoring import log_access
 from nmt.serve.parameters import get_context, get_service
-from nmt.serve.service import RequestContext, Service, get_client_name
+from nmt.serve.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +45,7 @@ def is_page(path: str) -> bool:
 
 
 class Middleware:
-    """The ASGI application that wraps the one with the routes."""
+    """An ASGI application around another one, `app`, which has the routes."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -50,41 +57,38 @@ class Middleware:
             return
         start = time.monotonic()
         request = Request(scope)
-        request_id = request.headers.get("x-request-id", "")
-        if not _REQUEST_ID.fullmatch(request_id):
-            request_id = secrets.token_hex(8)
-        context = RequestContext(id=request_id, client=get_client_name(request))
-        scope.setdefault("state", {})["context"] = context
+        context = _make_context(request)
+        scope.setdefault("state", {})["context"] = context  # for `get_context`
         max_bytes = self._service.config.max_body_bytes
         if scope["path"] in _UPLOAD_ROUTES:
             max_bytes = max(max_bytes, self._service.config.max_file_bytes)
         body = LimitedBody(self._service.body_limits, receive, max_bytes)
-        sender = _ResponseSender(send, request_id, allow_all_origins=not is_page(scope["path"]))
+        sender = _ResponseSender(send, context.id, allow_all_origins=not is_page(scope["path"]))
         try:
             app = self._choose_app(request, context, max_bytes)
             await app(scope, body.receive, sender)
         except Exception:
-            # Starlette raises each exception again after `respond_to_bug` has logged it
-            has_response = sender.status != _CLIENT_CLOSED
-            if not has_response:  # that handler failed; uvicorn logs it and answers with status 500
+            # Starlette raises an exception again after `_respond_to_bug` has answered it. If that
+            # function failed, uvicorn logs the exception and answers with status 500.
+            if sender.status is None:
                 raise
         finally:
             body.release()
-            self._report(scope, context, sender.status, time.monotonic() - start)
+            status = sender.status or _CLIENT_CLOSED
+            self._report(scope, context, status, time.monotonic() - start)
 
     def _choose_app(self, request: Request, context: RequestContext, max_bytes: int) -> ASGIApp:
-        """Return the application with the routes, or a fixed response: to a CORS preflight request,
-        or to a request whose body is too large.
+        """Return the application with the routes, or else a response.
+
+        The response answers a CORS preflight request, or a request whose body is too large.
         """
         if request.method == "OPTIONS" and not is_page(request.scope["path"]):
             return Response(status_code=204)
         content_length = request.headers.get("content-length", "0")
-        if content_length.isdigit():
-            # 18 digits exceed every limit; Python refuses to convert strings of thousands of digits
-            num_bytes = int(content_length[:18])
-            if num_bytes > max_bytes:
-                error = HttpError(413, f"the body is larger than {max_bytes} bytes, the limit")
-                return _make_error_response(context, error)
+        # 18 digits exceed every limit; Python refuses to convert strings of thousands of digits
+        if content_length.isdigit() and int(content_length[:18]) > max_bytes:
+            error = HttpError(413, f"the body is larger than {max_bytes} bytes, the limit")
+            return _make_error_response(context, error)
         return self._app
 
     def _report(self, scope: Scope, context: RequestContext, status: int, seconds: float) -> None:
@@ -106,11 +110,19 @@ class Middleware:
             log_access(fields | context.fields)
 
 
+def _make_context(request: Request) -> RequestContext:
+    """Return the context of a request, with the id that the client sent, or else a random one."""
+    request_id = request.headers.get("x-request-id", "")
+    if not _REQUEST_ID.fullmatch(request_id):
+        request_id = secrets.token_hex(8)
+    return RequestContext(id=request_id, client=get_client_name(request))
+
+
 class _ResponseSender:
     """Sends a response with the headers of the server, and records its status."""
 
     def __init__(self, send: Send, request_id: str, *, allow_all_origins: bool) -> None:
-        self.status = _CLIENT_CLOSED  # until a response is sent
+        self.status: int | None = None  # until a response is sent
         self._send = send
         self._headers = [
             (b"x-request-id", request_id.encode()),
@@ -140,25 +152,28 @@ def _make_error_response(context: RequestContext, error: HttpError) -> Response:
     return response
 
 
-async def respond_to_http_error(request: Request, error: Exception) -> Response:
-    """Handle `HttpError` of our routes, and `HTTPException` of Starlette for an unknown path."""
-    context = get_context(request)
-    if isinstance(error, HTTPException):
-        response = _make_error_response(context, HttpError(error.status_code, error.detail))
-        response.headers.update(error.headers or {})
-        return response
-    assert isinstance(error, HttpError)
-    return _make_error_response(context, error)
+# --- exception handlers; for their types see `EXCEPTION_HANDLERS`
 
 
-async def respond_to_user_error(request: Request, error: Exception) -> Response:
-    """Handle errors that name a mistake in the request."""
-    assert isinstance(error, NmtError)
-    return _make_error_response(get_context(request), HttpError(400, f"Invalid request: {error}"))
+async def _respond_to_http_error(request: Request, error: HttpError) -> Response:
+    return _make_error_response(get_context(request), error)
 
 
-async def respond_to_disconnect(request: Request, error: Exception) -> Response:
-    """Handle a client that has closed the connection: count it.
+async def _respond_to_starlette_error(request: Request, error: HTTPException) -> Response:
+    """Handle an unknown path, or a method that a path does not have."""
+    http_error = HttpError(error.status_code, error.detail)
+    response = _make_error_response(get_context(request), http_error)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _respond_to_user_error(request: Request, error: NmtError) -> Response:
+    """Handle an exception whose text names a mistake in the request."""
+    return _make_error_response(get_context(request), InvalidRequestError(str(error)))
+
+
+async def _respond_to_disconnect(request: Request, error: Exception) -> Response:
+    """Count a client that has closed the connection.
 
     The response cannot be delivered; its status is written to the access log.
     """
@@ -166,7 +181,7 @@ async def respond_to_disconnect(request: Request, error: Exception) -> Response:
     return Response(status_code=_CLIENT_CLOSED)
 
 
-async def respond_to_storage_error(request: Request, error: Exception) -> Response:
+async def _respond_to_storage_error(request: Request, error: OSError) -> Response:
     """Handle a file of the server that cannot be read or written, such as on a full disk."""
     context = get_context(request)
     log.error("request %s: %s", context.id, error)
@@ -174,9 +189,22 @@ async def respond_to_storage_error(request: Request, error: Exception) -> Respon
     return _make_error_response(context, HttpError(503, text))
 
 
-async def respond_to_bug(request: Request, error: Exception) -> Response:
+async def _respond_to_bug(request: Request, error: Exception) -> Response:
     """Handle every other exception: log it and answer 500."""
     context = get_context(request)
     log.error("request %s failed", context.id, exc_info=error)
     text = f"internal error; the server's log has request {context.id}"
     return _make_error_response(context, HttpError(500, text))
+
+
+EXCEPTION_HANDLERS: dict[type[Exception], Any] = {
+    ClientDisconnect: _respond_to_disconnect,
+    ClientDisconnectedError: _respond_to_disconnect,
+    HttpError: _respond_to_http_error,
+    HTTPException: _respond_to_starlette_error,
+    ConfigError: _respond_to_user_error,
+    DataError: _respond_to_user_error,
+    OSError: _respond_to_storage_error,
+    Exception: _respond_to_bug,
+}
+"""Functions that return the response to an exception, by its class; the closest class counts."""

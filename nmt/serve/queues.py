@@ -1,8 +1,9 @@
-"""Requests that wait for an engine, in one queue per client.
+"""Requests whose segments wait to be searched, in one queue per client.
 
-Rounds take segments from the clients in turn, so that a client with many sentences does not delay
-the others. Requests of clients that have little unfinished work are urgent: they need not wait for
-the rounds of others. The number of waiting segments is limited, in total and per client.
+A segment is a sentence, or a part of a long sentence, as token ids. Rounds (`nmt.serve.rounds`)
+take segments from the clients in turn, so that a client with many sentences does not delay the
+others. Requests of clients that have little unfinished work are urgent: they need not wait for the
+rounds of others. The number of waiting segments is limited, in total and per client.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from nmt.config import SearchConfig
 from nmt.data.languages import Tags, encode_starts
@@ -23,12 +25,11 @@ from nmt.translate.options import LineOptions
 from nmt.translate.translator import Translator
 from nmt.translate.windows import EncodedWindow
 
-_MAX_REQUESTS_SEARCHED = 16  # oldest requests of a client that are compared with given options
+_MAX_REQUESTS_COMPARED = 16  # oldest requests of a client, with the options of a round
 _TOKENS_PER_SEGMENT = 20  # an average, for the estimate of Retry-After
 _MAX_RETRY_SECONDS = 60
-# unanswered work of a client whose requests are urgent
-_MAX_URGENT_SEGMENTS = 8
-_MAX_URGENT_TOKENS = 128  # source tokens
+_MAX_URGENT_SEGMENTS = 8  # unanswered segments of a client whose requests are urgent
+_MAX_URGENT_TOKENS = 128  # source tokens of these segments
 _URGENT_SECONDS = 30.0  # for which a client with an urgent request is expected to send another one
 
 
@@ -62,20 +63,22 @@ class BatchOptions:
         prefixes = encode_starts(self.translator.tokenizer.tgt, [""], self.tags.tgt)
         return backend.can_join(SearchRequest([], self.search, prefixes))
 
+    def can_share_batch(self, other: BatchOptions) -> bool:
+        """Return whether sentences with these and with other options may be searched together."""
+        return self == other and self.can_join == other.can_join
+
     def make_batch_search(self) -> BatchSearch:
         """Return a search with these options."""
         search = self.search
-        n_best = self.lines.n_best
         if search.sampling:  # samples are independent, so none beyond n_best need be drawn
-            search = replace(search, beam_size=n_best)
-        backend = self.translator.backend
+            search = replace(search, beam_size=self.lines.n_best)
         return BatchSearch(
-            backend,
-            search,
-            n_best,
-            backend.max_tokens,
-            self.lines.with_scores,
-            is_parallel=False,  # other workers of the engine have rounds of their own
+            backend=self.translator.backend,
+            config=search,
+            n_best=self.lines.n_best,
+            max_tokens=self.translator.backend.max_tokens,
+            with_scores=self.lines.with_scores,
+            is_parallel=False,  # the other workers have rounds of their own
         )
 
 
@@ -119,25 +122,28 @@ class QueuedRequest:
 
 
 class ClientQueues:
-    """The queues of all clients, in the order in which the clients are served."""
+    """The queues of all clients, in the order in which the clients are served.
+
+    Args:
+        max_waiting: maximum number of waiting segments; a client may have half of them.
+    """
 
     def __init__(self, max_waiting: int) -> None:
         self.num_waiting = 0  # segments of all clients that no round has taken
-        self.requests: set[QueuedRequest] = set()  # all unanswered ones, waiting or being searched
+        self.requests: set[QueuedRequest] = set()  # the unanswered ones, waiting or being searched
         self._max_waiting = max_waiting
-        self._queues: OrderedDict[str, deque[QueuedRequest]] = OrderedDict()
-        # of all unanswered requests, by client
-        self._num_segments: Counter[str] = Counter()
-        self._num_tokens: Counter[str] = Counter()
+        self._queues: OrderedDict[str, deque[QueuedRequest]] = OrderedDict()  # by client
+        self._num_segments: Counter[str] = Counter()  # of the unanswered requests, by client
+        self._num_tokens: Counter[str] = Counter()  # of the unanswered requests, by client
         self._urgent_at: OrderedDict[str, float] = OrderedDict()
         """When the latest urgent request of each client was added, the oldest first."""
 
     def check_capacity(self, client: str, num_segments: int, tokens_per_second: float) -> None:
-        """Check that a client may add `num_segments` segments now.
+        """Raise an exception unless a client may add `num_segments` segments now.
 
-        Raises `TooManySentencesError` if `num_segments` is above the limit of a client, and
-        `QueueFullError` if the client should try again later; its waiting time is estimated from
-        the throughput `tokens_per_second`.
+        Raises `TooManySentencesError` if that is above the limit of a client, and `QueueFullError`
+        if the client should try again later; the throughput `tokens_per_second` serves to estimate
+        when.
         """
         max_per_client = max(self._max_waiting // 2, 1)
         if num_segments > max_per_client:
@@ -150,9 +156,9 @@ class ClientQueues:
             self.num_waiting + num_segments > self._max_waiting
             or num_waiting_of_client + num_segments > max_per_client
         ):
-            seconds = self.num_waiting * _TOKENS_PER_SEGMENT / tokens_per_second
-            seconds_until_half_empty = math.ceil(seconds / 2)
-            raise QueueFullError(max(1, min(_MAX_RETRY_SECONDS, seconds_until_half_empty)))
+            seconds_until_empty = self.num_waiting * _TOKENS_PER_SEGMENT / tokens_per_second
+            retry_seconds = math.ceil(seconds_until_empty / 2)
+            raise QueueFullError(max(1, min(_MAX_RETRY_SECONDS, retry_seconds)))
 
     def add(self, request: QueuedRequest) -> None:
         """Append a request to the queue of its client."""
@@ -205,15 +211,15 @@ class ClientQueues:
     def take_turns(
         self, options: BatchOptions, *, only_urgent: bool = False
     ) -> Iterator[QueuedRequest]:
-        """Yield waiting requests with these options, from each client in turn.
+        """Yield waiting requests that can share a batch with `options`, one per client and turn.
 
         The caller must take one segment of each request before it asks for the next request. A
         request with further waiting segments is yielded again in the next turn of its client.
         With `only_urgent`, yield only urgent requests.
         """
-        has_matches = True
-        while has_matches:
-            has_matches = False
+        has_requests = True
+        while has_requests:
+            has_requests = False
             for client in list(self._queues):
                 if only_urgent and not self._is_urgent(client):
                     continue
@@ -221,7 +227,7 @@ class ClientQueues:
                 if request is not None:
                     yield request
                     self.end_turn(client)
-                    has_matches = True
+                    has_requests = True
 
     def take_segment(self, request: QueuedRequest) -> int:
         """Take the first waiting segment of a request; return its index in the request."""
@@ -235,14 +241,16 @@ class ClientQueues:
         self._queues.move_to_end(client)
 
     def has_competition(self) -> bool:
-        """Return whether a client has much work and another one had an urgent request lately."""
-        oldest = time.monotonic() - _URGENT_SECONDS
-        for client, queued_at in list(self._urgent_at.items()):
-            if queued_at > oldest:
-                break
-            del self._urgent_at[client]
+        """Return whether urgent requests of a client may have to wait for much work of another.
+
+        This is so if a client with much work waits, and another one had an urgent request lately.
+        """
+        expired_at = time.monotonic() - _URGENT_SECONDS
+        while self._urgent_at and next(iter(self._urgent_at.values())) <= expired_at:
+            self._urgent_at.popitem(last=False)
         for client in self._queues:
-            if not self._is_urgent(client) and self._urgent_at.keys() - {client}:
+            has_urgent_competitor = bool(self._urgent_at.keys() - {client})
+            if has_urgent_competitor and not self._is_urgent(client):
                 return True
         return False
 
@@ -254,17 +262,16 @@ class ClientQueues:
         )
 
     def _find_request(self, client: str, options: BatchOptions) -> QueuedRequest | None:
-        """Return the first waiting request of a client with these options."""
+        """Return the first waiting request of a client that can share a batch with `options`."""
         queue = self._queues[client]
         _drop_taken(queue)
-        for request in list(queue)[:_MAX_REQUESTS_SEARCHED]:
-            has_options = request.options == options
-            if has_options and request.num_waiting and request.options.can_join == options.can_join:
+        for request in islice(queue, _MAX_REQUESTS_COMPARED):
+            if request.num_waiting and request.options.can_share_batch(options):
                 return request
         return None
 
 
 def _drop_taken(queue: deque[QueuedRequest]) -> None:
-    """Drop requests at the front of a queue whose segments were all taken."""
+    """Drop the requests at the front of a queue that have no waiting segments."""
     while queue and not queue[0].num_waiting:
         queue.popleft()

@@ -1,295 +1,225 @@
-"""Runs rounds: takes segments from the queues of the clients and gives them to an engine.
+"""Rounds of segments that are searched together, and the workers that search them.
 
-A round starts as soon as a worker of an engine is free. Segments that arrive while all workers are
-busy join a running search if their options allow it; otherwise they wait for the next round.
-
-If there are several workers, the last one is reserved for urgent requests (see `ClientQueues`)
-while these compete with clients that have much work.
+Workers are threads of the server process (`WorkerThreads`) or other processes (`WorkerPool` in
+`nmt.serve.worker_pool`). In both, segments can join a running search by `JoiningSearch`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import logging
-import math
-import sys
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from nmt.serve.monitoring import Metrics
-from nmt.serve.queues import ClientQueues, QueuedRequest, QueueFullError
-from nmt.serve.round_engine import Delivery, LocalEngine, SearchRound, describe_failure
-from nmt.serve.workers import WorkerDiedError, WorkerPool, WorkersBackend
-from nmt.translate.batch_search import Failure
+from nmt.serve.queues import BatchOptions, QueuedRequest
+from nmt.translate.batch_search import BatchSearch, Failure, SearchResult, Segment
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_ROUND_SECONDS = 0.5  # goal for the duration of a round, so that new clients do not wait long
-_MIN_SEGMENTS = 32  # of a round, even if they take longer: small batches waste the engine's time
-_MAX_JOINED_SEGMENTS = 2048  # a round of this many segments is finished before another one starts
-_MAX_FUNCTION_CALLS = 8  # at the same time
-# how long a round waits for further requests: a fraction of the previous round's duration
-_GATHER_SHARE = 0.15
-_MAX_GATHER_SECONDS = 0.01
-_POLL_SECONDS = 0.0005
-_MEASURED_SECONDS = 0.3  # interval between two updates of the measured throughput
-_INITIAL_TOKENS_PER_SECOND = 2000.0
+# Each join costs one run of the encoder, so segments join in groups: when they are at least this
+# share of the sentences that are being searched, or after they have waited for so many steps.
+_MIN_JOIN_SHARE = 0.25
+_MAX_JOIN_STEPS = 4
 
 
-class _RoundSize(NamedTuple):
-    """Size of a finished round."""
+class Delivery(NamedTuple):
+    """Results of segments that a round has finished."""
 
-    num_requests: int
-    seconds: float
+    results: list[tuple[int, SearchResult]]  # each with the number of its segment in the round
+    batch_sizes: list[int]  # sentences searched together, after each join since the last delivery
 
 
-class RoundRunner:
-    """Runs rounds in one event loop, one at a time for each worker.
+class SearchRound:
+    """Segments that a worker searches together, and the requests that they belong to.
+
+    Segments are numbered in the order in which they are added. All state belongs to the event
+    loop, except that `take_new_segments` may be called in the thread of a worker.
 
     Args:
-        num_workers: workers of the engine, with indices from 0.
-        max_rounds: rounds that keep all CPU cores busy. If there are more workers, the last one
-            searches urgent requests only.
+        only_urgent: whether to add only segments of urgent requests.
+    """
+
+    def __init__(self, options: BatchOptions, *, only_urgent: bool = False) -> None:
+        self.options = options
+        self.only_urgent = only_urgent
+        self.batch_search = options.make_batch_search()
+        self.is_open = options.can_join  # whether segments may be added to the running search
+        self.num_added = 0
+        self.unfinished: dict[int, tuple[QueuedRequest, int]] = {}  # by number: request, index
+        self.num_tokens = 0  # source tokens of the unfinished segments
+        self.num_finished_tokens = 0  # since `measured_at`
+        self.measured_at = time.monotonic()  # when the throughput was last measured
+        self.on_new_segments: Callable[[], None] = lambda: None
+        """Called after segments were added to the running search; a worker may replace it."""
+        self._new_segments: deque[Segment] = deque()  # added, but not taken by the worker
+
+    def add(self, request: QueuedRequest, index: int) -> None:
+        """Add the segment of a request with this index."""
+        segment = request.segments[index]
+        self.unfinished[self.num_added] = (request, index)
+        self.num_added += 1
+        self.num_tokens += segment.num_tokens
+        self._new_segments.append(segment)
+
+    def take_new_segments(self) -> list[Segment]:
+        """Return the segments that were added since the last call."""
+        return [self._new_segments.popleft() for _ in range(len(self._new_segments))]
+
+    def finish_segment(self, number: int, result: SearchResult) -> None:
+        """Hand the result of a segment to its request."""
+        request, index = self.unfinished.pop(number)
+        request.finish_segment(index, result)
+        num_tokens = request.segments[index].num_tokens
+        self.num_tokens -= num_tokens
+        self.num_finished_tokens += num_tokens
+
+
+class JoiningSearch:
+    """Searches the segments of a round, including segments that arrive while it runs.
+
+    Args:
+        batch_search: search with the settings of the round.
+        can_join: whether segments may join between two steps of the search. If not, segments that
+            arrive are searched afterwards, by another search.
+        receive: returns the segments that have arrived since the last call, without waiting.
+        deliver: called with the results of segments as soon as they are finished.
     """
 
     def __init__(
-        self, queues: ClientQueues, metrics: Metrics, *, num_workers: int, max_rounds: int
+        self,
+        batch_search: BatchSearch,
+        *,
+        can_join: bool,
+        receive: Callable[[], list[Segment]],
+        deliver: Callable[[Delivery], None],
     ) -> None:
-        self.tokens_per_second = _INITIAL_TOKENS_PER_SECOND  # source tokens; a moving average
-        self.running: list[SearchRound] = []
-        self.local_engine = LocalEngine(num_workers)
-        self._queues = queues
-        self._metrics = metrics
-        self._max_rounds = max_rounds
-        self._num_workers = num_workers
-        self._num_function_calls = 0
-        self._busy_workers: set[int] = set()  # indices of the workers that search
-        self._wake_events = [asyncio.Event() for _ in range(num_workers)]
-        """For each worker, set while it may start a round."""
+        self.num_finished = 0  # segments of the round whose searches have ended
+        self._batch_search = batch_search
+        self._can_join = can_join
+        self._receive = receive
+        self._deliver_to_round = deliver
+        self._waiting: list[Segment] = []
+        self._num_steps_waited = 0  # steps of the current search since segments began to wait
+        # The current search numbers its segments from 0.
+        self._num_started = 0
+        self._unfinished: set[int] = set()
+        self._batch_sizes: list[int] = []  # see `Delivery`
 
-    async def run(self) -> None:
-        """Run rounds until cancelled."""
-        await asyncio.gather(*[self._run_worker(index) for index in range(self._num_workers)])
+    def search(self, segments: list[Segment]) -> None:
+        """Search segments, and segments that arrive meanwhile, until all are delivered."""
+        self._waiting += segments
+        while self._waiting:
+            self._num_started = 0
+            self._unfinished.clear()
+            self._search_waiting()
+            self.num_finished += self._num_started
 
-    def notify(self) -> None:
-        """Let waiting segments start or join a round."""
-        for wake_event in self._wake_events:
-            wake_event.set()
-        self._join_waiting()
+    def _search_waiting(self) -> None:
+        """Run one search. If it raises an exception, its unfinished segments fail."""
+        segments = self._take_waiting(num_searched=0)
+        try:
+            if self._can_join:
+                self._batch_search.translate_arriving(segments, self._take_joining, self._deliver)
+            else:
+                self._deliver(list(enumerate(self._batch_search.translate(segments))))
+        except (EOFError, ConnectionError):  # in a process: the server has closed the connection
+            raise
+        except Exception as error:
+            log.exception("the engine failed with %d sentences", len(self._unfinished))
+            failure = describe_failure(error)
+            self._deliver([(number, failure) for number in self._unfinished])
+
+    def _take_joining(self, num_searched: int) -> list[Segment]:
+        """Return the segments that join a search of `num_searched` segments at its next step."""
+        self._waiting += self._receive()
+        if not self._waiting:
+            return []
+        self._num_steps_waited += 1
+        is_small = len(self._waiting) < _MIN_JOIN_SHARE * num_searched
+        if is_small and self._num_steps_waited <= _MAX_JOIN_STEPS:
+            return []
+        return self._take_waiting(num_searched)
+
+    def _take_waiting(self, num_searched: int) -> list[Segment]:
+        """Return all waiting segments, and number them for the current search."""
+        segments = self._waiting
+        self._waiting = []
+        self._num_steps_waited = 0
+        first = self._num_started
+        self._num_started += len(segments)
+        self._unfinished.update(range(first, self._num_started))
+        self._batch_sizes.append(num_searched + len(segments))
+        return segments
+
+    def _deliver(self, results: Sequence[tuple[int, SearchResult]]) -> None:
+        """Deliver results, each with the number of its segment in the current search."""
+        round_results = [(self.num_finished + number, result) for number, result in results]
+        self._deliver_to_round(Delivery(round_results, self._batch_sizes))
+        self._unfinished.difference_update([number for number, _ in results])
+        self._batch_sizes = []
+
+
+def describe_failure(error: Exception) -> Failure:
+    """Return the result of segments whose search raised an exception."""
+    return Failure(f"{type(error).__name__}: {error}"[:300])
+
+
+class SearchWorkers(Protocol):
+    """Workers that search rounds, each one round at a time."""
+
+    async def search(
+        self, worker_index: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
+    ) -> None:
+        """Search the segments of a round, and segments that are added meanwhile.
+
+        Returns when all are delivered: `deliver` is called with results, in the event loop. Raises
+        an exception if the unfinished segments cannot be searched.
+        """
 
     async def call_function(
-        self, translator: Translator, function: Callable[..., T], *args: Any
+        self, function: Callable[..., T], translator: Translator, *args: Any
     ) -> T:
-        """Return `function(translator, *args)`, called where the model is loaded.
+        """Return `function(translator, *args)`, called where the model is loaded."""
 
-        Raises `QueueFullError` if too many calls are running.
-        """
-        if self._num_function_calls >= _MAX_FUNCTION_CALLS:
-            raise QueueFullError(1)
-        self._num_function_calls += 1
-        try:
-            engine = self._find_engine(translator)
-            return await engine.call_function(function, translator, *args)
-        finally:
-            self._num_function_calls -= 1
+
+class WorkerThreads:
+    """Threads of the server process; see `SearchWorkers`."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="search")
+
+    async def search(
+        self, worker_index: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
+    ) -> None:
+        """Search a round in any free thread, whatever `worker_index` is."""
+        loop = asyncio.get_running_loop()
+
+        def deliver_in_loop(delivery: Delivery) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(deliver, delivery)
+
+        joining_search = JoiningSearch(
+            search_round.batch_search,
+            can_join=search_round.options.can_join,
+            receive=search_round.take_new_segments,
+            deliver=deliver_in_loop,
+        )
+        while segments := search_round.take_new_segments():
+            await loop.run_in_executor(self._threads, joining_search.search, segments)
+
+    async def call_function(
+        self, function: Callable[..., T], translator: Translator, *args: Any
+    ) -> T:
+        """Return `function(translator, *args)`, called as soon as a thread is free."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, function, translator, *args)
 
     def close(self) -> None:
-        """Let the threads end."""
-        self.local_engine.close()
-
-    async def _run_worker(self, worker_index: int) -> None:
-        """Run one round after the other with a worker.
-
-        An error outside of the engine fails all requests, and the loop continues.
-        """
-        previous = _RoundSize(0, 0.0)
-        while True:
-            await self._wake_events[worker_index].wait()
-            await asyncio.sleep(0)  # let requests that have already arrived enter the queues
-            try:
-                previous = await self._run_next_round(worker_index, previous)
-            except Exception as error:
-                log.exception("a round failed outside the engine; its requests fail")
-                self._wake_events[worker_index].clear()
-                self._queues.fail_all(str(error))
-
-    async def _run_next_round(self, worker_index: int, previous: _RoundSize) -> _RoundSize:
-        """Run a round of waiting segments; return its size, or `previous` if none wait."""
-        await self._gather(previous)
-        search_round = self._take_round(only_urgent=self._is_reserved(worker_index))
-        if search_round is None:
-            self._wake_events[worker_index].clear()
-            return previous
-        start = time.monotonic()
-        num_requests = len({request for request, _ in search_round.unfinished.values()})
-        self.running.append(search_round)
-        self._busy_workers.add(worker_index)
-        try:
-            await self._search_or_repeat(worker_index, search_round)
-        finally:
-            self.running.remove(search_round)
-            self._busy_workers.remove(worker_index)
-        if search_round.options.can_join:
-            return _RoundSize(0, 0.0)  # later requests join, so no round waits for them
-        return _RoundSize(num_requests, time.monotonic() - start)
-
-    async def _gather(self, previous: _RoundSize) -> None:
-        """Wait a moment for as many requests as the previous round had.
-
-        A client that was just answered may send its next request at once. A round that starts
-        without it makes it wait for two rounds.
-        """
-        seconds = min(_GATHER_SHARE * previous.seconds, _MAX_GATHER_SECONDS)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            num_waiting = sum(request.num_waiting > 0 for request in self._queues.requests)
-            if num_waiting >= previous.num_requests:
-                return
-            await asyncio.sleep(_POLL_SECONDS)
-
-    def _take_round(self, *, only_urgent: bool) -> SearchRound | None:
-        """Return the next round, with the options of the oldest request of the next client."""
-        request = self._queues.next_request(only_urgent=only_urgent)
-        if request is None:
-            return None
-        search_round = SearchRound(request.options, only_urgent=only_urgent)
-        if search_round.batch_search.config.sampling:
-            # samples of equal sentences depend on their order, so each request is its own round
-            while request.num_waiting:
-                self._take_segment(search_round, request)
-            self._queues.end_turn(request.client)
-        else:
-            self._add_segments(search_round)
-        return search_round
-
-    async def _search_or_repeat(self, worker_index: int, search_round: SearchRound) -> None:
-        """Search a round. Segments that a worker had not delivered when it died are searched again,
-        each in its own round, so that only the one that kills workers fails.
-        """
-        try:
-            await self._search(worker_index, search_round)
-        except WorkerDiedError:
-            search_round.is_open = False
-            unfinished = list(search_round.unfinished.values())
-            log.warning("a worker died with %d sentences; they are repeated", len(unfinished))
-            for request, index in unfinished:
-                if not request.done.done():
-                    await self._repeat(worker_index, request, index)
-
-    async def _repeat(self, worker_index: int, request: QueuedRequest, index: int) -> None:
-        search_round = SearchRound(request.options)
-        search_round.add(request, index)
-        try:
-            await self._search(worker_index, search_round)
-        except WorkerDiedError:
-            failure = Failure("the process that translated it died twice")
-            self._deliver(search_round, Delivery([(0, failure)], batch_sizes=[]))
-
-    async def _search(self, worker_index: int, search_round: SearchRound) -> None:
-        """Search a round. If the engine fails, the unfinished segments fail."""
-        engine = self._find_engine(search_round.options.translator)
-        try:
-            deliver = functools.partial(self._deliver, search_round)
-            await engine.search(worker_index, search_round, deliver)
-        except WorkerDiedError:
-            raise
-        except Exception as error:  # such as a pool whose models can no longer be loaded
-            search_round.is_open = False
-            log.exception("the engine failed with %d sentences", len(search_round.unfinished))
-            failure = describe_failure(error)
-            results = [(number, failure) for number in search_round.unfinished]
-            self._deliver(search_round, Delivery(list(results), batch_sizes=[]))
-
-    def _find_engine(self, translator: Translator) -> LocalEngine | WorkerPool:
-        backend = translator.backend
-        return backend.pool if isinstance(backend, WorkersBackend) else self.local_engine
-
-    def _join_waiting(self) -> None:
-        """Add waiting segments to running rounds, the smallest first.
-
-        The next client decides: if its oldest request has other options than a round, no segment
-        joins it. Nothing joins while a worker may start a round, or while a function waits for one.
-        """
-        if self._has_free_worker() or self._num_function_calls:
-            return
-        open_rounds = [search_round for search_round in self.running if search_round.is_open]
-        open_rounds.sort(key=lambda search_round: len(search_round.unfinished))
-        for search_round in open_rounds:
-            request = self._queues.next_request(only_urgent=search_round.only_urgent)
-            if request is None:
-                continue
-            may_join = request.options == search_round.options and request.options.can_join
-            if may_join and search_round.num_added < _MAX_JOINED_SEGMENTS:
-                self._add_segments(search_round)
-                search_round.on_new_segments()
-
-    def _is_reserved(self, worker_index: int) -> bool:
-        """Return whether a worker may only search urgent requests."""
-        if worker_index == 0 or worker_index < self._num_workers - 1:
-            return False
-        return self._num_workers > self._max_rounds or self._queues.has_competition()
-
-    def _has_free_worker(self) -> bool:
-        """Return whether a worker is free that may search waiting segments."""
-        for worker_index in range(self._num_workers):
-            if worker_index not in self._busy_workers:
-                only_urgent = self._is_reserved(worker_index)
-                if self._queues.next_request(only_urgent=only_urgent) is not None:
-                    return True
-        return False
-
-    def _add_segments(self, search_round: SearchRound) -> None:
-        """Add waiting segments to a round, from each client in turn.
-
-        The round gets segments for `_ROUND_SECONDS`, but at least `_MIN_SEGMENTS` if they fit in
-        one batch. If there are several rounds at a time, it gets its share of all segments.
-        """
-        search = search_round.batch_search
-        max_tokens = search.max_tokens // max(search.config.beam_size, 1)  # of one batch
-        goal_tokens = min(max_tokens, int(self.tokens_per_second * _ROUND_SECONDS))
-        max_segments = sys.maxsize
-        if self._max_rounds > 1:
-            num_unfinished = sum(request.num_unfinished for request in self._queues.requests)
-            max_segments = math.ceil(num_unfinished / self._max_rounds)
-        only_urgent = search_round.only_urgent
-        for request in self._queues.take_turns(search_round.options, only_urgent=only_urgent):
-            num_segments = len(search_round.unfinished)
-            is_small = num_segments < _MIN_SEGMENTS
-            if num_segments >= max_segments:
-                return
-            if search_round.num_tokens >= (max_tokens if is_small else goal_tokens):
-                return
-            self._take_segment(search_round, request)
-
-    def _take_segment(self, search_round: SearchRound, request: QueuedRequest) -> None:
-        """Move the first waiting segment of a request into a round."""
-        if request.num_taken == 0:
-            self._metrics.queue_seconds.observe(time.monotonic() - request.queued_at)
-        search_round.add(request, self._queues.take_segment(request))
-
-    def _deliver(self, search_round: SearchRound, delivery: Delivery) -> None:
-        """Hand results to their requests, and let waiting segments join the round."""
-        for size in delivery.batch_sizes:
-            self._metrics.batch_sentences.observe(size)
-        for number, result in delivery.results:
-            search_round.finish_segment(number, result)
-        self._update_throughput(search_round)
-        self.notify()
-
-    def _update_throughput(self, search_round: SearchRound) -> None:
-        """Update the measured throughput when a round ends, and regularly before."""
-        seconds = time.monotonic() - search_round.measured_at
-        if search_round.unfinished and seconds < _MEASURED_SECONDS:
-            return
-        num_tokens = search_round.num_finished_tokens
-        measured = num_tokens / max(seconds, 1e-4)
-        smoothing = min(_MEASURED_SECONDS, seconds)  # short rounds are unreliable and count less
-        self.tokens_per_second += smoothing * (measured - self.tokens_per_second)
-        self._metrics.engine_seconds.inc(seconds)
-        self._metrics.source_tokens.inc(num_tokens)
-        search_round.num_finished_tokens = 0
-        search_round.measured_at = time.monotonic()
+        """Let the threads end after their current task."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

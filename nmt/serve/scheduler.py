@@ -1,4 +1,4 @@
-"""Translates lines of many clients at a time: the interface of the server to its engines."""
+"""Translates lines of many clients at a time: queues, rounds and results behind one function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from nmt.serve.encoding import TextEncoder
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, ClientQueues, QueuedRequest
-from nmt.serve.rounds import RoundRunner
+from nmt.serve.round_runner import RoundRunner
 from nmt.serve.texts import remove_forced_start
 from nmt.translate.results import LineResult, apply_cases, build_line_results
 
@@ -23,9 +23,9 @@ class Scheduler:
     Args:
         max_queue: maximum number of waiting segments; a client may have half of them.
         metrics: counters to update.
-        num_workers: workers of the engine, each of which searches a round at a time.
-        max_rounds: number of workers that keep all CPU cores busy. One more may answer urgent
-            requests.
+        num_workers: number of workers, each of which searches a round at a time.
+        max_rounds: number of rounds that keep all CPU cores busy. If there are more workers, the
+            last one searches urgent requests only.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class Scheduler:
         self.rounds = RoundRunner(
             self.queues, metrics, num_workers=num_workers, max_rounds=max_rounds
         )
-        self._metrics = metrics
         self.encoder = TextEncoder()
+        self._metrics = metrics
 
     async def translate(
         self, client: str, options: BatchOptions, lines: Sequence[str], *, timeout_seconds: float

@@ -1,10 +1,10 @@
-"""Starts, feeds and replaces the worker processes of the server.
+"""Starts, feeds and replaces the processes that search for the server.
 
 The server's own process serves HTTP and holds no weights. A loader process loads the models once
 and forks the workers, which share its memory; it has a single thread, so that forking is safe, and
 forks again when a worker dies. Each `WorkerPool` has its own loader and workers.
 
-The server talks to each worker through a socket, with the messages of `nmt.serve.worker`.
+The server and each worker exchange the messages of `nmt.serve.worker_process` through a socket.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError
 from nmt.runtime.distributed import find_device
 from nmt.search.stepper import ModelStepper
-from nmt.serve.round_engine import Delivery, SearchRound
-from nmt.serve.worker import (
+from nmt.serve.rounds import Delivery, SearchRound
+from nmt.serve.worker_process import (
     STARTED_BYTE,
     FunctionCall,
     FunctionResult,
@@ -58,13 +58,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_DEFAULT_WORKERS = 4  # more would take more memory and leave each one fewer threads
-# Arguments: a file descriptor, then the entries of the server's `sys.path`. They replace the
-# entries of `python -c`, the first of which is the working directory: a file there could hide a
-# module.
+# Its arguments are a file descriptor and the entries of the server's `sys.path`. With `python -c`,
+# the first entry would be the working directory, where a file could hide a module.
 _LOADER_PROGRAM = """import sys
 control_fd = int(sys.argv[1])
 sys.path[:] = sys.argv[2:]
-from nmt.serve.worker import run_loader
+from nmt.serve.worker_process import run_loader
 run_loader(control_fd)"""
 _MESSAGE_LENGTH = struct.Struct("!i")  # precedes each message of `multiprocessing.connection`
 
@@ -88,10 +87,8 @@ def count_workers(config: ServeConfig) -> int:
     return config.num_workers
 
 
-class WorkersBackend(NativeBackend):
-    """The server's view of a model that is loaded in workers.
-
-    The server reads the limits and settings of a `NativeBackend` from it; only workers can search.
+class RemoteBackend(NativeBackend):
+    """A model whose weights are in the workers of a pool. It has all settings, but cannot search.
 
     Args:
         pool: the workers.
@@ -110,15 +107,20 @@ class WorkersBackend(NativeBackend):
 
 
 class WorkerPool:
-    """The worker processes of one set of models, with the methods of `LocalEngine`.
+    """The worker processes of one set of models; see `SearchWorkers`.
 
-    Workers have the indices 0 to `num_workers - 1`. Each is started at its first use. The
-    processes end when the pool is closed or garbage collected.
+    Each worker is started at its first use. The processes end when the pool is closed or garbage
+    collected.
+
+    Args:
+        config: the models, `model_dir`, and how to load them.
+        num_workers: number of workers that keep all CPU cores busy. There are at least two, so that
+            one is left for urgent requests.
     """
 
     def __init__(self, config: ServeConfig, num_workers: int) -> None:
-        """Load the models of `config`. Raises the exceptions of `Translator.load`."""
-        self.num_workers = max(num_workers, 2)  # one of them for urgent requests
+        """Load the models. Raises the exceptions of `Translator.load`."""
+        self.num_workers = max(num_workers, 2)
         self.num_deaths = 0
         folders = [str(find_model(resolve_path(folder))) for folder in config.model_dir]
         self._model_dirs = config.model_dir
@@ -135,7 +137,7 @@ class WorkerPool:
             fd = loader_control.fileno()
             command = [sys.executable, "-c", _LOADER_PROGRAM, str(fd), *sys.path]
             process = subprocess.Popen(command, pass_fds=[fd])
-        threading.Thread(target=process.wait, daemon=True).start()  # so that it leaves no zombie
+        threading.Thread(target=process.wait, daemon=True).start()  # else it would leave a zombie
         connection = Connection(os.dup(control.fileno()))
         try:
             connection.send(LoadModels(self._config, self._num_threads))
@@ -156,7 +158,7 @@ class WorkerPool:
             folder = Path(name)
             info = load_info(folder)
             tokenizer = load_tokenizer(folder, info)
-            backend = WorkersBackend(self, model_index, info, tokenizer)
+            backend = RemoteBackend(self, model_index, info, tokenizer)
             model_dir = resolve_path(self._model_dirs[model_index])
             alternatives = describe_other_models(model_dir, folder)
             log.info("model %s, %d updates, on cpu%s", folder, info.updates, alternatives)
@@ -167,13 +169,9 @@ class WorkerPool:
     async def search(
         self, worker_index: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
     ) -> None:
-        """Search a round in a worker; return when all its segments are delivered.
-
-        Sends the segments that are added meanwhile to the worker, too. `deliver` is called in the
-        event loop. Raises `WorkerDiedError` if the worker dies.
-        """
+        """Search a round in a worker. Raises `WorkerDiedError` if the worker dies."""
         backend = search_round.options.translator.backend
-        assert isinstance(backend, WorkersBackend)
+        assert isinstance(backend, RemoteBackend)
         batch_search = search_round.batch_search
         start = StartRound(
             model_index=backend.model_index,
@@ -185,7 +183,7 @@ class WorkerPool:
         worker = await self._get_worker(worker_index)
 
         def send_new_segments() -> None:
-            """Send the worker the segments that joined the round since the last call."""
+            """Send the worker the segments that were added to the round since the last call."""
             segments = search_round.take_new_segments()
             if segments:
                 worker.send(segments)
@@ -200,9 +198,8 @@ class WorkerPool:
                 if isinstance(message, Delivery):
                     deliver(message)
                     continue
-                # segments that were sent after the worker became idle are still to be searched
-                has_finished_all = message.num_finished == search_round.num_added
-                if has_finished_all:
+                # a worker may become idle before it receives the segments that were added last
+                if message.num_finished == search_round.num_added:
                     return
         except BaseException:  # also a cancellation
             worker.close()  # the next round must not get further deliveries of this one
@@ -216,10 +213,10 @@ class WorkerPool:
     ) -> T:
         """Return `function(translator, *args)`, called in a worker. Raises `WorkerDiedError`.
 
-        If all workers are searching, the first one calls it between two search steps, or
+        If all workers are searching, the first one calls the function between two search steps, or
         after its search. The last worker is left to urgent requests.
         """
-        assert isinstance(translator.backend, WorkersBackend)
+        assert isinstance(translator.backend, RemoteBackend)
         workers = enumerate(self._workers[:-1])
         idle_workers = [index for index, worker in workers if worker is None or not worker.is_busy]
         worker = await self._get_worker(idle_workers[0] if idle_workers else 0)

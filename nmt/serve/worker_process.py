@@ -1,6 +1,12 @@
-"""Worker processes that search for the server: how they are forked, and their messages.
+"""The processes that search for the server, and the messages between it and them.
 
-A loader process loads the models in a single thread and forks the workers, which share its memory.
+A loader process loads the models in a single thread and forks the workers, which share its memory:
+
+    server -> loader    LoadModels; then a socket for each worker
+    loader -> server    None or an exception, after it has loaded the models
+    server -> worker    StartRound, then lists of the round's segments; FunctionCall at any time
+    worker -> server    STARTED_BYTE; Delivery and WorkerIdle in a round; FunctionResult
+
 Messages are pickled and preceded by their length, as `multiprocessing.connection` writes them.
 """
 
@@ -23,7 +29,7 @@ from nmt.config import Engine, SearchConfig, ServeConfig, resolve_path
 from nmt.errors import ModelError, NmtError
 from nmt.runtime.manifest import set_verify
 from nmt.runtime.signatures import set_verify_key
-from nmt.serve.round_engine import JoiningSearch
+from nmt.serve.rounds import JoiningSearch
 from nmt.translate.batch_search import BatchSearch, Segment
 from nmt.translate.translator import Translator
 
@@ -33,14 +39,14 @@ STARTED_BYTE = b"w"
 
 
 class LoadModels(NamedTuple):
-    """Request to the loader process: load these models. It answers with None or an exception."""
+    """Tells the loader process to load models."""
 
     config: ServeConfig
     num_threads: int  # of each worker
 
 
 class StartRound(NamedTuple):
-    """Settings of a round. The server then sends its segments, as lists; rounds do not overlap."""
+    """Starts a round with these settings; the previous round has ended."""
 
     model_index: int  # in `LoadModels.config.model_dir`
     search: SearchConfig
@@ -50,7 +56,7 @@ class StartRound(NamedTuple):
 
 
 class FunctionCall(NamedTuple):
-    """Request to call a function with a translator. Calls are answered in order."""
+    """Tells a worker to call a function with a translator. Calls are answered in order."""
 
     function: Callable[..., Any]
     model_index: int
@@ -58,14 +64,14 @@ class FunctionCall(NamedTuple):
 
 
 class FunctionResult(NamedTuple):
-    """The return value of a function, or the exception that it raised."""
+    """The return value of a called function, or the exception that it raised."""
 
     result: Any
     error: Exception | None
 
 
 class WorkerIdle(NamedTuple):
-    """The worker has delivered all segments that it has received of the round."""
+    """Tells the server that all segments of the round that were received are delivered."""
 
     num_finished: int  # segments since the round started
 
@@ -86,43 +92,47 @@ def run_loader(fd: int) -> None:
 
 
 def _load_and_fork(control: socket.socket) -> None:
-    set_parent_death_signal(signal.SIGKILL)  # the thread that started this process waits for it
+    """Load models, then fork workers until the server closes its end of the socket `control`."""
+    set_parent_death_signal(signal.SIGKILL)  # until the models are loaded, that thread waits
     connection = Connection(os.dup(control.fileno()))
     request: LoadModels = connection.recv()
-    config = request.config
-    torch.set_num_threads(1)  # a pool of OpenMP threads would not survive the fork
-    set_verify(config.verify)
-    if config.verify_key is not None:
-        set_verify_key(resolve_path(config.verify_key))
     try:
-        translators = []
-        for folder in config.model_dir:
-            translator = Translator.load(
-                folder, device="cpu", dtype=config.dtype, backend=Engine.native
-            )
-            translators.append(translator)
+        translators = _load_translators(request.config)
     except (NmtError, OSError) as error:
         connection.send(error)
         return
     except Exception as error:  # a damaged file may raise any; not every one can be pickled
         connection.send(ModelError(f"the models cannot be loaded: {error!r}"))
         return
-    set_parent_death_signal(0)  # the thread may end, as end of the socket tells of its process
+    set_parent_death_signal(0)  # now, the thread may end before the server
     connection.send(None)
     connection.close()
     gc.collect()
     gc.freeze()  # else garbage collection would write to the pages that the workers share
     while fds := socket.recv_fds(control, 1, 1)[1]:
-        loader = os.getpid()
+        [fd] = fds
+        loader_id = os.getpid()
         if os.fork() == 0:
-            set_parent_death_signal(signal.SIGKILL)  # a search would only notice at its end
-            if os.getppid() != loader:
+            set_parent_death_signal(signal.SIGKILL)  # a search would notice the end only afterwards
+            if os.getppid() != loader_id:  # the loader ended before the line above
                 os._exit(0)
             control.close()
             torch.set_num_threads(request.num_threads)
-            os.write(fds[0], STARTED_BYTE)
-            _SearchProcess(Connection(fds[0]), translators).run()
-        os.close(fds[0])
+            os.write(fd, STARTED_BYTE)
+            _SearchProcess(Connection(fd), translators).run()
+        os.close(fd)
+
+
+def _load_translators(config: ServeConfig) -> list[Translator]:
+    """Load the models in this thread. Raises the exceptions of `Translator.load`."""
+    torch.set_num_threads(1)  # a pool of OpenMP threads would not survive the fork
+    set_verify(config.verify)
+    if config.verify_key is not None:
+        set_verify_key(resolve_path(config.verify_key))
+    return [
+        Translator.load(folder, device="cpu", dtype=config.dtype, backend=Engine.native)
+        for folder in config.model_dir
+    ]
 
 
 def set_parent_death_signal(number: int) -> None:
@@ -152,7 +162,11 @@ class _SearchProcess:
     def _start_round(self, start: StartRound) -> JoiningSearch:
         backend = self._translators[start.model_index].backend
         batch_search = BatchSearch(
-            backend, start.search, start.n_best, backend.max_tokens, start.with_scores
+            backend=backend,
+            config=start.search,
+            n_best=start.n_best,
+            max_tokens=backend.max_tokens,
+            with_scores=start.with_scores,
         )
         return JoiningSearch(
             batch_search,
@@ -162,7 +176,7 @@ class _SearchProcess:
         )
 
     def _receive_arrived(self) -> list[Segment]:
-        """Return the segments that have arrived; call functions that were asked for meanwhile."""
+        """Return the segments that have arrived; answer the function calls that have arrived."""
         segments: list[Segment] = []
         while self._connection.poll():
             message = self._connection.recv()
@@ -176,5 +190,5 @@ class _SearchProcess:
         try:
             result = call.function(self._translators[call.model_index], *call.args)
             self._connection.send(FunctionResult(result, None))
-        except Exception as error:  # the server raises it where the function was called
+        except Exception as error:  # `WorkerPool.call_function` raises it
             self._connection.send(FunctionResult(None, error))

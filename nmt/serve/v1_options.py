@@ -1,0 +1,191 @@
+"""Options of a request to /v1/translate: search settings and glossaries, within limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import NamedTuple
+
+from nmt.config import Normalization, Stop, choose
+from nmt.errors import ConfigError, suggest_names
+from nmt.search.glossary import Glossary, parse_entry
+from nmt.serve.http_errors import InvalidRequestError
+from nmt.serve.models import TranslationOptions
+from nmt.serve.parameters import ApiRequest, Parameters
+from nmt.serve.texts import parse_plain_text
+
+_PARAMETERS = {
+    "alignment",
+    "api_key",
+    "format",
+    "glossary",
+    "n_best",
+    "scores",
+    "search",
+    "source",
+    "split_sentences",
+    "stream",
+    "target",
+    "text",
+}
+_MAX_SAMPLED_SENTENCES = 64  # of a request with sampling, which is searched as one batch
+_MAX_FORBIDDEN_PHRASES = 100
+_MAX_GLOSSARY_PAIRS = 10_000
+
+
+class _NumberRange(NamedTuple):
+    """The type of a number, and the bounds that it may be equal to."""
+
+    number_type: type
+    minimum: float
+    maximum: float
+
+
+# Within the ranges of `SearchConfig`, and often narrower, so that a request has a bounded cost.
+_SEARCH_RANGES = {
+    "length_penalty": _NumberRange(float, -10, 10),
+    "word_reward": _NumberRange(float, -100, 100),
+    "coverage_penalty": _NumberRange(float, 0, 100),
+    "max_length_a": _NumberRange(float, 0, 4),
+    "max_length_b": _NumberRange(int, 1, 500),
+    "min_length": _NumberRange(int, 0, 200),
+    "no_repeat_ngram": _NumberRange(int, 0, 200),
+    "repetition_penalty": _NumberRange(float, 1, 100),
+    "temperature": _NumberRange(float, 0.001, 1000),
+    "top_k": _NumberRange(int, 0, 1_000_000),
+    "top_p": _NumberRange(float, 1e-6, 1),
+    "min_p": _NumberRange(float, 0, 0.999),
+    "epsilon": _NumberRange(float, 0, 0.999),
+    "seed": _NumberRange(int, 0, 2**63 - 1),
+}
+_SEARCH_CHOICES: dict[str, type[Enum]] = {"normalization": Normalization, "stop": Stop}
+
+
+def read_options(api_request: ApiRequest) -> TranslationOptions:
+    """Return the options of a request.
+
+    Raises an `HttpError` with status 400 or 404, or a `ConfigError`, for unknown parameters and
+    invalid values.
+    """
+    params = api_request.params
+    for name in sorted(params):
+        if name not in _PARAMETERS:
+            hint = suggest_names(name, _PARAMETERS)
+            raise InvalidRequestError(f"no field {name!r:.50}; {hint}")
+    max_beam_size = api_request.service.config.max_beam_size
+    search = params.get("search", {})
+    _check_search(search, max_beam_size)
+    if params.flag("alignment"):
+        search = {**search, "alignment": True}
+    return replace(
+        api_request.language_options(),
+        n_best=max(1, params.integer("n_best", default=1, maximum=max_beam_size)),
+        is_html=params.is_html(),
+        with_scores=params.flag("scores"),
+        split_sentences=params.flag("split_sentences") if "split_sentences" in params else None,
+        search=search,
+        glossary=_read_glossary(params.get("glossary"), api_request.service.glossaries),
+    )
+
+
+def _check_search(search: object, max_beam_size: int) -> None:
+    """Check that `search` is an object of search settings within the limits of the server.
+
+    Raises `HttpError` or `ConfigError`, both answered with status 400.
+    """
+    if not isinstance(search, dict):
+        raise InvalidRequestError("search is no object")
+    ranges = {"beam_size": _NumberRange(int, 1, max_beam_size), **_SEARCH_RANGES}
+    for name, value in search.items():
+        if name in ("sampling", "loop_guard"):
+            Parameters(search).flag(name)
+        elif name in _SEARCH_CHOICES:
+            choose(_SEARCH_CHOICES[name], name, Parameters(search).text(name))
+        elif name in ranges:
+            _check_number(name, value, ranges[name])
+        elif name == "forbid":
+            _check_phrases(value)
+        else:
+            raise InvalidRequestError(f"search has no setting {name!r:.50}")
+
+
+def _check_number(name: str, value: object, allowed: _NumberRange) -> None:
+    """Raise a 400 `HttpError` unless a search setting has the type and range of `allowed`."""
+    types = (int, float) if allowed.number_type is float else (int,)
+    is_number = isinstance(value, types) and not isinstance(value, bool)
+    if not is_number or not allowed.minimum <= value <= allowed.maximum:  # type: ignore[operator]
+        raise InvalidRequestError(
+            f"{name} is no {allowed.number_type.__name__} "
+            f"from {allowed.minimum:g} to {allowed.maximum:g}"
+        )
+
+
+def _check_phrases(phrases: object) -> None:
+    """Raise a 400 `HttpError` unless `phrases` is a valid value of `forbid`."""
+    is_short_list = isinstance(phrases, list) and len(phrases) <= _MAX_FORBIDDEN_PHRASES
+    if not is_short_list or not all(isinstance(item, str) and item.strip() for item in phrases):  # type: ignore[attr-defined]
+        raise InvalidRequestError(f"forbid is no list of at most {_MAX_FORBIDDEN_PHRASES} phrases")
+
+
+def _read_glossary(glossary: object, glossaries: dict[str, Glossary]) -> Glossary | None:
+    """Return the glossary of a request, or None if `glossary` is None.
+
+    `glossary` is a list of [source, target] pairs, or the name of one of the server's `glossaries`.
+    Raises `HttpError` with status 404 for an unknown name, 400 for another type, and 409 for a term
+    that no glossary may have.
+    """
+    if glossary is None:
+        return None
+    if isinstance(glossary, str):
+        if glossary not in glossaries:
+            hint = suggest_names(glossary, glossaries) if glossaries else "this server has none"
+            raise InvalidRequestError(f"no glossary {glossary!r:.50}; {hint}", status=404)
+        return glossaries[glossary]
+    if not isinstance(glossary, list) or len(glossary) > _MAX_GLOSSARY_PAIRS:
+        raise InvalidRequestError(
+            f"glossary is no name or list of at most {_MAX_GLOSSARY_PAIRS} pairs"
+        )
+    entries = []
+    for pair in glossary:
+        is_pair = isinstance(pair, list) and len(pair) == 2
+        if not is_pair or not all(isinstance(text, str) and text for text in pair):
+            raise InvalidRequestError("a pair of glossary is not [source, target]")
+        try:
+            entries.append(parse_entry("\t".join(pair)))
+        except ConfigError as error:
+            raise InvalidRequestError(str(error), status=409) from None
+    return Glossary(entries)
+
+
+def check_options(
+    api_request: ApiRequest, options: TranslationOptions, texts: Sequence[str]
+) -> None:
+    """Raise a 409 `HttpError` for options that contradict each other, or that the model of the
+    texts does not support.
+    """
+    source, _, direction = api_request.service.models.resolve_direction(texts[0], options)
+    if direction is None:
+        return
+    if options.glossary is not None:  # one line shows whether the backend supports glossaries
+        search = {**options.search, "glossary": options.glossary.lines[:1]}
+        options = replace(options, search=search)
+    try:
+        batch_options = api_request.service.text_translator.make_batch_options(direction, options)
+        direction.translator.backend.check(batch_options.search)
+    except ConfigError as error:
+        raise InvalidRequestError(str(error), status=409) from None
+    if options.n_best > batch_options.lines.n_best:
+        raise InvalidRequestError(
+            f"n_best={options.n_best} is more than "
+            f"beam_size={batch_options.search.beam_size} from {source}; raise search.beam_size",
+            status=409,
+        )
+    if not batch_options.search.sampling:
+        return
+    num_sentences = sum(len(parse_plain_text(text).sentences) for text in texts)
+    if num_sentences > _MAX_SAMPLED_SENTENCES:
+        raise InvalidRequestError(
+            f"{num_sentences} sentences; sampling takes {_MAX_SAMPLED_SENTENCES} at a time",
+            status=409,
+        )
