@@ -98,6 +98,14 @@ def test_inline_tags_follow_their_words() -> None:
         assert backwards is None or html(text, backwards=True) == backwards
 
 
+def test_tokens_without_visible_characters_move_no_tag() -> None:
+    source_text = parse_html("a <b>5</b> c")
+    tokens = ["▁A", "▁", "5", "▁C"]
+    translation = Translation("A 5 C", 0, 0, tokens, True, [], alignment=[0, 1, 2, 3])
+    result = LineResult([translation], source_tokens=["▁a", "▁", "5", "▁c", "</s>"])
+    assert source_text.render([result]) == "A <b>5</b> C"
+
+
 def test_markup_that_is_no_text_stays() -> None:
     for text in (
         "<script>if (a < b) {'<p>x</p>'}</script>",

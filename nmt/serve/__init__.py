@@ -1,1 +1,22 @@
-"""The translation server: LibreTranslate's HTTP API, one of its own, and a web page."""
+"""The translation server: LibreTranslate's HTTP API, one of its own, and a web page.
+
+A request passes through these modules, from the socket to the search:
+
+    server, protocol        listens; limits the connections and their clients
+    app, middleware         the ASGI application; ids, log, limits and errors of all requests
+    api, v1, v1_*           the routes
+    parameters, access      parameters of a request; its API key, rate and size
+    service                 the state that the routes share
+    models, languages       the loaded models, their directions and languages
+    text_translation        from texts and documents to sentences, and back
+    texts, documents        formats: plain text and files
+    markup, html_tokens, inline_tags        HTML
+    file_process, encoding  processes that read files and encode long texts
+    scheduler, queues       requests that wait, and the results of their lines
+    round_runner, rounds    sentences of several requests that are searched together
+    worker_pool, worker_process             processes that search
+
+A request has texts, which are split into sentences. The scheduler gets each sentence as a line. A
+line has one segment of token ids, or several if it is too long for the model. A round is a search
+of segments of one or more clients.
+"""

@@ -228,25 +228,26 @@ def _has_quoted_cells(text: str) -> bool:
 
 
 def _find_cells(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> list[tuple[int, int]]:
-    """Return row and column of each cell to translate: those with a letter in `columns`."""
-    header = rows[0] if rows else []
-    has_numbers = all(_is_column_number(name) for name in columns)
-    if has_numbers:
+    """Return row and column of each cell to translate, which has a letter and is in `columns`."""
+    first_row = 0
+    if all(_is_column_number(name) for name in columns):
         column_indices = [int(name) - 1 for name in columns]
     else:
-        for name in columns:
-            if name not in header:
-                raise DataError(
-                    f"columns: the first row has no {name}; {suggest_names(name, header)}"
-                )
-        column_indices = [header.index(name) for name in columns]
-    first_row = 0 if has_numbers else 1  # names of columns are not translated
+        header = rows[0] if rows else []
+        first_row = 1  # names of columns are not translated
+        column_indices = [_find_column(header, name) for name in columns]
     cells = []
-    for row in range(first_row, len(rows)):
-        for column in column_indices or range(len(rows[row])):
-            if column < len(rows[row]) and any(map(str.isalpha, rows[row][column])):
-                cells.append((row, column))
+    for row_index, row in enumerate(rows[first_row:], first_row):
+        for column in column_indices or range(len(row)):
+            if column < len(row) and any(map(str.isalpha, row[column])):
+                cells.append((row_index, column))
     return cells
+
+
+def _find_column(header: Sequence[str], name: str) -> int:
+    if name not in header:
+        raise DataError(f"columns: the first row has no {name}; {suggest_names(name, header)}")
+    return header.index(name)
 
 
 def _is_column_number(name: str) -> bool:

@@ -128,10 +128,10 @@ class _TokenParser(HTMLParser):
         the text, as in a browser. The "<" of such a tag is text, and another pass starts after it.
         """
         position = 0
-        num_reread = -len(self._text)  # the first pass does not count
+        max_read = len(self._text) + _MAX_REREAD_CHARACTERS
         for _ in range(_MAX_UNCLOSED_TAGS):
-            num_reread += len(self._text) - position
-            if num_reread > _MAX_REREAD_CHARACTERS:
+            max_read -= len(self._text) - position
+            if max_read < 0:
                 return
             self._parse_from(position)
             position = self._position()
@@ -157,10 +157,18 @@ class _TokenParser(HTMLParser):
         return self._pass_start + self._line_starts[line_number - 1] + column
 
     def _start_token(self, kind: TokenKind, name: str = "") -> None:
-        """Record that a token starts here, except inside an opaque element."""
-        if self._opaque_depth == 0:
-            is_preformatted = kind is TokenKind.TEXT and self._pre_depth > 0
-            self.starts.append(_TokenStart(self._position(), kind, name, is_preformatted))
+        """Record that a token starts here, except inside an opaque element.
+
+        `kind` is for inline elements; the tags of all others are boundaries.
+        """
+        if self._opaque_depth > 0:
+            return
+        if name and name not in _INLINE_ELEMENTS:
+            kind = TokenKind.BOUNDARY
+        elif name in _VOID_ELEMENTS:
+            kind = TokenKind.ATOM
+        is_preformatted = kind is TokenKind.TEXT and self._pre_depth > 0
+        self.starts.append(_TokenStart(self._position(), kind, name, is_preformatted))
 
     def handle_data(self, data: str) -> None:
         """See `HTMLParser`."""
@@ -173,13 +181,7 @@ class _TokenParser(HTMLParser):
                 self._opaque_depth += 1
             return
         is_opaque = tag in _OPAQUE_ELEMENTS or _is_untranslated(dict(attrs))
-        if tag not in _INLINE_ELEMENTS:
-            kind = TokenKind.BOUNDARY
-        elif is_opaque or tag in _VOID_ELEMENTS:
-            kind = TokenKind.ATOM
-        else:
-            kind = TokenKind.OPENING
-        self._start_token(kind, tag)
+        self._start_token(TokenKind.ATOM if is_opaque else TokenKind.OPENING, tag)
         if is_opaque and tag not in _VOID_ELEMENTS:
             self._opaque_name = tag
             self._opaque_depth = 1
@@ -188,7 +190,7 @@ class _TokenParser(HTMLParser):
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """See `HTMLParser`. The tag ends in "/>"."""
-        self._start_token(TokenKind.ATOM if tag in _INLINE_ELEMENTS else TokenKind.BOUNDARY, tag)
+        self._start_token(TokenKind.ATOM, tag)
 
     def handle_endtag(self, tag: str) -> None:
         """See `HTMLParser`."""
@@ -196,13 +198,7 @@ class _TokenParser(HTMLParser):
             if tag == self._opaque_name:
                 self._opaque_depth -= 1
             return
-        if tag not in _INLINE_ELEMENTS:
-            kind = TokenKind.BOUNDARY
-        elif tag in _OPAQUE_ELEMENTS or tag in _VOID_ELEMENTS:
-            kind = TokenKind.ATOM
-        else:
-            kind = TokenKind.CLOSING
-        self._start_token(kind, tag)
+        self._start_token(TokenKind.ATOM if tag in _OPAQUE_ELEMENTS else TokenKind.CLOSING, tag)
         if tag == "pre":
             self._pre_depth = max(0, self._pre_depth - 1)
 

@@ -31,11 +31,11 @@ from nmt.translate.results import LineResult
 class Element:
     """An inline element, or something without text such as an image, in the text of a block."""
 
-    opening: str
-    start: int  # in the characters of the block's text
+    opening: str  # the start tag
+    start: int  # of the content, in the characters of the block's text
     end: int
     name: str = ""
-    closing: str = ""
+    closing: str = ""  # the end tag
     children: list[Element] = field(default_factory=list)
 
 
@@ -49,11 +49,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Region:
-    """A part of the translation: the words `first_word` to `end_word`, and its characters."""
+    """A part of the translation, without the word `end_word` and the character `end`."""
 
     first_word: int
     end_word: int
-    start: int
+    start: int  # of its characters
     end: int
 
 
@@ -63,7 +63,7 @@ class TargetWord:
 
     start: int
     end: int
-    source: int  # the character of the block's text that it attends to most
+    source_position: int  # of the character in the block's text that the word attends to most
 
 
 def align_words(
@@ -87,20 +87,22 @@ def align_words(
     target_spans = find_token_spans(translation.tokens, text)
     source_spans = find_token_spans(result.source_tokens, prefix + sentence)
     alignment = translation.alignment or []
-    source_characters = []  # of the sentence, one for each target token
-    for token_index, (start, _) in enumerate(target_spans):
+    token_starts: list[int] = []  # of the target tokens with visible characters
+    source_positions: list[int] = []  # of the characters of the sentence that they attend to
+    for token_index, (start, end) in enumerate(target_spans):
+        if start == end:
+            continue
         if token_index < len(alignment) and alignment[token_index] < len(source_spans):
-            character = source_spans[alignment[token_index]][0] - len(prefix)
+            position = source_spans[alignment[token_index]][0] - len(prefix)
         else:  # without attention, the character at the same fraction of the sentence
-            character = start * len(sentence) // max(len(text), 1)
-        source_characters.append(max(0, min(character, len(sentence) - 1)))
-    # the token of a word is the last one that starts at or before it; starts never decrease
-    next_token_starts = list(accumulate((start for start, _ in target_spans[1:]), max))
+            position = start * len(sentence) // max(len(text), 1)
+        token_starts.append(start)
+        source_positions.append(max(0, min(position, len(sentence) - 1)))
     for word in _split_words(text):
-        token_index = bisect_right(next_token_starts, word.start)
-        character = source_characters[token_index] if source_characters else 0
+        index = bisect_right(token_starts, word.start) - 1  # of the token at the start of the word
+        position = source_positions[index] if source_positions else 0
         yield TargetWord(
-            target_start + word.start, target_start + word.end, source_start + character
+            target_start + word.start, target_start + word.end, source_start + position
         )
 
 
@@ -121,7 +123,13 @@ def _split_words(text: str) -> Iterator[Span]:
 
 
 class TagPlacer:
-    """Place the elements of a block in its translation."""
+    """Places the elements of a block in its translation.
+
+    Args:
+        source: the text of the block.
+        target: its translation.
+        words: the words of the translation, in order.
+    """
 
     def __init__(self, source: str, target: str, words: Sequence[TargetWord]) -> None:
         self._source = source
@@ -135,9 +143,11 @@ class TagPlacer:
     def _place(self, element: Element, region: Region) -> str:
         """Return the inner HTML of an element that holds this region of the translation."""
         html_parts = []
-        position = region.start  # up to here the target is rendered
-        placed = zip(element.children, self._find_words(element.children, region), strict=True)
-        for child, words in sorted(placed, key=lambda child_and_words: child_and_words[1].start):
+        position = region.start  # up to here, the target is rendered
+        spans = self._find_words(element.children, region)
+        for index in sorted(range(len(spans)), key=lambda index: spans[index].start):
+            child = element.children[index]
+            words = spans[index]
             if words.start < words.end:
                 start = self._words[words.start].start
                 end = self._words[words.end - 1].end
@@ -150,14 +160,20 @@ class TagPlacer:
             if not inner_html and self._has_text(child):
                 continue  # the translation has no word for the element
             html_parts.append(child.opening + inner_html + child.closing)
-            precedes_space = self._source[child.end : child.end + 1].isspace()
-            if start == end < region.end and precedes_space and not self._target[end].isspace():
+            if start == end < region.end and self._needs_space(child, end):
                 html_parts.append(" ")
         html_parts.append(html.escape(self._target[position : region.end], quote=False))
         return "".join(html_parts)
 
     def _has_text(self, element: Element) -> bool:
         return bool(self._source[element.start : element.end].strip())
+
+    def _needs_space(self, element: Element, position: int) -> bool:
+        """Return whether a space follows an element in the source, but not at this position of the
+        target.
+        """
+        is_before_space = self._source[element.end : element.end + 1].isspace()
+        return is_before_space and not self._target[position].isspace()
 
     def _find_position(self, child: Element, word: int, parent: Element, region: Region) -> int:
         """Return the character at which to insert an element without words, at `word`."""
@@ -175,15 +191,16 @@ class TagPlacer:
         """
         spans = self._find_runs(children, region)
         self._add_closest_words(spans, children, region)
-        run_starts: dict[int, int] = {}  # by the words inside a run
+        run_starts: dict[int, int] = {}  # for each word of a run but the first: the run's start
         for run in spans.values():
             for word in range(run.start + 1, run.end):
                 run_starts[word] = run.start
-        sources = [word.source for word in self._words[region.first_word : region.end_word]]
-        furthest_sources = list(accumulate(sources, max))
+        words = self._words[region.first_word : region.end_word]
+        # the running maximum is sorted, and first reaches a position at the same word
+        furthest_positions = list(accumulate([word.source_position for word in words], max))
         for index, child in enumerate(children):
             if index not in spans:
-                word = region.first_word + bisect_left(furthest_sources, child.start)
+                word = region.first_word + bisect_left(furthest_positions, child.start)
                 word = run_starts.get(word, word)  # cut no run of another element in two
                 spans[index] = Span(word, word)
         return [spans[index] for index in range(len(children))]
@@ -194,21 +211,21 @@ class TagPlacer:
         """Give each child with text but without words the free word that attends closest to it."""
         taken = {word for span in spans.values() for word in range(span.start, span.end)}
         free = [word for word in range(region.first_word, region.end_word) if word not in taken]
-        free.sort(key=lambda word: self._words[word].source)
-        sources = [self._words[word].source for word in free]
+        free.sort(key=lambda word: self._words[word].source_position)
+        positions = [self._words[word].source_position for word in free]
         for index, child in enumerate(children):
             if not free or index in spans or not self._has_text(child):
                 continue
-            closest = bisect_left(sources, child.start)  # the first one after the child
+            closest = bisect_left(positions, child.start)  # the first one that is not before it
             if closest == len(free):
                 closest -= 1
             elif closest > 0:
-                distance_before = child.start - sources[closest - 1]
-                distance_after = sources[closest] - child.end
+                distance_before = child.start - positions[closest - 1]
+                distance_after = positions[closest] - child.end
                 if distance_before < distance_after:
                     closest -= 1
             word = free.pop(closest)
-            del sources[closest]
+            del positions[closest]
             spans[index] = Span(word, word + 1)
 
     def _find_runs(self, children: Sequence[Element], region: Region) -> dict[int, Span]:
@@ -220,8 +237,8 @@ class TagPlacer:
         starts = [child.start for child in children]  # ascending: children do not overlap
         owners: list[int | None] = []  # of each word, the index of the child that it belongs to
         for word in self._words[region.first_word : region.end_word]:
-            index = bisect_right(starts, word.source) - 1
-            is_inside = index >= 0 and word.source < children[index].end
+            index = bisect_right(starts, word.source_position) - 1
+            is_inside = index >= 0 and word.source_position < children[index].end
             owners.append(index if is_inside else None)
         for i in range(1, len(owners) - 1):
             if owners[i] is None and owners[i - 1] == owners[i + 1]:

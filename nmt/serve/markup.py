@@ -26,7 +26,7 @@ class HtmlText:
     """An HTML document or fragment; see `SourceText`."""
 
     contents: list[str | Block]
-    """Text to translate, and the markup between that stays as it is."""
+    """Blocks of text to translate, and the markup between them, which stays as it is."""
 
     @property
     def sentences(self) -> list[str]:
@@ -82,7 +82,7 @@ class Block:
     """Text between two block tags, and the inline elements in it."""
 
     text: PlainText
-    characters: str  # the text, with white space collapsed as in a browser
+    characters: str  # the text with its gaps, white space collapsed as in a browser
     root: Element  # holds the elements of the block
     leading_space: str
     trailing_space: str
@@ -122,14 +122,10 @@ class Block:
 def _parse_block(tokens: Sequence[Token], *, split_sentences: bool, prefix: str) -> Block:
     """Build a block from inline tokens, with white space as a browser shows it."""
     characters, root = _parse_elements(tokens)
-    leading_space = ""
-    trailing_space = ""
-    if tokens[0].kind is TokenKind.TEXT:
-        text = tokens[0].raw
-        leading_space = text[: len(text) - len(text.lstrip(_WHITE_SPACE))]
-    if tokens[-1].kind is TokenKind.TEXT:
-        text = tokens[-1].raw
-        trailing_space = text[len(text.rstrip(_WHITE_SPACE)) :]
+    first_text = tokens[0].raw if tokens[0].kind is TokenKind.TEXT else ""
+    leading_space = first_text[: len(first_text) - len(first_text.lstrip(_WHITE_SPACE))]
+    last_text = tokens[-1].raw if tokens[-1].kind is TokenKind.TEXT else ""
+    trailing_space = last_text[len(last_text.rstrip(_WHITE_SPACE)) :]
     if trailing_space:
         characters = characters.rstrip(" ")
     return Block(

@@ -201,6 +201,7 @@ class WorkerThreads:
         loop = asyncio.get_running_loop()
 
         def deliver_in_loop(delivery: Delivery) -> None:
+            """Call `deliver` in the event loop, from the thread that searches."""
             with contextlib.suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(deliver, delivery)
 
