@@ -38,7 +38,7 @@ from nmt.preprocess.held_out import (
 from nmt.preprocess.scan import MAX_KEY, KeyLimits, Keys, scan
 from nmt.preprocess.workspace import Job, read_records
 from nmt.runtime.files import replace_file, replace_json
-from nmt.runtime.pool import Processes, Workers
+from nmt.runtime.pool import CurrentProcess, Processes, Workers
 from nmt.runtime.reading import open_regular
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def _train_tokenizers(job: Job, spans: Sequence[Span], taken_lines: Sequence[str
     log.info("training the tokenizer")
     pair_files = _pair_files(job, spans)
     make_trainer = partial(_make_trainer, job.config, pair_files, end_key)
-    worker: Workers[Path, None] = Workers(make_trainer)
+    worker: Workers[Path, None] = CurrentProcess(make_trainer)
     if sum(path.stat().st_size for path in pair_files) > _MAX_BYTES_IN_PROCESS:
         # SentencePiece ignores Ctrl-C and never releases its memory
         worker = Processes(1, make_trainer)

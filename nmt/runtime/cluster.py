@@ -22,7 +22,15 @@ from typing import Any
 
 from nmt import __version__
 from nmt.errors import NmtError, PeerError
-from nmt.runtime.pool import ITEMS_PER_WORKER, Item, Processes, Result, Workers, map_in_order
+from nmt.runtime.pool import (
+    ITEMS_PER_WORKER,
+    CurrentProcess,
+    Item,
+    Processes,
+    Result,
+    Workers,
+    map_in_order,
+)
 
 log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 20
@@ -45,7 +53,7 @@ def open_workers(
         return DaskWorkers(scheduler, function_factory, folder)
     if num_workers > 1:
         return Processes(num_workers, function_factory)
-    return Workers(function_factory)
+    return CurrentProcess(function_factory)
 
 
 class DaskWorkers(Workers[Item, Result]):
@@ -57,7 +65,6 @@ class DaskWorkers(Workers[Item, Result]):
         function_factory: Callable[[], Callable[[Item], Result]],
         folder: Path | None,
     ) -> None:
-        super().__init__(function_factory)
         self._scheduler = scheduler
         self._function_id = uuid.uuid4().hex
         self._pickled_function_factory = pickle.dumps(function_factory)

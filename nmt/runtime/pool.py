@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -36,18 +37,11 @@ def count_workers(num_threads: int) -> int:
 
 
 class Workers(contextlib.AbstractContextManager["Workers[Item, Result]"], Generic[Item, Result]):
-    """Applies a function to items in this process. Subclasses apply it in several workers.
-
-    Args:
-        function_factory: builds the function. Each worker calls it once, before its first item.
+    """Applies a function to items in one or more workers. Leaving its context ends all workers,
+    including busy ones.
     """
 
-    def __init__(self, function_factory: Callable[[], Callable[[Item], Result]]) -> None:
-        self._function_factory = function_factory
-
-    def __exit__(self, *exc_info: object) -> None:
-        """End all workers, including busy ones."""
-
+    @abstractmethod
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Yield each item with its result, in order.
 
@@ -55,18 +49,38 @@ class Workers(contextlib.AbstractContextManager["Workers[Item, Result]"], Generi
         of `items`, is raised after the results of all earlier items. Raises `NmtError` if a worker
         is lost.
         """
+
+
+class CurrentProcess(Workers[Item, Result]):
+    """Applies a function to items in this process, without further workers.
+
+    Args:
+        function_factory: builds the function.
+    """
+
+    def __init__(self, function_factory: Callable[[], Callable[[Item], Result]]) -> None:
+        self._function_factory = function_factory
+
+    def __exit__(self, *exc_info: object) -> None:
+        """End no worker."""
+
+    def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
+        """Yield each item with its result; see `Workers.map`."""
         function = self._function_factory()
         for item in items:
             yield item, function(item)
 
 
 class Processes(Workers[Item, Result]):
-    """Applies a function to items in up to `num_workers` processes of this machine."""
+    """Applies a function to items in up to `num_workers` processes of this machine.
+
+    Args:
+        function_factory: builds the function. Each worker calls it once, before its first item.
+    """
 
     def __init__(
         self, num_workers: int, function_factory: Callable[[], Callable[[Item], Result]]
     ) -> None:
-        super().__init__(function_factory)
         self._max_pending = ITEMS_PER_WORKER * num_workers
         self._older_children = set(multiprocessing.active_children())
         context = multiprocessing.get_context("spawn")

@@ -54,14 +54,6 @@ def read_keys(path: str) -> list[Key]:
     return keys
 
 
-def read_token(path: str) -> str:
-    """Read the bearer token of /metrics from a file."""
-    token = _read_file(path, "metrics_token").strip()
-    if not token:
-        raise ConfigError(f"metrics_token={path}: is empty; write the token into it")
-    return token
-
-
 def _read_file(path: str, setting: str) -> str:
     """Return the text of the file that a setting names. Raises `ConfigError` if that fails."""
     try:
@@ -210,6 +202,16 @@ class Admission:
         if context.key is not None and context.key.char_limit is not None:
             return context.key.char_limit
         return 0 if is_file else self._config.char_limit
+
+
+def read_metrics_token(path: str | None) -> KeyRing | None:
+    """Read the file with the bearer token of /metrics; return the token as the only key."""
+    if path is None:
+        return None
+    token = _read_file(path, "metrics_token").strip()
+    if not token:
+        raise ConfigError(f"metrics_token={path}: is empty; write the token into it")
+    return KeyRing([Key(token, "metrics")])
 
 
 class BodyLimits:

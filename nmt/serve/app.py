@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from nmt import __version__
 from nmt.serve import api, v1
-from nmt.serve.access import Key, KeyRing, get_bearer_token, get_client_name, read_token
+from nmt.serve.access import get_bearer_token, get_client_name
 from nmt.serve.http_errors import HttpError
 from nmt.serve.middleware import EXCEPTION_HANDLERS, Middleware
 from nmt.serve.parameters import get_service
@@ -57,7 +57,7 @@ async def metrics(request: Request) -> Response:
     service = get_service(request)
     if not service.config.metrics:
         raise HttpError(404, "metrics are turned off")
-    keys: KeyRing | None = request.app.state.metrics_keys
+    keys = service.metrics_keys
     token = get_bearer_token(request)
     if keys is not None and keys.find(get_client_name(request), token) is None:
         raise HttpError(401, "send the server's token: Authorization: Bearer TOKEN")
@@ -128,10 +128,6 @@ def make_app(service: Service) -> ASGIApp:
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=EXCEPTION_HANDLERS)
     app.state.service = service
-    token_file = service.config.metrics_token
-    app.state.metrics_keys = None
-    if token_file is not None:
-        app.state.metrics_keys = KeyRing([Key(read_token(token_file), "metrics")])
     return Middleware(app, service)
 
 

@@ -63,9 +63,9 @@ class BatchOptions:
         prefixes = encode_starts(self.translator.tokenizer.tgt, [""], self.tags.tgt)
         return backend.can_join(SearchRequest([], self.search, prefixes))
 
-    def can_share_batch(self, other: BatchOptions) -> bool:
-        """Return whether sentences with these and with other options may be searched together."""
-        return self == other and self.can_join == other.can_join
+    def can_share_batch(self, options: BatchOptions) -> bool:
+        """Return whether sentences with these options and with `options` may share a batch."""
+        return self == options and self.can_join == options.can_join
 
     def make_batch_search(self) -> BatchSearch:
         """Return a search with these options."""
@@ -217,17 +217,16 @@ class ClientQueues:
         request with further waiting segments is yielded again in the next turn of its client.
         With `only_urgent`, yield only urgent requests.
         """
-        has_requests = True
-        while has_requests:
-            has_requests = False
-            for client in list(self._queues):
-                if only_urgent and not self._is_urgent(client):
-                    continue
-                request = self._find_request(client, options)
-                if request is not None:
-                    yield request
-                    self.end_turn(client)
-                    has_requests = True
+        clients = deque(self._queues)
+        while clients:
+            client = clients.popleft()
+            if only_urgent and not self._is_urgent(client):
+                continue
+            request = self._find_request(client, options)
+            if request is not None:
+                yield request
+                self.end_turn(client)
+                clients.append(client)
 
     def take_segment(self, request: QueuedRequest) -> int:
         """Take the first waiting segment of a request; return its index in the request."""

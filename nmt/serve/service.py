@@ -14,7 +14,7 @@ from starlette.requests import Request
 from nmt.config import ServeConfig, read_glossary, resolve_path
 from nmt.errors import ConfigError, escape_controls
 from nmt.search.glossary import Glossary, parse_entry
-from nmt.serve.access import Admission, BodyLimits, RequestContext
+from nmt.serve.access import Admission, BodyLimits, RequestContext, read_metrics_token
 from nmt.serve.documents import Downloads
 from nmt.serve.file_process import FileProcesses
 from nmt.serve.http_errors import ClientDisconnectedError
@@ -47,6 +47,7 @@ class Service:
         )
         self.text_translator = TextTranslator(config, self.scheduler, self.metrics)
         self.admission = Admission(config)
+        self.metrics_keys = read_metrics_token(config.metrics_token)
         self.body_limits = BodyLimits(config.body_timeout_seconds)
         self.downloads = Downloads(config.file_minutes * 60, 64 * config.max_file_bytes)
         self.files = FileProcesses(config.timeout_seconds)
