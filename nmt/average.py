@@ -11,7 +11,7 @@ from nmt.checkpoint import (
     ModelInfo,
     list_checkpoints,
     load_info,
-    load_tokenizer,
+    load_model_tokenizers,
     load_weights,
     parse_checkpoint_update,
     save_model,
@@ -53,7 +53,7 @@ def average(folders: list[Path], output: Path) -> None:
     def write_card(folder: Path) -> None:
         (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
 
-    tokenizers = load_tokenizer(folders[0], first_info)
+    tokenizers = load_model_tokenizers(folders[0], first_info)
     weights = average_weights(folders)
     save_model(output, weights, newest_info, tokenizers, write_extra_files=write_card)
 

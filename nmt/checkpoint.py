@@ -178,7 +178,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"{path} is damaged ({error}); copy it again, or use another") from None
 
 
-def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizers:
+def load_model_tokenizers(folder: Path, info: ModelInfo) -> Tokenizers:
     """Read the tokenizers of source and target; raise `ModelError` if they do not fit."""
     return load_tokenizers(folder, info.tokenizer_sha256, target_tags(info.directions))
 

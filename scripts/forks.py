@@ -38,8 +38,8 @@ WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 MODULES = """nmt.cli.tasks nmt.cli.train nmt.cli.translate nmt.cli.evaluate nmt.cli.data_folder
     nmt.average nmt.training.train nmt.translate.translator nmt.translate.engines.ctranslate2
     nmt.export.ctranslate2 nmt.preprocess.prepare nmt.visualize.draw nmt.visualize.runs
-    nmt.visualize.run_report nmt.visualize.style nmt.serve.server ctranslate2 torch.utils.tensorboard
-    matplotlib.pyplot sacrebleu"""
+    nmt.visualize.run_report nmt.visualize.style nmt.serve.server ctranslate2
+    torch.utils.tensorboard matplotlib.pyplot sacrebleu"""
 
 
 @dataclass

@@ -32,7 +32,7 @@ from nmt.checkpoint import (
     describe_other_models,
     find_model,
     load_info,
-    load_tokenizer,
+    load_model_tokenizers,
     load_weights,
     save_model,
 )
@@ -99,7 +99,7 @@ def test_a_loaded_model_gives_the_logits_of_the_saved_one(
                 positions,
             )
         assert load_info(folder) == info(tokenizer, model=model.config)
-        assert load_tokenizer(folder, load_info(folder)).model == tokenizer.model
+        assert load_model_tokenizers(folder, load_info(folder)).model == tokenizer.model
 
 
 def test_a_run_stands_for_the_newest_of_its_models(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import command
 
-from nmt.checkpoint import ModelInfo, load_info, load_tokenizer, load_weights
+from nmt.checkpoint import ModelInfo, load_info, load_model_tokenizers, load_weights
 from nmt.data.binary import DataInfo
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import DamagedError, ModelError
@@ -50,7 +50,7 @@ def read_model(folder: Path) -> None:
     """Read all files that translation reads."""
     info = load_info(folder)
     load_weights(folder)
-    load_tokenizer(folder, info)
+    load_model_tokenizers(folder, info)
 
 
 def assert_noticed(path: Path, offsets: Iterable[int], read: Callable[[], Any]) -> None:

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from tiny import assert_near, hidden_states, sentences, tokenizer_config
 from variants import MODERN, OWN
 
-from nmt.checkpoint import load_info, load_tokenizer
+from nmt.checkpoint import load_info, load_model_tokenizers
 from nmt.config import (
     Activation,
     ExportFormat,
@@ -139,7 +139,7 @@ def refuses(library: ExportFormat, name: str, folder: Path) -> bool:
 
 
 def tokenizers(folder: Path) -> Tokenizers:
-    return load_tokenizer(folder, load_info(folder))
+    return load_model_tokenizers(folder, load_info(folder))
 
 
 def decoder_input(folder: Path) -> torch.Tensor:

@@ -27,7 +27,7 @@ from test_import_toolkits import write_marian, write_opennmt
 from toy import command, make_run, write_data
 
 from nmt.average import average, find_newest_checkpoints
-from nmt.checkpoint import find_model, load_info, load_tensors, load_tokenizer, load_weights
+from nmt.checkpoint import find_model, load_info, load_model_tokenizers, load_tensors, load_weights
 from nmt.config import DType, ExportFormat, TrackerName
 from nmt.data.binary import ParallelData
 from nmt.data.text import MAX_LINE_BYTES, read_lines
@@ -111,7 +111,7 @@ def refusal(read: Reader, folder: Path) -> str:
 def read_model(folder: Path) -> None:
     info = load_info(find_model(folder))
     load_weights(folder)
-    load_tokenizer(folder, info)
+    load_model_tokenizers(folder, info)
 
 
 def read_data(folder: Path) -> None:

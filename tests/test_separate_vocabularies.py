@@ -17,7 +17,7 @@ from tiny import (
 from toy import WORDS, command, train, write_corpus
 
 from nmt import Translator
-from nmt.checkpoint import load_info, load_tokenizer, load_weights
+from nmt.checkpoint import load_info, load_model_tokenizers, load_weights
 from nmt.config import (
     CorpusConfig,
     DataConfig,
@@ -108,7 +108,7 @@ def test_a_folder_of_two_vocabularies_has_the_tags_of_each_side(work_dir: Path) 
 
 
 def test_a_batch_is_framed_by_the_control_symbols_of_each_side(foreign: Path) -> None:
-    tokenizer = load_tokenizer(foreign, load_info(foreign))
+    tokenizer = load_model_tokenizers(foreign, load_info(foreign))
     src, tgt = tokenizer.src, tokenizer.tgt
     assert (src.pad_id, src.unk_id, src.bos_id, src.eos_id) == (70, 0, 1, 2)
     assert (tgt.pad_id, tgt.unk_id, tgt.bos_id, tgt.eos_id) == (0, 2, 330, 1)
@@ -128,15 +128,15 @@ def test_folders_hold_a_model_for_each_side_and_those_of_another_model_are_refus
         names = {path.name for path in (work_dir / name).glob("tokenizer*")}
         assert names == {"tokenizer.src.model", "tokenizer.tgt.model"}
     info = load_info(work_dir / "run/average")
-    right = load_tokenizer(work_dir / "run/average", info)
+    right = load_model_tokenizers(work_dir / "run/average", info)
     swapped = TokenizerPair(right.tgt, right.src)
     save_tokenizers(tmp_path, swapped)
     assert swapped.sha256 != right.sha256
     with pytest.raises(ModelError, match="not the one that the folder was made with"):
-        load_tokenizer(tmp_path, info)
+        load_model_tokenizers(tmp_path, info)
     (tmp_path / "tokenizer.tgt.model").unlink()
     with pytest.raises(ModelError, match=r"tokenizer\.tgt\.model does not exist"):
-        load_tokenizer(tmp_path, info)
+        load_model_tokenizers(tmp_path, info)
     shutil.copytree(work_dir / "data", tmp_path / "data")
     shutil.copy(tmp_path / "data/tokenizer.src.model", tmp_path / "data/tokenizer.tgt.model")
     (tmp_path / "data/manifest.json").unlink()
@@ -170,7 +170,7 @@ def test_a_model_learns_through_the_commands(
 def test_given_translations_score_as_search_scores_them(work_dir: Path, lines: list[str]) -> None:
     folder = work_dir / "run/average"
     searched = [hypotheses[0] for hypotheses in native(folder, lines, BEAM)]
-    tokenizer = load_tokenizer(folder, load_info(folder))
+    tokenizer = load_model_tokenizers(folder, load_info(folder))
     texts = [tokenizer.tgt.decode(hypothesis.tokens) for hypothesis in searched]
     compared = 0
     scored = Translator.load(folder, device="cpu", backend="native").score(lines, texts)

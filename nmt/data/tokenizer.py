@@ -48,28 +48,37 @@ class Tokenizer:
     Args:
         model: content of the model file.
         removed_tags: `decode` removes these texts, such as `<2de>`, from the start of a text.
+        vocabulary: pieces and ids of a `MappedTokenizer`.
+        prefix: ids that a `MappedTokenizer` puts before every text, such as a language.
     """
 
-    vocabulary: Vocabulary | None = None  # if given, its ids replace SentencePiece's ids
     min_texts_for_threads = 32  # for fewer texts, starting threads would take most of the time
 
-    def __init__(self, model: bytes, removed_tags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: bytes,
+        removed_tags: Sequence[str] = (),
+        *,
+        vocabulary: Vocabulary | None = None,
+        prefix: Sequence[int] = (),
+    ) -> None:
         self.model = model
-        self._removed_tags = removed_tags
-        self._processor = open_model(model)
-        self.vocab_size: int = self._processor.vocab_size()
-        self.pad_id: int = self._processor.pad_id()
-        self.unk_id: int = self._processor.unk_id()
-        self.bos_id: int = self._processor.bos_id()
-        self.eos_id: int = self._processor.eos_id()
+        self.vocabulary = vocabulary  # None: the ids are SentencePiece's
+        self.prefix = list(prefix)
         self.src = self
         self.tgt = self
         self.src_vocab_size: int | None = None  # see `TokenizerPair.src_vocab_size`
-        # only a `MappedTokenizer` changes these two
-        self.prefix: list[int] = []  # ids that `encode` puts before every text, such as a language
-        self.language_ids: dict[str, int] = {}  # ids of language pieces, which can replace `prefix`
-        # a cache, since reading a list is ten times faster than asking SentencePiece for a piece
-        self._pieces: list[str] = []
+        self._removed_tags = removed_tags
+        self._processor = open_model(model)
+        if vocabulary is None:
+            vocabulary = _read_vocabulary(self._processor)
+        self.vocab_size = len(vocabulary.pieces)
+        self.pad_id = vocabulary.pad_id
+        self.unk_id = vocabulary.unk_id
+        self.bos_id = vocabulary.bos_id
+        self.eos_id = vocabulary.eos_id
+        self.language_ids = vocabulary.language_ids  # by piece; each can replace `prefix`
+        self._pieces = vocabulary.pieces
 
     @staticmethod
     def load(path: Path, removed_tags: Sequence[str] = ()) -> Tokenizer:
@@ -92,7 +101,7 @@ class Tokenizer:
     @property
     def byte_ids(self) -> list[int]:
         """Ids of the pieces for single bytes; empty without byte fallback."""
-        return [i for i in range(self.vocab_size) if self._processor.is_byte(i)]
+        return _find_byte_ids(self._processor)
 
     def encode(self, text: str) -> list[int]:
         """Encode one sentence, without BOS and EOS."""
@@ -124,18 +133,16 @@ class Tokenizer:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the pieces of ids, for display."""
-        return [self.all_pieces()[i] for i in ids]
+        return [self._pieces[i] for i in ids]
 
     def all_pieces(self) -> list[str]:
         """Return the vocabulary; piece i has the id i."""
-        if not self._pieces:
-            self._pieces = self._processor.id_to_piece(list(range(self.vocab_size)))
         return self._pieces
 
     @functools.cached_property
     def unused_ids(self) -> list[int]:
         """Ids without a piece, which round up the size of the vocabulary."""
-        return [i for i, piece in enumerate(self.all_pieces()) if piece.startswith(UNUSED_PREFIX)]
+        return [i for i, piece in enumerate(self._pieces) if piece.startswith(UNUSED_PREFIX)]
 
     @property
     def used_size(self) -> int:
@@ -153,7 +160,7 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The ids of an imported model, which differ from the ids of its SentencePiece model."""
+    """Pieces and ids, such as an imported model's, which differ from its SentencePiece model's."""
 
     pieces: list[str]  # piece i has the id i; no two are equal
     pad_id: int
@@ -178,6 +185,13 @@ class Vocabulary:
             raise ModelError(f"{path}: ids and pieces do not match; copy the model folder again")
         return vocabulary
 
+    @property
+    def language_ids(self) -> dict[str, int]:
+        """Ids of the language pieces of a model that reads one before every source and target."""
+        if not self.src_prefix or not self.tgt_prefix:
+            return {}
+        return {piece: i for i, piece in enumerate(self.pieces) if LANGUAGE.fullmatch(piece)}
+
 
 class MappedTokenizer(Tokenizer):
     """A SentencePiece model whose pieces have the ids of a `Vocabulary`.
@@ -187,41 +201,28 @@ class MappedTokenizer(Tokenizer):
     `language_ids` and a space, such as `__en__ `, the id of this piece replaces `prefix`.
     """
 
+    vocabulary: Vocabulary
     min_texts_for_threads = sys.maxsize  # the ids are mapped in Python, where threads do not help
 
     def __init__(self, model: bytes, vocabulary: Vocabulary, prefix: Sequence[int]) -> None:
-        super().__init__(model)
-        # of the SentencePiece model, read before the vocabulary replaces its pieces and ids
-        model_pieces = self.all_pieces()
-        self._byte_pieces = [model_pieces[i] for i in super().byte_ids]
-        self._model_unk_id = self.unk_id
-
-        self.vocabulary = vocabulary
-        self.prefix = list(prefix)
-        self.vocab_size = len(vocabulary.pieces)
-        self._pieces = vocabulary.pieces
-        self.pad_id = vocabulary.pad_id
-        self.unk_id = vocabulary.unk_id
-        self.bos_id = vocabulary.bos_id
-        self.eos_id = vocabulary.eos_id
-        control_ids = {*self.control_ids, *vocabulary.src_prefix, *vocabulary.tgt_prefix}
-        control_ids.update(self.unused_ids)
-        has_languages = bool(vocabulary.src_prefix and vocabulary.tgt_prefix)
-        self._ids_by_piece: dict[str, int] = {}  # without control symbols, unused ids and languages
-        for i, piece in enumerate(vocabulary.pieces):
-            if has_languages and LANGUAGE.fullmatch(piece):
-                self.language_ids[piece] = i
-                control_ids.add(i)
-            elif i not in control_ids:
-                self._ids_by_piece[piece] = i
+        super().__init__(model, vocabulary=vocabulary, prefix=prefix)
+        control_ids = {*self.control_ids, *self.unused_ids, *self.language_ids.values()}
+        control_ids.update(vocabulary.src_prefix, vocabulary.tgt_prefix)
         self._undecoded_ids = control_ids - {self.unk_id}  # ids that `decode` leaves out
+        self._ids_by_piece = {
+            piece: i for i, piece in enumerate(vocabulary.pieces) if i not in control_ids
+        }
+        model_vocabulary = _read_vocabulary(self._processor)
+        model_pieces = model_vocabulary.pieces
+        self._model_unk_id = model_vocabulary.unk_id
+        self._byte_pieces = [model_pieces[i] for i in _find_byte_ids(self._processor)]
         # the id of the vocabulary for each id of the SentencePiece model
         self._mapped_ids = [self._ids_by_piece.get(piece, self.unk_id) for piece in model_pieces]
 
     @property
     def sha256(self) -> str:
         """Fingerprint of the vocabulary and of the prefix."""
-        content = json.dumps([asdict(self.vocabulary), self.prefix], sort_keys=True)  # type: ignore[arg-type]
+        content = json.dumps([asdict(self.vocabulary), self.prefix], sort_keys=True)
         return hashlib.sha256(self.model + content.encode("utf-8")).hexdigest()
 
     @property
@@ -388,3 +389,19 @@ def open_model(model: bytes) -> sentencepiece.SentencePieceProcessor:
     if not model:
         raise RuntimeError("an empty file is no model")  # SentencePiece accepts it
     return sentencepiece.SentencePieceProcessor(model_proto=model)
+
+
+def _read_vocabulary(processor: sentencepiece.SentencePieceProcessor) -> Vocabulary:
+    """Return the pieces and ids of a SentencePiece model."""
+    return Vocabulary(
+        pieces=processor.id_to_piece(list(range(processor.vocab_size()))),
+        pad_id=processor.pad_id(),
+        unk_id=processor.unk_id(),
+        bos_id=processor.bos_id(),
+        eos_id=processor.eos_id(),
+    )
+
+
+def _find_byte_ids(processor: sentencepiece.SentencePieceProcessor) -> list[int]:
+    """Return the ids in a SentencePiece model of the pieces for single bytes."""
+    return [i for i in range(processor.vocab_size()) if processor.is_byte(i)]

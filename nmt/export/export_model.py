@@ -20,7 +20,7 @@ from nmt.checkpoint import (
     ModelInfo,
     build_model,
     load_info,
-    load_tokenizer,
+    load_model_tokenizers,
     load_weights,
 )
 from nmt.config import (
@@ -145,7 +145,7 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
         if alternatives:
             message += f"; use {' or '.join(alternatives)}"
         raise ConfigError(message)
-    tokenizers = load_tokenizer(folder, info)
+    tokenizers = load_model_tokenizers(folder, info)
     model = build_model(info, load_weights(folder), torch.device("cpu"))  # checks names and shapes
     with replace_folder(output, marker=EXPORT_INFO) as temporary:
         _WRITERS[config.format](temporary, info, dict(model.state_dict()), tokenizers, config)

@@ -34,7 +34,7 @@ from nmt.checkpoint import (
     describe_other_models,
     find_model,
     load_info,
-    load_tokenizer,
+    load_model_tokenizers,
 )
 from nmt.config import Engine, ServeConfig, resolve_path
 from nmt.data.tokenizer import Tokenizers
@@ -157,7 +157,7 @@ class WorkerPool:
         for model_index, name in enumerate(self._config.model_dir):
             folder = Path(name)
             info = load_info(folder)
-            tokenizer = load_tokenizer(folder, info)
+            tokenizer = load_model_tokenizers(folder, info)
             backend = RemoteBackend(self, model_index, info, tokenizer)
             model_dir = resolve_path(self._model_dirs[model_index])
             alternatives = describe_other_models(model_dir, folder)

@@ -15,7 +15,7 @@ from nmt.checkpoint import (
     find_model,
     list_checkpoints,
     load_info,
-    load_tokenizer,
+    load_model_tokenizers,
     load_weights,
 )
 from nmt.config import Part, SearchConfig, TrainConfig, resolve_path
@@ -86,7 +86,7 @@ def load_initial_weights(
     if info.tokenizer_sha256 != tokenizers.sha256:
         weights = adapt_vocabulary(
             weights,
-            load_tokenizer(folder, info),
+            load_model_tokenizers(folder, info),
             random_weights,
             tokenizers,
             is_frozen=Part.embeddings in config.freeze,

@@ -26,7 +26,7 @@ from nmt.checkpoint import (
     find_model,
     load_export_info,
     load_info,
-    load_tokenizer,
+    load_model_tokenizers,
 )
 from nmt.config import DType, ExportFormat, Quantization, SearchConfig
 from nmt.data.tokenizer import Tokenizers
@@ -333,7 +333,7 @@ def _load_export(folder: Path, placement: Placement, num_threads: int) -> Loaded
             f"{folder} is an export of format={export.format.value}; "
             "backend=ctranslate2 needs one of format=ctranslate2"
         )
-    tokenizer = load_tokenizer(folder, info)
+    tokenizer = load_model_tokenizers(folder, info)
     for path in folder.iterdir():  # CTranslate2 would wait for a pipe
         check_regular(path)
     _check_engine_config(folder / "config.json")

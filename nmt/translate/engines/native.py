@@ -15,7 +15,7 @@ from nmt.checkpoint import (
     describe_other_models,
     find_model,
     load_info,
-    load_tokenizer,
+    load_model_tokenizers,
     load_weights,
 )
 from nmt.config import Combine, DType, SearchConfig, choose, resolve_path
@@ -158,7 +158,7 @@ def load_models(
             "model %s, %d updates, on %s%s", folder, info.updates, torch_device, ignored_models
         )
     stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, combine)
-    tokenizer = load_tokenizer(model_folders[0], infos[0])
+    tokenizer = load_model_tokenizers(model_folders[0], infos[0])
     backend = NativeBackend(stepper, tokenizer)
     directions = find_model_directions(infos[0], tokenizer)
     return LoadedModel(backend, tokenizer, infos[0].search, directions)
