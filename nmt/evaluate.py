@@ -196,21 +196,8 @@ def compare(
     k > 10.
     """
     check_lines({"hypotheses": hypotheses, "baseline": baseline}, references, force=force)
-    test_type = "ar"
-    num_interval_samples = NUM_INTERVAL_SAMPLES
-    if test.method is Method.bootstrap:
-        test_type = "bs"
-        num_interval_samples = -1  # this test computes intervals from its own resamples
     built = _build_metrics(metrics, tokenize, lowercase, command_metric)
-    with patch.dict(os.environ, {"SACREBLEU_SEED": str(test.seed)}):  # read by the constructor
-        paired = PairedTest(
-            [("baseline", baseline), ("system", hypotheses)],
-            {str(number): metric for number, metric in enumerate(built)},
-            references,
-            test_type=test_type,
-            n_samples=test.num_samples,
-            n_ar_confidence=num_interval_samples,
-        )
+    paired = _build_paired_test(hypotheses, baseline, references, built, test)
     signatures, results = paired()
     comparisons = []
     for name, metric in paired.metrics.items():
@@ -236,6 +223,30 @@ def compare(
         )
         comparisons.append(comparison)
     return comparisons
+
+
+def _build_paired_test(
+    hypotheses: Lines,
+    baseline: Lines,
+    references: Sequence[Lines],
+    metrics: Sequence[SacreMetric],
+    test: Significance,
+) -> PairedTest:
+    """Build sacreBLEU's test. A call of it returns the signatures and the results by metric."""
+    test_type = "ar"
+    num_interval_samples = NUM_INTERVAL_SAMPLES
+    if test.method is Method.bootstrap:
+        test_type = "bs"
+        num_interval_samples = -1  # this test computes intervals from its own resamples
+    with patch.dict(os.environ, {"SACREBLEU_SEED": str(test.seed)}):  # read by the constructor
+        return PairedTest(
+            [("baseline", baseline), ("system", hypotheses)],
+            {str(number): metric for number, metric in enumerate(metrics)},
+            references,
+            test_type=test_type,
+            n_samples=test.num_samples,
+            n_ar_confidence=num_interval_samples,
+        )
 
 
 def _line_counts(metric: SacreMetric, lines: Lines, references: Sequence[Lines]) -> _Counts:
