@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from nmt.data.binary import CorpusIndex, ShardFile, ShardWriter, write_index
+from nmt.data.binary import CorpusIndex, write_index
+from nmt.data.shards import ShardFile, ShardWriter
 from nmt.runtime.files import write_json
 
 Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]

@@ -18,9 +18,10 @@ import pyarrow as pa
 import pytest
 from folders import flat, write_folder, write_shard
 
-from nmt.data import binary
-from nmt.data.binary import CorpusIndex, MappedShard, ParallelData, ShardWriter, write_index
+from nmt.data import shards
+from nmt.data.binary import CorpusIndex, ParallelData, write_index
 from nmt.data.mixing import CorpusRange
+from nmt.data.shards import MappedShard, ShardWriter
 from nmt.errors import DataError
 from nmt.runtime.files import write_json
 
@@ -47,7 +48,7 @@ def as_lists(pairs: Any) -> list[tuple[list[int], list[int]]]:
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let even small files have several record batches."""
-    monkeypatch.setattr(binary, "_BATCH_ROWS", 7)
+    monkeypatch.setattr(shards, "_BATCH_ROWS", 7)
 
 
 # --- one file
@@ -197,7 +198,7 @@ def read_all(pickled: bytes, channel: Any) -> None:
 def test_a_worker_reads_everything_and_adds_a_few_megabytes(tmp_path: Path, method: str) -> None:
     ids = np.random.default_rng(0).integers(0, 300, 8_000_000, dtype=np.uint16)
     offsets = np.arange(0, len(ids) + 1, 200)
-    binary._BATCH_ROWS = 5_000
+    shards._BATCH_ROWS = 5_000
     with ShardWriter(tmp_path / "a", src_vocab_size=300, tgt_vocab_size=300) as writer:
         writer.add((ids, offsets), (ids, offsets))
     index = {"train": [CorpusIndex("", 1.0, [writer.shard])]}

@@ -40,8 +40,8 @@ from nmt.runtime.metadata import to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
 from nmt.runtime.reading import check_tree, read_regular_file
 from nmt.training.checkpoints import Saver, TrainerState, load_checkpoint
+from nmt.training.start import log_plan
 from nmt.training.trackers import TrackerThread, close_trackers
-from nmt.training.train import log_plan
 from nmt.translate.engines.ctranslate2 import load_ctranslate2
 
 MAX_SECONDS = 2.0  # of processor time

@@ -22,7 +22,7 @@ from toy import write_data
 
 from nmt.checkpoint import load_info, load_tensors
 from nmt.config import ModelConfig, TrainConfig
-from nmt.data.binary import MappedShard
+from nmt.data.shards import MappedShard
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import NmtError
 from nmt.importing.marian import _load_arrays as load_arrays

@@ -1,11 +1,10 @@
 """Read and write data folders.
 
-A data folder holds the token ids of each split in shards, which are Arrow IPC streams, and the
-lengths of all pairs in one file per split. `meta.json` lists the shards. The files are
-memory-mapped. Any Arrow reader can open the shards.
+A data folder holds the token ids of each split in shards (`nmt.data.shards`), and the lengths of
+all pairs in one file per split. `meta.json` lists the shards. The files are memory-mapped.
 """
 
-# N pairs. A row is the index of a pair in its shard.
+# N pairs
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from nmt.config import require_valid
 from nmt.data import Lengths
 from nmt.data.languages import LanguagePair
 from nmt.data.mixing import CorpusRange
+from nmt.data.shards import Ids, MappedShard, ShardFile, unusable_file
 from nmt.data.text import read_stream
 from nmt.errors import DataError
 from nmt.runtime.files import describe_folder
@@ -30,36 +29,7 @@ from nmt.runtime.manifest import verify_checksums
 from nmt.runtime.metadata import pop_version, read_json, to_dataclass
 from nmt.runtime.reading import MAX_BYTES, check_regular, open_regular
 
-Ids = np.ndarray[Any, np.dtype[Any]]
-FlatIds = tuple[Ids, Ids]
-"""One side of N pairs: the concatenated ids of all lines, and the offset of each line (N + 1,)."""
-
 FORMAT_VERSION = 2
-_BATCH_ROWS = 50_000  # pairs of a record batch; the last one of a shard may have fewer
-_MAX_PAIRS = 1 << 40
-_ID_COLUMNS = ["src", "tgt"]
-_TEXT_COLUMNS = ["src_text", "tgt_text"]  # optional
-_ID_TYPES = (pa.list_(pa.uint16()), pa.list_(pa.int32()))
-_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # marker in Arrow's IPC format
-
-
-@dataclass
-class ShardFile:
-    """The index entry of one shard."""
-
-    file: str
-    pairs: int = 0
-    src_tokens: int = 0  # without EOS
-    tgt_tokens: int = 0
-    longest: int = 0  # number of tokens of the longest side, EOS included
-    bytes: int = 0
-    sha256: str = ""
-
-    def __post_init__(self) -> None:
-        is_name = self.file not in ("", ".", "..") and Path(self.file).name == self.file
-        require_valid(is_name, "file", self.file, "must be the name of a file in the data folder")
-        is_in_range = 0 <= self.pairs <= _MAX_PAIRS
-        require_valid(is_in_range, "pairs", self.pairs, f"must be from 0 to {_MAX_PAIRS:,}")
 
 
 @dataclass(frozen=True)
@@ -110,199 +80,6 @@ class DataInfo:
         """Sizes of the vocabularies of source and target."""
         src_vocab_size = self.vocab_size if self.src_vocab_size is None else self.src_vocab_size
         return src_vocab_size, self.vocab_size
-
-
-class ShardWriter:
-    """Writes one shard in a `with` block. After the block, `shard` is the index entry of the file.
-
-    The file exists as soon as the block begins, so callers write to a temporary name and rename.
-    The bytes depend on the pairs only, not on how calls of `add` divide them.
-    """
-
-    def __init__(
-        self, path: Path, src_vocab_size: int, tgt_vocab_size: int, *, has_text: bool = False
-    ) -> None:
-        fields = [("src", _id_list_type(src_vocab_size)), ("tgt", _id_list_type(tgt_vocab_size))]
-        if has_text:
-            fields += [(name, pa.string()) for name in _TEXT_COLUMNS]
-        self._path = path
-        self._schema = pa.schema(fields)
-        self._pending: list[pa.RecordBatch] = []
-        self.shard = ShardFile(path.name)
-
-    def __enter__(self) -> ShardWriter:
-        self._file = pa.OSFile(str(self._path), "wb")
-        self._writer = pa.ipc.new_stream(self._file, self._schema)
-        return self
-
-    def add(
-        self, src: FlatIds, tgt: FlatIds, texts: tuple[Sequence[str], Sequence[str]] | None = None
-    ) -> None:
-        """Append N pairs.
-
-        Each side consists of ids and offsets (N + 1,) that start at 0: line i has the ids
-        `ids[offsets[i] : offsets[i + 1]]`, without BOS and EOS. `texts` are required if the file
-        has text columns.
-        """
-        num_pairs = len(src[1]) - 1
-        start = 0
-        while start < num_pairs:
-            num_free_rows = _BATCH_ROWS - self.shard.pairs % _BATCH_ROWS  # of the record batch
-            end = min(num_pairs, start + num_free_rows)
-            columns = [
-                self._make_column("src", src, start, end),
-                self._make_column("tgt", tgt, start, end),
-            ]
-            for lines in texts or ():
-                columns.append(pa.array(lines[start:end], pa.string()))
-            self._pending.append(pa.record_batch(columns, schema=self._schema))
-            self.shard.pairs += end - start
-            if self.shard.pairs % _BATCH_ROWS == 0:
-                self._write_batch()
-            start = end
-        self.shard.src_tokens += len(src[0])
-        self.shard.tgt_tokens += len(tgt[0])
-
-    def _make_column(self, name: str, side: FlatIds, start: int, end: int) -> pa.ListArray:
-        """Convert lines `start` up to `end` of a side to Arrow, and update `shard.longest`."""
-        ids, offsets = side
-        offsets = offsets[start : end + 1]
-        self.shard.longest = max(self.shard.longest, int(np.diff(offsets).max()) + 1)
-        id_type = self._schema.field(name).type.value_type
-        # the cast raises for an id that the type cannot hold
-        values = _to_arrow(ids[offsets[0] : offsets[-1]]).cast(id_type)
-        value_offsets = _to_arrow((offsets - offsets[0]).astype(np.int32))
-        return pa.ListArray.from_arrays(value_offsets, values)
-
-    def _write_batch(self) -> None:
-        """Write the pending pairs as one record batch."""
-        table = pa.Table.from_batches(self._pending, self._schema).combine_chunks()
-        self._writer.write_table(table)
-        self._pending.clear()
-
-    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        with self._file:
-            if error_type is not None:
-                return
-            if self._pending:
-                self._write_batch()
-            self._writer.close()
-        content = np.memmap(self._path, np.uint8, mode="r")
-        self.shard.bytes = len(content)
-        self.shard.sha256 = hashlib.sha256(content.data).hexdigest()
-
-
-class MappedShard:
-    """A memory-mapped shard. Raises `DataError` if the file is missing or damaged."""
-
-    def __init__(self, path: Path) -> None:
-        options = pa.ipc.IpcReadOptions(use_threads=False)  # threads would not survive a later fork
-        self._starts = [0]  # first row of each record batch, and the number of rows
-        self._texts: list[list[pa.Array]] = []  # source and target of each record batch, or nothing
-        self._batches: list[tuple[FlatIds, FlatIds]] = []
-        try:
-            check_regular(path)
-            with pa.memory_map(str(path)) as source:
-                # pyarrow accepts a stream that was truncated between two batches
-                end = max(source.size() - len(_END_OF_STREAM), 0)
-                if source.read_at(len(_END_OF_STREAM), end) != _END_OF_STREAM:
-                    raise pa.ArrowInvalid("it ends too early")
-                with pa.ipc.open_stream(source, options=options) as reader:
-                    _check_schema(reader.schema)
-                    for batch in reader:
-                        batch.validate(full=True)  # offsets of lists, and UTF-8
-                        if any(column.null_count for column in batch.columns):
-                            raise pa.ArrowInvalid("a value is missing")
-                        if batch.num_rows:
-                            self._starts.append(self._starts[-1] + batch.num_rows)
-                            self._texts.append(batch.columns[2:])
-                            src = _to_numpy(batch.column("src"))
-                            tgt = _to_numpy(batch.column("tgt"))
-                            self._batches.append((src, tgt))
-        except FileNotFoundError:
-            raise _unusable(path, "is missing") from None
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise _unusable(path, f"is damaged ({' '.join(str(error).split())})") from None
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def __getitem__(self, row: int) -> tuple[Ids, Ids]:
-        """Return source and target ids of a pair."""
-        batch_index = bisect_right(self._starts, row) - 1
-        (src, src_offsets), (tgt, tgt_offsets) = self._batches[batch_index]
-        i = row - self._starts[batch_index]
-        src_ids = src[src_offsets[i] : src_offsets[i + 1]]
-        tgt_ids = tgt[tgt_offsets[i] : tgt_offsets[i + 1]]
-        return src_ids, tgt_ids
-
-    def texts(self, row: int) -> tuple[str, ...]:
-        """Return the text of source and target of a pair, or () if the file has no text."""
-        batch_index = bisect_right(self._starts, row) - 1
-        i = row - self._starts[batch_index]
-        return tuple(column[i].as_py() for column in self._texts[batch_index])
-
-    def largest_ids(self) -> tuple[int, int]:
-        """Return the largest id of the source and of the target.
-
-        A negative id is read as an unsigned integer, which is large.
-        """
-        largest_src = 0
-        largest_tgt = 0
-        for (src, _), (tgt, _) in self._batches:
-            largest_src = max(largest_src, int(_as_unsigned(src).max(initial=0)))
-            largest_tgt = max(largest_tgt, int(_as_unsigned(tgt).max(initial=0)))
-        return largest_src, largest_tgt
-
-    def lengths(self) -> Lengths:
-        """Return the number of tokens of source and target, EOS included, (N, 2)."""
-        lengths = [np.empty((0, 2), dtype=np.int32)]
-        for (_, src_offsets), (_, tgt_offsets) in self._batches:
-            lengths.append(np.diff([src_offsets, tgt_offsets], axis=1).T + 1)
-        return np.concatenate(lengths)
-
-
-def _as_unsigned(ids: Ids) -> Ids:
-    """Reinterpret the bytes of ids as unsigned integers."""
-    return ids.view(f"u{ids.itemsize}")
-
-
-def _check_schema(schema: pa.Schema) -> None:
-    """Raise `ArrowInvalid` unless a file has columns of ids and, possibly, columns of text."""
-    is_valid = schema.names in (_ID_COLUMNS, _ID_COLUMNS + _TEXT_COLUMNS)
-    for column in schema:
-        allowed_types = (pa.string(),) if column.name in _TEXT_COLUMNS else _ID_TYPES
-        if column.type not in allowed_types:
-            is_valid = False
-    if not is_valid:
-        columns = [f"{column.name}: {column.type}" for column in schema]
-        raise pa.ArrowInvalid(f"its columns are {', '.join(columns)}")
-
-
-def _id_list_type(vocab_size: int) -> pa.DataType:
-    """Return the type of a column of ids: lists of uint16 if all ids fit, otherwise of int32."""
-    return pa.list_(pa.uint16() if vocab_size <= 1 << 16 else pa.int32())
-
-
-def _to_arrow(values: Ids) -> pa.Array:
-    """Wrap an array without a copy. (`pa.array` would import pandas, which takes 30 MB.)"""
-    arrow_type = pa.from_numpy_dtype(values.dtype)
-    return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(values)])
-
-
-def _to_numpy(column: pa.ListArray) -> FlatIds:
-    """Return ids and offsets of a column without a copy. (`to_numpy` would import pandas.)"""
-    return _view(column.values), _view(column.offsets)
-
-
-def _view(array: pa.Array) -> Ids:
-    """Return the values of an Arrow array as a NumPy array that shares their memory."""
-    return np.frombuffer(array.buffers()[1], dtype=str(array.type), count=len(array))
-
-
-def _unusable(path: Path, problem: str = "is damaged") -> DataError:
-    """Return the error for a file of a data folder that is missing or damaged."""
-    return DataError(f"{path} {problem}; run nmt-preprocess again")
 
 
 def read_meta(data_dir: Path) -> DataInfo:
@@ -413,13 +190,15 @@ class ParallelData:
         verify_checksums(self._data_dir, path.name)
         shard = MappedShard(path)
         if len(shard) != end - start:
-            raise _unusable(path, f"is damaged: it has {len(shard)} pairs instead of {end - start}")
+            raise unusable_file(
+                path, f"is damaged: it has {len(shard)} pairs instead of {end - start}"
+            )
         if not np.array_equal(shard.lengths(), self.lengths[start:end]):
-            raise _unusable(path, f"does not fit {self._split}.lengths.npy")
+            raise unusable_file(path, f"does not fit {self._split}.lengths.npy")
         for largest, vocab_size in zip(shard.largest_ids(), self._vocab_sizes, strict=True):
             if largest >= vocab_size:
                 problem = f"is damaged: it has the id {largest} of {vocab_size} in the vocabulary"
-                raise _unusable(path, problem)
+                raise unusable_file(path, problem)
         self._shards[shard_index] = shard
         return shard
 
@@ -432,24 +211,24 @@ class ParallelData:
             # a view as a plain array, since np.memmap is slow to index
             lengths: Lengths = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         except FileNotFoundError:
-            raise _unusable(path, "is missing") from None
+            raise unusable_file(path, "is missing") from None
         except (ValueError, OSError, EOFError):
-            raise _unusable(path) from None
+            raise unusable_file(path) from None
         if lengths.shape != (len(self), 2):
             problem = f"is damaged: it has the shape {lengths.shape} instead of ({len(self)}, 2)"
-            raise _unusable(path, problem)
+            raise unusable_file(path, problem)
         if lengths.dtype.kind not in "iu" or lengths.min() < 1:
-            raise _unusable(path, "is damaged: it has lengths that are no positive integers")
+            raise unusable_file(path, "is damaged: it has lengths that are no positive integers")
         return lengths
 
 
 def _check_size(path: Path, num_bytes: int) -> None:
     """Raise a `DataError` if a shard is missing or has another size than its index entry."""
     if not path.exists():
-        raise _unusable(path, "is missing")
+        raise unusable_file(path, "is missing")
     size = path.stat().st_size
     if size != num_bytes:
-        raise _unusable(path, f"is damaged: it has {size:,} bytes instead of {num_bytes:,}")
+        raise unusable_file(path, f"is damaged: it has {size:,} bytes instead of {num_bytes:,}")
 
 
 @dataclass(frozen=True)
@@ -468,7 +247,7 @@ def _read_text(path: Path) -> list[str]:
         with open_regular(path, max_bytes=MAX_BYTES) as file:
             return list(read_stream(file, str(path)))
     except FileNotFoundError:
-        raise _unusable(path, "is missing") from None
+        raise unusable_file(path, "is missing") from None
 
 
 def read_held_out(data_dir: Path, split: str) -> list[HeldOutText]:
@@ -483,7 +262,7 @@ def read_held_out(data_dir: Path, split: str) -> list[HeldOutText]:
     src = _read_text(data_dir / f"{split}.src")
     tgt = _read_text(data_dir / f"{split}.tgt")
     if not len(src) == len(tgt) == corpora[-1].end:
-        raise _unusable(
+        raise unusable_file(
             data_dir,
             f"has {len(src)} lines in {split}.src and {len(tgt)} in {split}.tgt for "
             f"{corpora[-1].end} pairs",

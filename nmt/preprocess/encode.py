@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmt.config import NORMALIZATIONS, PreprocessConfig
-from nmt.data.binary import ShardFile, ShardWriter
 from nmt.data.languages import SEPARATOR, tag_lines
+from nmt.data.shards import ShardFile, ShardWriter
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.data.vocabulary import ModelProto, read_proto
 from nmt.preprocess.characters import LineSet

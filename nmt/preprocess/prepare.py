@@ -15,8 +15,9 @@ from itertools import groupby
 from typing import Any
 
 from nmt.config import PreprocessConfig, resolve_path
-from nmt.data.binary import CorpusIndex, ShardFile, write_index
+from nmt.data.binary import CorpusIndex, write_index
 from nmt.data.languages import describe_languages
+from nmt.data.shards import ShardFile
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.preprocess.chunks import Source, Span, find_spans

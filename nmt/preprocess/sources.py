@@ -1,8 +1,7 @@
 """List the files with the text of a split, and convert all other text to such files.
 
 Standard input, pipes, compressed files, datasets and generated corpora are first written
-("spooled") to plain files, so that a worker can start to read anywhere. The library `datasets`
-finds and streams the files of a dataset; its cache is not used.
+("spooled") to plain files, so that a worker can start to read anywhere.
 """
 
 from __future__ import annotations
@@ -13,18 +12,12 @@ import glob
 import logging
 import os
 import re
-import socket
 import sys
-import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
-from urllib.parse import urlsplit
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import IO
 
 from nmt.config import Corpus, DataConfig, PreprocessConfig, SplitConfig, resolve_path
 from nmt.data.languages import DEFAULT_LANGUAGES, LanguagePair, corpus_direction
@@ -36,23 +29,18 @@ from nmt.data.text import (
     open_bytes,
     read_blocks,
 )
-from nmt.errors import ConfigError, DataError, suggest_names
+from nmt.errors import ConfigError, DataError
 from nmt.preprocess import archives
 from nmt.preprocess.bitext_xml import read_pairs
 from nmt.preprocess.chunks import Format, Source
+from nmt.preprocess.hub_datasets import describe_dataset, read_dataset
 from nmt.runtime.files import sync
-from nmt.runtime.reading import check_tree
 
 log = logging.getLogger(__name__)
 STDIN = "-"
 DATASET_SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # default names
-# Replaces line breaks inside texts of datasets. Cleaning turns it into a space and counts it.
-LINE_SEPARATOR = "\u2028".encode()
 _BITEXT_SUFFIXES = ("tsv", "jsonl", "tmx", "xliff")
 """Suffixes of files with both sides, which are also the names of their settings."""
-_ROWS_PER_BATCH = 10_000
-_HUB_TIMEOUT_SECONDS = 10
-_SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
 
 
 @dataclass(frozen=True)
@@ -163,7 +151,7 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
         if corpus.split.dataset is not None:
             paths = (spool_dir / f"{spool_prefix}.src", spool_dir / f"{spool_prefix}.tgt")
             _spool_blocks(paths, read_dataset(corpus.split, fields, DATASET_SPLITS[split]))
-            name = _describe(corpus.split)
+            name = describe_dataset(corpus.split)
             sources.append(replace(template, paths=paths, names=(name, name)))
         else:
             sources += _find_files(corpus, template, spool_dir / spool_prefix)
@@ -344,141 +332,3 @@ def spool(path: Path) -> Iterator[IO[bytes]]:
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-# Hugging Face datasets
-
-
-def _describe(split: SplitConfig) -> str:
-    """Return the name of a dataset with its configuration and split, for messages."""
-    details = ", ".join(filter(None, [split.dataset_config, split.dataset_split]))
-    return f"{split.dataset} ({details})" if details else str(split.dataset)
-
-
-def read_dataset(
-    split: SplitConfig, fields: Sequence[str], default_split: str
-) -> Iterator[list[bytes]]:
-    """Yield blocks of the source and target lines of a dataset; a missing text is an empty line.
-
-    `fields` name two columns, or two fields of the column `translation`, as wmt14 has it. Raises
-    `DataError` if the dataset is missing or damaged, or has no such fields.
-    """
-    name = _describe(split)
-    log.info("reading the dataset %s", name)
-    tables = _read_tables(split, split.dataset_split or default_split)
-    try:
-        with closing(tables):  # type: ignore[type-var]
-            for table in tables:
-                columns = [_find_column(table, field, name, fields) for field in fields]
-                yield [_join_lines(column, name) for column in columns]
-    except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(f"dataset {name} cannot be read: {reason}") from None
-
-
-def _read_tables(split: SplitConfig, split_name: str) -> Iterator[pa.Table]:
-    """Yield the records of a file, a local folder or a dataset of the hub."""
-    assert split.dataset is not None
-    datasets = _import_datasets()
-    path = resolve_path(split.dataset)
-    if path.is_dir():
-        check_tree(path)
-    if any((path / name).is_file() for name in _SAVED_DATASET_FILES):
-        saved = datasets.load_from_disk(str(path))
-        splits = saved if isinstance(saved, dict) else {split_name: saved}
-    else:
-        builder = _make_builder(datasets, path, split, split_name)
-        if hasattr(builder.config, "batch_size"):  # Parquet; the default is a whole row group
-            builder.config.batch_size = _ROWS_PER_BATCH
-        splits = builder.as_streaming_dataset()
-    if split_name not in splits:
-        raise DataError(
-            f"{split.dataset} has no split {split_name}; {suggest_names(split_name, splits)}"
-        )
-    yield from splits[split_name].with_format("arrow").iter(batch_size=_ROWS_PER_BATCH)
-
-
-def _make_builder(datasets: Any, path: Path, split: SplitConfig, split_name: str) -> Any:
-    """Return the builder of `datasets` for a dataset that save_to_disk did not write."""
-    config = split.dataset_config
-    if path.is_file():
-        if path.suffix not in (".parquet", ".arrow"):
-            raise DataError(
-                f"{path} is no .parquet or .arrow file; read text with src and tgt, tsv or jsonl"
-            )
-        return datasets.load_dataset_builder(path.suffix[1:], data_files={split_name: str(path)})
-    if not path.is_dir():
-        assert split.dataset is not None
-        _check_hub(split.dataset)
-        return datasets.load_dataset_builder(split.dataset, config)
-    try:
-        return datasets.load_dataset_builder(str(path), config)
-    except ValueError:
-        if config is None or not (path / config).is_dir():
-            raise
-        # without a README, a configuration is the name of a subfolder
-        return datasets.load_dataset_builder(str(path), data_dir=config)
-
-
-def _check_hub(dataset: str) -> None:
-    """Raise a `DataError` if the hub cannot be reached, which `datasets` retries for 30 seconds."""
-    if urllib.request.getproxies() or os.environ.get("HF_HUB_OFFLINE"):
-        return
-    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    port = hub.port or (80 if hub.scheme == "http" else 443)
-    try:
-        socket.create_connection((hub.hostname, port), timeout=_HUB_TIMEOUT_SECONDS).close()
-    except OSError as error:
-        raise DataError(
-            f"dataset {dataset} is no local file or folder, and {hub.hostname} cannot be reached "
-            f"({error.strerror or error}); give the folder of a copy, which this makes where there "
-            f"is network: hf download {dataset} --repo-type dataset --local-dir FOLDER"
-        ) from None
-
-
-def _import_datasets() -> Any:
-    """Import `datasets` without torch, which would take two more seconds and 200 MB of memory."""
-    hides_torch = "torch" not in sys.modules and "USE_TORCH" not in os.environ
-    if hides_torch:
-        os.environ["USE_TORCH"] = "0"
-    import datasets
-
-    if hides_torch:
-        del os.environ["USE_TORCH"]
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised as well
-    return datasets
-
-
-def _find_column(
-    table: pa.Table, field: str, dataset: str, fields: Sequence[str]
-) -> pa.ChunkedArray:
-    """Return a column, or a field of the column `translation`."""
-    names = table.column_names
-    if field in names:
-        return table[field]
-    if "translation" in names and pa.types.is_struct(table.schema.field("translation").type):
-        names = [inner.name for inner in table.schema.field("translation").type]
-        if field in names:
-            return pc.struct_field(table["translation"], field)
-    raise DataError(
-        f"{dataset} has the fields {', '.join(names)}; set data.src_lang and data.tgt_lang, or "
-        f"fields of this corpus, to two of them (now {', '.join(fields)})"
-    )
-
-
-def _join_lines(column: pa.ChunkedArray, dataset: str) -> bytes:
-    """Return the texts of a column as lines. For speed, Arrow loops over them, not Python."""
-    if pa.types.is_nested(column.type):
-        raise DataError(
-            f"{dataset}: a field holds {column.type}, not text; name fields that hold text"
-        )
-    if column.type not in (pa.large_binary(), pa.binary()):
-        column = column.cast(pa.large_string())
-    texts = pc.fill_null(column.cast(pa.binary()), b"")
-    texts = pc.replace_substring(texts, b"\n", LINE_SEPARATOR).combine_chunks()
-    if len(texts) == 0:
-        return b""
-    rows = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
-    lines: bytes = pc.binary_join(rows, b"\n")[0].as_py()
-    return lines + b"\n"

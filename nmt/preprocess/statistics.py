@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nmt.data.binary import FlatIds
+from nmt.data.shards import FlatIds
 from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess.characters import CharacterStatistics, Ints, Signatures, is_among, normal_form
 from nmt.preprocess.chunks import Location

@@ -1,4 +1,4 @@
-"""The training loop: resume a run, update the weights, log, save checkpoints and validate.
+"""The training loop: update the weights, log, save checkpoints and validate.
 
 All ranks run the same code and take the same decisions, so that they leave the loop together. Only
 rank 0 logs, and reads and writes the run folder.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,10 +20,8 @@ import torch
 from nmt.checkpoint import ModelInfo
 from nmt.config import BestMetric, TrainConfig
 from nmt.data.augment import TextAugmenter
-from nmt.data.batch import padding_share
 from nmt.data.batching import EpochPlan, TokenBatchSampler, UpdatePlan
-from nmt.errors import ModelError, NmtError, StoppedError
-from nmt.model.transformer import count_parameters
+from nmt.errors import NmtError, StoppedError
 from nmt.runtime.distributed import World, broadcast_from_main, gather
 from nmt.runtime.prefetch import prefetch
 from nmt.runtime.progress import Progress
@@ -32,21 +29,18 @@ from nmt.training.batches import Batch
 from nmt.training.build import Run, build_run
 from nmt.training.checkpoints import (
     BestCheckpoint,
-    Checkpoint,
     Saver,
     TrainerState,
-    load_newest,
     seed_update,
 )
 from nmt.training.checks import SpikeDetector, describe_batches, stop_signals
 from nmt.training.costs import peak_memory_bytes
-from nmt.training.initial_weights import load_initial_weights
 from nmt.training.learner import UpdateResult
 from nmt.training.metrics import Meter, MetricsWriter
-from nmt.training.preflight import try_largest_batches
 from nmt.training.profiling import UpdateProfiler
-from nmt.training.run_folder import check_fingerprint, lock_run_dir, run_dir_errors, save_config
-from nmt.training.schedule import learning_rate, peak_learning_rate
+from nmt.training.run_folder import lock_run_dir, run_dir_errors, save_config
+from nmt.training.schedule import learning_rate
+from nmt.training.start import check_memory, log_plan, resume_or_start
 
 log = logging.getLogger(__name__)
 
@@ -80,97 +74,6 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
         if not was_complete:
             log.info("the run ends: %s", trainer.end_reason())
     return state.num_updates
-
-
-# --- before the first update
-
-
-def resume_or_start(run: Run) -> TrainerState:
-    """Restore the newest checkpoint of the run and return its state.
-
-    Without checkpoints, load the weights of `init_from`, if it is set, and return a new state.
-    """
-    checkpoint = None
-    if run.world.is_main:
-        checkpoint = load_newest(run.run_dir)
-        if checkpoint is not None:
-            check_fingerprint(checkpoint.folder, checkpoint.fingerprint, run.fingerprint)
-    checkpoint = broadcast_from_main(checkpoint)
-    if checkpoint is None:
-        if run.config.init_from is not None:
-            random_weights = run.learner.model.state_dict()
-            weights = load_initial_weights(run.config, run.tokenizers, random_weights)
-            run.learner.set_initial_weights(weights)
-        return TrainerState()
-    run.learner.load_state_dict(checkpoint.learner, checkpoint.weights)
-    _restore_num_threads(run, checkpoint)
-    log.info("resuming after update %d from %s", checkpoint.state.num_updates, checkpoint.folder)
-    if checkpoint.world_size != run.world.size:
-        log.info(
-            "resuming with %d processes instead of %d: the data order is unchanged, but results "
-            "are not bit-identical",
-            run.world.size,
-            checkpoint.world_size,
-        )
-    return checkpoint.state
-
-
-def _restore_num_threads(run: Run, checkpoint: Checkpoint) -> None:
-    """Restore the number of threads, for bit-identical results, unless the user has set it."""
-    is_set_by_user = run.config.num_threads or "OMP_NUM_THREADS" in os.environ
-    is_possible = 1 <= checkpoint.num_threads <= (os.cpu_count() or 1)
-    if run.world.size == 1 and is_possible and not is_set_by_user:
-        torch.set_num_threads(checkpoint.num_threads)
-
-
-def log_plan(run: Run, state: TrainerState) -> None:
-    """Log the sizes of an epoch, of an update and of the model.
-
-    Raises `ModelError` if `state` is at a position that its epoch does not have.
-    """
-    sampler = run.sampler_at(state.num_updates)
-    epoch_plan = sampler.plan_epoch(state.epoch)
-    if state.epoch_position >= len(epoch_plan):
-        raise ModelError(
-            f"the newest checkpoint in {run.run_dir} is damaged: it was saved after update "
-            f"{state.epoch_position} of an epoch of {len(epoch_plan)}; remove it to resume another"
-        )
-    update_plans = epoch_plan.pool_of(state.epoch_position)
-    batches = [rows for plan in update_plans for rows in plan.batches]  # of this rank
-    update_tokens = sum(plan.num_tokens for plan in update_plans) / len(update_plans)
-    batch_tokens = 1.0
-    if batches:
-        batch_tokens = sum(int(sampler.lengths[rows, 1].sum()) for rows in batches) / len(batches)
-    num_ranks = run.world.size
-    batches_per_rank = update_tokens / batch_tokens / num_ranks
-    process_word = "processes" if num_ranks > 1 else "process"
-    vocabulary = str(run.tokenizers.tgt.vocab_size)
-    if run.tokenizers.src_vocab_size is not None:
-        vocabulary = f"{run.tokenizers.src_vocab_size} of the source and {vocabulary} of the target"
-    dtype = str(run.learner.dtype).removeprefix("torch.")
-    lines = [
-        f"{epoch_plan.num_pairs} pairs; {len(epoch_plan)} updates an epoch; "
-        f"{100 * padding_share(sampler.lengths, batches):.1f} % padding",
-        f"{update_tokens:.0f} target tokens an update = {batch_tokens:.0f} a batch x "
-        f"{batches_per_rank:.1f} batches x {num_ranks} {process_word}",
-        f"{count_parameters(run.learner.model)} parameters, vocabulary {vocabulary}, "
-        f"{run.learner.device}, {dtype}; learning rate {peak_learning_rate(run.config):.3e} at its "
-        f"peak, update {run.config.optimizer.warmup_steps}",
-        f"an epoch draws {sampler.mix}",
-    ]
-    for line in lines:
-        log.info(line)
-
-
-def check_memory(run: Run, state: TrainerState) -> None:
-    """Run the largest batches and log the peak memory.
-
-    Raises `ConfigError` if they need more memory than there is.
-    """
-    epoch_plan = run.sampler_at(state.num_updates).plan_epoch(state.epoch)
-    update_plans = epoch_plan.pool_of(state.epoch_position)
-    peak_bytes = try_largest_batches(run.learner, run.samplers.values(), update_plans)
-    log.info("the largest batches fit: %.2f GB at the peak", peak_bytes / 1e9)
 
 
 class Trainer:
