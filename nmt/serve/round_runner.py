@@ -99,7 +99,7 @@ class RoundRunner:
         self._num_function_calls += 1
         try:
             workers = self._find_workers(translator)
-            return await workers.call_function(function, translator, *args)
+            return await workers.call_function(translator, function, *args)
         finally:
             self._num_function_calls -= 1
 

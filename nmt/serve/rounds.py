@@ -183,7 +183,7 @@ class SearchWorkers(Protocol):
         """
 
     async def call_function(
-        self, function: Callable[..., T], translator: Translator, *args: Any
+        self, translator: Translator, function: Callable[..., T], *args: Any
     ) -> T:
         """Return `function(translator, *args)`, called where the model is loaded."""
 
@@ -215,7 +215,7 @@ class WorkerThreads:
             await loop.run_in_executor(self._threads, joining_search.search, segments)
 
     async def call_function(
-        self, function: Callable[..., T], translator: Translator, *args: Any
+        self, translator: Translator, function: Callable[..., T], *args: Any
     ) -> T:
         """Return `function(translator, *args)`, called as soon as a thread is free."""
         loop = asyncio.get_running_loop()

@@ -46,6 +46,18 @@ def serve(config: ServeConfig) -> None:
     config = choose_serve_engine(config)
     start_fork_server()
     service = Service(config, Models.load(config))
+    server = _make_server(service, max_connections)
+    for name in ("asyncio", "uvicorn.error", "python_multipart.multipart"):
+        logging.getLogger(name).addFilter(OncePerMinute())  # clients can cause warnings at will
+    gc.freeze()  # garbage collection need not visit the objects of modules and models
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    asyncio.run(_run(server, service, listener))
+    if server.was_interrupted:
+        raise KeyboardInterrupt  # gives the command the exit status of Ctrl-C
+
+
+def _make_server(service: Service, max_connections: int) -> Server:
+    config = service.config
     settings = uvicorn.Config(
         make_app(service),
         http=BoundedProtocol,
@@ -59,30 +71,25 @@ def serve(config: ServeConfig) -> None:
         limit_concurrency=max_connections,
         timeout_graceful_shutdown=config.drain_seconds,
     )
-    server = Server(settings)
-    for name in ("asyncio", "uvicorn.error", "python_multipart.multipart"):
-        logging.getLogger(name).addFilter(OncePerMinute())  # clients can cause warnings at will
-    gc.freeze()  # garbage collection need not visit the objects of modules and models
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    asyncio.run(_run(server, service, listener))
-    if server.was_interrupted:
-        raise KeyboardInterrupt
+    return Server(settings)
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that `serve` stops on signals, and that has a longer backlog."""
+    """A uvicorn server with a longer backlog, whose signals `_handle_signals` handles."""
 
-    was_interrupted = False  # by Ctrl-C
+    was_interrupted = False  # whether Ctrl-C has stopped it
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen with `_BACKLOG`, in place of the limit of connections accepted at once."""
+        """Listen with `_BACKLOG`; the setting `backlog` of uvicorn is smaller, since it also limits
+        how many connections are accepted at once.
+        """
         await super().startup(sockets)
         for listener in sockets or []:
             listener.listen(_BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers; `_handle_signals` does."""
+        """Install no signal handlers."""
         yield
 
     def stop(self, number: signal.Signals) -> None:
@@ -94,6 +101,7 @@ class Server(uvicorn.Server):
 
 
 async def _run(server: Server, service: Service, listener: socket.socket) -> None:
+    """Serve until the server is stopped, then cancel reloads that still run."""
     reloads = _handle_signals(server, service)
     host, port = listener.getsockname()[:2]
     log.info("serving on http://%s:%d", f"[{host}]" if ":" in host else host, port)
@@ -103,7 +111,7 @@ async def _run(server: Server, service: Service, listener: socket.socket) -> Non
 
 
 def _handle_signals(server: Server, service: Service) -> set[asyncio.Task[None]]:
-    """Stop or reload on signals. Return the set of running reloads."""
+    """Stop on SIGTERM and SIGINT, reload on SIGHUP. Return the set of running reloads."""
     reloads: set[asyncio.Task[None]] = set()
 
     def reload() -> None:
@@ -111,7 +119,7 @@ def _handle_signals(server: Server, service: Service) -> set[asyncio.Task[None]]
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
-    if sys.platform != "win32":  # there, Ctrl-C raises KeyboardInterrupt and nothing else is sent
+    if sys.platform != "win32":  # Windows has only Ctrl-C, which raises KeyboardInterrupt
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.stop, number)

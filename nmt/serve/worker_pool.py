@@ -209,7 +209,7 @@ class WorkerPool:
             search_round.on_new_segments = lambda: None
 
     async def call_function(
-        self, function: Callable[..., T], translator: Translator, *args: Any
+        self, translator: Translator, function: Callable[..., T], *args: Any
     ) -> T:
         """Return `function(translator, *args)`, called in a worker. Raises `WorkerDiedError`.
 
