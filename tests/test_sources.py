@@ -9,6 +9,7 @@ import os
 import random
 import re
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -230,6 +231,27 @@ def test_named_pipes_are_spooled_each_by_itself(tmp_path: Path) -> None:
         writer.join()
     assert read(sources) == PAIRS
     assert sources[0].names == (str(src), str(tgt))
+
+
+def test_a_stream_without_end_and_a_device_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    pipe(monkeypatch, b"a\tb\n" * 1_000_000)
+    with subprocess.Popen(["yes"], stdout=os.open(fifo, os.O_RDWR)) as writer:
+        try:
+            for name in ("-", str(fifo)):
+                config = settings(SplitConfig(tsv=[name]), max_stream_gb=0.003)
+                with pytest.raises(DataError, match="than the 3,000,000 bytes .*max_stream_gb"):
+                    find_sources(config, "train", tmp_path / "spool")
+        finally:
+            writer.kill()
+    assert not list((tmp_path / "spool").iterdir())
+    for device in ("/dev/urandom", "/dev/zero"):
+        with pytest.raises(DataError, match="is a device, not a text"):
+            find(tmp_path, tsv=[device])
+    assert read(find(tmp_path, tsv=[os.devnull])) == []
 
 
 def test_missing_files_are_named_before_a_stream_is_read(

@@ -261,6 +261,12 @@ class DataConfig(Settings):
     valid: HeldOutConfig = option(HeldOutConfig, "validation pairs")
     test: HeldOutConfig = option(HeldOutConfig, "test pairs, copied as text into the data folder")
     invalid: Invalid = option(Invalid.error, "lines that are not UTF-8: error, replace or drop")
+    max_stream_gb: float = option(
+        16.0,
+        "maximum size of a text from stdin or a pipe, unpacked, in GB",
+        above=0,
+        on_resume="free",
+    )
     license: str | None = option(  # a change rewrites only the report
         None,
         "license of the text, such as cc-by-4.0, for the README.md of models",

@@ -154,14 +154,17 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
             name = describe_dataset(corpus.split)
             sources.append(replace(template, paths=paths, names=(name, name)))
         else:
-            sources += _find_files(corpus, template, spool_dir / spool_prefix)
+            max_bytes = int(config.data.max_stream_gb * 1e9)
+            sources += _find_files(corpus, template, spool_dir / spool_prefix, max_bytes)
     return sources
 
 
-def _find_files(corpus: _CorpusSettings, template: Source, spool_prefix: Path) -> Iterator[Source]:
+def _find_files(
+    corpus: _CorpusSettings, template: Source, spool_prefix: Path, max_stream_bytes: int
+) -> Iterator[Source]:
     """Yield the sources of a corpus in files: copies of `template` with paths, names and format."""
     if corpus.split.tmx is not None or corpus.split.xliff is not None:
-        yield from _convert_xml(corpus, template, spool_prefix)
+        yield from _convert_xml(corpus, template, spool_prefix, max_stream_bytes)
         return
     if corpus.split.tsv is not None:
         template = replace(template, format=Format.tsv)
@@ -173,13 +176,15 @@ def _find_files(corpus: _CorpusSettings, template: Source, spool_prefix: Path) -
             path = resolve_path(file)
             if is_stream(file) or is_compressed(file) or archives.split_name(file) is not None:
                 path = spool_prefix.with_name(f"{spool_prefix.name}-{number}-{side}")
-                _spool_blocks([path], _unpacked_blocks(file))
+                _spool_blocks([path], _unpacked_blocks(file, max_stream_bytes))
             paths.append(path)
         names = tuple("stdin" if file == STDIN else file for file in file_names)
         yield replace(template, paths=tuple(paths), names=names)
 
 
-def _convert_xml(corpus: _CorpusSettings, template: Source, spool_prefix: Path) -> Iterator[Source]:
+def _convert_xml(
+    corpus: _CorpusSettings, template: Source, spool_prefix: Path, max_stream_bytes: int
+) -> Iterator[Source]:
     """Write the pairs of TMX or XLIFF files to text files; yield these as sources."""
     direction = corpus.direction
     languages = (direction.src_lang, direction.tgt_lang)
@@ -188,7 +193,7 @@ def _convert_xml(corpus: _CorpusSettings, template: Source, spool_prefix: Path) 
     for number, [file] in enumerate(corpus.file_names()):
         name = "stdin" if file == STDIN else file
         pairs = read_pairs(
-            (block for [block] in _unpacked_blocks(file)),
+            (block for [block] in _unpacked_blocks(file, max_stream_bytes)),
             name,
             languages,
             keep_codes=corpus.split.keep_codes,
@@ -224,8 +229,18 @@ def _check_files(config: DataConfig) -> None:
             raise DataError(f"{path} does not exist; make it with: {config.made_by}")
         if not is_stream(file):
             check_file(path)
+        elif file != STDIN and _is_endless(path):
+            raise DataError(f"{path} is a device, not a text; give a file or a pipe")
     if files.count(STDIN) > 1:
         raise ConfigError(f"{files.count(STDIN)} files are {STDIN}; stdin can be read only once")
+
+
+def _is_endless(path: Path) -> bool:
+    """Return whether a path is a character device other than a terminal and /dev/null."""
+    if not path.is_char_device() or path.samefile(os.devnull):
+        return False
+    with path.open("rb") as device:
+        return not device.isatty()
 
 
 def pair_up(src: Sequence[str], tgt: Sequence[str], key: str) -> list[tuple[str, ...]]:
@@ -287,8 +302,11 @@ def match_files(name: str) -> dict[tuple[str, ...], str]:
     return matching_files
 
 
-def _unpacked_blocks(name: str) -> Iterator[tuple[bytes]]:
-    """Read blocks of bytes from stdin, a file in an archive, or a file, which is decompressed."""
+def _unpacked_blocks(name: str, max_stream_bytes: int) -> Iterator[tuple[bytes]]:
+    """Read blocks of bytes from stdin, a file in an archive, or a file, which is decompressed.
+
+    Raises `DataError` for more than `max_stream_bytes` from stdin or a pipe.
+    """
     archive_and_file = archives.split_name(name)
     if archive_and_file is not None:
         archive, file_name = archive_and_file
@@ -302,7 +320,15 @@ def _unpacked_blocks(name: str) -> Iterator[tuple[bytes]]:
             stream: IO[bytes] = sys.stdin.buffer
         else:
             stream = stack.enter_context(open_bytes(resolve_path(name)))
+        num_bytes = 0
         for block in read_blocks(stream, name):
+            num_bytes += len(block)
+            if num_bytes > max_stream_bytes and is_stream(name):
+                raise DataError(
+                    f"{'stdin' if name == STDIN else name} has more than the {max_stream_bytes:,} "
+                    "bytes that nmt reads from a pipe; write the text to a file, or raise "
+                    "data.max_stream_gb"
+                )
             yield (block,)
 
 
