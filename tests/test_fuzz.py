@@ -26,7 +26,9 @@ from nmt.data.shards import MappedShard
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import NmtError
 from nmt.importing.marian import _load_arrays as load_arrays
+from nmt.importing.marian import _parse_settings as parse_settings
 from nmt.importing.piece_ids import read_yaml_vocabulary
+from nmt.importing.settings import read_text
 from nmt.importing.weights import Tensors, load_pickle
 from nmt.runtime.manifest import MANIFEST, read_entries, verify_checksums
 from nmt.runtime.metadata import read_json, read_yaml, to_dataclass
@@ -135,6 +137,7 @@ READERS: dict[str, tuple[str, list[str], Reader]] = {  # file name, pieces of it
         lambda path: to_dataclass(TrainConfig, read_yaml(path), path),
     ),
     "metrics": ("metrics.jsonl", METADATA, read_metrics_log),
+    "marian": ("decoder.yml", METADATA, lambda path: parse_settings(path, read_text(path))),
     "vocabulary": ("vocab.yml", [*METADATA, "\u2581", "</s>: 0"], read_yaml_vocabulary),
 }
 

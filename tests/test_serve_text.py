@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import re
@@ -250,6 +251,57 @@ def test_hostile_markup_takes_linear_time() -> None:
                 tries.append(time.thread_time() - start)
             seconds.append(min(tries))
         assert seconds[1] < 24 * seconds[0] + 0.05, (unit, seconds)  # 64 times if it were squared
+
+
+MARKUP = [
+    "<",
+    ">",
+    "/",
+    "<a ",
+    "<b>",
+    "</b>",
+    "<p ",
+    "<td",
+    "<!--",
+    "-->",
+    "<![",
+    "]]>",
+    "<script>",
+]
+MARKUP += [
+    "<pre>",
+    "&",
+    "&#",
+    "&amp",
+    ";",
+    "=",
+    "'",
+    '"',
+    " ",
+    "\n",
+    "\t",
+    ",",
+    "a",
+    "x. ",
+    "\u0301",
+]
+MARKUP += ["1\n", "00:00:01,000 --> 00:00:02,000\n", "{\\an8}", "\ufeff", "<br/>", "<?", "é", "字"]
+
+
+@pytest.mark.slow
+def test_repeated_markup_takes_linear_time_in_every_format() -> None:
+    draw = random.Random(4)
+    for case in range(250):
+        name = ("a.html", "a.srt", "a.tsv", "a.csv", "a.txt")[case % 5]
+        unit = "".join(draw.choices(MARKUP, k=draw.randint(1, 5)))
+        seconds = []
+        for num_bytes in (5000, 40_000):
+            content = unit * (num_bytes // len(unit.encode()))
+            start = time.thread_time()
+            with contextlib.suppress(DataError):
+                render(name, content)
+            seconds.append(time.thread_time() - start)
+        assert seconds[1] < 24 * seconds[0] + 0.2, (name, unit, seconds)
 
 
 @pytest.mark.slow
