@@ -96,6 +96,26 @@ def test_clean_translations_are_not_searched_again(
     assert num_clean > 0.9 * len(lines)
 
 
+@pytest.mark.slow
+def test_greedy_search_without_scores_gives_the_same_translations(looping_model: Path) -> None:
+    backend = load_models([looping_model], device="cpu").backend
+    tokenizer = load_models([looping_model], device="cpu").tokenizer
+    sources = tokenizer.src.encode_batch(provoking_lines())
+    for changes in ({}, {"alignment": True}, {"repetition_penalty": 1.5}):
+        config = SearchConfig(beam_size=1, max_length_b=20, **changes)
+        request = SearchRequest(sources, config)
+        scored = search_without_loops(backend, request)
+        unscored = search_without_loops(backend, replace(request, with_scores=False))
+        num_unscored = 0
+        for [expected], [hypothesis] in zip(scored, unscored, strict=True):
+            num_unscored += math.isnan(hypothesis.score)
+            assert hypothesis.tokens == expected.tokens
+            assert hypothesis.alignment == expected.alignment
+            assert hypothesis.searched_again == expected.searched_again
+        assert (num_unscored > 0) == (not config.has_constraints)
+        assert any(hypothesis.searched_again for [hypothesis] in unscored)
+
+
 def test_the_output_says_which_lines_were_searched_again(
     looping_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,17 @@ class SearchRequest:
         """
         return min(self.n_best or self.config.beam_size, self.config.beam_size)
 
+    @property
+    def needs_log_probs(self) -> bool:
+        """Whether the search needs log-probabilities: for scores, or for more than their order.
+
+        False only for greedy search without constraints, which may depend on the values.
+        """
+        config = self.config
+        is_greedy = config.beam_size == 1 and not config.sampling
+        has_constraints = config.has_constraints or any(self.prefixes) or bool(self.constraints)
+        return self.with_scores or not is_greedy or has_constraints
+
     def length_limits(self) -> list[int]:
         """Return the maximum number of tokens of each translation, EOS included.
 

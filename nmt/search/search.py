@@ -8,6 +8,9 @@ The result of a sentence depends neither on its neighbors in the batch nor on th
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
 
 from nmt.data.tokenizer import Tokenizers
@@ -104,7 +107,14 @@ def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list
     results = [[samples[number] for number in range(num_samples)] for samples in complete]
     for hypotheses_of_sentence in results:
         check_finite(hypotheses_of_sentence)
+    if not state.request.needs_log_probs:
+        results = [[_without_scores(h) for h in hypotheses] for hypotheses in results]
     return results
+
+
+def _without_scores(hypothesis: Hypothesis) -> Hypothesis:
+    """Return a hypothesis without its scores, which were not normalized."""
+    return replace(hypothesis, log_prob=math.nan, score=math.nan, token_log_probs=[])
 
 
 def _drop_complete_sentences(

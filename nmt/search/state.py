@@ -44,6 +44,8 @@ class SearchState:
     def next_log_probs(self) -> Tensor:
         """Return the log-probabilities (R, V) of the next tokens, after applying the constraints.
 
+        They are not normalized unless `SearchRequest.needs_log_probs`.
+
         Runs the model on the newest token of each hypothesis. If the settings need attention, adds
         the attention of this step to `beam`.
         """
@@ -52,7 +54,10 @@ class SearchState:
         else:
             bos_id = self.tokenizer.tgt.bos_id
             tokens = torch.full((len(self.beam),), bos_id, device=self.beam.tokens.device)
-        log_probs = self._stepper.step(tokens, self._model_state)  # (R, V)
+        step = self._stepper.step
+        if not self.request.needs_log_probs:
+            step = self._stepper.step_unnormalized
+        log_probs = step(tokens, self._model_state)  # (R, V)
         if self.request.config.needs_attention:
             attention = self._stepper.attention(self._model_state)  # (R, S)
             self.beam = self.beam.record_attention(attention)

@@ -62,6 +62,9 @@ class Stepper(Protocol):
         These have the shape (R, V), in float32.
         """
 
+    def step_unnormalized(self, tokens: Tensor, state: Any) -> Tensor:
+        """Like `step`, but each row of the result (R, V) may have a constant added to it."""
+
     def reorder(self, state: Any, rows: Tensor) -> Any:
         """Replace the hypotheses by those at `rows` (R',), on the CPU and sorted by sentence.
 
@@ -133,6 +136,13 @@ class ModelStepper:
                 logits = self.model.logits(hidden[rows]).float()
                 torch.log_softmax(logits, dim=-1, out=log_probs[rows])
         return log_probs  # (R, V)
+
+    def step_unnormalized(self, tokens: Tensor, state: ModelState) -> Tensor:
+        """See `Stepper.step_unnormalized`; the state must be from `start`."""
+        assert isinstance(state.decoding, DecodingState)
+        with self._autocast():
+            hidden = self.model.step(tokens, state.decoding, state.attention_out)  # (R, D)
+            return self.model.logits(hidden).float()  # (R, V)
 
     def reorder(self, state: ModelState, rows: Tensor) -> ModelState:
         """See `Stepper.reorder`."""
@@ -226,6 +236,10 @@ class EnsembleStepper:
         """See `Stepper.step`."""
         log_probs = [member.step(tokens, state[i]) for i, member in enumerate(self.members)]
         return self._mean(log_probs)  # (R, V)
+
+    def step_unnormalized(self, tokens: Tensor, state: list[Any]) -> Tensor:
+        """See `Stepper.step_unnormalized`; members are combined after normalization."""
+        return self.step(tokens, state)
 
     def reorder(self, state: list[Any], rows: Tensor) -> list[Any]:
         """See `Stepper.reorder`."""

@@ -41,7 +41,9 @@ def replace_loops(
     if not indices:
         return hypotheses
     second_request = replace(
-        request.select(indices), config=replace(config, no_repeat_ngram=NGRAM_OF_SECOND_SEARCH)
+        request.select(indices),
+        config=replace(config, no_repeat_ngram=NGRAM_OF_SECOND_SEARCH),
+        with_scores=True,
     )
     second_hypotheses = backend.search(second_request)
     results = list(hypotheses)

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,7 @@ from nmt.search.scoring import coverage_score
 from nmt.search.search import search
 from nmt.search.stepper import EnsembleStepper, ModelStepper, Stepper
 from nmt.translate.engines.base import LoadedModel, find_model_directions
+from nmt.translate.loops import needs_second_search
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +57,25 @@ class NativeBackend:
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
         """See `Backend.search`."""
-        return search(self.stepper, request, self.tokenizer)
+        hypotheses = search(self.stepper, request, self.tokenizer)
+        if request.config.loop_guard and not request.needs_log_probs:
+            self._score_loops(request, hypotheses)
+        return hypotheses
+
+    def _score_loops(self, request: SearchRequest, hypotheses: list[list[Hypothesis]]) -> None:
+        """Add log-probabilities to the greedy translations that `replace_loops` compares."""
+        indices = []
+        targets = []
+        for i, [hypothesis] in enumerate(hypotheses):
+            if needs_second_search(request.sources[i], hypothesis):
+                indices.append(i)
+                targets.append(hypothesis.tokens[:-1] if hypothesis.finished else hypothesis.tokens)
+        sources = [request.sources[i] for i in indices]
+        scored_hypotheses = self.score(sources, targets, request.config, self.max_tokens)
+        for i, scored in zip(indices, scored_hypotheses, strict=True):
+            [hypothesis] = hypotheses[i]
+            log_probs = scored.token_log_probs[: len(hypothesis.tokens)]  # `score` adds EOS
+            hypotheses[i] = [replace(hypothesis, log_prob=math.fsum(log_probs))]
 
     def can_join(self, request: SearchRequest) -> bool:
         """Return whether sentences can join the search of such a request, see `begin`."""
