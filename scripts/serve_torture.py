@@ -9,9 +9,9 @@ every second time from a damaged folder. Exit status 1 if the polite client's p9
 its p99 without the attacks, a request of it fails, the memory of the server's processes grows by
 more than 10 %, the log has a traceback or more than 1 MB, or a reload leaves a process. Linux only.
 
-Server, attacker and polite client share the CPU cores of this machine. A control phase therefore
-measures the polite client while other processes use as much CPU time as the attacks did. Its p99
-counts instead of the quiet one if it is higher.
+Server, attacker and polite client share the CPU cores of this machine. The attacker therefore has
+the lowest priority, as if it ran elsewhere, and a control phase measures the polite client while
+other processes use as much CPU time as the attacks did. The p99 of this phase is printed only.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import contextlib
 import http.client
 import json
 import multiprocessing
+import os
 import resource
 import shutil
 import signal
@@ -210,7 +211,7 @@ def attack(server: psutil.Process, target: Target, seconds: float) -> list[str]:
         flush=True,
     )
     problems = client.failures[:5]
-    if attacked > 2 * max(quiet, control):
+    if attacked > 2 * quiet:
         problems.append("the attacks delayed the polite client")
     if memory_after > 1.1 * memory_before:
         problems.append("the attacks left memory behind")
@@ -251,6 +252,7 @@ def burn(cpu_per_second: float) -> None:
 
 def run_attacks(target: Target) -> None:
     """Run each attack in a thread, again and again, until this process is killed."""
+    os.nice(19)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     attacks = [hold_connections, pipeline, upload_files, send_tags, send_large, try_keys]
