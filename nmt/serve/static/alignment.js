@@ -1,86 +1,108 @@
-// Which words of a translation go with which words of its source, by the model's attention.
+// The words of a translation and the words of its source that belong together, by the attention of
+// the model. Pointing at a word highlights its partners on the other side.
 
-function characters(text) { return Array.from(text); } // the server counts code points
-
-// Return the words of a text as spans [from, to]; a wide character, as of Chinese, is a word.
-export function words(text) {
-  const found = [];
-  let start = -1;
-  const all = characters(text);
-  all.forEach((character, i) => {
-    const wide = /[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]/.test(character);
-    const space = /\s/.test(character);
-    if (start >= 0 && (wide || space)) { found.push([start, i]); start = -1; }
-    if (wide) found.push([i, i + 1]);
-    else if (start < 0 && !space) start = i;
-  });
-  if (start >= 0) found.push([start, all.length]);
-  return found;
+// The server counts code points, as this array does; `text.length` would count UTF-16 units.
+function toCharacters(text) {
+  return Array.from(text);
 }
 
-// Return for each target word the numbers of the source words that its tokens attend to.
-export function wordPairs(sentence) {
+// Return the words of a text as spans [start, end]; a wide character, as in Chinese, is a word.
+export function wordSpans(text) {
+  const characters = toCharacters(text);
+  const spans = [];
+  let start = null; // of the word that is being read
+  characters.forEach((character, i) => {
+    const isWide = /[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]/.test(character);
+    const isSpace = /\s/.test(character);
+    if (start !== null && (isWide || isSpace)) {
+      spans.push([start, i]);
+      start = null;
+    }
+    if (isWide) spans.push([i, i + 1]);
+    else if (start === null && !isSpace) start = i;
+  });
+  if (start !== null) spans.push([start, characters.length]);
+  return spans;
+}
+
+// Return the index of the span that contains a character, -1 if there is none.
+function findSpan(spans, position) {
+  return spans.findIndex(([start, end]) => start <= position && position < end);
+}
+
+// Return the word spans of both sides, and for each target word the set of indices of the source
+// words that its tokens attend to.
+export function alignWords(sentence) {
   const [best] = sentence.hypotheses;
-  const source = words(sentence.source), target = words(best.text);
-  const wordAt = (all, place) => all.findIndex(([from, to]) => from <= place && place < to);
-  const pairs = target.map(() => new Set());
-  (best.alignment ?? []).forEach((place, token) => {
-    const from = wordAt(source, sentence.source_spans[place]?.[0] ?? -1);
-    const to = wordAt(target, best.spans[token][0]);
-    if (from >= 0 && to >= 0) pairs[to].add(from);
+  const sourceSpans = wordSpans(sentence.source);
+  const targetSpans = wordSpans(best.text);
+  const sourceWords = targetSpans.map(() => new Set());
+  (best.alignment ?? []).forEach((sourceToken, targetToken) => {
+    const [sourcePosition] = sentence.source_spans[sourceToken] ?? [-1];
+    const [targetPosition] = best.spans[targetToken];
+    const sourceWord = findSpan(sourceSpans, sourcePosition);
+    const targetWord = findSpan(targetSpans, targetPosition);
+    if (sourceWord >= 0 && targetWord >= 0) sourceWords[targetWord].add(sourceWord);
   });
-  return { source, target, pairs };
+  return { sourceSpans, targetSpans, sourceWords };
 }
 
-function line(text, spans, side) {
-  const block = document.createElement("p");
-  block.className = "words";
-  const all = characters(text);
-  let done = 0;
-  spans.forEach(([from, to], number) => {
-    block.append(all.slice(done, from).join(""));
+// Return a paragraph of the text in which each word is an element of its own.
+function createLine(text, spans) {
+  const line = document.createElement("p");
+  line.className = "words";
+  const characters = toCharacters(text);
+  let position = 0;
+  for (const [start, end] of spans) {
     const word = document.createElement("span");
     word.className = "word";
     word.tabIndex = 0;
-    word.dataset.side = side;
-    word.dataset.number = number;
-    word.textContent = all.slice(from, to).join("");
-    block.append(word);
-    done = to;
+    word.textContent = characters.slice(start, end).join("");
+    line.append(characters.slice(position, start).join(""), word);
+    position = end;
+  }
+  line.append(characters.slice(position).join(""));
+  return line;
+}
+
+function createPair(sentence) {
+  const { sourceSpans, targetSpans, sourceWords } = alignWords(sentence);
+  const sourceLine = createLine(sentence.source, sourceSpans);
+  const targetLine = createLine(sentence.hypotheses[0].text, targetSpans);
+  const sources = [...sourceLine.querySelectorAll(".word")];
+  const targets = [...targetLine.querySelectorAll(".word")];
+  const partners = new Map(); // elements of the other side, by the element of a word
+  sources.forEach((word, i) => {
+    partners.set(word, targets.filter((_, j) => sourceWords[j].has(i)));
   });
-  block.append(all.slice(done).join(""));
-  return block;
+  targets.forEach((word, j) => {
+    partners.set(word, [...sourceWords[j]].map((i) => sources[i]));
+  });
+  for (const [word, others] of partners) describeWord(word, others);
+
+  const pair = document.createElement("div");
+  pair.className = "pair";
+  pair.append(sourceLine, targetLine);
+  function highlight(event) {
+    const word = event.target.closest(".word");
+    for (const lit of pair.querySelectorAll(".lit")) lit.classList.remove("lit");
+    if (!word) return;
+    for (const lit of [word, ...partners.get(word)]) lit.classList.add("lit");
+  }
+  pair.addEventListener("mouseover", highlight);
+  pair.addEventListener("focusin", highlight);
+  pair.addEventListener("mouseleave", highlight);
+  return pair;
 }
 
-export function showAlignment(place, sentences) {
-  place.replaceChildren(...sentences.map((sentence) => {
-    const { source, target, pairs } = wordPairs(sentence);
-    const pair = document.createElement("div");
-    pair.className = "pair";
-    const top = line(sentence.source, source, "source");
-    const bottom = line(sentence.hypotheses[0].text, target, "target");
-    pair.append(top, bottom);
-    const sources = [...top.querySelectorAll(".word")], targets = [...bottom.querySelectorAll(".word")];
-    const partners = (word) => {
-      const number = Number(word.dataset.number);
-      return word.dataset.side === "target" ? [...pairs[number]].map((i) => sources[i])
-        : targets.filter((_, i) => pairs[i].has(number));
-    };
-    sources.forEach((word) => describe(word, partners(word)));
-    targets.forEach((word) => describe(word, partners(word)));
-    const light = (event) => {
-      const word = event.target.closest(".word");
-      pair.querySelectorAll(".lit").forEach((other) => other.classList.remove("lit"));
-      if (word) [word, ...partners(word)].forEach((other) => other.classList.add("lit"));
-    };
-    pair.addEventListener("mouseover", light);
-    pair.addEventListener("focusin", light);
-    pair.addEventListener("mouseleave", light);
-    return pair;
-  }));
+// Name the partners of a word for screen readers.
+function describeWord(word, partners) {
+  const names = partners.map((partner) => partner.textContent).join(", ");
+  const description = names ? `goes with ${names}` : "no partner";
+  word.setAttribute("aria-label", `${word.textContent}: ${description}`);
 }
 
-function describe(word, partners) {
-  const names = partners.map((other) => other.textContent).join(", ");
-  word.setAttribute("aria-label", `${word.textContent}: ${names ? `goes with ${names}` : "no partner"}`);
+// Show the words of translated sentences in `container`.
+export function showAlignment(container, sentences) {
+  container.replaceChildren(...sentences.map(createPair));
 }

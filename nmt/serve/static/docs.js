@@ -1,52 +1,72 @@
-// Shows the OpenAPI description as a page.
+// Shows the OpenAPI description of the server as a page.
 
-function element(name, text, ...children) {
-  const made = document.createElement(name);
-  made.textContent = text;
-  made.append(...children);
-  return made;
+function createElement(name, text, ...children) {
+  const element = document.createElement(name);
+  element.textContent = text;
+  element.append(...children);
+  return element;
 }
 
 const spec = await (await fetch("/spec")).json();
 
-// Return a schema, or the one in the components that it refers to.
+// Return a schema, or the component that it refers to.
 function resolve(schema) {
-  return schema.$ref ? spec.components.schemas[schema.$ref.split("/").pop()] : schema;
+  if (!schema.$ref) return schema;
+  return spec.components.schemas[schema.$ref.split("/").pop()];
 }
 
-function kind(reference) {
+// Return the type of a schema in words.
+function typeName(reference) {
   const schema = resolve(reference);
-  if (schema.oneOf) return schema.oneOf.map(kind).join(" or ");
-  if (schema.type === "array") return `list of ${kind(schema.items)}`;
-  return schema.enum ? schema.enum.join(" or ") : schema.type;
+  if (schema.oneOf) return schema.oneOf.map(typeName).join(" or ");
+  if (schema.type === "array") return `list of ${typeName(schema.items)}`;
+  if (schema.enum) return schema.enum.join(" or ");
+  return schema.type;
 }
 
-function parameters({ properties, required = [] }) {
+function createParameterTable({ properties, required = [] }) {
   const table = document.createElement("table");
   for (const [name, reference] of Object.entries(properties)) {
     const schema = resolve(reference);
-    const line = table.insertRow();
-    line.insertCell().append(element("code", name), required.includes(name) ? " *" : "");
-    line.insertCell().textContent = kind(schema);
-    line.insertCell().textContent = schema.description ?? "";
-    if (schema.properties) line.cells[2].append(parameters(schema));
+    const row = table.insertRow();
+    const mark = required.includes(name) ? " *" : "";
+    row.insertCell().append(createElement("code", name), mark);
+    row.insertCell().textContent = typeName(schema);
+    const description = row.insertCell();
+    description.textContent = schema.description ?? "";
+    if (schema.properties) description.append(createParameterTable(schema));
   }
   return table;
 }
 
+function createResponseList(responses) {
+  const list = document.createElement("ul");
+  for (const [status, response] of Object.entries(responses)) {
+    const name = response.$ref?.split("/").pop();
+    const { description } = name ? spec.components.responses[name] : response;
+    list.append(createElement("li", `${status}: ${description}`));
+  }
+  return list;
+}
+
+function createRoute(path, method, route) {
+  const summary = createElement("summary", `${method.toUpperCase()} ${path}: ${route.summary}`);
+  const box = createElement("details", "", summary);
+  if (route.description) box.append(createElement("p", route.description));
+  const content = route.requestBody?.content ?? {};
+  const types = Object.keys(content);
+  const schema = content[types[0]]?.schema; // the same for all types
+  if (schema?.properties) {
+    box.append(createElement("p", `Parameters (${types.join(", ")}; * is required)`));
+    box.append(createParameterTable(schema));
+  }
+  box.append(createElement("p", "Answers"), createResponseList(route.responses));
+  box.dataset.type = types[0] ?? "";
+  return box;
+}
+
 for (const [path, methods] of Object.entries(spec.paths)) {
   for (const [method, route] of Object.entries(methods)) {
-    const box = element("details", "", element("summary", `${method.toUpperCase()} ${path}: ${route.summary}`));
-    if (route.description) box.append(element("p", route.description));
-    const [[type, { schema }] = ["", {}]] = Object.entries(route.requestBody?.content ?? {});
-    const types = Object.keys(route.requestBody?.content ?? {}).join(", ");
-    if (schema?.properties) box.append(element("p", `Parameters (${types}; * is required)`), parameters(schema));
-    const answers = Object.entries(route.responses).map(([status, answer]) => {
-      const name = answer.$ref?.split("/").pop();
-      return element("li", `${status}: ${(name ? spec.components.responses[name] : answer).description}`);
-    });
-    box.append(element("p", "Answers"), element("ul", "", ...answers));
-    box.dataset.type = type;
-    document.getElementById("routes").append(box);
+    document.getElementById("routes").append(createRoute(path, method, route));
   }
 }

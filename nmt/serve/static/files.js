@@ -1,65 +1,99 @@
-// Files: upload with progress, translation with progress, download.
+// Translation of files: upload and translation with progress, then a download.
+
+const POLL_MILLISECONDS = 700;
+const UPLOAD_SHARE = 0.1; // of the progress bar
 
 const $ = (id) => document.getElementById(id);
-const POLL = 700; // milliseconds
 
 function randomId() {
-  return Array.from(crypto.getRandomValues(new Uint8Array(12)), (b) => b.toString(16).padStart(2, "0")).join("");
+  const bytes = crypto.getRandomValues(new Uint8Array(12));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-function send(form, id, onUpload) {
+// Send a form and return the JSON of the answer; `onUpload` receives the share that is uploaded.
+function send(form, requestId, onUpload) {
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest(); // fetch reports no progress of an upload
     request.open("POST", "/translate_file");
-    request.setRequestHeader("X-Request-ID", id);
+    request.setRequestHeader("X-Request-ID", requestId);
     request.responseType = "json";
     request.upload.addEventListener("progress", (event) => onUpload(event.loaded / event.total));
-    request.addEventListener("load", () => request.status === 200 ? resolve(request.response)
-      : reject(new Error(request.response?.error ?? `the server answered ${request.status}`)));
+    request.addEventListener("load", () => {
+      const { status, response } = request;
+      if (status === 200) resolve(response);
+      else reject(new Error(response?.error ?? `the server answered ${status}`));
+    });
     request.addEventListener("error", () => reject(new Error("the connection was lost")));
     request.send(form);
   });
 }
 
+function readForm(apiKey) {
+  const form = new FormData();
+  form.append("source", $("source").value);
+  form.append("target", $("target").value);
+  form.append("columns", $("columns").value);
+  form.append("api_key", apiKey);
+  form.append("file", $("file").files[0]);
+  return form;
+}
+
+// Return the numbers of translated and of all sentences; both are undefined if they are unknown.
+async function fetchProgress(requestId) {
+  try {
+    const answer = await fetch(`/v1/progress/${requestId}`);
+    return await answer.json();
+  } catch {
+    return {};
+  }
+}
+
+function showDownload(address) {
+  const { pathname } = new URL(address); // on this host, whatever name the server has for itself
+  const fileName = decodeURIComponent(pathname.split("/").pop());
+  $("download").href = pathname;
+  $("download").textContent = `Download ${fileName}`;
+  $("download").hidden = false;
+  $("download").focus();
+}
+
+async function translateFile(submitButton, apiKey) {
+  const requestId = randomId();
+  $("download").hidden = true;
+  $("progress").hidden = false;
+  $("progress").value = 0;
+  $("file-state").textContent = "Uploading…";
+  submitButton.disabled = true;
+  const timer = setInterval(async () => {
+    const { done, total } = await fetchProgress(requestId);
+    const isTranslating = total && submitButton.disabled;
+    if (!isTranslating) return;
+    $("progress").value = UPLOAD_SHARE + (1 - UPLOAD_SHARE) * done / total;
+    $("file-state").textContent = `${done} of ${total} sentences`;
+  }, POLL_MILLISECONDS);
+  try {
+    const answer = await send(readForm(apiKey), requestId, (share) => {
+      $("progress").value = UPLOAD_SHARE * share;
+    });
+    $("progress").value = 1;
+    $("file-state").textContent = "Done.";
+    showDownload(answer.translatedFileUrl);
+  } catch (error) {
+    $("file-state").textContent = error.message;
+    $("progress").hidden = true;
+  } finally {
+    clearInterval(timer);
+    submitButton.disabled = false;
+  }
+}
+
+// Prepare the form; `keyOf` returns the API key.
 export function setUpFiles({ settings, keyOf }) {
   const formats = settings.supportedFilesFormat;
   $("formats").textContent = `(${formats.join(", ")})`;
   $("file").accept = formats.join(",");
-  $("file-form").addEventListener("submit", async (event) => {
+  $("file-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    const form = new FormData(), id = randomId(), button = event.target.querySelector("[type=submit]");
-    form.append("source", $("source").value);
-    form.append("target", $("target").value);
-    form.append("columns", $("columns").value);
-    form.append("api_key", keyOf());
-    form.append("file", $("file").files[0]);
-    $("download").hidden = true;
-    $("progress").hidden = false;
-    $("progress").value = 0;
-    button.disabled = true;
-    $("file-state").textContent = "Uploading…";
-    const poll = setInterval(async () => {
-      const { done, total } = await fetch(`/v1/progress/${id}`).then((answer) => answer.json()).catch(() => ({}));
-      if (total && button.disabled) { // not before it is read, nor after it is done
-        $("progress").value = 0.1 + 0.9 * done / total;
-        $("file-state").textContent = `${done} of ${total} sentences`;
-      }
-    }, POLL);
-    try {
-      const answer = await send(form, id, (share) => { $("progress").value = 0.1 * share; });
-      const url = new URL(answer.translatedFileUrl);
-      $("download").href = url.pathname; // the same place, whatever name the server knows itself by
-      $("download").textContent = `Download ${decodeURIComponent(url.pathname.split("/").pop())}`;
-      $("download").hidden = false;
-      $("progress").value = 1;
-      $("file-state").textContent = "Done.";
-      $("download").focus();
-    } catch (error) {
-      $("file-state").textContent = error.message;
-      $("progress").hidden = true;
-    } finally {
-      clearInterval(poll);
-      button.disabled = false;
-    }
+    translateFile(event.target.querySelector("[type=submit]"), keyOf());
   });
 }
