@@ -118,7 +118,7 @@ def test_words_that_go_together_light_up(page: Page) -> None:
     page.find("input").send_keys("the green house. The tree")
     page.until_output("the green house. The tree")
     page.run("document.getElementById('alignment-box').open = true")
-    words = page.browser.find_elements("css selector", "#alignment .word[data-side=source]")
+    words = page.browser.find_elements("css selector", "#alignment .words:first-child .word")
     assert [word.text for word in words] == ["the", "green", "house.", "The", "tree"]
     page.run("arguments[0].focus()", words[1])
     lit = "[...document.querySelectorAll('#alignment .lit')].map((w) => w.textContent).join()"
