@@ -24,16 +24,16 @@ _MAX_HELD_BYTES = 256 << 20  # of the bodies of all open requests together
 
 @dataclass(frozen=True)
 class Key:
-    """An API key and its limits. A limit of None is the limit of the server."""
+    """An API key and its limits."""
 
     secret: str
     name: str  # for logs, which never contain the key itself
-    requests_per_minute: int | None = None
-    char_limit: int | None = None
+    requests_per_minute: int = 0  # 0 for no limit
+    char_limit: int | None = None  # of a request, 0 for no limit; None for the server's limit
 
 
 def read_keys(path: str) -> list[Key]:
-    """Read a file of keys: `KEY [requests per minute] [characters per request]`, 0 for no limit.
+    """Read a file of keys, with a line `KEY [requests per minute] [characters per request]` each.
 
     Raises `ConfigError` for an invalid line or a file without keys.
     """
@@ -47,7 +47,7 @@ def read_keys(path: str) -> list[Key]:
                 f"{path}, line {line_number}: "
                 "write KEY, requests a minute and characters of a request"
             )
-        limits = [int(field) for field in fields[1:]]  # of requests, and of characters; optional
+        limits = [int(field) for field in fields[1:]]  # of requests and characters, both optional
         keys.append(Key(fields[0], f"key-{line_number}", *limits))
     if not keys:
         raise ConfigError(f"api_keys={path}: has no key; write one a line")
@@ -117,9 +117,10 @@ class RateLimits:
         bucket.num_requests = min(per_minute, bucket.num_requests + refill)
         bucket.updated_at = current_time
         if bucket.num_requests < 1:
-            seconds = max(1, round((1 - bucket.num_requests) * 60 / per_minute + 0.5))
+            seconds_until_next = (1 - bucket.num_requests) * 60 / per_minute
             raise TooManyRequestsError(
-                f"{per_minute} requests a minute are the limit", retry_seconds=seconds
+                f"{per_minute} requests a minute are the limit",
+                retry_seconds=max(1, round(seconds_until_next + 0.5)),
             )
         bucket.num_requests -= 1
 
@@ -130,9 +131,8 @@ class KeyRing:
     def __init__(self, keys: list[Key]) -> None:
         self._keys = keys
         self._attempts = RateLimits()
-        self._used: OrderedDict[tuple[str, str], None] = (
-            OrderedDict()
-        )  # client and key name, least recent first
+        # clients with the names of keys that they have used, the least recent first
+        self._used: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def find(self, client: str, candidate: str) -> Key | None:
         """Return the key with this secret, in a time that does not depend on which one it is.
@@ -177,7 +177,7 @@ class Admission:
         return self._keys is not None
 
     def check(self, context: RequestContext, secret: str) -> None:
-        """Count a request, and store the key with this secret in its context; "" for no key.
+        """Count a request. Store the key with this secret in its context, unless `secret` is "".
 
         Raises a 400 `HttpError` for a missing key, 403 for an unknown one and 429 above the limit
         of the client.
@@ -188,7 +188,7 @@ class Admission:
             if context.key is None:
                 raise HttpError(403, "Invalid API key")
             context.client = context.key.name
-            requests_per_minute = context.key.requests_per_minute or 0
+            requests_per_minute = context.key.requests_per_minute
         elif self._keys is not None and self._config.key_required:
             raise HttpError(400, "This server needs an API key; ask its operator for one")
         self._rate_limits.check(context.client, requests_per_minute)
@@ -219,7 +219,7 @@ class BodyLimits:
 
     def __init__(self, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds
-        self.held_bytes = 0  # received for requests that are not answered yet
+        self.held_bytes = 0  # of the bodies of all requests that are not answered yet
 
 
 class LimitedBody:

@@ -83,14 +83,13 @@ def _describe_texts(
 
 def _describe_text(text: TranslatedText, options: TranslationOptions) -> dict[str, Any]:
     """Return the JSON object of a text. Its translation is null if a sentence has failed."""
-    has_failed = any(result.error is not None for result in text.results)
     content: dict[str, Any] = {
-        "text": None if has_failed else text.render_translation(),
+        "text": text.render_translation() if text.is_complete else None,
         "source": text.source,
     }
     if options.source == "auto":
         content["confidence"] = text.confidence
-    if options.n_best > 1 and not has_failed:
+    if options.n_best > 1 and text.is_complete:
         content["alternatives"] = text.list_alternatives(options.n_best - 1)
     prefix = text.direction.prefix if text.direction else ""
     content["sentences"] = [

@@ -123,8 +123,9 @@ def _check_number(name: str, value: object, allowed: _NumberRange) -> None:
 
 def _check_phrases(phrases: object) -> None:
     """Raise a 400 `HttpError` unless `phrases` is a valid value of `forbid`."""
-    is_short_list = isinstance(phrases, list) and len(phrases) <= _MAX_FORBIDDEN_PHRASES
-    if not is_short_list or not all(isinstance(item, str) and item.strip() for item in phrases):  # type: ignore[attr-defined]
+    items = phrases if isinstance(phrases, list) else [None]
+    are_texts = all(isinstance(item, str) and item.strip() for item in items)
+    if not are_texts or len(items) > _MAX_FORBIDDEN_PHRASES:
         raise InvalidRequestError(f"forbid is no list of at most {_MAX_FORBIDDEN_PHRASES} phrases")
 
 
