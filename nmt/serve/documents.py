@@ -171,7 +171,10 @@ def _read_subtitle(lines: Sequence[str], newline: str, options: ReadOptions) -> 
 
 
 def _wrap(text: str, num_lines: int, newline: str) -> str:
-    """Break a text at spaces into lines of about the same length."""
+    """Break a text at spaces into lines of about the same length.
+
+    A word goes on a line if at least half of it fits.
+    """
     words = deque(_WORD.findall(text))
     num_characters = sum(len(word) + 1 for word in words)  # on this line and those after it
     lines: list[str] = []
@@ -192,21 +195,10 @@ def _read_table(text: str, suffix: str, options: ReadOptions) -> Document:
     first_line = text.split("\n", 1)[0]
     delimiter = "\t" if suffix == ".tsv" else max(",;\t|", key=first_line.count)
     has_quotes = suffix == ".csv" or _has_quoted_cells(text)
-    csv.field_size_limit(1 << 24)  # for every reader of this process
-    try:
-        stream = io.StringIO(text, newline="")
-        reader = csv.reader(
-            stream,
-            delimiter=delimiter,
-            quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
-            strict=True,
-        )
-        rows = list(reader)
-    except csv.Error as error:
-        raise DataError(f"the table cannot be read: {error}") from None
+    newline = "\r\n" if "\r\n" in text else "\n"
+    rows = _parse_rows(text, delimiter, has_quotes=has_quotes)
     cells = _find_cells(rows, options.columns)
     _check_count(len(cells))
-    newline = "\r\n" if "\r\n" in text else "\n"
 
     def assemble(translations: list[str]) -> str:
         translated_rows = [list(row) for row in rows]
@@ -219,6 +211,21 @@ def _read_table(text: str, suffix: str, options: ReadOptions) -> Document:
         return stream.getvalue()
 
     return Document([read_text(options, rows[row][column]) for row, column in cells], assemble)
+
+
+def _parse_rows(text: str, delimiter: str, *, has_quotes: bool) -> list[list[str]]:
+    """Return the cells of a table, by row. Raises `DataError` for a broken table."""
+    csv.field_size_limit(1 << 24)  # for every reader of this process
+    reader = csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
+        strict=True,
+    )
+    try:
+        return list(reader)
+    except csv.Error as error:
+        raise DataError(f"the table cannot be read: {error}") from None
 
 
 def _has_quoted_cells(text: str) -> bool:

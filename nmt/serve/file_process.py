@@ -57,9 +57,9 @@ class FileWindow:
 
 
 class OpenFile:
-    """A file that a process reads: calls the methods of a `_FileReader` there.
+    """A file that a process reads: `call` calls the methods of a `_FileReader` there.
 
-    Each raises the `NmtError` of the reader, and an `HttpError` if the process takes more than
+    It raises the `NmtError` of the reader, and an `HttpError` if the process takes more than
     `timeout_seconds` or dies.
     """
 
