@@ -246,12 +246,11 @@ class RoundRunner:
 
     def _has_free_worker(self) -> bool:
         """Return whether a free worker may search some of the waiting segments."""
-        for worker_index in range(self._num_workers):
-            if worker_index not in self._busy_workers:
-                only_urgent = self._is_reserved(worker_index)
-                if self._queues.next_request(only_urgent=only_urgent) is not None:
-                    return True
-        return False
+        return any(
+            self._queues.next_request(only_urgent=self._is_reserved(worker_index)) is not None
+            for worker_index in range(self._num_workers)
+            if worker_index not in self._busy_workers
+        )
 
     def _add_segments(self, search_round: SearchRound) -> None:
         """Add waiting segments to a round, from each client in turn.
