@@ -77,7 +77,12 @@ class SplitConfig(Settings):
     src: list[str] | None = option(None, "source text: file, glob, list or - (stdin)")
     tgt: list[str] | None = option(None, "target text, aligned with src line by line")
     tsv: list[str] | None = option(None, "both sides in one file, with tabs between columns")
-    columns: list[int] = option([1, 2], "columns of the TSV with source and target, from 1")
+    columns: list[int] = option(
+        [1, 2], "columns of the TSV with source, target and, if there is one, alignment, from 1"
+    )
+    alignments: list[str] | None = option(
+        None, "word alignment of src and tgt: links of words in each line, such as 0-0 1-2"
+    )
     tmx: list[str] | None = option(None, "both sides in a translation memory (TMX)")
     xliff: list[str] | None = option(None, "both sides in an XLIFF file, version 1.2 or 2")
     keep_codes: bool = option(
@@ -85,7 +90,9 @@ class SplitConfig(Settings):
     )
     jsonl: list[str] | None = option(None, "both sides in one file, one JSON object per line")
     fields: list[str] = option(
-        [], "JSON or dataset fields with source and target; empty: src_lang and tgt_lang"
+        [],
+        "JSON or dataset fields with source, target and, if there is one, alignment; empty: "
+        "src_lang and tgt_lang",
     )
     score: str | None = option(
         None, "score of each pair: a column of the TSV, from 1, or a JSON field, such as a or a.b"
@@ -105,11 +112,16 @@ class SplitConfig(Settings):
             self.require(self.src is None, "src", "is given without tgt; give both sides")
         if self.src is None:
             self.require(self.tgt is None, "tgt", "is given without src; give both sides")
-        for key in ("src", "tgt", "tsv", "jsonl", "tmx", "xliff", "scores"):
+        if self.src is None:
+            rule = "needs src and tgt; a TSV or JSON has the alignment in a third column or field"
+            self.require(self.alignments is None, "alignments", rule)
+        for key in ("src", "tgt", "tsv", "jsonl", "tmx", "xliff", "scores", "alignments"):
             self.require(getattr(self, key) != [], key, "must name at least one file")
-        are_two_columns = len(self.columns) == 2 and min(self.columns) >= 1
-        self.require(are_two_columns, "columns", "must be two numbers from 1: source, target")
-        self.require(len(self.fields) in (0, 2), "fields", "must be two: source, target")
+        are_columns = len(self.columns) in (2, 3) and min(self.columns) >= 1
+        rule = "must be two numbers from 1: source, target; or three, with the alignment"
+        self.require(are_columns, "columns", rule)
+        rule = "must be two: source, target; or three, with the alignment"
+        self.require(len(self.fields) in (0, 2, 3), "fields", rule)
         if self.scores is not None:
             self.require(self.src is not None, "scores", "needs src and tgt, line by line")
         if self.score is not None:
@@ -124,6 +136,11 @@ class SplitConfig(Settings):
     def has_scores(self) -> bool:
         """Whether pairs have scores."""
         return self.score is not None or self.scores is not None
+
+    @property
+    def has_alignment(self) -> bool:
+        """Whether the text comes with a word alignment."""
+        return self.alignments is not None or 3 in (len(self.columns), len(self.fields))
 
     @property
     def source_keys(self) -> list[str]:
@@ -289,6 +306,9 @@ class DataConfig(Settings):
                 "data.corpora.NAME.src=FILE"
             )
         self._check_num_pairs()
+        for split in (self.train, *self.corpora.values()):
+            rule = "does not work with an alignment of words"
+            self.require(not (self.context and split.has_alignment), "context", rule)
         splits = {"train": self.train, "valid": self.valid, "test": self.test}
         keys = [f"data.{name}" for name, split in splits.items() if split.source_keys]
         if self.corpora:
@@ -303,6 +323,10 @@ class DataConfig(Settings):
         """Whether pairs of a training corpus have scores."""
         corpora = [self.train, *self.corpora.values()]
         return any(corpus.has_scores for corpus in corpora)
+
+    def train_split(self, corpus: str) -> SplitConfig:
+        """Return the settings of a training corpus, which is "" for `data.train`."""
+        return self.corpora[corpus] if corpus else self.train
 
     def _check_num_pairs(self) -> None:
         """Raise a `ConfigError` unless both `num_pairs` are numbers, or shares below 1 together."""

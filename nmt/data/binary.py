@@ -169,6 +169,17 @@ class ParallelData:
         shard, row = self._find_row(index)
         return shard[row]
 
+    @property
+    def is_aligned(self) -> bool:
+        """Whether all corpora came with word alignments. Maps the first shard of each."""
+        first_pairs = [corpus.start for corpus in self.corpora if corpus.num_pairs]
+        return all(self.alignment(index) is not None for index in first_pairs)
+
+    def alignment(self, index: int) -> Ids | None:
+        """Return the links of a pair, source and target words (L, 2); None if none were given."""
+        shard, row = self._find_row(index)
+        return shard.alignment(row)
+
     def texts(self, index: int) -> tuple[str, ...]:
         """Return the text of source and target of a pair, or () without `keep_text`."""
         shard, row = self._find_row(index)

@@ -30,6 +30,7 @@ _BATCH_ROWS = 50_000  # pairs of a record batch; the last one of a shard may hav
 _MAX_PAIRS = 1 << 40
 _ID_COLUMNS = ["src", "tgt"]
 _TEXT_COLUMNS = ["src_text", "tgt_text"]  # optional
+_ALIGNMENT_COLUMN = "alignment"  # optional; source word, target word, source word, ...
 _ID_TYPES = (pa.list_(pa.uint16()), pa.list_(pa.int32()))
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # marker in Arrow's IPC format
 
@@ -61,11 +62,19 @@ class ShardWriter:
     """
 
     def __init__(
-        self, path: Path, src_vocab_size: int, tgt_vocab_size: int, *, has_text: bool = False
+        self,
+        path: Path,
+        src_vocab_size: int,
+        tgt_vocab_size: int,
+        *,
+        has_text: bool = False,
+        has_alignment: bool = False,
     ) -> None:
         fields = [("src", _id_list_type(src_vocab_size)), ("tgt", _id_list_type(tgt_vocab_size))]
         if has_text:
             fields += [(name, pa.string()) for name in _TEXT_COLUMNS]
+        if has_alignment:
+            fields.append((_ALIGNMENT_COLUMN, _ID_TYPES[0]))
         self._path = path
         self._schema = pa.schema(fields)
         self._pending: list[pa.RecordBatch] = []
@@ -77,13 +86,17 @@ class ShardWriter:
         return self
 
     def add(
-        self, src: FlatIds, tgt: FlatIds, texts: tuple[Sequence[str], Sequence[str]] | None = None
+        self,
+        src: FlatIds,
+        tgt: FlatIds,
+        texts: tuple[Sequence[str], Sequence[str]] | None = None,
+        alignment: FlatIds | None = None,
     ) -> None:
         """Append N pairs.
 
         Each side consists of ids and offsets (N + 1,) that start at 0: line i has the ids
         `ids[offsets[i] : offsets[i + 1]]`, without BOS and EOS. `texts` are required if the file
-        has text columns.
+        has text columns, and `alignment`, with word numbers in the place of ids, if it has one.
         """
         num_pairs = len(src[1]) - 1
         start = 0
@@ -96,6 +109,8 @@ class ShardWriter:
             ]
             for lines in texts or ():
                 columns.append(pa.array(lines[start:end], pa.string()))
+            if alignment is not None:
+                columns.append(self._make_column(_ALIGNMENT_COLUMN, alignment, start, end))
             self._pending.append(pa.record_batch(columns, schema=self._schema))
             self.shard.pairs += end - start
             if self.shard.pairs % _BATCH_ROWS == 0:
@@ -108,7 +123,8 @@ class ShardWriter:
         """Convert lines `start` up to `end` of a side to Arrow, and update `shard.longest`."""
         ids, offsets = side
         offsets = offsets[start : end + 1]
-        self.shard.longest = max(self.shard.longest, int(np.diff(offsets).max()) + 1)
+        if name in _ID_COLUMNS:
+            self.shard.longest = max(self.shard.longest, int(np.diff(offsets).max()) + 1)
         id_type = self._schema.field(name).type.value_type
         # the cast raises for an id that the type cannot hold
         values = _to_arrow(ids[offsets[0] : offsets[-1]]).cast(id_type)
@@ -141,6 +157,7 @@ class MappedShard:
         self._starts = [0]  # first row of each record batch, and the number of rows
         self._texts: list[list[pa.Array]] = []  # source and target of each record batch, or nothing
         self._batches: list[tuple[FlatIds, FlatIds]] = []
+        self._alignments: list[FlatIds] = []  # of each record batch, or nothing
         try:
             check_regular(path)
             with pa.memory_map(str(path)) as source:
@@ -150,13 +167,19 @@ class MappedShard:
                     raise pa.ArrowInvalid("it ends too early")
                 with pa.ipc.open_stream(source, options=options) as reader:
                     _check_schema(reader.schema)
+                    names = reader.schema.names
                     for batch in reader:
                         batch.validate(full=True)  # offsets of lists, and UTF-8
                         if any(column.null_count for column in batch.columns):
                             raise pa.ArrowInvalid("a value is missing")
                         if batch.num_rows:
                             self._starts.append(self._starts[-1] + batch.num_rows)
-                            self._texts.append(batch.columns[2:])
+                            self._texts.append(
+                                [batch.column(name) for name in _TEXT_COLUMNS if name in names]
+                            )
+                            if _ALIGNMENT_COLUMN in names:
+                                alignment = _to_numpy(batch.column(_ALIGNMENT_COLUMN))
+                                self._alignments.append(alignment)
                             src = _to_numpy(batch.column("src"))
                             tgt = _to_numpy(batch.column("tgt"))
                             self._batches.append((src, tgt))
@@ -176,6 +199,15 @@ class MappedShard:
         src_ids = src[src_offsets[i] : src_offsets[i + 1]]
         tgt_ids = tgt[tgt_offsets[i] : tgt_offsets[i + 1]]
         return src_ids, tgt_ids
+
+    def alignment(self, row: int) -> Ids | None:
+        """Return the links of a pair, source and target words (L, 2), or None without a column."""
+        if not self._alignments:
+            return None
+        batch_index = bisect_right(self._starts, row) - 1
+        numbers, offsets = self._alignments[batch_index]
+        i = row - self._starts[batch_index]
+        return numbers[offsets[i] : offsets[i + 1]].reshape(-1, 2)
 
     def texts(self, row: int) -> tuple[str, ...]:
         """Return the text of source and target of a pair, or () if the file has no text."""
@@ -210,7 +242,8 @@ def _as_unsigned(ids: Ids) -> Ids:
 
 def _check_schema(schema: pa.Schema) -> None:
     """Raise `ArrowInvalid` unless a file has columns of ids and, possibly, columns of text."""
-    is_valid = schema.names in (_ID_COLUMNS, _ID_COLUMNS + _TEXT_COLUMNS)
+    names = [name for name in schema.names if name != _ALIGNMENT_COLUMN]
+    is_valid = names in (_ID_COLUMNS, _ID_COLUMNS + _TEXT_COLUMNS)
     for column in schema:
         allowed_types = (pa.string(),) if column.name in _TEXT_COLUMNS else _ID_TYPES
         if column.type not in allowed_types:

@@ -42,10 +42,11 @@ class Source:
     corpus: str  # its name in data.corpora, or ""
     format: Format
     paths: tuple[Path, ...]
-    """Source, target and, if there are any, scores for `Format.pair`, otherwise one file."""
+    """Source, target, and alignment and scores if there are any; or one file with all of them."""
     names: tuple[str, ...]  # the user's names of these files, for messages
-    columns: tuple[int, int] = (1, 2)  # of source and target in TSV, from 1
-    fields: tuple[str, str] = ("src", "tgt")  # names of source and target in JSON
+    columns: tuple[int, ...] = (1, 2)  # of source, target and perhaps alignment in TSV, from 1
+    fields: tuple[str, ...] = ("src", "tgt")  # of source, target and perhaps alignment in JSON
+    has_alignment_file: bool = False  # whether the third file is an alignment
     score: str | None = None  # column of the score in TSV, or its field in JSON
     tags: Tags = Tags()
     key: str = ""  # key of its settings, such as data.train, for messages
@@ -247,7 +248,7 @@ def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
                 next_pair += num_pairs
         # continue with the first line of the next source
         next_line = 1
-        offsets = (0, 0, 0)  # at most three files
+        offsets = (0, 0, 0, 0)  # at most four files
     if next_pair < end_pair:
         raise DataError(f"{sources[-1].names[0]} became shorter while it was read; start again")
 

@@ -67,6 +67,7 @@ _REPLACEMENTS = [
 ]
 _LINE_FEED = Replacement("LF", "\n", re.compile("\n"))
 _NUL = Replacement("NUL", "\0", re.compile("\0"))
+_ALIGNMENT = re.compile(r"(\d{1,5}-\d{1,5}( +\d{1,5}-\d{1,5})*)?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _JSON_DECODER = json.JSONDecoder(strict=False)  # accepts control characters inside of strings
 
@@ -135,7 +136,7 @@ class LineError:
     """An invalid line of a chunk."""
 
     row: int  # in the chunk, from 0
-    side: int  # 0 for the source, 1 for the target; 0 if one file holds both
+    side: int  # 0 for the source, 1 for the target, 2 for the alignment; 0 if one file holds all
     message: str
     byte: int | None = None  # position of the first invalid byte in the line, from 1
     other_fields: tuple[str, ...] = ()  # text fields of a JSON object without source and target
@@ -151,6 +152,7 @@ class CleanChunk:
     kept_rows: Rows  # (N,) the position of each pair in `raw_chunk`, from 0
     counts: PairCounts
     scores: Scores | None = None  # (N,); None for a source without scores
+    alignments: list[str] | None = None  # the links of each pair, such as 0-0 1-2, if given
 
     @property
     def lines(self) -> Rows:
@@ -192,6 +194,8 @@ class CleanChunk:
             indices = np.flatnonzero(keep).tolist()
             self.src = [self.src[i] for i in indices]
             self.tgt = [self.tgt[i] for i in indices]
+            if self.alignments is not None:
+                self.alignments = [self.alignments[i] for i in indices]
             self.kept_rows = self.kept_rows[keep]
             if self.scores is not None:
                 self.scores = self.scores[keep]
@@ -214,10 +218,12 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
     Raises `DataError`, with file and line, for errors that `data.invalid` does not allow.
     """
     reader = _ChunkReader(chunk)
-    src, tgt = reader.read()
+    src, tgt, *alignments = reader.read()
     rows = np.arange(chunk.num_pairs)
     scores = None if held_out else reader.read_scores()
     result = CleanChunk(chunk, src, tgt, rows, reader.counts, scores)
+    if alignments:
+        [result.alignments] = alignments
     overlong = [LineError(line - chunk.first_line, side, OVERLONG) for line, side in chunk.overlong]
     invalid = list(reader.invalid.values())
     malformed = list(reader.malformed.values())
@@ -283,18 +289,32 @@ class _ChunkReader:
         self.malformed: dict[int, LineError] = {}  # by row
         self._score_texts: list[str] | None = None  # by row, numbers as text
 
-    def read(self) -> tuple[list[str], list[str]]:
-        """Return the source and target lines.
+    def read(self) -> list[list[str]]:
+        """Return the source lines, the target lines and, if there are any, the alignments.
 
         Invalid bytes become U+FFFD, and a missing text becomes an empty line.
         """
         lines = self._split(self._decode(0), 0)
         format = self._chunk.source.format
         if format is Format.pair:
-            return lines, self._split(self._decode(1), 1)
-        pair = self._read_tsv(lines) if format is Format.tsv else self._read_json(lines)
-        self._forgive_overlong()
-        return pair
+            texts = [lines, self._split(self._decode(1), 1)]
+            if self._chunk.source.has_alignment_file:
+                texts.append(self._split(self._decode(2), 2))
+        else:
+            texts = self._read_tsv(lines) if format is Format.tsv else self._read_json(lines)
+        for alignments in texts[2:]:
+            self._check_alignments(alignments)
+        if format is not Format.pair or len(texts) > 2:
+            self._forgive_overlong()
+        return texts
+
+    def _check_alignments(self, alignments: list[str]) -> None:
+        """Note the lines that are no alignment."""
+        file = 2 if self._chunk.source.has_alignment_file else 0
+        for row, line in enumerate(alignments):
+            if not _ALIGNMENT.fullmatch(line.strip()):
+                error = LineError(row, file, "no alignment of words, such as 0-0 1-2")
+                self.malformed.setdefault(row, error)
 
     def read_scores(self) -> Scores | None:
         """Return the score of each pair (N,), or None if there are none; call `read` first.
@@ -302,8 +322,9 @@ class _ChunkReader:
         A line without a finite number is malformed, and gets the score 0.
         """
         source = self._chunk.source
-        if len(source.paths) == 3:
-            lines = self._split(self._decode(2), 2)
+        side = 3 if source.has_alignment_file else 2
+        if len(source.paths) > side:
+            lines = self._split(self._decode(side), side)
             if source.score is None:
                 self._score_texts = lines
             else:
@@ -319,7 +340,7 @@ class _ChunkReader:
                 scores[row] = np.nan
             if not np.isfinite(scores[row]):
                 scores[row] = 0.0
-                file = min(2, len(source.paths) - 1)
+                file = min(side, len(source.paths) - 1)
                 self.malformed.setdefault(row, LineError(row, file, f"no score, but {text!r:.30}"))
         self._forgive_overlong()
         return scores
@@ -365,14 +386,13 @@ class _ChunkReader:
                 self.replace(lines, rule, side)
         return lines
 
-    def _read_tsv(self, lines: list[str]) -> tuple[list[str], list[str]]:
-        """Return the columns of source and target."""
-        src_column, tgt_column = self._chunk.source.columns  # from 1
+    def _read_tsv(self, lines: list[str]) -> list[list[str]]:
+        """Return the columns of source, target and perhaps alignment."""
+        columns = self._chunk.source.columns  # from 1
         score = self._chunk.source.score
         score_column = 0 if score is None else int(score)
-        num_columns = max(src_column, tgt_column, score_column)
-        src = []
-        tgt = []
+        num_columns = max(*columns, score_column)
+        texts: list[list[str]] = [[] for _ in columns]
         score_texts = []
         for row, line in enumerate(lines):
             cells = line.split("\t", num_columns)
@@ -380,43 +400,39 @@ class _ChunkReader:
                 message = f"{len(cells)} of {num_columns} columns"
                 self.malformed[row] = LineError(row, 0, message)
                 cells += [""] * (num_columns - len(cells))
-            src.append(cells[src_column - 1])
-            tgt.append(cells[tgt_column - 1])
+            for i, column in enumerate(columns):
+                texts[i].append(cells[column - 1])
             score_texts.append(cells[score_column - 1])
         if score is not None:
             self._score_texts = score_texts
-        return src, tgt
+        return texts
 
-    def _read_json(self, lines: list[str]) -> tuple[list[str], list[str]]:
-        """Return the fields of source and target."""
-        src_field, tgt_field = self._chunk.source.fields
+    def _read_json(self, lines: list[str]) -> list[list[str]]:
+        """Return the fields of source, target and perhaps alignment."""
+        fields = self._chunk.source.fields
         score = self._chunk.source.score
-        src = []
-        tgt = []
+        texts: list[list[str]] = [[] for _ in fields]
         score_texts = []
         for row, line in enumerate(lines):
             outer_record, problem = _parse_json(line)
             record = _find_texts(outer_record)
             if score is not None:
                 score_texts.append(_find_score(outer_record, score))
-            texts = []
-            for name in (src_field, tgt_field):
+            for i, name in enumerate(fields):
                 value = record.get(name)
                 if not isinstance(value, str):
                     if problem is None:
                         problem = f'no text in the field "{name}"'
                     value = ""
-                texts.append(value)
-            src.append(texts[0])
-            tgt.append(texts[1])
+                texts[i].append(value)
             if problem is not None:
                 other_fields: tuple[str, ...] = ()
-                if src_field not in record and tgt_field not in record:
+                if fields[0] not in record and fields[1] not in record:
                     other_fields = tuple(k for k, text in record.items() if isinstance(text, str))
                 self.malformed[row] = LineError(row, 0, problem, other_fields=other_fields)
         if score is not None:
             self._score_texts = score_texts
-        return self._clean_field(src, src_field), self._clean_field(tgt, tgt_field)
+        return [self._clean_field(texts[i], name) for i, name in enumerate(fields)]
 
     def _clean_field(self, texts: list[str], name: str) -> list[str]:
         r"""Replace characters that JSON can escape, such as \n and half surrogate pairs."""

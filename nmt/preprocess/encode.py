@@ -23,6 +23,8 @@ from nmt.data.languages import SEPARATOR, tag_lines
 from nmt.data.shards import ShardFile, ShardWriter
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.data.vocabulary import ModelProto, read_proto
+from nmt.data.word_links import mark_word_starts, parse_links
+from nmt.errors import DataError
 from nmt.preprocess.characters import LineSet
 from nmt.preprocess.chunks import Chunk, Span
 from nmt.preprocess.clean import CleanChunk, clean
@@ -56,14 +58,22 @@ class ShardEncoder:
         self._tgt_tokenizer = tokenizers.tgt
         self._src_encoder = LineEncoder(tokenizers.src)
         self._tgt_encoder = LineEncoder(tokenizers.tgt)
+        self._src_words = WordCounter(tokenizers.src)
+        self._tgt_words = WordCounter(tokenizers.tgt)
 
     def write(
-        self, name: str, chunks: Iterable[CleanChunk], hashes: HashWriter | None = None
+        self,
+        name: str,
+        chunks: Iterable[CleanChunk],
+        hashes: HashWriter | None = None,
+        *,
+        has_alignment: bool = False,
     ) -> tuple[Statistics, list[ShardFile]]:
         """Write pairs to a shard; return their statistics, and a list with the shard.
 
         The list is empty if every pair was dropped: an empty shard has no file. `hashes` gets the
-        hashes of the pairs that were not dropped.
+        hashes of the pairs that were not dropped. With `has_alignment`, the shard stores the word
+        alignments of the chunks.
         """
         statistics = Statistics()
         path = self._job.work.data / f"{name}.arrow"
@@ -75,14 +85,18 @@ class ShardEncoder:
                 self._src_tokenizer.vocab_size,
                 self._tgt_tokenizer.vocab_size,
                 has_text=self._job.config.keep_text,
+                has_alignment=has_alignment,
             ) as writer,
         ):
             for chunk in chunks:
                 src, tgt, texts = self._encode(chunk)
+                alignment = None
+                if has_alignment:
+                    alignment = self._number_links(chunk, src, tgt)
                 statistics.merge(measure(chunk, (src, tgt), token_kinds, self._held_out))
                 if hashes is not None:
                     hashes.add_sides(hash_sides(chunk.src, chunk.tgt))
-                writer.add(src, tgt, texts)
+                writer.add(src, tgt, texts, alignment)
         if writer.shard.pairs == 0:
             path.unlink()
             return statistics, []
@@ -126,6 +140,60 @@ class ShardEncoder:
             if texts is not None:
                 texts = (context.join_texts(chunk.src, 0), context.join_texts(chunk.tgt, 1))
         return src, tgt, texts
+
+    def _number_links(
+        self, chunk: CleanChunk, src: EncodedLines, tgt: EncodedLines
+    ) -> EncodedLines:
+        """Return the alignments of the pairs, with the numbers of words that data folders have.
+
+        A pair has no links if normalization changes the number of its words. Raises `DataError` for
+        a link of a word that does not exist.
+        """
+        assert chunk.alignments is not None
+        tags = chunk.raw_chunk.source.tags
+        src_words = self._src_words.count(chunk.src, src, tags.src)
+        tgt_words = self._tgt_words.count(chunk.tgt, tgt, tags.tgt)
+        alignments = [np.empty(0, dtype=np.uint16)]
+        for i, line in enumerate(chunk.alignments):
+            links = parse_links(line)  # (L, 2)
+            if (links >= [src_words.in_text[i], tgt_words.in_text[i]]).any():
+                row = int(chunk.kept_rows[i])
+                side = len(chunk.raw_chunk.source.paths) - 1
+                raise DataError(
+                    f"{chunk.raw_chunk.location(row, side)}: a link is beyond the words of the "
+                    "pair, which count from 0; align the text again"
+                )
+            if not (src_words.is_unchanged[i] and tgt_words.is_unchanged[i]):
+                links = links[:0]
+            numbers = links + [src_words.num_tag_words, tgt_words.num_tag_words]
+            alignments.append(numbers.astype(np.uint16).ravel())
+        return EncodedLines(
+            np.concatenate(alignments), _to_offsets([len(numbers) for numbers in alignments[1:]])
+        )
+
+
+class WordCounts(NamedTuple):
+    """The words of one side of N pairs."""
+
+    in_text: list[int]  # words that are separated by spaces, without the tag
+    is_unchanged: Array  # (N,), whether as many words begin in the pieces
+    num_tag_words: int  # words of the tag
+
+
+class WordCounter:
+    """Counts the words in text and in its pieces."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._is_start = mark_word_starts(tokenizer)  # (V,)
+
+    def count(self, lines: Sequence[str], ids: EncodedLines, tag: str) -> WordCounts:
+        """Count the words of N lines, whose ids begin with a tag."""
+        num_tag_words = int(self._is_start[self._tokenizer.encode(tag)].sum())
+        in_text = [len(line.split()) for line in lines]
+        num_before = _to_offsets(self._is_start[ids.flat])  # starts before each piece, and in total
+        in_pieces = np.diff(num_before[ids.offsets]) - num_tag_words  # (N,)
+        return WordCounts(in_text, in_pieces == in_text, num_tag_words)
 
 
 def _add_tags(chunk: CleanChunk) -> tuple[list[str], list[str]]:
@@ -325,7 +393,10 @@ def make_encoding_task(job: Job) -> Task:
 
         with HashWriter(job.work.hashes, span.order) as hashes:
             statistics, shards = encoder.write(
-                span.name, clean_chunks(), None if drops_duplicates else hashes
+                span.name,
+                clean_chunks(),
+                None if drops_duplicates else hashes,
+                has_alignment=config.data.train_split(span.corpus).has_alignment,
             )
         return {
             "statistics": statistics.to_json(),

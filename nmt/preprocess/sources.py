@@ -67,24 +67,25 @@ class _CorpusSettings:
                 if src == tgt and archives.split_name(src) is not None:
                     raise DataError(f"{self.key}: source and target are the same file, {src}")
                 pairs.append((src, tgt))
-            return self._add_scores(pairs)
+            return self._add_files(self._add_files(pairs, "alignments"), "scores")
         files: list[tuple[str, ...]] = []
         for suffix in _BITEXT_SUFFIXES:
             for file in _match_all(getattr(self.split, suffix) or []):
                 files.append((archives.find_text(file, suffix),))
         return files
 
-    def _add_scores(self, pairs: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """Add to each pair of files its file of scores, if the settings name any."""
-        if self.split.scores is None:
+    def _add_files(self, pairs: list[tuple[str, ...]], setting: str) -> list[tuple[str, ...]]:
+        """Add to each pair of files its file of alignments or scores, if `setting` names any."""
+        names: list[str] | None = getattr(self.split, setting)
+        if names is None:
             return pairs
-        scores = _match_all(self.split.scores)
-        if len(scores) != len(pairs):
+        files = _match_all(names)
+        if len(files) != len(pairs):
             raise DataError(
-                f"{self.key}.scores: {len(scores)} files for {len(pairs)} files of text; the "
+                f"{self.key}.{setting}: {len(files)} files for {len(pairs)} files of text; the "
                 "numbers must be equal"
             )
-        return [(*pair, file) for pair, file in zip(pairs, scores, strict=True)]
+        return [(*pair, file) for pair, file in zip(pairs, files, strict=True)]
 
 
 def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
@@ -141,18 +142,21 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
             format=Format.pair,
             paths=(),
             names=(),
-            columns=(corpus.split.columns[0], corpus.split.columns[1]),
-            fields=(fields[0], fields[1]),
+            columns=tuple(corpus.split.columns),
+            fields=tuple(fields),
+            has_alignment_file=corpus.split.alignments is not None,
             score=corpus.split.score,
             tags=direction.tags,
             key=corpus.key,
         )
         spool_prefix = f"{split}-{corpus.corpus}" if corpus.corpus else split
         if corpus.split.dataset is not None:
-            paths = (spool_dir / f"{spool_prefix}.src", spool_dir / f"{spool_prefix}.tgt")
+            sides = ("src", "tgt", "alignment")[: len(fields)]
+            paths = tuple(spool_dir / f"{spool_prefix}.{side}" for side in sides)
             _spool_blocks(paths, read_dataset(corpus.split, fields, DATASET_SPLITS[split]))
             name = describe_dataset(corpus.split)
-            sources.append(replace(template, paths=paths, names=(name, name)))
+            source = replace(template, paths=paths, names=(name,) * len(paths))
+            sources.append(replace(source, has_alignment_file=len(paths) == 3))
         else:
             max_bytes = int(config.data.max_stream_gb * 1e9)
             sources += _find_files(corpus, template, spool_dir / spool_prefix, max_bytes)

@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from nmt.data.binary import ParallelData
 from nmt.data.noise import SubwordSampling, TokenNoise
 from nmt.data.tokenizer import Tokenizers
 from nmt.data.word_alignment import WordAligner
+from nmt.data.word_links import link_pieces, mark_word_starts
 from nmt.model.fast.layers import ROWS_STEP
 from nmt.model.fast.packing import Packing, pack
 from nmt.model.fast.transfer import send
@@ -149,13 +151,17 @@ class BatchMaker:
     ) -> None:
         """Make batches for `device`: in host memory, which is page-locked for a GPU.
 
-        Batches have the alignment of their pairs if there is an `aligner`.
+        With `guided_alignment`, batches have the alignment of their pairs: the given one, or else
+        the one of `aligner`. Given alignments do not fit pairs that augmentation or noise change.
         """
         self.data = data
         self.lengths = data.lengths
         self.tokenizers = tokenizers
         self.noise = noise
         self.aligner = aligner
+        self.needs_alignment = config.guided_alignment > 0
+        self.src_starts = mark_word_starts(tokenizers.src)  # (V,)
+        self.tgt_starts = mark_word_starts(tokenizers.tgt)
         self.sampling: SubwordSampling | None = None
         if config.subword_sampling:
             self.sampling = SubwordSampling(tokenizers, config.subword_sampling, config.seed)
@@ -195,18 +201,26 @@ class BatchMaker:
         """Pack the pairs of `rows` into one batch, after all random changes."""
         pairs: list[tuple[Ids, Ids]] = []
         decoder_inputs: list[Ids] = []
+        given_links: list[Any] = []  # of words, (L, 2), or None
         for row in rows.tolist():
             pair: tuple[Ids, Ids] = self.data[row]  # arrays, which the changes replace by lists
             src, tgt = pair
+            links = self.data.alignment(row) if self.needs_alignment else None
             if augment is not None:
                 src, tgt = augment(src, tgt, update_id, row)
+                if src is not pair[0] or tgt is not pair[1]:
+                    links = None
             if self.sampling is not None:
                 src, tgt = self.sampling(src, tgt, update_id, row)
             decoder_input = tgt
             if self.noise is not None:
-                src, decoder_input = self.noise(src, tgt, update_id, row)
+                noisy_src, decoder_input = self.noise(src, tgt, update_id, row)
+                if not np.array_equal(noisy_src, src):
+                    links = None
+                src = noisy_src
             pairs.append((src, tgt))
             decoder_inputs.append(decoder_input)
+            given_links.append(links)
         batch = make_batch(
             pairs,
             self.tokenizers,
@@ -214,8 +228,25 @@ class BatchMaker:
             round_to=ROWS_STEP,
             source_eos=self._source_eos,
         )
-        if self.aligner is not None:
-            has_joint_ids = self.tokenizers.src_vocab_size is None
-            links = self.aligner.align(pairs, has_joint_ids=has_joint_ids)
+        if self.needs_alignment:
+            links = self._align(pairs, given_links)
             batch = replace(batch, alignment=torch.from_numpy(links))
         return batch.pin() if self._device_type == "cuda" else batch
+
+    def _align(self, pairs: Sequence[tuple[Ids, Ids]], given_links: Sequence[Any]) -> Any:
+        """Return the links (L, 3) of the tokens of pairs: pair, target and source position."""
+        links = [np.empty((0, 3), dtype=np.int64)]
+        unaligned = [i for i, word_links in enumerate(given_links) if word_links is None]
+        for i, word_links in enumerate(given_links):
+            if word_links is not None:
+                src, tgt = pairs[i]
+                positions = link_pieces(word_links, self.src_starts[src], self.tgt_starts[tgt])
+                links.append(np.insert(positions, 0, i, axis=1))
+        if unaligned and self.aligner is not None:
+            has_joint_ids = self.tokenizers.src_vocab_size is None
+            computed = self.aligner.align(
+                [pairs[i] for i in unaligned], has_joint_ids=has_joint_ids
+            )
+            computed[:, 0] = np.array(unaligned)[computed[:, 0]]
+            links.append(computed)
+        return np.concatenate(links)

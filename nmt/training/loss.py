@@ -246,13 +246,18 @@ def smoothed_cross_entropy(
 def alignment_loss(weights: Tensor, alignment: Tensor) -> Tensor:
     """Return the summed cross-entropy of word alignment (Chen et al., 2016), in nats and float32.
 
+    The n links of a target token have a probability of 1 / n each.
+
     Args:
         weights: predicted distributions over source positions (B, T, S).
         alignment: links (L, 3): sentence, target position and source position.
     """
     sentences, tgt_positions, src_positions = alignment.unbind(1)  # (L,) each
     probs = weights[sentences, tgt_positions, src_positions].float()  # (L,)
-    return -(probs + _ALIGNMENT_EPS).log().sum()
+    ones = torch.ones_like(probs)
+    num_links = weights.new_zeros(weights.shape[:2])  # of each target token, (B, T)
+    num_links.index_put_((sentences, tgt_positions), ones.to(num_links.dtype), accumulate=True)
+    return -((probs + _ALIGNMENT_EPS).log() / num_links[sentences, tgt_positions]).sum()
 
 
 class Objective(nn.Module):

@@ -1,0 +1,55 @@
+"""Word alignments that come with the text, and their links of pieces.
+
+A link joins a word of the source and a word of the target. Words are separated by spaces and
+counted from 0, in a data folder with the words of language tags. A word begins at a piece with a
+space, however it is segmented.
+"""
+
+# L links of words, N source and M target pieces, K links of pieces
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nmt.data.tokenizer import Tokenizer
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def mark_word_starts(tokenizer: Tokenizer) -> Array:
+    """Return which pieces of the vocabulary begin a word, (V,)."""
+    return np.array([piece.startswith("▁") for piece in tokenizer.all_pieces()])
+
+
+def parse_links(line: str) -> Array:
+    """Read an alignment such as "0-0 1-2": source and target words, (L, 2)."""
+    links = [link.split("-") for link in line.split()]
+    return np.array(links, dtype=np.int64).reshape(-1, 2)
+
+
+def link_pieces(links: Array, src_starts: Array, tgt_starts: Array) -> Array:
+    """Return the links (K, 2) of pieces: target position and source position.
+
+    Each piece of a target word is linked to one piece of each source word of its links: to the
+    first ones in its first piece, and to the last ones in its last piece.
+
+    Args:
+        links: source and target words (L, 2).
+        src_starts: which source pieces begin a word (N,).
+        tgt_starts: which target pieces begin a word (M,).
+    """
+    src_bounds = np.append(np.flatnonzero(src_starts), len(src_starts))
+    tgt_bounds = np.append(np.flatnonzero(tgt_starts), len(tgt_starts))
+    src_words = links[:, 0].astype(np.int64)  # (L,)
+    tgt_words = links[:, 1].astype(np.int64)
+    src_lengths = src_bounds[src_words + 1] - src_bounds[src_words]  # pieces of each word (L,)
+    tgt_lengths = tgt_bounds[tgt_words + 1] - tgt_bounds[tgt_words]
+    link_indices = np.repeat(np.arange(len(links)), tgt_lengths)  # (K,)
+    first_indices = np.cumsum(tgt_lengths) - tgt_lengths
+    offsets = np.arange(len(link_indices)) - first_indices[link_indices]  # in the target word (K,)
+    src_offsets = offsets * src_lengths[link_indices] // tgt_lengths[link_indices]
+    tgt_positions = tgt_bounds[tgt_words][link_indices] + offsets
+    src_positions = src_bounds[src_words][link_indices] + src_offsets
+    return np.stack([tgt_positions, src_positions], axis=1)
