@@ -109,6 +109,7 @@ def test_a_setting_that_a_format_cannot_hold_is_named_with_the_valid_values() ->
         "export to argos: yes",
         "export to onnx: yes",
         "export to marian: no, model.qk_norm=true (only false)",
+        "export to web: yes",
     ]
 
 

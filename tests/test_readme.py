@@ -28,6 +28,7 @@ ELSEWHERE = {
     "tracker=[": "test_trackers.py",
     "sign=": "test_signatures.py",
     "verify_key=": "test_signatures.py",
+    "format=web": "test_web_export.py",
 }
 # other programs: a command begins with this text
 PROGRAMS = {
@@ -44,6 +45,8 @@ PROGRAMS = {
     "curl ": "test_serve_api.py",
     "dask ": "test_cluster.py",
     ".../python -m distributed": "is the output of a program",
+    "npm ": "needs the network; test_web_export.py fetches the same package",
+    "python -m http.server": "serves until it is stopped",
     "openssl ": "test_signatures.py makes keys with cryptography",
     "model_signing ": "is the program of another package",
     "torchrun ": "needs two machines; scripts/two_hosts.py runs it on two simulated ones",

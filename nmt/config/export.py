@@ -18,6 +18,7 @@ class ExportFormat(str, Enum):
     argos = "argos"  # Argos Translate, LibreTranslate
     onnx = "onnx"  # ONNX Runtime
     marian = "marian"  # .npz
+    web = "web"  # a page that translates in the browser
 
 
 class ImportFormat(str, Enum):
@@ -40,14 +41,20 @@ class ExportConfig(ChecksumConfig):
     )
     format: ExportFormat = option(
         ExportFormat.ctranslate2,
-        "ctranslate2, huggingface (transformers), argos (.argosmodel), onnx or marian",
+        "ctranslate2, huggingface (transformers), argos (.argosmodel), onnx, marian or web (a web "
+        "page)",
     )
     quantization: Quantization = option(
         Quantization.float32,
-        "float32, float16, bfloat16; ctranslate2 also int8, int8_float16, ...; onnx: float32, int8",
+        "float32, float16, bfloat16; ctranslate2 also int8, int8_float16, ...; onnx and web: "
+        "float32, int8",
     )
     max_positions: int = option(
         2048, "longest source or target sentence, in tokens", low=2, high=65536
+    )
+    runtime: str = option(
+        "node_modules/onnxruntime-web",
+        "folder of the npm package onnxruntime-web, which format=web needs",
     )
     sign: str | None = option(
         None, "private key (PEM, elliptic curve) to sign the folder with (pip install nmt[sign])"
@@ -61,9 +68,10 @@ class ExportConfig(ChecksumConfig):
             is_float = not self.quantization.value.startswith("int")
             rule = "format=huggingface takes float32, float16 or bfloat16"
             self.require(is_float, "quantization", rule)
-        if self.format is ExportFormat.onnx:
+        if self.format in (ExportFormat.onnx, ExportFormat.web):
             is_supported = self.quantization in (Quantization.float32, Quantization.int8)
-            self.require(is_supported, "quantization", "format=onnx takes float32 or int8")
+            rule = f"format={self.format.value} takes float32 or int8"
+            self.require(is_supported, "quantization", rule)
         if self.format is ExportFormat.marian:
             is_float32 = self.quantization is Quantization.float32
             self.require(is_float32, "quantization", "format=marian takes float32")

@@ -44,7 +44,7 @@ from nmt.data.tokenizer import (
     save_tokenizers,
 )
 from nmt.errors import ConfigError
-from nmt.export import argos, ctranslate2, huggingface, marian, onnx
+from nmt.export import argos, ctranslate2, huggingface, marian, onnx, web
 from nmt.export.shortlist import write_shortlist
 from nmt.model_card import CARD, render_card
 from nmt.runtime.files import replace_folder, write_json
@@ -56,6 +56,7 @@ _WRITERS = {
     ExportFormat.argos: argos.write_argos,
     ExportFormat.onnx: onnx.write_onnx,
     ExportFormat.marian: marian.write_marian,
+    ExportFormat.web: web.write_web,
 }
 _LIBRARIES = {  # names of libraries on the Hugging Face Hub
     ExportFormat.ctranslate2: "ctranslate2",
@@ -63,6 +64,7 @@ _LIBRARIES = {  # names of libraries on the Hugging Face Hub
     ExportFormat.argos: "argostranslate",
     ExportFormat.onnx: "onnx",
     ExportFormat.marian: "marian",
+    ExportFormat.web: "onnx",
 }
 Support: TypeAlias = dict[str, list[Any] | None]
 """The supported values of settings of the architecture, by setting; None: all values."""
@@ -100,6 +102,7 @@ _CTRANSLATE2_SUPPORT: Support = _COMMON_SUPPORT | {
     "qk_norm": None,
     "source_eos": None,
 }
+_ONNX_SUPPORT: Support = {setting.name: None for setting in dataclasses.fields(ModelConfig)}
 SUPPORTED: dict[ExportFormat, Support] = {
     ExportFormat.ctranslate2: _CTRANSLATE2_SUPPORT,
     # source_eos=false is not supported, since tokenizers of transformers always add EOS
@@ -112,7 +115,7 @@ SUPPORTED: dict[ExportFormat, Support] = {
         "qk_norm": [False],
     },
     ExportFormat.argos: _CTRANSLATE2_SUPPORT,
-    ExportFormat.onnx: {setting.name: None for setting in dataclasses.fields(ModelConfig)},
+    ExportFormat.onnx: _ONNX_SUPPORT,
     ExportFormat.marian: _COMMON_SUPPORT
     | {
         "positions": [Positions.sinusoidal, Positions.sinusoidal_halves],
@@ -123,6 +126,7 @@ SUPPORTED: dict[ExportFormat, Support] = {
         "qk_norm": [False],
         "scale_embedding": [True],
     },
+    ExportFormat.web: _ONNX_SUPPORT,
 }
 """What each format supports. A setting that is missing here must have its default."""
 

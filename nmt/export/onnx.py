@@ -188,7 +188,9 @@ def write_onnx(
         import onnx  # noqa: F401  # torch.onnx needs it
         import onnxruntime  # noqa: F401
     except ImportError:
-        raise NmtError("format=onnx needs onnx and onnxruntime; pip install nmt[onnx]") from None
+        raise NmtError(
+            f"format={config.format.value} needs onnx and onnxruntime; pip install nmt[onnx]"
+        ) from None
     if sum(weight.nbytes for weight in weights.values()) > _MAX_BYTES:
         raise ModelError("a file of ONNX is smaller than 2 GiB; use format=ctranslate2")
     model = _build_model(info, weights, config.max_positions)

@@ -1,0 +1,204 @@
+"""Export to a page that translates in the browser: static files only, without a server.
+
+`index.html` loads ONNX Runtime Web, the model of `nmt.export.onnx` and the vocabulary from its own
+folder. A service worker keeps all files, so that the page works offline after the first load. The
+scripts are in `web_static/`: SentencePiece, search and the page in plain JavaScript.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from sentencepiece import sentencepiece_model_pb2
+from torch import Tensor
+
+import nmt
+from nmt.checkpoint import ModelInfo
+from nmt.config import ExportConfig, SearchConfig, resolve_path
+from nmt.data.languages import LanguagePair, encode_starts
+from nmt.data.tokenizer import Tokenizer, Tokenizers
+from nmt.errors import ConfigError, ModelError
+from nmt.export.onnx import write_onnx
+
+_STATIC = Path(__file__).with_name("web_static")
+_SERVER_STATIC = (
+    Path(nmt.__file__).parent / "serve" / "static"
+)  # the same look as the server's page
+_RUNTIME_SCRIPT = "ort.wasm.bundle.min.mjs"
+_RUNTIME_BINARY = "ort-wasm-simd-threaded.wasm"
+_MAX_SOURCE_LENGTH = 256  # tokens, EOS included; longer sentences are split, as in nmt-translate
+_SEGMENTATIONS = {1: "unigram", 2: "bpe"}  # by `TrainerSpec.ModelType` of SentencePiece
+_ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
+
+
+def write_web(
+    folder: Path,
+    info: ModelInfo,
+    weights: dict[str, Tensor],
+    tokenizers: Tokenizers,
+    config: ExportConfig,
+) -> None:
+    """Write the page, its scripts, the runtime and the model into `folder`.
+
+    Raises `ModelError` for a tokenizer or search setting that the scripts do not support,
+    `ConfigError` if `config.runtime` is not the npm package onnxruntime-web, and the errors of
+    `write_onnx`.
+    """
+    runtime = _find_runtime(resolve_path(config.runtime))
+    _check_search(info.search)
+    source_vocabulary = read_vocabulary(tokenizers.src)
+    target_vocabulary = read_vocabulary(tokenizers.tgt)
+    max_positions = min(config.max_positions, _max_positions(info.search))
+    settings = {
+        "directions": _directions(info, tokenizers),
+        "search": asdict(info.search),
+        "source_eos": info.model.source_eos,
+        "source_eos_id": tokenizers.src.eos_id,
+        "target_bos_id": tokenizers.tgt.bos_id,
+        "target_eos_id": tokenizers.tgt.eos_id,
+        "max_source_length": min(_MAX_SOURCE_LENGTH, max_positions),
+        "max_positions": max_positions,
+        "has_joint_vocabulary": tokenizers.src is tokenizers.tgt,
+    }
+
+    model_folder = folder / "model"
+    model_folder.mkdir()
+    write_onnx(
+        model_folder, info, weights, tokenizers, replace(config, max_positions=max_positions)
+    )
+    _write_json(model_folder / "settings.json", settings)
+    _write_json(model_folder / "source.json", source_vocabulary)
+    if tokenizers.src is not tokenizers.tgt:
+        _write_json(model_folder / "target.json", target_vocabulary)
+    _copy_runtime(runtime, folder / "runtime")
+    for path in sorted(_STATIC.iterdir()):
+        shutil.copyfile(path, folder / path.name)
+    for name in ("page.css", "icon.svg"):
+        shutil.copyfile(_SERVER_STATIC / name, folder / name)
+    _write_file_list(folder)
+
+
+def _find_runtime(folder: Path) -> Path:
+    """Return the folder `dist` of the npm package onnxruntime-web."""
+    dist = folder / "dist"
+    for name in (_RUNTIME_SCRIPT, _RUNTIME_BINARY):
+        if not (dist / name).is_file():
+            raise ConfigError(
+                f"runtime={folder}: {dist / name} does not exist; type npm install "
+                "onnxruntime-web, or give runtime=FOLDER of this npm package (1.22 or later)"
+            )
+    return dist
+
+
+def _check_search(search: SearchConfig) -> None:
+    """Raise a `ModelError` for a search setting of the model that the scripts do not support."""
+    unsupported = []
+    if search.coverage_penalty:
+        unsupported.append("coverage_penalty")
+    if search.forbid:
+        unsupported.append("forbid")
+    if search.glossary:
+        unsupported.append("glossary")
+    if search.sampling:
+        unsupported.append("sampling")
+    if unsupported:
+        raise ModelError(
+            f"format=web does not support the model's setting {' and '.join(unsupported)}; change "
+            "it in config.json of the model"
+        )
+
+
+def _max_positions(search: SearchConfig) -> int:
+    """Return the length of the longest translation of a part of a line."""
+    longest = int(search.max_length_a * _MAX_SOURCE_LENGTH) + search.max_length_b
+    return max(longest, search.min_length + 1, _MAX_SOURCE_LENGTH)
+
+
+def read_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the pieces and rules of a SentencePiece model, as `tokenizer.js` reads them.
+
+    Raises a `ModelError` for a model that is neither BPE nor unigram, and for ids that differ from
+    SentencePiece's.
+    """
+    proto = _ModelProto.FromString(tokenizer.model)
+    segmentation = _SEGMENTATIONS.get(proto.trainer_spec.model_type)
+    if segmentation is None or tokenizer.vocabulary is not None:
+        raise ModelError(
+            "format=web supports BPE and unigram models of SentencePiece with their own ids, which "
+            "this model does not have; use format=onnx"
+        )
+    rules = proto.normalizer_spec
+    return {
+        "type": segmentation,
+        "pieces": [piece.piece for piece in proto.pieces],
+        "scores": [piece.score for piece in proto.pieces],
+        "types": [piece.type for piece in proto.pieces],
+        "unk_id": tokenizer.unk_id,
+        "unk_surface": proto.trainer_spec.unk_surface,
+        "normalizer": {
+            "charsmap": base64.b64encode(rules.precompiled_charsmap).decode("ascii"),
+            "add_dummy_prefix": rules.add_dummy_prefix,
+            "remove_extra_whitespaces": rules.remove_extra_whitespaces,
+            "escape_whitespaces": rules.escape_whitespaces,
+            "treat_whitespace_as_suffix": proto.trainer_spec.treat_whitespace_as_suffix,
+        },
+    }
+
+
+def _directions(info: ModelInfo, tokenizers: Tokenizers) -> list[dict[str, Any]]:
+    """Return the languages of each direction, its source tag, and the ids of its target tag."""
+    directions = []
+    for pair in info.directions or [LanguagePair(info.src_lang, info.tgt_lang)]:
+        [prefix] = encode_starts(tokenizers.tgt, [""], pair.tgt_tag)
+        direction = {
+            "source": pair.src_lang,
+            "target": pair.tgt_lang,
+            "source_tag": pair.src_tag,
+            "target_prefix": prefix,
+        }
+        directions.append(direction)
+    return directions
+
+
+def _copy_runtime(dist: Path, folder: Path) -> None:
+    """Copy ONNX Runtime Web and its licenses; the WebAssembly is compressed to a quarter."""
+    import onnxruntime  # has the texts of the licenses, which the npm package lacks
+
+    folder.mkdir()
+    shutil.copyfile(dist / _RUNTIME_SCRIPT, folder / _RUNTIME_SCRIPT)
+    binary = gzip.compress((dist / _RUNTIME_BINARY).read_bytes(), compresslevel=9, mtime=0)
+    (folder / f"{_RUNTIME_BINARY}.gz").write_bytes(binary)
+    for name in ("LICENSE", "ThirdPartyNotices.txt"):
+        shutil.copyfile(Path(onnxruntime.__file__).with_name(name), folder / name)
+
+
+def _write_file_list(folder: Path) -> None:
+    """Write `files.js`: the files of the page and a version, the checksum of their contents.
+
+    The service worker imports it. When the version changes, it fetches all files again.
+    """
+    names = []
+    checksum = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        is_loaded = path.is_file() and path.suffix not in ("", ".txt")  # all files but licenses
+        if is_loaded and name != "service_worker.js":
+            names.append("./" if name == "index.html" else name)
+            checksum.update(name.encode("utf-8") + b"\0" + path.read_bytes())
+    content = (
+        f'const VERSION = "{checksum.hexdigest()[:16]}";\nconst FILES = {json.dumps(names)};\n'
+    )
+    (folder / "files.js").write_text(content, encoding="utf-8", newline="\n")
+
+
+def _write_json(path: Path, content: Any) -> None:
+    """Write compact JSON."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    path.write_text(text, encoding="utf-8", newline="\n")

@@ -1,0 +1,65 @@
+// Translation of lines and texts with an exported model.
+import { hasNoWords } from "./copied.js";
+import { isSecondBetter, needsSecondSearch, NGRAM_OF_SECOND_SEARCH } from "./loops.js";
+import { applyCase, findCase, toSentenceCase } from "./recasing.js";
+import { search } from "./search.js";
+import { joinParts, splitLine } from "./sentences.js";
+import { replaceLineBreaks, Tokenizer } from "./tokenizer.js";
+
+/** Translates one line at a time. */
+export class Translator {
+  /**
+   * @param {Model} model
+   * @param {Object} settings - `model/settings.json`.
+   * @param {Object} vocabularies - `source` and `target`, as nmt-export wrote them.
+   */
+  constructor(model, settings, { source, target }) {
+    this.model = model;
+    this.settings = settings;
+    this.source = new Tokenizer(source);
+    this.target = source === target ? this.source : new Tokenizer(target);
+  }
+
+  /**
+   * Return the translation of a line. Empty lines and lines without words stay as they are.
+   * @param {string} line
+   * @param {{beamSize: number, direction: number}} options - `direction` is an index of the directions of
+   *   the settings.
+   */
+  async translate(line, { beamSize, direction }) {
+    const source = replaceLineBreaks(line);
+    if (hasNoWords(source)) return source;
+    const { source_tag: tag, target_prefix: prefix } = this.settings.directions[direction];
+    const config = { ...this.settings.search, beam_size: beamSize };
+    const textCase = findCase(source);
+    const translations = [];
+    for (const ids of this.encodeParts(textCase ? toSentenceCase(source) : source, tag)) {
+      const { tokens } = await this.searchWithoutLoops(ids, config, prefix);
+      translations.push(this.target.decode(tokens.slice(prefix.length)));
+    }
+    return applyCase(joinParts(translations), textCase);
+  }
+
+  /** Return the ids of a line and its tag: one list, several for a long line, none for an empty one. */
+  encodeParts(line, tag) {
+    const numTagTokens = tag ? this.source.encode(tag).length : 0;
+    const encode = (text) => {
+      const ids = this.source.encode(tag ? `${tag} ${text}` : text);
+      return ids.length > numTagTokens ? ids : [];
+    };
+    const maxTokens = this.settings.max_source_length - 1; // without EOS
+    const ids = encode(line);
+    if (ids.length > maxTokens) return splitLine(line, maxTokens, encode);
+    return ids.length ? [ids] : [];
+  }
+
+  /** Search; if the translation loops or meets the length limit, search once more without repeats. */
+  async searchWithoutLoops(ids, config, prefix) {
+    const first = await search(this.model, ids, config, prefix);
+    const forbidsRepeats = config.no_repeat_ngram > 0 && config.no_repeat_ngram <= NGRAM_OF_SECOND_SEARCH;
+    if (!config.loop_guard || forbidsRepeats || !needsSecondSearch(ids, first)) return first;
+    const secondConfig = { ...config, no_repeat_ngram: NGRAM_OF_SECOND_SEARCH };
+    const second = await search(this.model, ids, secondConfig, prefix);
+    return isSecondBetter(ids, first, second) ? second : first;
+  }
+}
