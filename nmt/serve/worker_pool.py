@@ -170,16 +170,6 @@ class WorkerPool:
         self, worker_index: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
     ) -> None:
         """Search a round in a worker. Raises `WorkerDiedError` if the worker dies."""
-        backend = search_round.options.translator.backend
-        assert isinstance(backend, RemoteBackend)
-        batch_search = search_round.batch_search
-        start = StartRound(
-            model_index=backend.model_index,
-            search=batch_search.config,
-            n_best=batch_search.n_best,
-            with_scores=batch_search.with_scores,
-            can_join=search_round.options.can_join,
-        )
         worker = await self._get_worker(worker_index)
 
         def send_new_segments() -> None:
@@ -189,18 +179,17 @@ class WorkerPool:
                 worker.send(segments)
 
         worker.is_busy = True
-        worker.send(start)
+        worker.send(_make_start(search_round))
         send_new_segments()
         search_round.on_new_segments = send_new_segments
         try:
-            while True:
+            is_finished = False
+            while not is_finished:
                 message = await worker.receive()
                 if isinstance(message, Delivery):
                     deliver(message)
-                    continue
-                # a worker may become idle before it receives the segments that were added last
-                if message.num_finished == search_round.num_added:
-                    return
+                else:  # a worker may become idle before it receives the segments that came last
+                    is_finished = message.num_finished == search_round.num_added
         except BaseException:  # also a cancellation
             worker.close()  # the next round must not get further deliveries of this one
             raise
@@ -275,6 +264,19 @@ class WorkerPool:
     def __del__(self) -> None:
         if hasattr(self, "_workers"):  # the models were loaded
             self.close()
+
+
+def _make_start(search_round: SearchRound) -> StartRound:
+    """Return the message that starts a round in a worker."""
+    backend = search_round.options.translator.backend
+    assert isinstance(backend, RemoteBackend)
+    return StartRound(
+        model_index=backend.model_index,
+        search=search_round.batch_search.config,
+        n_best=search_round.batch_search.n_best,
+        with_scores=search_round.batch_search.with_scores,
+        can_join=search_round.options.can_join,
+    )
 
 
 class _WorkerConnection:
