@@ -13,12 +13,13 @@ import warnings
 from pathlib import Path
 
 import pytest
-from toy import TINY, command, read_records
+from toy import TINY, call_before, command, read_records
 
 from nmt.cli.commands import COMMANDS
 from nmt.cli.compose import ComposedCommand, compose_command
 from nmt.config import Theme, VisualizeConfig
 from nmt.errors import EXIT_DONE, EXIT_USER, ConfigError, DataError
+from nmt.training import dry_run
 from nmt.visualize import run_table, runs
 from nmt.visualize.style import Style
 
@@ -210,3 +211,24 @@ def test_a_sweep_ends_with_the_table_of_its_runs(
     header, *lines = capsys.readouterr().out.splitlines()
     assert "test BLEU" in header
     assert len(lines) == 2
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_a_sweep_measures_runs_of_equal_cost_once(
+    tmp_path: Path,
+    toy_data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dry_run, "_results", {})
+    measured = []
+    call_before(monkeypatch, dry_run, "_measure", lambda *_: measured.append(1))
+    options = [word for word in TINY if not word.startswith("model.d_ff=")]
+    options += ["max_updates=2", f"data_dir={toy_data}", "run_dir=s", "dry_run=true"]
+    assert command("train", "-m", "seed=1,2,3", "model.d_ff=32,48", *options) == EXIT_DONE
+    output = capfd.readouterr()
+    assert len(measured) == 2  # of 6 runs: one for each size of the model
+    assert output.err.count("memory and speed were measured for an earlier run") == 4
+    assert output.out.count("hours:minutes") == 6
+    assert not Path("s").exists() or not list(Path("s").rglob("checkpoints"))

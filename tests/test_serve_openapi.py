@@ -214,3 +214,24 @@ def test_requests_outside_of_the_schema_are_refused(
         check_answer(answer, spec, path)
 
     run()
+
+
+@pytest.mark.slow
+def test_each_text_file_of_the_schema_is_translated(server: Running, spec: dict[str, Any]) -> None:
+    """The file is text in UTF-8, which OpenAPI has no format for."""
+    path = "/translate_file"
+    properties = request_schema(spec, path, MULTIPART)["properties"]
+    del properties["file"]
+    fields = {"type": "object", "required": ["source", "target"], "properties": properties}
+
+    @example_settings(12)
+    @given(params=values_of(fields), text=st.text())
+    def run(params: dict[str, Any], text: str) -> None:
+        answer = server.upload("text.txt", text.encode(), **params)
+        assert answer.status == 200, answer
+        check_answer(answer, spec, path)
+
+    run()
+    answer = server.upload("text.txt", b"\x89PNG\r\n", source="xx", target="yy")
+    assert answer.status == 400
+    assert "the file is not UTF-8 (byte 1); convert it" in answer.json["error"]

@@ -80,7 +80,7 @@ WRONG_TURNS = {
     "train -src_vocab vocab.src": ["write tokenizer.model=FILE"],
     "translate -src in.en -output x -model m.pt": ["write input=in.en"],
     "translate -gpu 0": ["device=cuda:0 chooses this one"],
-    "translate -replace_unk": ["tokenizer.byte_fallback=true"],
+    "translate --unkpen 3": ["tokenizer.byte_fallback=true"],
     # transformers
     "train --per_device_train_batch_size 8": ["max_tokens"],
     "train --num_train_epochs 3": ["max_updates=N"],

@@ -31,6 +31,7 @@ from nmt.cli.arguments import GROUPS, Argument, is_list, parse_argument, read_ar
 from nmt.cli.commands import COMMANDS, Command, script_command
 from nmt.cli.sweep import HYDRA_SETTINGS, VERSION_BASE, run_hydra
 from nmt.cli.yaml_files import (
+    TRAINING_KEYS,
     convert,
     describe_choice,
     find_choices,
@@ -49,7 +50,6 @@ _TEXT_KEYS = (*_FILE_KEYS, "dataset", "dataset_config", "dataset_split")
 # config groups of Hydra that only sweeps and its flags need; without them a run starts 20 to 35 ms
 # faster
 _SWEEP_GROUPS_OF_HYDRA = ("env", "help", "hydra_help", "launcher", "output", "sweeper")
-_TRAINING_KEYS = ("dtype", "max_tokens", "seed")  # in a YAML file, they are for nmt-train only
 _MAX_COMMAS_IN_NAME = 15  # in the name of a file in a list
 _QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
 
@@ -236,7 +236,7 @@ def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
         for key in _replaced_text_keys(settings):
             OmegaConf.update(composed, key, None)
     else:
-        for key in _TRAINING_KEYS:
+        for key in TRAINING_KEYS:
             composed.pop(key, None)
     for setting in settings:
         value = parse_value(setting.value, setting.type_hint)

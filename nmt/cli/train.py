@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,12 +22,15 @@ from nmt.config import BestMetric, TrainConfig, resolve_path
 from nmt.errors import ConfigError
 from nmt.export.export_model import describe_exports
 from nmt.runtime.distributed import (
+    World,
+    broadcast_from_main,
     choose_num_processes,
     find_device,
     find_world,
     is_launched,
     process_group,
 )
+from nmt.training.auto_batch import find_max_tokens
 from nmt.training.dry_run import dry_run
 from nmt.training.initial_weights import adopt_model
 from nmt.training.train import train
@@ -107,6 +111,19 @@ def _run_launched(config: TrainConfig, config_yaml: str, preparation: DataPrepar
     run_rank(config, config_yaml)
 
 
+def _choose_max_tokens(config: TrainConfig, world: World, device: torch.device) -> int:
+    """Return the number for `max_tokens=auto`: the recorded one of the run, or the largest one."""
+    recorded: int | None = None
+    path = resolve_path(config.run_dir) / "config.yaml"
+    if world.is_main and path.is_file() and not config.dry_run:
+        recorded = OmegaConf.select(OmegaConf.load(path), "max_tokens")
+    recorded = broadcast_from_main(recorded)
+    if recorded is None:
+        return find_max_tokens(config, world, device)
+    log.info("max_tokens=auto: %d, as recorded in %s", recorded, os.path.relpath(path))
+    return recorded
+
+
 def run_rank(config: TrainConfig, config_yaml: str) -> None:
     """Train as the rank that the environment variables of torchrun name, or as the only rank."""
     config = adopt_model(config)
@@ -116,6 +133,12 @@ def run_rank(config: TrainConfig, config_yaml: str) -> None:
     if world.local_size > 1 and not config.num_threads and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // world.local_size))
     with process_group(world, device, config.timeout_seconds):
+        if config.max_tokens is None:
+            max_tokens = _choose_max_tokens(config, world, device)
+            config = replace(config, max_tokens=max_tokens)
+            config_yaml = OmegaConf.to_yaml(
+                {**OmegaConf.create(config_yaml), "max_tokens": max_tokens}
+            )
         if config.dry_run:
             log.info("dry run of run_dir=%s", config.run_dir)
             report = dry_run(config, world, device)

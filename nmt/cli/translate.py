@@ -227,6 +227,7 @@ def _resolve_settings(
         max_source_length=config.max_source_length,
         recase=config.recase,
         copy_symbols=config.copy_symbols,
+        unk_replacement=config.unk_replacement,
         rerank=config.reranking,
         context=config.context,
         with_scores=config.format is OutputFormat.json or config.n_best > 1,

@@ -21,10 +21,18 @@ from yaml import YAMLError
 
 from nmt.cli.arguments import GROUPS, YAML_SUFFIXES, Argument, is_list
 from nmt.cli.commands import COMMANDS, choices
-from nmt.config import ADVICE_FOR_KEY, OUR_KEY, ModelConfig, choose, translate_value
+from nmt.config import (
+    ADVICE_FOR_KEY,
+    OUR_KEY,
+    ModelConfig,
+    TrainConfig,
+    choose,
+    translate_value,
+)
 from nmt.errors import ConfigError, suggest_names
 from nmt.runtime.reading import MAX_BYTES, open_regular
 
+TRAINING_KEYS = ("dtype", "max_tokens", "seed")  # in a YAML file, they are for nmt-train only
 IS_HYDRA_1_3 = hydra.__version__.startswith("1.3")
 _ADVICE_FOR_PATH = {  # for a path that is no YAML file, by config group
     "model": "write init_from={path} to start from a trained model",
@@ -144,7 +152,8 @@ def check_content(content: dict[Any, Any], path: Path) -> None:
     for schema in schemas:
         type_hints = typing.get_type_hints(schema)
         for key, value in content.items():
-            if key not in type_hints:
+            is_other_setting = key in TRAINING_KEYS and schema is not TrainConfig
+            if key not in type_hints or is_other_setting:
                 continue
             try:
                 convert(value, type_hints[key], key)  # raises for the value or a nested key
@@ -166,8 +175,11 @@ def convert(value: Any, type_hint: Any, key: str) -> Any:
     """Convert a value to our notation for a setting of type `type_hint`, and check it.
 
     For a list, text becomes its only item. Numbers may be written as 100k, 1e5 or, if whole, 1.0.
+    An optional number may be written as auto, which is null.
     Checks keys and values of groups too. OmegaConf makes the final conversion to the type.
     """
+    if value == "auto" and _is_optional_number(type_hint):
+        return None
     if isinstance(value, str):
         if is_list(type_hint):
             return convert([value], type_hint, key)
@@ -186,6 +198,12 @@ def convert(value: Any, type_hint: Any, key: str) -> Any:
     if value is not None and dataclasses.is_dataclass(type_hint):
         raise ConfigError(f"{key}={value}: is a group of settings; give it keys and values")
     return value
+
+
+def _is_optional_number(type_hint: Any) -> bool:
+    """Return whether a setting of type `type_hint` is a number or null."""
+    accepted_types = set(typing.get_args(type_hint))
+    return accepted_types in ({int, type(None)}, {float, type(None)})
 
 
 def _check_text(text: str, type_hint: Any, key: str) -> None:

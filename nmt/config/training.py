@@ -279,8 +279,11 @@ class TrainConfig(RuntimeConfig):
     augment: AugmentConfig = option(AugmentConfig, "changes of the text of training pairs")
     noise: NoiseConfig = option(NoiseConfig, "noise on the tokens of training pairs")
     tokens_per_update: int = option(25000, "target tokens per update, over all ranks", low=1)
-    max_tokens: int = option(
-        4096, "size of a batch on one device: rows * longest side, padding included", low=1
+    max_tokens: int | None = option(
+        4096,
+        "size of a batch on one device: rows * longest side, padding included; auto: the largest "
+        "that fits in memory, measured when the run starts",
+        low=1,
     )
     max_updates: int = option(100_000, "updates after which training ends", low=1, on_resume="log")
     log_every_updates: int = option(
@@ -371,6 +374,8 @@ class TrainConfig(RuntimeConfig):
         rule = "leaves nothing to train (adapter=lora: no layer)"
         self.require(bool(trained_parts), "freeze", rule)
         if self.sharding is Sharding.full:
+            if self.max_tokens is None:
+                raise ConfigError("max_tokens=auto does not work with sharding=full; set a number")
             rule = "does not work with sharding=full"
             self.require(self.dtype is not DType.float16, "dtype", rule)
             is_adam = self.optimizer.name in (Optimizer.adam, Optimizer.adamw)
@@ -390,6 +395,11 @@ class TrainConfig(RuntimeConfig):
             self.require(any(dropouts), "r_drop", "needs dropout, such as model.dropout=0.1")
         rule = f"must be at least average_last={self.average_last}, which nmt-average takes"
         self.require(self.keep_last >= self.average_last, "keep_last", rule)
+
+    @property
+    def batch_tokens(self) -> int:
+        """`max_tokens`; until `auto` has chosen it, its largest useful value: a whole update."""
+        return self.max_tokens or self.tokens_per_update
 
     @property
     def profiled_updates(self) -> range:

@@ -84,6 +84,10 @@ class TranslationConfig(SearchOverrides, RerankConfig, DirectionConfig):
     copy_symbols: bool = option(
         True, "copy lines without words: addresses, emoji and other symbols"
     )
+    unk_replacement: bool = option(
+        False,
+        "replace each unknown token of a translation by the source word with the highest attention",
+    )
     max_tokens: int | None = option(
         None,
         "size of a batch: rows * beam * longest source; null: chosen for the device",

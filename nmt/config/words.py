@@ -92,6 +92,7 @@ _OTHER_KEYS = {
     "vocab_size": "vocab bpe_size sentencepiece_vocab_size num_words nwordssrc src_vocab_size "
     "dim_vocabs",
     "warmup_steps": "warmup warmup_updates num_warmup_steps lr_warmup learning_rate_warmup",
+    "unk_replacement": "replace_unk replace_unknown",
 }
 OUR_KEY = {key: our_key for our_key, keys in _OTHER_KEYS.items() for key in keys.split()}
 
@@ -222,7 +223,7 @@ _ADVICE_AND_KEYS = (
     ),
     (
         "a model has no unknown words if nmt-preprocess had tokenizer.byte_fallback=true",
-        "replace_unk unkpen allow_unk",
+        "unkpen allow_unk",
     ),
     ("translations and references are detokenized text already", "remove_bpe post_process"),
 )

@@ -44,7 +44,7 @@ class TokenBatchSampler:
 
     Args:
         lengths: number of source and target tokens of every pair (N, 2).
-        max_tokens: maximum `batch_cost` of one batch.
+        max_tokens: maximum `batch_cost` of one batch; None: a batch may be a whole update.
         tokens_per_update: target tokens of one update over all ranks, without padding. Gradients
             are accumulated over its batches.
         seed: seed of the order; the same on all ranks.
@@ -56,7 +56,7 @@ class TokenBatchSampler:
     def __init__(
         self,
         lengths: Lengths,
-        max_tokens: int,
+        max_tokens: int | None,
         *,
         tokens_per_update: int,
         seed: int,
@@ -68,6 +68,8 @@ class TokenBatchSampler:
         self.mix = mix or make_mix([CorpusRange("", 0, len(lengths), 1.0)], {})
         self._longest_rows = [_find_longest_row(lengths, c) for c in self.mix.drawn_corpora]
         self.longest = int(lengths[self._longest_rows].max())
+        if max_tokens is None:
+            max_tokens = max(self.longest, tokens_per_update)
         if self.longest > max_tokens:
             raise ConfigError(
                 f"max_tokens={max_tokens} is less than the longest sentence, {self.longest} "

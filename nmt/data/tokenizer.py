@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -79,6 +79,7 @@ class Tokenizer:
         self.eos_id = vocabulary.eos_id
         self.language_ids = vocabulary.language_ids  # by piece; each can replace `prefix`
         self._pieces = vocabulary.pieces
+        self._undecoded_ids: set[int] = set()  # ids that `decode` leaves out; see `MappedTokenizer`
 
     @staticmethod
     def load(path: Path, removed_tags: Sequence[str] = ()) -> Tokenizer:
@@ -125,11 +126,31 @@ class Tokenizer:
 
         Line breaks become spaces.
         """
-        text: str = self._processor.decode(list(ids))
+        return self._clean(self._processor.decode(list(ids)))
+
+    def decode_replacing(self, ids: Sequence[int], words: Mapping[int, str]) -> str:
+        """Decode ids as `decode` does, but the token at each position in `words` as that word."""
+        pieces: list[str] = []
+        for position, piece in enumerate(self.pieces(ids)):
+            if position in words:
+                follows_space = pieces[-1:] and pieces[-1].endswith("▁")
+                pieces.append(words[position] if follows_space else f"▁{words[position]}")
+            elif ids[position] not in self._undecoded_ids:
+                pieces.append(piece)
+        # SentencePiece does not decode the ▁ of a word that is no piece
+        text: str = self._processor.decode(pieces) if pieces else ""
+        return self._clean(text.removeprefix("▁").replace("▁", " "))
+
+    def _clean(self, text: str) -> str:
+        """Remove a tag at the start; replace line breaks by spaces."""
         for tag in self._removed_tags:
             if text.startswith(tag):
                 return replace_line_breaks(text.removeprefix(tag).removeprefix(" "))
         return replace_line_breaks(text)
+
+    def split(self, text: str) -> list[str]:
+        """Return the pieces of a text; unknown ones as the text has them, with ▁ for a space."""
+        return self._processor.encode(text, out_type=str)  # type: ignore[no-any-return]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the pieces of ids, for display."""
@@ -208,7 +229,7 @@ class MappedTokenizer(Tokenizer):
         super().__init__(model, vocabulary=vocabulary, prefix=prefix)
         control_ids = {*self.control_ids, *self.unused_ids, *self.language_ids.values()}
         control_ids.update(vocabulary.src_prefix, vocabulary.tgt_prefix)
-        self._undecoded_ids = control_ids - {self.unk_id}  # ids that `decode` leaves out
+        self._undecoded_ids = control_ids - {self.unk_id}
         self._ids_by_piece = {
             piece: i for i, piece in enumerate(vocabulary.pieces) if i not in control_ids
         }

@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,6 +28,10 @@ Shape = tuple[int, int]  # input size and output size of a weight matrix
 RATE_SECONDS = 0.25  # time for measuring the peak throughput
 _MAX_CPU_ROWS = 256  # larger matrices take longer and reach the same throughput within 3 %
 _MAX_CPU_OUT_SIZE = 4096
+_CONTAINER_LIMITS = (  # of memory, of control groups v2 and v1
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 GPU_CHUNK_LOGITS = 1 << 27  # logits computed at a time on a GPU, which needs large matrices
 
 
@@ -136,10 +142,46 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return the peak memory of tensors on a GPU, or of the process on a CPU; 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    with suppress(OSError, IndexError):  # not Linux
+        # not from `getrusage`, whose peak includes that of the process that started this one
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
     if resource is None:
         return 0
     bytes_per_unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_per_unit
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Make `peak_memory_bytes` forget earlier peaks: on a GPU, and on a CPU if Linux allows it."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def usable_memory_bytes(device: torch.device) -> int:
+    """Return the memory of `device` that this process uses or could use; 0 if it is unknown.
+
+    On a GPU, memory of other processes does not count. On Linux, a CPU has the memory that is
+    available without swapping, but not more than the limit of the container.
+    """
+    if device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+        return free_bytes + torch.cuda.memory_reserved(device)
+    try:
+        page_bytes = os.sysconf("SC_PAGE_SIZE")
+        num_resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+        available_kib = int(meminfo.split("MemAvailable:")[1].split()[0])
+    except (AttributeError, IndexError, OSError, ValueError):  # not Linux
+        return device_memory_bytes(device)
+    usable_bytes = num_resident_pages * page_bytes + available_kib * 1024
+    for path in _CONTAINER_LIMITS:
+        with suppress(OSError, ValueError):  # "max" is no limit
+            usable_bytes = min(usable_bytes, int(path.read_text(encoding="ascii")))
+    return usable_bytes
 
 
 def device_memory_bytes(device: torch.device) -> int:

@@ -122,37 +122,55 @@ def check_batches_fit(
     too small, raises a `ConfigError` that names a `max_tokens` that fits and ends with `advice`.
     """
 
-    def batches_fit(tried_max_tokens: int) -> bool:
+    def measure(tried_max_tokens: int) -> int | None:
         batches = largest_batches(lengths, tried_max_tokens)
-        is_enough_memory = True
-        try:
-            # ones, since an operating system only allocates memory that is written to
-            reserved = torch.ones(reserved_bytes, dtype=torch.uint8, device=device)
-            for rows in [*batches, batches[0]]:  # the first again, with gradients in memory
-                run_batch(rows)
-            del reserved
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            is_enough_memory = False
-        if not is_enough_memory:
-            gc.collect()  # not in the except block, where the traceback still holds the tensors
-        torch.cuda.empty_cache()  # does nothing without a GPU in use
-        return is_enough_memory
+        return measure_batches(run_batch, batches, device=device, reserved_bytes=reserved_bytes)
 
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    if batches_fit(max_tokens):
-        return peak_memory_bytes(device)
+    peak_bytes = measure(max_tokens)
+    if peak_bytes is not None:
+        return peak_bytes
     largest = lengths[largest_batches(lengths, max_tokens)[0]]  # lengths of its pairs, (B, 2)
     problem = (
         f"out of memory: max_tokens={max_tokens} makes batches such as {len(largest)} pairs of "
         f"{largest[:, 0].max()} source and {largest[:, 1].max()} target tokens"
     )
-    fitting = _search_max_tokens(batches_fit, int(lengths.max()), max_tokens)
+    fitting = _search_max_tokens(
+        lambda tokens: measure(tokens) is not None, int(lengths.max()), max_tokens
+    )
     if fitting is None:
         raise ConfigError(f"{problem}, but not even the longest pair fits; {advice}")
     raise ConfigError(f"{problem}; set max_tokens={fitting}, which fits, or {advice}")
+
+
+def measure_batches(
+    run_batch: Callable[[Rows], None],
+    batches: list[Rows],
+    *,
+    device: torch.device,
+    reserved_bytes: int,
+) -> int | None:
+    """Run batches forward and backward; return the peak memory in bytes, None if it is too small.
+
+    The first batch runs once more at the end, with gradients in memory. Meanwhile, `reserved_bytes`
+    are allocated for moments that Adam does not have yet.
+    """
+    is_enough_memory = True
+    try:
+        # ones, since an operating system only allocates memory that is written to
+        reserved = torch.ones(reserved_bytes, dtype=torch.uint8, device=device)
+        for rows in [*batches, batches[0]]:
+            run_batch(rows)
+        del reserved
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        is_enough_memory = False
+    if not is_enough_memory:
+        gc.collect()  # not in the except block, where the traceback still holds the tensors
+    torch.cuda.empty_cache()  # does nothing without a GPU in use
+    return peak_memory_bytes(device) if is_enough_memory else None
 
 
 def largest_batches(lengths: Lengths, max_tokens: int) -> list[Rows]:

@@ -70,8 +70,9 @@ class TranslateOptions(ScoreOptions, RerankOptions, total=False):
     `too_long` says what happens to a line of more than `max_source_length` tokens, including tags
     and EOS: split, truncate or error. `recase` translates lines in capitals or in title case as
     sentences in ordinary case. `copy_symbols` copies lines without words: web and e-mail addresses,
-    emoji, other symbols. `window_lines` is the number of lines that are sorted by length and
-    translated together.
+    emoji, other symbols. `unk_replacement` replaces each unknown token of a translation by the
+    source word that has the highest attention. `window_lines` is the number of lines that are
+    sorted by length and translated together.
     """
 
     prefixes: Iterable[str] | None
@@ -79,6 +80,7 @@ class TranslateOptions(ScoreOptions, RerankOptions, total=False):
     max_source_length: int | None
     recase: bool | None
     copy_symbols: bool | None
+    unk_replacement: bool | None
     window_lines: int | None
 
 
@@ -88,7 +90,7 @@ class LineOptions:
 
     `Translator` makes these from `TranslateOptions` and from the settings of its model. They do not
     change the translation of a line that is short enough, except for `recase`, `copy_symbols`,
-    `rerank`, `tags` and `context`.
+    `unk_replacement`, `rerank`, `tags` and `context`.
     """
 
     n_best: int = 1
@@ -106,6 +108,9 @@ class LineOptions:
     case of their translations. Lines with a prefix are translated as they are."""
     copy_symbols: bool = True
     """Whether to copy lines without words: web and e-mail addresses, emoji, other symbols."""
+    unk_replacement: bool = False
+    """Whether to replace each unknown token of a translation by the source word with the highest
+    attention."""
     rerank: RerankConfig | None = None
     """How to choose among candidates; None: by the score of search."""
     tags: Tags = field(default=Tags())

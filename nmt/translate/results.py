@@ -14,6 +14,7 @@ from nmt.search.hypotheses import Hypothesis
 from nmt.translate.batch_search import Failure, SearchResult, Segment
 from nmt.translate.long_lines import join_parts
 from nmt.translate.recasing import apply_case
+from nmt.translate.unknown_words import SourceWords
 from nmt.translate.windows import EncodedWindow, Window
 
 log = logging.getLogger(__name__)
@@ -98,10 +99,12 @@ def build_line_results(
     *,
     n_best: int,
     alignment: bool,
+    unk_replacement: bool = False,
 ) -> list[LineResult]:
     """Return the result of each line of a window, before `apply_cases`.
 
-    `search_results` holds the results of all segments of the window in order.
+    `search_results` holds the results of all segments of the window in order. With
+    `unk_replacement`, their hypotheses must have an alignment.
     """
     line_results = []
     first = 0  # index in `search_results` of the line's first segment
@@ -121,7 +124,14 @@ def build_line_results(
             translations = [EMPTY]
         source_tokens = []
         if segments and error is None:
-            translations = _join_segments(segments, hypotheses, tokenizer.tgt, n_best)
+            source_words = None
+            if unk_replacement:
+                source_words = SourceWords(encoded.texts[i], segments, tokenizer.src)
+            translations = _join_segments(segments, hypotheses, tokenizer.tgt, n_best, source_words)
+            if unk_replacement and not alignment:
+                translations = [
+                    replace(translation, alignment=None) for translation in translations
+                ]
             if alignment:
                 source_tokens = _source_tokens(segments, tokenizer.src)
         line_result = LineResult(
@@ -161,11 +171,12 @@ def _join_segments(
     hypotheses: Sequence[list[Hypothesis]],
     tokenizer: Tokenizer,
     n_best: int,
+    source_words: SourceWords | None,
 ) -> list[Translation]:
     """Return up to `n_best` translations of a line from the hypotheses of each segment.
 
     The k-th translation joins the k-th best hypothesis of each segment. A segment with fewer
-    hypotheses contributes its last one.
+    hypotheses contributes its last one. Words of `source_words` replace unknown tokens.
     """
     segment_starts = [0]  # positions in the source tokens of the line
     for segment in segments:
@@ -174,12 +185,15 @@ def _join_segments(
     translations = []
     for k in range(num_translations):
         selected = [n_best_list[min(k, len(n_best_list) - 1)] for n_best_list in hypotheses]
-        translations.append(_join_hypotheses(selected, segment_starts, tokenizer))
+        translations.append(_join_hypotheses(selected, segment_starts, tokenizer, source_words))
     return translations
 
 
 def _join_hypotheses(
-    hypotheses: Sequence[Hypothesis], segment_starts: Sequence[int], tokenizer: Tokenizer
+    hypotheses: Sequence[Hypothesis],
+    segment_starts: Sequence[int],
+    tokenizer: Tokenizer,
+    source_words: SourceWords | None,
 ) -> Translation:
     """Return the translation of a line from one hypothesis per segment.
 
@@ -189,9 +203,14 @@ def _join_hypotheses(
     ids: list[int] = []
     token_log_probs: list[float] = []
     alignment: list[int] = []
-    for hypothesis, start in zip(hypotheses, segment_starts, strict=False):
+    for number, hypothesis in enumerate(hypotheses):
+        start = segment_starts[number]
         without_eos = hypothesis.tokens[:-1] if hypothesis.finished else hypothesis.tokens
-        texts.append(tokenizer.decode(without_eos))
+        if source_words is not None and tokenizer.unk_id in without_eos:
+            words = source_words.find_words(number, hypothesis, tokenizer.unk_id)
+            texts.append(tokenizer.decode_replacing(without_eos, words))
+        else:
+            texts.append(tokenizer.decode(without_eos))
         ids += hypothesis.tokens
         token_log_probs += hypothesis.token_log_probs
         alignment += [start + position for position in hypothesis.alignment or []]

@@ -251,10 +251,13 @@ class Translator:
             num_candidates = options.rerank.count_candidates(config)
         if config.sampling:  # draw no more samples than needed; they are independent
             config = replace(config, beam_size=num_candidates)
-        self.backend.check(config)
+        search_config = config
+        if options.unk_replacement:
+            search_config = replace(config, alignment=True)
+        self.backend.check(search_config)
         batches = BatchSearch(
             self.backend,
-            config,
+            search_config,
             n_best=num_candidates,
             max_tokens=options.max_tokens or self.backend.max_tokens,
             with_scores=options.with_scores or reranker is not None,
@@ -272,6 +275,7 @@ class Translator:
                 self.tokenizer,
                 n_best=num_candidates,
                 alignment=config.alignment,
+                unk_replacement=options.unk_replacement,
             )
             if reranker is not None:
                 line_results = rank_candidates(
@@ -471,6 +475,7 @@ class Translator:
             max_source_length=checked_options.get("max_source_length", MAX_SOURCE_LENGTH),
             recase=checked_options.get("recase", True),
             copy_symbols=checked_options.get("copy_symbols", True),
+            unk_replacement=checked_options.get("unk_replacement", False),
             rerank=rerank,
             tags=self._tags_from(checked_options),
         )

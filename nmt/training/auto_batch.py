@@ -1,0 +1,118 @@
+"""Find the largest `max_tokens` whose batches fit in memory (`max_tokens=auto`)."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+
+import torch
+
+from nmt.config import TrainConfig
+from nmt.data import Rows
+from nmt.data.batching import TokenBatchSampler
+from nmt.errors import ConfigError
+from nmt.runtime.distributed import World, gather
+from nmt.training.build import build_run
+from nmt.training.costs import reset_peak_memory, usable_memory_bytes
+from nmt.training.learner import Learner
+from nmt.training.preflight import largest_batches, measure_batches
+
+log = logging.getLogger(__name__)
+_SAFE_SHARE = 0.9  # of the memory and of a size, since batches of different shapes fragment memory
+_MIN_GAIN = 1.05  # the search ends when the next size would be less than this times the last one
+
+
+def find_max_tokens(config: TrainConfig, world: World, device: torch.device) -> int:
+    """Return the largest `max_tokens` whose batches fit on the devices of all ranks.
+
+    It is at most the size of a whole update: a larger number would change nothing. Batches of
+    growing size run forward and backward in a run that is built for this. Raises a `ConfigError`
+    if not even the longest pair fits.
+    """
+    run = build_run(config, world, device)
+    usable_bytes = usable_memory_bytes(device) or sys.maxsize  # unknown: only errors limit it
+    if device.type == "cpu":
+        usable_bytes //= world.local_size  # ranks share the memory of their machine
+    limit_bytes = min(gather(int(_SAFE_SHARE * usable_bytes)))
+    max_tokens = max(sampler.max_tokens for sampler in run.samplers.values())
+    with run.learner.connected():
+        for sampler in run.samplers.values():
+            max_tokens = _find_for_stage(run.learner, sampler, max_tokens, limit_bytes)
+    log.info("max_tokens=auto: %d fits in %.2f GB of %s", max_tokens, limit_bytes / 1e9, device)
+    return max_tokens
+
+
+def _find_for_stage(
+    learner: Learner, sampler: TokenBatchSampler, maximum: int, limit_bytes: int
+) -> int:
+    """Return the largest `max_tokens` up to `maximum` that fits in the stage of a sampler."""
+    rows = sampler.memory_test_rows()
+    lengths = learner.batch_maker.lengths[rows]
+    reserved_bytes = learner.missing_moment_bytes()
+    learner.objective.train()
+
+    def run_batch(indices: Rows) -> None:
+        # the micro-batches of a batch run one after the other, and none is larger than the first
+        learner.run_without_update(learner.batch_maker.split_rows(rows[indices])[0])
+
+    def measure(max_tokens: int) -> int | None:
+        reset_peak_memory(learner.device)
+        batches = largest_batches(lengths, max_tokens)
+        peak_bytes = measure_batches(
+            run_batch, batches, device=learner.device, reserved_bytes=reserved_bytes
+        )
+        learner.zero_grad()
+        peaks = []  # of all ranks, which must agree on the next size
+        for rank_peak in gather(peak_bytes):
+            if rank_peak is None:
+                return None
+            peaks.append(rank_peak)
+        return max(peaks)
+
+    max_tokens = search_max_tokens(measure, sampler.longest, maximum, limit_bytes)
+    if max_tokens is None:
+        raise ConfigError(
+            "max_tokens=auto: not even the longest pair fits in memory; set "
+            "activation_checkpointing=true, or use a smaller model"
+        )
+    return max_tokens
+
+
+def search_max_tokens(
+    measure: Callable[[int], int | None], minimum: int, maximum: int, limit_bytes: int
+) -> int | None:
+    """Return the largest `max_tokens` from `minimum` to `maximum` that fits; None if none does.
+
+    `measure` runs the largest batches of a size and returns their peak memory in bytes, or None if
+    they ran out of memory. A trial at most doubles the size, and is no larger than the size at
+    which a line through the last two peaks reaches `limit_bytes`: an operating system may kill a
+    process that takes too much. A failed trial is followed by bisection.
+    """
+    fitting_peak = measure(minimum)
+    if fitting_peak is None or fitting_peak > limit_bytes:
+        return None
+    fitting = minimum
+    largest = maximum  # smaller than every failed trial
+    bytes_per_token = 0.0  # additional memory of a token, between the last two peaks
+    ran_out_of_memory = False
+    while fitting < largest:
+        tried = min(2 * fitting, largest)
+        if largest < maximum:
+            tried = (fitting + largest + 1) // 2
+        if bytes_per_token > 0:
+            num_more_tokens = int((limit_bytes - fitting_peak) / bytes_per_token)
+            tried = min(tried, fitting + num_more_tokens)
+        if tried < min(_MIN_GAIN * fitting, maximum):
+            break
+        peak_bytes = measure(tried)
+        if peak_bytes is None or peak_bytes > limit_bytes:
+            largest = tried - 1
+            ran_out_of_memory |= peak_bytes is None
+            continue
+        bytes_per_token = (peak_bytes - fitting_peak) / (tried - fitting)
+        fitting = tried
+        fitting_peak = peak_bytes
+    if ran_out_of_memory:
+        return max(int(_SAFE_SHARE * fitting), minimum)
+    return fitting

@@ -1,0 +1,71 @@
+"""Find the source words that replace unknown tokens of a translation (`unk_replacement`).
+
+An unknown token is replaced by the source word to which it has the highest attention (Luong et al.,
+2015, "Addressing the Rare Word Problem in Neural Machine Translation", section 3).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+from nmt.data.tokenizer import Tokenizer
+from nmt.search.hypotheses import Hypothesis
+from nmt.translate.batch_search import Segment
+
+# letters and digits; also signs such as hyphens and apostrophes between them
+_WORD = re.compile(r"\w+(?:[^\w\s]\w+)*")
+
+
+class SourceWords:
+    """The words of a line, by the tokens of its segments."""
+
+    def __init__(self, line: str, segments: Sequence[Segment], tokenizer: Tokenizer) -> None:
+        pieces = tokenizer.split(line)
+        self._text = "".join(pieces).replace("▁", " ")  # the line as the tokenizer normalizes it
+        self._ends = list(itertools.accumulate(map(len, pieces)))  # of the pieces in the text
+        self._segments = segments
+        # ids before the text of each segment, such as a tag; negative if the line has its own tag
+        num_ids = sum(len(segment.ids) for segment in segments)
+        self._num_prefix_ids, remainder = divmod(num_ids - len(pieces), len(segments))
+        self._has_same_tokens = remainder == 0  # whether the tokens of the segments are the line's
+
+    def find_words(self, number: int, hypothesis: Hypothesis, unk_id: int) -> dict[int, str]:
+        """Return the source word of each unknown token of a hypothesis, by the token's position.
+
+        `number` is the index of the segment. A token that is aligned to a tag or to the end of the
+        sentence has no word.
+        """
+        assert hypothesis.alignment is not None
+        words = {}
+        for position, token in enumerate(hypothesis.tokens):
+            if token == unk_id:
+                word = self._find_word(number, hypothesis.alignment[position])
+                if word:
+                    words[position] = word
+        return words
+
+    def _find_word(self, number: int, src_position: int) -> str:
+        """Return the word of a source token, or the words of an unknown piece that has several.
+
+        Returns "" for a prefix and for EOS.
+        """
+        num_ids = len(self._segments[number].ids)
+        is_word = self._num_prefix_ids <= src_position < num_ids
+        if not (is_word and self._has_same_tokens):
+            return ""
+        piece = src_position - self._num_prefix_ids  # index in the line
+        for segment in self._segments[:number]:
+            piece += len(segment.ids) - self._num_prefix_ids
+        end = self._ends[piece]
+        start = self._ends[piece - 1] if piece else 0
+        if self._text[start:end].isspace():
+            end += 1  # a space that is a piece belongs to the next word
+        words = []
+        for match in _WORD.finditer(self._text):
+            if match.start() < end and start < match.end():
+                words.append(match)
+        if not words:
+            return self._text[start:end].strip()
+        return self._text[words[0].start() : words[-1].end()]
