@@ -3,7 +3,7 @@
     python scripts/two_hosts.py train
     python scripts/two_hosts.py preprocess text.src text.tgt --kills 10 --turns 5
 
-`train` runs the torchrun command of docs/training.md with gloo and one rank on each host. It kills
+`train` runs the torchrun command of docs/devices.md with gloo and one rank on each host. It kills
 a rank and each host, and cuts the network. torchrun restarts the ranks, or the command is started
 again. The final weights must be bit-identical to a run of two ranks on one machine.
 
