@@ -2,15 +2,16 @@
 
 `SearchConfig` declares each search setting with its default, help and range, and is saved with the
 model. Commands that translate or score take the same keys to override the saved values; they
-inherit them from `ScoringOverrides` or `SearchOverrides`. A new search setting is a field of
-`SearchConfig` and a line in one of these two classes.
+inherit them from `ScoringOverrides` or `SearchOverrides`. The methods of `nmt.Translator` take them
+as keyword arguments, see `SearchOptions`. A new search setting is a field of `SearchConfig`, a line
+in one of the two classes of overrides, and a line in `SearchOptions`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
+from typing import Any, TypedDict
 
 from nmt.config.options import LARGEST_SEED, Settings, choose, option, resolve_path
 
@@ -205,6 +206,36 @@ class SearchOverrides(ScoringOverrides):
     epsilon: float | None = override("epsilon")
     seed: int | None = override("seed")
     loop_guard: bool | None = override("loop_guard")
+
+
+class SearchOptions(TypedDict, total=False):
+    """The settings of `SearchConfig` as keyword arguments; None keeps the value of the model.
+
+    `normalization` and `stop` are the names of members of `Normalization` and `Stop`.
+    """
+
+    beam_size: int | None
+    length_penalty: float | None
+    normalization: str | None
+    word_reward: float | None
+    coverage_penalty: float | None
+    stop: str | None
+    max_length_a: float | None
+    max_length_b: int | None
+    min_length: int | None
+    no_repeat_ngram: int | None
+    repetition_penalty: float | None
+    forbid: list[str] | None
+    glossary: list[str] | None
+    sampling: bool | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    epsilon: float | None
+    seed: int | None
+    loop_guard: bool | None
+    alignment: bool | None
 
 
 def read_glossary(values: list[str]) -> list[str]:

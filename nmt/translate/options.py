@@ -6,9 +6,9 @@ import functools
 import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
-from nmt.config import RerankConfig, RerankOptions, TooLong, require_valid
+from nmt.config import RerankConfig, RerankOptions, SearchOptions, TooLong, require_valid
 from nmt.data.languages import Tags
 from nmt.errors import ConfigError, suggest_names
 
@@ -16,36 +16,6 @@ MAX_SOURCE_LENGTH = 256
 """Maximum number of tokens of a source, including EOS. Models rarely see longer sources in
 training, since `nmt-preprocess` drops them by default."""
 _MIN_SOURCE_LENGTH = 8  # enough for two characters of 4 byte tokens each
-
-
-class SearchOptions(TypedDict, total=False):
-    """The settings of `SearchConfig` as keyword arguments; None keeps the value of the model.
-
-    `normalization` and `stop` are the names of members of `Normalization` and `Stop`.
-    """
-
-    beam_size: int | None
-    length_penalty: float | None
-    normalization: str | None
-    word_reward: float | None
-    coverage_penalty: float | None
-    stop: str | None
-    max_length_a: float | None
-    max_length_b: int | None
-    min_length: int | None
-    no_repeat_ngram: int | None
-    repetition_penalty: float | None
-    forbid: list[str] | None
-    glossary: list[str] | None
-    sampling: bool | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    epsilon: float | None
-    seed: int | None
-    loop_guard: bool | None
-    alignment: bool | None
 
 
 class ScoreOptions(SearchOptions, total=False):

@@ -16,6 +16,7 @@ from nmt.config import (
     RerankConfig,
     Reranking,
     SearchConfig,
+    SearchOptions,
     TooLong,
     choose,
     require_valid,
@@ -50,7 +51,6 @@ from nmt.translate.options import (
     MAX_SOURCE_LENGTH,
     LineOptions,
     ScoreOptions,
-    SearchOptions,
     TranslateOptions,
     check_options,
 )
