@@ -29,7 +29,10 @@ from nmt.search.search import search
 from nmt.search.stepper import Stepper
 from nmt.translate.engines.native import NativeBackend
 
-_CONTROL = SimpleNamespace(pad_id=PAD, bos_id=BOS, eos_id=EOS, unused_ids=[])
+_PIECES = ["<pad>", "<unk>", "<s>", "</s>", "a", "b"]
+_CONTROL = SimpleNamespace(
+    pad_id=PAD, bos_id=BOS, eos_id=EOS, unused_ids=[], all_pieces=lambda: _PIECES
+)
 TOKENIZER: Any = SimpleNamespace(src=_CONTROL, tgt=_CONTROL)  # for searches over ids
 SYMBOLS = 6
 ALLOWED_SYMBOLS = [UNK, EOS, 4, 5]  # all but PAD and BOS

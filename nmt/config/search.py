@@ -75,6 +75,9 @@ class SearchConfig(Settings):
         high=100,
     )
     forbid: list[str] = option([], "phrases that no translation contains, or files of phrases")
+    suppress: list[str] = option(
+        [], "pieces of the vocabulary that search never chooses, such as <unk>, or files of pieces"
+    )
     glossary: list[str] = option(
         [],
         "files of lines SOURCE<TAB>TARGET: if a sentence contains SOURCE, its translation contains "
@@ -135,7 +138,7 @@ class SearchConfig(Settings):
     def has_constraints(self) -> bool:
         """Whether a setting changes which tokens a translation may continue with."""
         has_repetition_rule = self.no_repeat_ngram > 0 or self.repetition_penalty > 1
-        has_terms = bool(self.forbid or self.glossary)
+        has_terms = bool(self.forbid or self.suppress or self.glossary)
         return self.min_length > 0 or has_repetition_rule or has_terms
 
     @property
@@ -178,8 +181,9 @@ class ScoringOverrides(Settings):
         own_keys = {setting.name for setting in fields(self)}
         search_keys = own_keys.intersection(setting.name for setting in fields(SearchConfig))
         changes = {key: getattr(self, key) for key in sorted(search_keys)}
-        if changes.get("forbid"):
-            changes["forbid"] = _read_lines(changes["forbid"])
+        for key in ("forbid", "suppress"):
+            if changes.get(key):
+                changes[key] = _read_lines(changes[key])
         if changes.get("glossary"):
             changes["glossary"] = read_glossary(changes["glossary"])
         return {key: value for key, value in changes.items() if value is not None}
@@ -197,6 +201,7 @@ class SearchOverrides(ScoringOverrides):
     no_repeat_ngram: int | None = override("no_repeat_ngram")
     repetition_penalty: float | None = override("repetition_penalty")
     forbid: list[str] | None = override("forbid")
+    suppress: list[str] | None = override("suppress")
     glossary: list[str] | None = override("glossary")
     sampling: bool | None = override("sampling")
     temperature: float | None = override("temperature")
@@ -226,6 +231,7 @@ class SearchOptions(TypedDict, total=False):
     no_repeat_ngram: int | None
     repetition_penalty: float | None
     forbid: list[str] | None
+    suppress: list[str] | None
     glossary: list[str] | None
     sampling: bool | None
     temperature: float | None

@@ -79,6 +79,7 @@ _OTHER_KEYS = {
     "sampling": "do_sample sample",
     "seed": "random_seed",
     "src_lang": "source_lang src_language",
+    "suppress": "suppress_tokens suppress_sequences",
     "temperature": "sampling_temperature",
     "tgt_lang": "target_lang tgt_language trg_lang",
     "top_k": "sampling_topk topk",

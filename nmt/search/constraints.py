@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError, suggest_names
 from nmt.model.fast.top import NEG_INF
 from nmt.model.fast.transfer import send
 from nmt.search.hypotheses import Beam
@@ -162,6 +163,26 @@ def phrase_sequences(phrases: Sequence[str], tokenizer: Tokenizer) -> list[list[
         spellings = {phrase, phrase[0].upper() + phrase[1:], phrase[0].lower() + phrase[1:]}
         sequences += [ids for ids in tokenizer.encode_batch(sorted(spellings)) if ids]
     return sequences
+
+
+def suppressed_ids(pieces: Sequence[str], tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of the setting `suppress`.
+
+    Raises a `ConfigError` for a piece that is not in the vocabulary, and for EOS.
+    """
+    all_pieces = tokenizer.all_pieces() if pieces else []
+    ids_by_piece = {piece: token for token, piece in enumerate(all_pieces)}
+    ids = []
+    for piece in pieces:
+        if piece not in ids_by_piece:
+            hint = suggest_names(piece, all_pieces, "the pieces of the model are in its tokenizer")
+            raise ConfigError(f"suppress: {piece!r:.80} is no piece of the vocabulary; {hint}")
+        if ids_by_piece[piece] == tokenizer.eos_id:
+            raise ConfigError(
+                f"suppress: no translation could end without {piece}; use min_length instead"
+            )
+        ids.append(ids_by_piece[piece])
+    return ids
 
 
 def forbidden_ids(tokenizer: Tokenizer) -> list[int]:

@@ -22,6 +22,7 @@ from nmt.search.constraints import (
     RepetitionPenalty,
     forbidden_ids,
     phrase_sequences,
+    suppressed_ids,
 )
 
 Ids = Sequence[int]
@@ -117,6 +118,9 @@ class SearchRequest:
         if self.config.forbid:
             sequences = phrase_sequences(self.config.forbid, tokenizer.tgt)
             after_prefix.append(ForbiddenSequences(sequences))
+        if self.config.suppress:
+            suppressed = suppressed_ids(self.config.suppress, tokenizer.tgt)
+            after_prefix.append(ForbiddenTokens(suppressed))
         if any(self.prefixes):
             prefix_lengths = torch.tensor([len(prefix) for prefix in self.prefixes])  # (B,)
             after_prefix = [AfterPrefix(item, prefix_lengths) for item in after_prefix]

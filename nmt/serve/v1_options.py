@@ -104,8 +104,8 @@ def _check_search(search: object, max_beam_size: int) -> None:
             choose(_SEARCH_CHOICES[name], name, Parameters(search).text(name))
         elif name in ranges:
             _check_number(name, value, ranges[name])
-        elif name == "forbid":
-            _check_phrases(value)
+        elif name in ("forbid", "suppress"):
+            _check_phrases(name, value)
         else:
             raise InvalidRequestError(f"search has no setting {name!r:.50}")
 
@@ -121,8 +121,8 @@ def _check_number(name: str, value: object, allowed: _NumberRange) -> None:
         )
 
 
-def _check_phrases(phrases: object) -> None:
-    """Raise a 400 `HttpError` unless `phrases` is a valid value of `forbid`."""
+def _check_phrases(name: str, phrases: object) -> None:
+    """Raise a 400 `HttpError` unless `phrases` is a short list of texts that are not empty."""
     items = phrases if isinstance(phrases, list) else [None]
     are_texts = all(isinstance(item, str) and item.strip() for item in items)
     if not are_texts or len(items) > _MAX_FORBIDDEN_PHRASES:

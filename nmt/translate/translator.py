@@ -36,6 +36,7 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.prefetch import prefetch
 from nmt.runtime.signatures import using_verify_key
+from nmt.search.constraints import suppressed_ids
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
 from nmt.search.stepper import Stepper
@@ -508,7 +509,9 @@ class Translator:
         for setting in fields(SearchConfig):
             if setting.name in checked_options:
                 changes[setting.name] = checked_options[setting.name]
-        return replace(config, **changes) if changes else config
+        config = replace(config, **changes) if changes else config
+        suppressed_ids(config.suppress, self.tokenizer.tgt)  # raises an error for unknown pieces
+        return config
 
     def _rerank_from(self, checked_options: Mapping[str, Any]) -> RerankConfig | None:
         """Return the settings of reranking among the options; None if they do not rerank."""

@@ -35,7 +35,7 @@ from nmt.export.conversion import convert_once, remove_conversion
 from nmt.runtime.distributed import find_device
 from nmt.runtime.metadata import read_json, to_dataclass
 from nmt.runtime.reading import check_regular
-from nmt.search.constraints import forbidden_ids, phrase_sequences
+from nmt.search.constraints import forbidden_ids, phrase_sequences, suppressed_ids
 from nmt.search.hypotheses import Hypothesis, shift_alignment
 from nmt.search.request import Ids, SearchRequest
 from nmt.translate.engines.base import LoadedModel, find_model_directions
@@ -122,10 +122,11 @@ class CTranslate2Backend:
         return hypotheses
 
     def _forbidden_sequences(self, config: SearchConfig) -> list[list[int]]:
-        """Return the ids that no translation contains, and the ids of `forbid`."""
+        """Return the ids that no translation contains, and the ids of `forbid` and `suppress`."""
         tokenizer = self._tokenizer.tgt
-        single_ids = [[token] for token in forbidden_ids(tokenizer)]
-        return [*single_ids, *phrase_sequences(config.forbid, tokenizer)]
+        single_ids = [*forbidden_ids(tokenizer), *suppressed_ids(config.suppress, tokenizer)]
+        sequences = phrase_sequences(config.forbid, tokenizer)
+        return [*[[token] for token in single_ids], *sequences]
 
     def score(
         self, sources: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
