@@ -68,6 +68,11 @@ class SearchConfig(Settings):
         low=0,
         high=1000,
     )
+    allow_source_repeats: bool = option(
+        False,
+        "no_repeat_ngram, also in the second search of loop_guard: an n-gram may occur as often as "
+        "in the source",
+    )
     repetition_penalty: float = option(
         1.0,
         "factor of the log-probability of tokens that occur in the translation already; 1 disables",
@@ -199,6 +204,7 @@ class SearchOverrides(ScoringOverrides):
     max_length_b: int | None = override("max_length_b")
     min_length: int | None = override("min_length")
     no_repeat_ngram: int | None = override("no_repeat_ngram")
+    allow_source_repeats: bool | None = override("allow_source_repeats")
     repetition_penalty: float | None = override("repetition_penalty")
     forbid: list[str] | None = override("forbid")
     suppress: list[str] | None = override("suppress")
@@ -229,6 +235,7 @@ class SearchOptions(TypedDict, total=False):
     max_length_b: int | None
     min_length: int | None
     no_repeat_ngram: int | None
+    allow_source_repeats: bool | None
     repetition_penalty: float | None
     forbid: list[str] | None
     suppress: list[str] | None

@@ -7,6 +7,7 @@ A new constraint is a class here, and a setting that adds it in `SearchRequest.a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, suggest_names
 from nmt.model.fast.top import NEG_INF
 from nmt.model.fast.transfer import send
@@ -89,6 +90,33 @@ class NoRepeatedNgrams:
 
 
 @dataclass(frozen=True)
+class NoNgramsBeyondSource:
+    """Forbids each token that would repeat an n-gram of `size` tokens more often than it occurs in
+    the source.
+    """
+
+    size: int
+    source_counts: Sequence[Counter[tuple[int, ...]]]  # n-grams of each sentence, as target ids
+    can_join = False
+
+    def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
+        if beam.length < self.size:
+            return log_probs
+        forbidden_rows = []
+        forbidden_tokens = []
+        sentences = beam.sentences.tolist()
+        for row, tokens in enumerate(beam.tokens.tolist()):
+            allowed = self.source_counts[sentences[row]]
+            newest = tuple(tokens[len(tokens) - self.size + 1 :])
+            for ngram, count in count_ngrams(tokens, self.size).items():
+                if ngram[:-1] == newest and count >= allowed[ngram]:
+                    forbidden_rows.append(row)
+                    forbidden_tokens.append(ngram[-1])
+        log_probs[forbidden_rows, forbidden_tokens] = NEG_INF
+        return log_probs
+
+
+@dataclass(frozen=True)
 class RepetitionPenalty:
     """Multiplies the log-probabilities of tokens that are already in the hypothesis (Keskar et al.,
     2019).
@@ -154,6 +182,22 @@ class AfterPrefix:
         is_free = beam.length >= self.prefix_lengths[beam.sentences]  # (R,)
         is_free = send(is_free, log_probs.device).unsqueeze(1)  # (R, 1)
         return torch.where(is_free, self.constraint(log_probs.clone(), beam), log_probs)
+
+
+def count_ngrams(tokens: Sequence[int], size: int) -> Counter[tuple[int, ...]]:
+    """Count the sequences of `size` tokens."""
+    return Counter(tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1))
+
+
+def to_target_ids(sources: Sequence[Sequence[int]], tokenizer: Tokenizers) -> list[list[int]]:
+    """Return the target ids of the pieces of sources, -1 where the target has no such piece."""
+    if tokenizer.src is tokenizer.tgt:
+        return [list(source) for source in sources]
+    tgt_ids = {piece: token for token, piece in enumerate(tokenizer.tgt.all_pieces())}
+    target_ids = []
+    for source in sources:
+        target_ids.append([tgt_ids.get(piece, -1) for piece in tokenizer.src.pieces(source)])
+    return target_ids
 
 
 def phrase_sequences(phrases: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:

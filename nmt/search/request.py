@@ -18,11 +18,14 @@ from nmt.search.constraints import (
     ForbiddenTokens,
     ForcedPrefix,
     MinLength,
+    NoNgramsBeyondSource,
     NoRepeatedNgrams,
     RepetitionPenalty,
+    count_ngrams,
     forbidden_ids,
     phrase_sequences,
     suppressed_ids,
+    to_target_ids,
 )
 
 Ids = Sequence[int]
@@ -113,8 +116,13 @@ class SearchRequest:
         after_prefix: list[Constraint] = []
         if self.config.repetition_penalty > 1:
             after_prefix.append(RepetitionPenalty(self.config.repetition_penalty))
-        if self.config.no_repeat_ngram:
-            after_prefix.append(NoRepeatedNgrams(self.config.no_repeat_ngram))
+        ngram_size = self.config.no_repeat_ngram
+        if ngram_size and self.config.allow_source_repeats:
+            sources = to_target_ids(self.sources, tokenizer)
+            source_counts = [count_ngrams(source, ngram_size) for source in sources]
+            after_prefix.append(NoNgramsBeyondSource(ngram_size, source_counts))
+        elif ngram_size:
+            after_prefix.append(NoRepeatedNgrams(ngram_size))
         if self.config.forbid:
             sequences = phrase_sequences(self.config.forbid, tokenizer.tgt)
             after_prefix.append(ForbiddenSequences(sequences))

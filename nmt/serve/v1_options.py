@@ -98,7 +98,7 @@ def _check_search(search: object, max_beam_size: int) -> None:
         raise InvalidRequestError("search is no object")
     ranges = {"beam_size": _NumberRange(int, 1, max_beam_size), **_SEARCH_RANGES}
     for name, value in search.items():
-        if name in ("sampling", "loop_guard"):
+        if name in ("sampling", "loop_guard", "allow_source_repeats"):
             Parameters(search).flag(name)
         elif name in _SEARCH_CHOICES:
             choose(_SEARCH_CHOICES[name], name, Parameters(search).text(name))
@@ -126,7 +126,7 @@ def _check_phrases(name: str, phrases: object) -> None:
     items = phrases if isinstance(phrases, list) else [None]
     are_texts = all(isinstance(item, str) and item.strip() for item in items)
     if not are_texts or len(items) > _MAX_FORBIDDEN_PHRASES:
-        raise InvalidRequestError(f"forbid is no list of at most {_MAX_FORBIDDEN_PHRASES} phrases")
+        raise InvalidRequestError(f"{name} is no list of at most {_MAX_FORBIDDEN_PHRASES} phrases")
 
 
 def _read_glossary(glossary: object, glossaries: dict[str, Glossary]) -> Glossary | None:
