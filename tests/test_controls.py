@@ -13,21 +13,28 @@ import pytest
 import torch
 from exporting import LIMIT, exported, native, short_sentences
 from searching import (
+    ALLOWED_SYMBOLS,
     TOKENIZER,
+    TOY_SETTINGS,
+    ToySettings,
     ToyStepper,
     assert_same,
     config,
     enumerate_hypotheses,
     find,
+    normalized,
+    score_by_formula,
     source_ids,
+    toy_log_probs,
     toy_source,
 )
 from serving import GOOD, loaded, running
-from tiny import EOS, UNK
+from tiny import BOS, EOS, UNK
+from torch import Tensor
 from translating import translate, write_lines
 
 from nmt import Translator
-from nmt.config import ExportFormat, Normalization, SearchConfig
+from nmt.config import ExportFormat, Normalization, SearchConfig, Stop
 from nmt.data.batch import pad_source
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
@@ -175,11 +182,111 @@ def test_source_ids_are_compared_as_pieces() -> None:
     assert to_target_ids([[4, 5]], TOKENIZER) == [[4, 5]]
 
 
+# --- diverse beam search
+
+
+def diverse_by_lists(
+    source: tuple[int, ...], limit: int, settings: SearchConfig, toy: ToySettings
+) -> list[Hypothesis]:
+    """Search one sentence in groups, by the formula of Vijayakumar et al. (2018): a group ranks by
+    log P minus `diversity_penalty` times the number of hypotheses of earlier groups that have
+    chosen the same token in this step. A group drops hypotheses by the rule of `stop`.
+    """
+    group_size = settings.beam_size // settings.beam_groups
+    live: list[list[tuple[float, tuple[int, ...]]]] = [
+        [(0.0, ())] for _ in range(settings.beam_groups)
+    ]
+    finished: list[list[Hypothesis]] = [[] for _ in live]
+    for length in range(1, limit + 1):
+        chosen: Counter[int] = Counter()
+        for group, hypotheses in enumerate(live):
+            extended = []
+            for log_prob, tokens in hypotheses:
+                log_probs = toy_log_probs(source, (BOS, *tokens), toy)
+                for symbol in ALLOWED_SYMBOLS:
+                    rank = (
+                        log_prob + log_probs[symbol] - settings.diversity_penalty * chosen[symbol]
+                    )
+                    extended.append((rank, log_prob + log_probs[symbol], (*tokens, symbol)))
+            extended.sort(reverse=True)
+            for _, _, tokens in extended[:group_size]:
+                if tokens[-1] == EOS:
+                    finished[group].append(score_by_formula(tokens, source, settings, toy))
+            going_on = [(log_prob, tokens) for _, log_prob, tokens in extended if tokens[-1] != EOS]
+            going_on = going_on[:group_size]
+            chosen.update(tokens[-1] for _, tokens in going_on)
+            best = sorted(finished[group], key=lambda h: -h.score)[:group_size]
+            if len(best) == group_size and length < limit:
+                last = limit if settings.stop is Stop.exact else length + 1
+                going_on = [
+                    (log_prob, tokens)
+                    for log_prob, tokens in going_on
+                    if any(
+                        normalized(log_prob, n, settings) > best[-1].score
+                        for n in range(length + 1, last + 1)
+                    )
+                ]
+            live[group] = going_on
+    results: dict[tuple[int, ...], Hypothesis] = {}
+    for group, hypotheses in enumerate(live):
+        unfinished = [score_by_formula(tokens, source, settings, toy) for _, tokens in hypotheses]
+        of_group = sorted(finished[group] + unfinished, key=lambda h: (not h.finished, -h.score))
+        results.update((tuple(h.tokens), h) for h in of_group[:group_size])
+    return sorted(results.values(), key=lambda h: (not h.finished, -h.score))
+
+
+@pytest.mark.parametrize("toy", TOY_SETTINGS)
+def test_diverse_beam_search_equals_the_formula_of_the_paper(toy: ToySettings) -> None:
+    source = toy_source(4, 2, 6, 3)
+    plain = find(ToyStepper(toy), source, config(6, b=6))
+    num_changed = 0
+    for beam_size, num_groups in ((2, 2), (6, 3), (6, 2), (4, 4)):
+        for penalty, stop in ((0.0, Stop.exact), (0.5, Stop.first), (2.0, Stop.exact)):
+            changes = {"beam_groups": num_groups, "diversity_penalty": penalty, "stop": stop}
+            settings = config(beam_size, b=6, **changes)
+            results = find(ToyStepper(toy), source, settings)
+            for row, hypotheses in enumerate(results):
+                expected = diverse_by_lists(source_ids(source, row), 6, settings, toy)
+                assert_same(hypotheses, expected, case=changes)
+                if beam_size == 6:
+                    num_changed += {tuple(h.tokens) for h in hypotheses} != {
+                        tuple(h.tokens) for h in plain[row]
+                    }
+            best = find(ToyStepper(toy), source, settings, n_best=beam_size)
+            assert [h[0].tokens for h in best] == [h[0].tokens for h in results]
+    assert num_changed > 6
+
+
+def test_a_sentence_is_encoded_once_for_all_groups() -> None:
+    class CountingStepper(ToyStepper):
+        num_encoded = 0
+
+        def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> Any:
+            self.num_encoded += len(src)
+            return super().start(src, src_lengths, attention=attention)
+
+    stepper = CountingStepper()
+    find(stepper, toy_source(4, 2), config(4, beam_groups=4))
+    assert stepper.num_encoded == 2
+
+
+def test_wrong_groups_are_refused() -> None:
+    for changes, message in (
+        ({"beam_groups": 3}, "beam_groups=3: must divide beam_size=4"),
+        ({"beam_groups": 2, "sampling": True}, "beam_groups=2: does not work with sampling"),
+        ({"beam_groups": 2, "glossary": ["a\tb"]}, "beam_groups=2: does not work with .*glossary"),
+        ({"diversity_penalty": 1.0}, "diversity_penalty=1.0: needs beam_groups=2"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            SearchConfig(**changes)
+
+
 # --- every control in every kind of call
 
 CONTROLS: dict[str, dict[str, Any]] = {
     "suppress": {"suppress": PIECES},
     "allow_source_repeats": {"allow_source_repeats": True, "no_repeat_ngram": 1},
+    "beam_groups": {"beam_groups": 2},
 }
 SHORT = {"max_length_a": 0.0, "max_length_b": LIMIT}
 
@@ -233,7 +340,7 @@ def test_sentences_that_join_have_the_translations_of_a_batch(
 
 def settings_forbid_joining(settings: SearchConfig) -> list[bool]:
     """Return which settings of the controls need the number of a sentence or its first step."""
-    return [settings.allow_source_repeats]
+    return [settings.allow_source_repeats, settings.beam_groups > 1]
 
 
 @pytest.mark.slow
@@ -250,6 +357,10 @@ def test_an_ensemble_of_a_model_and_itself_translates_like_the_model(
 def test_samples_obey_a_control_or_it_is_refused(folder: Path, control: dict[str, Any]) -> None:
     translator = Translator.load(folder, device="cpu", backend="native")
     settings = control | {"sampling": True, "beam_size": 3}
+    if "beam_groups" in control:
+        with pytest.raises(ConfigError, match=r"^beam_groups=2: .* sampling"):
+            translator.translate(LINES, **settings)
+        return
     if "suppress" in control:
         for samples in translator.n_best(LINES[:12], **settings):
             tokens = {token for sample in samples for token in sample.tokens}

@@ -54,6 +54,18 @@ class SearchConfig(Settings):
     coverage_penalty: float = option(
         0.0, "beta of the coverage penalty of Wu et al. (2016); 0 disables", low=0, high=100
     )
+    beam_groups: int = option(
+        1,
+        "diverse beam search: groups into which the beam is divided; 1: usual beam search",
+        low=1,
+        high=10_000,
+    )
+    diversity_penalty: float = option(
+        0.5,
+        "diverse beam search: nats subtracted for each time that earlier groups chose a token",
+        low=0,
+        high=1000,
+    )
     stop: Stop = option(
         Stop.first,
         "beam search: drop hypotheses that cannot win with one more token (first) or at any length "
@@ -131,6 +143,14 @@ class SearchConfig(Settings):
         if self.glossary:
             is_beam_search = self.beam_size > 1 and not self.sampling
             self.require(is_beam_search, "glossary", "needs beam_size=2 or more and no sampling")
+        if self.beam_groups > 1:
+            is_possible = not self.sampling and not self.glossary
+            self.require(is_possible, "beam_groups", "does not work with sampling or a glossary")
+            rule = f"must divide beam_size={self.beam_size}"
+            self.require(self.beam_size % self.beam_groups == 0, "beam_groups", rule)
+        else:
+            is_default = self.diversity_penalty == SearchConfig.diversity_penalty
+            self.require(is_default, "diversity_penalty", "needs beam_groups=2 or more")
         if not self.sampling:
             rule = "only works with sampling=true"
             self.require(self.temperature == 1, "temperature", rule)
@@ -199,6 +219,8 @@ class SearchOverrides(ScoringOverrides):
     """All settings of search except `alignment`, which only some output formats support."""
 
     beam_size: int | None = override("beam_size")
+    beam_groups: int | None = override("beam_groups")
+    diversity_penalty: float | None = override("diversity_penalty")
     stop: Stop | None = override("stop")
     max_length_a: float | None = override("max_length_a")
     max_length_b: int | None = override("max_length_b")
@@ -226,6 +248,8 @@ class SearchOptions(TypedDict, total=False):
     """
 
     beam_size: int | None
+    beam_groups: int | None
+    diversity_penalty: float | None
     length_penalty: float | None
     normalization: str | None
     word_reward: float | None

@@ -22,6 +22,7 @@ _OTHER_KEYS = {
     "activation_dropout": "relu_dropout",
     "api_keys": "api_key_file",
     "attention_dropout": "attn_dropout attention_probs_dropout_prob",
+    "beam_groups": "num_beam_groups diverse_beam_groups",
     "beam_size": "beam num_beams beam_width beams",
     "checkpoints": "inputs",
     "best_metric": "metric_for_best_model best_checkpoint_metric",
@@ -35,6 +36,7 @@ _OTHER_KEYS = {
     "data_dir": "data_path dataset_dir destdir save_data prepared_data",
     "decoder_d_ff": "decoder_ffn_dim decoder_ffn_embed_dim",
     "devices": "gpus num_gpus n_gpus ngpus n_gpu world_size nproc_per_node num_devices",
+    "diversity_penalty": "diverse_beam_strength",
     "dtype": "precision compute_type",
     "experiment": "config config_name recipe",  # a YAML file of settings in a config group
     "format": "output_format",

@@ -32,12 +32,20 @@ class BeamSearch:
     become a result.
     """
 
-    def __init__(self, stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers) -> None:
-        self._state = SearchState(stepper, request, tokenizer)
+    def __init__(
+        self,
+        stepper: Stepper,
+        request: SearchRequest,
+        tokenizer: Tokenizers,
+        *,
+        num_copies: int = 1,
+    ) -> None:
+        """With `num_copies`, each sentence is searched as several sentences, numbered in a row."""
+        self._state = SearchState(stepper, request, tokenizer, num_copies=num_copies)
         self._num_sentences = 0  # all that were ever added
         self._results: dict[int, ResultList] = {}  # by number of the sentence
         self._live_sentences: set[int] = set()
-        self._add_sentences(len(request.sources))
+        self._add_sentences(len(request.sources) * num_copies)
 
     @property
     def num_live(self) -> int:
@@ -101,12 +109,8 @@ class BeamSearch:
 
         At most K candidates are finished, so 2 K always include K that may stay.
         """
-        beam = self._state.beam
         beam_size = self._state.request.config.beam_size
-        sentences, indices = torch.unique_consecutive(beam.sentences, return_inverse=True)
-        grid = BeamGrid(indices, len(sentences), log_probs.device)
-        best = best_candidates(beam.total_log_probs, log_probs, grid, 2 * beam_size)
-        candidates = Candidates(*fetch(*best))
+        candidates = Candidates(*fetch(*self._rank(log_probs)))
         is_eos = candidates.tokens == self._state.tokenizer.tgt.eos_id
         is_possible = candidates.sums > NEG_INF
         is_live = ~is_eos & is_possible
@@ -114,6 +118,14 @@ class BeamSearch:
         is_finished = is_eos & is_possible
         is_finished[:, beam_size:] = False
         return candidates, is_finished, is_live
+
+    def _rank(self, log_probs: Tensor) -> Candidates:
+        """Return the 2 K best candidates of each sentence, (B, 2K), on the device."""
+        beam = self._state.beam
+        sentences, indices = torch.unique_consecutive(beam.sentences, return_inverse=True)
+        grid = BeamGrid(indices, len(sentences), log_probs.device)
+        beam_size = self._state.request.config.beam_size
+        return best_candidates(beam.total_log_probs, log_probs, grid, 2 * beam_size)
 
     def _entry_threshold(self, sentences: Tensor, lengths: Tensor) -> Tensor:
         """Return the log-probability (B, 1) that a complete hypothesis needs to enter the results.

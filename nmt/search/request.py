@@ -138,6 +138,8 @@ class SearchRequest:
     def can_join(self, tokenizer: Tokenizers) -> bool:
         """Return whether `BeamSearch.join` can add sentences to the search of this request."""
         config = self.config
-        if config.beam_size == 1 or config.sampling or config.needs_attention or config.glossary:
+        if config.beam_size == 1 or config.sampling or config.needs_attention:
+            return False
+        if config.glossary or config.beam_groups > 1:
             return False
         return all(constraint.can_join for constraint in self.all_constraints(tokenizer))

@@ -17,6 +17,7 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.model.fast.top import most_likely_tokens
 from nmt.model.fast.transfer import fetch
 from nmt.search.beam import BeamSearch
+from nmt.search.diverse import DiverseSearch
 from nmt.search.glossary import word_starts
 from nmt.search.hypotheses import Hypothesis, check_finite
 from nmt.search.request import SearchRequest
@@ -44,19 +45,27 @@ def search(
         return _sample(stepper, request, tokenizer)
     if request.config.beam_size == 1:
         return _extend_one_by_one(SearchState(stepper, request, tokenizer), None)
+    beam_search = _start_beam_search(stepper, request, tokenizer)
+    while beam_search.num_live:
+        beam_search.step()
+    return [beam_search.result(i) for i in range(len(request.sources))]
+
+
+def _start_beam_search(
+    stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
+) -> BeamSearch:
+    """Return the kind of beam search that the settings choose, before its first step."""
     if request.config.glossary:
-        beam_search: BeamSearch = TermSearch(
+        return TermSearch(
             stepper,
             request,
             tokenizer,
             terms=find_terms(request, tokenizer),
             starts_word=word_starts(tokenizer.tgt),
         )
-    else:
-        beam_search = BeamSearch(stepper, request, tokenizer)
-    while beam_search.num_live:
-        beam_search.step()
-    return [beam_search.result(i) for i in range(len(request.sources))]
+    if request.config.beam_groups > 1:
+        return DiverseSearch(stepper, request, tokenizer)
+    return BeamSearch(stepper, request, tokenizer)
 
 
 def _sample(

@@ -30,7 +30,7 @@ _NUM_GROUPS = 256  # groups into which `_find_highest` divides the values
 
 def can_search_single(request: SearchRequest, device: torch.device) -> bool:
     """Return whether `search_single` supports a request: one sentence, few hypotheses, and no
-    sampling, attention, forced prefix or constraint.
+    sampling, groups, attention, forced prefix or constraint.
     """
     config = request.config
     return (
@@ -40,6 +40,7 @@ def can_search_single(request: SearchRequest, device: torch.device) -> bool:
         and not config.sampling
         and not config.needs_attention
         and not config.has_constraints
+        and config.beam_groups == 1
         and not any(request.prefixes)
         and not request.constraints
     )

@@ -26,20 +26,34 @@ class SearchState:
     number of columns; the tokens of a sentence that joined late begin at `first_columns` (B,).
     """
 
-    def __init__(self, stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers) -> None:
-        self.request = request
-        self.tokenizer = tokenizer
+    def __init__(
+        self,
+        stepper: Stepper,
+        request: SearchRequest,
+        tokenizer: Tokenizers,
+        *,
+        num_copies: int = 1,
+    ) -> None:
+        """With `num_copies`, each sentence becomes several sentences, which are encoded once."""
         src, src_lengths = pad_source(request.sources, tokenizer)  # (B, S), (B,)
         needs_attention = request.config.needs_attention
+        model_state = stepper.start(src, src_lengths, attention=needs_attention)
+        if num_copies > 1:
+            rows = torch.arange(len(src)).repeat_interleave(num_copies)
+            model_state = stepper.reorder(model_state, rows)
+            request = request.select(rows.tolist())
+            src_lengths = src_lengths[rows]
+        self.request = request
+        self.tokenizer = tokenizer
         self.limits = torch.tensor(request.length_limits())  # (B,), tokens, EOS included
         self.first_columns = torch.zeros_like(self.limits)  # (B,)
         self.beam = Beam.start(
-            len(src), stepper.device, source_length=src.size(1) if needs_attention else None
+            len(src_lengths), stepper.device, source_length=src.size(1) if needs_attention else None
         )
         self._stepper = stepper
         self._constraints = request.all_constraints(tokenizer)
         self._num_words = src_lengths - 1  # (B,), source tokens without EOS
-        self._model_state = stepper.start(src, src_lengths, attention=needs_attention)
+        self._model_state = model_state
 
     def next_log_probs(self) -> Tensor:
         """Return the log-probabilities (R, V) of the next tokens, after applying the constraints.

@@ -44,6 +44,8 @@ class _NumberRange(NamedTuple):
 
 # Within the ranges of `SearchConfig`, and often narrower, so that a request has a bounded cost.
 _SEARCH_RANGES = {
+    "beam_groups": _NumberRange(int, 1, 1000),
+    "diversity_penalty": _NumberRange(float, 0, 1000),
     "length_penalty": _NumberRange(float, -10, 10),
     "word_reward": _NumberRange(float, -100, 100),
     "coverage_penalty": _NumberRange(float, 0, 100),

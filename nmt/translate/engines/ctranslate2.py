@@ -216,6 +216,8 @@ def check_search(config: SearchConfig, *, scoring: bool = False) -> None:
     for name in ("min_p", "epsilon"):
         if getattr(config, name):
             raise _unsupported(name, getattr(config, name))
+    if config.beam_groups > 1:
+        raise _unsupported("beam_groups", config.beam_groups)
     if config.allow_source_repeats:
         raise _unsupported("allow_source_repeats", "true")
     if config.glossary:

@@ -1,0 +1,127 @@
+"""Diverse beam search (Vijayakumar et al., 2018): groups of hypotheses with different tokens."""
+
+# B pairs of a sentence and a group, N sentences, K beam size of a group, V vocab
+# R live hypotheses, sorted by sentence and group
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nmt.config import SearchConfig
+from nmt.data.tokenizer import Tokenizers
+from nmt.model.fast.cache import BeamGrid
+from nmt.model.fast.top import NEG_INF, Candidates, best_candidates
+from nmt.model.fast.transfer import send
+from nmt.search.beam import BeamSearch
+from nmt.search.hypotheses import Hypothesis
+from nmt.search.request import SearchRequest
+from nmt.search.stepper import Stepper
+
+
+class DiverseSearch(BeamSearch):
+    """A beam search in groups, which choose their tokens one after the other in each step.
+
+    A group ranks a continuation by its log-probability minus `diversity_penalty` times the number
+    of hypotheses of earlier groups that go on with the same token in this step (Hamming diversity).
+    The penalty changes neither sums nor scores.
+
+    To `BeamSearch`, group g of sentence i is a sentence of its own, with the number
+    i * beam_groups + g.
+    """
+
+    def __init__(self, stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers) -> None:
+        config = request.config
+        self._num_groups = config.beam_groups
+        self._penalty = config.diversity_penalty
+        self._max_results = request.num_results
+        group_config = replace(
+            config,
+            beam_size=config.beam_size // config.beam_groups,
+            beam_groups=1,
+            diversity_penalty=SearchConfig.diversity_penalty,
+        )
+        group_request = replace(request, config=group_config)
+        super().__init__(stepper, group_request, tokenizer, num_copies=self._num_groups)
+
+    def result(self, sentence: int) -> list[Hypothesis]:
+        """See `BeamSearch.result`; the best hypotheses of all groups, each once."""
+        hypotheses: dict[tuple[int, ...], Hypothesis] = {}
+        first = sentence * self._num_groups
+        for number in range(first, first + self._num_groups):
+            for hypothesis in super().result(number):
+                hypotheses.setdefault(tuple(hypothesis.tokens), hypothesis)
+        ranking = sorted(hypotheses.values(), key=lambda h: (h.finished, h.score), reverse=True)
+        return ranking[: self._max_results]
+
+    def _rank(self, log_probs: Tensor) -> Candidates:
+        """See `BeamSearch._rank`; ranks the groups in order, with a penalty for chosen tokens."""
+        beam = self._state.beam
+        device = log_probs.device
+        numbers, indices = torch.unique_consecutive(beam.sentences, return_inverse=True)  # (B,)
+        sentences = numbers // self._num_groups  # (B,)
+        _, sentence_indices = torch.unique_consecutive(sentences, return_inverse=True)  # (B,)
+        shape = (len(numbers), 2 * self._state.request.config.beam_size)
+        candidates = Candidates(
+            sums=torch.full(shape, NEG_INF, device=device),
+            rows=torch.zeros(shape, dtype=torch.long, device=device),
+            tokens=torch.zeros(shape, dtype=torch.long, device=device),
+            log_probs=torch.zeros(shape, device=device),
+        )
+        num_sentences = int(sentence_indices[-1]) + 1
+        times_chosen = torch.zeros(num_sentences, log_probs.size(1), device=device)  # (N, V)
+        for group in range(self._num_groups):
+            members = (numbers % self._num_groups == group).nonzero().squeeze(1)
+            if not len(members):
+                continue
+            rows = (beam.sentences % self._num_groups == group).nonzero().squeeze(1)
+            _, member_indices = torch.unique_consecutive(indices[rows], return_inverse=True)
+            grid = BeamGrid(member_indices, len(members), device)
+            sentences_of_rows = send(sentence_indices[indices[rows]], device)
+            best = self._rank_group(
+                log_probs, send(rows, device), self._penalty * times_chosen[sentences_of_rows], grid
+            )
+            index = send(members, device)
+            width = best.sums.size(1)
+            for values, group_values in zip(candidates, best, strict=True):
+                values[index, :width] = group_values
+            self._count_chosen(times_chosen, send(sentence_indices[members], device), best)
+        return candidates
+
+    def _rank_group(
+        self, log_probs: Tensor, rows: Tensor, penalties: Tensor, grid: BeamGrid
+    ) -> Candidates:
+        """Return the 2 K best candidates of a group, for each of its sentences.
+
+        `rows` are the rows of the group in `log_probs` (R, V), and `penalties` (len(rows), V) are
+        subtracted for the ranking only.
+        """
+        totals = self._state.beam.total_log_probs
+        beam_size = self._state.request.config.beam_size
+        best = best_candidates(totals[rows], log_probs[rows] - penalties, grid, 2 * beam_size)
+        tokens = best.tokens.clamp(
+            max=log_probs.size(1) - 1
+        )  # fillers may be beyond the vocabulary
+        candidate_rows = rows[best.rows]
+        token_log_probs = log_probs[candidate_rows, tokens]
+        sums = totals[candidate_rows] + token_log_probs
+        return Candidates(
+            sums=sums.masked_fill(best.sums == NEG_INF, NEG_INF),
+            rows=candidate_rows,
+            tokens=tokens,
+            log_probs=token_log_probs,
+        )
+
+    def _count_chosen(self, times_chosen: Tensor, sentences: Tensor, best: Candidates) -> None:
+        """Add the tokens with which the hypotheses of a group go on to `times_chosen` (N, V).
+
+        `sentences` are the rows of `times_chosen` for the candidates of the group.
+        """
+        goes_on = best.tokens != self._state.tokenizer.tgt.eos_id
+        goes_on &= goes_on.cumsum(dim=1) <= self._state.request.config.beam_size
+        goes_on &= best.sums > NEG_INF
+        rows = sentences.unsqueeze(1).expand_as(best.tokens)[goes_on]
+        ones = torch.ones(len(rows), device=times_chosen.device)
+        times_chosen.index_put_((rows, best.tokens[goes_on]), ones, accumulate=True)
