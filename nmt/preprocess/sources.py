@@ -152,11 +152,11 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
         spool_prefix = f"{split}-{corpus.corpus}" if corpus.corpus else split
         if corpus.split.dataset is not None:
             sides = ("src", "tgt", "alignment")[: len(fields)]
-            paths = tuple(spool_dir / f"{spool_prefix}.{side}" for side in sides)
-            _spool_blocks(paths, read_dataset(corpus.split, fields, DATASET_SPLITS[split]))
+            spooled = tuple(spool_dir / f"{spool_prefix}.{side}" for side in sides)
+            _spool_blocks(spooled, read_dataset(corpus.split, fields, DATASET_SPLITS[split]))
             name = describe_dataset(corpus.split)
-            source = replace(template, paths=paths, names=(name,) * len(paths))
-            sources.append(replace(source, has_alignment_file=len(paths) == 3))
+            source = replace(template, paths=spooled, names=(name,) * len(spooled))
+            sources.append(replace(source, has_alignment_file=len(spooled) == 3))
         else:
             max_bytes = int(config.data.max_stream_gb * 1e9)
             sources += _find_files(corpus, template, spool_dir / spool_prefix, max_bytes)
