@@ -48,16 +48,19 @@ class ModelInfo:
     src_lang: str
     tgt_lang: str
     tokenizer_sha256: str
-    updates: int  # training updates; for an average, the updates of its newest checkpoint
+    updates: int  # number of training updates; of an average, those of its newest checkpoint
     src_vocab_size: int | None = None  # if the source has its own vocabulary
-    directions: list[LanguagePair] = field(default_factory=list)  # of a model with language tags
+    directions: list[LanguagePair] = field(default_factory=list)  # if it has language tags
 
     def __post_init__(self) -> None:
-        for key in ("vocab_size", "src_vocab_size"):
-            size = getattr(self, key)
-            is_valid = size is None or 0 < size < 1 << 24
-            require_valid(is_valid, key, size, "must be from 1 to 16,777,215")
+        self._check_size("vocab_size", self.vocab_size)
+        if self.src_vocab_size is not None:
+            self._check_size("src_vocab_size", self.src_vocab_size)
         require_valid(self.updates >= 0, "updates", self.updates, "must not be negative")
+
+    @staticmethod
+    def _check_size(key: str, size: int) -> None:
+        require_valid(0 < size < 1 << 24, key, size, "must be from 1 to 16,777,215")
 
     def content(self) -> dict[str, Any]:
         """Convert to plain values for JSON. Leaves out optional fields that are not set."""
@@ -126,7 +129,7 @@ def _check_is_model(folder: Path) -> None:
 
 
 def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
-    """Read `nmt.json` of an exported folder, which must exist."""
+    """Read `nmt.json`, which an exported folder has."""
     path = folder / EXPORT_INFO
     verify_signature(folder)
     verify_checksums(folder)
@@ -154,7 +157,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     weights = load_tensors(path)
     for name, tensor in weights.items():
         if not torch.isfinite(tensor.sum(dtype=torch.float64)):
-            raise ModelError(f"{path}: {name} holds numbers that are not finite; use another")
+            raise ModelError(f"{path}: {name} holds numbers that are not finite; use another model")
         # safetensors maps the file to memory: without a copy, a later change of the file would
         # change the weights, or crash this process
         weights[name] = tensor.clone()
@@ -179,7 +182,10 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_model_tokenizers(folder: Path, info: ModelInfo) -> Tokenizers:
-    """Read the tokenizers of source and target; raise `ModelError` if they do not fit."""
+    """Read the tokenizers of source and target.
+
+    Raises `ModelError` if their checksum differs from the one in `info`.
+    """
     return load_tokenizers(folder, info.tokenizer_sha256, target_tags(info.directions))
 
 
@@ -189,7 +195,7 @@ def build_model(
     """Build the accelerated Transformer of `info` with `weights`.
 
     Raises `ModelError` if the names or shapes of the weights do not match. If `weights` is None,
-    the parameters stay uninitialized, and the system gives them no memory until they are written.
+    the parameters stay uninitialized and take no physical memory until they are written.
     """
     use_one_thread_after_fork()
     with _SkipInitialization():
@@ -227,9 +233,9 @@ def find_model(folder: Path) -> Path:
         return folder.resolve()
     models = _find_run_models(folder)
     if not models:
-        _check_is_model(folder)  # raises, since there is no config.json
+        _check_is_model(folder)  # raises the error that fits, since there is no config.json
     if "average" not in models or "checkpoints/latest" not in models:
-        return next(iter(models.values()))
+        return next(iter(models.values()))  # the average, else the latest, else the best
     average = models["average"]
     latest = models["checkpoints/latest"]
     has_more_updates = _read_num_updates(latest) > _read_num_updates(average)
@@ -248,7 +254,7 @@ def describe_other_models(folder: Path, used_model: Path) -> str:
     for name, path in _find_run_models(folder).items():
         if path != used_model:
             descriptions.append(f"{name} ({_read_num_updates(path)} updates)")
-    return f"; not taken: {', '.join(descriptions)}" if descriptions else ""
+    return f"; not used: {', '.join(descriptions)}" if descriptions else ""
 
 
 def _find_run_models(run_dir: Path) -> dict[str, Path]:
@@ -265,6 +271,7 @@ def _read_num_updates(folder: Path) -> int:
 
 
 def _write_time(folder: Path) -> int:
+    """Return when the config of a model was written, in nanoseconds."""
     return (folder / CONFIG).stat().st_mtime_ns
 
 
@@ -274,7 +281,7 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     for folder in (run_dir / "checkpoints").glob("step-*"):
         if _CHECKPOINT_NAME.fullmatch(folder.name) and (folder / CONFIG).exists():
             checkpoints.append(folder)
-    return sorted(checkpoints)
+    return sorted(checkpoints, key=parse_checkpoint_update)
 
 
 def checkpoint_dir(run_dir: Path, update: int) -> Path:

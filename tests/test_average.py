@@ -113,7 +113,7 @@ def test_a_run_stands_for_the_newest_of_its_models(tokenizer: Tokenizer, tmp_pat
     assert find_model(tmp_path) == (tmp_path / "average").resolve()
     assert describe_other_models(tmp_path, (tmp_path / "average").resolve()) == ""  # as expected
     description = describe_other_models(tmp_path, newest.resolve())
-    assert description == "; not taken: average (4 updates), checkpoints/best (3 updates)"
+    assert description == "; not used: average (4 updates), checkpoints/best (3 updates)"
     assert describe_other_models(newest, newest) == ""
     with pytest.raises(ModelError, match=r"no config\.json"):
         find_model(tmp_path / "checkpoints")

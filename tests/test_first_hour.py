@@ -352,7 +352,7 @@ def test_an_average_replaces_nothing_that_was_not_named(
     Path("in").write_text("red\n", encoding="utf-8")
     assert command("translate", "input=in") == 0
     assert re.search(
-        r"step-00000012, 12 .*; not taken: average \(8 updates\)", capfd.readouterr().err
+        r"step-00000012, 12 .*; not used: average \(8 updates\)", capfd.readouterr().err
     )
     assert command("average", "best=1") == 0  # now the average is newer
     assert find_model(Path("runs/default")) == average.resolve()

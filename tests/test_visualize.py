@@ -395,7 +395,10 @@ def test_without_arguments_the_command_lists_all_pictures_and_refuses_wrong_outp
         (["what=mask", "output=mask.gif"], "a picture is a .png, .svg or .pdf file"),
         (["what=report", "output=report.png"], "what=report is written as .html"),
         (["what=run", "run_dir=nowhere"], "has no metrics yet"),
-        (["what=upload", "run_dir=nowhere"], "name one or more, such as tracker=[wandb,mlflow]"),
+        (
+            ["what=upload", "run_dir=nowhere"],
+            "name one or more trackers, such as tracker=[wandb,mlflow]",
+        ),
     ):
         assert command("visualize", arguments) == EXIT_USER, arguments
         assert message in capsys.readouterr().err, arguments

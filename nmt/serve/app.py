@@ -57,7 +57,7 @@ async def metrics(request: Request) -> Response:
     service = get_service(request)
     if not service.config.metrics:
         raise HttpError(404, "metrics are turned off")
-    keys = service.metrics_keys
+    keys = service.metrics_token
     token = get_bearer_token(request)
     if keys is not None and keys.find(get_client_name(request), token) is None:
         raise HttpError(401, "send the server's token: Authorization: Bearer TOKEN")

@@ -32,10 +32,10 @@ from nmt.serve.texts import SourceText, group_texts
 from nmt.serve.worker_process import set_parent_death_signal
 from nmt.translate.results import LineResult
 
-_MAX_FILES = 32  # that are translated at a time
+_MAX_FILES = 32  # files in translation at the same time
 _MAX_FILES_PER_CLIENT = 8
-_MAX_READERS = 4  # files that are read at a time, each of another client
-_SAMPLE_CHARACTERS = 4000  # of a file, to detect its language
+_MAX_READS = 4  # files that are read at the same time; a client reads one
+_SAMPLE_CHARACTERS = 4000  # beginning of a file from which its language is detected
 FORK_CONTEXT: Any = multiprocessing.get_context(
     "spawn" if sys.platform == "win32" else "forkserver"
 )
@@ -114,7 +114,7 @@ class FileProcesses:
         self._timeout_seconds = timeout_seconds
         self._threads = ThreadPoolExecutor(_MAX_FILES, thread_name_prefix="file")
         self._num_files: Counter[str] = Counter()  # by client
-        self._readers = asyncio.Semaphore(_MAX_READERS)
+        self._read_slots = asyncio.Semaphore(_MAX_READS)
         self._client_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @contextlib.asynccontextmanager
@@ -125,8 +125,8 @@ class FileProcesses:
         num_files = self._num_files[client]
         if num_files >= _MAX_FILES_PER_CLIENT or self._num_files.total() >= _MAX_FILES:
             raise TooManyRequestsError("too many files at a time", retry_seconds=10)
-        self._num_files[client] += 1
         file = OpenFile(_FileReader(name, content, options), self._threads, self._timeout_seconds)
+        self._num_files[client] += 1
         try:
             await file.start()
             yield file
@@ -138,7 +138,7 @@ class FileProcesses:
     async def reading(self, client: str) -> AsyncIterator[None]:
         """Wait until no other file of the client is being read, and at most 3 of other clients."""
         lock = self._client_locks.setdefault(client, asyncio.Lock())
-        async with lock, self._readers:
+        async with lock, self._read_slots:
             yield
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The state of the server that its routes share, and reloading of the models."""
+"""The state that all routes of the server share, and the reloading of models."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from nmt.serve.worker_pool import count_workers
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_MAX_DOWNLOADS = 64  # translated files of the largest size that are kept for download
 
 
 class Service:
-    """The state of a server."""
+    """The state that all routes share: models, glossaries, queues, limits and metrics."""
 
     def __init__(self, config: ServeConfig, models: Models) -> None:
         self.config = config
@@ -38,7 +39,7 @@ class Service:
         self.metrics = Metrics()
         backends = [direction.translator.backend for direction in models.directions.values()]
         num_workers = max(backend.num_workers for backend in backends)
-        max_rounds = count_workers(config) or torch.get_num_threads()
+        max_rounds = count_workers(config) or torch.get_num_threads()  # threads without workers
         self.scheduler = Scheduler(
             config.max_queue,
             self.metrics,
@@ -47,12 +48,12 @@ class Service:
         )
         self.text_translator = TextTranslator(config, self.scheduler, self.metrics)
         self.admission = Admission(config)
-        self.metrics_keys = read_metrics_token(config.metrics_token)
+        self.metrics_token = read_metrics_token(config.metrics_token)
         self.body_limits = BodyLimits(config.body_timeout_seconds)
-        self.downloads = Downloads(config.file_minutes * 60, 64 * config.max_file_bytes)
+        self.downloads = Downloads(config.file_minutes * 60, _MAX_DOWNLOADS * config.max_file_bytes)
         self.files = FileProcesses(config.timeout_seconds)
         self.progress: dict[str, tuple[int, int]] = {}
-        """Finished and all sentences of each file that is being translated, by request id."""
+        """By request id: the numbers of finished and of all sentences of a file in translation."""
         self.reload_failed = False  # whether the latest reload failed; older models are served then
         self._reload_lock = asyncio.Lock()
         self._add_metrics()
@@ -65,20 +66,23 @@ class Service:
         )
         self.metrics.add_counter(
             "nmt_worker_deaths_total",
-            "Worker processes of these models that died.",
+            "Worker processes that died since the models were loaded.",
             lambda: self.models.pool.num_deaths if self.models.pool else 0,
         )
         self.metrics.add_gauge(
-            "nmt_held_bytes", "Bodies held.", lambda: self.body_limits.held_bytes
+            "nmt_held_bytes",
+            "Bytes of request bodies in memory.",
+            lambda: self.body_limits.held_bytes,
         )
 
     async def reload(self) -> None:
         """Load all models and glossaries again, or keep the current ones if loading fails.
 
-        Requests that were accepted before the reload are answered with the old models.
+        Requests that were accepted before the reload are answered with the old models. Their worker
+        processes end when the last of these requests has been answered.
         """
         try:
-            async with self._reload_lock:  # if signals follow each other, the last reload counts
+            async with self._reload_lock:  # one reload at a time
                 glossaries = await asyncio.to_thread(load_glossaries, self.config.glossaries)
                 self.models = await asyncio.to_thread(Models.load, self.config)
                 self.glossaries = glossaries

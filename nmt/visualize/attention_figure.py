@@ -26,9 +26,13 @@ if TYPE_CHECKING:  # pages use this module without matplotlib
 
 log = logging.getLogger(__name__)
 _MAX_LABELED_PANELS = 6  # if there are more, only those at the left and the bottom have labels
-_MAX_CELL = 0.24  # inches of a weight
-_MAX_INCHES = 60.0  # of the weights of all panels next to or below each other
-_AXES = {  # sides of rows and columns, title
+_MAX_CELL_INCHES = 0.24  # width and height of a weight
+_MAX_FIGURE_INCHES = 60.0  # largest width and height of all panels together, without labels
+_LABEL_MARGIN_INCHES = 1.6  # for the labels and the title of a panel
+_PLAIN_MARGIN_INCHES = 0.3  # for a panel without labels
+_MIN_PANEL_INCHES = 1.2
+_LABEL_POINTS_PER_INCH = 60  # size of a label in a cell of one inch, which has 72 points
+_SIDES_AND_TITLES = {  # tokens of the rows, tokens of the columns, title
     AttentionKind.cross: ("predicted", "src", "Attention of the target to the source"),
     AttentionKind.encoder: ("src", "src", "Attention, source to source"),
     AttentionKind.decoder: ("tgt", "tgt", "Attention, target to target"),
@@ -36,31 +40,31 @@ _AXES = {  # sides of rows and columns, title
 
 
 def load_translator(config: VisualizeConfig) -> Translator:
-    """Load the model of the settings."""
+    """Load the model `config.model_dir`, and set the number of threads of this process."""
     set_num_threads(config.num_threads)
     return Translator.load(config.model_dir, device=config.device, backend=Engine.native)
 
 
-def read_sentences(source: str | None, name: str) -> list[str]:
-    """Return the lines of the file `source`, or `source` itself if no file has that name.
+def read_sentences(text_or_path: str | None, name: str) -> list[str]:
+    """Return the lines of a file, or the text itself if no file has that name.
 
     None and `-` read stdin. Raises `DataError` if all lines are empty.
     """
-    if source is None or source == "-":
+    if text_or_path is None or text_or_path == "-":
         if sys.stdin is not None and sys.stdin.isatty():
             log.info("reading %s from the terminal; Ctrl-D ends it", name)
         lines = list(read_input("-"))
-    elif os.path.exists(source):  # False too for a sentence that is too long for a file name
-        lines = list(read_input(source))
+    elif os.path.exists(text_or_path):  # False too for a sentence that is too long for a file name
+        lines = list(read_input(text_or_path))
     else:
-        lines = [source]
+        lines = [text_or_path]
     if not any(line.strip() for line in lines):
         raise DataError(f"{name}: there is no text; give {name}='a sentence', or lines on stdin")
     return lines
 
 
 def compute_attention(config: VisualizeConfig) -> list[PairAttention]:
-    """Return the attention of the pairs of the settings; without `tgt` the model translates."""
+    """Return the attention of `config.src` and `config.tgt`; without `tgt`, of translations."""
     translator = load_translator(config)
     sources = read_sentences(config.src, "src")
     targets = None if config.tgt is None else read_sentences(config.tgt, "tgt")
@@ -68,7 +72,7 @@ def compute_attention(config: VisualizeConfig) -> list[PairAttention]:
 
 
 def draw_attention(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw chosen layers and heads of one kind of attention, of the first pair."""
+    """Draw the attention of the first pair: the kind, layers and heads of the settings."""
     pairs = compute_attention(config)
     if len(pairs) > 1:
         log.info("drawing the first of %d pairs; output=FILE.html shows them all", len(pairs))
@@ -84,30 +88,35 @@ def attention_figure(
 
     Head 0 is the mean of all heads. An empty list chooses all.
     """
-    weights: Tensor = getattr(pair, kind.value)  # (L, H, T or S, S or T)
+    weights: Tensor = getattr(pair, kind.value)  # (L, H, rows, columns)
     layers = layers or list(range(1, len(weights) + 1))
     heads = heads or list(range(1, weights.size(1) + 1))
     if max(layers) > len(weights):
-        raise ConfigError(f"layers={max(layers)}: the model has {len(weights)}")
+        raise ConfigError(f"layers={max(layers)}: the model has {len(weights)} layers")
     if max(heads) > weights.size(1):
-        raise ConfigError(f"heads={max(heads)}: the model has {weights.size(1)}")
+        raise ConfigError(f"heads={max(heads)}: the model has {weights.size(1)} heads")
     pieces = {"src": pair.src, "tgt": pair.tgt, "predicted": pair.predicted}
-    row_side, column_side, title = _AXES[kind]
+    row_side, column_side, title = _SIDES_AND_TITLES[kind]
     replacements = style.add_fonts_for([*pieces[row_side], *pieces[column_side]])
     rows = [piece.translate(replacements) for piece in pieces[row_side]]
     columns = [piece.translate(replacements) for piece in pieces[column_side]]
     are_all_labeled = len(layers) * len(heads) <= _MAX_LABELED_PANELS
     max_cells = max(len(columns) * len(heads), len(rows) * len(layers))
-    cell = min(_MAX_CELL, _MAX_INCHES / max_cells)
-    margin = 1.6 if are_all_labeled else 0.3  # inches for the labels and the title of a panel
-    panel_width = max(cell * len(columns) + margin, 1.2)
-    panel_height = cell * len(rows) + margin
-    figure = style.figure(panel_width * len(heads) + 1.6, panel_height * len(layers) + 1.6)
+    cell_inches = min(_MAX_CELL_INCHES, _MAX_FIGURE_INCHES / max_cells)
+    margin = _LABEL_MARGIN_INCHES if are_all_labeled else _PLAIN_MARGIN_INCHES
+    panel_width = max(cell_inches * len(columns) + margin, _MIN_PANEL_INCHES)
+    panel_height = cell_inches * len(rows) + margin
+    figure = style.figure(
+        panel_width * len(heads) + _LABEL_MARGIN_INCHES,
+        panel_height * len(layers) + _LABEL_MARGIN_INCHES,
+    )
     panels = figure.subplots(len(layers), len(heads), squeeze=False)
-    gray_mask = ~causal_mask(len(rows)) if kind is AttentionKind.decoder else None
+    gray_mask = (
+        ~causal_mask(len(rows)) if kind is AttentionKind.decoder else None
+    )  # may not be seen
     for i, layer in enumerate(layers):
         for j, head in enumerate(heads):
-            layer_weights = weights[layer - 1]  # (H, T or S, S or T)
+            layer_weights = weights[layer - 1]  # (H, rows, columns)
             if head == 0:
                 head_weights = layer_weights.mean(dim=0)
                 head_name = "mean of heads"
@@ -125,6 +134,6 @@ def attention_figure(
                 column_labels=columns if has_column_labels else [],
                 gray_mask=gray_mask,
             )
-            axes.tick_params(labelsize=min(10, 60 * cell))  # points; a cell has 72 per inch
+            axes.tick_params(labelsize=min(10, _LABEL_POINTS_PER_INCH * cell_inches))
     figure.suptitle(f"{title}; a row attends to columns", fontsize=11)
     return figure

@@ -26,17 +26,17 @@ from nmt.visualize.run_table import (
     summarize_run,
 )
 
-if TYPE_CHECKING:  # HTML pages use this module, and need no matplotlib
+if TYPE_CHECKING:  # so that HTML pages can use this module without matplotlib
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from nmt.visualize.style import Style
 
 log = logging.getLogger(__name__)
-_UPLOAD_SECONDS = 3600.0  # limit for all records of a run
-_LINE_LENGTH = 110  # characters that fit in the width of a figure of runs
-_LEGEND_MARGIN = 8  # about the width of a line and of the space around it, in characters
-_LINE_INCHES = 0.22
+_UPLOAD_SECONDS = 3600.0  # time limit to upload one run
+_LINE_CHARACTERS = 110  # fit in the width of a figure
+_LEGEND_ENTRY_CHARACTERS = 8  # width of the sample line of a legend entry and of its margins
+_TEXT_LINE_INCHES = 0.22
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def read_settings(run_dir: Path) -> dict[str, Any]:
     if (run_dir / "config.yaml").exists():
         settings = read_run_config(run_dir)
     if not all(key in settings for key in ("data_dir", "model", "optimizer")):
-        raise DataError(f"{run_dir / 'config.yaml'} is no config of a run of nmt-train")
+        raise DataError(f"{run_dir / 'config.yaml'} is not the config of a run of nmt-train")
     return settings
 
 
@@ -78,8 +78,10 @@ def read_report(data_dir: str) -> dict[str, Any]:
     verify_checksums(path.parent, path.name)
     try:
         return read_json(path)
-    except OSError:
-        raise DataError(f"{path} is no report; give data_dir=FOLDER of nmt-preprocess") from None
+    except FileNotFoundError:
+        raise DataError(
+            f"{path} does not exist; give data_dir=FOLDER that nmt-preprocess wrote"
+        ) from None
 
 
 def without_first_tenth(values: list[float]) -> list[float]:
@@ -88,7 +90,7 @@ def without_first_tenth(values: list[float]) -> list[float]:
 
 
 def draw_run(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw the charts of one run, or of several runs in one color per run.
+    """Draw the charts of one run, or compare several runs, each in a color of its own.
 
     Also prints the table of several runs.
     """
@@ -96,15 +98,16 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     runs = [read_metrics(folder) for folder in folders]
     names = _display_names(folders, style)
     newest_update = max(records[-1]["update"] for records in runs)
-    title = _wrap(f"{names[0]} up to update {newest_update:,}")
-    num_legend_columns = 0
-    num_legend_lines = 0
+    names = [_wrap(name) for name in names]
     if len(runs) > 1:
         print(run_table(map(summarize_run, folders)))
         title = f"{len(runs)} runs up to update {newest_update:,}; dashed: validation"
-        names = [_wrap(name) for name in names]
         num_legend_columns, num_legend_lines = _legend_size(names)
-    figure = style.figure(12, 6.5 + _LINE_INCHES * (num_legend_lines + title.count("\n")))
+    else:
+        title = f"{names[0]} up to update {newest_update:,}"
+        num_legend_columns = 0
+        num_legend_lines = 0
+    figure = style.figure(12, 6.5 + _TEXT_LINE_INCHES * (num_legend_lines + title.count("\n")))
     panels = figure.subplots(2, 3).flat
     for axes, chart in zip(panels, METRIC_CHARTS, strict=True):
         highest = _draw_curves(axes, style, runs, names, chart.labels)
@@ -125,33 +128,34 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
 
 
 def _display_names(folders: list[Path], style: Style) -> list[str]:
-    """Return names of the run folders, which differ, with codes for characters without a font."""
+    """Return distinct names of the run folders; characters that no font has become codes."""
     names = [folder.name for folder in folders]
     if len(set(names)) < len(names):
         names = [os.path.relpath(folder) for folder in folders]
-    replacements = style.add_fonts_for(names)
-    return [name.translate(replacements) for name in names]
+    character_codes = style.add_fonts_for(names)
+    return [name.translate(character_codes) for name in names]
 
 
 def _wrap(text: str) -> str:
     """Break a text into lines that fit in the width of the figure, preferably after commas."""
-    return textwrap.fill(text.replace(",", ", "), _LINE_LENGTH)
+    return textwrap.fill(text.replace(",", ", "), _LINE_CHARACTERS)
 
 
 def _legend_size(names: list[str]) -> tuple[int, int]:
-    """Return the number of columns of a legend of wrapped names, and about its lines of text."""
+    """Return the number of columns of a legend of wrapped names, and its height in text lines."""
     lines = [line for name in names for line in name.splitlines()]
     longest = max(len(line) for line in lines)
-    num_columns = max(1, _LINE_LENGTH // (longest + _LEGEND_MARGIN))
+    num_columns = max(1, _LINE_CHARACTERS // (longest + _LEGEND_ENTRY_CHARACTERS))
     return num_columns, math.ceil(len(lines) / num_columns)
 
 
 def _draw_curves(
     axes: Axes, style: Style, runs: list[Records], names: list[str], labels: dict[str, str]
 ) -> float:
-    """Draw one run in a color per metric, or several runs in a color per run.
+    """Draw the metrics `labels`: their keys in metrics.jsonl and the labels of their curves.
 
-    Returns the highest settled value.
+    One run has a color per metric, several runs have a color per run. Returns the highest value
+    without the first tenth of each curve.
     """
     is_comparison = len(runs) > 1
     highest = 0.0
@@ -188,7 +192,8 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
         language = report[f"{side}_lang"]
         label = f"{language}: median {lengths['median']}, 99 % up to {lengths['p99']}"
         length_axes.stairs(lengths["bars"], edges, color=style.colors[i], label=label, linewidth=2)
-    length_axes.set(title="Length of the training sentences", xlabel="tokens, EOS included", ylim=0)
+    length_axes.set(title="Length of the training sentences", xlabel="tokens, EOS included")
+    length_axes.set_ylim(bottom=0)
     length_axes.set_ylabel("pairs")
     length_axes.grid()
     length_axes.legend()
@@ -200,19 +205,20 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
     pair_axes.bar_label(bars, [f" {count:,}" for count in counts], color=style.text_color)
     pair_axes.set(title=f"{train['read']:,} training pairs", xlabel="pairs")
     pair_axes.margins(x=0.2)
-    pair_axes.set_ylim(-2, len(counts) + 1)
+    pair_axes.set_ylim(-2, len(counts) + 1)  # few bars would become very thick
     return figure
 
 
 def upload(config: VisualizeConfig) -> None:
     """Send the metrics of runs to trackers, except records that they already have.
 
-    Raises `NmtError` if a tracker does not accept all records.
+    A `TrackerThread` sends the records of a run, and closing it waits for the last one. Raises
+    `NmtError` if a tracker does not accept all records.
     """
     if not config.tracker:
-        raise ConfigError("what=upload: name one or more, such as tracker=[wandb,mlflow]")
+        raise ConfigError("what=upload: name one or more trackers, such as tracker=[wandb,mlflow]")
     for folder in find_runs(config.run_dir):
-        read_metrics(folder)
+        read_metrics(folder)  # raises an error for a run without metrics
         for name in installed_trackers(config.tracker):
             thread = TrackerThread(name, folder)
             close_trackers([thread], timeout_seconds=_UPLOAD_SECONDS)

@@ -38,19 +38,19 @@ from nmt.translate.loops import needs_second_search
 
 log = logging.getLogger(__name__)
 
-_CPU_TOKENS = 16384  # tokens of a batch; 8192 are 5 to 10 % slower, 32768 no faster
-_GPU_TOKENS = 65536  # tokens of a batch; an estimate, not measured
+_CPU_BATCH_TOKENS = 16384  # tokens of a batch; 8192 are 5 to 10 % slower, 32768 no faster
+_GPU_BATCH_TOKENS = 65536  # tokens of a batch; an estimate, not measured
 
 
 class NativeBackend:
     """Searches and scores with PyTorch; supports every setting of `SearchConfig`."""
 
-    num_workers = 1  # PyTorch uses all threads for one matrix multiplication
+    num_workers = 1  # a single search already uses all threads in its matrix multiplications
 
     def __init__(self, stepper: Stepper, tokenizer: Tokenizers) -> None:
         self.stepper = stepper
         self.tokenizer = tokenizer
-        self.max_tokens = _GPU_TOKENS if stepper.device.type == "cuda" else _CPU_TOKENS
+        self.max_tokens = _GPU_BATCH_TOKENS if stepper.device.type == "cuda" else _CPU_BATCH_TOKENS
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
         """See `Backend.check`."""
@@ -63,10 +63,13 @@ class NativeBackend:
         return hypotheses
 
     def _score_loops(self, request: SearchRequest, hypotheses: list[list[Hypothesis]]) -> None:
-        """Add log-probabilities to the greedy translations that `replace_loops` compares."""
+        """Add log-probabilities to greedy translations that loop or are cut.
+
+        Greedy search leaves them out. `replace_loops` compares them with a second search.
+        """
         indices = []
         targets = []
-        for i, [hypothesis] in enumerate(hypotheses):
+        for i, [hypothesis] in enumerate(hypotheses):  # greedy search finds one for each source
             if needs_second_search(request.sources[i], hypothesis):
                 indices.append(i)
                 targets.append(hypothesis.tokens[:-1] if hypothesis.finished else hypothesis.tokens)
@@ -78,7 +81,7 @@ class NativeBackend:
             hypotheses[i] = [replace(hypothesis, log_prob=math.fsum(log_probs))]
 
     def can_join(self, request: SearchRequest) -> bool:
-        """Return whether sentences can join the search of such a request, see `begin`."""
+        """Return whether a running search of `request` accepts more sentences."""
         return request.can_join(self.tokenizer)
 
     def begin(self, request: SearchRequest) -> BeamSearch:
@@ -88,14 +91,14 @@ class NativeBackend:
     def score(
         self, sources: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
     ) -> list[Hypothesis]:
-        """See `Backend.score`; a batch takes one forward pass (teacher forcing)."""
+        """See `Backend.score`. Each batch takes one forward pass with teacher forcing."""
         if not sources:
             return []
         pairs = zip(sources, targets, strict=True)
         lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs], dtype=np.int32)
         max_tokens = max(max_tokens, int(lengths.max()))
         hypotheses: dict[int, Hypothesis] = {}
-        for batch in bucket_by_length(lengths, max_tokens, np.arange(len(lengths))):
+        for batch in bucket_by_length(lengths, max_tokens, order=np.arange(len(lengths))):
             indices = batch.tolist()
             scored = self._score_batch(
                 [sources[i] for i in indices], [targets[i] for i in indices], config
@@ -127,11 +130,13 @@ class NativeBackend:
             alignment = None
             if attention is not None:
                 weights = attention[i, :length]  # (T, S)
-                num_words = src_lengths[i : i + 1] - 1  # (1,)
-                coverage = float(coverage_score(weights.sum(dim=0, keepdim=True), num_words))
+                num_src_tokens = src_lengths[i : i + 1] - 1  # (1,)
+                coverage = float(coverage_score(weights.sum(dim=0, keepdim=True), num_src_tokens))
                 alignment = weights.argmax(dim=1).tolist()
                 if self.stepper.shifts_alignment:
-                    alignment = shift_alignment(alignment, tokens, tokenizer.eos_id, int(num_words))
+                    alignment = shift_alignment(
+                        alignment, tokens, tokenizer.eos_id, int(num_src_tokens)
+                    )
             hypothesis = Hypothesis.from_tokens(
                 tokens,
                 log_probs[i, :length].tolist(),
@@ -165,8 +170,8 @@ def load_models(
     for folder, info in zip(model_folders, infos, strict=True):
         if info.tokenizer_sha256 != infos[0].tokenizer_sha256:
             raise ModelError(
-                f"{folder} has another tokenizer than {model_folders[0]}; an ensemble needs models "
-                "trained on the same data folder"
+                f"{folder} has a different tokenizer from {model_folders[0]}; an ensemble needs "
+                "models trained on the same data folder"
             )
     if torch_device.type == "cpu":
         keep_freed_memory()
