@@ -109,7 +109,10 @@ def save_weights(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def load_info(folder: Path) -> ModelInfo:
-    """Read `config.json`; raise `ModelError` if the folder is no model or its format is newer."""
+    """Read `config.json`.
+
+    Raises `ModelError` if the folder is not a model or its format is newer.
+    """
     _check_is_model(folder)
     verify_signature(folder)
     log_missing_manifest(folder)
@@ -124,7 +127,7 @@ def _check_is_model(folder: Path) -> None:
             "format=ctranslate2 use nmt-translate backend=ctranslate2"
         )
     if not (folder / CONFIG).exists():
-        problem = describe_folder(folder, "is no model folder (no config.json)")
+        problem = describe_folder(folder, "is not a model folder (no config.json)")
         raise ModelError(f"{folder} {problem}; give a run, a checkpoint or a model folder")
 
 
@@ -173,7 +176,9 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         with open_regular(path) as file:
             num_header_bytes = int.from_bytes(file.read(8), "little")
         if num_header_bytes > _MAX_HEADER_BYTES:
-            raise ModelError(f"{path} has a header of {num_header_bytes:,} bytes; it is no model")
+            raise ModelError(
+                f"{path} has a header of {num_header_bytes:,} bytes; it is not a model"
+            )
         return safetensors.torch.load_file(path)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; copy the model folder again") from None
@@ -292,5 +297,5 @@ def checkpoint_dir(run_dir: Path, update: int) -> Path:
 def parse_checkpoint_update(folder: Path) -> int:
     """Read the number of updates from a checkpoint's name."""
     match = _CHECKPOINT_NAME.fullmatch(folder.name)
-    assert match, f"{folder} is no checkpoint folder"
+    assert match, f"{folder} is not a checkpoint folder"
     return int(match[1])

@@ -116,7 +116,7 @@ def build_bleu_metric(tokenize: str, *, lowercase: bool = False) -> BLEU:
     """Build BLEU. Raises `ConfigError` for a tokenizer that is unknown or not installed."""
     if tokenize not in BLEU.TOKENIZERS:
         suggestion = suggest_names(tokenize, BLEU.TOKENIZERS)
-        raise ConfigError(f"tokenize={tokenize} is no tokenizer of sacreBLEU; {suggestion}")
+        raise ConfigError(f"tokenize={tokenize} is not a tokenizer of sacreBLEU; {suggestion}")
     try:
         # `force` silences a warning about tokenized text: `check_lines` raises an error instead
         return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)

@@ -34,7 +34,7 @@ def parse_links(line: str) -> TrueLinks:
     for word in line.split():
         match = re.fullmatch(r"(\d+)([-p])(\d+)", word)
         if match is None:
-            raise ValueError(f"{word} is no link such as 0-1 or 0p1")
+            raise ValueError(f"{word} is not a link such as 0-1 or 0p1")
         link = (int(match[1]), int(match[3]))
         possible.add(link)
         if match[2] == "-":

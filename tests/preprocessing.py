@@ -120,7 +120,7 @@ def _is_worker(pid: int) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process exists and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

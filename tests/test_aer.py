@@ -25,5 +25,5 @@ def test_possible_links_count_for_precision_and_sure_links_for_recall() -> None:
 def test_the_true_alignment_has_no_errors() -> None:
     expected = [parse_links("0-0 1-2 2-1")]
     assert compare_links([expected[0].sure], expected) == {"precision": 1, "recall": 1, "AER": 0}
-    with pytest.raises(ValueError, match="0:1 is no link"):
+    with pytest.raises(ValueError, match="0:1 is not a link"):
         parse_links("0:1")

@@ -119,7 +119,7 @@ def test_words_without_a_counterpart_are_refused_with_ours_in_one_short_line() -
         ("evaluate", "num_samples=50", "num_samples=50: does nothing without baseline"),
         ("evaluate", "device=cuda", "device=cuda: does nothing without model_dir"),
         ("train", "max_updates=1.5", "max_updates"),
-        ("train", "words", "words is no setting; write key=value"),
+        ("train", "words", "words is not a setting; write key=value"),
     ):
         assert_refused(command, typed, expected)
     for name in COMMANDS:

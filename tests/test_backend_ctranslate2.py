@@ -350,7 +350,7 @@ def test_other_folders_and_devices_are_refused_in_one_line(
     (output / "model.bin").write_bytes((output / "model.bin").read_bytes()[:5000])
     write_manifest(output)
     with pytest.raises(
-        ModelError, match=r"model\.bin is no export of this model \(it ends too early\)"
+        ModelError, match=r"model\.bin is not an export of this model \(it ends too early\)"
     ):
         load_ctranslate2(output, **SETTINGS)
 

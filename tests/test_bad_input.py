@@ -143,7 +143,7 @@ def test_data_folders_settings_and_runs_that_cannot_be_trained_on(
     data = root / "data"
     for data_dir, run_dir, setting, *expected in [
         (tmp_path / "none", run, "", "none does not exist", "preprocess data.train.src=FILE"),
-        (tmp_path, run, "", "is no data folder", "preprocess data.train.src=FILE"),
+        (tmp_path, run, "", "is not a data folder", "preprocess data.train.src=FILE"),
         (("meta.json", newer), run, "", "format_version 99", "update nmt"),
         (("meta.json", b"{"), run, "", "meta.json is damaged"),
         (("train-00000.arrow", arrow), run, "", "train-00000.arrow is damaged", "nmt-preprocess"),
@@ -174,9 +174,9 @@ def test_folders_that_are_no_models_or_damaged(
     root: Path, tmp_path: Path, assert_refused: Refused
 ) -> None:
     for name, argument, expected in [
-        ("translate", "model_dir={}", "is no model folder"),
+        ("translate", "model_dir={}", "is not a model folder"),
         ("translate", "model_dir={}/none", "does not exist"),
-        ("average", "run_dir={}", "is no run folder"),
+        ("average", "run_dir={}", "is not a run folder"),
         ("average", "run_dir={}/none", "does not exist"),
     ]:
         assert_refused([expected], name, argument.format(tmp_path))
@@ -207,7 +207,7 @@ def test_folders_that_are_no_models_or_damaged(
         ["config.yaml is damaged; if you changed it"], "average", f"run_dir={tmp_path / 'run'}"
     )
     (tmp_path / "run" / MANIFEST).unlink()
-    assert_refused(["config.yaml is no config"], "average", f"run_dir={tmp_path / 'run'}")
+    assert_refused(["config.yaml is not a config"], "average", f"run_dir={tmp_path / 'run'}")
 
 
 def test_what_cannot_be_translated_or_evaluated(

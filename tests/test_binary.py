@@ -176,7 +176,7 @@ def test_opening_reads_no_shard_and_a_damaged_one_fails_at_its_first_pair(tmp_pa
 
 
 def anonymous_bytes() -> int:
-    """Return the memory of this process that is no file, its own or shared since a fork."""
+    """Return the memory of this process that is not a file, its own or shared since a fork."""
     match = re.search(r"^Anonymous: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.M)
     assert match is not None
     return int(match[1]) * 1024
@@ -224,7 +224,7 @@ def test_a_worker_reads_everything_and_adds_a_few_megabytes(tmp_path: Path, meth
 def test_no_pairs_and_no_split_and_a_newer_folder_are_data_errors(tmp_path: Path) -> None:
     newer = {"format_version": 3, "splits": {}}
     for content, split, text in [
-        (None, "train", "is no data folder; .*nmt-preprocess"),
+        (None, "train", "is not a data folder; .*nmt-preprocess"),
         (newer, "train", "has format_version 3, this nmt reads up to 2; update"),
         ({}, "train", "no sentence pairs"),
         ({}, "test", r"no test pairs; give data\.test"),

@@ -61,10 +61,10 @@ def test_xliff_is_read_in_the_other_direction_too() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (OMEGAT[:-20], "a.tmx is no valid XML"),
-        ("no xml", "a.tmx is no valid XML"),
-        (b"\xff\xfe\x00", "a.tmx is no valid XML"),
-        ("<?xml version='1.0' encoding='nonsense'?><tmx/>", "a.tmx is no valid XML"),
+        (OMEGAT[:-20], "a.tmx is not valid XML"),
+        ("no xml", "a.tmx is not valid XML"),
+        (b"\xff\xfe\x00", "a.tmx is not valid XML"),
+        ("<?xml version='1.0' encoding='nonsense'?><tmx/>", "a.tmx is not valid XML"),
         (
             "<tmx/>",
             "a.tmx has no pair of en and de; set data.src_lang and data.tgt_lang to two",

@@ -66,7 +66,7 @@ def composed(name: str, *arguments: str | Iterable[str]) -> Any:
 
 
 def compose_command(name: str, words: list[str]) -> compose.ComposedCommand:
-    """Compose the config of a command that is no sweep."""
+    """Compose the config of a command that is not a sweep."""
     command = compose.compose_command(COMMANDS[name], words, lambda _: pytest.fail("a sweep"))
     assert command is not None
     return command
@@ -111,7 +111,7 @@ def test_every_yaml_composes_and_has_known_keys() -> None:
         path = FOLDER / group / f"{name}.yaml"
         check_content(yaml.safe_load(path.read_text(encoding="utf-8")), path)
         assert isinstance(composed("train", f"{group}={name}"), TrainConfig), name
-        if group in COMMANDS["preprocess"].groups:
+        if group in COMMANDS["preprocess"].config_groups:
             assert isinstance(composed("preprocess", f"{group}={name}"), PreprocessConfig), name
     assert composed("average", "experiment=multi30k").run_dir == "runs/multi30k"
     files = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.yaml")}

@@ -131,7 +131,7 @@ def test_suppressed_pieces_give_the_ids_of_both_libraries(
 def test_unknown_pieces_are_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
     for backend in ("native", "ctranslate2", "auto"):
         translator = Translator.load(folder, device="cpu", backend=backend)
-        with pytest.raises(ConfigError, match=r"^suppress: 'the' is no piece .*; did you mean"):
+        with pytest.raises(ConfigError, match=r"^suppress: 'the' is not a piece .*; did you mean"):
             translator.translate(LINES, suppress=["the"])
         with pytest.raises(ConfigError, match=r"^suppress: no translation could end without </s>"):
             translator.translate(LINES, suppress=["</s>"])

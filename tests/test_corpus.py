@@ -184,7 +184,7 @@ def test_text_whose_lines_do_not_end_is_refused() -> None:
         def read(self, size: int = -1) -> bytes:
             return block
 
-    with pytest.raises(DataError, match="device is no text: .* without a line end"):
+    with pytest.raises(DataError, match="device is not text: .* without a line end"):
         for _ in read_blocks(Device(), "device"):
             pass
     reader, writer = os.pipe()

@@ -142,7 +142,7 @@ def test_configs_and_logs_that_were_made_to_do_harm_are_refused(tmp_path: Path) 
     for text in ("a: " + "[" * 30_000, "a: b: c", "a: 2026-99-99", "- a", long):
         config.write_text(text)
         start_seconds = time.process_time()
-        with pytest.raises(DamagedError, match=r"config\.yaml (is no config|has 100,003 bytes)"):
+        with pytest.raises(DamagedError, match=r"config\.yaml (is not a config|has 100,003 bytes)"):
             read_run_config(tmp_path)
         assert time.process_time() - start_seconds < 2
     for path in (metrics, config):

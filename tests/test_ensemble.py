@@ -72,7 +72,7 @@ def test_models_with_different_tokenizers_are_refused_in_one_line(
     other_tokenizer = train_tokenizer(sentences(100, seed=3), tokenizer_config())
     first = save_tiny(tmp_path / "first", tokenizer, 0, 1)
     second = save_tiny(tmp_path / "second", other_tokenizer, 0, 1)
-    with pytest.raises(ModelError, match="second has another tokenizer than .*first") as caught:
+    with pytest.raises(ModelError, match="second has a different tokenizer from .*first") as caught:
         load_models([first, second], device="cpu")
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="name at least one"):

@@ -433,4 +433,4 @@ def test_python_m_nmt_and_nmt_help_are_the_command_line(
     assert b"nmt-train: Train a Transformer" in result.stdout
     monkeypatch.setattr(sys, "argv", ["nmt", "nmt-train", "max_updates"])
     assert nmt_alone() == 2
-    assert "max_updates is no setting; write max_updates=VALUE" in capsys.readouterr().err
+    assert "max_updates is not a setting; write max_updates=VALUE" in capsys.readouterr().err

@@ -276,5 +276,5 @@ def test_only_dense_tensors_are_imported(tmp_path: Path) -> None:
     }
     for name, tensor in others.items():
         torch.save({**dense, name: tensor}, path)
-        with pytest.raises(ModelError, match=f"{path}: {name} is no dense tensor"):
+        with pytest.raises(ModelError, match=f"{path}: {name} is not a dense tensor"):
             Tensors(path, load_pickle(path))

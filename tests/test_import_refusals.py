@@ -143,8 +143,8 @@ HUGGINGFACE: dict[str, Damage] = {
     "which is taken or no row": edit_ids(lambda ids: ids.update({"extra": 10_000})),
     "the id 7": edit_ids(lambda ids: ids.update({"extra": 7})),
     "lacks the control symbol '<unk>'": edit_ids(lambda ids: ids.update({"x": ids.pop("<unk>")})),
-    "vocab.json is no JSON object": write("vocab.json", b"{"),
-    "is no SentencePiece model": write("source.spm", b"hello"),
+    "vocab.json is not a JSON object": write("vocab.json", b"{"),
+    "is not a SentencePiece model": write("source.spm", b"hello"),
     "holds no SentencePiece model": lambda folder: (folder / "target.spm").unlink(),
     "wants to load .*system": pickled(Bomb),
     "no dictionary": pickled(lambda trace: [1, 2]),
@@ -153,7 +153,7 @@ HUGGINGFACE: dict[str, Damage] = {
     "fc1.weight holds numbers that are not finite": edit_weights(
         lambda weights: weights[LAYER].fill_(NAN)
     ),
-    "is no text": edit_ids(lambda ids: ids.update({"\ud800": ids.pop("the", 7)})),
+    "is not text": edit_ids(lambda ids: ids.update({"\ud800": ids.pop("the", 7)})),
     "unk_token=.'<unk>'. cannot be imported": edit("tokenizer_config.json", unk_token=["<unk>"]),
     "ValueError: invalid literal": edit("tokenizer_config.json", added_tokens_decoder={"x": {}}),
     r"model_type=\[\[\[\[.*\.\.\..* cannot": edit("config.json", model_type=nested(200)),
@@ -232,10 +232,10 @@ def test_files_of_other_toolkits_that_do_not_fit_are_refused(
     (folder / "model.npz").rename(folder / "model.bin")
     refuse(folder, r"binary format", capsys)
     np.savez(folder / "model.npz", x=np.array([Bomb(tmp_path / "trace")], dtype=object))
-    refuse(folder, "is no .npz of numbers", capsys)
+    refuse(folder, "is not an .npz of numbers", capsys)
     with zipfile.ZipFile(folder / "model.npz", "w") as archive:
         archive.writestr("../../escaped.npy", b"x")
-    refuse(folder, "is no .npz of numbers|lacks special", capsys)
+    refuse(folder, "is not an .npz of numbers|lacks special", capsys)
     assert not list(tmp_path.parent.glob("escaped*"))
     onmt = write_opennmt(tmp_path / "onmt", 0, version=3, is_shared=True)
     fairseq = write_fairseq(tmp_path / "fairseq", 0, is_pre_norm=True, is_tied=True)

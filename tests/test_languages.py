@@ -110,7 +110,7 @@ def test_direction_asked_for_comes_out_by_language_by_tag_and_in_python(root: Pa
     german, english, empty = translator.translate(mixed)
     assert (share("de", [german]), share("en", [english]), empty) == (1, 1, "")
     for lines in (["red", ""], ["", "red"]):
-        assert translator.translate(lines, tgt_lang="fr").count("") == 1, lines  # a tag is no text
+        assert translator.translate(lines, tgt_lang="fr").count("") == 1, lines  # a tag is not text
 
 
 def test_long_lines_keep_their_tag_in_every_part(root: Path) -> None:

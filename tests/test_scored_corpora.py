@@ -76,7 +76,7 @@ def test_numbers_are_equal_in_any_order_script_and_grouping() -> None:
         ("007", "7", False),
         ("A4", "A5", False),
         ("9" * 5000, "9" * 5000, True),
-        ("²", "", True),  # is no decimal digit
+        ("²", "", True),  # is not a decimal digit
     ):
         assert have_equal_numbers(src, tgt) is expected, (src, tgt)
         assert have_equal_numbers(tgt, src) is expected, (tgt, src)

@@ -65,8 +65,8 @@ def test_wrong_glossaries_are_refused_in_one_line(server: Running) -> None:
     body = {"text": "a", "source": "xx", "target": "yy"}
     for glossary, status, message in (
         ("our", 404, "no glossary 'our'; did you mean ours"),
-        ({"a": "b"}, 400, "glossary is no name or list of at most 10000 pairs"),
-        ([["a", "b"]] * 10_001, 400, "glossary is no name or list"),
+        ({"a": "b"}, 400, "glossary is not a name or list of at most 10000 pairs"),
+        ([["a", "b"]] * 10_001, 400, "glossary is not a name or list"),
         ([["a"]], 400, "a pair of glossary is not [source, target]"),
         ([["a", 1]], 400, "a pair of glossary is not"),
         ([["a", "b\tbold"]], 409, "no flag 'bold'"),

@@ -83,7 +83,7 @@ def test_data_of_another_model_and_other_formats_are_refused(
     tmp_path: Path, tokenizer: Tokenizer, toy_data: Path
 ) -> None:
     model = random_model(tmp_path / "model", tokenizer)
-    with pytest.raises(ConfigError, match="another tokenizer than the model"):
+    with pytest.raises(ConfigError, match="a different tokenizer from the model"):
         exported(model, ExportFormat.ctranslate2, shortlist_data=str(toy_data))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     with pytest.raises(ConfigError, match="shortlist_data=.*format=ctranslate2"):

@@ -421,7 +421,7 @@ def test_errors_about_datasets_name_the_alternatives(tmp_path: Path, wmt14: Path
         ({"dataset_config": "de-fr"}, "de-fr.*Available.*de-en"),
         ({"fields": ["en", "fr"]}, r"\(de-en\) has the fields de, en;.*now en, fr"),
         ({"fields": ["translation", "en"]}, "holds struct.*not text"),
-        ({"dataset": str(text)}, "a.jsonl is no .parquet or .arrow file.*jsonl"),
+        ({"dataset": str(text)}, "a.jsonl is not a .parquet or .arrow file.*jsonl"),
         ({"dataset": str(tmp_path / "none")}, "dataset .*none .*cannot be read"),
     ]:
         with pytest.raises(DataError, match=expected) as error:
@@ -455,7 +455,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line_at_once(
         list(find(tmp_path, dataset="some/corpus"))
     assert time.monotonic() - started < 5
     expected = (
-        r"dataset some/corpus is no local file or folder, and 127\.0\.0\.1 cannot be reached "
+        r"dataset some/corpus is not a local file or folder, and 127\.0\.0\.1 cannot be reached "
         r"\(.+\); "
         r"give the folder of a copy, .*: hf download some/corpus --repo-type dataset --local-dir"
     )

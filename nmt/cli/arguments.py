@@ -103,7 +103,7 @@ def read_arguments(words: list[str], command: Command) -> CommandLine:
                 advice = _advise_on_second_value(word, command_line.arguments[-1])
             if not advice:
                 advice = _advise_on_word(word, list(remaining), command)
-            raise ConfigError(f"{word} is no setting; {advice}")
+            raise ConfigError(f"{word} is not a setting; {advice}")
         else:
             command_line.arguments.append(parse_argument(word, command))
         is_after_flag = False
@@ -155,7 +155,7 @@ def _advise_on_word(word: str, next_words: list[str], command: Command) -> str:
         candidates = [value, *next_words, "VALUE"]
         value = next(text for text in candidates if text not in ("", "=", ":"))
         return "write " + shlex.quote(f"{key}={value}")
-    if Path(word).suffix in YAML_SUFFIXES and "experiment" in command.groups:
+    if Path(word).suffix in YAML_SUFFIXES and "experiment" in command.config_groups:
         return "write " + shlex.quote(f"experiment={word}")
     if command.name == "visualize" and word in [picture.value for picture in Picture]:
         return f"write what={word}"
@@ -177,7 +177,7 @@ def _advise_on_word(word: str, next_words: list[str], command: Command) -> str:
 
 def _check_group(group: str, value: str, command: Command) -> None:
     """Raise a `ConfigError` unless the command accepts the config group."""
-    if group in command.groups:
+    if group in command.config_groups:
         return
     advice = ""
     if group == "model" and any(setting.key == "model_dir" for setting in command.settings):
@@ -241,14 +241,14 @@ def _complete_key(key: str, value: str, settings: dict[str, Setting], command: C
 
 
 def _advise_on_key(key: str, value: str, settings: dict[str, Setting], command: Command) -> str:
-    """Return advice for a key that is no setting of a command.
+    """Return advice for a key that is not a setting of a command.
 
     Known keys of other toolkits have their own advice; for other keys, suggests similar ones.
     Suggests settings with a name of the user, such as mix.NAME, only for keys in their group.
     """
     for advice in ADVICE_FOR_KEY.get(key, []):
         match = _ADVISED_KEY.match(advice)
-        if match is None or match["key"] in {*settings, *command.groups}:
+        if match is None or match["key"] in {*settings, *command.config_groups}:
             return advice.format(value=shlex.quote(value))
     first_words = {name.partition(".")[0] for name in settings}
     similar_words = difflib.get_close_matches(key.partition(".")[0], first_words)

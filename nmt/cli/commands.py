@@ -26,8 +26,8 @@ NAME = "NAME"  # placeholder in keys for a name that the user chooses
 _KEY_WIDTH = 34  # columns of --help for a key and its default
 _PREPROCESS_ONLY_KEYS = {"scheduler"}  # settings of nmt-preprocess that nmt-train does not accept
 # --help shows files and folders first, then settings of the command, then device and workers
-_SHOWN_FIRST = ("model_dir", "input", "src", "tgt", "output", "run_dir", "data_dir", "experiment")
-_SHOWN_LAST = ("backend", "device", "devices", "scheduler", "dtype", "num_threads", "verify")
+_SHOWN_FIRST = {"model_dir", "input", "src", "tgt", "output", "run_dir", "data_dir", "experiment"}
+_SHOWN_LAST = {"backend", "device", "devices", "scheduler", "dtype", "num_threads", "verify"}
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Command:
     writes: str  # for --help
     examples: tuple[str, ...]
     schema: type[Any]  # the dataclass of its settings
-    run: str  # "module:function", imported only when the command runs, because it may need torch
-    groups: tuple[str, ...] = ("experiment",)  # config groups that it accepts
-    can_resume: bool = False  # whether the same command goes on with the work of a killed one
+    entry_point: str  # "module:function"; imported when the command runs, since it may need torch
+    config_groups: tuple[str, ...] = ("experiment",)  # groups of YAML files that it accepts
+    can_resume: bool = False  # whether running it again continues interrupted work
 
     @functools.cached_property
     def settings(self) -> tuple[Setting, ...]:
@@ -82,8 +82,8 @@ _COMMANDS = (
             "data.corpora.web.weight=0.5 data.valid.tsv=v.tsv",
         ),
         schema=config.PreprocessConfig,
-        run="nmt.cli.tasks:preprocess",
-        groups=("data", "experiment"),
+        entry_point="nmt.cli.tasks:preprocess",
+        config_groups=("data", "experiment"),
         can_resume=True,
     ),
     Command(
@@ -97,18 +97,18 @@ _COMMANDS = (
             "nmt-train +model=tiny data_dir=data/mine run_dir=runs/mine max_updates=1000",
         ),
         schema=config.TrainConfig,
-        run="nmt.cli.train:run",
-        groups=("model", "data", "augment", "experiment"),
+        entry_point="nmt.cli.train:run",
+        config_groups=("model", "data", "augment", "experiment"),
         can_resume=True,
     ),
     Command(
         name="average",
-        summary="Average the weights of several checkpoints to one model.",
+        summary="Average the weights of several checkpoints into one model.",
         reads="run_dir (its newest checkpoints, or its best), or a list of checkpoints",
         writes="output: a model folder",
         examples=("nmt-average run_dir=runs/mine last=5 output=runs/mine/average",),
         schema=config.AverageConfig,
-        run="nmt.cli.tasks:average",
+        entry_point="nmt.cli.tasks:average",
     ),
     Command(
         name="translate",
@@ -123,34 +123,34 @@ _COMMANDS = (
             "nmt-translate model_dir=runs/mine n_best=4 format=json input=in.en output=out",
         ),
         schema=config.TranslateConfig,
-        run="nmt.cli.translate:translate",
+        entry_point="nmt.cli.translate:translate",
         can_resume=True,
     ),
     Command(
         name="distill",
         summary="Translate training sources with a teacher, for a student to learn from.",
         reads="source text in files, and a run, checkpoint or model folder (several: an ensemble)",
-        writes="output: src.txt and tgt.txt, aligned, without empty, repetitive and unequally long "
-        "pairs, and summary.json; resumed after a kill",
+        writes="output: src.txt and tgt.txt, aligned, and summary.json; pairs that are empty, "
+        "repetitive or very unequal in length are dropped; resumed after a kill",
         examples=(
             "nmt-distill model_dir=runs/teacher input=train.en output=data/distilled",
             "nmt-distill model_dir=[runs/a,runs/b] input=mono-*.en.gz beam_size=4 devices=0",
         ),
         schema=config.DistillConfig,
-        run="nmt.cli.synthesis:distill",
+        entry_point="nmt.cli.synthesis:distill",
         can_resume=True,
     ),
     Command(
         name="backtranslate",
         summary="Translate text of the target language back, for more training pairs.",
         reads="target text in files, and a run, checkpoint or model folder of the other direction",
-        writes="output: src.txt (translations) and tgt.txt (the text), as nmt-distill",
+        writes="output: src.txt (translations) and tgt.txt (the text), as nmt-distill writes them",
         examples=(
             "nmt-backtranslate model_dir=runs/de-en input=mono.de output=data/backtranslated",
             "nmt-backtranslate model_dir=runs/de-en input=mono-*.de.gz sampling=true seed=1",
         ),
         schema=config.BacktranslateConfig,
-        run="nmt.cli.synthesis:backtranslate",
+        entry_point="nmt.cli.synthesis:backtranslate",
         can_resume=True,
     ),
     Command(
@@ -165,19 +165,20 @@ _COMMANDS = (
             "nmt-evaluate model_dir=runs/mine data_dir=data/mine",
         ),
         schema=config.EvaluateConfig,
-        run="nmt.cli.evaluate:evaluate",
+        entry_point="nmt.cli.evaluate:evaluate",
     ),
     Command(
         name="score",
         summary="Compute the log-probability of given translations, one number per line.",
         reads="source and target text, line by line, and a model folder (several: an ensemble)",
-        writes="nats to stdout or a file; format=json gives tokens, sums and scores",
+        writes="log-probabilities in nats to stdout or a file, one per line; format=json gives "
+        "tokens, sums and scores",
         examples=(
             "nmt-score model_dir=runs/mine src=in.en tgt=out.de",
             "nmt-score model_dir=[runs/a,runs/b] src=in.en tgt=out.de format=json",
         ),
         schema=config.ScoreConfig,
-        run="nmt.cli.score:score",
+        entry_point="nmt.cli.score:score",
     ),
     Command(
         name="export",
@@ -190,14 +191,14 @@ _COMMANDS = (
             "nmt-export model_dir=runs/mine format=huggingface output=exported-hf",
         ),
         schema=config.ExportConfig,
-        run="nmt.cli.tasks:export",
+        entry_point="nmt.cli.tasks:export",
     ),
     Command(
         name="import",
         summary="Turn a model of transformers, Marian, OpenNMT-py or fairseq into a model folder.",
-        reads="a folder of Hugging Face (MarianMT, M2M100, NLLB), Marian's .npz, OpenNMT-py's or "
-        "fairseq's .pt, with the SentencePiece model in the same folder",
-        writes="output: a model folder to translate with, to train on (init_from) and to export",
+        reads="a folder of Hugging Face (MarianMT, M2M100, NLLB), an .npz file of Marian, or a .pt "
+        "file of OpenNMT-py or fairseq, with the SentencePiece model in the same folder",
+        writes="output: a model folder, to translate with, to fine-tune (init_from) and to export",
         examples=(
             "nmt-import input=opus-mt-en-de output=runs/opus",
             "nmt-import input=nllb-200-distilled-600M src_lang=eng_Latn tgt_lang=deu_Latn "
@@ -205,7 +206,7 @@ _COMMANDS = (
             "nmt-import format=fairseq input=model.pt src_tokenizer=bpe.model output=runs/wmt",
         ),
         schema=config.ImportConfig,
-        run="nmt.cli.tasks:import_model",
+        entry_point="nmt.cli.tasks:import_model",
     ),
     Command(
         name="serve",
@@ -217,7 +218,7 @@ _COMMANDS = (
             "nmt-serve model_dir=[runs/en-de,runs/de-en] port=8000 api_keys=keys.txt",
         ),
         schema=config.ServeConfig,
-        run="nmt.cli.tasks:serve",
+        entry_point="nmt.cli.tasks:serve",
     ),
     Command(
         name="visualize",
@@ -231,8 +232,8 @@ _COMMANDS = (
             "nmt-visualize what=architecture model=big",
         ),
         schema=config.VisualizeConfig,
-        run="nmt.visualize.draw:draw",
-        groups=("model",),
+        entry_point="nmt.visualize.draw:draw",
+        config_groups=("model",),
     ),
 )
 COMMANDS = {command.name: command for command in _COMMANDS}
@@ -244,7 +245,7 @@ class Setting:
 
     key: str  # such as model.d_model or data.corpora.NAME.src
     type_hint: Any
-    default: str  # as --help shows it, in brackets; "" for a mapping with names of the user
+    default: str  # as in --help: "[value]"; "" for a mapping with names that the user chooses
     help: str
     resume_rule: config.ResumeRule
 
@@ -315,13 +316,14 @@ def command_help(command: Command, values: Mapping[str, Any] | None = None) -> s
     sections = [
         f"nmt-{command.name}: {command.summary}",
         f"reads:  {command.reads}\nwrites: {command.writes}",
-        "\n  ".join(["examples:", *command.examples]),
+        "examples:\n  " + "\n  ".join(command.examples),
     ]
-    groups = [_help_line(f"{group}=NAME", ", ".join(choices(group))) for group in command.groups]
+    groups = [
+        _help_line(f"{group}=NAME", ", ".join(choices(group))) for group in command.config_groups
+    ]
     sections.append("\n".join(["ready-made settings:", *groups]))
-    setting_lines = ["settings, as key=value (default in brackets):"]
-    if values:
-        setting_lines = ["settings, as key=value (in brackets: the value with your settings):"]
+    in_brackets = "in brackets: the value with your settings" if values else "default in brackets"
+    setting_lines = [f"settings, as key=value ({in_brackets}):"]
     for setting in command.settings:
         value_text = setting.default
         if values and setting.key in values:
@@ -359,7 +361,7 @@ def _help_line(key: str, text: str) -> str:
     return f"  {key:<{_KEY_WIDTH}}{text}"
 
 
-def list_commands() -> str:
+def commands_help() -> str:
     """Return the text of `nmt --help`: all commands, one per line."""
     lines = "\n".join(f"  {name:<15}{command.summary}" for name, command in COMMANDS.items())
     return f"""nmt: train and use Transformer translation models
@@ -385,7 +387,8 @@ def choices(group: str) -> list[str]:
 def shell_command(name: str, arguments: Iterable[str] = (), **settings: str) -> str:
     """Return a shell command that runs `nmt-NAME` with arguments and `key=value` settings.
 
-    If `nmt-NAME` is not on the PATH, the command names its script or runs Python instead.
+    If `nmt-NAME` is not on the PATH, the command has the path of its script, or is
+    `python -m nmt NAME`.
     """
     program = [f"nmt-{name}"]
     if shutil.which(program[0]) is None:  # the virtual environment is not active
@@ -400,7 +403,7 @@ def script_command(command: str) -> str:
 
     SCRIPT is relative to the root of the checkout. It becomes an absolute path unless it exists
     below the current folder, and `python` becomes the Python that runs nmt. If nmt is installed
-    without its scripts, says where to run the command instead.
+    without its scripts, returns the command with a note that it runs in a clone of the repository.
     """
     program, script, *arguments = shlex.split(command)
     absolute_script = Path(__file__).parents[2] / script
@@ -408,6 +411,6 @@ def script_command(command: str) -> str:
         script = str(absolute_script)
     if not Path(script).is_file():
         return f"{command} (in a clone of nmt's repository: the installed package has no scripts)"
-    if shutil.which(program) != sys.executable:
+    if shutil.which(program) != sys.executable:  # the short name would start another Python
         program = sys.executable
     return shlex.join([program, script, *arguments])

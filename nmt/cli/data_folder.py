@@ -36,7 +36,7 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
     folder = resolve_path(config.data_dir)
     if (folder / "meta.json").exists():
         return
-    problem = describe_folder(folder, "is no data folder")
+    problem = describe_folder(folder, "is not a data folder")
     if folder.exists() and not folder.is_dir():
         raise DataError(
             f"{folder} {problem}; give data_dir=FOLDER, a data folder of nmt-preprocess"

@@ -91,7 +91,7 @@ def _run_ranks(config: LaunchConfig, config_path: Path) -> signal.Signals | None
 def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
     """Raise the error for a signal that the launcher passed on to the ranks.
 
-    Raises the error of a rank instead if one wrote another error than `StoppedError` to `folder`.
+    Raises the error of a rank instead if one wrote an error to `folder` that is not `StoppedError`.
     """
     if stop_signal is signal.SIGINT:
         raise KeyboardInterrupt

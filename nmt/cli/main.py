@@ -20,7 +20,7 @@ with ExitWhenInterrupted():
     from typing import TYPE_CHECKING, Any
 
     from nmt import __version__
-    from nmt.cli.commands import COMMANDS, Command, command_help, list_commands
+    from nmt.cli.commands import COMMANDS, Command, command_help, commands_help
     from nmt.config import iterate_settings
     from nmt.errors import (
         EXIT_DONE,
@@ -87,7 +87,7 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
         log_to_stderr(level)
         if "-h" in words or "--help" in words:
             if command is None:
-                print(list_commands())
+                print(commands_help())
             else:
                 print(command_help(command, _composed_values(command, words)))
         elif "--version" in words:
@@ -168,7 +168,7 @@ def import_function(command: Command) -> Callable[..., Any]:
     Turns garbage collection off during the imports, and excludes the imported objects from later
     collections: traversing torch's objects again and again takes 0.35 s of the 1.2 s.
     """
-    module, function = command.run.split(":")
+    module, function = command.entry_point.split(":")
     is_first_import = module not in sys.modules
     gc.disable()
     try:

@@ -87,14 +87,16 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
     run_dir = resolve_path(config.run_dir)
     path = run_dir / "config.yaml"
     if not path.exists():
-        problem = describe_folder(run_dir, "is no run folder (no config.yaml)")
+        problem = describe_folder(run_dir, "is not a run folder (no config.yaml)")
         raise ModelError(f"{run_dir} {problem}; give run_dir=FOLDER or checkpoints=[FOLDER,...]")
     try:
         settings = read_run_config(run_dir)
         metric = BestMetric[settings["best_metric"]]
         average_last = int(settings["average_last"])
     except (KeyError, TypeError, ValueError):
-        raise ModelError(f"{path} is no config of a run; give checkpoints=[FOLDER,...]") from None
+        raise ModelError(
+            f"{path} is not a config of a run; give checkpoints=[FOLDER,...]"
+        ) from None
     if config.best is not None:
         return find_best_checkpoints(run_dir, config.best, metric)
     if config.last is not None:

@@ -34,7 +34,7 @@ from nmt.runtime.reading import MAX_BYTES, open_regular
 
 TRAINING_KEYS = ("dtype", "max_tokens", "seed")  # in a YAML file, they are for nmt-train only
 IS_HYDRA_1_3 = hydra.__version__.startswith("1.3")
-_ADVICE_FOR_PATH = {  # for a path that is no YAML file, by config group
+_ADVICE_FOR_PATH = {  # for a path that is not a YAML file, by config group
     "model": "write init_from={path} to start from a trained model",
     "data": "write data.train.src=FILE data.train.tgt=FILE for text, or data_dir={path} for a data "
     "folder of nmt-preprocess",
@@ -223,7 +223,7 @@ def _check_text(text: str, type_hint: Any, key: str) -> None:
 
 
 def _check_items(items: list[Any], type_hint: Any, key: str) -> None:
-    """Raise a `ConfigError` for text that is no item of a list setting of type `type_hint`."""
+    """Raise a `ConfigError` for text that is not an item of a list setting of type `type_hint`."""
     for accepted_type in (type_hint, *typing.get_args(type_hint)):  # with the members of a union
         if typing.get_origin(accepted_type) is list:
             [item_type] = typing.get_args(accepted_type)

@@ -1,4 +1,4 @@
-"""Settings of reranking: choose among the candidates of a search by another score than its own."""
+"""Settings of reranking: choose among the candidates of a search by a different score."""
 
 from __future__ import annotations
 

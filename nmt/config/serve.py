@@ -83,7 +83,7 @@ class ServeConfig(InferenceConfig):
             return
         for word in self.trusted_proxies.split(","):
             proxy = word.strip()
-            rule = f"{proxy!r} is no IP address or network; write 10.0.0.1,192.168.0.0/16"
+            rule = f"{proxy!r} is not an IP address or network; write 10.0.0.1,192.168.0.0/16"
             self.require(_is_network(proxy), "trusted_proxies", rule)
 
 

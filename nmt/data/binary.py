@@ -85,12 +85,12 @@ class DataInfo:
 def read_meta(data_dir: Path) -> DataInfo:
     """Read `meta.json`.
 
-    Raises `DataError` if `data_dir` is no data folder, and `DamagedError` if the file is damaged or
-    a newer version of nmt wrote it.
+    Raises `DataError` if `data_dir` is not a data folder, and `DamagedError` if the file is damaged
+    or a newer version of nmt wrote it.
     """
     path = data_dir / "meta.json"
     if not path.exists():
-        problem = describe_folder(data_dir, "is no data folder")
+        problem = describe_folder(data_dir, "is not a data folder")
         raise DataError(f"{data_dir} {problem}; create one from text with nmt-preprocess")
     verify_checksums(data_dir, "meta.json")
     meta = read_json(path)
@@ -234,7 +234,7 @@ class ParallelData:
 
 
 def _check_size(path: Path, num_bytes: int) -> None:
-    """Raise a `DataError` if a shard is missing or has another size than its index entry."""
+    """Raise a `DataError` if a shard is missing or its size differs from its index entry."""
     if not path.exists():
         raise unusable_file(path, "is missing")
     size = path.stat().st_size

@@ -101,7 +101,7 @@ class TokenNoise:
     def _choose_kept_tokens(self, is_separator: Any, drop_draws: Floats) -> Any:
         """Return a mask (T,) of the tokens to keep, with all separators.
 
-        Keeps at least one token that is no separator, if there is any.
+        Keeps at least one token that is not a separator, if there is any.
         """
         is_kept = is_separator | (drop_draws >= self.config.drop)
         has_text = not is_separator.all()

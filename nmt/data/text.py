@@ -48,7 +48,7 @@ ADDRESS = re.compile(r"[a-z]+://\S+|www\.\S+|[\w.+-]+@[\w-]+\.[\w.-]+")
 _BLOCK_BYTES = 1 << 16
 _LARGE_BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 4 << 20  # longest line to translate, score or evaluate
-_MAX_BYTES_WITHOUT_LINE_END = 1 << 28  # more is no text, but a device or a sparse file
+_MAX_BYTES_WITHOUT_LINE_END = 1 << 28  # more is not text, but a device or a sparse file
 _MAX_WAIT_SECONDS = 0.05  # longest pause between lines that are translated together
 
 
@@ -156,7 +156,7 @@ def read_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
         num_bytes = len(block) if b"\n" in block else num_bytes + len(block)
         if num_bytes > _MAX_BYTES_WITHOUT_LINE_END:
             raise DataError(
-                f"{name} is no text: it has {num_bytes:,} bytes without a line end; give another "
+                f"{name} is not text: it has {num_bytes:,} bytes without a line end; give another "
                 "file"
             )
         yield block

@@ -85,7 +85,9 @@ class Tokenizer:
     def load(path: Path, removed_tags: Sequence[str] = ()) -> Tokenizer:
         """Read a `tokenizer.model`. Raises `ModelError` if it is missing or damaged."""
         if not path.exists():
-            raise ModelError(f"{path} does not exist; the folder is no model or data folder of nmt")
+            raise ModelError(
+                f"{path} does not exist; the folder is not a model or data folder of nmt"
+            )
         tokenizer = Tokenizer(read_model(path), removed_tags)
         if min(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) < 0:
             raise ModelError(
@@ -137,7 +139,7 @@ class Tokenizer:
                 pieces.append(words[position] if follows_space else f"▁{words[position]}")
             elif ids[position] not in self._undecoded_ids:
                 pieces.append(piece)
-        # SentencePiece does not decode the ▁ of a word that is no piece
+        # SentencePiece does not decode the ▁ of a word that is not a piece
         text: str = self._processor.decode(pieces) if pieces else ""
         return self._clean(text.removeprefix("▁").replace("▁", " "))
 
@@ -325,7 +327,7 @@ def load_tokenizers(
 ) -> Tokenizers:
     """Read the tokenizers of a data or model folder. Decoding removes `removed_tags` from targets.
 
-    Raises `ModelError` if they are missing or damaged, or have another fingerprint than `sha256`.
+    Raises `ModelError` if they are missing or damaged, or if their fingerprint is not `sha256`.
     """
     verify_checksums(
         folder, JOINT_MODEL, SRC_MODEL, TGT_MODEL, VOCABULARY, SRC_VOCABULARY, TGT_VOCABULARY
@@ -391,7 +393,7 @@ def read_model(path: Path) -> bytes:
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}; give a SentencePiece model") from None
     except (RuntimeError, ValueError, LookupError):
-        raise ModelError(f"{path} is no SentencePiece model; copy or make it again") from None
+        raise ModelError(f"{path} is not a SentencePiece model; copy or make it again") from None
     return model
 
 
@@ -408,7 +410,7 @@ def _refuse_surrogates(texts: Sequence[str]) -> None:
 def open_model(model: bytes) -> sentencepiece.SentencePieceProcessor:
     """Load a SentencePiece model. Raises `RuntimeError` if the bytes are invalid."""
     if not model:
-        raise RuntimeError("an empty file is no model")  # SentencePiece accepts it
+        raise RuntimeError("an empty file is not a model")  # SentencePiece accepts it
     return sentencepiece.SentencePieceProcessor(model_proto=model)
 
 

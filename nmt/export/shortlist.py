@@ -26,12 +26,12 @@ def write_shortlist(
 ) -> None:
     """Write the shortlist of a model into its CTranslate2 folder.
 
-    Raises `ConfigError` if the data folder was made with another tokenizer.
+    Raises `ConfigError` if the data folder was made with a different tokenizer.
     """
     if read_meta(data_dir).tokenizer_sha256 != tokenizer_sha256:
         raise ConfigError(
-            f"shortlist_data={data_dir}: made with another tokenizer than the model; give the data "
-            "folder that the model was trained on"
+            f"shortlist_data={data_dir}: made with a different tokenizer from the model; give the "
+            "data folder that the model was trained on"
         )
     src_pieces = tokenizers.src.all_pieces()
     tgt_pieces = tokenizers.tgt.all_pieces()

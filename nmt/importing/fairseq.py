@@ -89,7 +89,7 @@ def _read_settings(path: Path, checkpoint: dict[str, Any]) -> Settings:
     if isinstance(options, argparse.Namespace):
         options = vars(options)
     if not isinstance(options, dict) or not isinstance(checkpoint.get("model"), dict):
-        raise ModelError(f"{path} lacks args or model; it is no checkpoint of fairseq")
+        raise ModelError(f"{path} lacks args or model; it is not a checkpoint of fairseq")
     return Settings(path, options)
 
 

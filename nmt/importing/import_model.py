@@ -67,7 +67,7 @@ def import_model(config: ImportConfig) -> Path:
         log.debug("%s", path, exc_info=True)
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
         raise ModelError(
-            f"{path} is no model of {toolkit.value} ({reason}); copy it again"
+            f"{path} is not a model of {toolkit.value} ({reason}); copy it again"
         ) from error
     save_model(output, imported.weights, info, imported.tokenizers)
     return output

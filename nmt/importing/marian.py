@@ -160,21 +160,21 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         arrays = {}
         with np.load(path, allow_pickle=False) as content:
             for name in content.files:
-                array = content[name]  # bytes if the member is no array
+                array = content[name]  # bytes if the member is not an array
                 if not isinstance(array, np.ndarray) or array.dtype not in _ARRAY_TYPES:
-                    raise ValueError(f"{name} is no array of numbers")
+                    raise ValueError(f"{name} is not an array of numbers")
                 arrays[name] = array
     # numpy and zipfile raise many types for damaged files, such as MemoryError and TokenError
     except Exception as error:
         reason = " ".join(str(error).split())[:100]
-        raise ModelError(f"{path} is no .npz of numbers ({reason}); copy it again") from None
+        raise ModelError(f"{path} is not an .npz of numbers ({reason}); copy it again") from None
     if _SETTINGS not in arrays or arrays[_SETTINGS].itemsize != 1:
-        raise ModelError(f"{path} lacks {_SETTINGS}; it is no model of Marian")
+        raise ModelError(f"{path} lacks {_SETTINGS}; it is not a model of Marian")
     return arrays
 
 
 def _parse_settings(path: Path, text: str) -> dict[str, Any]:
-    """Parse YAML from the file `path`; raise `ModelError` if it is no mapping."""
+    """Parse YAML from the file `path`; raise `ModelError` if it is not a mapping."""
     try:
         content = parse_yaml(text)
     except (yaml.YAMLError, RecursionError, ValueError):

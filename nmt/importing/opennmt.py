@@ -83,7 +83,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
         or not isinstance(vocabularies, dict)
         or not isinstance(output_layer, dict)
     ):
-        raise ModelError(f"{path} lacks opt, vocab or generator; it is no model of OpenNMT-py")
+        raise ModelError(f"{path} lacks opt, vocab or generator; it is not a model of OpenNMT-py")
     settings = Settings(path, options)
     weights = dict(checkpoint.get("model") or {})
     weights |= {f"generator.{name}": tensor for name, tensor in output_layer.items()}

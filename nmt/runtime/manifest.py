@@ -71,8 +71,8 @@ def verify_checksums(folder: Path, *names: str) -> None:
 def compute_checksums(folder: Path, names: Iterable[str]) -> list[str]:
     """Return the checksums of files of `folder`.
 
-    Raises `ModelError` for a missing file, and `DamagedError` for a file with another checksum than
-    in the manifest, unless `set_verify` has disabled checks.
+    Raises `ModelError` for a missing file, and `DamagedError` for a file whose checksum is not the
+    one in the manifest, unless `set_verify` has disabled checks.
     """
     entries = read_entries(folder) if _is_verifying else {}
     checksums = []

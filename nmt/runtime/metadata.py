@@ -53,7 +53,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
             raise ValueError("no settings")
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:100]
-        raise DamagedError(f"{path} is no config of a run ({reason}); copy the run again") from None
+        raise DamagedError(
+            f"{path} is not a config of a run ({reason}); copy the run again"
+        ) from None
     return content
 
 
@@ -80,7 +82,9 @@ def pop_version(content: dict[str, Any], path: Path, newest: int) -> int:
     """
     version = content.pop("format_version", None)
     if not isinstance(version, int) or version < 1:
-        raise DamagedError(f"{path} is no file of nmt (no format_version); copy the folder again")
+        raise DamagedError(
+            f"{path} is not a file of nmt (no format_version); copy the folder again"
+        )
     if version > newest:
         raise DamagedError(
             f"{path.parent} has format_version {version}, this nmt reads up to {newest}; update nmt"

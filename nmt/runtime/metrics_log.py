@@ -49,5 +49,5 @@ def parse_record(line: bytes) -> dict[str, Any]:
         raise ValueError("no update")
     for name, value in record.items():
         if name not in _TEXT_KEYS and not isinstance(value, int | float):
-            raise ValueError(f"{name} is no number")
+            raise ValueError(f"{name} is not a number")
     return record

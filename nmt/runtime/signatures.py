@@ -90,8 +90,8 @@ def _make_key_error(setting: str, path: Path, key_type: str, error: Exception) -
     """Return the error for a setting whose file is not a usable public or private key."""
     reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:100]
     return ConfigError(
-        f"{setting}={path}: is no {key_type} key ({reason}); give a PEM file of the curve P-256, "
-        "P-384 or P-521 without a password"
+        f"{setting}={path}: is not a {key_type} key ({reason}); give a PEM file of the curve "
+        "P-256, P-384 or P-521 without a password"
     )
 
 

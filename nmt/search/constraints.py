@@ -220,7 +220,7 @@ def suppressed_ids(pieces: Sequence[str], tokenizer: Tokenizer) -> list[int]:
     for piece in pieces:
         if piece not in ids_by_piece:
             hint = suggest_names(piece, all_pieces, "the pieces of the model are in its tokenizer")
-            raise ConfigError(f"suppress: {piece!r:.80} is no piece of the vocabulary; {hint}")
+            raise ConfigError(f"suppress: {piece!r:.80} is not a piece of the vocabulary; {hint}")
         if ids_by_piece[piece] == tokenizer.eos_id:
             raise ConfigError(
                 f"suppress: no translation could end without {piece}; use min_length instead"

@@ -42,7 +42,7 @@ FORK_CONTEXT: Any = multiprocessing.get_context(
 
 
 def start_fork_server() -> None:
-    """Start the process that forks the others, which takes two seconds for its imports."""
+    """Start the fork server, the parent of all processes. Its imports take two seconds."""
     if sys.platform != "win32":
         FORK_CONTEXT.set_forkserver_preload([__name__])
         multiprocessing.forkserver.ensure_running()  # type: ignore[attr-defined]
@@ -57,10 +57,10 @@ class FileWindow:
 
 
 class OpenFile:
-    """A file that a process reads: `call` calls the methods of a `_FileReader` there.
+    """A file in a process of its own, where `call` runs the methods of a `_FileReader`.
 
-    It raises the `NmtError` of the reader, and an `HttpError` if the process takes more than
-    `timeout_seconds` or dies.
+    A call raises the `NmtError` of the reader, and an `HttpError` if it takes more than
+    `timeout_seconds` or the process dies.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class OpenFile:
         return self._connection.recv()
 
     def close(self) -> None:
-        """End the process; a call that waits for it fails."""
-        if self._process.pid is not None:
+        """Kill the process. A call that is being answered raises `HttpError`."""
+        if self._process.pid is not None:  # it has started
             self._process.kill()
             self._process.join()
             self._process.close()
@@ -113,7 +113,7 @@ class FileProcesses:
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
         self._threads = ThreadPoolExecutor(_MAX_FILES, thread_name_prefix="file")
-        self._num_files: Counter[str] = Counter()  # by client
+        self._num_files_by_client: Counter[str] = Counter()
         self._read_slots = asyncio.Semaphore(_MAX_READS)
         self._client_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -122,21 +122,26 @@ class FileProcesses:
         self, client: str, name: str, content: bytes, options: ReadOptions
     ) -> AsyncIterator[OpenFile]:
         """Open a file of a client. Raises a 429 `HttpError` if too many are open."""
-        num_files = self._num_files[client]
-        if num_files >= _MAX_FILES_PER_CLIENT or self._num_files.total() >= _MAX_FILES:
+        num_files = self._num_files_by_client
+        if num_files[client] >= _MAX_FILES_PER_CLIENT or num_files.total() >= _MAX_FILES:
             raise TooManyRequestsError("too many files at a time", retry_seconds=10)
         file = OpenFile(_FileReader(name, content, options), self._threads, self._timeout_seconds)
-        self._num_files[client] += 1
+        num_files[client] += 1
         try:
             await file.start()
             yield file
         finally:
             file.close()
-            self._num_files -= Counter([client])
+            num_files[client] -= 1
+            if not num_files[client]:
+                del num_files[client]  # so that the table of clients does not grow
 
     @contextlib.asynccontextmanager
     async def reading(self, client: str) -> AsyncIterator[None]:
-        """Wait until no other file of the client is being read, and at most 3 of other clients."""
+        """Hold one of the slots for reading; each client has at most one of them.
+
+        The dictionary keeps the lock of a client only while a request of the client uses it.
+        """
         lock = self._client_locks.setdefault(client, asyncio.Lock())
         async with lock, self._read_slots:
             yield
@@ -150,9 +155,9 @@ def prepare_forked_process() -> None:
     """Let this process end with the server, and leave CPU time and memory to others."""
     gc.freeze()  # else garbage collection would write to the pages that the processes share
     if sys.platform.startswith("linux"):
-        set_parent_death_signal(signal.SIGKILL)  # the fork server ends with the server
+        set_parent_death_signal(signal.SIGKILL)  # the parent is the fork server
     if sys.platform != "win32":
-        os.nice(19)  # searches go first
+        os.nice(19)  # translation comes first
 
 
 def _run_reader(connection: Connection, reader: _FileReader) -> None:
@@ -169,7 +174,11 @@ def _run_reader(connection: Connection, reader: _FileReader) -> None:
 
 
 class _FileReader:
-    """Reads a file and assembles its translation. Call the methods in their order."""
+    """Reads a file and assembles its translation.
+
+    Call `sample` and `read`, then `next_window` and `render` for each window, then `assemble`. The
+    next window may be taken before the results of the last one are there.
+    """
 
     def __init__(self, name: str, content: bytes, options: ReadOptions) -> None:
         self._name = name
@@ -204,7 +213,7 @@ class _FileReader:
         return FileWindow(sentences, any(text.needs_alignment for text in texts))
 
     def render(self, results: Sequence[LineResult]) -> None:
-        """Render the texts of the oldest window that has no results yet."""
+        """Render the texts of the oldest window that is not rendered, with its results."""
         remaining = deque(results)
         while self._texts and len(self._texts[0].sentences) <= len(remaining):
             text = self._texts.popleft()

@@ -53,19 +53,19 @@ class Parameters(dict[str, Any]):
         texts = value if isinstance(value, list) else [value]
         for text in texts:
             if not isinstance(text, str):
-                raise InvalidRequestError(f"{name} is no string or list of strings")
+                raise InvalidRequestError(f"{name} is not a string or list of strings")
             _check_unicode(name, text)
         return texts
 
     def integer(self, name: str, *, default: int, maximum: int | None = None) -> int:
         """Return an integer from 0 to `maximum`, which may be written as a string of digits."""
         value = self.get(name, default)
+        if isinstance(value, (bool, float)):
+            raise InvalidRequestError(f"{name} is not an integer")
         try:
             number = int(value)
-        except (TypeError, ValueError, OverflowError):
+        except (TypeError, ValueError):
             raise InvalidRequestError(f"{name} is not a number") from None
-        if isinstance(value, bool) or number != float(value):
-            raise InvalidRequestError(f"{name} is not an integer")
         if number < 0 or (maximum is not None and number > maximum):
             limit = "0 or more" if maximum is None else f"from 0 to {maximum}"
             raise InvalidRequestError(f"{name} is not {limit}")
@@ -170,7 +170,7 @@ def get_media_type(request: Request) -> str:
 
 
 def parse_json(body: bytes) -> Parameters:
-    """Return the parameters of a JSON body. Raises a 400 `HttpError` if it is no object."""
+    """Return the parameters of a JSON body. Raises a 400 `HttpError` if it is not an object."""
     # an upper bound, since texts contain these characters as well
     num_values = body.count(b",") + body.count(b"[") + body.count(b"{")
     if num_values > _MAX_JSON_VALUES:

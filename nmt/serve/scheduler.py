@@ -57,7 +57,7 @@ class Scheduler:
             self.rounds.notify()
             try:
                 await asyncio.wait_for(request.done, timeout_seconds)
-            except asyncio.TimeoutError:  # another class than TimeoutError before Python 3.11
+            except asyncio.TimeoutError:  # not TimeoutError before Python 3.11
                 raise TimeoutError from None
             finally:
                 self.queues.remove(request)

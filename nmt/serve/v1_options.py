@@ -97,7 +97,7 @@ def _check_search(search: object, max_beam_size: int) -> None:
     Raises `HttpError` or `ConfigError`, both answered with status 400.
     """
     if not isinstance(search, dict):
-        raise InvalidRequestError("search is no object")
+        raise InvalidRequestError("search is not an object")
     ranges = {"beam_size": _NumberRange(int, 1, max_beam_size), **_SEARCH_RANGES}
     for name, value in search.items():
         if name in ("sampling", "loop_guard", "allow_source_repeats"):
@@ -114,12 +114,15 @@ def _check_search(search: object, max_beam_size: int) -> None:
 
 def _check_number(name: str, value: object, allowed: _NumberRange) -> None:
     """Raise a 400 `HttpError` unless a search setting has the type and range of `allowed`."""
-    types = (int, float) if allowed.number_type is float else (int,)
+    types: tuple[type, ...] = (int,)
+    type_name = "an integer"
+    if allowed.number_type is float:
+        types = (int, float)
+        type_name = "a number"
     is_number = isinstance(value, types) and not isinstance(value, bool)
     if not is_number or not allowed.minimum <= value <= allowed.maximum:  # type: ignore[operator]
         raise InvalidRequestError(
-            f"{name} is no {allowed.number_type.__name__} "
-            f"from {allowed.minimum:g} to {allowed.maximum:g}"
+            f"{name} is not {type_name} from {allowed.minimum:g} to {allowed.maximum:g}"
         )
 
 
@@ -128,7 +131,9 @@ def _check_phrases(name: str, phrases: object) -> None:
     items = phrases if isinstance(phrases, list) else [None]
     are_texts = all(isinstance(item, str) and item.strip() for item in items)
     if not are_texts or len(items) > _MAX_FORBIDDEN_PHRASES:
-        raise InvalidRequestError(f"{name} is no list of at most {_MAX_FORBIDDEN_PHRASES} phrases")
+        raise InvalidRequestError(
+            f"{name} is not a list of at most {_MAX_FORBIDDEN_PHRASES} phrases"
+        )
 
 
 def _read_glossary(glossary: object, glossaries: dict[str, Glossary]) -> Glossary | None:
@@ -147,7 +152,7 @@ def _read_glossary(glossary: object, glossaries: dict[str, Glossary]) -> Glossar
         return glossaries[glossary]
     if not isinstance(glossary, list) or len(glossary) > _MAX_GLOSSARY_PAIRS:
         raise InvalidRequestError(
-            f"glossary is no name or list of at most {_MAX_GLOSSARY_PAIRS} pairs"
+            f"glossary is not a name or list of at most {_MAX_GLOSSARY_PAIRS} pairs"
         )
     entries = []
     for pair in glossary:

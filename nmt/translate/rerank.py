@@ -1,4 +1,4 @@
-"""Choose among the candidates of a search by another score than its own.
+"""Choose among the candidates of a search by a different score from the search.
 
 Each class has the interface `Reranker`. To add one, write a class, enter it in `_RERANKERS`, and
 add its name to `nmt.config.Reranking`.

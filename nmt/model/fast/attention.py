@@ -33,7 +33,7 @@ class FastAttention(MultiHeadAttention):
     ) -> Tensor:
         """Let `x` (N, D) attend to `memory` (M, D), which is `x` in self-attention.
 
-        With another context than a `PackedContext`, see `MultiHeadAttention.forward`.
+        With a context that is not a `PackedContext`, see `MultiHeadAttention.forward`.
         """
         if not isinstance(context, PackedContext):
             return super().forward(x, memory, context, attention_out)

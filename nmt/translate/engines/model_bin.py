@@ -47,7 +47,7 @@ def check_model_bin(
         _check_variables(variables, info, tokenizers, max_positions)
     except (ValueError, struct.error, RuntimeError) as error:
         raise DamagedError(
-            f"{path} is no export of this model ({error}); export it again"
+            f"{path} is not an export of this model ({error}); export it again"
         ) from None
 
 
