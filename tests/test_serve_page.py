@@ -182,6 +182,43 @@ def test_the_attention_of_any_layer_and_head_can_be_chosen(
         page.run("localStorage.clear()")
 
 
+def test_terms_of_the_page_and_glossaries_of_the_server_are_kept(
+    browser: Any, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    glossaries = tmp_path / "glossaries"
+    glossaries.mkdir()
+    (glossaries / "houses.tsv").write_text("house\tgrün\n", encoding="utf-8")
+    models = loaded(tiny_folder(tmp_path / "model", tokenizer))
+    with running(models, glossaries=str(glossaries)) as server:
+        page = Page(browser, server)
+        page.open()
+        page.find("input").send_keys("the house")
+        page.until("document.getElementById('output').textContent !== ''")
+        plain = page.text("output")
+        page.run("document.getElementById('glossary-box').open = true")
+        page.find("glossary-terms").send_keys("house = über unbekannt")
+        page.until("document.getElementById('output').textContent.includes('über unbekannt')")
+        set_terms = """
+            const terms = document.getElementById('glossary-terms');
+            terms.value = arguments[0];
+            terms.dispatchEvent(new Event('input'));
+        """
+        page.run(set_terms, "")
+        page.until_output(plain)
+        page.run(
+            """
+            const select = document.getElementById('glossary-name');
+            select.value = 'houses';
+            select.dispatchEvent(new Event('change'));
+            """
+        )
+        page.until("document.getElementById('output').textContent.includes('grün')")
+        page.run(set_terms, "house")
+        page.until("!document.getElementById('error').hidden")
+        assert page.text("error").endswith("source = translation, not: house")
+        page.run("localStorage.clear()")
+
+
 def test_history_stays_in_the_browser_and_can_be_deleted(page: Page) -> None:
     page.find("input").send_keys("the tree")
     page.until_output("the tree")

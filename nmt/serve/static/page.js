@@ -1,118 +1,275 @@
 // The translation page. Texts are set with textContent alone, never as HTML.
+
 import { showAlignment } from "/static/alignment.js";
 import { showAttention } from "/static/attention.js";
 import { setUpFiles } from "/static/files.js";
 
-const DELAY = 250; // milliseconds after the last key
-const ALTERNATIVES = 4; // translations asked for, at most
-const HISTORY = 50; // entries
+const TYPING_DELAY = 250; // milliseconds after the last key
+const MAX_ALTERNATIVES = 4; // translations that are requested
+const MAX_HISTORY = 50; // entries
+
 const $ = (id) => document.getElementById(id);
-const state = { languages: [], settings: {}, groups: [], most: 1, asked: 0, shown: 0, timer: 0 };
 
-// What is stored may be missing or forbidden (private windows)
-export function recall(name, otherwise) {
-  try { return JSON.parse(localStorage.getItem(name)) ?? otherwise; } catch { return otherwise; }
-}
-export function keep(name, value) {
-  try { localStorage.setItem(name, JSON.stringify(value)); } catch { /* not stored then */ }
+const state = {
+  languages: [], // of the server, each with the codes of its targets
+  settings: {},
+  groups: [], // of models: sources, targets, beam_size, attention
+  maxBeamSize: 1,
+  numRequests: 0,
+  shownRequest: 0, // number of the request whose answer is shown
+  abort: null, // aborts the request that is running
+  typingTimer: 0,
+};
+
+// --- storage of the browser, which may be empty or forbidden, as in private windows
+
+function recall(name, defaultValue) {
+  try {
+    return JSON.parse(localStorage.getItem(name)) ?? defaultValue;
+  } catch {
+    return defaultValue;
+  }
 }
 
-export async function ask(path, body, signal) {
-  const init = body ? {
-    method: "POST", signal, body: JSON.stringify({ ...body, api_key: $("key").value }),
-    headers: { "Content-Type": "application/json" },
-  } : { signal };
+function store(name, value) {
+  try {
+    localStorage.setItem(name, JSON.stringify(value));
+  } catch {
+    // the page works without storage
+  }
+}
+
+// --- requests
+
+// Send a GET request, or a POST request if there is a body; return the JSON of the answer.
+async function ask(path, body, signal) {
+  const init = { signal };
+  if (body) {
+    init.method = "POST";
+    init.headers = { "Content-Type": "application/json" };
+    init.body = JSON.stringify({ ...body, api_key: $("key").value });
+  }
   const answer = await fetch(path, init);
   const content = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Error(content.error || `the server answered ${answer.status}`);
   return content;
 }
 
-function options(select, languages, chosen) {
+function showError(message) {
+  $("error").textContent = message;
+  $("error").hidden = false;
+}
+
+// --- languages
+
+function fillSelect(select, languages, chosenCode) {
   select.replaceChildren(...languages.map(({ code, name }) => new Option(name, code)));
-  if (languages.some(({ code }) => code === chosen)) select.value = chosen;
+  if (languages.some(({ code }) => code === chosenCode)) select.value = chosenCode;
 }
 
-function showTargets(chosen) {
+// Return the codes that a language can be translated to, without itself.
+function otherTargets({ code, targets }) {
+  return targets.filter((target) => target !== code);
+}
+
+// Offer the targets of the chosen source, or of all sources if it is to be detected.
+function fillTargets(chosenCode) {
   const source = state.languages.find(({ code }) => code === $("source").value);
-  const codes = source ? source.targets.filter((code) => code !== source.code)
-    : [...new Set(state.languages.flatMap(({ code, targets }) => targets.filter((t) => t !== code)))];
-  options($("target"), state.languages.filter(({ code }) => codes.includes(code)), chosen);
+  const sources = source ? [source] : state.languages;
+  const codes = new Set(sources.flatMap(otherTargets));
+  fillSelect($("target"), state.languages.filter(({ code }) => codes.has(code)), chosenCode);
 }
 
-function beamSize(target) {
-  const own = groupsOf(target, $("source").value);
-  return Math.min(...(own.length ? own : groupsOf(target)).map((group) => group.beam_size));
+// Return the groups of models that translate to `target`, from `source` if it is given.
+function findGroups(target, source) {
+  return state.groups.filter(({ sources, targets }) => {
+    const codes = sources.filter((code) => code !== target && (!source || code === source));
+    return targets.includes(target) && codes.length > 0;
+  });
 }
 
-function groupsOf(target, source) {
-  return state.groups.filter(({ sources, targets }) => targets.includes(target)
-    && sources.some((code) => code !== target && (!source || code === source)));
+// Return the largest number of translations that every possible model finds.
+function countAlternatives(source, target) {
+  let groups = findGroups(target, source);
+  if (!groups.length) groups = findGroups(target); // the source is to be detected
+  const beamSizes = groups.map((group) => group.beam_size);
+  return Math.max(1, Math.min(MAX_ALTERNATIVES, state.maxBeamSize, ...beamSizes));
 }
 
-let running = null;
+function swapLanguages() {
+  const source = $("source").value;
+  const target = $("target").value;
+  const newSource = state.languages.find(({ code }) => code === target);
+  const targets = newSource ? otherTargets(newSource) : [];
+  const newTarget = source === "auto" ? targets[0] : source;
+  if (!targets.includes(newTarget)) {
+    $("state").textContent = "This server does not translate the other way.";
+    return;
+  }
+  const translation = $("output").textContent;
+  $("source").value = target;
+  fillTargets(newTarget);
+  if (translation) $("input").value = translation;
+  changeLanguages();
+}
+
+function changeLanguages() {
+  store("languages", [$("source").value, $("target").value]);
+  translate();
+}
+
+// --- glossary
+
+// Return the terms of the glossary as [source, translation]. Throws an error for a line without "=".
+function readTerms() {
+  const terms = [];
+  for (const line of $("glossary-terms").value.split("\n")) {
+    if (!line.trim()) continue;
+    const [source, ...rest] = line.split("=");
+    const translation = rest.join("=").trim();
+    if (!source.trim() || !translation) {
+      throw new Error(`Glossary: write a line as source = translation, not: ${line}`);
+    }
+    terms.push([source.trim(), translation]);
+  }
+  return terms;
+}
+
+// Return the glossary of a request: the terms of the page, else the name of the server's glossary.
+function readGlossary() {
+  const terms = readTerms();
+  if (terms.length) return terms;
+  return $("glossary-name").value || null;
+}
+
+function setUpGlossary(names) {
+  $("glossary-name").replaceChildren(
+    new Option("None", ""),
+    ...names.map((name) => new Option(name, name)),
+  );
+  $("glossary-names").hidden = !names.length;
+  $("glossary-terms").value = recall("glossary", "");
+  $("glossary-name").addEventListener("change", translate);
+  $("glossary-terms").addEventListener("input", () => {
+    store("glossary", $("glossary-terms").value);
+    translateAfterTyping();
+  });
+}
+
+// --- translation
+
+function translateAfterTyping() {
+  clearTimeout(state.typingTimer);
+  state.typingTimer = setTimeout(translate, TYPING_DELAY);
+}
+
+function showCount(text) {
+  const { charLimit } = state.settings;
+  $("count").textContent = charLimit > 0 ? `${text.length} / ${charLimit}` : `${text.length}`;
+}
+
+// Translate the text of the page. Only the answer to the newest request is shown.
 async function translate() {
-  const text = $("input").value, number = ++state.asked;
-  $("count").textContent = state.settings.charLimit > 0
-    ? `${text.length} / ${state.settings.charLimit}` : `${text.length}`;
-  running?.abort(); // its place in the server's queue is free again
-  if (!text.trim()) { state.shown = number; show(null); return; }
-  running = new AbortController();
+  const text = $("input").value;
+  showCount(text);
+  state.abort?.abort(); // frees its place in the queue of the server
+  state.numRequests++;
+  const request = state.numRequests;
+  if (!text.trim()) {
+    state.shownRequest = request;
+    showAnswer(null);
+    return;
+  }
+  state.abort = new AbortController();
   $("output").classList.add("stale");
   $("state").textContent = "Translating…";
-  const source = $("source").value, target = $("target").value;
+  const source = $("source").value;
+  const target = $("target").value;
   try {
-    const n = Math.max(1, Math.min(ALTERNATIVES, state.most, beamSize(target)));
-    const answer = await ask("/v1/translate", {
-      text, source, target, n_best: n, scores: true, alignment: true,
-    }, running.signal);
-    if (number < state.shown) return; // a newer answer is shown already
-    state.shown = number;
-    const [found] = answer.translations;
-    show(found, source === "auto");
-    if (found.text !== null) remember({ source, target, text, translation: found.text });
+    const body = {
+      text,
+      source,
+      target,
+      n_best: countAlternatives(source, target),
+      scores: true,
+      alignment: true,
+      glossary: readGlossary(),
+    };
+    const { translations: [answer] } = await ask("/v1/translate", body, state.abort.signal);
+    if (request < state.shownRequest) return; // a newer answer is shown already
+    state.shownRequest = request;
+    showAnswer(answer);
+    if (answer.text !== null) addToHistory({ source, target, text, translation: answer.text });
   } catch (error) {
-    if (error.name === "AbortError" || number < state.asked) return;
-    show(null);
-    $("error").textContent = error.message;
-    $("error").hidden = false;
+    if (error.name === "AbortError" || request < state.numRequests) return;
+    showAnswer(null);
+    showError(error.message);
   }
 }
 
-function show(answer, wasDetected) {
+// Show an answer of the server; null empties the page.
+function showAnswer(answer) {
   $("error").hidden = true;
   $("output").classList.remove("stale");
   $("output").textContent = answer?.text ?? "";
-  const failed = answer?.sentences.find((sentence) => sentence.error);
-  if (failed) {
-    $("error").textContent = `A sentence cannot be translated: ${failed.error}`;
-    $("error").hidden = false;
+  const sentences = answer?.sentences ?? [];
+  const failed = sentences.find((sentence) => sentence.error);
+  if (failed) showError(`A sentence cannot be translated: ${failed.error}`);
+  $("state").textContent = "";
+  if (answer && $("source").value === "auto") {
+    const language = state.languages.find(({ code }) => code === answer.source);
+    $("state").textContent = `Detected: ${language?.name}`;
   }
-  const name = state.languages.find(({ code }) => code === answer?.source)?.name;
-  $("state").textContent = answer && wasDetected ? `Detected: ${name}` : "";
-  const only = answer?.sentences.length === 1 ? answer.sentences[0].hypotheses ?? [] : [];
-  const others = only.length > 1 ? only.slice(1).map(({ text, score }) => [text, score])
-    : (answer?.alternatives ?? []).map((text) => [text]);
-  $("alternatives").replaceChildren(...others.map(([text, score]) => {
-    const item = document.createElement("li"), note = document.createElement("span");
-    item.append(text, " ", note);
-    note.className = "quiet";
-    note.textContent = score === undefined ? "" : `(${score.toFixed(2)})`;
-    return item;
-  }));
-  $("alternatives-box").hidden = !others.length;
-  const sentences = (answer?.sentences ?? []).filter(({ hypotheses }) => hypotheses?.length);
-  $("alignment-box").hidden = $("attention-box").hidden = !sentences.length;
-  showAlignment($("alignment"), sentences);
-  const detected = answer?.source ?? $("source").value;
-  const target = $("target").value, shape = groupsOf(target, detected)[0]?.attention;
-  showAttention($("attention-box"), $("attention"), sentences, { source: detected, target, shape, ask });
+  showAlternatives(listAlternatives(answer));
+  const translated = sentences.filter(({ hypotheses }) => hypotheses?.length);
+  $("alignment-box").hidden = !translated.length;
+  $("attention-box").hidden = !translated.length;
+  showAlignment($("alignment"), translated);
+  const source = answer?.source ?? $("source").value;
+  const target = $("target").value;
+  const shape = findGroups(target, source)[0]?.attention;
+  showAttention($("attention-box"), $("attention"), translated, { source, target, shape, ask });
 }
 
-function remember(entry) {
-  const entries = recall("history", []).filter(
-    ({ text, target }) => !(target === entry.target && entry.text.startsWith(text)));
-  keep("history", [entry, ...entries].slice(0, HISTORY));
+// Return the other translations, with scores if the text is a single sentence.
+function listAlternatives(answer) {
+  if (!answer) return [];
+  const [sentence] = answer.sentences;
+  const hypotheses = answer.sentences.length === 1 ? sentence.hypotheses ?? [] : [];
+  if (hypotheses.length > 1) return hypotheses.slice(1);
+  return (answer.alternatives ?? []).map((text) => ({ text }));
+}
+
+function showAlternatives(alternatives) {
+  $("alternatives").replaceChildren(...alternatives.map(({ text, score }) => {
+    const item = document.createElement("li");
+    const note = document.createElement("span");
+    note.className = "quiet";
+    if (score !== undefined) note.textContent = `(${score.toFixed(2)})`;
+    item.append(text, " ", note);
+    return item;
+  }));
+  $("alternatives-box").hidden = !alternatives.length;
+}
+
+async function copyTranslation() {
+  try {
+    await navigator.clipboard.writeText($("output").textContent);
+    $("state").textContent = "Copied";
+  } catch {
+    getSelection().selectAllChildren($("output")); // for Ctrl+C
+    $("state").textContent = "Selected; copy it with Ctrl+C";
+  }
+}
+
+// --- history
+
+// Add an entry. It replaces entries of a text that was typed on.
+function addToHistory(entry) {
+  const entries = recall("history", []).filter(({ text, target }) => (
+    target !== entry.target || !entry.text.startsWith(text)
+  ));
+  store("history", [entry, ...entries].slice(0, MAX_HISTORY));
   showHistory();
 }
 
@@ -120,48 +277,41 @@ function showHistory() {
   const entries = recall("history", []);
   $("history-box").hidden = !entries.length;
   $("history").replaceChildren(...entries.map((entry) => {
-    const item = document.createElement("li"), button = document.createElement("button");
+    const button = document.createElement("button");
     button.type = "button";
     button.textContent = `${entry.source} → ${entry.target}: ${entry.text} — ${entry.translation}`;
-    button.addEventListener("click", () => {
-      $("source").value = entry.source;
-      showTargets(entry.target);
-      $("input").value = entry.text;
-      translate();
-      $("input").focus();
-    });
+    button.addEventListener("click", () => translateAgain(entry));
+    const item = document.createElement("li");
     item.append(button);
     return item;
   }));
 }
 
-function swap() {
-  const source = $("source").value, target = $("target").value;
-  const back = state.languages.find(({ code }) => code === target);
-  const goal = source === "auto" ? back?.targets.find((code) => code !== target) : source;
-  if (!back?.targets.some((code) => code === goal && code !== target)) {
-    $("state").textContent = "This server does not translate the other way.";
-    return;
-  }
-  const text = $("output").textContent;
-  $("source").value = target;
-  showTargets(goal);
-  if (text) $("input").value = text;
-  chosen();
+function translateAgain(entry) {
+  $("source").value = entry.source;
+  fillTargets(entry.target);
+  $("input").value = entry.text;
+  translate();
+  $("input").focus();
 }
 
-function chosen() {
-  keep("languages", [$("source").value, $("target").value]);
-  translate();
+function deleteHistory() {
+  store("history", []);
+  showHistory();
 }
+
+// --- start
 
 function setUpTabs() {
   const tabs = [$("tab-text"), $("tab-file")];
-  const select = (tab) => tabs.forEach((other) => {
-    other.setAttribute("aria-selected", other === tab);
-    other.tabIndex = other === tab ? 0 : -1;
-    $(other.getAttribute("aria-controls")).hidden = other !== tab;
-  });
+  function select(chosenTab) {
+    for (const tab of tabs) {
+      const isChosen = tab === chosenTab;
+      tab.setAttribute("aria-selected", isChosen);
+      tab.tabIndex = isChosen ? 0 : -1;
+      $(tab.getAttribute("aria-controls")).hidden = !isChosen;
+    }
+  }
   tabs.forEach((tab, i) => {
     tab.addEventListener("click", () => select(tab));
     tab.addEventListener("keydown", (event) => {
@@ -173,51 +323,64 @@ function setUpTabs() {
   });
 }
 
-async function start() {
-  $("key").value = recall("key", "");
-  const [languages, settings, models] = await Promise.all(
-    [ask("/languages"), ask("/frontend/settings"), ask("/v1/models")]);
-  Object.assign(state, { languages, settings });
-  Object.assign(state, { groups: models.groups, most: models.max_beam_size });
-  const [source, target] = recall("languages", [settings.language.source.code, settings.language.target.code]);
-  const sources = languages.filter(({ code, targets }) => targets.some((other) => other !== code));
-  options($("source"), [{ code: "auto", name: "Detect language" }, ...sources], source);
+function setUpLanguages(defaults) {
+  const [source, target] = recall("languages", [defaults.source.code, defaults.target.code]);
+  const sources = state.languages.filter((language) => otherTargets(language).length);
+  fillSelect($("source"), [{ code: "auto", name: "Detect language" }, ...sources], source);
   if ($("source").value === "auto" && source !== "auto") $("source").value = sources[0].code;
-  showTargets(target);
-  $("key-box").hidden = !settings.apiKeys;
-  $("key-box").open = settings.keyRequired && !$("key").value;
-  $("tab-file").hidden = !settings.filesTranslation;
-  setUpTabs();
-  setUpFiles({ settings, keyOf: () => $("key").value });
-  showHistory();
-  $("input").addEventListener("input", () => {
-    clearTimeout(state.timer);
-    state.timer = setTimeout(translate, DELAY);
+  fillTargets(target);
+  $("source").addEventListener("change", () => {
+    fillTargets($("target").value);
+    changeLanguages();
   });
-  $("source").addEventListener("change", () => { showTargets($("target").value); chosen(); });
-  $("target").addEventListener("change", chosen);
-  $("swap").addEventListener("click", swap);
+  $("target").addEventListener("change", changeLanguages);
+  $("swap").addEventListener("click", swapLanguages);
   document.addEventListener("keydown", (event) => {
-    if (event.altKey && event.key.toLowerCase() === "s") { event.preventDefault(); swap(); }
-  });
-  $("clear").addEventListener("click", () => { $("input").value = ""; translate(); $("input").focus(); });
-  $("key-form").addEventListener("submit", (event) => event.preventDefault());
-  $("key").addEventListener("change", () => { keep("key", $("key").value); translate(); });
-  $("forget").addEventListener("click", () => { keep("history", []); showHistory(); });
-  $("copy").addEventListener("click", async () => {
-    try {
-      await navigator.clipboard.writeText($("output").textContent);
-      $("state").textContent = "Copied";
-    } catch {
-      getSelection().selectAllChildren($("output")); // for Ctrl+C
-      $("state").textContent = "Selected; copy it with Ctrl+C";
+    if (event.altKey && event.key.toLowerCase() === "s") {
+      event.preventDefault();
+      swapLanguages();
     }
   });
+}
+
+function setUpKey({ apiKeys, keyRequired }) {
+  $("key-box").hidden = !apiKeys;
+  $("key-box").open = keyRequired && !$("key").value;
+  $("key-form").addEventListener("submit", (event) => event.preventDefault());
+  $("key").addEventListener("change", () => {
+    store("key", $("key").value);
+    translate();
+  });
+}
+
+async function start() {
+  $("key").value = recall("key", "");
+  const [languages, settings, models] = await Promise.all([
+    ask("/languages"),
+    ask("/frontend/settings"),
+    ask("/v1/models"),
+  ]);
+  state.languages = languages;
+  state.settings = settings;
+  state.groups = models.groups;
+  state.maxBeamSize = models.max_beam_size;
+  setUpLanguages(settings.language);
+  setUpGlossary(models.glossaries);
+  setUpKey(settings);
+  setUpTabs();
+  $("tab-file").hidden = !settings.filesTranslation;
+  setUpFiles({ settings, keyOf: () => $("key").value });
+  showHistory();
+  $("input").addEventListener("input", translateAfterTyping);
+  $("clear").addEventListener("click", () => {
+    $("input").value = "";
+    translate();
+    $("input").focus();
+  });
+  $("forget").addEventListener("click", deleteHistory);
+  $("copy").addEventListener("click", copyTranslation);
   translate();
   document.body.dataset.ready = "true";
 }
 
-start().catch((error) => {
-  $("error").textContent = error.message;
-  $("error").hidden = false;
-});
+start().catch((error) => showError(error.message));
