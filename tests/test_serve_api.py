@@ -142,7 +142,7 @@ def test_mistakes_are_named_in_the_order_of_libretranslate(server: Running) -> N
         (good | {"source": "yy", "target": "xx"}, "xx is not a target of yy"),
         (good | {"q": 5}, "q is not a string or list of strings"),
         (good | {"q": [["a"]]}, "q is not a string or list of strings"),
-        (good | {"alternatives": 1e999}, "alternatives is not a number"),
+        (good | {"alternatives": 1e999}, "alternatives is not an integer"),
         (good | {"alternatives": 1.5}, "alternatives is not an integer"),
         (good | {"alternatives": True}, "alternatives is not an integer"),
         (good | {"q": "\ud800"}, "half a surrogate pair"),
