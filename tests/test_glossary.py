@@ -23,7 +23,7 @@ from searching import (
     source_rows,
     toy_source,
 )
-from tiny import EOS, UNK
+from tiny import EOS, UNK, tiny_model
 from torch import Tensor
 from toy import command
 from translating import translate, write_lines
@@ -34,6 +34,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, NmtError
 from nmt.search.glossary import count_terms, load_glossary, spell, word_starts
 from nmt.search.request import SearchRequest
+from nmt.search.stepper import ModelStepper
 from nmt.search.term_search import SentenceTerms, TermSearch
 
 ALL_START = [True] * SYMBOLS
@@ -232,6 +233,18 @@ def test_the_terms_of_given_translations_are_scored(
     assert "glossary=" in capsys.readouterr().err
     assert command("evaluate", [*arguments[:2], f"src={source}"]) == 2
     assert "src=" in capsys.readouterr().err
+
+
+def test_translations_that_are_cut_at_the_length_limit_keep_their_terms(
+    tokenizer: Tokenizer,
+) -> None:
+    model = tiny_model(3, sharpness=2.0, vocab_size=tokenizer.vocab_size)
+    config = SearchConfig(beam_size=4, max_length_a=0, max_length_b=12, loop_guard=False)
+    translator = Translator(ModelStepper(model), tokenizer, config)
+    for target in ("tree", "the", "house", "grün", "small", "größer"):
+        [translations] = translator.n_best(["the house"], glossary=[f"house\t{target}"])
+        assert not translations[0].finished
+        assert target in translations[0].text.split(), target
 
 
 @pytest.mark.slow

@@ -167,9 +167,25 @@ class Candidate(NamedTuple):
         )
 
     @property
+    def has_all_terms(self) -> bool:
+        """Whether the hypothesis contains all terms if it ends with this token."""
+        terms = self.hypothesis.terms
+        return terms.can_end(terms.advance(self.hypothesis.progress, self.token))
+
+    @property
     def rank(self) -> tuple[float, int, int]:
         """Sort key that puts the best candidate first."""
         return (-self.total, self.hypothesis.row, self.token)
+
+
+def prefer_all_terms(candidates: list[Candidate]) -> list[Candidate]:
+    """Return the candidates that contain all terms, or all candidates if none does.
+
+    At the length limit, a hypothesis may be cut before its terms. It must not replace one that
+    contains them, even if its score is higher.
+    """
+    with_terms = [candidate for candidate in candidates if candidate.has_all_terms]
+    return with_terms or candidates
 
 
 class TermSearch(BeamSearch):
@@ -207,10 +223,15 @@ class TermSearch(BeamSearch):
         indices: list[int] = []  # rows of `candidates`, one per sentence
         columns: list[int] = []  # columns of `candidates`
         allocated: list[Candidate] = []
-        sentences = self._state.beam.sentences[candidates.rows[:, 0]].tolist()
+        sentence_numbers = self._state.beam.sentences[candidates.rows[:, 0]]  # (B,)
+        sentences = sentence_numbers.tolist()
+        lengths = self._state.num_tokens(sentence_numbers, self._state.beam.length + 1)  # (B,)
+        is_at_limit = (lengths == self._state.limits[sentence_numbers]).tolist()
         for index, sentence in enumerate(sentences):
             if sentence in rankings:
                 sentence_candidates = self._allocate(rankings[sentence])
+                if is_at_limit[index]:
+                    sentence_candidates = prefer_all_terms(sentence_candidates)
                 indices += [index] * len(sentence_candidates)
                 columns += range(len(sentence_candidates))
                 allocated += sentence_candidates
