@@ -384,7 +384,10 @@ def test_a_cpu_has_every_format_and_float32_by_default() -> None:
     for choice in DType:
         expected = "float32" if choice is DType.auto else choice.value
         assert find_dtype(choice, CPU) is getattr(torch, expected)
-    with pytest.raises(DeviceError, match="dtype=float16: mps here has no float16; use dtype=flo"):
+    with pytest.raises(
+        DeviceError,
+        match="dtype=float16: the device mps of this machine does not support it; use dtype=flo",
+    ):
         find_dtype(DType.float16, torch.device("mps"))
 
 
