@@ -184,6 +184,11 @@ def test_each_proposed_name_works_in_place_of_the_misspelled_one(
         translator.translate(["red"], max_token=30)  # type: ignore[call-arg]
     for name in read_proposals(str(error.value)):
         translator.translate(["red"], **{name: 30})
+    longest_piece = max(translator.tokenizer.tgt.all_pieces(), key=len)
+    with pytest.raises(ConfigError) as error:
+        translator.translate(["red"], suppress=[f"{longest_piece}x"])
+    for name in read_proposals(str(error.value)):
+        translator.translate(["red"], suppress=[name])
     Path("glossaries").mkdir()
     Path("glossaries/ours.tsv").write_text("red\trot\n", encoding="utf-8")
     models = loaded(tiny_folder(workspace / "model", tokenizer))
@@ -201,7 +206,7 @@ def test_each_proposed_name_works_in_place_of_the_misspelled_one(
         for name in read_proposals(answer.json["error"]):
             assert server.upload("t.csv", table, columns=name, **languages).status == 200
     assert not failures, "\n".join(map(str, failures))
-    proposing.add(("nmt.serve.documents", "_find_cells"))  # the upload ran it in another process
+    proposing.add(("nmt.serve.documents", "_find_column"))  # the upload ran it in another process
     assert proposing == find_places(r"\bsuggest_names\(")
 
 

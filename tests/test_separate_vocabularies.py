@@ -143,7 +143,7 @@ def test_folders_hold_a_model_for_each_side_and_those_of_another_model_are_refus
     assert train(tmp_path / "data", tmp_path / "run") == 2
     assert "not the one that the folder was made with" in capfd.readouterr().err
     folders = [work_dir / "run", random_model(tmp_path / "joint", tokenizer)]
-    with pytest.raises(ModelError, match="another tokenizer"):
+    with pytest.raises(ModelError, match="a different tokenizer"):
         Translator.load(folders, device="cpu", backend="native")
     with pytest.raises(ConfigError, match=r"<pad> <unk> <s> </s>.*\[END\].*the same names"):
         open_tokenizers(foreign_models(tmp_path, eos_piece="[END]"))
