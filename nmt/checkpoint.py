@@ -48,7 +48,7 @@ class ModelInfo:
     src_lang: str
     tgt_lang: str
     tokenizer_sha256: str
-    updates: int  # number of training updates; of an average, those of its newest checkpoint
+    updates: int  # training updates; an average has the number of its newest checkpoint
     src_vocab_size: int | None = None  # if the source has its own vocabulary
     directions: list[LanguagePair] = field(default_factory=list)  # if it has language tags
 

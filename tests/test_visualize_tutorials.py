@@ -59,6 +59,7 @@ def test_the_steps_compute_the_output_of_the_attention_layer(name: str) -> None:
         weights = attention_out[layer.self_attention]
         assert torch.allclose(steps.x, x[0], atol=1e-6)
         assert torch.allclose(steps.weights, weights[0], atol=1e-6)
+        assert torch.allclose(steps.scaled_scores.softmax(dim=-1), weights[0], atol=1e-6)
         assert torch.allclose(steps.attention, expected[0], atol=1e-5)
         output = layer.add_and_norm(layer.self_attention_norm, x, expected)
         assert torch.allclose(steps.output, output[0], atol=1e-5)

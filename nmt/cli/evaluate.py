@@ -157,7 +157,7 @@ def _command_metric(config: EvaluateConfig, test_set: _TestSet) -> CommandMetric
 def _tune(config: EvaluateConfig) -> None:
     """Print the best weights of rerank=noisy_channel, and the scores with and without reranking.
 
-    The weights are those of the highest score by the first metric on all test sets together.
+    The best weights give the highest score by the first metric on all test sets together.
     """
     from nmt.translate.tune_weights import choose_by_weights, find_weights
 

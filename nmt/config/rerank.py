@@ -97,7 +97,7 @@ class RerankConfig(Settings):
 
     @property
     def reranking(self) -> RerankConfig | None:
-        """The settings of reranking alone, with absolute paths; None without reranking."""
+        """The settings of reranking, with absolute paths; None without reranking."""
         if self.rerank is Reranking.none:
             return None
         settings = {setting.name: getattr(self, setting.name) for setting in fields(RerankConfig)}

@@ -317,9 +317,9 @@ class _ChunkReader:
                 self.malformed.setdefault(row, error)
 
     def read_scores(self) -> Scores | None:
-        """Return the score of each pair (N,), or None if there are none; call `read` first.
+        """Return the score of each pair (N,), or None if the corpus has no scores.
 
-        A line without a finite number is malformed, and gets the score 0.
+        Call `read` first. A line without a finite number is malformed, and gets the score 0.
         """
         source = self._chunk.source
         side = 3 if source.has_alignment_file else 2
@@ -463,7 +463,7 @@ def _find_texts(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find_score(record: dict[str, Any], path: str) -> str:
-    """Return the number at a path such as `a` or `a.0` as text, or "" if there is none.
+    """Return the number at a path such as `a` or `a.0` as text, or "" if it has no number.
 
     The names in a path are separated by full stops. In a list, a name is an index from 0.
     """

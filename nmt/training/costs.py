@@ -143,7 +143,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError, IndexError):  # not Linux
-        # not from `getrusage`, whose peak includes that of the process that started this one
+        # not from `getrusage`, whose peak includes the peak of the process that started this one
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
     if resource is None:

@@ -26,6 +26,7 @@ from nmt.model.transformer import (
     EncoderLayer,
     PaddedContext,
     Transformer,
+    attend,
     padding_mask,
     repeat_heads,
 )
@@ -85,10 +86,8 @@ def compute_steps(model: Transformer, src_ids: list[int], layer: int) -> Attenti
     encoding = self_attention.position_encoding
     if encoding.has_bias:
         scaled_scores = scaled_scores + encoding.bias(q, context.distances)
-    weights = scaled_scores.softmax(dim=-1)
-    heads = weights @ v  # (1, H, S, d)
-    if encoding.has_bias:
-        heads = heads + encoding.value_bias(weights, context.distances)
+    distances = context.distances if encoding.has_bias else None
+    heads, weights = attend(q, k, v, context.mask, None, encoding, distances)
     concatenated = heads.transpose(1, 2).flatten(2)  # (1, S, H * d)
     attention = self_attention.out_projection(concatenated)  # (1, S, D)
 

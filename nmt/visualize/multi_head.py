@@ -45,18 +45,18 @@ def _draw_dot_product(axes: Axes, style: Style, model: ModelConfig) -> None:
         Box("SoftMax", f"weights {scores}", category="feed-forward"),
         Box("MatMul", f"weights V, (B, {heads}, T, {size})", category="attention"),
     ]
-    left = 0.6  # between queries and keys
+    step_x = 0.6  # between queries and keys
     for i, box in enumerate(steps):
         y = i + 1.0
-        draw_box(axes, style, left, y, box)
+        draw_box(axes, style, step_x, y, box)
         if i > 0:
-            draw_arrow(axes, style, (left + 0.5, y - 1 + BOX_HEIGHT), (left + 0.5, y))
-    draw_arrow(axes, style, (_INPUT_XS["Q"] + 0.5, BOX_HEIGHT), (left + 0.25, 1))
-    draw_arrow(axes, style, (_INPUT_XS["K"] + 0.5, BOX_HEIGHT), (left + 0.75, 1))
+            draw_arrow(axes, style, (step_x + 0.5, y - 1 + BOX_HEIGHT), (step_x + 0.5, y))
+    draw_arrow(axes, style, (_INPUT_XS["Q"] + 0.5, BOX_HEIGHT), (step_x + 0.25, 1))
+    draw_arrow(axes, style, (_INPUT_XS["K"] + 0.5, BOX_HEIGHT), (step_x + 0.75, 1))
     value_x = _INPUT_XS["V"] + 0.5
     last_y = len(steps) + BOX_HEIGHT / 2
     axes.plot([value_x, value_x], [BOX_HEIGHT, last_y], color=style.muted_color)
-    draw_arrow(axes, style, (value_x, last_y), (left + 1, last_y))
+    draw_arrow(axes, style, (value_x, last_y), (step_x + 1, last_y))
     axes.set_title("Scaled dot-product attention (equation 1)", fontsize=13)
 
 

@@ -137,8 +137,8 @@ def smoothed_targets(tgt_out: list[int], vocab_size: int, smoothing: float) -> T
 def select_columns(probabilities: Tensor, columns: list[int]) -> Tensor:
     """Return the `columns` of (T, V), and the sum of all others as the last column, (T, C + 1)."""
     selected = probabilities[:, columns]  # (T, C)
-    others = 1 - selected.sum(dim=1, keepdim=True)
-    return torch.cat([selected, others.clamp(min=0)], dim=1)
+    remainder = 1 - selected.sum(dim=1, keepdim=True)  # (T, 1)
+    return torch.cat([selected, remainder.clamp(min=0)], dim=1)
 
 
 def probabilities_figure(
