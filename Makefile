@@ -60,6 +60,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format nmt configs scripts tests
 	$(BIN)/ruff check --fix nmt configs scripts tests
 	$(BIN)/python scripts/wrap.py *.md docs/*.md docs/benchmarks/README.md
+	$(BIN)/python scripts/tour.py
 
 # The same bytes for the same commit, wherever and whenever it is built
 wheel: $(INSTALLED)

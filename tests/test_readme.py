@@ -13,7 +13,9 @@ from nmt.cli.arguments import read_arguments
 from nmt.cli.commands import COMMANDS
 
 COLUMNS = 110
-GENERATED = re.compile(r"docs/benchmarks/(?!README)|docs/paper\.md")  # not wrapped by hand
+GENERATED = re.compile(
+    r"docs/benchmarks/(?!README)|docs/(paper|tour[-\w]*)\.md"
+)  # not wrapped by hand
 TESTS = ROOT / "tests"
 
 # Commands that test_page_commands.py does not run: a text in the command, and the test that runs
