@@ -24,6 +24,8 @@ from nmt.checkpoint import load_info, load_tensors
 from nmt.config import ModelConfig, TrainConfig
 from nmt.data.shards import MappedShard
 from nmt.data.tokenizer import Tokenizer
+from nmt.documents.document import ReadOptions
+from nmt.documents.formats import read_document
 from nmt.errors import NmtError
 from nmt.importing.marian import _load_arrays as load_arrays
 from nmt.importing.marian import _parse_settings as parse_settings
@@ -33,7 +35,6 @@ from nmt.importing.weights import Tensors, load_pickle
 from nmt.runtime.manifest import MANIFEST, read_entries, verify_checksums
 from nmt.runtime.metadata import read_json, read_yaml, to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
-from nmt.serve.documents import ReadOptions, read_document
 from nmt.training.checkpoints import load_checkpoint
 from nmt.translate.results import LineResult, Translation
 

@@ -206,7 +206,7 @@ def test_each_proposed_name_works_in_place_of_the_misspelled_one(
         for name in read_proposals(answer.json["error"]):
             assert server.upload("t.csv", table, columns=name, **languages).status == 200
     assert not failures, "\n".join(map(str, failures))
-    proposing.add(("nmt.serve.documents", "_find_column"))  # the upload ran it in another process
+    proposing.add(("nmt.documents.tables", "_find_column"))  # the upload ran it in another process
     assert proposing == find_places(r"\bsuggest_names\(")
 
 

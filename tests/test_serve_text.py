@@ -12,11 +12,13 @@ import time
 
 import pytest
 
+from nmt.documents.document import ReadOptions
+from nmt.documents.formats import read_document
+from nmt.documents.html_tokens import extract_visible_text
+from nmt.documents.markup import parse_html
+from nmt.documents.texts import find_token_spans, is_emoji_only, parse_plain_text
 from nmt.errors import DataError
-from nmt.serve.documents import Downloads, ReadOptions, read_document
-from nmt.serve.html_tokens import extract_visible_text
-from nmt.serve.markup import parse_html
-from nmt.serve.texts import find_token_spans, is_emoji_only, parse_plain_text
+from nmt.serve.downloads import Downloads
 from nmt.translate.results import LineResult, Translation
 
 
@@ -328,7 +330,7 @@ SUBTITLES = (
 def render(name: str, content: str, **settings: object) -> str:
     document = read_document(name, content.encode(), ReadOptions(**settings))  # type: ignore[arg-type]
     texts = [text.render(list(map(translated, text.sentences))) for text in document.texts]
-    return document.assemble(texts)
+    return document.assemble(texts).decode()
 
 
 def test_subtitles_keep_numbers_times_line_ends_and_the_number_of_lines() -> None:
@@ -386,7 +388,7 @@ def test_a_byte_order_mark_stays() -> None:
 
 
 def test_files_of_too_many_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.serve.documents._MAX_TEXTS", 9)
+    monkeypatch.setattr("nmt.documents.document.MAX_TEXTS", 9)
     for name, content in (("a.txt", "a\n" * 10), ("a.csv", "a,a\n" * 5), ("a.html", "<p>a" * 19)):
         with pytest.raises(DataError, match="more than .* cut it into several"):
             read_document(name, content.encode(), ReadOptions())
@@ -402,16 +404,16 @@ def test_files_that_cannot_be_read_are_refused() -> None:
 def test_downloads_expire_and_have_names_that_nobody_guesses() -> None:
     valid = Downloads(60, 9)
     expired = Downloads(0, 9)
-    key = valid.add("../../etc/a b.txt", "x")
+    key = valid.add("../../etc/a b.txt", b"x")
     assert re.fullmatch(r"[\w-]{30,}/a b\.txt", key)
     path = valid.find(key)
     assert path is not None
     assert path.read_text() == "x"
     assert valid.find("../" + key) is None
     assert valid.find(key[1:]) is None
-    assert expired.find(expired.add("a.txt", "x")) is None
+    assert expired.find(expired.add("a.txt", b"x")) is None
     shutil.rmtree(valid.folder)
-    assert valid.find(valid.add("a.txt", "x"))
+    assert valid.find(valid.add("a.txt", b"x"))
     assert not list(expired.folder.iterdir())
     for downloads in (valid, expired):
         downloads.close()
@@ -424,11 +426,11 @@ def test_a_download_without_room_leaves_no_file() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # a full disk
     try:
         with pytest.raises(OSError, match="large"):
-            downloads.add("a.txt", "x" * 100)
+            downloads.add("a.txt", b"x" * 100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(downloads.folder.iterdir())
-    key = downloads.add("a.txt", "x")
+    key = downloads.add("a.txt", b"x")
     shutil.rmtree(downloads.folder)
     assert downloads.find(key) is None
     downloads.close()
@@ -436,7 +438,7 @@ def test_a_download_without_room_leaves_no_file() -> None:
 
 def test_the_oldest_downloads_make_room() -> None:
     downloads = Downloads(60, max_bytes=10)
-    keys = [downloads.add("a.txt", content) for content in ("first", "second", "ä")]
+    keys = [downloads.add("a.txt", content) for content in (b"first", b"second", b"\xc3\xa4")]
     assert downloads.find(keys[0]) is None
     assert downloads.find(keys[1])
     assert downloads.find(keys[2])

@@ -143,7 +143,7 @@ console.log(JSON.stringify({ texts: texts.map(splitText), parts }));
 def test_texts_and_long_lines_are_split_as_by_the_server(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    from nmt.serve.texts import parse_plain_text
+    from nmt.documents.texts import parse_plain_text
 
     texts = [
         "One. Two!  Three?\n\n Four, e.g. this. “Five.” Six",

@@ -218,6 +218,12 @@ def tag_lines(lines: Sequence[str], tag: str) -> list[str]:
     return [f"{tag} {line}" if line else tag for line in lines]
 
 
+def find_source_prefix(tokenizer: Tokenizer, tags: Tags) -> str:
+    """Return the text that the model reads before each source: its tag, or symbols of its own."""
+    pieces = [tags.src] if tags.src else tokenizer.pieces(tokenizer.prefix)
+    return "".join(f"{piece} " for piece in pieces)
+
+
 def encode_starts(tokenizer: Tokenizer, texts: Sequence[str], tag: str) -> list[list[int]]:
     """Return the ids that each target is forced to begin with.
 

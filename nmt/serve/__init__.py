@@ -9,9 +9,8 @@ A request passes through these modules, from the socket to the search:
     service                 the state that the routes share
     models, languages       the loaded models, their directions and languages
     text_translation        from texts and documents to sentences, and back
-    texts, documents        formats: plain text and files
-    markup, html_tokens, inline_tags        HTML
     file_process, encoding  processes that read files and encode long texts
+    downloads               translated files
     scheduler, queues       requests that wait, and the results of their lines
     round_runner, rounds    sentences of several requests that are searched together
     worker_pool, worker_process             processes that search

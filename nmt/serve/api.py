@@ -21,8 +21,9 @@ from starlette.routing import Route
 
 from nmt.config import resolve_path
 from nmt.data.language_codes import language_name
-from nmt.serve.documents import FORMATS, ReadOptions
-from nmt.serve.file_process import FileWindow, OpenFile
+from nmt.documents.document import ReadOptions
+from nmt.documents.formats import FORMATS
+from nmt.serve.file_process import FileSummary, FileWindow, OpenFile
 from nmt.serve.http_errors import HttpError, InvalidRequestError
 from nmt.serve.languages import DetectedLanguage
 from nmt.serve.models import Direction, TranslationOptions
@@ -141,10 +142,8 @@ async def translate_file(request: Request) -> Response:
 
 async def _translate_file(
     api_request: ApiRequest, path: PurePath, content: bytes, options: TranslationOptions
-) -> str:
+) -> bytes:
     """Return the content of the translated file; `path` is its name, and `content` its bytes."""
-    text = content.decode("utf-8", "replace")
-    api_request.check_size([text], is_file=True)
     columns = api_request.params.text("columns", "").split(",")
     read_options = ReadOptions(
         split_sentences=api_request.service.config.split_sentences,
@@ -152,30 +151,30 @@ async def _translate_file(
     )
     client = api_request.context.client
     service = api_request.service
+    service.models.check_languages(options)
     async with service.files.open(client, path.name, content, read_options) as file:
         async with service.files.reading(client):
-            sample = await file.call("sample")
-            _, _, direction = service.models.resolve_direction(sample, options)
-            prefix = direction.prefix if direction else ""
             max_sentences = service.text_translator.max_window_sentences
-            num_sentences = await file.call("read", prefix, max_sentences)
+            summary: FileSummary = await file.call("read", max_sentences)
+        api_request.check_characters(summary.num_characters, is_file=True)
+        _, _, direction = service.models.resolve_direction(summary.sample, options)
         if direction is None:
-            return content.decode()
-        return await _translate_open_file(api_request, file, num_sentences, direction, options)
+            return content
+        return await _translate_open_file(api_request, file, summary, direction, options)
 
 
 async def _translate_open_file(
     api_request: ApiRequest,
     file: OpenFile,
-    num_sentences: int,
+    summary: FileSummary,
     direction: Direction,
     options: TranslationOptions,
-) -> str:
+) -> bytes:
     """Return the translation of a file that was read. /v1/progress shows the progress meanwhile."""
     progress = api_request.service.progress
     request_id = api_request.context.id
     num_finished = 0
-    progress[request_id] = (0, num_sentences)
+    progress[request_id] = (0, summary.num_sentences)
 
     async def next_window() -> list[FileWindow] | None:
         window = await file.call("next_window")
@@ -186,12 +185,12 @@ async def _translate_open_file(
             api_request.context, direction, next_window, options
         )
         async for _, [results] in windows:
-            await file.call("render", results)
+            await file.call("render", results, direction.prefix)
             num_finished += len(results)
-            progress[request_id] = (num_finished, num_sentences)
+            progress[request_id] = (num_finished, summary.num_sentences)
     finally:
         progress.pop(request_id, None)
-    translation: str = await file.call("assemble")
+    translation: bytes = await file.call("assemble")
     return translation
 
 

@@ -17,25 +17,23 @@ import sys
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import PurePath
 from typing import Any
 from weakref import WeakValueDictionary
 
+from nmt.documents.document import Document, ReadOptions, join_texts
+from nmt.documents.formats import read_document
+from nmt.documents.texts import SourceText, group_texts
 from nmt.errors import NmtError
-from nmt.serve.documents import Document, ReadOptions, read_document
-from nmt.serve.html_tokens import extract_visible_text
 from nmt.serve.http_errors import HttpError, TooManyRequestsError
-from nmt.serve.languages import DETECTION_CHARACTERS
-from nmt.serve.texts import SourceText, group_texts
 from nmt.serve.worker_process import set_parent_death_signal
 from nmt.translate.results import LineResult
 
 _MAX_FILES = 32  # files in translation at the same time
 _MAX_FILES_PER_CLIENT = 8
 _MAX_READS = 4  # files that are read at the same time; a client reads one
-_SAMPLE_CHARACTERS = 4000  # beginning of a file from which its language is detected
+_SAMPLE_CHARACTERS = 4000  # at the start of a file, from which its language is detected
 FORK_CONTEXT: Any = multiprocessing.get_context(
     "spawn" if sys.platform == "win32" else "forkserver"
 )
@@ -46,6 +44,15 @@ def start_fork_server() -> None:
     if sys.platform != "win32":
         FORK_CONTEXT.set_forkserver_preload([__name__])
         multiprocessing.forkserver.ensure_running()  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class FileSummary:
+    """What the server needs to know of a file before it is translated."""
+
+    num_sentences: int
+    num_characters: int  # of the sentences
+    sample: str  # the first sentences, to detect the language
 
 
 @dataclass(frozen=True)
@@ -176,8 +183,8 @@ def _run_reader(connection: Connection, reader: _FileReader) -> None:
 class _FileReader:
     """Reads a file and assembles its translation.
 
-    Call `sample` and `read`, then `next_window` and `render` for each window, then `assemble`. The
-    next window may be taken before the results of the last one are there.
+    Call `read`, then `next_window` and `render` for each window, then `assemble`. The next window
+    may be taken before the results of the last one are there.
     """
 
     def __init__(self, name: str, content: bytes, options: ReadOptions) -> None:
@@ -186,22 +193,17 @@ class _FileReader:
         self._options = options
         self._texts: deque[SourceText] = deque()  # of windows whose results are awaited
         self._translations: list[str] = []
-        self._document = Document([], "".join)
+        self._document = Document([], join_texts)
         self._windows: Iterator[list[SourceText]] = iter([])
 
-    def sample(self) -> str:
-        """Return a text to detect the language of the file."""
-        text = self._content.decode("utf-8", "replace")
-        if is_html_file(self._name):
-            text = extract_visible_text(text, DETECTION_CHARACTERS)
-        return text[:_SAMPLE_CHARACTERS]
-
-    def read(self, prefix: str, max_sentences: int) -> int:
-        """Read the file; return the number of its sentences. See `ReadOptions.prefix`."""
-        options = replace(self._options, prefix=prefix)
-        self._document = read_document(self._name, self._content, options)
+    def read(self, max_sentences: int) -> FileSummary:
+        """Read the file. A window has up to `max_sentences` sentences."""
+        self._document = read_document(self._name, self._content, self._options)
         self._windows = group_texts(self._document.texts, max_sentences)
-        return sum(len(text.sentences) for text in self._document.texts)
+        sentences = [sentence for text in self._document.texts for sentence in text.sentences]
+        num_characters = sum(map(len, sentences))
+        sample = " ".join(sentences[:_SAMPLE_CHARACTERS])[:_SAMPLE_CHARACTERS]
+        return FileSummary(len(sentences), num_characters, sample)
 
     def next_window(self) -> FileWindow | None:
         """Return the next sentences to translate, or None at the end."""
@@ -212,19 +214,17 @@ class _FileReader:
         sentences = [sentence for text in texts for sentence in text.sentences]
         return FileWindow(sentences, any(text.needs_alignment for text in texts))
 
-    def render(self, results: Sequence[LineResult]) -> None:
-        """Render the texts of the oldest window that is not rendered, with its results."""
+    def render(self, results: Sequence[LineResult], prefix: str) -> None:
+        """Render the texts of the oldest window that is not rendered, with its results.
+
+        `prefix` is the text that the model read before each sentence.
+        """
         remaining = deque(results)
         while self._texts and len(self._texts[0].sentences) <= len(remaining):
             text = self._texts.popleft()
             text_results = [remaining.popleft() for _ in text.sentences]
-            self._translations.append(text.render(text_results))
+            self._translations.append(text.render(text_results, prefix=prefix))
 
-    def assemble(self) -> str:
+    def assemble(self) -> bytes:
         """Return the translated file."""
         return self._document.assemble(self._translations)
-
-
-def is_html_file(name: str) -> bool:
-    """Return whether a file is an HTML document, by the suffix of its name."""
-    return PurePath(name).suffix.lower() in (".html", ".htm")

@@ -13,14 +13,14 @@ import torch
 
 from nmt.config import Engine, ServeConfig
 from nmt.data.language_codes import shorten_codes
-from nmt.data.languages import Tags
+from nmt.data.languages import Tags, find_source_prefix
+from nmt.documents.html_tokens import extract_visible_text
+from nmt.documents.texts import is_emoji_only
 from nmt.errors import ConfigError, ModelError, list_first
 from nmt.search.glossary import Glossary
-from nmt.serve.html_tokens import extract_visible_text
 from nmt.serve.http_errors import HttpError, UnsupportedLanguageError
 from nmt.serve.languages import DETECTION_CHARACTERS, Languages
 from nmt.serve.queues import BatchOptions
-from nmt.serve.texts import is_emoji_only
 from nmt.serve.worker_pool import WorkerPool, count_workers
 from nmt.translate.engines.auto import choose_engine
 from nmt.translate.options import LineOptions
@@ -58,9 +58,7 @@ class Direction:
     @property
     def prefix(self) -> str:
         """Text that the model sees before every source sentence."""
-        tokenizer = self.translator.tokenizer.src
-        pieces = [self.tags.src] if self.tags.src else tokenizer.pieces(tokenizer.prefix)
-        return "".join(f"{piece} " for piece in pieces)
+        return find_source_prefix(self.translator.tokenizer.src, self.tags)
 
     def make_batch_options(
         self, options: TranslationOptions, *, alignment: bool, max_source_length: int

@@ -116,12 +116,15 @@ class ApiRequest:
     ) -> None:
         """Raise a 400 `HttpError` if there are too many texts or characters.
 
-        Only lists have a limit on the number of texts. Files have their own limit of characters.
+        Only lists have a limit on the number of texts.
         """
         batch_limit = self.service.config.batch_limit
         if is_list and batch_limit and len(texts) > batch_limit:
             raise InvalidRequestError(f"{len(texts)} texts exceed the limit of {batch_limit}")
-        num_characters = sum(map(len, texts))
+        self.check_characters(sum(map(len, texts)), is_file=is_file)
+
+    def check_characters(self, num_characters: int, *, is_file: bool) -> None:
+        """Raise a 400 `HttpError` for too many characters. Files have a limit of their own."""
         limit = self.service.admission.char_limit(self.context, is_file=is_file)
         if limit and num_characters > limit:
             raise InvalidRequestError(f"{num_characters} characters exceed the limit of {limit}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from nmt.documents.texts import remove_forced_start
 from nmt.serve.encoding import TextEncoder
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, ClientQueues, QueuedRequest
 from nmt.serve.round_runner import RoundRunner
-from nmt.serve.texts import remove_forced_start
 from nmt.translate.results import LineResult, apply_cases, build_line_results
 
 _INLINE_SEGMENTS = 32  # the results of larger requests are built outside of the event loop

@@ -15,7 +15,7 @@ from nmt.config import ServeConfig, read_glossary, resolve_path
 from nmt.errors import ConfigError, escape_controls
 from nmt.search.glossary import Glossary, parse_entry
 from nmt.serve.access import Admission, BodyLimits, RequestContext, read_metrics_token
-from nmt.serve.documents import Downloads
+from nmt.serve.downloads import Downloads
 from nmt.serve.file_process import FileProcesses
 from nmt.serve.http_errors import ClientDisconnectedError
 from nmt.serve.models import Models, TranslationOptions

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from nmt.config import ServeConfig
+from nmt.documents.document import ReadOptions, read_text
+from nmt.documents.texts import SourceText, Translatable, group_texts
 from nmt.serve.access import RequestContext
-from nmt.serve.documents import ReadOptions, read_text
 from nmt.serve.http_errors import HttpError, TooManyRequestsError
 from nmt.serve.models import Direction, Models, TranslationOptions
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, QueueFullError, TooManySentencesError
 from nmt.serve.scheduler import Scheduler
-from nmt.serve.texts import SourceText, Translatable, group_texts
 from nmt.translate.results import LineResult
 
 T = TypeVar("T")
@@ -45,7 +45,9 @@ class TranslatedText:
 
     def render_translation(self, rank: int = 0) -> str:
         """Return the text with the translation of this rank for each sentence; 0 is the best."""
-        return self.text if self.direction is None else self.source_text.render(self.results, rank)
+        if self.direction is None:
+            return self.text
+        return self.source_text.render(self.results, rank, self.direction.prefix)
 
     def list_alternatives(self, max_alternatives: int) -> list[str]:
         """Return up to `max_alternatives` other translations, best first."""
@@ -114,8 +116,7 @@ class TextTranslator:
         split_sentences = self.should_split_sentences(options)
         for text in texts:
             source, confidence, direction = models.resolve_direction(text, options)
-            prefix = direction.prefix if direction else ""
-            read_options = ReadOptions(split_sentences=split_sentences, prefix=prefix)
+            read_options = ReadOptions(split_sentences=split_sentences)
             source_text = read_text(read_options, text, is_html=options.is_html)
             translated_texts.append(
                 TranslatedText(text, source, confidence, direction, source_text)
@@ -184,7 +185,7 @@ class TextTranslator:
         results = self.translate_windows(context, direction, next_window, options)
         async for window, text_results in results:
             for source_text, sentence_results in zip(window, text_results, strict=True):
-                yield source_text.render(sentence_results)
+                yield source_text.render(sentence_results, prefix=direction.prefix)
 
     async def translate_windows(
         self,

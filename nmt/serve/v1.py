@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from nmt.documents.texts import find_token_spans, parse_plain_text
 from nmt.serve.access import RequestContext
 from nmt.serve.http_errors import HttpError
 from nmt.serve.models import Direction, TranslationOptions
@@ -24,7 +25,6 @@ from nmt.serve.parameters import (
     parse_json,
 )
 from nmt.serve.text_translation import TranslatedText, call_for_texts
-from nmt.serve.texts import find_token_spans, parse_plain_text
 from nmt.serve.v1_attention import attention
 from nmt.serve.v1_options import check_options, read_options
 from nmt.translate.attention import attention_shape

@@ -8,12 +8,12 @@ from enum import Enum
 from typing import NamedTuple
 
 from nmt.config import Normalization, Stop, choose
+from nmt.documents.texts import parse_plain_text
 from nmt.errors import ConfigError, suggest_names
 from nmt.search.glossary import Glossary, parse_entry
 from nmt.serve.http_errors import InvalidRequestError
 from nmt.serve.models import TranslationOptions
 from nmt.serve.parameters import ApiRequest, Parameters
-from nmt.serve.texts import parse_plain_text
 
 _PARAMETERS = {
     "alignment",

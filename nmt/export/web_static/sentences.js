@@ -1,4 +1,4 @@
-// Cut texts into sentences and long lines into parts, as nmt/serve/texts.py and nmt/translate/long_lines.py
+// Cut texts into sentences and long lines into parts, as nmt/documents/texts.py and nmt/translate/long_lines.py
 // do.
 import { replaceLineBreaks } from "./tokenizer.js";
 

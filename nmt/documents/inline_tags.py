@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 
-from nmt.serve.texts import find_token_spans
+from nmt.documents.texts import find_token_spans
 from nmt.translate.results import LineResult
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
-from nmt.serve.html_tokens import Token, TokenKind, tokenize
-from nmt.serve.inline_tags import Element, TagPlacer, TargetWord, align_words
-from nmt.serve.texts import PlainText, get_translation_text, parse_plain_text
+from nmt.documents.html_tokens import Token, TokenKind, tokenize
+from nmt.documents.inline_tags import Element, TagPlacer, TargetWord, align_words
+from nmt.documents.texts import PlainText, get_translation_text, parse_plain_text
 from nmt.translate.results import LineResult
 
 _WHITE_SPACE = " \t\r\n\f"  # as HTML defines it; other white space is text
@@ -41,24 +41,21 @@ class HtmlText:
             isinstance(content, Block) and content.root.children for content in self.contents
         )
 
-    def render(self, results: Sequence[LineResult], rank: int = 0) -> str:
+    def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
         """See `SourceText.render`."""
         remaining = iter(results)
         rendered = []
         for content in self.contents:
             if isinstance(content, Block):
                 block_results = list(islice(remaining, len(content.text.sentences)))
-                rendered.append(content.render(block_results, rank))
+                rendered.append(content.render(block_results, rank, prefix))
             else:
                 rendered.append(content)
         return "".join(rendered)
 
 
-def parse_html(text: str, *, split_sentences: bool = True, prefix: str = "") -> HtmlText:
-    """Find the blocks of a document. Broken markup is text, or stays where it is.
-
-    `prefix` is the text that the model reads before each sentence.
-    """
+def parse_html(text: str, *, split_sentences: bool = True) -> HtmlText:
+    """Find the blocks of a document. Broken markup is text, or stays where it is."""
     contents: list[str | Block] = []
     markup: list[str] = []  # source of the tokens since the previous block
     for is_boundary, group in groupby(tokenize(text), _is_boundary):
@@ -67,7 +64,7 @@ def parse_html(text: str, *, split_sentences: bool = True, prefix: str = "") -> 
         if is_boundary or not "".join(texts).strip():
             markup += [token.raw for token in tokens]
         else:
-            block = _parse_block(tokens, split_sentences=split_sentences, prefix=prefix)
+            block = _parse_block(tokens, split_sentences=split_sentences)
             contents += ["".join(markup), block]
             markup = []
     return HtmlText([*contents, "".join(markup)])
@@ -86,17 +83,16 @@ class Block:
     root: Element  # holds the elements of the block
     leading_space: str
     trailing_space: str
-    prefix: str
 
-    def render(self, results: Sequence[LineResult], rank: int) -> str:
+    def render(self, results: Sequence[LineResult], rank: int, prefix: str) -> str:
         """Return the translation as HTML."""
         if self.root.children:
-            rendered = self._place_tags(results, rank)
+            rendered = self._place_tags(results, rank, prefix)
         else:
             rendered = html.escape(self.text.render(results, rank), quote=False)
         return self.leading_space + rendered + self.trailing_space
 
-    def _place_tags(self, results: Sequence[LineResult], rank: int) -> str:
+    def _place_tags(self, results: Sequence[LineResult], rank: int, prefix: str) -> str:
         translations = [get_translation_text(result, rank) for result in results]
         gaps = self.text.target_gaps(translations)
         target = ""
@@ -110,7 +106,7 @@ class Block:
                 result,
                 rank,
                 sentence=sentence,
-                prefix=self.prefix,
+                prefix=prefix,
                 source_start=source_start,
                 target_start=len(target),
             )
@@ -119,7 +115,7 @@ class Block:
         return TagPlacer(self.characters, target + gaps[-1], words).place_all(self.root)
 
 
-def _parse_block(tokens: Sequence[Token], *, split_sentences: bool, prefix: str) -> Block:
+def _parse_block(tokens: Sequence[Token], *, split_sentences: bool) -> Block:
     """Build a block from inline tokens, with white space as a browser shows it."""
     characters, root = _parse_elements(tokens)
     first_text = tokens[0].raw if tokens[0].kind is TokenKind.TEXT else ""
@@ -134,7 +130,6 @@ def _parse_block(tokens: Sequence[Token], *, split_sentences: bool, prefix: str)
         root,
         leading_space=leading_space,
         trailing_space=trailing_space,
-        prefix=prefix,
     )
 
 

@@ -1,4 +1,4 @@
-"""Texts of requests: splitting into sentences, and joining of their translations."""
+"""Texts to translate: splitting into sentences, and joining of their translations."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ class Translatable(Protocol):
 class SourceText(Translatable, Protocol):
     """A text in some format whose sentences are translated."""
 
-    def render(self, results: Sequence[LineResult], rank: int = 0) -> str:
-        """Return the text with translation number `rank` of each sentence."""
+    def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
+        """Return the text with translation number `rank` of each sentence.
+
+        `prefix` is the text that the model read before each sentence.
+        """
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class PlainText:
 
     needs_alignment = False
 
-    def render(self, results: Sequence[LineResult], rank: int = 0) -> str:
+    def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
         """See `SourceText.render`."""
         translations = [get_translation_text(result, rank) for result in results]
         gaps = self.target_gaps(translations)

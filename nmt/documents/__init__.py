@@ -1,0 +1,8 @@
+"""Texts and files to translate, by format.
+
+texts                                   sentences of a text, and a text from translations
+document                                the texts of a file, and a file from translations
+formats                                 formats by suffix
+markup, html_tokens, inline_tags        HTML; tags within a sentence
+subtitles, tables                       SubRip; CSV and TSV
+"""

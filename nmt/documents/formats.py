@@ -1,0 +1,57 @@
+"""The file formats that can be translated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import PurePath
+
+from nmt.documents import document
+from nmt.documents.document import Document, ReadOptions, check_count, join_texts, read_text
+from nmt.documents.markup import HtmlText, parse_html
+from nmt.documents.subtitles import read_subtitles
+from nmt.documents.tables import read_table
+from nmt.errors import DataError
+
+
+def read_document(name: str, content: bytes, options: ReadOptions) -> Document:
+    """Read a file in the format of its name's suffix.
+
+    Raises `DataError` if the format is unknown, the content is not valid, or there is too much.
+    """
+    suffix = PurePath(name).suffix.lower()
+    if suffix not in _TEXT_READERS:
+        raise DataError(f"{suffix or name}: no such file format; valid: {', '.join(FORMATS)}")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"the file is not UTF-8 (byte {error.start + 1}); convert it") from None
+    byte_order_mark = "\ufeff" if text.startswith("\ufeff") else ""  # kept
+    text = text.removeprefix(byte_order_mark)
+    max_tags = 2 * document.MAX_TEXTS
+    if text.count("<") > max_tags:
+        raise DataError(f"the file has more than {max_tags} tags; cut it into several")
+    file = _TEXT_READERS[suffix](text, options)
+    return Document(file.texts, lambda texts: byte_order_mark.encode() + file.assemble(texts))
+
+
+def _read_lines(text: str, options: ReadOptions) -> Document:
+    lines = text.splitlines(keepends=True)
+    check_count(len(lines))
+    return Document([read_text(options, line) for line in lines], join_texts)
+
+
+def _read_html(text: str, options: ReadOptions) -> Document:
+    page = parse_html(text, split_sentences=options.split_sentences)
+    return Document([HtmlText([content]) for content in page.contents], join_texts)
+
+
+_TEXT_READERS: dict[str, Callable[[str, ReadOptions], Document]] = {  # by suffix
+    ".txt": _read_lines,
+    ".srt": read_subtitles,
+    ".html": _read_html,
+    ".htm": _read_html,
+    ".csv": partial(read_table, suffix=".csv"),
+    ".tsv": partial(read_table, suffix=".tsv"),
+}
+FORMATS = tuple(_TEXT_READERS)

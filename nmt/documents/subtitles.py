@@ -1,0 +1,119 @@
+"""SubRip subtitles."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nmt.documents.document import Document, ReadOptions, check_count, join_texts, read_text
+from nmt.documents.markup import HtmlText
+from nmt.documents.texts import PlainText, SourceText
+from nmt.translate.results import LineResult
+
+_SPACES = r"[^\S\n]*"  # no line end
+_CUE_TIMES = rf"{_SPACES}(?:\d+:)?\d+:\d+[,.]\d+\s*-->"
+_NEXT_CUE = rf"{_CUE_TIMES}|{_SPACES}\d+{_SPACES}\n{_CUE_TIMES}"  # with or without a number
+_CUE = re.compile(  # a line of times, and lines of text up to an empty line or the next cue
+    rf"^{_CUE_TIMES}.*\n(?P<text>(?:(?!{_NEXT_CUE}){_SPACES}\S.*\n?)+)", re.MULTILINE
+)
+_TAG = re.compile(r"<[A-Za-z/!]")
+_POSITION_TAGS = re.compile(r"^(?:\{\\[^{}]*\} *)+")  # {\an8} shows the subtitle at the top
+_WORD = re.compile(r"(?:<[A-Za-z/!][^<>]*>|[^ ])+")  # a tag with its spaces belongs to a word
+_SPEAKER_DASH = re.compile(r"\s*[-–—]\s")
+
+
+@dataclass(frozen=True)
+class _Subtitle:
+    """Lines of one speaker, translated as one text and wrapped to the same number of lines."""
+
+    text: SourceText
+    position_tags: str  # before the text, as in the source
+    num_lines: int
+    newline: str
+    has_entities: bool
+    """Whether the source writes & and < as entities of HTML. If not, the translation does not."""
+
+    @property
+    def sentences(self) -> list[str]:
+        """See `SourceText`."""
+        return self.text.sentences
+
+    @property
+    def needs_alignment(self) -> bool:
+        """See `SourceText`."""
+        return self.text.needs_alignment
+
+    def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
+        """See `SourceText.render`."""
+        text = self.text.render(results, rank, prefix)
+        if isinstance(self.text, HtmlText) and not self.has_entities:
+            text = html.unescape(text)
+        return self.position_tags + _wrap(text, self.num_lines, self.newline)
+
+
+def read_subtitles(text: str, options: ReadOptions) -> Document:
+    """Read SubRip. Numbers, times and empty lines become texts without sentences.
+
+    The package srt is not used: its pattern takes cubic time for a long number, so that one
+    request could stop the server.
+    """
+    newline = "\r\n" if "\r\n" in text else "\n"
+    texts: list[SourceText] = []
+    position = 0
+    for cue in _CUE.finditer(text):
+        start = cue.start("text")
+        lines = cue["text"].rstrip("\r\n").split("\n")
+        texts.append(PlainText([], [text[position:start]]))
+        for number, speaker_lines in enumerate(_split_speakers(lines)):
+            if number > 0:
+                texts.append(PlainText([], [newline]))
+            texts.append(_read_subtitle(speaker_lines, newline, options))
+        check_count(len(texts))
+        position = start + len("\n".join(lines))
+    texts.append(PlainText([], [text[position:]]))
+    return Document(texts, join_texts)
+
+
+def _split_speakers(lines: Sequence[str]) -> list[list[str]]:
+    """Start a new list at each line that begins with a dash, which marks another speaker."""
+    speakers: list[list[str]] = [[]]
+    for line in lines:
+        if _SPEAKER_DASH.match(line) and speakers[-1]:
+            speakers.append([])
+        speakers[-1].append(line.strip())
+    return speakers
+
+
+def _read_subtitle(lines: Sequence[str], newline: str, options: ReadOptions) -> _Subtitle:
+    line = " ".join(lines)
+    text = _POSITION_TAGS.sub("", line)
+    return _Subtitle(
+        read_text(options, text, is_html=bool(_TAG.search(text))),
+        position_tags=line.removesuffix(text),
+        num_lines=len(lines),
+        newline=newline,
+        has_entities=html.unescape(text) != text,
+    )
+
+
+def _wrap(text: str, num_lines: int, newline: str) -> str:
+    """Break a text at spaces into lines of about the same length.
+
+    A word goes on a line if at least half of it fits.
+    """
+    words = deque(_WORD.findall(text))
+    num_characters = sum(len(word) + 1 for word in words)  # on this line and those after it
+    lines: list[str] = []
+    for num_lines_left in range(num_lines, 0, -1):
+        if not words:
+            break
+        target_length = (num_characters - 1) / num_lines_left
+        line = words.popleft()
+        while words and (num_lines_left == 1 or len(line) + 1 + len(words[0]) / 2 <= target_length):
+            line += " " + words.popleft()
+        lines.append(line)
+        num_characters -= len(line) + 1
+    return newline.join(lines)

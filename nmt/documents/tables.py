@@ -1,0 +1,85 @@
+"""Tables in CSV and TSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+
+from nmt.documents.document import Document, ReadOptions, check_count, join_texts, read_text
+from nmt.errors import DataError, suggest_names
+
+_QUOTED_CELL = re.compile(r'(?:^|(?<=\t))"(?:[^"]|"")*"(?=\t|\r?$)', re.MULTILINE)
+
+
+def read_table(text: str, options: ReadOptions, *, suffix: str) -> Document:
+    """Read CSV or TSV. The first row is not translated if `columns` are its names."""
+    first_line = text.split("\n", 1)[0]
+    delimiter = "\t" if suffix == ".tsv" else max(",;\t|", key=first_line.count)
+    has_quotes = suffix == ".csv" or _has_quoted_cells(text)
+    newline = "\r\n" if "\r\n" in text else "\n"
+    rows = _parse_rows(text, delimiter, has_quotes=has_quotes)
+    cells = _find_cells(rows, options.columns)
+    check_count(len(cells))
+
+    def assemble(translations: list[str]) -> bytes:
+        translated_rows = [list(row) for row in rows]
+        for (row, column), translation in zip(cells, translations, strict=True):
+            translated_rows[row][column] = translation
+        if not has_quotes:
+            return join_texts([delimiter.join(row) + newline for row in translated_rows])
+        stream = io.StringIO(newline="")
+        csv.writer(stream, delimiter=delimiter, lineterminator=newline).writerows(translated_rows)
+        return stream.getvalue().encode()
+
+    return Document([read_text(options, rows[row][column]) for row, column in cells], assemble)
+
+
+def _parse_rows(text: str, delimiter: str, *, has_quotes: bool) -> list[list[str]]:
+    """Return the cells of a table, by row. Raises `DataError` for a broken table."""
+    csv.field_size_limit(1 << 24)  # for every reader of this process
+    reader = csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
+        strict=True,
+    )
+    try:
+        return list(reader)
+    except csv.Error as error:
+        raise DataError(f"the table cannot be read: {error}") from None
+
+
+def _has_quoted_cells(text: str) -> bool:
+    """Return whether quotes in a TSV file quote whole cells. In most files they are plain text."""
+    unquoted = _QUOTED_CELL.sub("", text)
+    return unquoted != text and '"' not in unquoted
+
+
+def _find_cells(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> list[tuple[int, int]]:
+    """Return row and column of each cell to translate, which has a letter and is in `columns`."""
+    first_row = 0
+    if all(_is_column_number(name) for name in columns):
+        column_indices = [int(name) - 1 for name in columns]
+    else:
+        header = rows[0] if rows else []
+        first_row = 1  # names of columns are not translated
+        column_indices = [_find_column(header, name) for name in columns]
+    cells = []
+    for row_index, row in enumerate(rows[first_row:], first_row):
+        for column in column_indices or range(len(row)):
+            if column < len(row) and any(map(str.isalpha, row[column])):
+                cells.append((row_index, column))
+    return cells
+
+
+def _find_column(header: Sequence[str], name: str) -> int:
+    if name not in header:
+        raise DataError(f"columns: the first row has no {name}; {suggest_names(name, header)}")
+    return header.index(name)
+
+
+def _is_column_number(name: str) -> bool:
+    """Return whether a column is given by its number; a longer one than six digits is a name."""
+    return name.isascii() and name.isdigit() and len(name) <= 6 and int(name) > 0
