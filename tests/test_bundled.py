@@ -9,6 +9,7 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
 from babel.dates import get_day_names, get_month_names
 from num2words import num2words
 
@@ -26,6 +27,7 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+", text)
 
 
+@pytest.mark.slow
 def test_the_script_makes_the_packaged_text() -> None:
     assert [(pair.en, pair.de) for pair in SCRIPT["generate"]()] == PAIRS
 

@@ -294,6 +294,7 @@ def test_there_is_a_whole_checkpoint_after_every_step_of_every_write(
     assert steps(run) == [12]
 
 
+@pytest.mark.slow
 def test_saving_does_not_hold_up_training(
     finished_run: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

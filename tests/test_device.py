@@ -97,6 +97,7 @@ def losses(setup: Run) -> list[float]:
     return [outcome.loss_sum, setup.validation.compute_loss(learner.averaged_model)["valid_loss"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [

@@ -128,6 +128,7 @@ def test_a_run_goes_on_with_the_settings_that_it_has_recorded(
         assert (repeated.max_updates, repeated.run_dir) == (90, "runs/other"), key
 
 
+@pytest.mark.slow
 def test_a_quiet_command_logs_nothing_but_warnings(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -408,6 +409,7 @@ def test_a_sweep_gives_each_run_a_folder_returns_the_score_and_resumes(
     assert scores[0] == record["valid_loss"]
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_sweep_have_folders_named_after_the_swept_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,6 +191,7 @@ def test_random_glossaries_are_refused_in_a_line_or_searched() -> None:
     assert all(message.isprintable() for message in messages)
 
 
+@pytest.mark.slow
 def test_a_glossary_of_100_000_terms_is_searched_quickly() -> None:
     glossary = load_glossary(tuple(f"term {i}\tZiel {i}" for i in range(100_000)))
     assert glossary.find("a term 99999 and term 7") == [("Ziel 99999",), ("Ziel 7",)]

@@ -94,6 +94,7 @@ def test_a_lost_worker_is_one_line_and_no_process_is_left(corpus_dir: Path, tmp_
     assert "Traceback" not in error
 
 
+@pytest.mark.slow
 def test_control_c_ends_all_quickly_and_quietly(corpus_dir: Path, tmp_path: Path) -> None:
     with start(arguments(corpus_dir, tmp_path / "data"), "num_threads=2") as process:
         workers = wait_for_workers(process)

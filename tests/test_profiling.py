@@ -12,6 +12,7 @@ from nmt.config import TrainConfig
 from nmt.errors import ConfigError
 
 
+@pytest.mark.slow
 def test_a_trace_has_the_updates_that_the_setting_names(tmp_path: Path) -> None:
     assert command("preprocess", write_corpus(tmp_path), "num_threads=1") == 0
     run_dir = tmp_path / "run"

@@ -85,6 +85,7 @@ def test_the_table_has_the_settings_that_differ_and_the_best_run_first(tmp_path:
     assert table.splitlines()[1].startswith("2 ")  # by BLEU
 
 
+@pytest.mark.slow
 def test_long_names_do_not_squeeze_the_charts_of_runs(tmp_path: Path) -> None:
     style = Style(Theme.light)
     long_name = "model.num_encoder_layers=6," * 7
@@ -105,6 +106,7 @@ def test_long_names_do_not_squeeze_the_charts_of_runs(tmp_path: Path) -> None:
         assert len(curves) == 2 * num_runs  # all can be told apart
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_runs")
 def test_what_run_prints_the_table_of_several_runs(capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = "run_dir=[s/a=1,seed=1,s/a=1,seed=2]"
@@ -113,6 +115,7 @@ def test_what_run_prints_the_table_of_several_runs(capsys: pytest.CaptureFixture
     assert [line.split()[0] for line in table] == ["seed", "1", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_runs")
 def test_evaluate_compares_runs_and_systems(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("evaluate", "run_dir=s") == EXIT_DONE
@@ -139,6 +142,7 @@ def test_evaluate_compares_runs_and_systems(capsys: pytest.CaptureFixture[str]) 
     assert [comparison["baseline"] for comparison in result["comparisons"]] == [100.0, 100.0]
 
 
+@pytest.mark.slow
 def test_a_sweep_that_fails_shows_the_runs_before_and_the_file_of_its_sweeper(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,8 @@ def search_generally(stepper: Stepper, request: SearchRequest) -> list[Hypothesi
 
 
 def test_one_sentence_gets_the_hypotheses_of_the_general_search_in_as_many_steps() -> None:
-    cases = itertools.product(RULES, TOY_SETTINGS, Stop, (2, 3, 8), (1, 2, None))
-    for rule, toy, stop, beam_size, n_best in cases:
+    cases = list(itertools.product(RULES, TOY_SETTINGS, Stop, (2, 3, 8), (1, 2, None)))
+    for rule, toy, stop, beam_size, n_best in random.Random(0).sample(cases, len(cases) // 5):
         for length, limit in ((2, 9), (7, 4)):
             settings = config(beam_size, b=limit, stop=stop, **rule)
             request = SearchRequest(source_rows(toy_source(length)), settings, n_best=n_best)

@@ -159,6 +159,7 @@ def assert_holds(name: str, run_dir: Path, lines: list[dict[str, Any]]) -> None:
     assert READ[name](run_dir) == points(lines), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READ)  # each needs a library of its own
 def test_a_tracker_holds_each_line_once_whatever_was_killed(name: str, run_dir: Path) -> None:
     pytest.importorskip(name)
