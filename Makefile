@@ -4,18 +4,22 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 
-.PHONY: install demo benchmark test test-slow test-all check check-style floors format wheel clean torture gpu
+.PHONY: install demo docs benchmark test test-slow test-all check check-style floors format wheel clean torture gpu
 
 install: $(INSTALLED)
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=23" "setuptools>=78.1.1" -c constraints.txt
-	$(BIN)/python -m pip install --quiet --editable ".[dev,tensorboard]" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --editable ".[dev,docs,tensorboard]" -c constraints.txt
 	touch $@
 
 demo: $(INSTALLED)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python scripts/demo.py
+
+# A site with search that needs no network, in build/site; fails for a link that leads nowhere
+docs: $(INSTALLED)
+	$(BIN)/python scripts/build_docs.py
 
 # Other toolkits are installed into ~/.cache/nmt-benchmark; BENCHMARK=--quick gives a first look
 benchmark: $(INSTALLED)
@@ -59,7 +63,7 @@ check-style: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff format nmt configs scripts tests
 	$(BIN)/ruff check --fix nmt configs scripts tests
-	$(BIN)/python scripts/wrap.py *.md docs/*.md docs/benchmarks/README.md
+	$(BIN)/python scripts/wrap.py *.md docs/*.md docs/tutorials/*.md docs/how-to/*.md docs/benchmarks/README.md
 	$(BIN)/python scripts/tour.py
 
 # The same bytes for the same commit, wherever and whenever it is built
