@@ -65,6 +65,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix nmt configs scripts tests
 	$(BIN)/python scripts/wrap.py *.md docs/*.md docs/tutorials/*.md docs/how-to/*.md docs/benchmarks/README.md
 	$(BIN)/python scripts/tour.py
+	$(BIN)/python scripts/reference.py
 
 # The same bytes for the same commit, wherever and whenever it is built
 wheel: $(INSTALLED)

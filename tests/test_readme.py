@@ -14,7 +14,7 @@ from nmt.cli.commands import COMMANDS
 
 COLUMNS = 110
 GENERATED = re.compile(
-    r"docs/benchmarks/(?!README)|docs/(paper|tour[-\w]*)\.md"
+    r"docs/benchmarks/(?!README)|docs/settings/|docs/(paper|tour[-\w]*)\.md"
 )  # not wrapped by hand
 TESTS = ROOT / "tests"
 

@@ -1,0 +1,137 @@
+"""Write docs/settings/: for each command, a page with all of its settings, from nmt/config.
+
+python scripts/reference.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import types
+import typing
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from nmt.cli.commands import COMMANDS, NAME, Command, Setting
+from nmt.config import Range
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs/settings"
+RESUMED = {"free": "may change", "log": "may change, logged", "refuse": ""}
+EXPLAINED = {
+    "preprocess": "[preprocess.md](../preprocess.md)",
+    "train": "[training.md](../training.md)",
+    "average": "[training.md](../training.md)",
+    "translate": "[translate.md](../translate.md) and [search.md](../search.md)",
+    "distill": "[synthesis.md](../synthesis.md)",
+    "backtranslate": "[synthesis.md](../synthesis.md)",
+    "evaluate": "[commands.md](../commands.md#evaluation)",
+    "score": "[search.md](../search.md#nmt-score)",
+    "export": "[export.md](../export.md)",
+    "import": "[import.md](../import.md)",
+    "serve": "[serve.md](../serve.md)",
+    "visualize": "[pictures.md](../pictures.md)",
+}
+
+
+def main() -> int:
+    """Write the pages, or check that they are current."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="do not write; fail if a page is old")
+    check = parser.parse_args().check
+    outdated = []
+    FOLDER.mkdir(exist_ok=True)
+    for command in COMMANDS.values():
+        path = FOLDER / f"{command.name}.md"
+        text = render_page(command)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            outdated.append(path.name)
+            if not check:
+                path.write_text(text, encoding="utf-8", newline="\n")
+    if check and outdated:
+        print(f"{', '.join(outdated)}: run python scripts/reference.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+def render_page(command: Command) -> str:
+    """Return the page of a command: a table for each group of settings."""
+    groups: dict[str, list[Setting]] = {}
+    for setting in command.settings:
+        groups.setdefault(find_group(setting), []).append(setting)
+    lines = [
+        f"# Settings of nmt-{command.name}",
+        "",
+        f"{command.summary} {EXPLAINED[command.name]} explains how.",
+        "",
+        f"- Reads {command.reads}.",
+        f"- Writes {command.writes}.",
+    ]
+    columns = ["setting", "default", "values", "meaning"]
+    if command.can_resume:
+        columns.append("when resumed")
+    for group, settings in groups.items():
+        title = f"`{group}.*`" if group else "Settings without a group"
+        lines += ["", f"## {title}", "", as_row(columns), as_row(["---"] * len(columns))]
+        for setting in settings:
+            default = setting.default.removeprefix("[").removesuffix("]")
+            cells = [
+                f"`{setting.key}`",
+                f"`{default}`" if default else "",
+                describe_values(command, setting),
+                setting.help.replace("|", "\\|").replace("<", "&lt;"),
+                RESUMED[setting.resume_rule],
+            ]
+            lines.append(as_row(cells[: len(columns)]))
+    return "\n".join(lines) + "\n"
+
+
+def as_row(cells: list[str]) -> str:
+    """Return a row of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def find_group(setting: Setting) -> str:
+    """Return the group of a setting, such as `optimizer` or `data.train`; "" for no group."""
+    names = setting.key.removesuffix(f".{NAME}").split(".")
+    return ".".join(names[:-1])
+
+
+def describe_values(command: Command, setting: Setting) -> str:
+    """Return the choices of a setting, or its type and range."""
+    hint = setting.type_hint
+    arguments = [hint]
+    if typing.get_origin(hint) in (typing.Union, types.UnionType, list):
+        arguments = [item for item in typing.get_args(hint) if item is not type(None)]
+    kind = arguments[0]
+    text = getattr(kind, "__name__", str(kind))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        text = ", ".join(f"`{choice.value}`" for choice in kind)
+    names = {"str": "text", "bool": "`true`, `false`", "int": "integer", "float": "number"}
+    text = "group" if dataclasses.is_dataclass(kind) else names.get(text, text)
+    if typing.get_origin(hint) is list:
+        text = f"list of {text}"
+    return f"{text} {describe_range(find_range(command.schema, setting.key))}".strip()
+
+
+def find_range(schema: type[Any], key: str) -> Range:
+    """Return the range that a setting declares."""
+    name, _, rest = key.removeprefix(f"{NAME}.").partition(".")
+    hint = typing.get_type_hints(schema)[name]
+    if rest and rest != NAME:
+        return find_range(typing.get_args(hint)[1] if typing.get_args(hint) else hint, rest)
+    metadata = schema.__dataclass_fields__[name].metadata
+    return typing.cast(Range, metadata["range"])
+
+
+def describe_range(bounds: Range) -> str:
+    """Return a range in signs, such as "> 0, ≤ 1"; "" for a range without bounds."""
+    signs = {"≥": bounds.low, ">": bounds.above, "≤": bounds.high, "<": bounds.below}
+    limits = [(sign, limit) for sign, limit in signs.items() if limit is not None]
+    texts = [f"{sign} {limit:,}" for sign, limit in limits if limit < sys.maxsize // 2]
+    return ", ".join(texts).replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
