@@ -457,6 +457,6 @@ def test_a_hub_that_cannot_be_reached_is_one_line_at_once(
     expected = (
         r"dataset some/corpus is not a local file or folder, and 127\.0\.0\.1 cannot be reached "
         r"\(.+\); "
-        r"give the folder of a copy, .*: hf download some/corpus --repo-type dataset --local-dir"
+        r"on .*, make a copy with: hf download some/corpus --repo-type dataset --local-dir FOLDER; "
     )
     assert re.match(expected, str(error.value))

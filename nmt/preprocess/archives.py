@@ -47,28 +47,28 @@ def find_text(name: str, suffix: str) -> str:
     """Return `ARCHIVE/FILE` for the name of an archive; return other names unchanged.
 
     FILE is the only file with text, or the only one whose name ends in `.suffix`. Raises
-    `DataError` if there is no such file, also if `name` has a FILE already.
+    `DataError` if there is no such file. If `name` has a FILE already, only checks that it exists.
     """
     archive_and_file = split_name(name)
     if archive_and_file is None:
         return name
     archive, file_name = archive_and_file
-    names = list_files(archive)
+    file_names = list_files(archive)
     if file_name:
-        matches = [file for file in names if file == file_name]
+        matches = [file for file in file_names if file == file_name]
         problem = f"has no file {file_name}"
-    elif len(names) == 1:
-        matches = names
+    elif len(file_names) == 1:
+        matches = file_names
     else:
-        matches = [file for file in names if _plain_name(file).endswith(f".{suffix}")]
+        matches = [file for file in file_names if _plain_name(file).endswith(f".{suffix}")]
         problem = f"has {len(matches)} files that end in .{suffix}"
     if len(matches) == 1:
         return name if file_name else f"{name}/{matches[0]}"
-    if not names:
+    if not file_names:
         raise DataError(f"{archive} has no file with text")
     raise DataError(
-        f"{archive} {problem}, but {list_first(names, 8)}; name one, such as {name}/{names[0]}, or "
-        "set data.src_lang and data.tgt_lang to the ends of two names"
+        f"{archive} {problem}, but {list_first(file_names, 8)}; name one, such as "
+        f"{name}/{file_names[0]}, or set data.src_lang and data.tgt_lang to the ends of two names"
     )
 
 
@@ -84,16 +84,16 @@ def list_files(archive: Path) -> list[str]:
     Raises `DataError` if the archive is damaged, has too many files, or states that it unpacks to
     more bytes than `MAX_RATIO` allows.
     """
-    names = []
+    file_names = []
     num_bytes = 0
     for file_name, size in _list_sizes(archive):
         num_bytes += size
         _check_size(archive, num_bytes)
         if not _SKIPPED.search(file_name):
-            names.append(file_name)
-        if len(names) > MAX_FILES:
+            file_names.append(file_name)
+        if len(file_names) > MAX_FILES:
             raise DataError(f"{archive} has more than {MAX_FILES:,} files; unpack it")
-    return names
+    return file_names
 
 
 def _list_sizes(archive: Path) -> Iterator[tuple[str, int]]:
@@ -106,7 +106,9 @@ def _list_sizes(archive: Path) -> Iterator[tuple[str, int]]:
                         yield entry.filename, entry.file_size
         else:
             with tarfile.open(archive) as tar_file:
-                for member in tar_file:  # the content is skipped only after the size is yielded
+                # to find the next member, `tarfile` decompresses the content of this one; the size
+                # is yielded, and checked, before
+                for member in tar_file:
                     if member.isreg():
                         yield member.name.removeprefix("./"), member.size
 
@@ -124,7 +126,8 @@ def _check_size(archive: Path, num_bytes: int) -> None:
 def read_blocks(archive: Path, file_name: str) -> Iterator[bytes]:
     """Yield the content of a file in an archive in blocks; decompress it if its suffix says so.
 
-    Raises `DataError` if it is damaged or encrypted, or larger than `MAX_RATIO` allows.
+    Raises `DataError` if it is damaged or encrypted, or larger than `MAX_RATIO` allows. The sizes
+    that `list_files` checked may be wrong, so the bytes are counted again.
     """
     num_bytes = 0
     with _archive_errors(archive), ExitStack() as stack:
@@ -133,6 +136,7 @@ def read_blocks(archive: Path, file_name: str) -> Iterator[bytes]:
             packed: IO[bytes] | None = zip_file.open(file_name)
         else:
             tar_file = stack.enter_context(tarfile.open(archive))
+            # the names of `list_files` have no "./", and `getmember` would need it
             member = next(m for m in tar_file if m.name.removeprefix("./") == file_name)
             packed = tar_file.extractfile(member)
         assert packed is not None, "not a regular file"

@@ -12,7 +12,7 @@ from xml.parsers import expat
 from nmt.errors import DataError, list_first
 
 MAX_TEXT = 1 << 20  # characters of a text
-_CODES = {"bpt", "ept", "it", "ph", "ut"}  # their content is code of the original document
+_CODES = {"bpt", "ept", "it", "ph", "ut"}  # elements with code of the original document in a text
 _TARGET_LANGUAGES = ("target-language", "trgLang")
 _SOURCE_LANGUAGES = ("source-language", "srcLang")
 
@@ -30,8 +30,8 @@ def read_pairs(
         blocks: content of the file.
         name: name of the file, for messages.
         languages: codes of source and target; "" means the languages that an XLIFF file states.
-            `en` also matches variants such as `en-US`, of which the first in a unit is taken;
-            `en-US` matches only itself.
+            `en` also matches variants such as `en-US`; if a unit has several variants, the first
+            one is taken. `en-US` matches only itself.
         keep_codes: keep the content of elements for codes such as `<ph>` as text. Other elements
             within a text are removed, and their text is kept.
 
@@ -49,7 +49,7 @@ def read_pairs(
     if num_pairs == 0:
         languages_seen = list_first(sorted(reader.languages_seen), 8)
         problem = f"has no pair of {languages[0]} and {languages[1]}"
-        if languages == ("", ""):
+        if languages == ("", ""):  # in XLIFF, the pairs would be found
             problem = "does not say which language is the source"
         raise DataError(
             f"{name} {problem}; set data.src_lang and data.tgt_lang to two of its languages: "
@@ -71,8 +71,10 @@ class _Reader:
         self._language = ""  # language of the current text
         self._text: list[str] | None = None  # strings of the current text; None outside of texts
         self._text_length = 0  # in characters
-        self._code_depth = 0  # number of open elements, from the outermost one with a code on
-        self._skip_depth = 0  # number of open elements, from one whose texts are skipped on
+        # number of open elements inside the outermost element of `_CODES`, itself included
+        self._code_depth = 0
+        # number of open elements inside an element whose texts are skipped, itself included
+        self._skip_depth = 0
         self._parser = expat.ParserCreate()
         self._parser.buffer_text = True
         self._parser.StartElementHandler = self._start
@@ -91,7 +93,8 @@ class _Reader:
     def _call_parser(self, block: bytes, *, is_final: bool) -> None:
         try:
             self._parser.Parse(block, is_final)
-        except (expat.ExpatError, LookupError, ValueError) as error:  # for an unknown encoding
+        # expat raises LookupError or ValueError for an encoding that it does not know
+        except (expat.ExpatError, LookupError, ValueError) as error:
             raise DataError(f"{self.name} is not valid XML: {error}") from None
 
     def _refuse_entity(self, entity: str, *details: object) -> None:
@@ -101,7 +104,7 @@ class _Reader:
         )
 
     def _start(self, element: str, attributes: dict[str, str]) -> None:
-        element = element.rpartition(":")[2]
+        element = element.rpartition(":")[2]  # without the prefix of a namespace
         if self._text is not None:
             if self._code_depth or element in _CODES:
                 self._code_depth += 1
@@ -109,6 +112,7 @@ class _Reader:
                 self._add_text(" ")
         elif element in ("xliff", "file"):
             self._read_file_languages(attributes)
+        # alternative translations, and text between segments
         elif self._skip_depth or element in ("alt-trans", "ignorable", "notes"):
             self._skip_depth += 1
         elif element in ("tu", "trans-unit", "segment"):
@@ -123,7 +127,7 @@ class _Reader:
             self._start_text(self._file_languages[1])
 
     def _read_file_languages(self, attributes: dict[str, str]) -> None:
-        """Read the languages of an XLIFF file; in XLIFF 2, the root element has them."""
+        """Read the languages of an XLIFF file: of its element `file`, or of the root in XLIFF 2."""
         source, target = self._file_languages
         for key in _SOURCE_LANGUAGES:
             source = attributes.get(key, source)

@@ -26,11 +26,12 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 Signatures = np.ndarray[Any, np.dtype[np.uint64]]
 Shares = np.ndarray[Any, np.dtype[np.float64]]
 
-_LINE_END = 10
+_LINE_END = ord("\n")
 # categories of Unicode: punctuation, spaces, control characters, free-standing accents
 _IGNORED_CATEGORIES = ("P", "Z", "C", "Sk")
 _IS_SPACE = np.zeros(0x110000, dtype=bool)
-_IS_SPACE[[code for code in range(0x3001) if chr(code).isspace()]] = True  # U+3000 is the last
+# U+3000 is the last space of Unicode
+_IS_SPACE[[code for code in range(0x3001) if chr(code).isspace()]] = True
 
 
 class CharacterStatistics:
@@ -78,7 +79,7 @@ def _to_code_points(lines: Sequence[str]) -> tuple[Ints, Ints]:
 
 
 class _FoldingTable(dict[int, str]):
-    """Translation table of `normal_form`, whose entries are computed when first needed."""
+    """The table for `str.translate` in `normal_form`. An entry is computed when it is needed."""
 
     def __missing__(self, code: int) -> str:
         folded = unicodedata.normalize("NFKD", chr(code)).casefold()
@@ -109,7 +110,7 @@ def is_among(signatures: Signatures, sorted_signatures: Signatures) -> Flags:
     """Return which of the `signatures` (N,) occur in `sorted_signatures` (K,)."""
     if len(sorted_signatures) == 0:
         return np.zeros(len(signatures), bool)
-    # without the last one, so that indices of larger signatures are valid too
+    # without the last one, the index of a larger signature is valid too
     indices = np.searchsorted(sorted_signatures[:-1], signatures)
     is_equal: Flags = sorted_signatures[indices] == signatures
     return is_equal
@@ -137,6 +138,7 @@ def foreign_shares(lines: Sequence[str], scripts: Sequence[str]) -> Shares:
     """Return the share of letters outside of `scripts` in each line (N,); 0 without letters."""
     codes, starts = _to_code_points(lines)
     numbers = script_numbers().take(codes)  # (C,)
+    # by number of the script; "" stands for characters without a script
     is_foreign_script = np.array([name not in ("", *scripts) for name in SCRIPT_BY_NUMBER])
     is_foreign = is_foreign_script.take(numbers)  # (C,)
     is_letter = numbers > 0  # (C,)
@@ -146,7 +148,7 @@ def foreign_shares(lines: Sequence[str], scripts: Sequence[str]) -> Shares:
 
 
 _NUM_LISTED = 20  # characters in each list of the report
-_MAIN_SHARE = 0.05  # letters of a script with a smaller share are reported as odd
+_MAIN_SHARE = 0.05  # if a script has a smaller share of the letters, they are reported as odd
 _REPLACEMENT = 0xFFFD  # replaces bytes that could not be decoded
 # categories of Unicode whose characters are odd in a text, and often have no name
 _ODD_CATEGORIES = {"Cc": "control", "Cf": "invisible", "Co": "private use", "Cn": "unassigned"}
@@ -196,7 +198,7 @@ def _odd_reason(code: int, script_shares: dict[str, float]) -> str | None:
     """Return why a character is odd in a text with these shares of scripts, or None."""
     if code == _REPLACEMENT:
         return "replacement"
-    if script := SCRIPT_BY_NUMBER[script_numbers()[code]]:
+    if script := SCRIPT_BY_NUMBER[script_numbers()[code]]:  # "" for all but letters
         return "other script" if script_shares[script] < _MAIN_SHARE else None
     return _ODD_CATEGORIES.get(unicodedata.category(chr(code)))
 
@@ -204,10 +206,10 @@ def _odd_reason(code: int, script_shares: dict[str, float]) -> str | None:
 def _uncovered_codes(codes: Iterable[int], tokenizer: Tokenizer) -> list[int]:
     """Return the code points that the tokenizer encodes with <unk> or byte tokens.
 
-    Characters that its normalization removes have no ids, and are not among them.
+    Leaves out characters that the normalization of the tokenizer removes: they have no ids.
     """
     uncovered_ids = {tokenizer.unk_id, *tokenizer.byte_ids}
-    codes = list(codes)
+    codes = list(codes)  # they are read twice
     encoded = tokenizer.encode_batch([chr(code) for code in codes], num_threads=1)
     uncovered = []
     for code, ids in zip(codes, encoded, strict=True):

@@ -42,12 +42,13 @@ class Source:
     corpus: str  # its name in data.corpora, or ""
     format: Format
     paths: tuple[Path, ...]
-    """Source, target, and alignment and scores if there are any; or one file with all of them."""
+    """Files of source and target, then of alignments and of scores if there are such files; or one
+    file with all of them."""
     names: tuple[str, ...]  # the user's names of these files, for messages
     columns: tuple[int, ...] = (1, 2)  # of source, target and perhaps alignment in TSV, from 1
     fields: tuple[str, ...] = ("src", "tgt")  # of source, target and perhaps alignment in JSON
     has_alignment_file: bool = False  # whether the third file is an alignment
-    score: str | None = None  # column of the score in TSV, or its field in JSON
+    score: str | None = None  # column of the score in TSV, from 1, or its field in JSON
     tags: Tags = Tags()
     key: str = ""  # key of its settings, such as data.train, for messages
 
@@ -101,11 +102,12 @@ class Chunk:
     num_pairs: int
     raw: tuple[bytes, ...]  # by file: `num_pairs` lines, each ended by \n
     overlong: tuple[tuple[int, int], ...]
-    """Line and side (0 or 1) of each line above MAX_LINE_BYTES; such a line is empty in `raw`."""
+    """Line number and file (index in `raw`) of each line above MAX_LINE_BYTES. Such a line is empty
+    in `raw`."""
 
     def location(self, row: int, side: int = 0, byte: int | None = None) -> Location:
         """Return the location of a row (from 0) of the source (side 0) or target (side 1)."""
-        names = self.source.names
+        names = self.source.names  # the only one if a file has both sides
         return Location(names[side % len(names)], self.first_line + row, byte)
 
 
@@ -159,6 +161,7 @@ def _find_span_starts(
                     f"{source.names[0]} has {num_lines} lines, {name} {num_file_lines}; "
                     "extract the pair again, line by line"
                 )
+        # all files have the same number of lines, so their i-th offsets belong to the same line
         for i, offsets_of_line in enumerate(zip(*offsets_by_file, strict=True)):
             first_line = num_in_last_span + i * size + 1
             starts.append((source_index, first_line, offsets_of_line))
@@ -188,12 +191,12 @@ def _find_lines(path: Path, name: str, first_index: int, step: int) -> tuple[int
             offsets += (num_bytes + 1 + ends[indices - num_line_ends - 1]).tolist()
             next_index += step * len(indices)
             num_line_ends += len(ends)
-            num_bytes += len(block)
+            num_bytes += len(block)  # in the blocks before the next one
             last_byte = block[-1:]
     num_lines = num_line_ends
     if last_byte != b"\n":
         num_lines += 1
-    # a line end at the end of the file does not start another line
+    # drops the offset after a line end at the end of the file, where no other line starts
     num_offsets = len(range(first_index, num_lines, step))
     return num_lines, offsets[:num_offsets]
 
@@ -228,7 +231,7 @@ def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
                     num_lines = min(num_lines, len(file.ends))
                 if num_lines == 0:
                     break
-                # num_bytes[n - 1]: bytes of the first n lines of all files
+                # num_bytes[n - 1] is the number of bytes of the first n lines of all files
                 num_bytes = np.sum([file.ends[:num_lines] for file in files], axis=0)
                 num_pairs = max(1, int(np.searchsorted(num_bytes, BYTES_PER_CHUNK, side="right")))
                 overlong = []
@@ -299,7 +302,8 @@ class _LineFile:
             block = b"\n" if self._incomplete_line else b""  # a last line without \n gets one
         text = self._incomplete_line + block
         first_end = text.find(b"\n")
-        if first_end > MAX_LINE_BYTES:  # only the first line can be longer than a block
+        # other lines lie within one block, which is not longer than MAX_LINE_BYTES
+        if first_end > MAX_LINE_BYTES:
             self.overlong.append(self._next_line)
             text = text[first_end:]
         end = text.rfind(b"\n") + 1

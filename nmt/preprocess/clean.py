@@ -5,8 +5,8 @@ every pair that is dropped.
 - Bytes that are not UTF-8 are located by line and byte. Each invalid sequence becomes U+FFFD, as
   section 3.9 of the Unicode standard recommends (substitution of maximal subparts).
 - One U+FEFF (BOM) at the start of a line and one \r at its end are removed.
-- A score is a column of the TSV, a field of JSON, or a line of a file of its own. A line without a
-  number there is malformed.
+- A score is a column of the TSV, a field of JSON, or a line of a file of its own. Lines whose score
+  is missing or no number are malformed.
 - Other characters at which tools break lines become spaces.
 - TSV: columns are separated by tabs, without quoting. JSONL: one object per line, with the fields
   at the top level or inside "translation", as in datasets of the hub. Lines with too few columns,
@@ -65,7 +65,9 @@ _REPLACEMENTS = [
     Replacement("U+2028", "\u2028", re.compile("\u2028")),
     Replacement("U+2029", "\u2029", re.compile("\u2029")),
 ]
+# only in strings of JSON, where it is escaped
 _LINE_FEED = Replacement("LF", "\n", re.compile("\n"))
+# only in held-out pairs; a filter drops training pairs with this character
 _NUL = Replacement("NUL", "\0", re.compile("\0"))
 _ALIGNMENT = re.compile(r"(\d{1,5}-\d{1,5}( +\d{1,5}-\d{1,5})*)?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -159,6 +161,11 @@ class CleanChunk:
         """The line number of each pair in its file (N,), from 1."""
         return self.kept_rows + self.raw_chunk.first_line
 
+    @property
+    def corpus(self) -> str:
+        """The name of the corpus in data.corpora, or ""."""
+        return self.raw_chunk.source.corpus
+
     def locate(self, error: LineError) -> Location:
         """Return the location of an error in the user's files."""
         return self.raw_chunk.location(error.row, error.side, error.byte)
@@ -177,12 +184,12 @@ class CleanChunk:
 
     def drop_errors(self, reason: str, errors: Collection[LineError]) -> None:
         """Drop the pairs with an error on either side."""
-        by_row: dict[int, LineError] = {}
+        first_errors: dict[int, LineError] = {}  # by row
         for error in _sort_by_line(errors):
-            by_row.setdefault(error.row, error)
-        is_dropped = np.isin(self.kept_rows, list(by_row))
+            first_errors.setdefault(error.row, error)
+        is_dropped = np.isin(self.kept_rows, list(first_errors))
         dropped_rows = self.kept_rows[is_dropped][:NUM_EXAMPLES].tolist()
-        self._remove(reason, is_dropped, [self.locate(by_row[row]) for row in dropped_rows])
+        self._remove(reason, is_dropped, [self.locate(first_errors[row]) for row in dropped_rows])
 
     def _remove(self, reason: str, is_dropped: Mask, examples: list[Location]) -> Mask:
         """Remove and count the marked pairs (N,); return a mask of the remaining pairs (N,)."""
@@ -202,7 +209,10 @@ class CleanChunk:
         return keep
 
     def count_repairs(self, reason: str, errors: Collection[LineError], number: int) -> None:
-        """Count repaired errors; `number` is the number of replaced characters, bytes or lines."""
+        """Count repaired errors under `reason`.
+
+        `number` is the number of replaced characters, bytes or lines. An error may have several.
+        """
         examples = [self.locate(error) for error in _sort_by_line(errors)]
         self.counts.count(self.counts.replaced, reason, number, examples)
 
@@ -218,12 +228,18 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
     Raises `DataError`, with file and line, for errors that `data.invalid` does not allow.
     """
     reader = _ChunkReader(chunk)
-    src, tgt, *alignments = reader.read()
-    rows = np.arange(chunk.num_pairs)
+    src, tgt, *alignments = reader.read()  # perhaps a list of alignments
     scores = None if held_out else reader.read_scores()
-    result = CleanChunk(chunk, src, tgt, rows, reader.counts, scores)
-    if alignments:
-        [result.alignments] = alignments
+    reader.forgive_overlong()
+    result = CleanChunk(
+        raw_chunk=chunk,
+        src=src,
+        tgt=tgt,
+        kept_rows=np.arange(chunk.num_pairs),
+        counts=reader.counts,
+        scores=scores,
+        alignments=alignments[0] if alignments else None,
+    )
     overlong = [LineError(line - chunk.first_line, side, OVERLONG) for line, side in chunk.overlong]
     invalid = list(reader.invalid.values())
     malformed = list(reader.malformed.values())
@@ -279,7 +295,10 @@ def _substitute(lines: list[str], pattern: re.Pattern[str], by: str) -> tuple[in
 
 
 class _ChunkReader:
-    """Decodes and repairs the lines of one chunk, and collects its errors and counts."""
+    """Decodes and repairs the lines of one chunk, and collects its errors and counts.
+
+    Call the methods in this order: `read`, `read_scores`, `forgive_overlong`.
+    """
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
@@ -287,7 +306,8 @@ class _ChunkReader:
         self.invalid: dict[tuple[int, int], LineError] = {}  # not UTF-8, by row and side
         self.num_invalid = 0  # invalid bytes, and halves of surrogate pairs
         self.malformed: dict[int, LineError] = {}  # by row
-        self._score_texts: list[str] | None = None  # by row, numbers as text
+        # the score of each row as text; `read` sets it if it finds the scores beside the text
+        self._score_texts: list[str] | None = None
 
     def read(self) -> list[list[str]]:
         """Return the source lines, the target lines and, if there are any, the alignments.
@@ -304,27 +324,25 @@ class _ChunkReader:
             texts = self._read_tsv(lines) if format is Format.tsv else self._read_json(lines)
         for alignments in texts[2:]:
             self._check_alignments(alignments)
-        if format is not Format.pair or len(texts) > 2:
-            self._forgive_overlong()
         return texts
 
     def _check_alignments(self, alignments: list[str]) -> None:
         """Note the lines that are no alignment."""
-        file = 2 if self._chunk.source.has_alignment_file else 0
+        side = 2 if self._chunk.source.has_alignment_file else 0
         for row, line in enumerate(alignments):
             if not _ALIGNMENT.fullmatch(line.strip()):
-                error = LineError(row, file, "no alignment of words, such as 0-0 1-2")
+                error = LineError(row, side, "no alignment of words, such as 0-0 1-2")
                 self.malformed.setdefault(row, error)
 
     def read_scores(self) -> Scores | None:
         """Return the score of each pair (N,), or None if the corpus has no scores.
 
-        Call `read` first. A line without a finite number is malformed, and gets the score 0.
+        Lines whose score is no finite number are malformed, and their score becomes 0.
         """
         source = self._chunk.source
-        side = 3 if source.has_alignment_file else 2
-        if len(source.paths) > side:
-            lines = self._split(self._decode(side), side)
+        score_side = 3 if source.has_alignment_file else 2  # if there is a file of scores
+        if len(source.paths) > score_side:
+            lines = self._split(self._decode(score_side), score_side)
             if source.score is None:
                 self._score_texts = lines
             else:
@@ -340,13 +358,12 @@ class _ChunkReader:
                 scores[row] = np.nan
             if not np.isfinite(scores[row]):
                 scores[row] = 0.0
-                file = min(side, len(source.paths) - 1)
-                self.malformed.setdefault(row, LineError(row, file, f"no score, but {text!r:.30}"))
-        self._forgive_overlong()
+                side = min(score_side, len(source.paths) - 1)
+                self.malformed.setdefault(row, LineError(row, side, f"no score, but {text!r:.30}"))
         return scores
 
-    def _forgive_overlong(self) -> None:
-        """Forget the other errors of overlong lines, which are empty: they are counted once."""
+    def forgive_overlong(self) -> None:
+        """Forget that overlong lines are malformed: they are empty, and counted as overlong."""
         for line, _ in self._chunk.overlong:
             self.malformed.pop(line - self._chunk.first_line, None)
 
@@ -375,6 +392,7 @@ class _ChunkReader:
             byte = error.start + 1
             message = f"byte {byte} (0x{line[error.start]:02x}) is not UTF-8"
             self.invalid[row, side] = LineError(row, side, message, byte)
+            # surrogateescape turns each invalid byte into a surrogate
             self.num_invalid += len(_SURROGATE.findall(line.decode("utf-8", "surrogateescape")))
             return line.decode("utf-8", "replace")
 
@@ -390,12 +408,12 @@ class _ChunkReader:
         """Return the columns of source, target and perhaps alignment."""
         columns = self._chunk.source.columns  # from 1
         score = self._chunk.source.score
-        score_column = 0 if score is None else int(score)
+        score_column = columns[0] if score is None else int(score)  # without a score, not used
         num_columns = max(*columns, score_column)
         texts: list[list[str]] = [[] for _ in columns]
         score_texts = []
         for row, line in enumerate(lines):
-            cells = line.split("\t", num_columns)
+            cells = line.split("\t", num_columns)  # does not split the columns after these
             if len(cells) < num_columns:
                 message = f"{len(cells)} of {num_columns} columns"
                 self.malformed[row] = LineError(row, 0, message)
@@ -457,7 +475,7 @@ def _parse_json(line: str) -> tuple[dict[str, Any], str | None]:
 
 
 def _find_texts(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the object with the texts: the field `translation`, or else the record itself."""
+    """Return the object whose fields are texts: `translation`, or else the record itself."""
     translation = record.get("translation")
     return translation if isinstance(translation, dict) else record
 

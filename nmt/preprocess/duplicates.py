@@ -32,9 +32,10 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 UNITS = ("pairs", "sources", "targets")
 """Repeats are counted for whole pairs, for sources and for targets."""
 
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio; odd, so no bit is lost
-PAIRS_PER_FILE = 1 << 19
-_MAX_FILE_BYTES = 32 * PAIRS_PER_FILE  # 16 bytes per pair, and some more pairs
+# 2^64 / golden ratio. An odd number loses no bit, and other than 1 keeps the sides apart.
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+PAIRS_PER_FILE = 1 << 19  # a file also has the rest of the chunk in which it reaches this number
+_MAX_FILE_BYTES = 32 * PAIRS_PER_FILE  # twice 16 bytes per pair, which the forms have
 PAIRS_PER_INTERVAL = 1 << 19
 
 
@@ -171,7 +172,7 @@ def find_duplicates(
             rows = rows[is_relevant]
             tasks = tasks[is_relevant]
             scores = scores[is_relevant]
-        # keeps the reading order of pairs with equal hashes and scores
+        # by hash, then from the highest score down, then in reading order
         order = np.lexsort((-scores, hashes))
         sorted_hashes = hashes[order]
         is_equal = sorted_hashes[1:] == sorted_hashes[:-1]
@@ -248,15 +249,15 @@ def _concatenate(slices: list[_Slice], name: str) -> Any:
 
 def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
     """Divide files of sorted hashes at the same values; yield the slices of each interval."""
-    num_pairs = sum(path.stat().st_size for path in paths) // 8  # bytes of a hash
+    num_pairs = sum(path.stat().st_size for path in paths) // 8  # a hash has 8 bytes
     num_intervals = math.ceil(num_pairs / PAIRS_PER_INTERVAL)
     starts = [0] * len(paths)
     for number in range(1, num_intervals + 1):
-        largest = np.uint64(number * (1 << 64) // num_intervals - 1)  # hash in this interval
+        largest_hash = np.uint64(number * (1 << 64) // num_intervals - 1)  # in this interval
         slices = []
         for i, path in enumerate(paths):
             hashes = _map_file(path, "<u8")
-            end = int(np.searchsorted(hashes, largest, side="right"))
+            end = int(np.searchsorted(hashes, largest_hash, side="right"))
             # a copy, so that only one file is mapped at a time
             slices.append(_Slice(path, starts[i], hashes[starts[i] : end].copy()))
             starts[i] = end

@@ -77,7 +77,7 @@ class ShardEncoder:
         """
         statistics = Statistics()
         path = self._job.work.data / f"{name}.arrow"
-        token_kinds = (self._src_encoder.token_kinds, self._tgt_encoder.token_kinds)
+        kinds = (self._src_encoder.token_kinds, self._tgt_encoder.token_kinds)
         with (
             replace_file(path) as temporary,
             ShardWriter(
@@ -93,7 +93,7 @@ class ShardEncoder:
                 alignment = None
                 if has_alignment:
                     alignment = self._number_links(chunk, src, tgt)
-                statistics.merge(measure(chunk, (src, tgt), token_kinds, self._held_out))
+                statistics.merge(measure(chunk, (src, tgt), kinds, self._held_out))
                 if hashes is not None:
                     hashes.add_sides(hash_sides(chunk.src, chunk.tgt))
                 writer.add(src, tgt, texts, alignment)
@@ -130,7 +130,7 @@ class ShardEncoder:
             )
             src = src.select(keep)
             tgt = tgt.select(keep)
-        texts = _add_tags(chunk) if config.keep_text else None
+        texts = _add_tags(chunk) if config.keep_text else None  # again, without dropped pairs
         if config.data.context:
             lengths = np.stack([src.lengths, tgt.lengths], axis=1)
             tokenizers = (self._src_tokenizer, self._tgt_tokenizer)
@@ -144,21 +144,22 @@ class ShardEncoder:
     def _number_links(
         self, chunk: CleanChunk, src: EncodedLines, tgt: EncodedLines
     ) -> EncodedLines:
-        """Return the alignments of the pairs, with the numbers of words that data folders have.
+        """Return the alignments of the pairs: pairs of word numbers, one after the other.
 
-        A pair has no links if normalization changes the number of its words. Raises `DataError` for
-        a link of a word that does not exist.
+        In the files of the user, word 0 follows the tag; in a data folder, the words of the tag
+        count too. A pair gets no links if normalization changes the number of its words. Raises
+        `DataError` for a link of a word that does not exist.
         """
         assert chunk.alignments is not None
         tags = chunk.raw_chunk.source.tags
         src_words = self._src_words.count(chunk.src, src, tags.src)
         tgt_words = self._tgt_words.count(chunk.tgt, tgt, tags.tgt)
-        alignments = [np.empty(0, dtype=np.uint16)]
+        alignments = [np.empty(0, dtype=np.uint16)]  # sets the dtype if there are no pairs
         for i, line in enumerate(chunk.alignments):
-            links = parse_links(line)  # (L, 2)
+            links = parse_links(line)  # (L, 2): source word and target word of L links
             if (links >= [src_words.in_text[i], tgt_words.in_text[i]]).any():
                 row = int(chunk.kept_rows[i])
-                side = len(chunk.raw_chunk.source.paths) - 1
+                side = len(chunk.raw_chunk.source.paths) - 1  # the file of alignments
                 raise DataError(
                     f"{chunk.raw_chunk.location(row, side)}: a link is beyond the words of the "
                     "pair, which count from 0; align the text again"
@@ -176,7 +177,7 @@ class WordCounts(NamedTuple):
     """The words of one side of N pairs."""
 
     in_text: list[int]  # words that are separated by spaces, without the tag
-    is_unchanged: Array  # (N,), whether as many words begin in the pieces
+    is_unchanged: Array  # (N,), whether the pieces have as many words as the text
     num_tag_words: int  # words of the tag
 
 
@@ -188,10 +189,11 @@ class WordCounter:
         self._is_start = mark_word_starts(tokenizer)  # (V,)
 
     def count(self, lines: Sequence[str], ids: EncodedLines, tag: str) -> WordCounts:
-        """Count the words of N lines, whose ids begin with a tag."""
+        """Count the words of N lines without tag; their ids begin with `tag`."""
         num_tag_words = int(self._is_start[self._tokenizer.encode(tag)].sum())
         in_text = [len(line.split()) for line in lines]
-        num_before = _to_offsets(self._is_start[ids.flat])  # starts before each piece, and in total
+        # number of words that start before each piece, and in total
+        num_before = _to_offsets(self._is_start[ids.flat])
         in_pieces = np.diff(num_before[ids.offsets]) - num_tag_words  # (N,)
         return WordCounts(in_text, in_pieces == in_text, num_tag_words)
 
@@ -203,7 +205,7 @@ def _add_tags(chunk: CleanChunk) -> tuple[list[str], list[str]]:
 
 
 class EncodedLines(NamedTuple):
-    """The ids of N lines without BOS and EOS, one line after the other."""
+    """The ids of N lines, one line after the other, without BOS and EOS; or other numbers."""
 
     flat: Array
     offsets: Array  # (N + 1,) index in `flat` at which each line starts, and the end
@@ -231,12 +233,13 @@ class DocumentContext:
     """Joins each pair of a chunk with the lines before it, for models that translate documents.
 
     The line with number i in its file is joined with up to i mod (context + 1) lines, so that the
-    model learns every number of them. They must directly precede it in the file: an empty or
-    dropped line ends the context, and the joined lines never exceed `max_length`.
+    model learns to use any number of lines up to `data.context`. These lines must directly precede
+    it in the file: an empty or dropped line ends the context, and the joined lines never exceed
+    `max_length`.
 
     Args:
         chunk: the pairs.
-        lengths: their numbers of tokens on both sides, with tags, without EOS, (N, 2).
+        lengths: the numbers of source and target tokens, with tags, without EOS, (N, 2).
         tokenizers: the tokenizers of source and target.
         config: sets `data.context` and `max_length`.
     """
@@ -296,10 +299,10 @@ class LineEncoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._typecode = "H" if tokenizer.vocab_size <= 1 << 16 else "i"
+        self._typecode = "H" if tokenizer.vocab_size <= 1 << 16 else "i"  # 2 or 4 bytes per id
         self.token_kinds = token_kinds(tokenizer)  # (V,)
         self._encodes_words = cuts_at_spaces(tokenizer)
-        # The ids of each word, as bytes. EOS marks line ends, since no text is encoded to EOS.
+        # The ids of each word, as bytes. EOS marks the end of a line, since no text contains it.
         self._ids_by_word = {_END_OF_LINE: array(self._typecode, [tokenizer.eos_id]).tobytes()}
         self._older_ids_by_word: dict[str, bytes] = {}
 
@@ -315,7 +318,7 @@ class LineEncoder:
         flat = np.frombuffer(b"".join(map(self._ids_by_word.__getitem__, words)), self._typecode)
         is_end = flat == self._tokenizer.eos_id
         ends = np.flatnonzero(is_end)  # (N,)
-        ends_without_eos = ends - np.arange(len(ends))  # i EOS precede the end of line i
+        ends_without_eos = ends - np.arange(len(ends))  # before the EOS of line i are i others
         return EncodedLines(flat[~is_end], np.concatenate([[0], ends_without_eos]))
 
     def _learn_words(self, words: set[str]) -> None:
@@ -349,7 +352,8 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     This holds for BPE, where merges never cross words. It does not hold for unigram models, whose
     sums of scores may round differently.
     """
-    if tokenizer.vocabulary is not None:  # the first piece of a line may be a tag
+    # of M2M100 or NLLB; there, the first piece of a line may be a tag
+    if tokenizer.vocabulary is not None:
         return False
     proto = read_proto(tokenizer.model)
     trainer = proto.trainer_spec
@@ -395,7 +399,7 @@ def make_encoding_task(job: Job) -> Task:
             statistics, shards = encoder.write(
                 span.name,
                 clean_chunks(),
-                None if drops_duplicates else hashes,
+                None if drops_duplicates else hashes,  # only to count the repeats that stay
                 has_alignment=config.data.train_split(span.corpus).has_alignment,
             )
         return {

@@ -42,7 +42,8 @@ MIN_LETTER_BYTES = 20
 up to 6 % of such lines.
 """
 
-_MAX_CHARACTERS = 200  # that the language model reads of a line; more rarely change its answer
+# The language model reads only the start of a line, since more rarely changes its answer.
+_MAX_DETECTED_CHARACTERS = 200
 _EMPTY = "empty side"
 HELD_OUT = "held out"  # the pair, or a sentence of it, was taken for validation or test
 _SETTINGS_BY_REASON = {  # the setting that drops pairs for a reason
@@ -60,7 +61,8 @@ _SETTINGS_BY_REASON = {  # the setting that drops pairs for a reason
     "length ratio": "filter.max_ratio",
     "unknown tokens": "filter.max_unknown",
 }
-_LANGUAGE_ALIASES = {"nb": "no", "iw": "he", "in": "id"}  # to the codes of the model
+# by code of a language: the code that the language model has for it
+_LANGUAGE_ALIASES = {"nb": "no", "iw": "he", "in": "id"}
 
 
 def drop_by_text(
@@ -71,12 +73,11 @@ def drop_by_text(
 ) -> None:
     """Apply the filters that look at text, and drop pairs from `chunk`.
 
-    `is_duplicate` marks the pairs that repeat an earlier pair, by row of the raw chunk from which
-    `chunk` was made. `held_out` has the sentences that were taken out of the training text for
-    held-out sets.
+    `is_duplicate` marks the rows of the raw chunk that repeat an earlier pair. `held_out` has the
+    sentences that were taken out of the training text for held-out sets.
     """
     filters = config.filter
-    direction = corpus_direction(config.data, chunk.raw_chunk.source.corpus)
+    direction = corpus_direction(config.data, chunk.corpus)
     chunk.drop("NUL character", _has_nul(chunk.src), _has_nul(chunk.tgt))
     chunk.drop(_EMPTY, _is_empty(chunk.src), _is_empty(chunk.tgt))
     if filters.min_score is not None and chunk.scores is not None:
@@ -130,11 +131,13 @@ def drop_by_tokens(
     unknown: SrcTgtCounts,
     config: PreprocessConfig,
 ) -> Mask:
-    """Apply the filters that count tokens; drop pairs from `chunk`, return a mask of the rest (N,).
+    """Apply the filters that count tokens, and drop pairs from `chunk`.
+
+    Returns a mask (N,) of the pairs that were not dropped.
 
     Args:
         chunk: the pairs.
-        lengths: tokens of sources and targets (N,): with the tag of the corpus, without EOS.
+        lengths: tokens of sources and targets (N,), with the tag of the corpus, without EOS.
         tag_lengths: tokens of the source tag and of the target tag.
         unknown: unknown and byte tokens of sources and targets (N,).
         config: has the limits.
@@ -163,6 +166,7 @@ def drop_by_tokens(
 
 def no_pairs_left_error(counts: PairCounts) -> DataError:
     """Return the error for a text whose pairs were all dropped, with the settings to look at."""
+    # other reasons, such as invalid lines, belong to no filter
     settings = [
         _SETTINGS_BY_REASON[reason] for reason in counts.dropped if reason in _SETTINGS_BY_REASON
     ]
@@ -236,11 +240,14 @@ def are_in_other_language(lines: Sequence[str], language: str) -> bool:
 
 
 def _is_other_language(texts: Sequence[str], code: str) -> Mask:
-    """Return which lines (N,) are clearly in a language that is not `code`."""
+    """Return which lines (N,) are clearly in another language than `code`.
+
+    See `MIN_SCORE` and `MIN_LETTER_BYTES`.
+    """
     detect = _detector().detect
 
     def is_other_language(text: str) -> bool:
-        best = detect(text[:_MAX_CHARACTERS])[0]
+        best = detect(text[:_MAX_DETECTED_CHARACTERS])[0]
         if best["lang"] == code or best["score"] < MIN_SCORE:
             return False
         letters = "".join(filter(str.isalpha, text))

@@ -25,10 +25,12 @@ from nmt.runtime.files import replace_json
 from nmt.runtime.metadata import read_json
 
 log = logging.getLogger(__name__)
-_SPLITS = ("test", "valid")  # in this order, so that more validation pairs keep the test set
+# The test set is taken first, so that it stays the same if the validation set gets more pairs.
+_SPLITS = ("test", "valid")
 _TAKEN_MARKER = "taken.json"  # in the plan folder, as soon as all sets are written to it
-_SPARE_CANDIDATES = 1000  # candidates that share a sentence are skipped
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")  # or a Chinese or Japanese character
+_SPARE_CANDIDATES = 1000  # since candidates that share a sentence are skipped
+# Chinese and Japanese have no spaces, so each of their characters counts as a word.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 _SWAP_MARGIN = 0.2
 """Sides count as swapped if exchanging them increases the share of known words by more than this.
 In text of two languages, exchanging changes the share by 0.3 or more."""
@@ -56,7 +58,8 @@ def held_out_key_limit(sizes: Mapping[str, float], num_pairs: int) -> int:
     total_size = sum(sizes.values())
     if total_size < 1:
         return int(total_size * NUM_KEYS)
-    return min(NUM_KEYS, 2 * _num_candidates(total_size) * NUM_KEYS // num_pairs)
+    num_scanned = 2 * _num_candidates(total_size)  # filters may drop half of them
+    return min(NUM_KEYS, num_scanned * NUM_KEYS // num_pairs)
 
 
 def _num_candidates(num_pairs: float) -> int:
@@ -136,7 +139,7 @@ def _read_candidates(
     """Return the candidates by key; scan again for all pairs if the first scan found too few."""
     total_size = sum(requested_sizes(job.config).values())
     candidates = _merge_candidates(job, spans, stage)
-    are_shares = total_size < 1  # the first scan writes all pairs of a share
+    are_shares = total_size < 1  # then the limit is exact, see `held_out_key_limit`
     has_all_pairs = are_shares or limits.held_out_below == NUM_KEYS
     if not has_all_pairs and len(candidates) < _num_candidates(total_size):
         stage = f"{stage} for held-out pairs"
@@ -163,9 +166,7 @@ def _choose_pairs(
     """
     taken: dict[str, list[_Pair]] = {}
     used_forms: set[str] = set()
-    keys = iter(
-        sorted(candidates)
-    )  # an iterator, since each split continues after the previous one
+    keys = iter(sorted(candidates))  # each split continues where the previous one ended
     share_end = 0.0  # if sizes are shares, the key at which the split ends
     for split, size in sizes.items():
         share_end += size * NUM_KEYS
@@ -226,23 +227,24 @@ def warn_of_swapped_sides(job: Job, spans: Sequence[Span], valid_chunks: list[Cl
         direction = corpus_direction(job.config.data, corpus)
         return direction.src_lang, direction.tgt_lang
 
-    first_spans = {span.corpus: span for span in reversed(spans)}  # the first span comes last
+    # the first span of each corpus comes last and replaces the others
+    first_spans = {span.corpus: span for span in reversed(spans)}
     for corpus, span in first_spans.items():
         train = clean(next(read_span(job.sources[corpus], span)), job.config, held_out=False)
         comparable_chunks = []
         for chunk in valid_chunks:
-            if find_languages(chunk.raw_chunk.source.corpus) == find_languages(corpus):
+            if find_languages(chunk.corpus) == find_languages(corpus):
                 comparable_chunks.append(chunk)
         src, tgt = collect_lines(comparable_chunks)
-        straight_share = known_share(src, train.src) + known_share(tgt, train.tgt)
-        swapped_share = known_share(src, train.tgt) + known_share(tgt, train.src)
-        if (swapped_share - straight_share) / 2 > _SWAP_MARGIN:
+        straight_share = (known_share(src, train.src) + known_share(tgt, train.tgt)) / 2
+        swapped_share = (known_share(src, train.tgt) + known_share(tgt, train.src)) / 2
+        if swapped_share - straight_share > _SWAP_MARGIN:
             log.warning(
                 "warning: source and target of data.%s seem to be swapped: %.0f %% of the words of "
                 "data.valid are on the other side, and %.0f %% on their own; exchange the files",
                 f"corpora.{corpus}" if corpus else "train",
-                50 * swapped_share,
-                50 * straight_share,
+                100 * swapped_share,
+                100 * straight_share,
             )
 
 

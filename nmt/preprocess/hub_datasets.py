@@ -24,75 +24,77 @@ from nmt.errors import DataError, suggest_names
 from nmt.runtime.reading import check_tree
 
 log = logging.getLogger(__name__)
-# Replaces line breaks inside texts of datasets. Cleaning turns it into a space and counts it.
+# Replaces line breaks inside texts of datasets. `clean` replaces it with a space, and counts it
+# among the replaced characters.
 LINE_SEPARATOR = "\u2028".encode()
 _ROWS_PER_BATCH = 10_000
 _HUB_TIMEOUT_SECONDS = 10
 _SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
 
 
-def describe_dataset(split: SplitConfig) -> str:
+def describe_dataset(settings: SplitConfig) -> str:
     """Return the name of a dataset with its configuration and split, for messages."""
-    details = ", ".join(filter(None, [split.dataset_config, split.dataset_split]))
-    return f"{split.dataset} ({details})" if details else str(split.dataset)
+    details = ", ".join(filter(None, [settings.dataset_config, settings.dataset_split]))
+    return f"{settings.dataset} ({details})" if details else str(settings.dataset)
 
 
 def read_dataset(
-    split: SplitConfig, fields: Sequence[str], default_split: str
+    settings: SplitConfig, fields: Sequence[str], default_split: str
 ) -> Iterator[list[bytes]]:
-    """Yield blocks of the source and target lines of a dataset; a missing text is an empty line.
+    """Yield blocks of the lines of a dataset, one item per field; a missing text is an empty line.
 
-    `fields` name two columns, or two fields of the column `translation`, as wmt14 has it. Raises
-    `DataError` if the dataset is missing or damaged, or has no such fields.
+    `fields` name source, target and perhaps alignment: columns, or fields of the column
+    `translation`, as wmt14 has it. Raises `DataError` if the dataset is missing or damaged, or has
+    no such fields.
     """
-    name = describe_dataset(split)
+    name = describe_dataset(settings)
     log.info("reading the dataset %s", name)
-    tables = _read_tables(split, split.dataset_split or default_split)
+    tables = _read_tables(settings, settings.dataset_split or default_split)
     try:
         with closing(tables):  # type: ignore[type-var]
             for table in tables:
-                columns = [_find_column(table, field, name, fields) for field in fields]
-                yield [_join_lines(column, name) for column in columns]
+                yield [_join_lines(column, name) for column in _find_columns(table, fields, name)]
     except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())[:300]
         raise DataError(f"dataset {name} cannot be read: {reason}") from None
 
 
-def _read_tables(split: SplitConfig, split_name: str) -> Iterator[pa.Table]:
-    """Yield the records of a file, a local folder or a dataset of the hub."""
-    assert split.dataset is not None
+def _read_tables(settings: SplitConfig, split: str) -> Iterator[pa.Table]:
+    """Yield the records of a split of a file, a local folder or a dataset of the hub."""
+    assert settings.dataset is not None
     datasets = _import_datasets()
-    path = resolve_path(split.dataset)
+    path = resolve_path(settings.dataset)
     if path.is_dir():
         check_tree(path)
     if any((path / name).is_file() for name in _SAVED_DATASET_FILES):
         saved = datasets.load_from_disk(str(path))
-        splits = saved if isinstance(saved, dict) else {split_name: saved}
+        tables_by_split = saved if isinstance(saved, dict) else {split: saved}
     else:
-        builder = _make_builder(datasets, path, split, split_name)
+        builder = _make_builder(datasets, path, settings, split)
         if hasattr(builder.config, "batch_size"):  # Parquet; the default is a whole row group
             builder.config.batch_size = _ROWS_PER_BATCH
-        splits = builder.as_streaming_dataset()
-    if split_name not in splits:
+        tables_by_split = builder.as_streaming_dataset()
+    if split not in tables_by_split:
         raise DataError(
-            f"{split.dataset} has no split {split_name}; {suggest_names(split_name, splits)}"
+            f"{settings.dataset} has no split {split}; {suggest_names(split, tables_by_split)}"
         )
-    yield from splits[split_name].with_format("arrow").iter(batch_size=_ROWS_PER_BATCH)
+    yield from tables_by_split[split].with_format("arrow").iter(batch_size=_ROWS_PER_BATCH)
 
 
-def _make_builder(datasets: Any, path: Path, split: SplitConfig, split_name: str) -> Any:
+def _make_builder(datasets: Any, path: Path, settings: SplitConfig, split: str) -> Any:
     """Return the builder of `datasets` for a dataset that save_to_disk did not write."""
-    config = split.dataset_config
+    config = settings.dataset_config
     if path.is_file():
         if path.suffix not in (".parquet", ".arrow"):
             raise DataError(
                 f"{path} is not a .parquet or .arrow file; read text with src and tgt, tsv or jsonl"
             )
-        return datasets.load_dataset_builder(path.suffix[1:], data_files={split_name: str(path)})
+        # the first argument names a format: parquet or arrow
+        return datasets.load_dataset_builder(path.suffix[1:], data_files={split: str(path)})
     if not path.is_dir():
-        assert split.dataset is not None
-        _check_hub(split.dataset)
-        return datasets.load_dataset_builder(split.dataset, config)
+        assert settings.dataset is not None
+        _check_hub(settings.dataset)
+        return datasets.load_dataset_builder(settings.dataset, config)
     try:
         return datasets.load_dataset_builder(str(path), config)
     except ValueError:
@@ -103,7 +105,11 @@ def _make_builder(datasets: Any, path: Path, split: SplitConfig, split_name: str
 
 
 def _check_hub(dataset: str) -> None:
-    """Raise a `DataError` if the hub cannot be reached, which `datasets` retries for 30 seconds."""
+    """Raise a `DataError` if the hub cannot be reached.
+
+    `datasets` itself would try again for 30 seconds before its error.
+    """
+    # a direct connection says nothing then: a proxy connects, or `datasets` reads its cache
     if urllib.request.getproxies() or os.environ.get("HF_HUB_OFFLINE"):
         return
     hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
@@ -113,8 +119,8 @@ def _check_hub(dataset: str) -> None:
     except OSError as error:
         raise DataError(
             f"dataset {dataset} is not a local file or folder, and {hub.hostname} cannot be "
-            f"reached ({error.strerror or error}); give the folder of a copy, which this makes "
-            f"where there is network: hf download {dataset} --repo-type dataset --local-dir FOLDER"
+            f"reached ({error.strerror or error}); on a machine with network, make a copy with: hf "
+            f"download {dataset} --repo-type dataset --local-dir FOLDER; then give this folder"
         ) from None
 
 
@@ -128,25 +134,33 @@ def _import_datasets() -> Any:
     if hides_torch:
         del os.environ["USE_TORCH"]
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised as well
+    # the library logs its errors before it raises them; `read_dataset` reports the exception
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     return datasets
 
 
-def _find_column(
-    table: pa.Table, field: str, dataset: str, fields: Sequence[str]
-) -> pa.ChunkedArray:
-    """Return a column, or a field of the column `translation`."""
+def _find_columns(
+    table: pa.Table, fields: Sequence[str], dataset: str
+) -> Iterator[pa.ChunkedArray]:
+    """Yield the texts of each field, which is a column or a field of the column `translation`.
+
+    Raises `DataError`, which names the `dataset`, if the table lacks a field.
+    """
     names = table.column_names
-    if field in names:
-        return table[field]
+    inner_names = []
     if "translation" in names and pa.types.is_struct(table.schema.field("translation").type):
-        names = [inner.name for inner in table.schema.field("translation").type]
+        inner_names = [inner.name for inner in table.schema.field("translation").type]
+    for field in fields:
         if field in names:
-            return pc.struct_field(table["translation"], field)
-    raise DataError(
-        f"{dataset} has the fields {', '.join(names)}; set data.src_lang and data.tgt_lang, or "
-        f"fields of this corpus, to two of them (now {', '.join(fields)})"
-    )
+            yield table[field]
+        elif field in inner_names:
+            yield pc.struct_field(table["translation"], field)
+        else:
+            raise DataError(
+                f"{dataset} has the fields {', '.join(inner_names or names)}; set data.src_lang "
+                "and data.tgt_lang, or fields of this corpus, to two of them (now "
+                f"{', '.join(fields)})"
+            )
 
 
 def _join_lines(column: pa.ChunkedArray, dataset: str) -> bytes:
@@ -155,12 +169,14 @@ def _join_lines(column: pa.ChunkedArray, dataset: str) -> bytes:
         raise DataError(
             f"{dataset}: a field holds {column.type}, not text; name fields that hold text"
         )
+    # numbers and other values become text; bytes stay, since `clean` reports invalid UTF-8
     if column.type not in (pa.large_binary(), pa.binary()):
         column = column.cast(pa.large_string())
     texts = pc.fill_null(column.cast(pa.binary()), b"")
     texts = pc.replace_substring(texts, b"\n", LINE_SEPARATOR).combine_chunks()
     if len(texts) == 0:
         return b""
-    rows = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
-    lines: bytes = pc.binary_join(rows, b"\n")[0].as_py()
+    # an array with a single list of all texts, since `binary_join` joins the texts of each list
+    text_lists = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
+    lines: bytes = pc.binary_join(text_lists, b"\n")[0].as_py()
     return lines + b"\n"

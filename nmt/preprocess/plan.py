@@ -44,10 +44,12 @@ from nmt.runtime.reading import open_regular
 log = logging.getLogger(__name__)
 _DONE_MARKER = "plan.json"  # written to the plan folder when it is complete
 _STAGE = "scan"
-_SPARE_FACTOR = 2  # the first scan samples twice the pairs it needs, since some may be dropped
+# The first scan samples 1000 pairs more than it needs, and then twice as many, since some are
+# dropped later.
+_SPARE_FACTOR = 2
 _SPARE_PAIRS = 1000
 _MAX_BYTES_IN_PROCESS = 1 << 20  # training on less text is faster than starting a process
-_BLOCK_PAIRS = 5_000
+_BLOCK_PAIRS = 5_000  # pairs that are read at a time
 
 
 def scan_training_text(job: Job, spans: Sequence[Span]) -> Job:
@@ -83,6 +85,7 @@ def prepare_encoding(job: Job, spans: Sequence[Span]) -> Tokenizers:
             has_scores=job.config.data.has_scores,
         )
     replace_json(folder / _DONE_MARKER, {})
+    # only after the marker, since a repetition of this function would need these files
     for path in itertools.chain(folder.glob("*.keys"), folder.glob("*.pairs")):
         path.unlink()
     return load_tokenizers(folder)
@@ -116,7 +119,7 @@ def _train_tokenizers(job: Job, spans: Sequence[Span], taken_lines: Sequence[str
     make_trainer = partial(_make_trainer, job.config, pair_files, end_key)
     worker: Workers[Path, None] = CurrentProcess(make_trainer)
     if sum(path.stat().st_size for path in pair_files) > _MAX_BYTES_IN_PROCESS:
-        # SentencePiece ignores Ctrl-C and never releases its memory
+        # in a process of its own, since SentencePiece ignores Ctrl-C and never releases its memory
         worker = Processes(1, make_trainer)
     with worker:
         for _ in worker.map([job.work.plan]):  # trains, and waits until the files are written
@@ -154,13 +157,13 @@ def _find_sample_end(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]
     pair_files = _pair_files(job, spans)
     stage = _STAGE
     keys = _exclude_taken(pair_files, taken_lines)
-    # ignores keys above the limit, of which an interrupted second scan wrote only some
+    # if a second scan was interrupted, the files have only some of the keys above the limit
     num_below_limit = np.count_nonzero(keys < np.uint64(limits.sample_below))
     if num_below_limit < size and limits.sample_below < MAX_KEY:
         stage = f"{_STAGE} for the sample"
         scan(job, spans, stage, replace(limits, sample_below=MAX_KEY))
         keys = _exclude_taken(pair_files, taken_lines)
-    if not (keys < np.uint64(MAX_KEY)).any():
+    if not (keys < np.uint64(MAX_KEY)).any():  # `_exclude_taken` set all keys to MAX_KEY
         counts = PairCounts()
         for record in read_records(job, spans, stage):
             counts.merge(PairCounts.from_json(record["pairs"]))
@@ -180,7 +183,8 @@ def _pair_files(job: Job, spans: Sequence[Span]) -> list[Path]:
 
 def _read_keys(pair_file: Path) -> Keys:
     """Read the keys of the pairs in a file that `scan` wrote."""
-    max_bytes = 4 * pair_file.stat().st_size  # a key of 8 bytes per pair, which has two line ends
+    # a pair has a key of 8 bytes and, in its own file, at least two line ends
+    max_bytes = 4 * pair_file.stat().st_size
     with open_regular(pair_file.with_suffix(".keys"), max_bytes=max_bytes) as file:
         return np.fromfile(file, np.uint64)
 
@@ -222,7 +226,10 @@ def _find_taken(pair_file: Path, num_pairs: int, taken_set: LineSet) -> list[int
 
 
 def sample_size(config: TokenizerConfig) -> int:
-    """Return the number of pairs that give a tokenizer at most `max_sentences` lines."""
+    """Return the number of pairs that give a tokenizer at most `max_sentences` lines.
+
+    A tokenizer of one side gets one line of each pair, a joint one gets both.
+    """
     return config.max_sentences if config.separate else max(1, config.max_sentences // 2)
 
 

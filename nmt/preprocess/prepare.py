@@ -40,14 +40,15 @@ from nmt.runtime.files import remove_all_temporary, write_json
 
 log = logging.getLogger(__name__)
 _HELD_OUT_SPLITS = ("valid", "test")
-_MAX_DROPPED_SHARE = 0.05  # of the training pairs, before a warning
+_MAX_DROPPED_SHARE = 0.05  # if more of the training pairs are dropped, a warning says so
 _STAGE = "encode"
 
 
 def prepare(config: PreprocessConfig) -> dict[str, Any]:
     """Make the data folder and return its report.
 
-    Raises subclasses of `NmtError` for mistakes of the user; an older data folder then stays.
+    Raises subclasses of `NmtError` for mistakes of the user, and leaves an older data folder as it
+    is.
     """
     check_filters(config)
     alternatives = {
@@ -70,13 +71,13 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
             )
         if not config.overwrite:
             work.check_replacement(sum(span.num_pairs for span in spans))
-        job = scan_training_text(job, spans)
-        splits = read_held_out(job)
-        if config.data.valid.num_pairs is None:
-            warn_of_swapped_sides(job, spans, splits["valid"])
+        job = scan_training_text(job, spans)  # adds the held-out sets that come from this text
+        held_out_chunks = read_held_out(job)
+        if config.data.valid.num_pairs is None:  # pairs from the training text have its sides
+            warn_of_swapped_sides(job, spans, held_out_chunks["valid"])
         tokenizers = prepare_encoding(job, spans)
-        run_stage(job, spans, _STAGE, make_encoding_task)
-        report = _finish_folder(job, splits, tokenizers, spans)
+        run_stage(job, spans, _STAGE, make_encoding_task)  # workers load the saved tokenizers
+        report = _finish_folder(job, held_out_chunks, tokenizers, spans)
         work.finish(overwrite=config.overwrite)
     return report
 
@@ -95,11 +96,15 @@ def _find_all_sources(config: PreprocessConfig, work: Workspace) -> Job:
 
 
 def _finish_folder(
-    job: Job, splits: Mapping[str, list[CleanChunk]], tokenizers: Tokenizers, spans: Sequence[Span]
+    job: Job,
+    held_out_chunks: Mapping[str, list[CleanChunk]],
+    tokenizers: Tokenizers,
+    spans: Sequence[Span],
 ) -> dict[str, Any]:
     """Complete the data folder after all shards are written, and return the report.
 
     Writes held-out splits, report, tokenizers and index. Reads no training text.
+    `held_out_chunks` is the result of `read_held_out`.
     """
     folder = job.work.data
     remove_all_temporary(folder)  # temporary files of workers that were killed
@@ -107,18 +112,19 @@ def _finish_folder(
     _check_dropped(train_statistics)
     statistics = {"train": train_statistics}
     index = {"train": train_index}
-    encoder = ShardEncoder(job, held_out=None)
-    for split, chunks in splits.items():
+    encoder = ShardEncoder(job, held_out=None)  # encodes the held-out splits themselves
+    for split, chunks in held_out_chunks.items():
         src, tgt = collect_lines(chunks)
         write_lines(folder / f"{split}.src", src)
         write_lines(folder / f"{split}.tgt", tgt)
         statistics[split] = {}
         index[split] = []
-        for corpus, group in groupby(chunks, key=lambda chunk: chunk.raw_chunk.source.corpus):
+        # the chunks are sorted by corpus, as are the sources of a job
+        for corpus, corpus_chunks in groupby(chunks, key=lambda chunk: chunk.corpus):
             shard_name = f"{split}-{corpus}-00000" if corpus else f"{split}-00000"
-            statistics[split][corpus], shards = encoder.write(shard_name, group)
+            statistics[split][corpus], shards = encoder.write(shard_name, corpus_chunks)
             index[split].append(CorpusIndex(corpus, 1.0, shards))
-    repeats = None  # counted as dropped pairs if duplicates are dropped
+    repeats = None  # if the filter dropped duplicates, the report has them as dropped pairs
     if not job.config.filter.drops_duplicates:
         repeats = count_repeats(job.work.hashes)
     report = build_report(statistics, config=job.config, tokenizers=tokenizers, duplicates=repeats)
@@ -162,8 +168,8 @@ def _merge_records(
 def _check_dropped(corpora: Mapping[str, Statistics]) -> None:
     """Raise a `DataError` if no training pair is kept; warn if many were dropped."""
     total = PairCounts()
-    for corpus in corpora.values():
-        total.merge(corpus.pairs)
+    for statistics in corpora.values():
+        total.merge(statistics.pairs)
     if total.kept == 0:
         raise no_pairs_left_error(total)
     percent = 100 * (1 - total.kept / total.read)

@@ -27,9 +27,10 @@ Report = dict[str, Any]
 Corpora = Mapping[str, Statistics]  # of a split, by corpus; "" is a corpus without a name
 
 FORMAT_VERSION = 1
-_MAX_BARS = 50  # of a histogram
+_MAX_HISTOGRAM_BARS = 50
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 _STEEP_RATIO = 3.0  # pairs with a larger ratio of lengths are probably no translations
+# scripts of languages that do not separate words by spaces
 _UNSPACED_SCRIPTS = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar"}
 # by unit: the value of filter.duplicates that drops repeats, and the share that leads to advice
 _DUPLICATE_FILTERS = {"pairs": ("pair", 0.1), "sources": ("src", 0.3), "targets": ("tgt", 0.3)}
@@ -133,7 +134,7 @@ def _ratio(numerator: float, denominator: float) -> float:
 def _length_bins(statistics: Statistics) -> tuple[Ints, Ints, Ints]:
     """Return the K combinations of a source and a target bin that occur, and how often.
 
-    The arrays (K,) have the source bin, the target bin and the number of pairs.
+    Returns the source bins (K,), the target bins (K,) and the numbers of pairs (K,).
     """
     keys = np.array(list(statistics.lengths), np.int64)
     counts = np.array(list(statistics.lengths.values()), np.int64)
@@ -145,6 +146,7 @@ def _count_steep_pairs(statistics: Statistics) -> int:
     src_bins, tgt_bins, counts = _length_bins(statistics)
     starts = bin_starts()
     middles = (starts[:-1] + starts[1:] - 1) // 2  # middle length of each bin, in tokens
+    # the middle of a bin may be longer than the longest line
     src = np.minimum(middles[src_bins], statistics.src.longest)
     tgt = np.minimum(middles[tgt_bins], statistics.tgt.longest)
     is_steep = np.maximum(src, tgt) / np.minimum(src, tgt) > _STEEP_RATIO
@@ -156,8 +158,8 @@ def _describe_lengths(statistics: Statistics, side: str) -> Report:
     src_bins, tgt_bins, counts = _length_bins(statistics)
     bins = src_bins if side == "src" else tgt_bins
     starts = bin_starts()[:-1]
-    num_lengths = getattr(statistics, side).longest + 1
-    bar_width = math.ceil(num_lengths / _MAX_BARS)
+    num_lengths = getattr(statistics, side).longest + 1  # from 0
+    bar_width = math.ceil(num_lengths / _MAX_HISTOGRAM_BARS)
     bars = np.bincount(starts[bins] // bar_width, weights=counts).astype(np.int64)
     pairs_by_bin = np.bincount(bins, weights=counts, minlength=NUM_BINS).astype(np.int64)
     running_sums = np.cumsum(pairs_by_bin)
@@ -182,6 +184,7 @@ def _describe_overlap(split: str, num_rows: int, overlaps: Mapping[str, Overlap]
     for level in MATCH_LEVELS:
         description[level] = {}
         for unit in UNITS:
+            # `Statistics.overlaps` has no entry without matches
             overlap = overlaps.get(f"{split} {level} {unit}", Overlap())
             description[level][unit] = {
                 "held_out_rows": len(overlap.rows),
@@ -270,7 +273,7 @@ def _advise_on_tokens(split: str, side: str, counts: Report) -> Iterator[str]:
             "tokenizer.byte_fallback=true, or train the tokenizer on such text."
         )
     if counts["byte_share"] > 0.01:
-        cause = "all of known ones"
+        cause = "although each character has a piece"
         if counts["uncovered"]:
             character = counts["uncovered"][0]
             cause = f"most for {character['code']} {character['name']}"
@@ -362,7 +365,8 @@ def _entry_table(entries: list[tuple[str, str]]) -> str:
         else:
             rows.append(["", text])
         previous = name
-    max_widths = [None, 98 - max(len(name) for name, _ in entries)]  # 2 columns between them
+    # a line has at most 100 columns, and 2 of them separate name and text
+    max_widths = [None, 98 - max(len(name) for name, _ in entries)]
     table: str = tabulate(rows, tablefmt="plain", maxcolwidths=max_widths, disable_numparse=True)
     return table
 

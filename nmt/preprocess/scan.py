@@ -35,7 +35,7 @@ from nmt.runtime.files import replace_file
 
 Keys = np.ndarray[Any, np.dtype[np.uint64]]
 NUM_KEYS = 1 << 64  # number of possible keys, which start at 0
-MAX_KEY = NUM_KEYS - 1
+MAX_KEY = NUM_KEYS - 1  # the largest limit that fits into uint64
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
 
     def scan_span(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
         """Write sampled pairs, their keys, and hashes of all pairs; return the record."""
-        sampled_keys = [np.empty(0, np.uint64)]
-        candidates: list[tuple[int, str, str, str]] = []
+        sampled_keys = [np.empty(0, np.uint64)]  # `concatenate` needs an array
+        candidates: list[tuple[int, str, str, str]] = []  # see `_find_candidates`
         counts = PairCounts()
         pair_file = job.work.plan / f"{span.name}.pairs"
         with (
@@ -76,14 +76,15 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                 chunk = clean(raw_chunk, config, held_out=False)
                 drop_by_text(chunk, config)
                 counts.merge(chunk.counts)
-                # in the corpus, from 0; the numbers of dropped pairs are left out
+                # numbers of the remaining pairs in the corpus, from 0; dropped pairs count
                 pair_numbers = raw_chunk.first_pair + chunk.kept_rows  # (N,)
                 keys = sample_keys(config.seed, span.corpus, pair_numbers)  # (N,)
                 is_sampled = keys < np.uint64(limits.sample_below)
                 sampled_keys.append(keys[is_sampled])
                 for i in np.flatnonzero(is_sampled).tolist():
                     stream.write(f"{chunk.src[i]}\n{chunk.tgt[i]}\n")
-                form_hashes = None  # of normal forms, to drop pairs with held-out sentences
+                # (N, 2); `find_duplicates` recognizes pairs with held-out sentences by them
+                form_hashes = None
                 if limits.held_out_below:
                     src_forms = [normal_form(line) for line in chunk.src]
                     tgt_forms = [normal_form(line) for line in chunk.tgt]
@@ -97,7 +98,7 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                     scores = None
                     if config.data.has_scores:
                         scores = chunk.scores
-                        if scores is None:  # after all pairs with a score
+                        if scores is None:  # only other corpora have scores; their pairs stay
                             scores = np.full(len(rows), -np.inf)
                     hash_writer.add_rows(pair_hashes, rows, form_hashes, scores)
         with replace_file(pair_file.with_suffix(".keys")) as temporary:
@@ -117,7 +118,7 @@ def _find_candidates(
     for i, (src_form, tgt_form) in enumerate(zip(src_forms, tgt_forms, strict=True)):
         key = xxhash.xxh3_64_intdigest(f"{src_form}\n{tgt_form}".encode(), seed=seed)
         if key < limit and src_form and tgt_form:
-            yield key, chunk.raw_chunk.source.corpus, chunk.src[i], chunk.tgt[i]
+            yield key, chunk.corpus, chunk.src[i], chunk.tgt[i]
 
 
 def sample_keys(seed: int, corpus: str, pair_numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Keys:

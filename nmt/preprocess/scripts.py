@@ -44,7 +44,7 @@ for _scripts, _languages in (item.split(":") for item in _LANGUAGES.split(";")):
 
 _SCRIPTS_BY_CODE = {
     **{code: (script,) for script, code in _ISO_CODES.items()},
-    "Zyyy": (_OTHER,),
+    "Zyyy": (_OTHER,),  # the code of an undetermined script
     # codes of several scripts
     "Hans": _SCRIPTS_BY_LANGUAGE["zh"],
     "Hant": _SCRIPTS_BY_LANGUAGE["zh"],
@@ -76,7 +76,8 @@ def script_numbers() -> np.ndarray[Any, np.dtype[np.uint8]]:
     Only letters have a script, except for superscript letters such as the ordinal ª and letters
     that several scripts share.
     """
-    code_points = np.r_[0:0xD800, 0xE000:0x40000].astype("<u4")  # there are no letters above
+    # without surrogates, which cannot be decoded; from 0x40000 on there are no letters
+    code_points = np.r_[0:0xD800, 0xE000:0x40000].astype("<u4")
     all_characters = code_points.tobytes().decode("utf-32-le")
     excluded = r"[\p{Decomposition_Type=Super}\p{Script=Common}\p{Script=Inherited}]"
     letters = "".join(regex.findall(rf"(?V1)[\p{{L}}--{excluded}]+", all_characters))

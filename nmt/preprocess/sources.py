@@ -38,9 +38,10 @@ from nmt.runtime.files import sync
 
 log = logging.getLogger(__name__)
 STDIN = "-"
-DATASET_SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # default names
+# by split: the split of a dataset that is read unless `dataset_split` names one
+DATASET_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 _BITEXT_SUFFIXES = ("tsv", "jsonl", "tmx", "xliff")
-"""Suffixes of files with both sides, which are also the names of their settings."""
+"""Suffixes of files with both sides. `SplitConfig` has a setting of the same name for each."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,12 @@ class _CorpusSettings:
     """The settings of one corpus in one split."""
 
     key: str  # config key, such as data.corpora.news.valid
-    corpus: str  # name in data.corpora, or ""
+    name: str  # of the corpus in data.corpora, or ""
     split: SplitConfig
     direction: LanguagePair
 
     def file_names(self) -> list[tuple[str, ...]]:
-        """Return the file names of each source.
-
-        These are source, target and, if there are any, scores, or one file with both sides.
+        """Return the file names of each source, in the order of `Source.paths`.
 
         A file in an archive has a name such as corpus.zip/corpus.de-en.de.
         """
@@ -64,10 +63,13 @@ class _CorpusSettings:
             for src, tgt in pair_up(self.split.src, self.split.tgt, self.key):
                 src = archives.find_text(src, self.direction.src_lang)
                 tgt = archives.find_text(tgt, self.direction.tgt_lang)
+                # `find_text` chose one file for both, such as the only file of the archive; outside
+                # of archives, the user named it twice
                 if src == tgt and archives.split_name(src) is not None:
                     raise DataError(f"{self.key}: source and target are the same file, {src}")
                 pairs.append((src, tgt))
-            return self._add_files(self._add_files(pairs, "alignments"), "scores")
+            pairs = self._add_files(pairs, "alignments")
+            return self._add_files(pairs, "scores")
         files: list[tuple[str, ...]] = []
         for suffix in _BITEXT_SUFFIXES:
             for file in _match_all(getattr(self.split, suffix) or []):
@@ -89,24 +91,26 @@ class _CorpusSettings:
 
 
 def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
-    """Return the settings of all corpora of a split, sorted by name."""
+    """Return the settings of all corpora of a split, sorted by name.
+
+    Leaves out corpora without text (`source_keys` is empty), except for named training corpora,
+    for which `_check_files` raises an error.
+    """
     corpora = []
 
     def add(key: str, name: str, settings: SplitConfig) -> None:
         corpora.append(_CorpusSettings(key, name, settings, corpus_direction(config, name)))
 
-    named = sorted(config.corpora.items())
-    if split == "train" and named:
-        for name, corpus in named:
-            add(
-                f"data.corpora.{name}", name, corpus
-            )  # `_check_files` refuses a corpus without text
+    corpus_configs = sorted(config.corpora.items())
+    if split == "train" and corpus_configs:  # `DataConfig.check` refuses data.train beside them
+        for name, corpus_config in corpus_configs:
+            add(f"data.corpora.{name}", name, corpus_config)
         return corpora
     unnamed = getattr(config, split)
     if unnamed.source_keys:
         add(f"data.{split}", "", unnamed)
-    for name, corpus in named:
-        held_out = getattr(corpus, split)
+    for name, corpus_config in corpus_configs:
+        held_out = getattr(corpus_config, split)
         if held_out.source_keys:
             add(f"data.corpora.{name}.{split}", name, held_out)
     return corpora
@@ -138,7 +142,7 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
         direction = corpus.direction
         fields = corpus.split.fields or [direction.src_lang, direction.tgt_lang]
         template = Source(
-            corpus=corpus.corpus,
+            corpus=corpus.name,
             format=Format.pair,
             paths=(),
             names=(),
@@ -149,14 +153,18 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
             tags=direction.tags,
             key=corpus.key,
         )
-        spool_prefix = f"{split}-{corpus.corpus}" if corpus.corpus else split
+        spool_prefix = f"{split}-{corpus.name}" if corpus.name else split
         if corpus.split.dataset is not None:
             sides = ("src", "tgt", "alignment")[: len(fields)]
             spooled = tuple(spool_dir / f"{spool_prefix}.{side}" for side in sides)
             _spool_blocks(spooled, read_dataset(corpus.split, fields, DATASET_SPLITS[split]))
-            name = describe_dataset(corpus.split)
-            source = replace(template, paths=spooled, names=(name,) * len(spooled))
-            sources.append(replace(source, has_alignment_file=len(spooled) == 3))
+            source = replace(
+                template,
+                paths=spooled,
+                names=(describe_dataset(corpus.split),) * len(spooled),
+                has_alignment_file="alignment" in sides,  # was a field, and is a file now
+            )
+            sources.append(source)
         else:
             max_bytes = int(config.data.max_stream_gb * 1e9)
             sources += _find_files(corpus, template, spool_dir / spool_prefix, max_bytes)
@@ -180,7 +188,9 @@ def _find_files(
             path = resolve_path(file)
             if is_stream(file) or is_compressed(file) or archives.split_name(file) is not None:
                 path = spool_prefix.with_name(f"{spool_prefix.name}-{number}-{side}")
-                _spool_blocks([path], _unpacked_blocks(file, max_stream_bytes))
+                _spool_blocks(
+                    [path], ([block] for block in _unpacked_blocks(file, max_stream_bytes))
+                )
             paths.append(path)
         names = tuple("stdin" if file == STDIN else file for file in file_names)
         yield replace(template, paths=tuple(paths), names=names)
@@ -192,12 +202,12 @@ def _convert_xml(
     """Write the pairs of TMX or XLIFF files to text files; yield these as sources."""
     direction = corpus.direction
     languages = (direction.src_lang, direction.tgt_lang)
-    if languages == DEFAULT_LANGUAGES:
+    if languages == DEFAULT_LANGUAGES:  # not set; `read_pairs` takes those that the file states
         languages = ("", "")
     for number, [file] in enumerate(corpus.file_names()):
         name = "stdin" if file == STDIN else file
         pairs = read_pairs(
-            (block for [block] in _unpacked_blocks(file, max_stream_bytes)),
+            _unpacked_blocks(file, max_stream_bytes),
             name,
             languages,
             keep_codes=corpus.split.keep_codes,
@@ -211,6 +221,7 @@ def _convert_xml(
 
 
 def _encode_pairs(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the source and the target line of each pair."""
     for source, target in pairs:
         yield f"{source}\n".encode(), f"{target}\n".encode()
 
@@ -227,7 +238,7 @@ def _check_files(config: DataConfig) -> None:
                 files += names
     for file in files:
         if archives.split_name(file) is not None:
-            continue  # `file_names` has found the file in its archive
+            continue  # `file_names` raises an error if the archive has no such file
         path = resolve_path(file)
         if file != STDIN and not path.exists() and config.made_by:
             raise DataError(f"{path} does not exist; make it with: {config.made_by}")
@@ -251,7 +262,9 @@ def pair_up(src: Sequence[str], tgt: Sequence[str], key: str) -> list[tuple[str,
     """Pair source and target files in their order; names with * and ? are patterns.
 
     The files of two patterns such as `news-*.en` and `news-*.de` are paired if the wildcards match
-    the same text. Raises `DataError` for files without a counterpart; `key` names the setting.
+    the same text. If the patterns have no such text in common, their files are paired in
+    alphabetical order. Raises `DataError` for files without a counterpart; `key` is the config key
+    of the split, such as data.train.
     """
     if len(src) != len(tgt):
         return _pair_in_order(_match_all(src), _match_all(tgt), key)
@@ -260,8 +273,8 @@ def pair_up(src: Sequence[str], tgt: Sequence[str], key: str) -> list[tuple[str,
         src_matches = match_files(src_name)
         tgt_matches = match_files(tgt_name)
         if src_matches.keys() == tgt_matches.keys():
-            pairs += [(file, tgt_matches[wildcards]) for wildcards, file in src_matches.items()]
-        elif src_matches.keys().isdisjoint(tgt_matches):
+            pairs += [(file, tgt_matches[texts]) for texts, file in src_matches.items()]
+        elif src_matches.keys().isdisjoint(tgt_matches):  # such as part-*.en and teil-1.de
             src_files = list(src_matches.values())
             pairs += _pair_in_order(src_files, list(tgt_matches.values()), "src and tgt")
         else:
@@ -291,13 +304,18 @@ def _match_all(names: Sequence[str]) -> list[str]:
 
 
 def match_files(name: str) -> dict[tuple[str, ...], str]:
-    """Return the files that match a name or pattern, by the texts that its wildcards match."""
+    """Return the files that match a name or pattern, in alphabetical order.
+
+    The keys are the texts that the wildcards * and ? match. Raises `DataError` if no file matches.
+    """
     path = os.path.expanduser(name)
     if name == STDIN or not re.search(r"[*?]", name) or os.path.exists(path):
         return {(): name}
-    files = sorted(file for file in glob.glob(path.replace("[", "[[]")) if not os.path.isdir(file))
+    glob_pattern = path.replace("[", "[[]")  # in nmt, brackets are part of a name
+    files = sorted(file for file in glob.glob(glob_pattern) if not os.path.isdir(file))
     if not files:
         raise DataError(f"{name} matches no file; check the pattern")
+    # the same pattern with groups, since `glob` does not return the texts
     pattern = re.compile(re.escape(path).replace(r"\*", "([^/]*)").replace(r"\?", "([^/])"))
     matching_files = {}
     for file in files:
@@ -306,16 +324,15 @@ def match_files(name: str) -> dict[tuple[str, ...], str]:
     return matching_files
 
 
-def _unpacked_blocks(name: str, max_stream_bytes: int) -> Iterator[tuple[bytes]]:
-    """Read blocks of bytes from stdin, a file in an archive, or a file, which is decompressed.
+def _unpacked_blocks(name: str, max_stream_bytes: int) -> Iterator[bytes]:
+    """Yield the bytes of stdin, of a file or of a file in an archive in blocks, decompressed.
 
     Raises `DataError` for more than `max_stream_bytes` from stdin or a pipe.
     """
     archive_and_file = archives.split_name(name)
     if archive_and_file is not None:
         archive, file_name = archive_and_file
-        for block in archives.read_blocks(archive, file_name):
-            yield (block,)
+        yield from archives.read_blocks(archive, file_name)
         return
     if name == STDIN and sys.stdin is None:
         raise DataError("stdin is closed; give the path of a file")
@@ -333,7 +350,7 @@ def _unpacked_blocks(name: str, max_stream_bytes: int) -> Iterator[tuple[bytes]]
                     "bytes that nmt reads from a pipe; write the text to a file, or raise "
                     "data.max_stream_gb"
                 )
-            yield (block,)
+            yield block
 
 
 def _spool_blocks(paths: Sequence[Path], blocks: Iterable[Sequence[bytes]]) -> None:

@@ -156,8 +156,8 @@ def measure(
 ) -> Statistics:
     """Count the pairs of a chunk, and look for held-out lines if `held_out` is given.
 
-    Each side of `encoded` has the ids of all lines, without EOS, and where each line starts
-    (N + 1,); `kinds` (V,) are the results of `token_kinds`.
+    `encoded` has for each side the ids of all lines, without EOS, and the index at which each line
+    starts (N + 1,). `kinds` has for each side the result of `token_kinds` (V,).
     """
     statistics = Statistics(chunk.counts)
     if not chunk.src:
@@ -223,7 +223,7 @@ class HeldOut:
         `signatures` holds the signatures of source lines (N,) and of target lines (N,).
         """
         overlaps: dict[str, Overlap] = {}
-        may_match = is_among(signatures[0], self._src_signatures)  # (N,)
+        may_match = is_among(signatures[0], self._src_signatures)  # (N,), on either side
         may_match |= is_among(signatures[1], self._tgt_signatures)
         for row in np.flatnonzero(may_match).tolist():
             location = chunk.raw_chunk.location(int(chunk.kept_rows[row]))
@@ -233,7 +233,8 @@ class HeldOut:
             for split, tables in self._tables.items():
                 src_rows: set[int] = set()  # rows of the split with this source
                 tgt_rows: set[int] = set()
-                for level in MATCH_LEVELS:  # exact matches count as normalised matches too
+                # exact first; its rows stay in the sets, since they also match when normalised
+                for level in MATCH_LEVELS:
                     src_text, tgt_text = texts[level]
                     src_rows |= tables[level].by_src.get(src_text, set())
                     tgt_rows |= tables[level].by_tgt.get(tgt_text, set())
@@ -265,7 +266,7 @@ def length_bins(lengths: Ints) -> Ints:
 
     Each length below `NUM_EXACT_LENGTHS` has its own bin; above, there are 16 bins per octave.
     """
-    octaves = np.log2(np.maximum(lengths, 1) / NUM_EXACT_LENGTHS)
+    octaves = np.log2(np.maximum(lengths, 1) / NUM_EXACT_LENGTHS)  # negative for exact lengths
     bins = NUM_EXACT_LENGTHS + np.floor(octaves * _BINS_PER_OCTAVE).astype(np.int64)
     bins = np.minimum(bins, NUM_BINS - 1)
     return np.where(lengths < NUM_EXACT_LENGTHS, lengths, bins)

@@ -14,7 +14,8 @@ _DIGITS = re.compile(r"\d+")
 _GROUPED_NUMBER = re.compile(r"(?<!\d)\d{1,3}(?:[.,'\u2019 \u00a0\u202f]\d{3})+(?!\d)")
 _LETTERS = regex.compile(r"[\p{L}\p{M}]")
 _CURRENCY_SIGNS = regex.compile(r"\p{Sc}")
-_END_OF_ADDRESS = ".,;:!?'\")]}>\u00bb\u201c\u201d\u2019"  # that follow an address in a sentence
+# punctuation at the end of an address belongs to the sentence around it
+_PUNCTUATION_AFTER_ADDRESS = ".,;:!?'\")]}>\u00bb\u201c\u201d\u2019"
 
 
 def have_equal_numbers(src: str, tgt: str) -> bool:
@@ -44,7 +45,7 @@ def have_equal_currencies(src: str, tgt: str) -> bool:
 
 
 def letter_share(text: str) -> float:
-    """Return the share of letters and combining marks among the characters that are no spaces."""
+    """Return the share of letters and combining marks in the characters other than spaces."""
     num_characters = sum(map(len, text.split()))
     return len(_LETTERS.findall(text)) / max(num_characters, 1)
 
@@ -71,7 +72,7 @@ def _join_thousands(text: str) -> str:
 
 def _addresses(text: str) -> list[str]:
     """Return the addresses in a text without the punctuation after them, sorted."""
-    return sorted(address.rstrip(_END_OF_ADDRESS) for address in ADDRESS.findall(text))
+    return sorted(address.rstrip(_PUNCTUATION_AFTER_ADDRESS) for address in ADDRESS.findall(text))
 
 
 def _currency_signs(text: str) -> set[str]:

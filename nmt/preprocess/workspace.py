@@ -49,7 +49,7 @@ _OVERWRITE_ADVICE = (
 )
 _FINGERPRINT_FILE = "job.json"
 _LOCK_FILE = "lock"
-_FORMAT_VERSION = 6  # of the work folder
+_FORMAT_VERSION = 6  # of the work folder; a run does not continue in another version
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Job:
                 continue
             path = resolve_path(name)
             files = [path]
-            if path.is_dir():
+            if path.is_dir():  # a run or a data folder
                 files = sorted(find_tokenizers(path).glob("tokenizer.*"))
             model_files += filter(Path.exists, files)
         inputs = {}
@@ -262,7 +262,7 @@ def open_workspace(data_dir: Path) -> Iterator[Workspace]:
                 if path.exists() and not os.access(path, os.W_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         check_tree(folder)
-        for path in folder.rglob("*.*"):
+        for path in folder.rglob("*.*"):  # names of files; no folder in it has a full stop
             if path.is_dir():
                 raise DamagedError(f"{path} is a folder, not a file; remove it")
         with _locked(folder):
@@ -276,7 +276,7 @@ def open_workspace(data_dir: Path) -> Iterator[Workspace]:
                 raise
             except OSError as error:
                 if error.filename is not None and folder not in Path(error.filename).parents:
-                    raise  # of a file outside of the work folder
+                    raise  # the error is about a file outside of the work folder
                 reason = os.strerror(error.errno) if error.errno else str(error)
                 raise NmtError(
                     f"{data_dir} cannot be written: {reason}; fix this, and run the same command "
