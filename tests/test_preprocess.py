@@ -155,6 +155,17 @@ def test_many_drops_are_a_warning(
     assert re.search(r"warning: \d\d\.\d % .* most of them for: too long", output.err)
 
 
+def test_held_out_pairs_are_not_among_the_many_drops(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"word{n}\twort{n}" if n % 10 else f"word{n}\t" for n in range(200)]
+    write_text(tmp_path / "train.tsv", lines)
+    settings = [f"data.train.tsv={tmp_path}/train.tsv", "data.valid.num_pairs=60"]
+    preprocess(tmp_path / "data", settings, "tokenizer.vocab_size=290")
+    warning = "warning: 10.0 % of the training pairs were dropped, most of them for: empty side"
+    assert warning in capfd.readouterr().err
+
+
 def test_sides_that_are_swapped_in_training_alone_are_a_warning(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -172,15 +172,15 @@ def _check_dropped(corpora: Mapping[str, Statistics]) -> None:
         total.merge(statistics.pairs)
     if total.kept == 0:
         raise no_pairs_left_error(total)
-    percent = 100 * (1 - total.kept / total.read)
     dropped = Counter(total.dropped)
     del dropped[HELD_OUT]  # these were taken out on purpose
     if dropped.total() > _MAX_DROPPED_SHARE * total.read:
         log.warning(
             "warning: %.1f %% of the training pairs were dropped, most of them for: %s (%s)",
-            percent,
+            100 * dropped.total() / total.read,
             dropped.most_common(1)[0][0],
             total.reasons(),
         )
-    elif percent:
+    elif total.kept < total.read:
+        percent = 100 * (1 - total.kept / total.read)
         log.info("dropped %.1f %% of the training pairs: %s", percent, total.reasons())
