@@ -216,6 +216,12 @@ def test_a_malformed_line_is_an_error_or_is_dropped() -> None:
         assert held_out.tgt[::2] == ["b", "b"], problem
 
 
+def test_the_first_malformed_line_is_named_whatever_is_wrong_with_it() -> None:
+    chunk = make_chunk([[b"a\tb\t-", b"a", b"a\tb\t1"]], Format.tsv, score="3")
+    with pytest.raises(DataError, match="^both:1: no score"):
+        clean_and_filter(chunk, settings())
+
+
 def test_json_with_other_fields_names_them_and_the_setting() -> None:
     lines = [b'{"id": 7, "en": "a", "de": "b", "note": "c"}', b'{"src": "a", "id": "b", "de": "c"}']
     chunk = make_chunk([lines[:1]], Format.jsonl, key="data.corpora.news")

@@ -246,7 +246,7 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
     if invalid and config.data.invalid is Invalid.error:
         _raise_for_invalid(result, _sort_by_line(invalid)[0])
     if malformed and config.data.invalid is not Invalid.drop:
-        _raise_for_malformed(result, malformed[0])
+        _raise_for_malformed(result, _sort_by_line(malformed)[0])
     if held_out:
         result.count_repairs(OVERLONG, overlong, len(overlong))
         result.count_repairs(NOT_UTF8, invalid, reader.num_invalid)
