@@ -11,7 +11,7 @@ import pytest
 import torch
 from toy import assert_resumes_exactly, command, make_run, write_corpus
 
-from nmt.config import AugmentConfig, NoiseConfig
+from nmt.config import AugmentConfig, NoiseConfig, SplitConfig
 from nmt.data.binary import ParallelData, read_meta
 from nmt.data.word_links import link_pieces, parse_links
 from nmt.training.loss import alignment_loss
@@ -204,3 +204,16 @@ def test_a_run_with_given_alignments_resumes_exactly(
 ) -> None:
     options = ["guided_alignment=0.1", "subword_sampling=0.2", "valid_bleu=false"]
     assert_resumes_exactly(corpus[0] / "data", tmp_path, options, ends=(5, 9))
+
+
+def test_columns_and_fields_of_other_formats_name_no_alignment(tmp_path: Path) -> None:
+    """Three fields, which only JSON and datasets have, ended in an AssertionError with a TSV."""
+    columns = [1, 2, 3]
+    fields = ["a", "b", "c"]
+    assert not SplitConfig(tsv=["a.tsv"], fields=fields).has_alignment
+    assert not SplitConfig(jsonl=["a.jsonl"], columns=columns).has_alignment
+    assert not SplitConfig(src=["a"], tgt=["b"], columns=columns, fields=fields).has_alignment
+    assert SplitConfig(tsv=["a.tsv"], columns=columns).has_alignment
+    assert SplitConfig(jsonl=["a.jsonl"], fields=fields).has_alignment
+    assert SplitConfig(dataset="a", fields=fields).has_alignment
+    assert SplitConfig(src=["a"], tgt=["b"], alignments=["c"]).has_alignment

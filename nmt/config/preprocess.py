@@ -140,7 +140,11 @@ class SplitConfig(Settings):
     @property
     def has_alignment(self) -> bool:
         """Whether the text comes with a word alignment."""
-        return self.alignments is not None or 3 in (len(self.columns), len(self.fields))
+        if self.tsv is not None:
+            return len(self.columns) == 3
+        if self.jsonl is not None or self.dataset is not None:
+            return len(self.fields) == 3
+        return self.alignments is not None
 
     @property
     def source_keys(self) -> list[str]:
