@@ -308,6 +308,20 @@ def test_an_experiment_sets_the_folders_of_every_command() -> None:
     assert config.max_tokens is None  # training sets it in another unit
 
 
+def test_the_seed_of_an_experiment_is_only_for_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nmt-preprocess would write other data than nmt-train, whose log names its command."""
+    monkeypatch.chdir(tmp_path)
+    write_experiment(tmp_path / "mine.yaml", tmp_path / "corpus")
+    OmegaConf.save({**OmegaConf.load("mine.yaml"), "seed": 7}, "mine.yaml")
+    assert composed("train", "experiment=mine.yaml").seed == 7
+    preparation = compose_command("train", ["experiment=mine.yaml"]).preparation
+    assert preparation is not None
+    assert composed("preprocess", "experiment=mine.yaml") == preparation.config
+    assert composed("preprocess", "experiment=mine.yaml", "seed=3").seed == 3
+
+
 @pytest.mark.slow
 def test_a_run_of_an_experiment_is_evaluated_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -235,7 +235,7 @@ def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
     if command.name in ("preprocess", "train"):
         for key in _replaced_text_keys(settings):
             OmegaConf.update(composed, key, None)
-    else:
+    if command.name != "train":
         for key in TRAINING_KEYS:
             composed.pop(key, None)
     for setting in settings:
