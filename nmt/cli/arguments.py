@@ -29,7 +29,7 @@ _CONFIG_FLAGS = ("--cfg", "-c")
 _COMPLETION_FLAGS = ("--shell-completion", "-sc")
 _FOLDER_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
 _FLAGS_WITH_VALUE = (*_CONFIG_FLAGS, *_COMPLETION_FLAGS, *_FOLDER_FLAGS)
-# our key in the advice for a key of another toolkit
+# finds our key in a text of ADVICE_FOR_KEY, the advice for keys of other toolkits
 _ADVISED_KEY = re.compile(r"write (?P<key>[\w.]+)=")
 _SETTING_OR_FLAG = re.compile(r"[+]*[\w./@:-]+=|-(?!\d)")  # -1 is a value, not a flag
 _LIKELY_KEYS = {  # by command: the settings that a user most likely means by words without a key
@@ -98,6 +98,7 @@ def read_arguments(words: list[str], command: Command) -> CommandLine:
             is_after_flag = True
             continue
         elif not equals and translate_flag(word, "true")[0] == word:
+            # the word has no value, and is not a flag such as bf16, which `translate_flag` changes
             advice = ""
             if is_after_flag:
                 advice = _advise_on_second_value(word, command_line.arguments[-1])
@@ -123,7 +124,7 @@ def parse_argument(word: str, command: Command) -> Argument:
     group has the chosen file is checked later, in `find_choices`.
     """
     key, equals, value = word.lstrip("+").partition("=")
-    if not equals:
+    if not equals:  # `read_arguments` only lets flags such as bf16 pass
         key, value = translate_flag(word, "true")
     group = OUR_KEY.get(key, key)
     if group in GROUPS:
@@ -142,6 +143,7 @@ def _advise_on_second_value(word: str, flag: Argument) -> str:
     """Return how to give a flag a second value, or "" if `word` may be something else."""
     if is_list(flag.type_hint):
         return "write " + shlex.quote(f"{flag.key}=[{flag.value},{word}]")
+    # `_advise_on_word` has better advice for words that are not numbers, such as names of files
     return f"{flag.key} takes one value" if word.isdigit() else ""
 
 
@@ -193,7 +195,7 @@ def _fill_names(key: str, command: Command) -> dict[str, Setting]:
     words = key.split(".")
     settings = {}
     for setting in command.accepted_settings:
-        if dataclasses.is_dataclass(setting.type_hint):
+        if dataclasses.is_dataclass(setting.type_hint):  # a group, such as data.corpora.NAME
             continue
         setting_words = setting.key.split(".")
         for position, word in enumerate(words[: len(setting_words)]):
@@ -206,14 +208,15 @@ def _fill_names(key: str, command: Command) -> dict[str, Setting]:
 def _check_mapping(key: str, value: str, settings: dict[str, Setting]) -> None:
     """Raise a `ConfigError` unless a group may be set as a whole, as in mix={news:2}.
 
-    Only mappings with names of the user may. The error gives the key of a member as an example.
+    This is possible for groups in which the user chooses the names. The error gives the key of a
+    member as an example.
     """
     members = [name for name in settings if name.startswith(f"{key}.")]
     has_user_names = members[0].startswith(f"{key}.{NAME}")
     if has_user_names and value.startswith("{"):
         return
     example = members[0]
-    for name in members:
+    for name in members:  # the user probably means the member that accepts the value
         type_hint = settings[name].type_hint
         is_choice = isinstance(type_hint, type) and issubclass(type_hint, Enum)
         if is_choice and value in [choice.value for choice in type_hint]:
@@ -232,6 +235,7 @@ def _complete_key(key: str, value: str, settings: dict[str, Setting], command: C
             return candidate
         matches = []
         for full_key, setting in settings.items():
+            # a key with a name of the user, such as data.corpora.NAME.src, has to be complete
             if full_key.endswith(f".{candidate}") and NAME not in setting.key:
                 matches.append(full_key)
         if len(matches) == 1:
@@ -243,7 +247,8 @@ def _complete_key(key: str, value: str, settings: dict[str, Setting], command: C
 def _advise_on_key(key: str, value: str, settings: dict[str, Setting], command: Command) -> str:
     """Return advice for a key that is not a setting of a command.
 
-    Known keys of other toolkits have their own advice; for other keys, suggests similar ones.
+    Known keys of other toolkits have their own advice, unless this advice names a key that the
+    command lacks. For other keys, suggests similar ones.
     Suggests settings with a name of the user, such as mix.NAME, only for keys in their group.
     """
     for advice in ADVICE_FOR_KEY.get(key, []):

@@ -266,7 +266,7 @@ def list_settings(
         resume_rule = field.metadata["on_resume"] or inherited_rule
         if typing.get_origin(type_hint) is dict:
             key = f"{key}.{NAME}"
-            type_hint = typing.get_args(type_hint)[1]
+            type_hint = typing.get_args(type_hint)[1]  # of the values
             yield Setting(key, type_hint, "", help, resume_rule)
         elif not dataclasses.is_dataclass(type_hint):
             yield Setting(key, type_hint, _default_text(field), help, resume_rule)
@@ -299,7 +299,10 @@ def _value_text(value: Any) -> str:
 
 
 def keys_with_resume_rule(command: Command, resume_rule: config.ResumeRule) -> list[str]:
-    """Return the keys of the settings with `resume_rule`, with `search.*` for all of `search`."""
+    """Return the keys of the settings with `resume_rule`, with `search.*` for those of `search`.
+
+    The settings of `search` all have one rule.
+    """
     keys = []
     for setting in command.settings:
         key = "search.*" if setting.key.startswith("search.") else setting.key

@@ -45,12 +45,14 @@ from nmt.runtime.signatures import set_verify_key
 
 log = logging.getLogger(__name__)
 _SPLITS = ("train", "valid", "test")
+# settings of a split that name files of text, and all its settings that say where text comes from
 _FILE_KEYS = ("src", "tgt", "tsv", "jsonl", "tmx", "xliff")
 _TEXT_KEYS = (*_FILE_KEYS, "dataset", "dataset_config", "dataset_split")
 # config groups of Hydra that only sweeps and its flags need; without them a run starts 20 to 35 ms
 # faster
 _SWEEP_GROUPS_OF_HYDRA = ("env", "help", "hydra_help", "launcher", "output", "sweeper")
-_MAX_COMMAS_IN_NAME = 15  # in the name of a file in a list
+# in the name of a file in a list: limits how many names `_split_list` looks for
+_MAX_COMMAS_IN_NAME = 15
 _QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
 
 
@@ -86,13 +88,15 @@ def compose_command(
         arguments.append(find_choices(argument, files, is_sweep=command_line.is_sweep))
     if command.name == "train" and not command_line.is_sweep:
         arguments = _add_recorded_config(arguments)
-    if any(word.startswith("query=") for word in command_line.hydra_words):  # shell completion
+    # for completion, the shell runs the command with `--shell-completion query=...`
+    if any(word.startswith("query=") for word in command_line.hydra_words):
         values = complete_values(os.environ.get("COMP_LINE", ""), command)
-        if values:
+        if values:  # else Hydra completes the key
             print("\n".join(values))
             return None
     try:
         if command_line.is_sweep or command_line.hydra_words:
+            # Hydra composes this config itself before it calls `compose` for each run
             _store_defaults(command, arguments, unused_groups=())
             compose = functools.partial(_compose_arguments, command)
             run_hydra(command, command_line, arguments, compose, run)
@@ -109,6 +113,7 @@ def compose_command(
 def _one_line(error: Exception) -> str:
     """Return the message of an error of Hydra or OmegaConf in one line, with the setting's key."""
     key = getattr(error, "full_key", None)
+    # OmegaConf appends lines with the key and the type of the object
     reason, _, _ = str(error).partition("\n    full_key:")
     message = " ".join(reason.split())
     return f"{key}: {message}" if key and key not in message else message
@@ -117,8 +122,8 @@ def _one_line(error: Exception) -> str:
 def complete_values(command_line: str, command: Command) -> list[str]:
     """Return `key=value` for each value of the setting that ends `command_line`.
 
-    Returns an empty list unless its type is an enum. Hydra itself completes keys, and no values but
-    the default.
+    Returns an empty list unless its type is an enum. Hydra completes keys, but the only value that
+    it suggests is the default.
     """
     key, equals, _ = command_line.split(" ")[-1].partition("=")
     if not equals:
@@ -178,7 +183,8 @@ def _make_preparation(
     """Return how to prepare the data folder of a training run.
 
     The config of nmt-preprocess takes the data folder, the experiment and the number of threads
-    from the config of the run, and all other settings from `composed`.
+    from the config of the run. It takes settings that nmt-train lacks from `composed`. The others,
+    such as `seed`, mean something else in training, and keep their defaults.
     """
     training_keys = {setting.name for setting in fields(TrainConfig)}
     content = {key: value for key, value in composed.items() if key not in training_keys}
@@ -194,7 +200,7 @@ def _make_preparation(
         values["experiment"] = config.experiment  # the path of a user's file, not its Hydra name
     preprocess_arguments = []
     for key, value in values.items():
-        group, _, _ = key.partition(".")
+        group, _, _ = key.partition(".")  # the key itself, if the setting is in no group
         if key in ("experiment", "data_dir") or group not in training_keys:
             preprocess_arguments.append(f"{key}={value}")
     return DataPreparation(preprocess_config, preprocess_arguments)
@@ -228,7 +234,7 @@ def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
             stack.enter_context(hydra.initialize_config_module("nmt.configs", **VERSION_BASE))
         group_choices = [f"{group}={name}" for group, name in choices.items()]
         composed = hydra.compose(command.name, group_choices)
-    OmegaConf.set_struct(composed, False)
+    OmegaConf.set_struct(composed, False)  # allow keys that the defaults lack, such as mix.NAME
     for argument in arguments:
         if argument.key == "experiment" and not argument.is_recorded:
             composed.experiment = describe_choice(argument.value)
@@ -256,12 +262,13 @@ def _store_defaults(
     if "model_dir" in defaults and "run_dir" not in defaults:
         has_default_model = defaults["model_dir"] is not None
         if has_default_model or ("experiment" in keys and "hypotheses" not in keys):
-            # an experiment sets run_dir, and the other commands read the model of this run
+            # an experiment sets run_dir, and the other commands read the model of this run, except
+            # nmt-evaluate hypotheses=FILE, which needs no model
             defaults = {**defaults, "run_dir": DEFAULT_RUN_DIR, "model_dir": "${run_dir}"}
     names_data = any(key == "experiment" or key.startswith("data.") for key in keys)
     uses_included_corpus = command.name == "preprocess" and not names_data
     defaults_list: list[Any] = [
-        "_self_",
+        "_self_",  # our defaults; Hydra merges the following YAML files into them in this order
         {"data": "numbers" if uses_included_corpus else "files"},
         {"model": "base"},
         {"augment": None},

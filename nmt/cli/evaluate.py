@@ -78,7 +78,7 @@ def evaluate(config: EvaluateConfig) -> None:
     for test_set in test_sets:
         scores += _score(config, test_set)
     if baseline is None and len(config.hypotheses) > 1:
-        baseline = test_sets.pop(0).hypotheses
+        baseline = test_sets.pop(0).hypotheses  # has scores, but is not compared with itself
         log.info("the baseline is %s", config.hypotheses[0])
     comparisons: list[Comparison] = []
     if baseline is not None:
@@ -167,6 +167,7 @@ def _tune(config: EvaluateConfig) -> None:
     if len(test_sets) > 1:
         raise ConfigError("tune=true: the data folder has several corpora; give src and references")
     [test_set] = test_sets
+    # {}: there are no hypotheses yet
     scoring.check_lines({}, test_set.references, force=config.force)
     candidates = translator.n_best(
         test_set.sources, **test_set.translate_options, **_translate_options(config)
@@ -241,7 +242,7 @@ def _read_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[
     sources = []  # only needed for a glossary or metric_command
     if config.src is not None:
         sources = list(read_input(config.src))
-        scoring.check_lines({"src": sources}, references, force=True)
+        _check_source(sources, references)
     test_sets = []
     for path in config.hypotheses:
         test_set = _TestSet(
@@ -326,9 +327,14 @@ def _read_source_file(
         sources=list(read_input(src)),
         translate_options={"src_lang": config.src_lang, "tgt_lang": config.tgt_lang},
     )
-    # only compares numbers of lines: the source is not scored, so it may look tokenized
-    scoring.check_lines({"src": test_set.sources}, test_set.references, force=True)
+    _check_source(test_set.sources, test_set.references)
     return test_set
+
+
+def _check_source(sources: list[str], references: list[list[str]]) -> None:
+    """Raise an error unless source and references have the same number of lines."""
+    # force: the source may look tokenized, since it is not scored
+    scoring.check_lines({"src": sources}, references, force=True)
 
 
 def _perturb(test_set: _TestSet, change: Perturbation, seed: int) -> _TestSet:
@@ -379,7 +385,7 @@ def _read_held_out(config: EvaluateConfig) -> list[_TestSet]:
             bleu_tokenizer=_choose_tokenizer(config, config.tgt_lang or direction.tgt_lang),
             sources=corpus.sources,
             translate_options={"src_tag": direction.src_tag, "tgt_tag": direction.tgt_tag},
-            label=corpus.corpus,
+            label=corpus.corpus,  # its name; "" for a corpus without a name
         )
         test_sets.append(test_set)
     return test_sets

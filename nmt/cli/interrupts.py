@@ -11,9 +11,9 @@ import _signal  # type: ignore[import-not-found,unused-ignore]
 import os
 import sys
 
-_EXIT_INTERRUPTED = (
-    130  # the same as `nmt.errors.EXIT_INTERRUPTED`; importing nmt.errors takes longer
-)
+# equal to `nmt.errors.EXIT_INTERRUPTED`, but not imported: until nmt.errors is loaded, Ctrl-C would
+# show a traceback
+_EXIT_INTERRUPTED = 130
 
 
 class ExitWhenInterrupted:

@@ -99,7 +99,8 @@ def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
         f"stopped by {stop_signal.name}; the same command resumes from the newest checkpoint"
     )
     for path in sorted(folder.rglob("error.json")):
-        message = json.loads(path.read_text(encoding="utf-8"))["message"]["message"]
+        content = json.loads(path.read_text(encoding="utf-8"))  # as torch's `record` writes it
+        message = content["message"]["message"]  # NameOfTheError: text
         error_name, _, rank_message = message.partition(": ")
         if error_name != StoppedError.__name__:
             raise RankError(
@@ -144,9 +145,11 @@ def _read_cause(failure: errors.ProcessFailure) -> _Cause:
         # text, or the dictionary that torch's `record` wrote
         message = failure.message
         log_line = message["message"] if isinstance(message, dict) else message
+        # as in `_raise_stopped`: NameOfTheError: text
         error_name, _, text = log_line.partition(": ")
         distance = 0
         if error_name == PeerError.__name__:
             log_line = text
+            # as `nmt.runtime.distributed` words the timeout; else the connection was lost
             distance = 1 if "no answer" in text else 2
     return _Cause(distance, failure.timestamp, failure.local_rank, failure.exitcode, text, log_line)

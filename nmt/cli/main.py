@@ -124,7 +124,7 @@ def _composed_values(command: Command, words: list[str]) -> dict[str, Any]:
         composed = compose_command(command, arguments, lambda _: None)
     except NmtError:
         return {}
-    assert composed is not None, "arguments of a sweep"
+    assert composed is not None  # only a sweep or a flag of Hydra composes nothing
     return {key: value for key, value, _ in iterate_settings(composed.config)}
 
 

@@ -88,6 +88,7 @@ def _score_pairs(
             if reverse is not None:
                 record |= _to_dual_record(hypothesis, reverse)
             if config.measure is ScoreMeasure.alignment and "alignment" in record:
+                # links of words as text, in place of the source positions of tokens
                 record["alignment"] = _link_words(record, translator, tags)
             yield record
 
@@ -117,10 +118,12 @@ def _link_words(record: dict[str, Any], translator: Translator, tags: Tags) -> s
     """Return the links of the words of a pair, without its tags, such as "0-0 1-2"."""
     num_src_tags = len(translator.tokenizer.src.encode(tags.src))
     num_tgt_tags = len(translator.tokenizer.tgt.encode(tags.tgt))
+    source_positions = record["alignment"][num_tgt_tags:]
     links = link_words(
         record["source_tokens"][num_src_tags:-1],  # without EOS
         record["tokens"][num_tgt_tags:],
-        [max(0, position - num_src_tags) for position in record["alignment"][num_tgt_tags:]],
+        # a token that is aligned to a tag is linked to the first word
+        [max(0, position - num_src_tags) for position in source_positions],
     )
     return " ".join(f"{src_word}-{tgt_word}" for src_word, tgt_word in links)
 

@@ -69,7 +69,7 @@ def run_hydra(
         run_jobs = decorate(jobs.run_job)
         try:
             run_jobs()  # reads sys.argv
-        except Exception:  # a sweeper without the score of a failed run may fail too
+        except Exception:  # a sweeper may fail because a failed run has no score
             if not jobs.errors:
                 raise
         _report_sweep(jobs.read_run_dirs(), start_seconds)
@@ -129,6 +129,7 @@ class _Jobs:
             return self._compose(job_arguments, "")
         composed = self._compose(job_arguments, _name_run(values, self._arguments))
         if not composed.config.dry_run:
+            # with leading zeros, so that the files sort in the order of the jobs
             name_file = self._names_folder / f"{job_config.job.num:09d}"
             name_file.write_text(composed.config.run_dir)
         return composed
@@ -168,7 +169,7 @@ def _parse_override(text: str, command: Command) -> Argument:
     """Parse an override that Hydra gives to one job, such as `++max_tokens=2048`."""
     override = OverridesParser.create().parse_override(text)
     value_text = override.value()  # text without its quotes
-    if not isinstance(value_text, str):
+    if not isinstance(value_text, str):  # a number, list or mapping: keep its text
         value_text = override.get_value_string()
     return parse_argument(f"{override.get_key_element()}={value_text}", command)
 

@@ -55,7 +55,7 @@ def distill(config: DistillConfig) -> None:
 def backtranslate(config: BacktranslateConfig) -> None:
     """Translate target text with a reverse model to make a corpus; log the next command."""
     direction = synthesize(config, is_reversed=True)
-    corpus_settings = {
+    corpus_settings = {  # TRAIN: placeholder for the user's parallel text
         "data.corpora.parallel.src": "TRAIN.src",
         "data.corpora.parallel.tgt": "TRAIN.tgt",
         "data.corpora.bt.src": f"{config.output}/src.txt",
@@ -126,6 +126,7 @@ def _make_job(config: SynthesisConfig) -> TranslationJob:
     """Load the models for a job with the settings that `config` shares with nmt-translate."""
     names = [setting.name for setting in fields(TranslationConfig)]
     settings = {name: getattr(config, name) for name in names}
+    # the job translates windows of lines: it opens neither `input` nor `output`
     return TranslationJob(TranslateConfig(**settings, input="-", output="-"))
 
 

@@ -165,11 +165,17 @@ def import_model(config: ImportConfig) -> None:
 
 def serve(config: ServeConfig) -> None:
     """Serve translations over HTTP until a signal ends it."""
-    packages = ["starlette", "uvicorn", "httptools", "python_multipart", "babel"]
-    for name in [*packages, "prometheus_client"]:
+    for name in (
+        "starlette",
+        "uvicorn",
+        "httptools",
+        "python_multipart",
+        "babel",
+        "prometheus_client",
+    ):
         if importlib.util.find_spec(name) is None:
             raise NmtError(f"nmt-serve needs {name}; install it with: pip install nmt[serve]")
-    _check_address_space()
+    _check_address_space()  # before the import, which loads torch
     from nmt.serve.server import serve
 
     try:

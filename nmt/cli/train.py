@@ -85,7 +85,7 @@ def _check_run_dir(run_dir: str) -> None:
             f"run_dir={run_dir} is a checkpoint or model folder; choose another run_dir, or "
             f"start from its weights with init_from={run_dir}"
         )
-    for folder in (path, *path.parents):
+    for folder in (path, *path.parents):  # `path` itself may be the folder of the checkpoints
         is_model = (folder / WEIGHTS).exists() and (folder / CONFIG).exists()
         has_checkpoints = folder.name == "checkpoints" and (folder / "latest" / CONFIG).exists()
         if is_model or has_checkpoints:
@@ -112,7 +112,10 @@ def _run_launched(config: TrainConfig, config_yaml: str, preparation: DataPrepar
 
 
 def _choose_max_tokens(config: TrainConfig, world: World, device: torch.device) -> int:
-    """Return the number for `max_tokens=auto`: the recorded one of the run, or the largest one."""
+    """Return `max_tokens` for max_tokens=auto: as the run has recorded it, else the largest.
+
+    The largest number of tokens is the one whose batches fit in the memory of the device.
+    """
     recorded: int | None = None
     path = resolve_path(config.run_dir) / "config.yaml"
     if world.is_main and path.is_file() and not config.dry_run:
@@ -133,7 +136,7 @@ def run_rank(config: TrainConfig, config_yaml: str) -> None:
     if world.local_size > 1 and not config.num_threads and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // world.local_size))
     with process_group(world, device, config.timeout_seconds):
-        if config.max_tokens is None:
+        if config.max_tokens is None:  # auto
             max_tokens = _choose_max_tokens(config, world, device)
             config = replace(config, max_tokens=max_tokens)
             config_yaml = OmegaConf.to_yaml(

@@ -42,7 +42,7 @@ from nmt.translate.translator import Translator
 from nmt.translate.windows import Window, WindowReader
 
 log = logging.getLogger(__name__)
-C = TypeVar("C", bound=TranslationConfig)
+ConfigT = TypeVar("ConfigT", bound=TranslationConfig)
 
 
 def translate(config: TranslateConfig) -> None:
@@ -61,6 +61,8 @@ def translate(config: TranslateConfig) -> None:
         output: PartialFile | _OutputStream
         if output_file is None:
             lines, has_more = open_input(config.input, stack)
+            # in this process, a window ends where reading would wait, so that output is immediate;
+            # workers get full windows
             reader = _open_reader(config, lines, has_more if job.is_in_process else None)
             output = _OutputStream(open_output(config.output, stack))
         else:
@@ -159,7 +161,7 @@ def _load_window_function(
     return translate_window
 
 
-def with_chosen_backend(config: C) -> C:
+def with_chosen_backend(config: ConfigT) -> ConfigT:
     """Replace `backend=auto` by the backend that supports the request, and its quantization.
 
     A job does this once, so that all its workers, and the job when it resumes, use the same engine.
@@ -243,6 +245,7 @@ def _check_paths(config: TranslateConfig) -> Path | None:
     Returns None if the output is a stream. Raises an error for files that cannot be read or
     written, and if there is not one prefix for each line.
     """
+    # "-" for no prefixes: `find_output` only compares the output with files
     output_file = find_output(config.output, [config.input, config.prefixes or "-"])
     if output_file is not None and not os.access(output_file.parent, os.W_OK):
         raise ConfigError(

@@ -32,7 +32,8 @@ from nmt.config import (
 from nmt.errors import ConfigError, suggest_names
 from nmt.runtime.reading import MAX_BYTES, open_regular
 
-TRAINING_KEYS = ("dtype", "max_tokens", "seed")  # in a YAML file, they are for nmt-train only
+# in a YAML file, these are for nmt-train only; other commands use the keys in another sense
+TRAINING_KEYS = ("dtype", "max_tokens", "seed")
 IS_HYDRA_1_3 = hydra.__version__.startswith("1.3")
 _ADVICE_FOR_PATH = {  # for a path that is not a YAML file, by config group
     "model": "write init_from={path} to start from a trained model",
@@ -152,8 +153,8 @@ def check_content(content: dict[Any, Any], path: Path) -> None:
     for schema in schemas:
         type_hints = typing.get_type_hints(schema)
         for key, value in content.items():
-            is_other_setting = key in TRAINING_KEYS and schema is not TrainConfig
-            if key not in type_hints or is_other_setting:
+            is_for_training = key in TRAINING_KEYS and schema is not TrainConfig
+            if key not in type_hints or is_for_training:
                 continue
             try:
                 convert(value, type_hints[key], key)  # raises for the value or a nested key
@@ -211,7 +212,7 @@ def _check_text(text: str, type_hint: Any, key: str) -> None:
     accepted_types = [type_hint, *typing.get_args(type_hint)]  # with the members of a union
     for accepted_type in accepted_types:
         if isinstance(accepted_type, type) and issubclass(accepted_type, Enum):
-            choose(accepted_type, key, text)
+            choose(accepted_type, key, text)  # raises if `text` is not a choice
     if str in accepted_types:
         return
     for number_type, rule in ((int, "must be a whole number"), (float, "must be a number")):
