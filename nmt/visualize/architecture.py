@@ -23,6 +23,7 @@ from nmt.visualize.style import Style
 
 _COLOR_INDICES = {"feed-forward": 0, "attention": 1, "other": 2, "norm": 6}  # of `Style.colors`
 BOX_HEIGHT = 0.62  # the width of a box is 1, and boxes follow at a distance of 1
+_DECODER_X = 1.3  # left side of the decoder's boxes; the encoder's is 0
 _SECTION_GAP = 0.35  # additional space below and above the layer
 _ROUNDED = "round,pad=0,rounding_size=0.06"
 
@@ -58,12 +59,12 @@ def draw_architecture(config: VisualizeConfig, style: Style) -> Figure:
     encoder = make_column(model, config.vocab_size, is_decoder=False)
     decoder = make_column(model, config.vocab_size, is_decoder=True)
     encoder_ys = _draw_column(axes, style, 0.0, encoder, model.num_encoder_layers)
-    decoder_ys = _draw_column(axes, style, 1.3, decoder, model.num_decoder_layers)
+    decoder_ys = _draw_column(axes, style, _DECODER_X, decoder, model.num_decoder_layers)
     reads_memory = [box.reads_memory for box in [*decoder.below, *decoder.layer]]
     cross_y = decoder_ys[reads_memory.index(True)] + BOX_HEIGHT / 2
     # a line from the top of the encoder to the left side of the decoder's cross-attention
     top = encoder_ys[-1] + BOX_HEIGHT
-    memory_xs = [0.5, 0.5, 1.21, 1.21, 1.3]
+    memory_xs = [0.5, 0.5, _DECODER_X - 0.09, _DECODER_X - 0.09, _DECODER_X]
     memory_ys = [top, top + 0.25, top + 0.25, cross_y, cross_y]
     axes.plot(memory_xs, memory_ys, color=style.colors[1], linewidth=1.4)
     axes.text(0.54, top + 0.32, f"memory (B, S, {model.d_model})", fontsize=8)
@@ -102,7 +103,7 @@ def make_column(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Co
     layer = make_layer(config, is_decoder=is_decoder)
     above = []
     if config.norm is Norm.pre:
-        norm = layer[0]
+        norm = layer[0]  # the output of the last layer is normalized like the input of a sublayer
         above.append(Box(norm.title, "", norm.num_parameters, norm.category))
     if is_decoder:
         above.append(_make_output(config, vocab_size))

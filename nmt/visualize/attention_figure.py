@@ -111,9 +111,8 @@ def attention_figure(
         panel_height * len(layers) + _LABEL_MARGIN_INCHES,
     )
     panels = figure.subplots(len(layers), len(heads), squeeze=False)
-    gray_mask = (
-        ~causal_mask(len(rows)) if kind is AttentionKind.decoder else None
-    )  # may not be seen
+    # gray cells: tokens that the decoder may not attend to
+    gray_mask = ~causal_mask(len(rows)) if kind is AttentionKind.decoder else None
     for i, layer in enumerate(layers):
         for j, head in enumerate(heads):
             layer_weights = weights[layer - 1]  # (H, rows, columns)

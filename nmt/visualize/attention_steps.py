@@ -36,7 +36,7 @@ from nmt.visualize.attention_figure import load_translator, read_sentences
 from nmt.visualize.style import Style
 
 _MAX_TOKENS = 40  # rows of more tokens are too small to read
-_NUM_WRITTEN = 12  # numbers that are written of each vector
+_NUM_WRITTEN = 12  # dimensions of each vector that are written as numbers
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def compute_steps(model: Transformer, src_ids: list[int], layer: int) -> Attenti
     encoding = self_attention.position_encoding
     if encoding.has_bias:
         scaled_scores = scaled_scores + encoding.bias(q, context.distances)
-    distances = context.distances if encoding.has_bias else None
+    distances = context.distances if encoding.has_bias else None  # only a bias depends on them
     heads, weights = attend(q, k, v, context.mask, None, encoding, distances)
     concatenated = heads.transpose(1, 2).flatten(2)  # (1, S, H * d)
     attention = self_attention.out_projection(concatenated)  # (1, S, D)
@@ -157,7 +157,10 @@ def encode_line(translator: Translator, line: str, *, adds_eos: bool) -> list[in
 
 
 def choose_number(numbers: list[int], name: str, count: int) -> int:
-    """Return the only one of `numbers`, which is from 1 to `count`; 1 if there is none."""
+    """Return the one number of the setting `name`, by default 1.
+
+    Raises a `ConfigError` for several numbers, or if it is not from 1 to `count`.
+    """
     if not numbers:
         return 1
     number = numbers[0]
@@ -173,11 +176,12 @@ def find_token(pieces: list[str], words: list[str]) -> int:
     if len(words) > 1:
         raise ConfigError(f"words={words}: what=steps follows one word")
     word = words[0]
-    start = "".join(pieces).find("▁" + word)  # without this mark it would be a part of a word
+    start = "".join(pieces).find("▁" + word)  # the mark keeps `word` from matching inside a word
     end = 0
     for i, piece in enumerate(pieces):
         end += len(piece)
-        if 0 <= start < end - 1 or (start == end - 1 and piece != "▁"):
+        is_mark_alone = piece == "▁" and start == end - 1  # the word begins with the next piece
+        if 0 <= start < end and not is_mark_alone:
             return i
     raise ConfigError(f"words={word}: src has the tokens {' '.join(pieces)}")
 

@@ -37,6 +37,9 @@ _MARGIN = 14
 _COLUMN_WIDTH = 96  # of a step
 _ROW_HEIGHT = 38  # between the leaves of the tree
 _BOX_HEIGHT = 24
+_BOX_PADDING = 7  # between a text and the left or right side of its box
+_BOX_GAP = 6  # between boxes in a row
+_BAR_DISTANCE = 20  # between the rows of the likeliest tokens
 _CELL_HEIGHT = 5  # of a dimension
 _CHARACTER_WIDTH = 8
 _MAX_PIECE_LENGTH = 8  # characters that fit into a column beside a percentage
@@ -91,12 +94,12 @@ class Drawing:
             x=x, y=y, width=box_width(text), height=_BOX_HEIGHT, css_class=css_class, first=first
         )
         self.elements.append(box)
-        self.add_text(x + 7, y + 16, text, first=first)
+        self.add_text(x + _BOX_PADDING, y + 16, text, first=first)
 
 
 def box_width(text: str) -> float:
     """Return the width of a box with a text in it."""
-    return _CHARACTER_WIDTH * len(text) + 14
+    return _CHARACTER_WIDTH * len(text) + 2 * _BOX_PADDING
 
 
 def decoding_page(config: VisualizeConfig) -> str:
@@ -177,16 +180,16 @@ def draw_decoding(
         attention: the weights (T, S) of the best hypothesis.
     """
     best_tokens = list(hypotheses[0].tokens)
-    src_width = sum(box_width(piece) + 6 for piece in src_pieces)
+    src_width = sum(box_width(piece) + _BOX_GAP for piece in src_pieces)
     tree_width = (record.num_steps + 1) * _COLUMN_WIDTH
     drawing = Drawing(record.num_steps, width=2 * _MARGIN + max(src_width, tree_width))
-    # a hypothesis that was cut at the length limit has no EOS, to which the last weights belong
+    # `attention` ends with the weights of EOS, which a hypothesis cut at the length limit lacks
     _draw_source(drawing, src_pieces, memory, attention[: len(best_tokens)])
     drawing.add_title("Best translation")
     x = float(_MARGIN)
     for step, piece in enumerate(tokenizer.pieces(best_tokens), start=1):
         drawing.add_box(x, drawing.height, piece, "best", first=step)
-        x += box_width(piece) + 6
+        x += box_width(piece) + _BOX_GAP
     drawing.height += _BOX_HEIGHT
     drawing.add_title("Beam search: the hypotheses of each step, with their log-probabilities")
     _draw_tree(drawing, record, hypotheses, tokenizer)
@@ -230,7 +233,7 @@ def _draw_source(
                 opacity=abs(value),
             )
             drawing.elements.append(cell)
-        x += width + 6
+        x += width + _BOX_GAP
     drawing.height += _BOX_HEIGHT + 4 + _CELL_HEIGHT * cells.size(1)
 
 
@@ -248,7 +251,7 @@ def _draw_tree(
         css_class = "box"
         if node == results[0][: len(node)]:
             css_class = "best"
-        elif node in results:
+        elif node in results:  # another hypothesis that the search returned
             css_class = "result"
         text = "start"
         if node:
@@ -292,7 +295,7 @@ def _draw_likeliest(
         num_rows = max(num_rows, len(likeliest))
         x = _MARGIN + step * _COLUMN_WIDTH
         for rank, (candidate, probability) in enumerate(likeliest):
-            y = drawing.height + 20 * rank
+            y = drawing.height + _BAR_DISTANCE * rank
             bar = Element(
                 x=x,
                 y=y,
@@ -309,4 +312,4 @@ def _draw_likeliest(
             css_class = "bold" if candidate == token else ""
             text = f"{piece} {probability:.0%}"
             drawing.add_text(x + 3, y + 13, text, first=step, css_class=css_class)
-    drawing.height += 20 * num_rows
+    drawing.height += _BAR_DISTANCE * num_rows

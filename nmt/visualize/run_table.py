@@ -152,7 +152,7 @@ def run_table(summaries: Iterable[RunSummary]) -> str:
     ranked = sorted(summaries, key=RunSummary.sort_key)
     keys = differing_settings([summary.settings for summary in ranked])
     column_keys = keys[:_MAX_SETTINGS]
-    score_names = [f"test {score.name}" for score in ranked[0].scores]
+    score_names = [f"test {score.name}" for score in ranked[0].scores]  # equal in all runs
     headers = [*column_keys, "updates", "best loss", "best BLEU", *score_names, "run"]
     rows = []
     for summary in ranked:
@@ -163,7 +163,8 @@ def run_table(summaries: Iterable[RunSummary]) -> str:
         row += [f"{score.value:.2f}" for score in summary.scores]
         row.append(os.path.relpath(summary.folder))
         rows.append(row)
-    alignment = ["left"] * len(column_keys) + ["right"] * (3 + len(score_names)) + ["left"]
+    num_numbers = 3 + len(score_names)  # updates, best loss and best BLEU come first
+    alignment = ["left"] * len(column_keys) + ["right"] * num_numbers + ["left"]
     table: str = tabulate(
         rows, headers=headers, colalign=alignment, tablefmt="plain", disable_numparse=True
     )

@@ -205,7 +205,7 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
     pair_axes.bar_label(bars, [f" {count:,}" for count in counts], color=style.text_color)
     pair_axes.set(title=f"{train['read']:,} training pairs", xlabel="pairs")
     pair_axes.margins(x=0.2)
-    pair_axes.set_ylim(-2, len(counts) + 1)  # few bars would become very thick
+    pair_axes.set_ylim(-2, len(counts) + 1)  # with empty rows, since a few bars would be very thick
     return figure
 
 

@@ -49,7 +49,7 @@ class SearchRecord:
         likeliest: the likeliest next tokens after each of these nodes, with their probabilities.
     """
 
-    can_join: ClassVar[bool] = False
+    can_join: ClassVar[bool] = False  # in a search of one sentence, the rows of `beam` are its beam
     log_probs: dict[Node, float] = field(default_factory=dict)
     likeliest: dict[Node, list[tuple[int, float]]] = field(default_factory=dict)
 
@@ -75,7 +75,8 @@ def record_search(
 ) -> tuple[SearchRecord, list[Hypothesis]]:
     """Search one line; return the record of the search and its hypotheses, best first."""
     if attention_model(translator.backend) is None:
-        raise ConfigError("what=search draws one native model, no ensemble")
+        raise ConfigError("the search can be drawn of one native model, not of an ensemble")
+    # only a `NativeBackend` has a model for `attention_model`, and it has this attribute
     stepper: ModelStepper = translator.backend.stepper  # type: ignore[attr-defined]
     tokenizer = translator.tokenizer
     tags = translator.common_tags

@@ -34,7 +34,8 @@ _BASE_COLORS = {  # background, text, lines
     Theme.dark: ("#1d2228", "#e6e9ed", "#3a434d"),
 }
 _NUM_CURVE_COLORS = 6  # all but gray
-_CURVE_FORMATS = (("-", "o--"), ("-.", "s--"), (":", "^--"))  # of solid and of dashed curves
+# of a solid and of a dashed curve; the next pair is for the curves after the colors repeat
+_CURVE_FORMATS = (("-", "o--"), ("-.", "s--"), (":", "^--"))
 _DPI = 100
 
 
@@ -107,7 +108,7 @@ class Style:
         uncovered = {ord(character) for character in "".join(texts) if character.isprintable()}
         font_files = {}
         for font in sorted(font_manager.fontManager.ttflist, key=lambda font: font.name):
-            if font.weight == 400 and font.style == "normal":
+            if font.weight == 400 and font.style == "normal":  # neither bold nor italic
                 font_files[font.name] = font.fname
         for name in [*self.fonts, *font_files]:
             if not uncovered:
@@ -141,8 +142,8 @@ class Style:
     ) -> Any:
         """Draw a matrix as colors: values from 0 to 1, or from -1 to 1 if `is_signed`.
 
-        An axis with an empty list of labels has no ticks. Cells become gray where `gray_mask` is
-        True.
+        An axis with an empty list of labels has no ticks. Without a list, it has matplotlib's ticks
+        with the numbers of rows or columns. Cells become gray where `gray_mask` is True.
         """
         values = np.asarray(values, dtype=float)
         colormap = self.unsigned_colormap
@@ -155,6 +156,7 @@ class Style:
             cmap=colormap,
             vmin=lowest,
             vmax=1,
+            # cells are squares, unless there may be hundreds of rows, which then have no labels
             aspect="auto" if row_labels is None else "equal",
             interpolation="nearest",
         )

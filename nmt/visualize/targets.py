@@ -91,7 +91,7 @@ def draw_probabilities(config: VisualizeConfig, style: Style) -> Figure:
     ).eval()
     tgt_in = [tokenizer.tgt.bos_id, *tgt_ids]
     tgt_out = [*tgt_ids, tokenizer.tgt.eos_id]
-    columns = list(dict.fromkeys(tgt_out))
+    columns = list(dict.fromkeys(tgt_out))  # each token once
     tables = {
         f"Wanted, label_smoothing={config.label_smoothing:g}": select_columns(
             smoothed_targets(tgt_out, tokenizer.tgt.vocab_size, config.label_smoothing), columns

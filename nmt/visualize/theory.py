@@ -101,7 +101,7 @@ def draw_schedule(config: VisualizeConfig, style: Style) -> Figure:
             f"warm-up {optimizer.warmup_steps}: {peak_learning_rate(settings):.2e}"
         )
         axes.plot(updates, rates, _LINE_STYLES[i % len(_LINE_STYLES)], label=label)
-    axes.set(xlabel="update", ylabel="learning rate", xlim=(0, config.steps), ylim=0)
+    axes.set(xlabel="update", ylabel="learning rate", xlim=(0, config.steps), ylim=(0, None))
     axes.set_title("Learning rate, with its peak")
     axes.grid()
     axes.legend()
