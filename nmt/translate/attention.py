@@ -24,7 +24,7 @@ from nmt.translate.engines.auto import AutoBackend
 from nmt.translate.engines.base import Backend
 from nmt.translate.engines.native import NativeBackend
 
-KINDS = ("cross", "encoder", "decoder")
+KINDS = ("cross", "encoder", "decoder")  # the fields of `PairAttention` that are weights
 
 # a piece that begins a word: with a space, or with a character of a script without spaces
 _WORD_START = re.compile("▁|[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]")
@@ -109,6 +109,7 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
     if model is None:
         raise ConfigError("this engine shows no attention; use backend=native and one model")
     device = model.embedding.weight.device
+    # an empty source needs a token to attend to, also in a model that reads no EOS
     eos = [tokenizer.src.eos_id] if model.config.source_eos or not src else []
     src_ids = [*src, *eos]
     tgt_ids = [tokenizer.tgt.bos_id, *tgt]
@@ -117,9 +118,10 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
         "decoder": [layer.self_attention for layer in model.decoder_layers],  # type: ignore[misc]
         "cross": [layer.cross_attention for layer in model.decoder_layers],  # type: ignore[misc]
     }
-    attention_out: AttentionWeights = {}
+    attention_out: AttentionWeights = {}  # the forward pass stores the weights of these modules
     for kind in KINDS:
         attention_out.update(dict.fromkeys(attentions[kind]))
+    # a model that drops EOS may not attend to it
     lengths = torch.tensor([len(src_ids) - int(model.drops_eos)], device=device)
     model(
         torch.tensor([src_ids], device=device),

@@ -104,9 +104,10 @@ class BatchSearch:
     def _form_batches(self, segments: Sequence[Segment]) -> list[Rows]:
         """Divide segments into batches of similar length; return the indices of each batch."""
         src_lengths = np.array([segment.num_tokens for segment in segments], dtype=np.int32)
-        # `bucket_by_length` takes pairs; targets are unknown: use source lengths for both
+        # `bucket_by_length` takes the lengths of pairs; the targets are unknown, so each gets the
+        # length of its source
         pair_lengths = np.stack([src_lengths, src_lengths], axis=1)  # (N, 2)
-        max_src_tokens = self.max_tokens // self.config.beam_size
+        max_src_tokens = self.max_tokens // self.config.beam_size  # each source has a row per beam
         max_src_tokens = max(max_src_tokens, int(src_lengths.max()))  # the longest segment must fit
         return bucket_by_length(pair_lengths, max_src_tokens, np.arange(len(segments)))
 

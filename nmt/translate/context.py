@@ -23,8 +23,11 @@ def add_context(window: Window, context: int) -> list[list[str]]:
     lines = [*window.context, *window.lines]
     groups = []
     for i in range(len(window.context), len(lines)):
+        earliest = max(i - context, 0)
+        if not lines[i].strip():
+            earliest = i
         start = i
-        while lines[i].strip() and start > max(i - context, 0) and lines[start - 1].strip():
+        while start > earliest and lines[start - 1].strip():
             start -= 1
         groups.append(lines[start : i + 1])
     return groups

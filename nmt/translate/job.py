@@ -47,7 +47,7 @@ def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, A
     "refuse", the default.
     """
     return {
-        "nmt": __version__,
+        "nmt": __version__,  # another version may translate differently
         "model": [_fingerprint(name) for name in config.model_dir],
         "reverse_model": [_fingerprint(name) for name in config.reverse_model or []],
         **settings_to_compare(config),
@@ -58,7 +58,7 @@ def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, A
 def _fingerprint(name: str) -> str:
     """Return the SHA-256 of the names and bytes of the files of a model folder."""
     folder = resolve_path(name)
-    if not (folder / EXPORT_INFO).exists():
+    if not (folder / EXPORT_INFO).exists():  # not an export, so perhaps a run with several models
         folder = find_model(folder)
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
@@ -119,20 +119,22 @@ class PartialFile:
 
     def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
-            with contextlib.suppress(NmtError, ValueError):  # the disk may have caused the error
+            # saving may fail as well: the disk may have caused the error, or the file is closed
+            with contextlib.suppress(NmtError, ValueError):
                 if self.state.lines:
                     self._save()
                     log.info("kept %d lines; repeat the command to resume", self.state.lines)
                 else:
                     remove_partial(self._output)
-        # closing may report that output was lost which the saved state does not count
+        # closing may report lost output; the saved state does not count this output
         with contextlib.suppress(OSError):
             self._stream.close()
 
     def resume(self, open_input: Callable[[], WindowReader], *, is_stream: bool) -> WindowReader:
         """Return a reader of the input that has skipped the lines translated before.
 
-        If the input has changed, start over. A stream cannot be read twice: raise a `ConfigError`.
+        Starts over if the input has changed. Raises a `ConfigError` instead for a stream, which
+        cannot be read twice.
         """
         reader = open_input()
         reader.skip(self.state.lines)
@@ -156,7 +158,9 @@ class PartialFile:
         """Add the output of `window`."""
         with self._disk_errors():
             unwritten = memoryview(data)
-            while unwritten:  # without a buffer, whose flush would fail again on a full disk
+            # the file has no buffer, since flushing it would fail again on a full disk; so a call
+            # of `write` may write only a part
+            while unwritten:
                 unwritten = unwritten[self._stream.write(unwritten) :]
         self.state.lines = window.next_line
         self.state.sha256 = window.sha256

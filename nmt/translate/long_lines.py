@@ -16,7 +16,8 @@ Encode = Callable[[Sequence[str]], list[list[int]]]
 
 _CLOSING = "[\"'”’»)\\]}」』）】》›]*"
 _SENTENCE_END = re.compile(
-    rf"[.!?…؟۔।॥።၊။។．]{_CLOSING}\s+"  # with spaces; one mark, so that time is linear
+    # scripts with spaces between sentences; one mark, since `[...]+` would take quadratic time
+    rf"[.!?…؟۔।॥።၊။។．]{_CLOSING}\s+"
     rf"|[。！？｡]+{_CLOSING}\s*"  # scripts without spaces
 )
 _CLAUSE_END = re.compile(rf"[,;:،؛፣፤–—]{_CLOSING}\s+|[、，；：､]{_CLOSING}\s*")
@@ -82,8 +83,9 @@ def _divide(text: str, num_tokens: int, max_tokens: int, encode: Encode) -> list
         fragments = _merge(_cut(text, ends), max_tokens, encode)
         if len(fragments) > 1:
             return fragments
+    # the characters of `max_tokens` tokens in the mean; one less, so that most fragments fit
     step = max(1, len(text) * max_tokens // num_tokens - 1)
-    max_shift = min(step - 1, _MAX_CHARACTER_LENGTH)
+    max_shift = min(step - 1, _MAX_CHARACTER_LENGTH)  # below `step`, so that positions increase
     positions = range(step, len(text), step)
     return _cut(text, (_character_start(text, position, max_shift) for position in positions))
 

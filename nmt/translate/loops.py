@@ -31,6 +31,7 @@ def replace_loops(
     one is better, see `_rank`. The setting `loop_guard` turns this off; samples are never replaced.
     """
     config = request.config
+    # the first search has then forbidden all that the second would forbid
     forbids_repeats = 0 < config.no_repeat_ngram <= NGRAM_OF_SECOND_SEARCH
     if not config.loop_guard or config.sampling or forbids_repeats:
         return hypotheses
@@ -43,7 +44,7 @@ def replace_loops(
     second_request = replace(
         request.select(indices),
         config=replace(config, no_repeat_ngram=NGRAM_OF_SECOND_SEARCH),
-        with_scores=True,
+        with_scores=True,  # for `_rank`
     )
     second_hypotheses = backend.search(second_request)
     results = list(hypotheses)

@@ -43,6 +43,7 @@ class NoisyChannel:
             candidate_texts += [translation.text for translation in translations]
             source_texts += [source] * len(translations)
         hypotheses = self._model.score(source_texts, candidate_texts)
+        # one for each candidate, in the order of `candidate_texts`
         reverse_log_probs = iter([hypothesis.log_prob for hypothesis in hypotheses])
         scored = []
         for translations in candidates:
@@ -50,7 +51,7 @@ class NoisyChannel:
         return scored
 
     def _add_score(self, translation: Translation, reverse_log_prob: float) -> Translation:
-        """Return a candidate with the log-probability of its source given the candidate."""
+        """Return a candidate with its scores; `reverse_log_prob` is log P(x|y)."""
         score = translation.log_prob + self._config.reverse_weight * reverse_log_prob
         score += self._config.length_weight * translation.num_tokens
         return replace(translation, reverse_log_prob=reverse_log_prob, rerank_score=score)

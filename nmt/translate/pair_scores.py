@@ -34,15 +34,16 @@ def score_pairs(
     """
     source_ids = encode_sources(tokenizer.src, sources, tags, first_line=first_line)
     target_ids = tokenizer.tgt.encode_batch(tag_lines(targets, tags.tgt))
+    # sources without text have no ids; targets without text have the ids of their tag
     empty_target = tokenizer.tgt.encode(tags.tgt)
-    scored = []  # indices of the pairs in which a side has text
+    indices = []  # of the pairs in which a side has text
     for i, ids in enumerate(source_ids):
         if ids or target_ids[i] != empty_target:
-            scored.append(i)
+            indices.append(i)
     scored_hypotheses = backend.score(
-        [source_ids[i] for i in scored], [target_ids[i] for i in scored], config, max_tokens
+        [source_ids[i] for i in indices], [target_ids[i] for i in indices], config, max_tokens
     )
     hypotheses = [EMPTY_PAIR] * len(source_ids)
-    for i, hypothesis in zip(scored, scored_hypotheses, strict=True):
+    for i, hypothesis in zip(indices, scored_hypotheses, strict=True):
         hypotheses[i] = hypothesis
     return hypotheses

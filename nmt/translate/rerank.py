@@ -52,6 +52,7 @@ class MinimumBayesRisk:
         scored = []
         for translations in candidates:
             texts = [translation.text for translation in translations]
+            # the candidates are also their references; each argument has a list per sentence
             [utilities] = fastchrf.aggregate_chrf([texts], [texts])
             scored.append(_with_scores(translations, utilities))
         return scored

@@ -128,7 +128,7 @@ def build_line_results(
             if unk_replacement:
                 source_words = SourceWords(encoded.texts[i], segments, tokenizer.src)
             translations = _join_segments(segments, hypotheses, tokenizer.tgt, n_best, source_words)
-            if unk_replacement and not alignment:
+            if unk_replacement and not alignment:  # the user has not asked for the alignment
                 translations = [
                     replace(translation, alignment=None) for translation in translations
                 ]
@@ -215,14 +215,16 @@ def _join_hypotheses(
         token_log_probs += hypothesis.token_log_probs
         alignment += [start + position for position in hypothesis.alignment or []]
     if hypotheses[-1].finished:
-        del ids[-1]
+        del ids[-1]  # the EOS of the line
     return Translation(
+        # the translation of a whole line keeps its spaces
         text=texts[0] if len(texts) == 1 else join_parts(text.strip() for text in texts),
         score=sum(hypothesis.score for hypothesis in hypotheses),
         log_prob=sum(hypothesis.log_prob for hypothesis in hypotheses),
         tokens=tokenizer.pieces(ids),
         finished=all(hypothesis.finished for hypothesis in hypotheses),
         token_log_probs=token_log_probs,
+        # without EOS, as `tokens`
         alignment=None if hypotheses[0].alignment is None else alignment[: len(ids)],
         searched_again=any(hypothesis.searched_again for hypothesis in hypotheses),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from nmt.data.languages import DEFAULT_LANGUAGES, LanguagePair, Tags, choose_tags
 from nmt.errors import ConfigError
@@ -21,8 +21,8 @@ class ReverseModel:
         languages: the directions that pairs of source and target may have.
         device: the device of the model.
 
-    Raises a `ConfigError` if the model does not translate in the other direction, or in several
-    ones of which the pairs may have any.
+    Raises a `ConfigError` if the model does not translate in the other direction, or if it
+    translates in several directions and `languages` does not choose one.
     """
 
     def __init__(
@@ -51,14 +51,12 @@ def _choose_reverse_tags(model: LoadedModel, name: str, languages: Sequence[Lang
 
     `name` is the value of `reverse_model`, for error messages.
     """
-    src_langs = {pair.src_lang for pair in languages} - set(DEFAULT_LANGUAGES)
-    tgt_langs = {pair.tgt_lang for pair in languages} - set(DEFAULT_LANGUAGES)
     try:
         tags = choose_tags(
             model.directions,
             model.tokenizer,
-            src_lang=tgt_langs.pop() if len(tgt_langs) == 1 else "",
-            tgt_lang=src_langs.pop() if len(src_langs) == 1 else "",
+            src_lang=_only_language(pair.tgt_lang for pair in languages),
+            tgt_lang=_only_language(pair.src_lang for pair in languages),
         )
     except ConfigError as error:
         raise ConfigError(f"reverse_model={name}: {error}") from None
@@ -67,6 +65,12 @@ def _choose_reverse_tags(model: LoadedModel, name: str, languages: Sequence[Lang
             f"reverse_model={name}: has several directions; give src_lang=... and tgt_lang=..."
         )
     return tags
+
+
+def _only_language(languages: Iterable[str]) -> str:
+    """Return the only language, or "" if there are several or its name is not known."""
+    names = set(languages) - set(DEFAULT_LANGUAGES)
+    return names.pop() if len(names) == 1 else ""
 
 
 @functools.lru_cache(maxsize=2)

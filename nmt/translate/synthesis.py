@@ -1,8 +1,8 @@
 """Select the pairs of a synthetic corpus from a text and its translations, and write its files.
 
-Distillation (Kim and Rush, 2016) translates source text, back-translation (Sennrich et al., 2016)
-target text. During translation, one partial file contains the pairs: each source line is followed
-by its target line.
+Distillation (Kim and Rush, 2016) translates source text. Back-translation (Sennrich et al., 2016)
+translates target text. During translation, one partial file contains the pairs: each source line is
+followed by its target line.
 """
 
 from __future__ import annotations
@@ -33,12 +33,16 @@ _FORMAT_VERSION = 1
 
 @dataclass
 class SynthesisCounts(LineCounts):
-    """Numbers of lines by outcome. A dropped line is counted only for its first reason."""
+    """Numbers of lines by outcome. A dropped line is counted only for its first reason.
+
+    Lines are also dropped for the inherited `failed` and `met_limit`. The inherited `too_long`
+    counts lines that were split or truncated, of which only truncated ones are dropped.
+    """
 
     lines: int = 0
     pairs: int = 0
     blank: int = 0  # lines without text
-    truncated: int = 0  # lines that too_long=truncate translated in part
+    truncated: int = 0  # lines that were translated without their end (too_long=truncate)
     empty: int = 0  # translations without text
     looping: int = 0  # see `max_repeats`
     ratio: int = 0  # see `max_ratio`
@@ -83,7 +87,7 @@ def select_pairs(
         if result.was_too_long:
             counts.too_long += 1
         if reason := _drop_reason(line, ids, result, config):
-            setattr(counts, reason, getattr(counts, reason) + 1)
+            setattr(counts, reason, getattr(counts, reason) + 1)  # a field of `SynthesisCounts`
         else:
             counts.pairs += 1
             pair_lines += [result.text, line] if is_reversed else [line, result.text]
@@ -93,7 +97,7 @@ def select_pairs(
 def _drop_reason(
     line: str, ids: Sequence[int], result: LineResult, config: SynthesisConfig
 ) -> str | None:
-    """Return why to drop a line, as the name of a count, or None to keep the pair."""
+    """Return why to drop a line, as a field of `SynthesisCounts`, or None to keep the pair."""
     if not line.strip():
         return "blank"
     if result.error is not None:
@@ -116,8 +120,8 @@ def _drop_reason(
 def write_corpus(folder: Path, pairs: Path, state: JobState, description: dict[str, Any]) -> None:
     """Write the files of a corpus from the file of its pairs, and then a summary.
 
-    The summary contains `description` and the counts. If it exists, the files next to it are
-    complete.
+    The summary contains the counts and `description`, whose key `job` `read_counts` compares. If
+    the summary exists, the files next to it are complete.
     """
     (folder / SUMMARY_FILE).unlink(missing_ok=True)
     sizes = {}
@@ -131,7 +135,7 @@ def write_corpus(folder: Path, pairs: Path, state: JobState, description: dict[s
         **description,
         "counts": asdict(state.counts),
         "bytes": sizes,
-        "sha256": state.sha256,
+        "sha256": state.sha256,  # of the input
     }
     with replace_file(folder / SUMMARY_FILE) as path:
         write_json(path, summary)
@@ -149,7 +153,7 @@ def read_counts(
     if summary.get("job") != job or summary.get("bytes") != sizes:
         return None
     reader = open_input()
-    reader.skip(None)
+    reader.skip(None)  # read all lines, for their hash
     if summary.get("sha256") != reader.sha256:
         return None
     return to_dataclass(SynthesisCounts, summary.get("counts"), folder / SUMMARY_FILE)

@@ -73,7 +73,8 @@ class _Features:
 
     def __init__(self, candidates: Sequence[Sequence[Translation]]) -> None:
         shape = (len(candidates), max(map(len, candidates), default=1))
-        self._log_probs: _Floats = np.full(shape, -np.inf)  # of both models where K is not reached
+        # the log-probability of a missing candidate is -inf, so that it is never chosen
+        self._log_probs: _Floats = np.full(shape, -np.inf)
         self._reverse_log_probs: _Floats = np.zeros(shape)
         self._lengths: _Floats = np.zeros(shape)
         for i, translations in enumerate(candidates):

@@ -26,7 +26,8 @@ class SourceWords:
         self._text = "".join(pieces).replace("▁", " ")  # the line as the tokenizer normalizes it
         self._ends = list(itertools.accumulate(map(len, pieces)))  # of the pieces in the text
         self._segments = segments
-        # ids before the text of each segment, such as a tag; negative if the line has its own tag
+        # number of ids before the text of each segment, such as a tag; negative if the line has its
+        # own tag
         num_ids = sum(len(segment.ids) for segment in segments)
         self._num_prefix_ids, remainder = divmod(num_ids - len(pieces), len(segments))
         self._has_same_tokens = remainder == 0  # whether the tokens of the segments are the line's

@@ -54,9 +54,9 @@ class WindowReader:
         prefixes: for each line, the text that its translation starts with.
         window_lines: maximum number of lines of a window.
         context: number of lines before a window to include in `Window.context`.
-        has_more: for a stream, returns whether another line can be read without waiting. If not,
-            the window ends. The first windows are small and double in size, so that output starts
-            soon.
+        has_more: for a stream, returns whether another line can be read without waiting. A window
+            ends where this is False. The first windows of a stream are small and double in size, so
+            that output starts soon.
     """
 
     def __init__(
@@ -113,6 +113,7 @@ class WindowReader:
 
     def _read_lines(self) -> list[str]:
         """Read the lines of the next window."""
+        # windows end at multiples of their size, also in a job that resumes within a window
         end_line = (self.num_lines // self._window_lines + 1) * self._window_lines
         if self._has_more is not None and self.num_lines < self._window_lines:
             end_line = min(end_line, self.num_lines + max(self.num_lines, _FIRST_WINDOW_LINES))
@@ -192,7 +193,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     cases = [""] * len(lines)
     is_copied = [False] * len(lines)
     for i, line in enumerate(window.lines):
-        if prefixes[i]:
+        if prefixes[i]:  # the translation has to continue the prefix as the user wrote it
             continue
         if options.copy_symbols:
             is_copied[i] = has_no_words(line)

@@ -99,7 +99,7 @@ class CTranslate2Backend:
         results = self._engine.translate_batch(
             source,
             _to_pieces(request.prefixes, self._tgt_pieces) if any(request.prefixes) else None,
-            max_input_length=0,
+            max_input_length=0,  # no limit: `_check_lengths` raises an error instead
             max_decoding_length=min(max(request.length_limits()), self._max_positions - 1),
             min_decoding_length=config.min_length,
             no_repeat_ngram_size=config.no_repeat_ngram,

@@ -130,7 +130,7 @@ class NativeBackend:
             alignment = None
             if attention is not None:
                 weights = attention[i, :length]  # (T, S)
-                num_src_tokens = src_lengths[i : i + 1] - 1  # (1,)
+                num_src_tokens = src_lengths[i : i + 1] - 1  # without EOS, (1,)
                 coverage = float(coverage_score(weights.sum(dim=0, keepdim=True), num_src_tokens))
                 alignment = weights.argmax(dim=1).tolist()
                 if self.stepper.shifts_alignment:
