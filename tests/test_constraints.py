@@ -28,9 +28,14 @@ from torch import Tensor
 from translating import translate, write_lines
 
 from nmt import Translator
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import MappedTokenizer, Tokenizer, Vocabulary
 from nmt.errors import ConfigError
-from nmt.search.constraints import ForbiddenSequences, NoRepeatedNgrams, RepetitionPenalty
+from nmt.search.constraints import (
+    ForbiddenSequences,
+    NoRepeatedNgrams,
+    RepetitionPenalty,
+    phrase_sequences,
+)
 from nmt.search.hypotheses import Beam, Hypothesis
 from nmt.search.request import SearchRequest
 from nmt.search.search import search
@@ -223,6 +228,24 @@ def test_forbidden_sequences_equal_those_of_transformers() -> None:
     log_probs = torch.zeros(1, 9)
     changed = ForbiddenSequences(sequences)(log_probs.clone(), beam_of([[]]))
     assert changed[0].isneginf().nonzero().flatten().tolist() == [5]
+
+
+def test_a_forbidden_phrase_is_found_wherever_it_stands_in_a_translation_with_a_language(
+    tokenizer: Tokenizer,
+) -> None:
+    """A tokenizer of M2M100 puts the target language before every text; the phrase has none."""
+    pieces = [*tokenizer.all_pieces(), "__de__"]
+    vocabulary = Vocabulary(
+        pieces,
+        pad_id=tokenizer.pad_id,
+        unk_id=tokenizer.unk_id,
+        bos_id=tokenizer.bos_id,
+        eos_id=tokenizer.eos_id,
+        tgt_prefix=[len(pieces) - 1],
+    )
+    mapped = MappedTokenizer(tokenizer.model, vocabulary, vocabulary.tgt_prefix)
+    assert mapped.encode("a dog") == [len(pieces) - 1, *tokenizer.encode("a dog")]
+    assert phrase_sequences(["a dog"], mapped) == phrase_sequences(["a dog"], tokenizer)
 
 
 @pytest.mark.slow

@@ -205,7 +205,10 @@ def phrase_sequences(phrases: Sequence[str], tokenizer: Tokenizer) -> list[list[
     sequences = []
     for phrase in phrases:
         spellings = {phrase, phrase[0].upper() + phrase[1:], phrase[0].lower() + phrase[1:]}
-        sequences += [ids for ids in tokenizer.encode_batch(sorted(spellings)) if ids]
+        for ids_with_prefix in tokenizer.encode_batch(sorted(spellings)):
+            ids = ids_with_prefix[len(tokenizer.prefix) :]  # without the target language
+            if ids:
+                sequences.append(ids)
     return sequences
 
 
