@@ -30,7 +30,7 @@ class CommandMetric(Metric):
         super().__init__()  # type: ignore[no-untyped-call]
         self._command = command
         self._sources = sources
-        self._num_references = 0  # of each line, until there are references
+        self._num_references = 0  # of each line; set when lines are scored
 
     def get_signature(self) -> Signature:
         """Return the command and the version of sacreBLEU, which computes the significance."""

@@ -71,7 +71,7 @@ def escape_controls(text: str) -> str:
 
     Otherwise, a text of the user's data could control the terminal or forge lines of a log.
     """
-    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
+    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)  # without the quotes of `ascii`
 
 
 def suggest_names(name: str, valid: Iterable[str], otherwise: str = "") -> str:
@@ -82,6 +82,7 @@ def suggest_names(name: str, valid: Iterable[str], otherwise: str = "") -> str:
     empty.
     """
     options = sorted(valid)
+    # a setting without its group, such as warmup_steps for optimizer.warmup_steps
     same_ending = sorted((option for option in options if option.endswith(f".{name}")), key=len)
     proposals = same_ending[:3] or difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     if proposals and not same_ending:

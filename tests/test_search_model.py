@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from searching import (
     source_rows,
     teacher_forced,
 )
-from tiny import BOS, random_source
+from tiny import BOS, EOS, random_source
 from torch import Tensor
 
 from nmt.config import Norm, Normalization, SearchConfig
@@ -28,6 +30,7 @@ from nmt.model.fast import freeze
 from nmt.search.beam import BeamSearch
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
+from nmt.search.search import search
 from nmt.search.stepper import EnsembleStepper, ModelStepper
 
 MODES: dict[str, dict[str, Any]] = {
@@ -177,3 +180,29 @@ def test_sentences_that_join_a_running_search_get_the_same_results() -> None:
             case = (type(stepper).__name__, n_best, number)
             assert_same(hypotheses, expected[number], tolerance=1e-4, case=case)
     assert num_joined > 30
+
+
+def test_no_sentence_joins_a_search_that_would_take_its_padding_for_a_repeated_eos() -> None:
+    """The decoder of imported M2M100, NLLB and fairseq models starts with EOS."""
+    control = SimpleNamespace(**{**vars(TOKENIZER.tgt), "bos_id": EOS})
+    starts_with_eos: Any = SimpleNamespace(src=control, tgt=control)
+    stepper = ModelStepper(decided_model(seed=1))
+    rows = source_rows(random_source([3, 5, 4, 2, 6], seed=3))
+    cases: list[dict[str, Any]] = [{}, {"no_repeat_ngram": 1}, {"repetition_penalty": 3.0}]
+    for changes in cases:
+        settings = config(3, a=1.0, b=6, **changes)
+        request = SearchRequest(rows, settings)
+        expected = search(stepper, request, starts_with_eos)
+        beams = BeamSearch(stepper, replace(request, sources=rows[:2]), starts_with_eos)
+        assert beams.step() == set()
+        beams.join(rows[2:])
+        results = {}
+        while beams.num_live:
+            for number in beams.step():
+                results[number] = beams.result(number)
+        is_equal = all(
+            [h.tokens for h in results[number]] == [h.tokens for h in hypotheses]
+            for number, hypotheses in enumerate(expected)
+        )
+        assert request.can_join(starts_with_eos) == is_equal, changes
+        assert request.can_join(TOKENIZER), changes

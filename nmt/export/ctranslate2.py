@@ -164,7 +164,8 @@ def _set_alibi(
     """
     num_buckets = 2 * max_positions
     distances = torch.arange(num_buckets)[None]  # (1, 2P)
-    bias = Alibi(model_config).bias(torch.zeros(()), distances)  # (H, 1, 2P)
+    example_q = torch.zeros(())  # gives the dtype of the bias
+    bias = Alibi(model_config).bias(example_q, distances)  # (H, 1, 2P)
     table = bias[:, 0].T  # (2P, H)
     if is_bidirectional:  # one half of the table for tokens before, one for tokens after
         table = torch.cat([table, table])  # (4P, H)

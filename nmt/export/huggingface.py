@@ -60,7 +60,7 @@ def write_huggingface(
             "transformers needs the same ids of control symbols in both vocabularies, and this "
             f"model has {tokenizers.src.control_ids} and {tgt.control_ids}; use format=ctranslate2"
         )
-    dtype = getattr(torch, config.quantization.value)
+    dtype = getattr(torch, config.quantization.value)  # the config accepts only torch's dtypes here
     renamed = rename_weights(model_type, info, weights, config.max_positions)
     renamed = {name: weight.to(dtype).contiguous() for name, weight in renamed.items()}
     save_weights(folder / "model.safetensors", renamed)

@@ -32,7 +32,7 @@ from nmt.search.constraints import forbidden_ids
 
 ACTIVATIONS = {Activation.relu: "relu", Activation.silu: "swish"}
 _FORBIDDEN_BIAS = -1e4  # output bias of ids that no translation contains
-# from the names of transformers to Marian's
+# applied in this order; they turn the names of transformers into Marian's
 _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"^model\.shared\.weight$", "Wemb"),
     (r"^model\.(encoder|decoder)\.embed_tokens\.weight$", r"\1_Wemb"),
@@ -76,6 +76,7 @@ def write_marian(
         info, weights = _subtract_start(info, weights, tokenizers.tgt)
     arrays = _make_arrays(info, weights, config.max_positions)
     sizes = [len(src_pieces), len(tgt_pieces)]
+    # Marian reads the settings as a string of C, which ends with a zero byte
     text = yaml.safe_dump(_make_settings(info, sizes)).encode("utf-8") + b"\0"
     arrays["special:model.yml"] = np.frombuffer(text, dtype=np.int8)
     np.savez(folder / "model.npz", **arrays)  # type: ignore[arg-type]
@@ -86,7 +87,7 @@ def write_marian(
         "vocabs": vocabularies,
         "beam-size": info.search.beam_size,
         "normalize": info.search.length_exponent,
-        "word-penalty": 0.0 - info.search.word_reward,
+        "word-penalty": 0.0 - info.search.word_reward,  # 0.0, where -word_reward would be -0.0
     }
     (folder / "decoder.yml").write_text(yaml.safe_dump(decoder_settings), encoding="utf-8")
 
@@ -145,7 +146,7 @@ def _subtract_start(
             _add_to_first_layer(weights, "encoder_layers.0", offset)
         return info, weights
     if info.src_vocab_size is None:
-        weights["src_embedding.weight"] = embedding
+        weights["src_embedding.weight"] = embedding  # the encoder keeps the unchanged embedding
     model = replace(model, num_decoder_layers=model.num_decoder_layers + 1)
     info = replace(info, model=model, src_vocab_size=info.src_vocab_size or info.vocab_size)
     return info, _insert_constant_layer(weights, offset)
@@ -167,7 +168,11 @@ def _add_to_first_layer(weights: Weights, layer: str, offset: Tensor) -> None:
 
 
 def _insert_constant_layer(weights: Weights, offset: Tensor) -> Weights:
-    """Insert a first decoder layer that adds `offset` (D,) to its input, and nothing else."""
+    """Insert a first decoder layer that adds `offset` (D,) to its input, and nothing else.
+
+    All its weights are 0, except for the scales of norms. So each sub-layer returns its output
+    bias: `offset` in self-attention, and 0 in the others.
+    """
     shifted: Weights = {}
     for name, tensor in weights.items():
         if match := re.match(r"decoder_layers\.(\d+)\.", name):
@@ -196,7 +201,7 @@ def _make_arrays(
         for pattern, replacement in _RULES:
             name = re.sub(pattern, replacement, name)
         if info.model.norm is Norm.pre and re.search("_(Wo|ffn)_ln_", name):
-            name += "_pre"
+            name += "_pre"  # the norm before a sub-layer; without this suffix, the one after it
         array = tensor.float()
         if array.dim() == 1:
             array = array[None]  # (1, D)
@@ -207,7 +212,10 @@ def _make_arrays(
 
 
 def _make_settings(info: ModelInfo, sizes: list[int]) -> dict[str, Any]:
-    """Return the settings of the model, as Marian stores them; `sizes` of both vocabularies."""
+    """Return the settings of the model, as Marian stores them.
+
+    `sizes` are the sizes of the source's and the target's vocabulary.
+    """
     model = info.model
     is_pre_norm = model.norm is Norm.pre
     shares_embedding = info.src_vocab_size is None

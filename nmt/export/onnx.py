@@ -108,6 +108,8 @@ class DecoderStep(nn.Module):
         """
         model = self.model
         num_past = past_keys.size(3)
+        # `num_positions=1` never enlarges a table of positions, which a graph could not do;
+        # `_build_model` has made the table large enough
         positions = TokenPositions(torch.arange(num_past, num_past + 1), num_positions=1)
         distances = torch.arange(num_past + 1)[None] - num_past  # (1, T + 1)
         self_mask = torch.ones(1, dtype=torch.bool)  # no cached token is masked
@@ -124,8 +126,8 @@ class DecoderStep(nn.Module):
             y = _attention_output(layer.self_attention, q, keys[i], values[i], self_mask, distances)
             x = layer.add_and_norm(layer.self_attention_norm, x, y)
             y = layer.sublayer_input(layer.cross_attention_norm, x)
-            q = layer.cross_attention.project(y, y)[0]
-            y = _attention_output(
+            q, _, _ = layer.cross_attention.project(y, y)  # a graph leaves out unused results
+            y = _attention_output(  # cross-attention has no encoding, so it ignores the distances
                 layer.cross_attention, q, source_keys[i], source_values[i], source_mask, distances
             )
             x = layer.add_and_norm(layer.cross_attention_norm, x, y)

@@ -51,7 +51,7 @@ def write_shortlist(
 def find_candidates(links: Links, num_src: int, num_tgt: int) -> list[list[int]]:
     """Return the `CANDIDATES_PER_PIECE` most probable target ids of each source id, best first.
 
-    `num_src` and `num_tgt` are the numbers of ids, with the null id.
+    `num_src` and `num_tgt` are the numbers of ids. The null id is one of the source ids.
     """
     src_ids, tgt_ids, probs = estimate_translations(links, num_src, num_tgt)
     order = np.lexsort((-probs, src_ids))  # by source id, most probable first

@@ -28,9 +28,8 @@ from nmt.errors import ConfigError, ModelError
 from nmt.export.onnx import write_onnx
 
 _STATIC = Path(__file__).with_name("web_static")
-_SERVER_STATIC = (
-    Path(nmt.__file__).parent / "serve" / "static"
-)  # the same look as the server's page
+# style and icon of the server's page, which the exported page uses too
+_SERVER_STATIC = Path(nmt.__file__).parent / "serve" / "static"
 _RUNTIME_SCRIPT = "ort.wasm.bundle.min.mjs"
 _RUNTIME_BINARY = "ort-wasm-simd-threaded.wasm"
 _MAX_SOURCE_LENGTH = 256  # tokens, EOS included; longer sentences are split, as in nmt-translate
@@ -116,7 +115,11 @@ def _check_search(search: SearchConfig) -> None:
 
 
 def _max_positions(search: SearchConfig) -> int:
-    """Return the length of the longest translation of a part of a line."""
+    """Return the number of positions that the encoder and the decoder need.
+
+    A line is divided into parts of up to `_MAX_SOURCE_LENGTH` tokens; the search settings limit the
+    length of their translations.
+    """
     longest = int(search.max_length_a * _MAX_SOURCE_LENGTH) + search.max_length_b
     return max(longest, search.min_length + 1, _MAX_SOURCE_LENGTH)
 

@@ -109,6 +109,7 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         yield
         return
     try:
+        # gloo sends tensors on the CPU, and NCCL tensors on the GPU
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
         yield
@@ -249,7 +250,10 @@ def use_one_thread_after_fork() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 512 MiB of freed memory, for the next step of a search."""
+    """Let glibc keep up to 512 MiB of freed memory, for the next step of a search.
+
+    It keeps only blocks up to M_MMAP_THRESHOLD; larger ones go back to the system when freed.
+    """
     m_trim_threshold = -1
     m_mmap_threshold = -3
     _set_malloc_option(m_mmap_threshold, 32 << 20)  # the largest value that glibc accepts
@@ -263,7 +267,10 @@ def limit_malloc_arenas(num_arenas: int) -> None:
 
 
 def _set_malloc_option(option: int, value: int) -> None:
-    """Set a parameter that malloc.h of glibc defines; do nothing with other C libraries."""
+    """Set a parameter of malloc, whose number glibc's malloc.h defines.
+
+    Does nothing with other C libraries.
+    """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:

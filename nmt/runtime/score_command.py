@@ -13,11 +13,12 @@ from nmt.errors import ConfigError, DataError
 def run_score_command(
     key: str, command: str, lines: Sequence[str], *, timeout_seconds: float | None = None
 ) -> list[float]:
-    """Return the numbers that a program prints for lines of JSON; its stderr is ours.
+    """Return the numbers that a program prints for lines of JSON.
 
-    The program starts once, reads all lines and prints one number for each. `key` is the setting
-    that names it. Raises `ConfigError` if the program cannot start, fails or takes too long, and
-    `DataError` for other output than one finite number for each line.
+    The program starts once, reads all lines and prints one number for each. Its messages on stderr
+    appear on ours. `key` is the setting that names the program. Raises `ConfigError` if the program
+    cannot start, fails or takes too long, and `DataError` for other output than one finite number
+    for each line.
     """
     program = shlex.split(command)
     text = "".join(f"{line}\n" for line in lines)
