@@ -69,8 +69,9 @@ class TextAugmenter:
         """Draw the changes of a pair, independently except for at most one change of case."""
         config = self.config
         changes: list[PairChange] = []
-        probabilities = (config.upper, config.title, config.lower)
-        [case] = rng.choices((*perturb.CASES, None), (*probabilities, 1 - sum(probabilities)))
+        probabilities = [getattr(config, case) for case in perturb.CASES]  # settings of these names
+        probabilities.append(1 - sum(probabilities))  # of no change, None
+        case = rng.choices([*perturb.CASES, None], probabilities)[0]
         if case is not None:
             changes.append(functools.partial(self._change_case, perturb.CASES[case]))
         changes_by_probability: tuple[tuple[float, PairChange], ...] = (
@@ -94,14 +95,14 @@ class TextAugmenter:
         src_segments = self.src_codec.split_at_symbols(src)
         tgt_segments = self.tgt_codec.split_at_symbols(tgt)
         for segments in (src_segments, tgt_segments):
-            for i in range(0, len(segments), 2):
+            for i in range(0, len(segments), 2):  # the segments that are no symbols
                 segments[i] = change(segments[i])
         return "".join(src_segments), "".join(tgt_segments)
 
     def _add_typos(self, src: str, tgt: str, rng: Random) -> tuple[str, str]:
         """Make 1 to `MAX_TYPOS` typos in the source."""
         segments = self.src_codec.split_at_symbols(src)
-        i = rng.randrange(0, len(segments), 2)
+        i = rng.randrange(0, len(segments), 2)  # a segment that is no symbol
         segments[i] = perturb.add_typos(segments[i], rng.randint(1, perturb.MAX_TYPOS), rng)
         return "".join(segments), tgt
 
@@ -141,12 +142,13 @@ class TextCodec:
         for tag in tags:
             self.prefixes.append(tokenizer.encode(tag))
         symbols = [re.escape(symbol) for symbol in user_symbols(tokenizer.model)]
+        # without symbols, a pattern that never matches
         self.symbol_pattern = re.compile(f"({'|'.join(symbols)})" if symbols else "(?!)")
 
     def decode(self, ids: Ids) -> tuple[list[int], str]:
         """Return the ids of the prefix, which stays unchanged, and the text of the other ids.
 
-        The text is empty if one of them is the unknown token.
+        The text is empty if it has an unknown token, since `<unk>` does not say which text it was.
         """
         all_ids = [int(i) for i in ids]
         length = find_prefix_length(all_ids, self.prefixes)

@@ -17,7 +17,8 @@ from nmt.data.tokenizer import Tokenizers
 Ids = Sequence[int] | np.ndarray[Any, Any]
 
 MICRO_BATCH_TOKENS = 1024
-"""Maximum cost of a micro-batch on a CPU. Memory grows with it; 768 is 2 to 4 % slower."""
+"""Maximum cost of a micro-batch on a CPU. More takes more memory; training with 768 is 2 to 4 %
+slower."""
 
 
 def batch_cost(lengths: Lengths) -> int:

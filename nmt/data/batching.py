@@ -34,7 +34,7 @@ _MIN_SLICE = 1 / 8  # smallest slice of a batch, as a fraction of a rank's share
 class UpdatePlan:
     """One update of the weights: the batches of this rank, and the token counts of all ranks."""
 
-    batches: list[Rows]  # of this rank; empty if the update has fewer pairs than ranks
+    batches: list[Rows]  # of this rank; may be empty if the update has fewer pairs than ranks
     num_tokens: int  # non-padding target tokens over all ranks
     num_src_tokens: int  # non-padding source tokens over all ranks
 
@@ -76,6 +76,7 @@ class TokenBatchSampler:
                 f"tokens; set max_tokens={self.longest} or more, or preprocess with a smaller "
                 "max_length"
             )
+        # a batch is not larger than an update
         self.max_tokens = min(max_tokens, max(self.longest, tokens_per_update))
         self.tokens_per_update = tokens_per_update
         self.seed = seed
@@ -125,7 +126,7 @@ class TokenBatchSampler:
         if updates is None:
             updates = self._plan_pool(epoch, pool_index)
             while len(self._pools) >= _MAX_CACHED_POOLS:
-                oldest = next(iter(self._pools))
+                oldest = next(iter(self._pools))  # a dictionary keeps the order of insertion
                 self._pools.pop(oldest, None)  # another thread may have removed it
             self._pools[epoch, pool_index] = updates
         return updates
@@ -227,7 +228,10 @@ def _find_longest_row(lengths: Lengths, corpus: CorpusRange) -> int:
 
 
 def _split_batches(batches: list[Rows], num_updates: int) -> list[Rows]:
-    """Halve all batches until there are at least `num_updates`, which needs as many pairs."""
+    """Halve all batches until there are at least `num_updates`.
+
+    There must be at least `num_updates` pairs.
+    """
     while len(batches) < num_updates:
         halves = []
         for rows in batches:
@@ -250,13 +254,17 @@ def _group_batches(token_counts: Ints, tokens_per_update: int) -> list[int]:
 
 
 def _group_exactly(token_counts: Ints, num_updates: int) -> list[int]:
-    """Like `_group_batches`, with exactly `num_updates` updates of at least one batch each."""
+    """Group batches into `num_updates` updates of at least one batch each.
+
+    See `_group_batches` for `token_counts` and for the result.
+    """
     num_batches = len(token_counts)
     indices = np.arange(1, num_updates)  # of the second and later updates
     cuts = _cut_evenly(token_counts, num_updates)
-    # leave at least one batch between two cuts
+    # Leave at least one batch between two cuts: `cuts` rise by 1 or more if `cuts - indices` do not
+    # fall.
     cuts = np.maximum.accumulate(cuts - indices) + indices
-    # leave at least one batch before the first cut and one after the last
+    # Leave at least one batch before the first cut and one after the last.
     cuts = np.clip(cuts, indices, num_batches - indices[::-1])
     return [0, *cuts.tolist(), num_batches]
 

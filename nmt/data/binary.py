@@ -36,8 +36,8 @@ FORMAT_VERSION = 2
 class CorpusIndex:
     """The shards of one corpus of a split, in the order of their pairs."""
 
-    corpus: str  # "" for data.train and for held-out splits
-    weight: float  # how often an epoch draws each pair, before temperature
+    corpus: str  # "" for data.train, data.valid and data.test
+    weight: float  # how often an epoch draws each pair, before `temperature` changes it
     shards: list[ShardFile]
 
     def __post_init__(self) -> None:
@@ -113,6 +113,7 @@ def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dic
         num_pairs[split] = sum(corpus.num_pairs for corpus in corpora)
         longest = max((corpus.longest for corpus in corpora), default=0)
         dtype = "<u2" if longest < 1 << 16 else "<i4"
+        # `np.save` would need the lengths of all shards in memory
         header = {"descr": dtype, "fortran_order": False, "shape": (num_pairs[split], 2)}
         with (folder / f"{split}.lengths.npy").open("wb") as file:
             np.lib.format.write_array_header_1_0(file, header)
@@ -272,11 +273,12 @@ def read_held_out(data_dir: Path, split: str) -> list[HeldOutText]:
     verify_checksums(data_dir, f"{split}.src", f"{split}.tgt")
     src = _read_text(data_dir / f"{split}.src")
     tgt = _read_text(data_dir / f"{split}.tgt")
-    if not len(src) == len(tgt) == corpora[-1].end:
+    num_pairs = corpora[-1].end
+    if not len(src) == len(tgt) == num_pairs:
         raise unusable_file(
             data_dir,
-            f"has {len(src)} lines in {split}.src and {len(tgt)} in {split}.tgt for "
-            f"{corpora[-1].end} pairs",
+            f"has {len(src)} lines in {split}.src and {len(tgt)} in {split}.tgt for {num_pairs} "
+            "pairs",
         )
     return [
         HeldOutText(

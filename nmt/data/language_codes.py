@@ -15,7 +15,8 @@ from typing import NamedTuple
 from babel import Locale
 from babel.core import get_global, parse_locale
 
-_ALIASES = {"no": "nb", "pb": "pt_BR", "zt": "zh_Hant"}  # of LibreTranslate; "no" is not in CLDR
+# codes that CLDR has no alias for; LibreTranslate uses "pb" and "zt"
+_ALIASES = {"no": "nb", "pb": "pt_BR", "zt": "zh_Hant"}
 _CODE_WITH_SCRIPT = re.compile("[a-z]{3}_[A-Z][a-z]{3}")  # as in NLLB and FLORES
 
 
@@ -44,7 +45,7 @@ def parse_code(code: str) -> Code:
 def maximize_code(code: str) -> Code:
     """Add the likely script and territory to a code that does not have them."""
     language, script, territory = parse_code(code)
-    likely_subtags = get_global("likely_subtags")
+    likely_subtags = get_global("likely_subtags")  # such as "zh_Hant": "zh_Hant_TW"
     subtags = filter(None, [language, script or territory])
     likely = likely_subtags.get("_".join(subtags)) or likely_subtags.get(language)
     if likely is None:

@@ -47,6 +47,11 @@ class LanguagePair:
         """The tags of both sides."""
         return Tags(self.src_tag, self.tgt_tag)
 
+    @property
+    def has_tag(self) -> bool:
+        """Whether at least one side has a tag."""
+        return bool(self.src_tag or self.tgt_tag)
+
     def matches(self, src_lang: str, tgt_lang: str) -> bool:
         """Return whether the direction has the requested languages.
 
@@ -93,7 +98,7 @@ def describe_languages(data: DataConfig) -> dict[str, Any]:
         "src_lang": "+".join(sorted(src_langs)),
         "tgt_lang": "+".join(sorted(tgt_langs)),
     }
-    if any(any(direction.tags) for direction in directions.values()):
+    if any(direction.has_tag for direction in directions.values()):
         languages["directions"] = {name: asdict(d) for name, d in directions.items()}
     return languages
 
@@ -142,9 +147,9 @@ def find_directions(
 def default_directions(directions: Sequence[LanguagePair]) -> list[LanguagePair]:
     """Return the directions to choose from if no language is requested.
 
-    These are the directions without tags, or all directions if each has tags.
+    These are the directions without tags, or all directions if each has a tag.
     """
-    untagged = [direction for direction in directions if not any(direction.tags)]
+    untagged = [direction for direction in directions if not direction.has_tag]
     return untagged or list(directions)
 
 
@@ -174,7 +179,7 @@ def choose_tags(
         raise ConfigError(f"tgt_tag={tgt_tag}: the model has no such symbol")
     if src_tag or tgt_tag:
         return Tags(src_tag, tgt_tag)
-    request = ""
+    request = ""  # as in the command, for messages
     if src_lang:
         request = f"src_lang={src_lang}"
     if tgt_lang:
@@ -184,6 +189,7 @@ def choose_tags(
     if request and directions and not matches:
         raise ConfigError(f"{request}: the model translates {_list_directions(directions)}")
     matching_tags = {direction.tags for direction in matches}
+    # a model without known directions needs no tags, and a direction without tags needs no choice
     if not matching_tags or Tags() in matching_tags:
         return Tags()
     if len(matching_tags) == 1:
@@ -204,6 +210,7 @@ def choose_tags(
 
 def _list_directions(directions: Sequence[LanguagePair]) -> str:
     """List directions for an error message."""
+    # directions with different tags may have the same languages; those are listed once
     names = dict.fromkeys(
         f"{d.src_lang} to {d.tgt_lang}" for d in directions[:_MAX_LISTED_DIRECTIONS]
     )
@@ -227,8 +234,8 @@ def find_source_prefix(tokenizer: Tokenizer, tags: Tags) -> str:
 def encode_starts(tokenizer: Tokenizer, texts: Sequence[str], tag: str) -> list[list[int]]:
     """Return the ids that each target is forced to begin with.
 
-    These are the ids of the tag and of one of `texts`. Without tag and text, the target begins with
-    the tokenizer's prefix.
+    These are the ids of the tag and of one of `texts`. A target without tag and text begins with
+    the prefix of the tokenizer, which may be empty.
     """
     return [ids or tokenizer.prefix for ids in tokenizer.encode_batch(tag_lines(texts, tag))]
 

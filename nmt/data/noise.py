@@ -5,8 +5,8 @@ The changes depend only on the seed, the number of the update and the index of t
 they are the same for every number of ranks and after resuming.
 """
 
-# Shapes, without EOS: N source tokens, T source tokens after the prefix, K kept ones of these,
-# M target tokens, V vocab
+# Shapes, without EOS: N source tokens, T of them after the prefix, K of these that are kept,
+# M target tokens, V vocabulary size
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 _SEGMENTATIONS_PER_WORD = 64
 """Number of random segmentations of a word. Each occurrence of the word uses one of them, so that
 most segmentations are in the cache."""
-_MAX_CACHED_SEGMENTATIONS = 1 << 18  # 80 MB
+_MAX_CACHED_SEGMENTATIONS = 1 << 18  # take about 80 MB
 
 
 class TokenNoise:
@@ -83,8 +83,8 @@ class TokenNoise:
     def _add_source_noise(self, ids: Any, draws: Floats) -> Any:
         """Drop tokens of `ids` (T,), replace others by UNK, and move the remaining ones.
 
-        `draws` (3, N) are uniform random numbers from 0 to 1, a row each for dropping, masking and
-        moving. The first T columns are used.
+        `draws` (3, N) are uniform random numbers from 0 to 1: a row for dropping, one for masking
+        and one for moving. The first T columns are used.
         """
         drop_draws = draws[0, : len(ids)]
         mask_draws = draws[1, : len(ids)]
@@ -114,8 +114,9 @@ class TokenNoise:
 def _draw_order(is_separator: Any, draws: Floats, max_distance: int) -> Any:
     """Return an order (K,) of tokens in which none moves farther than `max_distance`.
 
-    Sorts the tokens by their position plus noise from 0 to below `max_distance` + 1. Each separator
-    and each line after it adds a larger offset, so that tokens stay in their line.
+    Sorts the tokens by their position plus noise from 0 to below `max_distance` + 1. From each line
+    to the next separator, and from there to the next line, all positions grow by the range of the
+    noise, so that tokens stay in their line.
     """
     segment_indices = 2 * is_separator.cumsum() - is_separator  # even for lines, odd for separators
     sort_keys = np.arange(len(draws)) + (draws + segment_indices) * (max_distance + 1)

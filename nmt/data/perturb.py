@@ -104,7 +104,8 @@ def add_typos(text: str, count: int, rng: Random) -> str:
 
 def _is_alphabetic(character: str) -> bool:
     """Return whether a character is a letter, but not a Chinese, Japanese or Korean one."""
-    return character.isalpha() and unicodedata.east_asian_width(character) not in "WF"
+    is_wide = unicodedata.east_asian_width(character) in "WF"  # wide or full-width
+    return character.isalpha() and not is_wide
 
 
 def _swap(text: str, position: int, rng: Random) -> str:

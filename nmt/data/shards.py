@@ -31,7 +31,8 @@ _MAX_PAIRS = 1 << 40
 _ID_COLUMNS = ["src", "tgt"]
 _TEXT_COLUMNS = ["src_text", "tgt_text"]  # optional
 _ALIGNMENT_COLUMN = "alignment"  # optional; source word, target word, source word, ...
-_ID_TYPES = (pa.list_(pa.uint16()), pa.list_(pa.int32()))
+_ID_TYPES = (pa.list_(pa.uint16()), pa.list_(pa.int32()))  # the second for large vocabularies
+_ALIGNMENT_TYPE = _ID_TYPES[0]  # word numbers are small
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # marker in Arrow's IPC format
 
 
@@ -74,10 +75,10 @@ class ShardWriter:
         if has_text:
             fields += [(name, pa.string()) for name in _TEXT_COLUMNS]
         if has_alignment:
-            fields.append((_ALIGNMENT_COLUMN, _ID_TYPES[0]))
+            fields.append((_ALIGNMENT_COLUMN, _ALIGNMENT_TYPE))
         self._path = path
         self._schema = pa.schema(fields)
-        self._pending: list[pa.RecordBatch] = []
+        self._pending: list[pa.RecordBatch] = []  # slices of the next record batch
         self.shard = ShardFile(path.name)
 
     def __enter__(self) -> ShardWriter:
@@ -123,7 +124,7 @@ class ShardWriter:
         """Convert lines `start` up to `end` of a side to Arrow, and update `shard.longest`."""
         ids, offsets = side
         offsets = offsets[start : end + 1]
-        if name in _ID_COLUMNS:
+        if name in _ID_COLUMNS:  # the numbers of an alignment are no tokens
             self.shard.longest = max(self.shard.longest, int(np.diff(offsets).max()) + 1)
         id_type = self._schema.field(name).type.value_type
         # the cast raises for an id that the type cannot hold
@@ -155,9 +156,10 @@ class MappedShard:
     def __init__(self, path: Path) -> None:
         options = pa.ipc.IpcReadOptions(use_threads=False)  # threads would not survive a later fork
         self._starts = [0]  # first row of each record batch, and the number of rows
-        self._texts: list[list[pa.Array]] = []  # source and target of each record batch, or nothing
+        # of each record batch: source and target lines, or an empty list without text columns
+        self._texts: list[list[pa.Array]] = []
         self._batches: list[tuple[FlatIds, FlatIds]] = []
-        self._alignments: list[FlatIds] = []  # of each record batch, or nothing
+        self._alignments: list[FlatIds] = []  # of each record batch; empty without the column
         try:
             check_regular(path)
             with pa.memory_map(str(path)) as source:
@@ -218,7 +220,8 @@ class MappedShard:
     def largest_ids(self) -> tuple[int, int]:
         """Return the largest id of the source and of the target.
 
-        A negative id is read as an unsigned integer, which is large.
+        A negative id, which only a damaged file has, is read as a large unsigned integer, so that
+        it is above all vocabulary sizes.
         """
         largest_src = 0
         largest_tgt = 0

@@ -135,9 +135,9 @@ def explain_read_errors(name: str) -> Iterator[None]:
     """
     try:
         yield
-    # raised by gzip, zlib, lzma, Arrow, and (OSError) by bz2 or the disk
+    # gzip, zlib, lzma and Arrow raise these for damaged files, and bz2 or the disk raises OSError
     except (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
+        if isinstance(error, OSError) and error.errno is not None:  # the disk, not bz2
             raise NmtError(f"{name} cannot be read: {error.strerror}") from None
         format = _FORMATS.get(Path(name).suffix.lower(), "compressed")
         reason = " ".join(str(error).split())
@@ -168,7 +168,7 @@ def _read_raw_lines(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[by
     Such a line is not read to its end: a line of a device or a sparse file might fill the memory.
     """
     lines: Iterable[bytes] = stream
-    if not isinstance(stream, ArrivingLines):
+    if not isinstance(stream, ArrivingLines):  # an `ArrivingLines` limits its lines itself
         lines = iter(functools.partial(stream.readline, MAX_LINE_BYTES + 1), b"")
     for line_number, line in enumerate(lines, start=1):
         if len(line) > MAX_LINE_BYTES:

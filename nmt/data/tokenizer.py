@@ -131,10 +131,14 @@ class Tokenizer:
         return self._clean(self._processor.decode(list(ids)))
 
     def decode_replacing(self, ids: Sequence[int], words: Mapping[int, str]) -> str:
-        """Decode ids as `decode` does, but the token at each position in `words` as that word."""
+        """Decode ids as `decode` does, but replace some of them by words.
+
+        `words` has the word for each position in `ids` that is replaced.
+        """
         pieces: list[str] = []
         for position, piece in enumerate(self.pieces(ids)):
             if position in words:
+                # in some models, pieces end with their space instead of beginning with it
                 follows_space = pieces[-1:] and pieces[-1].endswith("▁")
                 pieces.append(words[position] if follows_space else f"▁{words[position]}")
             elif ids[position] not in self._undecoded_ids:
@@ -151,7 +155,7 @@ class Tokenizer:
         return replace_line_breaks(text)
 
     def split(self, text: str) -> list[str]:
-        """Return the pieces of a text; unknown ones as the text has them, with ▁ for a space."""
+        """Return the pieces of a text, with ▁ for a space. An unknown piece is the text itself."""
         return self._processor.encode(text, out_type=str)  # type: ignore[no-any-return]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -183,7 +187,8 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Pieces and ids, such as an imported model's, which differ from its SentencePiece model's."""
+    """The pieces of a model and their ids. Imported models have other ids than their SentencePiece
+    models."""
 
     pieces: list[str]  # piece i has the id i; no two are equal
     pad_id: int

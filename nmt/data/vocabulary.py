@@ -172,7 +172,8 @@ def train_tokenizer(
         nonlocal num_sentences, num_too_long
         for sentence in sentences:
             num_sentences += 1
-            may_be_too_long = len(sentence) * 4 > _MAX_SENTENCE_BYTES  # at most 4 bytes a character
+            # a character has at most 4 bytes; most sentences need not be encoded to count them
+            may_be_too_long = len(sentence) * 4 > _MAX_SENTENCE_BYTES
             if may_be_too_long and len(sentence.encode("utf-8")) > _MAX_SENTENCE_BYTES:
                 num_too_long += 1
             yield sentence
@@ -262,7 +263,7 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
     for role, name in _CONTROL_NAMES.items():
         if getattr(tokenizer, f"{role}_id") >= 0:
             continue
-        if name in pieces:  # text may be segmented into this piece
+        if name in pieces:  # as an ordinary piece, so text may be segmented into it
             name = f"<nmt:{role}>"
         trainer_spec = ModelProto().trainer_spec
         setattr(trainer_spec, f"{role}_id", tokenizer.vocab_size + len(added))
@@ -282,7 +283,8 @@ def pad_vocabulary(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
     """
     model = tokenizer.model
     size = tokenizer.vocab_size
-    for number in range(size, size + -size % multiple):
+    num_unused = -size % multiple  # to the next multiple
+    for number in range(size, size + num_unused):
         model += _serialize_piece(f"{UNUSED_PREFIX}{number}>", _Piece.CONTROL)
     return Tokenizer(model)
 

@@ -17,7 +17,7 @@ import numpy as np
 from nmt.data.batch import Ids
 from nmt.data.binary import ParallelData
 
-MAX_LINKS = 20_000_000  # of the sampled pairs; takes 1 GB of memory
+MAX_LINKS = 20_000_000  # of all sampled pairs; they take 1 GB of memory
 NUM_ITERATIONS = 4  # of expectation maximization
 _SEED = 1
 _DIAGONAL_TENSION = 4.0  # lambda of Dyer et al. (2013): penalty for links off the diagonal
@@ -72,7 +72,8 @@ def make_links(pairs: Iterable[tuple[Ids, Ids]], null_id: int) -> Links:
 
 def estimate_translations(links: Links, num_src: int, num_tgt: int) -> Translations:
     """Estimate IBM model 1; `num_src` and `num_tgt` are the numbers of ids, with the null id."""
-    distinct, link_index = np.unique(links.src * num_tgt + links.tgt, return_inverse=True)
+    link_keys = links.src * num_tgt + links.tgt  # (N,), a number for each pair of ids
+    distinct, link_index = np.unique(link_keys, return_inverse=True)
     src, tgt = np.divmod(distinct, num_tgt)  # (U,)
     probs = np.ones(len(distinct))  # uniform at first, not normalized
     starts = np.cumsum(links.src_lengths) - links.src_lengths  # (M,)
@@ -81,7 +82,8 @@ def estimate_translations(links: Links, num_src: int, num_tgt: int) -> Translati
         totals = np.add.reduceat(weights, starts)  # (M,)
         weights /= np.repeat(totals, links.src_lengths)  # p(source position | target token)
         counts = np.bincount(link_index, weights, minlength=len(distinct))  # (U,), expected counts
-        probs = counts / np.bincount(src, counts, minlength=num_src)[src]
+        src_totals = np.bincount(src, counts, minlength=num_src)  # (num_src,)
+        probs = counts / src_totals[src]
     return Translations(src, tgt, probs)
 
 
@@ -120,6 +122,7 @@ class WordAligner:
         A link is the best for both of its tokens, so that each token has at most one.
         With `has_joint_ids`, equal ids on both sides are the same text.
         """
+        # padding has the id -1: lookups read the last entry, which `prior` multiplies by 0
         src, src_fractions = _pad([src_ids for src_ids, _ in pairs])  # (B, S) each
         tgt, tgt_fractions = _pad([tgt_ids for _, tgt_ids in pairs])  # (B, T) each
         is_pair = (src >= 0)[:, :, None] & (tgt >= 0)[:, None, :]  # (B, S, T), without padding
@@ -146,8 +149,8 @@ def link_words(
 ) -> list[tuple[int, int]]:
     """Return the links of aligned pieces as links of words: source word and target word, from 0.
 
-    A word begins at a piece with a space. `positions` has a source position for each target piece;
-    those after the last source piece, which is EOS, give no link.
+    A word begins at a piece with a space. `positions` has a source position for each target piece.
+    The position after the last source piece is EOS, and gives no link.
     """
     src_words = number_words(src_pieces)
     tgt_words = number_words(tgt_pieces)
@@ -165,7 +168,7 @@ def number_words(pieces: Sequence[str]) -> list[int]:
 
 
 def _pad(rows: Sequence[Ids]) -> tuple[Array, Array]:
-    """Return ids (B, L), padded with -1, and the relative position of each in its row, (B, L)."""
+    """Return ids (B, L), padded with -1, and the relative position of each id in its row (B, L)."""
     lengths = np.array([len(ids) for ids in rows])[:, None]  # (B, 1)
     positions = np.arange(lengths.max())  # (L,)
     padded = np.full((len(rows), len(positions)), -1)
@@ -180,7 +183,7 @@ def _mark_best(probs: Array, prior: Array, null_probs: Array, *, axis: int) -> A
     Shapes: (B, S, T); `null_probs` has size 1 along `axis`.
     """
     totals = prior.sum(axis, keepdims=True)
-    totals[totals == 0] = 1.0  # padding
+    totals[totals == 0] = 1.0  # rows of padding
     scores = probs * prior * ((1 - _NULL_PROB) / totals)
     highest = scores.max(axis, keepdims=True)
     has_link = (highest > 0) & (highest >= _NULL_PROB * null_probs)

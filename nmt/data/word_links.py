@@ -1,11 +1,11 @@
 """Word alignments that come with the text, and their links of pieces.
 
 A link joins a word of the source and a word of the target. Words are separated by spaces and
-counted from 0, in a data folder with the words of language tags. A word begins at a piece with a
-space, however it is segmented.
+counted from 0; in a data folder, the words of a language tag count too. In any segmentation, a word
+begins at a piece with a space.
 """
 
-# L links of words, N source and M target pieces, K links of pieces
+# L links of words, N source pieces, M target pieces, K links of pieces
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ def parse_links(line: str) -> Array:
 def link_pieces(links: Array, src_starts: Array, tgt_starts: Array) -> Array:
     """Return the links (K, 2) of pieces: target position and source position.
 
-    Each piece of a target word is linked to one piece of each source word of its links: to the
-    first ones in its first piece, and to the last ones in its last piece.
+    If two words are linked, each piece of the target word is linked to one piece of the source
+    word: to the piece at the same relative position in its word, rounded down.
 
     Args:
         links: source and target words (L, 2).
         src_starts: which source pieces begin a word (N,).
         tgt_starts: which target pieces begin a word (M,).
     """
+    # the first piece of each word, and the number of pieces
     src_bounds = np.append(np.flatnonzero(src_starts), len(src_starts))
     tgt_bounds = np.append(np.flatnonzero(tgt_starts), len(tgt_starts))
     src_words = links[:, 0].astype(np.int64)  # (L,)
     tgt_words = links[:, 1].astype(np.int64)
     src_lengths = src_bounds[src_words + 1] - src_bounds[src_words]  # pieces of each word (L,)
     tgt_lengths = tgt_bounds[tgt_words + 1] - tgt_bounds[tgt_words]
-    link_indices = np.repeat(np.arange(len(links)), tgt_lengths)  # (K,)
+    link_indices = np.repeat(np.arange(len(links)), tgt_lengths)  # (K,), link of words of each
     first_indices = np.cumsum(tgt_lengths) - tgt_lengths
     offsets = np.arange(len(link_indices)) - first_indices[link_indices]  # in the target word (K,)
     src_offsets = offsets * src_lengths[link_indices] // tgt_lengths[link_indices]

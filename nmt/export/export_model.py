@@ -246,7 +246,7 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         tgt=tgt,
         vocabulary_files=vocabulary_files,
         has_own_vocabulary=tgt.vocabulary is not None,
-        directions=[direction for direction in info.directions if any(direction.tags)],
+        directions=[direction for direction in info.directions if direction.has_tag],
         has_prefix=bool(src.prefix or tgt.prefix),
         src_prefix=src.pieces(src.prefix),
         tgt_prefix=tgt.pieces(tgt.prefix),
