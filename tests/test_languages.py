@@ -20,6 +20,7 @@ from translating import translate, write_lines
 
 from nmt import Translator
 from nmt.data.binary import read_held_out
+from nmt.data.language_codes import language_name
 from nmt.data.languages import LanguagePair
 from nmt.errors import ConfigError, DataError
 from nmt.translate.options import LineOptions
@@ -297,3 +298,14 @@ def test_held_out_pairs_of_tagged_corpora_need_a_corpus(
     )
     expected = "data.valid has no tag, but every corpus in data.corpora has one"
     assert expected in capfd.readouterr().err
+
+
+def test_a_code_with_a_script_or_territory_is_named_once_with_each() -> None:
+    for code in ("pt_BR", "pt-BR", "por-BR"):
+        assert language_name(code) == "Portuguese (Brazil)"
+    assert language_name("zh_Hant") == language_name("zt") == "Chinese (Traditional)"
+    assert (language_name("de"), language_name("no"), language_name("xx")) == (
+        "German",
+        "Norwegian",
+        "xx",
+    )

@@ -75,7 +75,9 @@ def language_name(code: str) -> str:
     """Return the English name of a language, such as "Portuguese (Brazil)", or else its code."""
     english = Locale("en")
     language, script, territory = parse_code(code)
-    name = english.languages.get(code) or english.languages.get(language, code)
+    name = english.languages.get(language, code)
     details = [english.scripts.get(script or ""), english.territories.get(territory or "")]
     detail = ", ".join(filter(None, details))
+    if not detail:  # CLDR may name the code itself: "no", which is parsed as "nb", is Norwegian
+        name = english.languages.get(code, name)
     return f"{name} ({detail})" if detail and name != code else name
