@@ -142,4 +142,8 @@ class SearchRequest:
             return False
         if config.glossary or config.beam_groups > 1:
             return False
+        starts_with_eos = tokenizer.tgt.bos_id == tokenizer.tgt.eos_id
+        if starts_with_eos and (config.no_repeat_ngram or config.repetition_penalty > 1):
+            # the beam has BOS in front of a sentence that joins: EOS would count as repeated
+            return False
         return all(constraint.can_join for constraint in self.all_constraints(tokenizer))
