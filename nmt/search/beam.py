@@ -59,6 +59,7 @@ class BeamSearch:
         log_probs = state.next_log_probs()  # (R, V)
         beam = state.beam
         candidates, is_finished, is_live = self._choose(log_probs)  # (B, 2K) each
+        # the candidates in a row of `candidates` continue hypotheses of one sentence
         sentences = beam.sentences[candidates.rows[:, 0]]  # (B,)
         lengths = state.num_tokens(sentences, beam.length + 1)  # (B,)
         limits = state.limits[sentences]  # (B,)
@@ -114,7 +115,7 @@ class BeamSearch:
         is_eos = candidates.tokens == self._state.tokenizer.tgt.eos_id
         is_possible = candidates.sums > NEG_INF
         is_live = ~is_eos & is_possible
-        is_live &= (~is_eos).cumsum(dim=1) <= beam_size
+        is_live &= (~is_eos).cumsum(dim=1) <= beam_size  # the first K without EOS
         is_finished = is_eos & is_possible
         is_finished[:, beam_size:] = False
         return candidates, is_finished, is_live
@@ -155,14 +156,18 @@ class BeamSearch:
 def prune_threshold(
     worst_scores: Tensor, lengths: Tensor, limits: Tensor, config: SearchConfig
 ) -> Tensor:
-    """Return the log-probability (N,) that hypotheses must exceed to become a result later.
+    """Return the log-probability (N,) that live hypotheses must exceed to become a result later.
 
-    `lengths` (N,) are their numbers of tokens, `worst_scores` (N,), in float64, the scores of the
-    last results, and `limits` (N,) the maximum lengths. Each can end with its next token.
+    A hypothesis may end with its next token.
+
+    Args:
+        worst_scores: score of the last result of the sentence of each hypothesis (N,), float64.
+        lengths: number of tokens of each hypothesis (N,).
+        limits: maximum number of tokens of each hypothesis (N,).
     """
     next_lengths = lengths.double() + 1  # (N,)
     max_lengths = None
-    if config.stop is Stop.exact:
+    if config.stop is Stop.exact:  # else the bound is for hypotheses that end with the next token
         max_lengths = limits.double().maximum(next_lengths)  # (N,)
     return min_log_prob(worst_scores, next_lengths, config, max_lengths=max_lengths)
 

@@ -52,7 +52,7 @@ class ForbiddenTokens:
     can_join = True
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
-        for token in self.tokens:
+        for token in self.tokens:  # indexing with a list would copy it to the GPU
             log_probs[:, token].fill_(NEG_INF)
         return log_probs
 
@@ -132,7 +132,7 @@ class RepetitionPenalty:
 
 @dataclass(frozen=True)
 class ForbiddenSequences:
-    """Forbids sequences of tokens: the last token of each after all others of it."""
+    """Forbids sequences of tokens: the last token, where a hypothesis ends with all before it."""
 
     sequences: list[list[int]]
     can_join = True
@@ -164,9 +164,9 @@ class ForcedPrefix:
         # (R, 1), -1 after the end of a prefix
         forced = self.prefixes[beam.sentences, beam.length].unsqueeze(1)
         forced = send(forced, log_probs.device)
-        tokens = forced.clamp(min=0)  # (R, 1)
+        tokens = forced.clamp(min=0)  # (R, 1), a valid id where no token is forced
         values = log_probs.gather(1, tokens)  # (R, 1)
-        log_probs.masked_fill_(forced >= 0, NEG_INF)
+        log_probs.masked_fill_(forced >= 0, NEG_INF)  # all tokens in rows with a forced one
         return log_probs.scatter_(1, tokens, values)
 
 

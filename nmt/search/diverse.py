@@ -41,7 +41,7 @@ class DiverseSearch(BeamSearch):
             config,
             beam_size=config.beam_size // config.beam_groups,
             beam_groups=1,
-            diversity_penalty=SearchConfig.diversity_penalty,
+            diversity_penalty=SearchConfig.diversity_penalty,  # is only valid with several groups
         )
         group_request = replace(request, config=group_config)
         super().__init__(stepper, group_request, tokenizer, num_copies=self._num_groups)
@@ -73,6 +73,7 @@ class DiverseSearch(BeamSearch):
         num_sentences = int(sentence_indices[-1]) + 1
         times_chosen = torch.zeros(num_sentences, log_probs.size(1), device=device)  # (N, V)
         for group in range(self._num_groups):
+            # the pairs of this group, as indices into B
             members = (numbers % self._num_groups == group).nonzero().squeeze(1)
             if not len(members):
                 continue
@@ -84,7 +85,7 @@ class DiverseSearch(BeamSearch):
                 log_probs, send(rows, device), self._penalty * times_chosen[sentences_of_rows], grid
             )
             index = send(members, device)
-            width = best.sums.size(1)
+            width = best.sums.size(1)  # less than 2 K if there are fewer continuations
             for values, group_values in zip(candidates, best, strict=True):
                 values[index, :width] = group_values
             self._count_chosen(times_chosen, send(sentence_indices[members], device), best)
@@ -101,9 +102,8 @@ class DiverseSearch(BeamSearch):
         totals = self._state.beam.total_log_probs
         beam_size = self._state.request.config.beam_size
         best = best_candidates(totals[rows], log_probs[rows] - penalties, grid, 2 * beam_size)
-        tokens = best.tokens.clamp(
-            max=log_probs.size(1) - 1
-        )  # fillers may be beyond the vocabulary
+        # forbidden tokens may be chosen as fillers, and as such be beyond the vocabulary
+        tokens = best.tokens.clamp(max=log_probs.size(1) - 1)
         candidate_rows = rows[best.rows]
         token_log_probs = log_probs[candidate_rows, tokens]
         sums = totals[candidate_rows] + token_log_probs
@@ -119,6 +119,7 @@ class DiverseSearch(BeamSearch):
 
         `sentences` are the rows of `times_chosen` for the candidates of the group.
         """
+        # as in `BeamSearch._choose`: the first K candidates without EOS become the beam
         goes_on = best.tokens != self._state.tokenizer.tgt.eos_id
         goes_on &= goes_on.cumsum(dim=1) <= self._state.request.config.beam_size
         goes_on &= best.sums > NEG_INF

@@ -45,7 +45,9 @@ def parse_entry(line: str) -> Entry:
     if not _WORD.search(source) or not targets or not is_printable:
         raise ConfigError(f"glossary: {line!r:.80} is not SOURCE<TAB>TARGET; write one pair a line")
     flags = set(flag_text.replace(",", " ").split())
-    for flag in sorted(flags - {_CASE, _PART}):
+    unknown_flags = flags - {_CASE, _PART}
+    if unknown_flags:
+        flag = min(unknown_flags)
         raise ConfigError(f"glossary: {line!r:.80}: no flag {flag!r:.20}; write case or part")
     return Entry(line, source, targets, _CASE in flags, _PART in flags)
 
@@ -72,6 +74,7 @@ class Glossary:
             self._max_words[words[0]] = max(len(words), self._max_words.get(words[0], 0))
             if entry.matches_parts:
                 self._parts.setdefault(entry.source.casefold(), []).append(entry)
+        # the longest first, since a pattern tries alternatives in order
         alternatives = sorted(map(re.escape, self._parts), key=len, reverse=True)
         self._part_pattern = re.compile("|".join(alternatives)) if alternatives else None
 
@@ -103,7 +106,7 @@ class Glossary:
         first = 0
         while first < len(words):
             num_words = min(self._max_words.get(words[first], 0), len(words) - first)
-            while num_words:
+            while num_words:  # the longest term that begins with this word
                 entries = self._by_words.get(tuple(words[first : first + num_words]), [])
                 matched = text[matches[first].start() : matches[first + num_words - 1].end()]
                 entries = _choose_entries(entries, matched)
@@ -111,18 +114,23 @@ class Glossary:
                     terms.append(entries)
                     break
                 num_words -= 1
-            else:
+            else:  # no term begins with this word
                 terms += self._find_parts(matches[first].group())
             first += max(num_words, 1)
         return terms
 
     def _find_parts(self, word: str) -> list[list[Entry]]:
-        """Return the entries of the terms inside a word."""
+        """Return the entries of the terms inside a word.
+
+        Finds none in a word whose length changes with case folding, as for ß: positions in the
+        folded word would not be positions in the word.
+        """
         if self._part_pattern is None or len(word.casefold()) != len(word):
             return []
         terms = []
         for match in self._part_pattern.finditer(word.casefold()):
-            entries = _choose_entries(self._parts[match.group()], word[slice(*match.span())])
+            matched = word[match.start() : match.end()]
+            entries = _choose_entries(self._parts[match.group()], matched)
             if entries:
                 terms.append(entries)
         return terms
@@ -208,7 +216,7 @@ def spell(targets: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ..
 def _without_space(ids: list[int], pieces: list[str]) -> tuple[int, ...]:
     """Return the ids without the space in front, or `ids` if the vocabulary has no such piece."""
     first_piece = pieces[ids[0]].removeprefix(_SPACE)
-    if not first_piece:
+    if not first_piece:  # the space is a piece of its own
         return tuple(ids[1:])
     if first_piece in pieces:
         return (pieces.index(first_piece), *ids[1:])

@@ -106,7 +106,7 @@ class Beam:
             total_log_probs=torch.zeros(num_sentences, device=device),
             tokens=tokens,
             token_log_probs=torch.zeros(num_sentences, 0, device=device),
-            alignment=None if source_length is None else tokens,
+            alignment=None if source_length is None else tokens,  # as empty as the tokens
             attention_sums=attention_sums,
         )
 

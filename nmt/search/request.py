@@ -42,9 +42,9 @@ class SearchRequest:
     nothing, like an empty prefix for every sentence.
     """
     sampling_keys: Sequence[int] | None = None
-    """For sampling: a number per sentence that is part of its random seed, so that equal sentences
-    get different samples. By default the number of equal sentences before it. CTranslate2 ignores
-    the keys.
+    """For sampling: an integer for each sentence, which is part of its random seed, so that equal
+    sentences get different samples. By default a sentence gets the count of equal sentences before
+    it. CTranslate2 ignores the keys.
     """
     n_best: int | None = None  # hypotheses to return per sentence; None for `beam_size`
     with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
@@ -64,15 +64,17 @@ class SearchRequest:
     def num_results(self) -> int:
         """Number of hypotheses to return per sentence, at most `beam_size`.
 
-        A smaller number returns the first of the same hypotheses after a shorter search.
+        With a smaller `n_best`, a search is shorter, and returns the first hypotheses that a search
+        with a larger one would return.
         """
         return min(self.n_best or self.config.beam_size, self.config.beam_size)
 
     @property
     def needs_log_probs(self) -> bool:
-        """Whether the search needs log-probabilities: for scores, or for more than their order.
+        """Whether the search needs normalized log-probabilities.
 
-        False only for greedy search without constraints, which may depend on the values.
+        Scores, sampling and beams need them, and constraints may. Greedy search without these only
+        needs the order of the tokens, which is the same for logits.
         """
         config = self.config
         is_greedy = config.beam_size == 1 and not config.sampling
@@ -113,6 +115,8 @@ class SearchRequest:
         constraints: list[Constraint] = [ForbiddenTokens(forbidden_ids(tokenizer.tgt))]
         if self.config.min_length:
             constraints.append(MinLength(self.config.min_length, tokenizer.tgt.eos_id))
+        # a forced prefix may contain repeats, and forbidden phrases or pieces: these constraints
+        # only apply to the tokens after it
         after_prefix: list[Constraint] = []
         if self.config.repetition_penalty > 1:
             after_prefix.append(RepetitionPenalty(self.config.repetition_penalty))
@@ -136,11 +140,17 @@ class SearchRequest:
         return [*constraints, *after_prefix, *self.constraints]
 
     def can_join(self, tokenizer: Tokenizers) -> bool:
-        """Return whether `BeamSearch.join` can add sentences to the search of this request."""
+        """Return whether `BeamSearch.join` can add sentences to the search of this request.
+
+        The server adds sentences that arrive during a search, so that they need not wait for its
+        end.
+        """
         config = self.config
-        if config.beam_size == 1 or config.sampling or config.needs_attention:
+        if config.beam_size == 1 or config.sampling:  # not a beam search
             return False
-        if config.glossary or config.beam_groups > 1:
+        if config.needs_attention:  # the sums have a column for each token of the first sources
+            return False
+        if config.glossary or config.beam_groups > 1:  # these do not know new sentences
             return False
         starts_with_eos = tokenizer.tgt.bos_id == tokenizer.tgt.eos_id
         if starts_with_eos and (config.no_repeat_ngram or config.repetition_penalty > 1):

@@ -41,7 +41,9 @@ class Sampler:
         """
         noise = np.empty(log_probs.shape, dtype=np.float32)  # (R, V)
         for row, sentence in enumerate(sentences.tolist()):
+            # all samples of a sentence are in the beam until the last of them is complete
             generator = self.generators[sentence][row % self.config.beam_size]
+            # minus the logarithm of an exponential variate is a Gumbel variate;
             # float64: in float32, a draw might be 0 and its logarithm infinite
             noise[row] = -np.log(generator.standard_exponential(log_probs.size(1)))
         # The maximum of logits plus Gumbel noise is a sample of their softmax (Gumbel, 1954). It is
@@ -55,9 +57,10 @@ def truncate(log_probs: Tensor, config: SearchConfig) -> Tensor:
 
     Divides by the temperature and keeps the `top_k` most probable tokens (Fan et al., 2018).
     Renormalizes, then keeps the smallest set of most probable tokens whose total probability
-    reaches `top_p` (Holtzman et al., 2020). Tokens that tie with the last one are kept too. Of
-    these, renormalized, keeps tokens of at least `min_p` times the highest probability (Nguyen et
-    al., 2024) and at least `epsilon` (Hewitt et al., 2022), but always the most probable one.
+    reaches `top_p` (Holtzman et al., 2020). Tokens that tie with the last one are kept too.
+    Renormalizes again, then keeps tokens whose probability is at least `min_p` times the highest
+    (Nguyen et al., 2024) and at least `epsilon` (Hewitt et al., 2022). Always keeps the most
+    probable token.
     """
     logits = log_probs / config.temperature  # (R, V)
     if 0 < config.top_k < logits.size(1):

@@ -112,7 +112,7 @@ class Continuation:
     """A hypothesis with one more token."""
 
     parent: int  # row of the hypothesis that it continues
-    tokens: list[int]
+    tokens: list[int]  # BOS first, which the model reads and results leave out
     log_probs: list[float]  # of each token
     total: np.float32  # sum of the log-probabilities, as computed for the ranking
 
@@ -175,7 +175,7 @@ def _find_highest(values: Floats, count: int) -> np.ndarray[Any, Any]:
     Equal values keep their order. The values are divided into groups; only values that reach the
     `count`-th highest maximum of a group are sorted.
     """
-    threshold = np.finfo(np.float32).min
+    threshold = np.finfo(np.float32).min  # above minus infinity
     group_size = len(values) // _NUM_GROUPS
     if group_size:
         # group i has the values i, i + 256, i + 512, ...: NumPy compares whole rows at once

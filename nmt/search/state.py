@@ -116,7 +116,7 @@ class SearchState:
             eos_id = self.tokenizer.tgt.eos_id
             row_alignment = None
             if alignments is not None:
-                row_alignment = alignments[row]
+                row_alignment = alignments[row]  # of all columns: no sentence has joined
                 if self._stepper.shifts_alignment:
                     num_src = int(self._num_words[sentence])
                     row_alignment = shift_alignment(row_alignment, row_tokens, eos_id, num_src)
@@ -134,6 +134,7 @@ class SearchState:
     def join(self, sources: Sequence[Ids]) -> None:
         """Append sentences to the beam, and drop the columns that no hypothesis uses."""
         beam = self.beam
+        # columns before the first token of the sentence that joined first, of those still live
         num_unused = int(self.first_columns[beam.sentences].min())
         length = beam.length - num_unused
         new_sentences = len(self.limits) + torch.arange(len(sources))  # (B',)
@@ -143,11 +144,12 @@ class SearchState:
         self.first_columns = torch.cat([self.first_columns - num_unused, new_columns])
         shape = (len(sources), length)
         device = beam.tokens.device
+        # the next step reads the last column; to constraints, BOS is not a part of the translation
         padding = torch.full(shape, self.tokenizer.tgt.bos_id, device=device)  # (B', length)
         zeros = torch.zeros(shape, device=device)  # (B', length)
         self.beam = Beam(
             sentences=torch.cat([beam.sentences, new_sentences]),
-            total_log_probs=torch.cat([beam.total_log_probs, zeros.sum(dim=1)]),
+            total_log_probs=torch.cat([beam.total_log_probs, zeros.new_zeros(len(sources))]),
             tokens=torch.cat([beam.tokens[:, num_unused:], padding]),
             token_log_probs=torch.cat([beam.token_log_probs[:, num_unused:], zeros]),
         )

@@ -161,7 +161,7 @@ class ModelStepper:
         assert state.attention_out is not None
         weights = state.attention_out[self.alignment_attention]  # (R, H, 1, S)
         assert weights is not None
-        return self._mean_of_heads(weights)[:, -1]  # (R, S)
+        return self._mean_of_heads(weights)[:, -1]  # of the only target position, (R, S)
 
     @torch.inference_mode()
     def score(
@@ -171,6 +171,7 @@ class ModelStepper:
         attention_out: AttentionWeights | None = (
             {self.alignment_attention: None} if attention else None
         )
+        # some encoders do not read EOS, the last of each source's tokens
         src_packing = pack((src_lengths - int(self.model.drops_eos)).tolist()).to(self.device)
         # targets are packed with their padding, which does not affect the tokens before it
         tgt_packing = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)

@@ -6,8 +6,7 @@ Each bank gets an equal share of the beam, so that more probable hypotheses with
 replace the hypotheses with terms. EOS is forbidden until a hypothesis contains all terms.
 """
 
-# In shapes, B is the number of sentences of a step, K the beam size, V the size of the vocabulary,
-# C the number of candidates.
+# B sentences of a step, K beam size, V vocab, C candidates
 
 from __future__ import annotations
 
@@ -82,7 +81,7 @@ class SentenceTerms:
             return Progress(complete)
         partial = set()
         ended: dict[int, Spellings] = {}
-        for term, spelling, num_tokens in sorted(continued):
+        for term, spelling, num_tokens in sorted(continued):  # of equal terms, the first ends first
             spellings = self._terms[term]
             ids = spellings[spelling]
             if term in complete or ids[num_tokens] != token:
@@ -278,21 +277,22 @@ class TermSearch(BeamSearch):
         for hypothesis, best in zip(hypotheses, best_tokens, strict=True):
             next_tokens = hypothesis.terms.next_tokens(hypothesis.progress).union(best)
             if hypothesis.progress.ending and not any(self._starts_word[token] for token in best):
-                starts = log_probs[hypothesis.row].masked_fill(
-                    self._continues_word, NEG_INF
-                )  # (V,)
+                row_log_probs = log_probs[hypothesis.row]  # (V,)
+                starts = row_log_probs.masked_fill(self._continues_word, NEG_INF)  # (V,)
                 next_tokens.add(int(starts.argmax()))
             continued += [hypothesis] * len(next_tokens)
             tokens += sorted(next_tokens)
         rows = [hypothesis.row for hypothesis in continued]
         token_log_probs = log_probs[rows, tokens]  # (C,)
         totals = self._state.beam.total_log_probs[rows] + token_log_probs  # (C,)
+        candidate_totals = totals.tolist()
+        candidate_log_probs = token_log_probs.tolist()
         rankings: dict[int, list[Candidate]] = {}
-        columns = (totals.tolist(), continued, tokens, token_log_probs.tolist())
-        for total, hypothesis, token, log_prob in zip(*columns, strict=True):
+        for i, hypothesis in enumerate(continued):
             ranking = rankings.setdefault(hypothesis.sentence, [])
+            total = candidate_totals[i]
             if total > NEG_INF:
-                ranking.append(Candidate(total, hypothesis, token, log_prob))
+                ranking.append(Candidate(total, hypothesis, tokens[i], candidate_log_probs[i]))
         for ranking in rankings.values():
             ranking.sort(key=lambda candidate: candidate.rank)
         return rankings
