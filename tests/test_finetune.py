@@ -130,7 +130,7 @@ def test_settings_that_contradict_are_refused(base: Path, tmp_path: Path) -> Non
         "adapter=lora: needs init_from": {"adapter": Adapter.lora},
         "leaves nothing to train": {"freeze": list(Part), "init_from": "x"},
         "adapter_rank=32: needs adapter=lora": {"adapter_rank": 32, "init_from": "x"},
-        "adapter=lora: no layer": {
+        "adapter=lora trains no embeddings": {
             "adapter": Adapter.lora,
             "freeze": [Part.encoder, Part.decoder],
             "init_from": "x",

@@ -90,7 +90,7 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
     lowercase: bool = option(False, "ignore case, as TER always does")
     method: Method = option(
         Method.approximate_randomization,
-        "significance test: approximate_randomization, or bootstrap, to compare with p=0.025",
+        "significance test: approximate_randomization (p < 0.05), or bootstrap (p < 0.025)",
     )
     num_samples: int = option(1000, "resamples of the significance test", low=40, high=1_000_000)
     seed: int = option(
@@ -110,8 +110,7 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
         if self.metric_command is not None:
             is_program = find_program(self.metric_command) is not None
             self.require(is_program, "metric_command", "begins with no program of this machine")
-        if has_model and self.src is None:
-            # the data folder has its own references and languages
+        if has_model and self.src is None:  # the data folder has its own references and languages
             for key in ("baseline", "references", "src_lang"):
                 self.require(not getattr(self, key), key, "needs src=FILE")
         else:

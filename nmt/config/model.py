@@ -107,7 +107,7 @@ class ModelConfig(Settings):
     tied_output: bool = option(True, "use the target embedding as the output matrix")
     output_bias: bool = option(False, "add a bias to the output layer, as Marian does")
     alignment_heads: int | None = option(
-        None, "heads of a decoder layer that align words, counted from the first; null: all", low=1
+        None, "number of heads that align words, the first of a decoder layer; null: all", low=1
     )
     alignment_shift: bool = option(
         False, "align a target token in the step that reads it, not in the step that predicts it"
@@ -121,7 +121,7 @@ class ModelConfig(Settings):
 
     def check(self) -> None:
         if self.decoder_d_ff == self.d_ff:
-            self.decoder_d_ff = None  # the same architecture always has the same settings
+            self.decoder_d_ff = None  # so that equal architectures have equal settings
         if self.head_size is None:
             is_divisor = self.d_model % self.num_heads == 0
             rule = f"must divide model.d_model={self.d_model}, or set model.head_size"

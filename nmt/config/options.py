@@ -109,7 +109,8 @@ class Settings:
         for setting in fields(self):
             value = getattr(self, setting.name)
             bounds = setting.metadata["range"]
-            if isinstance(value, (int, float)) and not isinstance(value, bool):  # bools are ints
+            if isinstance(value, (int, float)) and not isinstance(value, bool):  # a bool is an int
+                # a range with an upper bound does not contain NaN
                 if bounds.high is None and bounds.below is None:
                     self.require(not math.isnan(value), setting.name, "is not a number")
                     is_in_limit = value <= MAX_NUMBER
@@ -173,6 +174,7 @@ def iterate_settings(
 def _iterate_value(
     key: str, value: Any, resume_rule: ResumeRule
 ) -> Iterator[tuple[str, Any, ResumeRule]]:
+    """Yield one setting, or all settings of a group or mapping, see `iterate_settings`."""
     if is_dataclass(value):
         yield from iterate_settings(value, f"{key}.", resume_rule)
     elif isinstance(value, dict):

@@ -26,7 +26,7 @@ class Invalid(str, Enum):
     """How to treat a line that is not UTF-8."""
 
     error = "error"  # stop and name file, line and byte
-    # replace invalid bytes with U+FFFD, and count the lines
+    # replace invalid bytes with U+FFFD, and count them
     replace = "replace"  # type: ignore[assignment]  # shadows str.replace
     drop = "drop"  # drop and count the training pair; replace in held-out lines
 
@@ -139,7 +139,10 @@ class SplitConfig(Settings):
 
     @property
     def has_alignment(self) -> bool:
-        """Whether the text comes with a word alignment."""
+        """Whether the text comes with a word alignment.
+
+        A third column is one in a TSV, and a third field in JSON or a dataset.
+        """
         if self.tsv is not None:
             return len(self.columns) == 3
         if self.jsonl is not None or self.dataset is not None:
@@ -205,7 +208,8 @@ class CorpusConfig(SplitConfig):
     @property
     def is_tagged(self) -> bool:
         """Whether source or target lines get a tag."""
-        settings = (self.tgt_lang, self.src_tag, self.tgt_tag)  # tgt_lang sets src_tag
+        # tgt_lang sets src_tag, see `corpus_direction`
+        settings = (self.tgt_lang, self.src_tag, self.tgt_tag)
         return any(setting is not None for setting in settings)
 
 
@@ -314,12 +318,12 @@ class DataConfig(Settings):
             rule = "does not work with an alignment of words"
             self.require(not (self.context and split.has_alignment), "context", rule)
         splits = {"train": self.train, "valid": self.valid, "test": self.test}
-        keys = [f"data.{name}" for name, split in splits.items() if split.source_keys]
+        text_keys = [f"data.{name}" for name, split in splits.items() if split.source_keys]
         if self.corpora:
-            keys.append("data.corpora")
+            text_keys.append("data.corpora")
         if self.corpus is not Corpus.files:
-            rule = f"has all its text; leave out {', '.join(keys)}, or set data=files"
-            self.require(not keys, "corpus", rule)
+            rule = f"has all its text; leave out {', '.join(text_keys)}, or set data=files"
+            self.require(not text_keys, "corpus", rule)
         self._check_tags()
 
     @property
@@ -384,7 +388,7 @@ class TokenizerConfig(Settings):
     max_sentences: int = option(1_000_000, "number of lines sampled to train the tokenizer", low=1)
 
     def check(self) -> None:
-        min_size = 261 if self.byte_fallback else 5
+        min_size = 261 if self.byte_fallback else 5  # 256 bytes, 4 control symbols, 1 piece
         if self.vocab_size is not None:
             rule = f"must be at least {min_size} (bytes, control symbols and one piece)"
             self.require(self.vocab_size >= min_size, "vocab_size", rule)

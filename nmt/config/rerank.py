@@ -109,9 +109,10 @@ class RerankConfig(Settings):
     def count_candidates(self, search: SearchConfig) -> int:
         """Return the number of candidates; raise a `ConfigError` if the search has fewer."""
         num_candidates = self.candidates or search.beam_size
-        is_found = search.sampling or num_candidates <= search.beam_size
+        # beam search finds at most `beam_size` hypotheses; any number of samples can be drawn
+        has_enough = search.sampling or num_candidates <= search.beam_size
         rule = f"is more than beam_size={search.beam_size}; raise beam_size, or set sampling=true"
-        self.require(is_found, "candidates", rule)
+        self.require(has_enough, "candidates", rule)
         return num_candidates
 
 

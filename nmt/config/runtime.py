@@ -32,8 +32,8 @@ class Engine(str, Enum):
 class Quantization(str, Enum):
     """Number format of the weights in a converted model.
 
-    int8 has one scale per row, int16 one per matrix. In `int8_float16`, float16 is the format of
-    everything but matrix multiplications.
+    int8 has one scale per row, int16 one per matrix. A second format, as in `int8_float16`, is the
+    format of everything but matrix multiplications.
     """
 
     float32 = "float32"

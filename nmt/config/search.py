@@ -173,7 +173,7 @@ class SearchConfig(Settings):
 
     @property
     def length_exponent(self) -> float:
-        """The exponent p of other engines' score log P / length^p that ranks most like ours."""
+        """The exponent p with which other engines, by log P / length^p, rank most like nmt."""
         if self.normalization is Normalization.average:
             return 1.0
         if self.normalization is Normalization.none:
@@ -203,8 +203,8 @@ class ScoringOverrides(Settings):
 
     def search_changes(self) -> dict[str, Any]:
         """Return the search settings of this command that are not None."""
-        own_keys = {setting.name for setting in fields(self)}
-        search_keys = own_keys.intersection(setting.name for setting in fields(SearchConfig))
+        command_keys = {setting.name for setting in fields(self)}
+        search_keys = command_keys.intersection(setting.name for setting in fields(SearchConfig))
         changes = {key: getattr(self, key) for key in sorted(search_keys)}
         for key in ("forbid", "suppress"):
             if changes.get(key):

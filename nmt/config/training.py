@@ -181,8 +181,10 @@ class AugmentConfig(Settings):
         return self != AugmentConfig()
 
     def check(self) -> None:
-        num_cases = self.upper + self.title + self.lower
-        self.require(num_cases <= 1, "upper", "upper, title and lower must add up to at most 1")
+        # a pair gets at most one change of case
+        total_probability = self.upper + self.title + self.lower
+        rule = "upper, title and lower must add up to at most 1"
+        self.require(total_probability <= 1, "upper", rule)
 
 
 @dataclass(kw_only=True)
@@ -193,6 +195,7 @@ class StageConfig(Settings):
     """
 
     prefix = "stages."
+    # the default is below `low`, so that a stage without a start is refused
     start: int = option(0, "number of updates after which the stage starts", low=1)
     mix: dict[str, float] = option(
         dict, "weight of a corpus in this stage; corpora that are not named keep theirs"
@@ -369,9 +372,9 @@ class TrainConfig(RuntimeConfig):
         for key, conflicting, rule in _CONFLICTS:
             self.require(not (self._is_set(key) and self._is_set(conflicting)), key, rule)
         trained_parts = set(Part) - set(self.freeze)
-        if self.adapter is Adapter.lora:  # which adds nothing to the embeddings
+        if self.adapter is Adapter.lora:  # LoRA has no additions to embeddings
             trained_parts.discard(Part.embeddings)
-        rule = "leaves nothing to train (adapter=lora: no layer)"
+        rule = "leaves nothing to train (adapter=lora trains no embeddings)"
         self.require(bool(trained_parts), "freeze", rule)
         if self.sharding is Sharding.full:
             if self.max_tokens is None:
@@ -398,7 +401,10 @@ class TrainConfig(RuntimeConfig):
 
     @property
     def batch_tokens(self) -> int:
-        """`max_tokens`; until `auto` has chosen it, its largest useful value: a whole update."""
+        """The value of `max_tokens`, or the size of a whole update until `auto` has chosen it.
+
+        More would not be used, since a batch is at most an update.
+        """
         return self.max_tokens or self.tokens_per_update
 
     @property
@@ -456,7 +462,7 @@ class TrainConfig(RuntimeConfig):
 
     def _is_set(self, key: str) -> bool:
         """Return whether a setting differs from its default and is not False."""
-        # settings that are lists have no class attribute; their default is empty
+        # a dataclass has no attribute for a default that is a list; here such lists are empty
         default = getattr(type(self), key, [])
         return getattr(self, key) not in (default, False)
 
