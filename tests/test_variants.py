@@ -175,6 +175,18 @@ def test_rotation_in_place_without_gradients_gives_the_same_vectors() -> None:
         assert_near(rotate(x, 7), expected)
 
 
+@pytest.mark.parametrize("first_has_gradients", [True, False])
+def test_positions_serve_passes_with_and_without_gradients(first_has_gradients: bool) -> None:
+    encoding = Rotary(tiny_config(positions=Positions.rotary))
+    positions = TokenPositions.up_to(5, torch.device("cpu"))
+    x = torch.randn(3, 2, 5, 8)
+    expected, _ = encoding.rotate(x, x, TokenPositions.up_to(5, torch.device("cpu")))
+    for has_gradients in (first_has_gradients, not first_has_gradients):
+        with torch.set_grad_enabled(has_gradients):
+            rotated, _ = encoding.rotate(x.clone(), x.clone(), positions)
+        assert_near(rotated, expected)
+
+
 def test_later_positions_use_the_last_learned_vector() -> None:
     encoding = Learned(tiny_config(positions=Positions.learned, num_positions=3))
     x = torch.zeros(5, 16)

@@ -28,9 +28,9 @@ ROTARY_BASE = 10_000.0
 class TokenPositions:
     """The positions of source or target tokens, counted from 0 in each sentence.
 
-    `index` has the shape of queries without the last dimension, or broadcasts to it: (T,) for
-    queries (B, H, T, d), (N, 1) for queries (N, H, d). Every position is below `num_positions`.
-    `rotations` is a cache of `Rotary`: its first layer sets it, and all layers use it.
+    `index` broadcasts over the heads of queries: it is (T,) for queries (B, H, T, d), and (N, 1)
+    for queries (N, H, d). Every position is below `num_positions`. `rotations` is a cache of
+    `Rotary`: the first layer computes the cosines and sines (..., d/2, 2), and all layers use them.
     """
 
     index: Tensor
@@ -144,36 +144,28 @@ class Rotary(PositionEncoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys (..., d); in place on a CPU without gradients."""
-        if not torch.is_grad_enabled() and q.device.type == "cpu" and q.dtype is torch.float32:
-            return self._rotate_in_place(q, k, positions)
         if positions.rotations is None:
             angle = rotary_angles(positions.index, q.size(-1), q.dtype)  # (..., d/2)
-            positions.rotations = torch.stack([angle.cos(), angle.sin()])  # (2, ..., d/2)
-        return rotate_pairs(q, positions.rotations), rotate_pairs(k, positions.rotations)
-
-    def _rotate_in_place(
-        self, q: Tensor, k: Tensor, positions: TokenPositions
-    ) -> tuple[Tensor, Tensor]:
-        """Multiply the pairs of dimensions, as complex numbers, by e^(i * angle)."""
-        if positions.rotations is None:
-            angle = rotary_angles(positions.index, q.size(-1), q.dtype)  # (..., d/2)
-            positions.rotations = torch.polar(torch.ones_like(angle), angle)
-        for x in (q, k):
+            positions.rotations = torch.stack([angle.cos(), angle.sin()], dim=-1)  # (..., d/2, 2)
+        rotations = positions.rotations
+        if torch.is_grad_enabled() or q.device.type != "cpu" or q.dtype is not torch.float32:
+            return rotate_pairs(q, rotations), rotate_pairs(k, rotations)
+        for x in (q, k):  # pairs of dimensions, as complex numbers, times e^(i * angle)
             pairs = x.view(*x.shape[:-1], x.size(-1) // 2, 2)  # (..., d/2, 2)
-            torch.view_as_complex(pairs).mul_(positions.rotations)
+            torch.view_as_complex(pairs).mul_(torch.view_as_complex(rotations))
         return q, k
 
 
-def rotary_angles(positions: Tensor, head_size: int, dtype: torch.dtype) -> Tensor:
-    """Return the angle of each pair of dimensions, (..., d/2), at `positions` (...)."""
+def rotary_angles(index: Tensor, head_size: int, dtype: torch.dtype) -> Tensor:
+    """Return the angle of each pair of dimensions, (..., d/2), at the positions `index` (...)."""
     dtype = torch.promote_types(dtype, torch.float32)
-    i = torch.arange(0, head_size, 2, device=positions.device, dtype=dtype)  # (d/2,)
-    return positions.unsqueeze(-1) * ROTARY_BASE ** (-i / head_size)
+    i = torch.arange(0, head_size, 2, device=index.device, dtype=dtype)  # (d/2,)
+    return index.unsqueeze(-1) * ROTARY_BASE ** (-i / head_size)
 
 
 def rotate_pairs(x: Tensor, rotations: Tensor) -> Tensor:
-    """Rotate pairs of dimensions of `x` (..., d) by the cosines and sines (2, ..., d/2)."""
-    cos, sin = rotations.unbind()
+    """Rotate pairs of dimensions of `x` (..., d) by the cosines and sines (..., d/2, 2)."""
+    cos, sin = rotations.unbind(-1)
     even = x[..., 0::2].to(cos.dtype)  # (..., d/2)
     odd = x[..., 1::2].to(cos.dtype)
     rotated = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
