@@ -93,6 +93,7 @@ class Sinusoidal(PositionEncoding):
         if positions.num_positions > table.size(0):
             table = self.make_table(2 * positions.num_positions).to(table)
             self.table = table
+        # flattened, since `index` is (N, 1) for packed sentences
         return x + table.index_select(0, positions.index.flatten())
 
 
@@ -100,8 +101,8 @@ def sinusoidal_positions(length: int, d_model: int, layout: Positions, offset: i
     """Compute the encodings (length, D) of the positions from `offset` on, in float32.
 
     `sinusoidal` is the paper's layout, which interleaves sines and cosines. `sinusoidal_halves`
-    has all sines first, then all cosines. So has `sinusoidal_concat`, with the wavelengths of
-    Tensor2Tensor, the largest of which is 2 pi * 10000.
+    and `sinusoidal_concat` have all sines first, then all cosines. `sinusoidal_concat` also has
+    the wavelengths of Tensor2Tensor, the largest of which is 2 pi * 10000.
     """
     half = d_model // 2
     pos = torch.arange(offset, offset + length, dtype=torch.float64).unsqueeze(1)  # (length, 1)
@@ -121,7 +122,7 @@ def sinusoidal_positions(length: int, d_model: int, layout: Positions, offset: i
 class Learned(PositionEncoding):
     """A learned vector for each position, added to embeddings (Gehring et al., 2017).
 
-    Positions from `config.num_positions` on share the last vector.
+    Positions beyond the last row of the table, which has `config.num_positions` rows, use that row.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -205,7 +206,8 @@ class Relative(PositionEncoding):
     def _table_rows(self, distances: Tensor, x: Tensor) -> Tensor:
         """Return the row of each distance in the tables, (B, H, T, S), for `x` (B, H, T, ...)."""
         rows = distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
-        return rows.unsqueeze(-3).expand(*x.shape[:-1], distances.size(-1))
+        rows = rows.unsqueeze(-3)  # (1, T, S) or (B, 1, T, S)
+        return rows.expand(*x.shape[:-1], distances.size(-1))
 
 
 class Alibi(PositionEncoding):
@@ -271,16 +273,17 @@ def to_file_names(
     docs/formats.md lists these names. Used as a hook of `nn.Module.state_dict`.
     """
     for name in list(state_dict):
-        file_name = name.replace(".position_encoding.", ".relation.")
-        if name.endswith("coder_positions.table"):
-            file_name = name.removesuffix(".table")
-        state_dict[file_name] = state_dict.pop(name)
+        name_in_file = name.replace(".position_encoding.", ".relation.")
+        if name.endswith("coder_positions.table"):  # of encoder_positions and decoder_positions
+            name_in_file = name.removesuffix(".table")
+        # weights that keep their names are inserted anew as well, which keeps the order of all
+        state_dict[name_in_file] = state_dict.pop(name)
 
 
 def from_file_names(module: nn.Module, state_dict: dict[str, Tensor], *_: Any) -> None:
     """Undo `to_file_names`, in place. Used as a hook of `nn.Module.load_state_dict`."""
-    for file_name in list(state_dict):
-        name = file_name.replace(".relation.", ".position_encoding.")
+    for name_in_file in list(state_dict):
+        name = name_in_file.replace(".relation.", ".position_encoding.")
         if name.endswith("coder_positions"):
             name = f"{name}.table"
-        state_dict[name] = state_dict.pop(file_name)
+        state_dict[name] = state_dict.pop(name_in_file)

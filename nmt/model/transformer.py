@@ -46,7 +46,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.relu: torch.relu,
     Activation.gelu: F.gelu,
     Activation.silu: F.silu,
-    Activation.swiglu: F.silu,  # of the gate
+    Activation.swiglu: F.silu,  # applied to the gate, see `FeedForward`
 }
 
 AttentionWeights = dict[nn.Module, Tensor | None]
@@ -84,7 +84,7 @@ class AttentionContext(Protocol):
 
     @property
     def positions(self) -> TokenPositions:
-        """Positions of the queries; in self-attention also of the keys."""
+        """The positions of the queries. In self-attention the keys have the same positions."""
 
     @property
     def mask(self) -> Tensor:
@@ -110,7 +110,10 @@ class PaddedContext:
 
 
 def as_context(mask: Tensor | AttentionContext, ids: Tensor) -> AttentionContext:
-    """Make a boolean mask the context of queries at `ids` (B, T); return a context unchanged."""
+    """Return the context of a boolean mask for the queries of `ids` (B, T).
+
+    A context is returned unchanged.
+    """
     if not isinstance(mask, Tensor):
         return mask
     return PaddedContext(mask, TokenPositions.up_to(ids.size(1), ids.device))
@@ -136,7 +139,7 @@ def attend(
         v: values (B, H, S, d).
         mask: boolean, broadcasts to (B, H, T, S), True = may be attended to.
         dropout: applied to the weights.
-        encoding: gives biases of logits and values, if `distances` are given.
+        encoding: adds biases to logits and values; used only together with `distances`.
         distances: key positions minus query positions, (T, S) or (B, T, S).
 
     Returns:
@@ -162,7 +165,7 @@ def attention_weights(
     encoding: PositionEncoding | None = None,
     distances: Tensor | None = None,
 ) -> Tensor:
-    """Return the weights (B, H, T, S), at least in float32, of `attend`, with its arguments."""
+    """Return the weights (B, H, T, S), at least in float32. The arguments are those of `attend`."""
     logits = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
     if encoding is not None and distances is not None:
         logits = logits + encoding.bias(q, distances)
@@ -199,7 +202,7 @@ class MultiHeadAttention(nn.Module):
         q_size = config.num_heads * config.d_k
         kv_size = (config.num_kv_heads or config.num_heads) * config.d_k
         self.qkv_sizes = [q_size, kv_size, kv_size]  # rows of in_projection.weight
-        self.position_encoding: PositionEncoding = PositionEncoding(config)
+        self.position_encoding = PositionEncoding(config)  # the base class encodes nothing
         if is_self:
             self.position_encoding = new_attention_encoding(config)
         self.query_norm: nn.Module | None = None
@@ -210,7 +213,8 @@ class MultiHeadAttention(nn.Module):
         self.dropout = nn.Dropout(config.attention_dropout)
         self.in_projection = nn.Linear(config.d_model, sum(self.qkv_sizes))
         self.out_projection = nn.Linear(q_size, config.d_model)
-        # Xavier's bound of the stacked matrix is smaller than the bounds of W^Q, W^K and W^V
+        # as in nn.MultiheadAttention: Xavier's bound is computed for the stacked matrix, and so is
+        # smaller than the bounds for W^Q, W^K and W^V alone
         nn.init.xavier_uniform_(self.in_projection.weight)
         nn.init.xavier_uniform_(self.out_projection.weight)
         nn.init.zeros_(self.in_projection.bias)
@@ -331,7 +335,9 @@ class Layer(nn.Module):
         return x if self.is_post_norm else norm(x)
 
     def add_and_norm(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Add a sub-layer's output `y` to `x` with dropout (section 5.4); post-norm normalizes."""
+        """Add a sub-layer's output `y` to `x`, with dropout (section 5.4); in post-norm, normalize
+        the sum.
+        """
         x = x + self.dropout(y)
         return norm(x) if self.is_post_norm else x
 
@@ -431,6 +437,7 @@ class Transformer(nn.Module):
         if config.norm is Norm.pre:
             self.encoder_norm = new_norm(config.norm_layer, config.d_model)
             self.decoder_norm = new_norm(config.norm_layer, config.d_model)
+        # in model files, the weights of positional encodings have other names than their modules
         self.register_state_dict_post_hook(to_file_names)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(from_file_names)  # type: ignore[no-untyped-call]
 
@@ -449,7 +456,7 @@ class Transformer(nn.Module):
             src_mask: the source tokens to attend to, see `padding_mask`.
             tgt: target ids (B, T), beginning with BOS.
             tgt_mask: the target tokens to attend to, see `causal_mask`.
-            attention_out: receives the weights of the `MultiHeadAttention` modules among its keys.
+            attention_out: see `AttentionWeights`.
         """
         memory = self.encode(src, src_mask, attention_out)  # (B, S, D)
         return self.decode(tgt, tgt_mask, memory, src_mask, attention_out)

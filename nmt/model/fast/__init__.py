@@ -44,6 +44,7 @@ _CPU_ENCODER_TOKENS = 1024  # a CPU encodes about this many at a time, so that i
 class FastTransformer(Transformer):
     """A `Transformer` that also takes packed sentences, and decodes step by step with a cache."""
 
+    # class attributes, since `accelerate` does not call `__init__`
     reordered_weights: ReorderedWeights | None = None  # of the output layer, set by `freeze`
     step_decoder: StepDecoder | None = None  # of frozen weights, built by the first `start`
     single_transformer: SingleTransformer | None = None  # built by the first `start_single`
@@ -120,7 +121,7 @@ class FastTransformer(Transformer):
         `attention_out` receives the weights of cross-attention (R, H, 1, S), padded with zeros.
         """
         num_rows = len(tokens)
-        tokens = F.pad(tokens, (0, state.grid.num_padded_rows - num_rows))
+        tokens = F.pad(tokens, (0, state.grid.num_padded_rows - num_rows))  # add filler rows
         state.advance()
         x = self.embed(tokens, self.embedding, self.decoder_positions, state.positions)
         x = state.decoder.step(x, state, attention_out)

@@ -47,7 +47,8 @@ class FastAttention(MultiHeadAttention):
         else:
             dropout = self.dropout.p if self.training else 0.0
             heads = attend_packed(q, k, v, context, dropout)  # (N, H, d)
-        if attention_out is not None and self in attention_out:  # kernels do not return weights
+        if attention_out is not None and self in attention_out:
+            # computed again, since the kernels do not return the weights
             encoding = self.position_encoding
             attention_out[self] = attention_weights(
                 context.queries.pad(q).transpose(1, 2),  # (B, H, T, d)

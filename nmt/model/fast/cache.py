@@ -53,9 +53,10 @@ class BeamGrid:
         self.rows = send(rows, device)  # (B, W)
         self.num_padded_rows = round_up_rows(num_rows)  # filler rows included
         cells = sentences * num_beams + self.beams  # (R,)
-        self.cpu_cells = F.pad(cells, (0, self.num_padded_rows - num_rows))
+        self.cpu_cells = F.pad(cells, (0, self.num_padded_rows - num_rows))  # (num_padded_rows,)
+        # without empty cells and filler rows, rows and cells have the same order
         self.is_full = num_rows == self.num_padded_rows == num_sentences * num_beams
-        self._cpu_rows = rows.flatten()
+        self._cpu_rows = rows.flatten()  # (B * W,)
         self._rows = self.rows.flatten()
         self._cells = send(self.cpu_cells, device)
 
@@ -106,13 +107,14 @@ class GatherIndex:
         sentences = cells // num_beams
         heads = sentences * num_heads + torch.arange(num_heads).unsqueeze(1)  # (R, H, 1)
         columns = columns.unsqueeze(1)  # (R, 1, T)
-        products = columns * num_beams + beams if is_transposed else columns + beams * width
-        values = heads * capacity + columns  # (R, H, T)
+        # (R, 1, T), indices into the products of one head, which are (C, W) or (W, C)
+        index_in_head = columns * num_beams + beams if is_transposed else columns + beams * width
+        value_index = heads * capacity + columns  # (R, H, T)
         return cls(
-            logit_index=(heads * (width * num_beams) + products).view(-1),
-            value_index=values.view(-1),
-            shape=values.shape,
-            offsets=torch.arange(0, values.numel(), values.size(2)),
+            logit_index=(heads * (width * num_beams) + index_in_head).view(-1),
+            value_index=value_index.view(-1),
+            shape=value_index.shape,
+            offsets=torch.arange(0, value_index.numel(), value_index.size(2)),
             bias=bias,
             is_transposed=is_transposed,
         )
@@ -163,12 +165,14 @@ class KVCache:
             _, num_sentences, num_heads, capacity, head_size = tensor.shape
             heads = torch.arange(num_heads, device=sentences.device)
             blocks = sentences[:, None, None] * num_heads + heads.unsqueeze(1)  # (B', K, 1)
-            keys = blocks * capacity + columns.unsqueeze(1)  # (B', K, capacity')
-            index = torch.stack([keys, keys + num_sentences * num_heads * capacity])
+            key_index = blocks * capacity + columns.unsqueeze(1)  # (B', K, capacity')
+            value_index = key_index + num_sentences * num_heads * capacity  # values follow all keys
+            index = torch.stack([key_index, value_index])
             # one flat index is faster than an index for each dimension
             rows = tensor.view(-1, head_size).index_select(0, index.flatten())
             self.tensors[layer_index] = rows.view(*index.shape, head_size)
 
     def add_sentences(self, count: int) -> None:
         """Append `count` sentences without tokens."""
-        self.tensors = [F.pad(tensor, (0, 0, 0, 0, 0, 0, 0, count)) for tensor in self.tensors]
+        padding = (0, 0, 0, 0, 0, 0, 0, count)  # of dimension 1; F.pad begins with the last one
+        self.tensors = [F.pad(tensor, padding) for tensor in self.tensors]

@@ -50,7 +50,8 @@ def attend_gathered(q: Tensor, k: Tensor, v: Tensor, context: StepContext) -> Te
     `context.gather_index`; return rows (R, H * d). For float32 on a CPU.
 
     `torch.embedding_bag` sums the weighted values several times as fast as `torch.bmm`, since it
-    skips the columns of other beams. `F.embedding_bag` would check its arguments first.
+    skips the columns of other beams. It is called in place of `F.embedding_bag`, which first spends
+    time on checks of its arguments.
     """
     index = context.gather_index
     assert index is not None
@@ -77,7 +78,7 @@ def attend_biased(q: Tensor, k: Tensor, v: Tensor, context: StepContext) -> Tens
     """
     bias = context.bias
     assert bias is not None
-    v = v[:, :, : k.size(2)]
+    v = v[:, :, : k.size(2)]  # without spare capacity
     group_size = q.size(1) // k.size(1)  # query heads that share a head of keys
     grouped = q
     if group_size > 1:  # the heads of a group become further queries of one head
@@ -148,6 +149,7 @@ class LayerStep:
             inner = linear(layer.feed_forward.inner, activation="relu")
             outer = linear(layer.feed_forward.outer)
             feed_forward = lambda x: outer(inner(x))  # noqa: E731
+        # pairs of a norm and a sub-layer, which is called with (x, state, attention_out)
         self.sublayers: list[tuple[Function, Callable[..., Tensor]]] = [
             (norm_function(layer.self_attention_norm), self.decode_self),
             (norm_function(layer.cross_attention_norm), self.decode_cross),
@@ -164,7 +166,7 @@ class LayerStep:
         keys_values = cells[:, :, self.num_heads :]  # (B, W, 2K, d)
         newest = keys_values.view(*state.grid.shape, 2, -1, self.head_size).permute(2, 0, 3, 1, 4)
         k, v = state.cache.update(self.layer_index, newest).unbind()  # (B, K, capacity, d)
-        k = k[:, :, : state.cache.width]
+        k = k[:, :, : state.cache.width]  # the gather index counts the spare capacity of `v`
         return self.self_out(self.attend_self(q, k, v, state.self_context))
 
     def _normalize_and_rotate(self, heads: Tensor, positions: TokenPositions) -> Tensor:
@@ -201,9 +203,13 @@ class StepDecoder:
         self.num_heads = attention.num_heads
         self.has_bias = attention.position_encoding.has_bias
         weight = attention.in_projection.weight
-        is_cpu = weight.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        is_float32_on_cpu = (
+            weight.device.type == "cpu"
+            and weight.dtype is torch.float32
+            and not torch.is_autocast_enabled("cpu")
+        )
         shares_keys = attention.qkv_sizes[1] < attention.qkv_sizes[0]
-        self.gathers_cross_attention = is_cpu and weight.dtype is torch.float32 and not shares_keys
+        self.gathers_cross_attention = is_float32_on_cpu and not shares_keys
         self.gathers_self_attention = self.gathers_cross_attention and not self.has_bias
         self.layers = [LayerStep(index, layer, self) for index, layer in enumerate(decoder_layers)]
 
@@ -372,7 +378,8 @@ class DecodingState:
             self.sentences = sentences
             self._rebuild_grid(num_sentences)
         num_columns = self.attention_mask.size(1)
-        # compact if columns have grown by half, or a quarter of the sentences is finished
+        # compact if columns have grown by half, or a quarter of the sentences is finished; each
+        # hypothesis needs `num_positions` columns
         max_columns = max(1.5 * self._num_compact_columns + MIN_WIDTH, self.num_positions)
         if num_columns > max_columns or int((self.grid.counts > 0).sum()) <= 0.75 * num_sentences:
             self._compact()
@@ -385,10 +392,11 @@ class DecodingState:
         is_used = self.grid.spread(self.attention_mask).any(dim=1)[live]  # (B', C)
         if self.first_positions is not None:
             self.first_positions = self.first_positions.index_select(0, live)
-            earliest = int(self.first_positions.min())
+            earliest = int(self.first_positions.min())  # count from the oldest live sentence
             self.first_positions -= earliest
             self.num_positions -= earliest
         num_columns = int(is_used.sum(dim=1).max())
+        # the used columns of each sentence first, in their order
         order = is_used.sort(dim=1, descending=True, stable=True).indices  # (B', C)
         columns = order[:, :num_columns]
         self._num_compact_columns = num_columns

@@ -117,6 +117,7 @@ class FastFeedForward(FeedForward):
         if self.activation is not Activation.relu:
             return super().forward(x)
         inner: Any = self.inner
+        # the hidden layer has the dtype of its input: bfloat16, if `outer` computes in bfloat16
         inner_input = x.bfloat16() if uses_bfloat16(inner.reordered_weights, x) else x
         hidden = inner.block(inner_input, 0, inner.out_features, activation="relu")  # (..., F)
         return self.outer(self.dropout(hidden)).to(x.dtype)  # type: ignore[no-any-return]
@@ -145,8 +146,8 @@ def frozen_linear(
 ) -> Callable[[Tensor], Tensor]:
     """Return a function that computes x W^T + b for a weight and a bias that `reorder` returned.
 
-    The function takes `x` (N, I), where N is a result of `round_up_rows`. It returns float32, or
-    bfloat16 if the weight is bfloat16 and there is an activation.
+    The function takes `x` (N, I), where N is a result of `round_up_rows`. It returns float32. Only
+    with an activation and a bfloat16 weight it returns bfloat16, which the next layer reads.
     """
     if not weight.is_mkldnn:
         if activation == "relu":
@@ -214,8 +215,8 @@ def has_bfloat16_kernels() -> bool:
 def cache_rounded_weights(model: nn.Module) -> None:
     """Let linear layers keep bfloat16 copies of their weights until the weights change.
 
-    For autocast to bfloat16 on a CPU, which would otherwise round them in every micro-batch. The
-    copies take 4 bytes a weight.
+    Used with autocast to bfloat16 on a CPU, which would otherwise round the weights in every
+    micro-batch. A copy and its transpose together take 4 bytes a weight.
     """
     if not can_reorder() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return
@@ -380,7 +381,7 @@ class _CpuDropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         num_dropped = round(p * _DROPOUT_LEVELS)  # of the values that 16 bits may have
         num_draws = -(-x.numel() // _ELEMENTS_PER_DRAW)  # rounded up
-        draws = torch.empty(num_draws, dtype=torch.int64).random_(-(1 << 63), None)
+        draws = torch.empty(num_draws, dtype=torch.int64).random_(-(1 << 63), None)  # all 64 bits
         bits = draws.view(torch.int16)[: x.numel()]  # uniform from -2^15 to 2^15 - 1
         keep = torch.empty(x.shape, dtype=torch.int8)  # computing a boolean takes 5 times as long
         torch.ge(bits.view(x.shape), num_dropped - _DROPOUT_LEVELS // 2, out=keep)

@@ -164,7 +164,7 @@ def attend_packed(
     """
     queries = context.queries
     keys = context.keys
-    if dropout == 0:
+    if dropout == 0:  # these two kernels have no dropout
         if queries.flash_attention is not None and suits_flash_attention(q):
             return attend_flash(q, k, v, context)
         if suits_short_attention(q, keys):
@@ -174,6 +174,7 @@ def attend_packed(
     needs_float32 = q.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16)
     if needs_float32:
         q, k, v = q.float(), k.float(), v.float()
+    # autocast would cast the float32 inputs back
     with torch.autocast("cpu", enabled=False) if needs_float32 else nullcontext():
         heads = F.scaled_dot_product_attention(
             queries.pad(q).transpose(1, 2),  # (B, H, T, d)

@@ -25,7 +25,7 @@ from nmt.model.fast.layers import FastLinear, round_up_rows
 from nmt.model.positions import PositionEncoding, TokenPositions
 from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
-MAX_ROWS = 8
+MAX_ROWS = 8  # hypotheses; more are decoded by `nmt.model.fast.decode`
 _MIN_CAPACITY = 64  # columns of a new cache
 _NEG_INF = float("-inf")
 
