@@ -24,7 +24,7 @@ from nmt.model.transformer import (
 from nmt.training import costs
 
 torch.set_num_threads(1)
-costs.RATE_SECONDS = 0.01  # no test asks how fast this machine is
+costs.PEAK_SECONDS = 0.01  # no test asks how fast this machine is
 
 PAD, UNK, BOS, EOS = range(4)
 VOCAB_SIZE = 23

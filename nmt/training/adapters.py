@@ -65,7 +65,7 @@ def _add_adapter(module: FastLinear, rank: int) -> None:
     module.weight.requires_grad_(False)
     device = module.weight.device
     down = torch.empty(rank, module.in_features, device=device)
-    nn.init.kaiming_uniform_(down, a=math.sqrt(5))
+    nn.init.kaiming_uniform_(down, a=math.sqrt(5))  # as torch initializes linear layers
     module.down = nn.Parameter(down)
     # zeros, so that an untrained adapter adds nothing
     module.up = nn.Parameter(torch.zeros(module.out_features, rank, device=device))

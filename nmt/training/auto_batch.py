@@ -98,7 +98,7 @@ def search_max_tokens(
     ran_out_of_memory = False
     while fitting < largest:
         tried = min(2 * fitting, largest)
-        if largest < maximum:
+        if largest < maximum:  # a trial has failed: bisect
             tried = (fitting + largest + 1) // 2
         if bytes_per_token > 0:
             num_more_tokens = int((limit_bytes - fitting_peak) / bytes_per_token)

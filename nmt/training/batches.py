@@ -51,9 +51,8 @@ class Batch:
     num_src_tokens: int  # without padding
     num_tokens: int  # target tokens without padding
     lengths: Lengths  # (B, 2), without padding
-    alignment: Tensor | None = (
-        None  # (L, 3): pair, target position and source position of each link
-    )
+    alignment: Tensor | None = None
+    """The links of words, (L, 3): pair, target position and source position."""
 
     def to(self, device: torch.device) -> Batch:
         """Copy the tensors to `device`, without waiting for it."""
@@ -201,14 +200,14 @@ class BatchMaker:
         """Pack the pairs of `rows` into one batch, after all random changes."""
         pairs: list[tuple[Ids, Ids]] = []
         decoder_inputs: list[Ids] = []
-        given_links: list[Any] = []  # of words, (L, 2), or None
+        given_links: list[Any] = []  # (L, 2) between the words of each pair; None: compute them
         for row in rows.tolist():
             pair: tuple[Ids, Ids] = self.data[row]  # arrays, which the changes replace by lists
             src, tgt = pair
             links = self.data.alignment(row) if self.needs_alignment else None
             if augment is not None:
                 src, tgt = augment(src, tgt, update_id, row)
-                if src is not pair[0] or tgt is not pair[1]:
+                if src is not pair[0] or tgt is not pair[1]:  # words may have changed
                     links = None
             if self.sampling is not None:
                 src, tgt = self.sampling(src, tgt, update_id, row)
@@ -241,12 +240,12 @@ class BatchMaker:
             if word_links is not None:
                 src, tgt = pairs[i]
                 positions = link_pieces(word_links, self.src_starts[src], self.tgt_starts[tgt])
-                links.append(np.insert(positions, 0, i, axis=1))
+                links.append(np.insert(positions, 0, i, axis=1))  # column 0 is the pair
         if unaligned and self.aligner is not None:
             has_joint_ids = self.tokenizers.src_vocab_size is None
             computed = self.aligner.align(
                 [pairs[i] for i in unaligned], has_joint_ids=has_joint_ids
             )
-            computed[:, 0] = np.array(unaligned)[computed[:, 0]]
+            computed[:, 0] = np.array(unaligned)[computed[:, 0]]  # from the subset to all pairs
             links.append(computed)
         return np.concatenate(links)

@@ -89,7 +89,8 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
     data = ParallelData(data_dir, "train")
     validation = Validation(data_dir, tokenizers, config, world)
     samplers = make_samplers(config, data_info, data, world)
-    if world.is_main and config.max_tokens is not None:  # with auto, the run is built again
+    # max_tokens=auto is None here; the run is then built a second time, with a number
+    if world.is_main and config.max_tokens is not None:
         _warn_of_short_run(config, last_stage_start=max(samplers.keys()))
     torch.manual_seed(config.seed)  # for the initial weights
     noise = None

@@ -38,7 +38,7 @@ from nmt.runtime.torch_files import load_torch_file
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 3
 TRAINER_FILE = "trainer.pt"
-_COUNTERS = (  # fields of `TrainerState`
+_COUNTERS = (  # fields of `TrainerState` that count something
     "num_updates",
     "epoch",
     "epoch_position",

@@ -70,10 +70,9 @@ def stop_signals() -> Iterator[list[signal.Signals]]:
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(signal.Signals(number))
 
-    stop_numbers = {
-        signal.SIGTERM,
-        getattr(signal, "SIGUSR1", signal.SIGTERM),
-    }  # Windows has no USR1
+    stop_numbers = {signal.SIGTERM}
+    if hasattr(signal, "SIGUSR1"):  # not on Windows
+        stop_numbers.add(signal.SIGUSR1)
     previous_handlers = {number: signal.signal(number, receive) for number in stop_numbers}
     try:
         yield received

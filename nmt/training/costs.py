@@ -25,14 +25,17 @@ except ImportError:  # Windows
 
 Shape = tuple[int, int]  # input size and output size of a weight matrix
 
-RATE_SECONDS = 0.25  # time for measuring the peak throughput
+PEAK_SECONDS = 0.25  # time for measuring the peak throughput of a device
 _MAX_CPU_ROWS = 256  # larger matrices take longer and reach the same throughput within 3 %
 _MAX_CPU_OUT_SIZE = 4096
-_CONTAINER_LIMITS = (  # of memory, of control groups v2 and v1
+_CONTAINER_LIMITS = (  # files with the memory limit of a container: of control groups v2, of v1
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-GPU_CHUNK_LOGITS = 1 << 27  # logits computed at a time on a GPU, which needs large matrices
+GPU_CHUNK_LOGITS = 1 << 27
+"""The loss computes about this number of logits at a time on a GPU, which small matrices would not
+keep busy.
+"""
 
 
 def training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths) -> int:
@@ -86,7 +89,9 @@ def _layer_shapes(config: ModelConfig, d_ff: int) -> list[Shape]:
     if config.activation is Activation.swiglu:
         shapes.append((d_model, d_ff))
     shapes.append((d_ff, d_model))
-    if config.positions is Positions.relative:  # tables of keys and values, shared by the heads
+    if config.positions is Positions.relative:
+        # The heads share the tables of keys and values, (num_distances, d_k). Multiplying each of
+        # them with a table takes as many operations as one matrix for all heads.
         num_distances = 2 * config.max_distance + 1
         shapes += [(q_size, num_distances), (num_distances, q_size)]
     return shapes
@@ -115,7 +120,7 @@ def measure_peak_flops(
             max_rows = _MAX_CPU_ROWS
             measured_out_size = min(out_size, _MAX_CPU_OUT_SIZE)
         else:
-            max_rows = max(1, GPU_CHUNK_LOGITS // out_size)
+            max_rows = max(1, GPU_CHUNK_LOGITS // out_size)  # no larger than the matrices of logits
         num_rows = min(num_tokens, max_rows)
         x = torch.randn(num_rows, in_size, device=device, dtype=dtype)
         weight = torch.randn(measured_out_size, in_size, device=device, dtype=dtype)
@@ -124,11 +129,12 @@ def measure_peak_flops(
             globals={"multiply": _multiply_like_training, "x": x, "weight": weight},
             num_threads=torch.get_num_threads(),
         )
-        measurement = timer.blocked_autorange(min_run_time=RATE_SECONDS / len(shapes))
+        measurement = timer.blocked_autorange(min_run_time=PEAK_SECONDS / len(shapes))
         fastest_seconds = min(measurement.times)  # other load on the machine only slows a run down
-        flops += count * 6.0 * in_size * out_size  # for one row, like `seconds`
-        seconds_per_row = fastest_seconds / num_rows * out_size / measured_out_size
-        seconds += count * seconds_per_row
+        # `flops` and `seconds` are sums over all matrices, for one row each
+        flops += count * 6.0 * in_size * out_size
+        seconds_per_output = fastest_seconds / (num_rows * measured_out_size)
+        seconds += count * seconds_per_output * out_size
     return flops / seconds
 
 
@@ -142,14 +148,16 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return the peak memory of tensors on a GPU, or of the process on a CPU; 0 if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    with suppress(OSError, IndexError):  # not Linux
-        # not from `getrusage`, whose peak includes the peak of the process that started this one
+    try:
+        # preferred to `getrusage`, whose peak includes the peak of the process that started this
+        # one
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
-    if resource is None:
-        return 0
-    bytes_per_unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_per_unit
+    except (OSError, IndexError):  # not Linux
+        if resource is None:
+            return 0
+        bytes_per_unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_per_unit
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -158,6 +166,7 @@ def reset_peak_memory(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
     else:
         with suppress(OSError):
+            # 5 sets VmHWM, the peak in /proc/self/status, to the current memory
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 

@@ -27,7 +27,8 @@ from nmt.training.schedule import learning_rate
 log = logging.getLogger(__name__)
 MEASURING_SECONDS = 10.0  # about how long updates are measured
 _MAX_MEASURED_UPDATES = 20
-# change neither the memory nor the time of an update; nor do most settings of the optimizer
+# These settings change neither the memory nor the time of an update. Most settings of the optimizer
+# do not either, see `cost_settings`.
 _FREE_SETTINGS = ("seed", "max_updates", "label_smoothing")
 
 
@@ -171,6 +172,7 @@ def measure_updates(
     if num_updates == 0:
         is_very_slow = broadcast_from_main(first.seconds > MEASURING_SECONDS)
         return first if is_very_slow else measure([first_plan])
+    # from the second plan on, since a part of the first one has run already
     return measure(list(islice(cycle(plans), 1, 1 + num_updates)))
 
 

@@ -91,6 +91,7 @@ def load_initial_weights(
             tokenizers,
             is_frozen=Part.embeddings in config.freeze,
         )
+    # `adopt_model` has made the architectures equal
     assert all(tensor.shape == random_weights[name].shape for name, tensor in weights.items())
     log.info("starting with the weights of %s", folder)
     return weights

@@ -100,7 +100,7 @@ class Learner:
         should_compile = config.compile
         is_sharded = config.sharding is Sharding.full
         if is_sharded or config.guided_alignment or config.simcut:
-            should_compile = False
+            should_compile = False  # the config refuses compile=true with these settings
         if self.dtype is torch.bfloat16 and not is_sharded:
             # not with FSDP: it gathers weights again without a new version number, so the cache
             # would return stale copies
@@ -312,16 +312,18 @@ class Learner:
             gradient_norm[None] / self.world.size,  # every rank has the same norm
             send(counts, self.device),
         ]
-        totals = sum_over_ranks(torch.cat(rank_values))
+        loss_sum, nll_sum, norm, total_flops, total_positions, num_stop_requests = sum_over_ranks(
+            torch.cat(rank_values)
+        )
         return UpdateResult(
-            loss_sum=totals[0],
-            nll_sum=totals[1],
-            gradient_norm=totals[2],
-            flops=totals[3],
-            num_positions=totals[4],
+            loss_sum=loss_sum,
+            nll_sum=nll_sum,
+            gradient_norm=norm,
+            flops=total_flops,
+            num_positions=total_positions,
             num_tokens=plan.num_tokens,
             num_src_tokens=plan.num_src_tokens,
-            is_stop_requested=totals[5] > 0,
+            is_stop_requested=num_stop_requests > 0,
             batch_losses=loss_sums[:, 0],
         )
 
@@ -341,7 +343,7 @@ class Learner:
             from nmt.training.sharding import Sharded  # importing it takes a second
 
             assert isinstance(objective, Objective)
-            (optimizer,) = self.optimizers
+            (optimizer,) = self.optimizers  # the config accepts only Adam and AdamW here
             self.sharded = Sharded(objective, optimizer, self.average, self.device, self.world.size)
             yield
             return
@@ -375,9 +377,8 @@ class Learner:
     def state_bytes(self) -> int:
         """Return the memory of weights, average, gradients and moments on this device."""
         tensors = list(self.model.parameters())
-        tensors += [
-            parameter for parameter in tensors if parameter.requires_grad
-        ]  # their gradients
+        # again in place of their gradients, which have the same sizes
+        tensors += [parameter for parameter in tensors if parameter.requires_grad]
         if self.average is not None:
             tensors += self.average.model.parameters()
         for optimizer in self.optimizers:

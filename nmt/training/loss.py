@@ -101,7 +101,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _chunk_rows(device_type: str, vocab_size: int) -> int:
-    """Return the number of rows of a chunk. It is even, since R-Drop has two rows per token."""
+    """Return the number of rows of a chunk. It is even, since R-Drop and SimCut have two rows for
+    each token.
+    """
     if device_type != "cuda":
         return CPU_CHUNK_ROWS
     return max(CPU_CHUNK_ROWS, GPU_CHUNK_LOGITS // vocab_size // 2 * 2)
@@ -126,8 +128,9 @@ def softmax_loss_in_place(
     # the gradient is p - q: probabilities minus target distribution
     grad_logits = probs
     grad_logits[:, :used_size].sub_(smoothing / used_size)
-    correct = grad_logits.new_full((len(targets), 1), smoothing - 1)
-    grad_logits.scatter_add_(1, targets[:, None], correct)
+    # the correct token has the probability 1 - smoothing in addition
+    correct_change = grad_logits.new_full((len(targets), 1), smoothing - 1)
+    grad_logits.scatter_add_(1, targets[:, None], correct_change)
     return loss, nll, grad_logits.to(dtype)
 
 
@@ -210,7 +213,7 @@ def cut_embeddings(model: FastTransformer, src_eos_id: int) -> Iterator[None]:
 
     def cut(_: nn.Module, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
         (ids,) = inputs
-        is_cut = torch.rand(ids.shape, device=ids.device) < CUT_PROB  # as `ids`
+        is_cut = torch.rand(ids.shape, device=ids.device) < CUT_PROB  # of each token
         return embedded.masked_fill((is_cut & (ids != src_eos_id))[..., None], 0.0)
 
     hooks = [model.embedding.register_forward_hook(cut)]
@@ -337,6 +340,6 @@ class Objective(nn.Module):
             assert batch.alignment is not None
             probs = mean_alignment(weights, self.model.config)  # (B, T, S)
             if self.model.config.alignment_shift:
-                probs = probs[:, 1:]  # position t reads target token t - 1
+                probs = probs[:, 1:]  # a token is aligned by the next position, which reads it
             loss = loss + self.alignment_weight * alignment_loss(probs, batch.alignment)
         return loss, nll

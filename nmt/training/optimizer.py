@@ -210,6 +210,7 @@ class ScheduleFree(torch.optim.Optimizer):
             if isinstance(module, FastLinear):
                 module.rounded_weights = None  # copied from `model`, so rounded from y
         beta1, _ = self.param_groups[0]["betas"]
+        # y = (1 - beta1) * z + beta1 * x, so x = y + (1 - 1 / beta1) * (z - y)
         averages = averaged_model.parameters()
         for weight, average in zip(model.parameters(), averages, strict=True):
             if weight in self.state:

@@ -45,6 +45,7 @@ def check_model_fits(
     state_bytes = whole_bytes
     if config.adapter is Adapter.none and not config.freeze:
         has_two_moments = config.optimizer.name not in (Optimizer.adafactor, Optimizer.muon)
+        # gradients, and with two moments as much for each of them
         state_bytes += weight_bytes * (3 if has_two_moments else 1)
     needed_bytes = state_bytes
     if config.sharding is Sharding.full:
@@ -67,9 +68,9 @@ def try_largest_batches(
 ) -> int:
     """Run the largest batches of all stages forward and backward; return the peak memory in bytes.
 
-    There is one sampler for each stage. `plans` are some updates: no batch of this rank is expected
-    to cost 10 % more than the largest of theirs. Raises a `ConfigError` if
-    memory is too small.
+    There is one sampler for each stage. `plans` are some updates. Assumes that no batch of this
+    rank costs over 10 % more than the largest batch in `plans`. Raises a `ConfigError` if memory is
+    too small.
     """
     lengths = learner.batch_maker.lengths
     costs = [batch_cost(lengths[rows]) for plan in plans for rows in plan.batches]

@@ -91,7 +91,8 @@ def check_fingerprint(folder: str, saved: dict[str, Any], current: dict[str, Any
 
     Logs changed settings with `on_resume="log"`; raises a `ConfigError` if anything else changed.
     """
-    defaults = settings_to_compare(TrainConfig())  # for settings that only one of them has
+    # a checkpoint of another version of nmt may have more or fewer settings
+    defaults = settings_to_compare(TrainConfig())
     old = defaults | saved
     new = defaults | current
     changes = {}  # key: description of the change

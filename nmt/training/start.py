@@ -74,7 +74,7 @@ def log_plan(run: Run, state: TrainerState) -> None:
     update_plans = epoch_plan.pool_of(state.epoch_position)
     batches = [rows for plan in update_plans for rows in plan.batches]  # of this rank
     update_tokens = sum(plan.num_tokens for plan in update_plans) / len(update_plans)
-    batch_tokens = 1.0
+    batch_tokens = 1.0  # if this rank has no batch in these updates
     if batches:
         batch_tokens = sum(int(sampler.lengths[rows, 1].sum()) for rows in batches) / len(batches)
     num_ranks = run.world.size

@@ -84,7 +84,7 @@ class _TensorBoard:
         )
 
     def newest_position(self) -> int:
-        return 2 * self._purge_step - 1
+        return 2 * self._purge_step - 1  # of the validation of the update before the purged ones
 
     def write(self, position: int, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():

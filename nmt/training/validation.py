@@ -85,7 +85,8 @@ class Validation:
         # fsum rounds once, so the result does not depend on how the batches are divided
         total_nll = math.fsum(itertools.chain.from_iterable(gather(rank_sums)))
         loss = total_nll / int(lengths[:, 1].sum())
-        return {"valid_loss": loss, "valid_perplexity": math.exp(min(loss, 700.0))}
+        perplexity = math.exp(min(loss, 700.0))  # exp(710) overflows
+        return {"valid_loss": loss, "valid_perplexity": perplexity}
 
     def compute_bleu(self, model: FastTransformer) -> dict[str, Any]:
         """Translate the validation set; return BLEU and the share of exact matches.
