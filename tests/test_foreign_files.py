@@ -484,7 +484,7 @@ def test_nested_aliases_and_long_settings_of_marian_are_refused(tmp_path: Path) 
         path = tmp_path / "config.yaml"
         path.write_text(text)
         assert "config.yaml" in refusal(read_run_config, tmp_path), text[:40]
-        assert "the settings are no YAML" in refusal(
+        assert "the settings are not YAML" in refusal(
             lambda path: parse_settings(path, path.read_text()), path
         )
 

@@ -221,11 +221,14 @@ def test_files_of_other_toolkits_that_do_not_fit_are_refused(
         f"{y}: &{y} [*{x}, *{x}]\n" for x, y in pairwise(ascii_lowercase)
     )
     (folder / "decoder.yml").write_text(f"{bomb}models: *z\n")
-    refuse(folder, "decoder.yml: the settings are no YAML", capsys)
+    refuse(folder, "decoder.yml: the settings are not YAML", capsys)
     (folder / "decoder.yml").unlink()
     for old, new in (("src.vocab.yml", "vocab.en.yml"), ("tgt.vocab.yml", "vocab.de.yml")):
         (folder / old).rename(folder / new)
     refuse(folder, "to the source is unknown; .* vocabs: .vocab.de.yml, vocab.en.yml.", capsys)
+    (folder / "best.npz").touch()
+    refuse(folder, "holds best.npz, model.npz; give input=FILE", capsys)
+    (folder / "best.npz").unlink()
     with zipfile.ZipFile(folder / "model.npz", "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("bomb.npy", bytes(10_000_000))
     refuse(folder, "unpacks to 10,0.* bytes", capsys)

@@ -51,11 +51,11 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     settings = _read_settings(path, checkpoint)
     tensors = Tensors(path, checkpoint["model"])
     tensors.rename([(r"^decoder\.output_projection\.", "output.")])
-    for stack in ("encoder", "decoder"):
+    for stack in ("encoder", "decoder"):  # these two are not weights
         tensors.drop(f"{stack}.version")
         tensors.drop(f"{stack}.embed_positions._float_tensor")
-    is_tied = settings.get_bool("share_decoder_input_output_embed", False)
-    sizes = merge_embeddings(tensors, is_tied=is_tied)
+    must_be_tied = settings.get_bool("share_decoder_input_output_embed", False)
+    sizes = merge_embeddings(tensors, must_be_tied=must_be_tied)
     model = _convert_architecture(settings, has_tied_output=sizes.has_tied_output)
     folder = path.parent
     # the names of the dictionaries contain the languages of the checkpoint

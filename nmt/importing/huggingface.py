@@ -77,7 +77,8 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
     settings = _read_settings(folder)
     tensors = Tensors(folder, _load_weights(folder))
     tensors.rename([(r"^model\.", ""), (r"^lm_head\.weight$", "output.weight")])
-    sizes = merge_embeddings(tensors, is_tied=settings.get_bool("tie_word_embeddings", True))
+    must_be_tied = settings.get_bool("tie_word_embeddings", True)
+    sizes = merge_embeddings(tensors, must_be_tied=must_be_tied)
     model = _convert_architecture(settings, tensors, has_tied_output=sizes.has_tied_output)
     tokenizer_settings = Settings(folder, {})
     if (folder / "tokenizer_config.json").exists():
@@ -121,7 +122,7 @@ def _read_vocabularies(
     src_lang: str | None,
     tgt_lang: str | None,
 ) -> tuple[SideVocabulary, SideVocabulary]:
-    """Return the vocabularies of source and target; `src_lang` and `tgt_lang` are for M2M100."""
+    """Return the vocabularies of source and target. Only M2M100 needs `src_lang` and `tgt_lang`."""
     folder = settings.path.parent
     # nmt-export writes M2M100 with the tokenizer of MarianMT, which adds no language
     has_languages = (

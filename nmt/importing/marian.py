@@ -46,12 +46,12 @@ _NORMS = {
     ("n", "da", "n"): Norm.pre,
 }
 _MAX_ARRAYS = 1 << 13
-_ARRAY_TYPES = ("i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8")
+_ARRAY_TYPES = ("i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8")  # numpy's names: kind and bytes
 _MAX_COMPRESSION = 20  # a file that unpacks to more than 20 times its size is refused
 _PAD = "<pad>"
 _PADDING_BIAS = -1e4  # bias of padding: far below every logit, and within float16
 _SPM_NAMES = (("source.spm", "target.spm"), ("vocab.spm", "vocab.spm"))
-_RULES: list[Rule] = [  # from the names of Marian to fairseq's
+_RULES: list[Rule] = [  # applied in this order; they give the names that `make_state_dict` expects
     (r"^Wemb$", "shared.weight"),
     (r"^(encoder|decoder)_Wemb$", r"\1.embed_tokens.weight"),
     (r"^decoder_ff_logit_out_Wt?$", "output.weight"),
@@ -75,9 +75,10 @@ _RULES: list[Rule] = [  # from the names of Marian to fairseq's
 def read(path: Path, config: ImportConfig) -> ImportedModel:
     """Read a `.npz` file, or a folder with one.
 
-    The same folder has the SentencePiece models, and `.yml` files with the vocabularies if their
-    ids differ. Raises `ModelError` for an architecture that nmt does not have, such as the SSRU of
-    student models, and for files that do not belong together.
+    The same folder has the SentencePiece models. If the model's ids are not the ids of
+    SentencePiece, it also has `.yml` files with the vocabularies. Raises `ModelError` for an
+    architecture that nmt does not have, such as the SSRU of student models, and for files that do
+    not belong together.
     """
     folder = path if path.is_dir() else path.parent
     decoder_settings = _read_decoder_settings(path, folder)
@@ -89,7 +90,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     tensors = Tensors(path, {name: _to_tensor(name, array) for name, array in arrays.items()})
     tensors.rename(_RULES)
     tensors.rename_output_bias("decoder_ff_logit_out_b")
-    sizes = _add_padding(tensors, merge_embeddings(tensors, is_tied=False))
+    sizes = _add_padding(tensors, merge_embeddings(tensors, must_be_tied=False))
     spm_paths = find_spm(folder, config, _SPM_NAMES)
     src_vocabulary, tgt_vocabulary = _find_vocabularies(folder, decoder_settings, spm_paths)
     model = _convert_architecture(settings, has_tied_output=sizes.has_tied_output)
@@ -101,7 +102,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
             shares_embedding=sizes.shares_embedding,
         ),
         weights=make_state_dict(tensors, model, sizes),
-        search=decoder_settings.make_search_config(
+        search=decoder_settings.make_search_config(  # Marian normalizes by length^normalize
             beam_size_name="beam-size", exponent_name="normalize", default_exponent=0.0
         ),
         src_lang=config.src_lang,
@@ -117,7 +118,8 @@ def _read_decoder_settings(path: Path, folder: Path) -> Settings:
     """
     decoder_path = folder / "decoder.yml"
     if not decoder_path.exists():
-        decoder_path = Path(f"{_find_weights(path, model_names=[])}.decoder.yml")
+        weights_path = _find_weights(path, model_names=[])  # no decoder.yml names the file
+        decoder_path = Path(f"{weights_path}.decoder.yml")
     if not decoder_path.exists():
         return Settings(decoder_path, {})
     return Settings(decoder_path, _parse_settings(decoder_path, read_text(decoder_path)))
@@ -126,8 +128,8 @@ def _read_decoder_settings(path: Path, folder: Path) -> Settings:
 def _find_weights(path: Path, model_names: list[str]) -> Path:
     """Return the file with the weights: `path`, or the `.npz` file in the folder `path`.
 
-    If the folder holds several, `model_names` decides. Raises `ModelError` if several remain, and
-    for Marian's binary format.
+    If the folder holds several, takes the one in `model_names`. Raises `ModelError` if none or
+    several remain, and for Marian's binary format.
     """
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     models = [file for file in files if file.name in model_names]
@@ -136,9 +138,12 @@ def _find_weights(path: Path, model_names: list[str]) -> Path:
     training_state = (".optimizer.npz", ".progress.npz")
     files = [file for file in files if not file.name.endswith(training_state)]
     if len(files) != 1:
-        file_names = ", ".join(file.name for file in files) or "none"
-        note = "; its binary format (.bin) is not imported" if any(path.glob("*.bin")) else ""
-        raise ModelError(f"{path} holds not one .npz file of Marian ({file_names}){note}")
+        advice = "give input=FILE"
+        if any(path.glob("*.bin")):
+            advice = "Marian's binary format (.bin) is not imported"
+        raise ModelError(
+            f"{path} must hold one .npz file of Marian, but holds {_list_names(files)}; {advice}"
+        )
     if files[0].suffix != ".npz":
         raise ModelError(f"{files[0]}: the binary format of Marian is not imported, only .npz")
     return files[0]
@@ -178,16 +183,20 @@ def _parse_settings(path: Path, text: str) -> dict[str, Any]:
     try:
         content = parse_yaml(text)
     except (yaml.YAMLError, RecursionError, ValueError):
-        raise ModelError(f"{path}: the settings are no YAML; copy it again") from None
+        raise ModelError(f"{path}: the settings are not YAML; copy the file again") from None
     if not isinstance(content, dict):
-        raise ModelError(f"{path}: the settings are no mapping; copy it again")
+        raise ModelError(f"{path}: the settings are not a mapping; copy the file again")
     return content
+
+
+def _list_names(files: list[Path]) -> str:
+    return ", ".join(file.name for file in files) or "none"
 
 
 def _to_tensor(name: str, array: np.ndarray[Any, Any]) -> Tensor:
     """Convert an array: transpose matrices (in, out), and reshape vectors (1, n) to (n,).
 
-    Embeddings (V, D) and output layers whose name ends with "Wt" are not transposed.
+    Embeddings (V, D) are not transposed, nor are output layers whose name ends with "Wt".
     """
     tensor = torch.from_numpy(array)
     if name.endswith("Wemb"):
@@ -223,8 +232,8 @@ def _find_vocabularies(
 ) -> tuple[Path, Path]:
     """Return the files with the pieces of source and target.
 
-    These are the `.yml` files that `decoder.yml` names or the folder holds, or else the
-    SentencePiece models.
+    These are the `.yml` files that `decoder.yml` names, or else those in the folder. Without `.yml`
+    files, they are the SentencePiece models.
     """
     names = decoder_settings.get_file_names("vocabs")
     files = [folder / name for name in names]
@@ -233,8 +242,11 @@ def _find_vocabularies(
     if not files or files[0].suffix == ".spm":
         return spm_paths
     if len(files) > 2:
-        file_names = ", ".join(file.name for file in files)
-        raise ModelError(f"{folder} holds several vocabularies ({file_names}); keep the model's")
+        raise ModelError(
+            f"{folder} holds several vocabularies ({_list_names(files)}); remove those of other "
+            "models"
+        )
+    # in sorted order, "source" comes before "target", and "src" before "tgt" and "trg"
     if not names and len(files) == 2 and not re.search("src|source", files[0].name):
         raise ModelError(
             f"{folder}: which vocabulary belongs to the source is unknown; write a decoder.yml "
@@ -267,7 +279,7 @@ def _make_side_vocabulary(spm_path: Path, vocabulary_path: Path, size: int) -> S
 
 def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> ModelConfig:
     """Convert the architecture; raise `ModelError` for a setting that nmt does not have."""
-    expected: dict[str, Any] = {  # keyword arguments cannot have hyphens
+    expected: dict[str, Any] = {  # a dictionary, since the names of keywords have no hyphens
         "type": "transformer",
         "transformer-decoder-autoreg": "self-attention",
         "transformer-no-projection": False,

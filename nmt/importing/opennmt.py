@@ -42,7 +42,7 @@ _POSITIONS = {
     "SinusoidalConcat": Positions.sinusoidal_concat,
 }
 _ATTENTION_TYPES = ("scaled-dot", "scaled-dot-flash")  # two kernels with the same result
-_RULES: list[Rule] = [  # from the names of OpenNMT-py to fairseq's
+_RULES: list[Rule] = [  # applied in this order; they give the names that `make_state_dict` expects
     (r"encoder\.transformer\.(\d+)\.", r"encoder.layers.\1."),
     (r"decoder\.transformer_layers\.(\d+)\.", r"decoder.layers.\1."),
     (r"\.context_attn\.", ".encoder_attn."),
@@ -90,8 +90,8 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     tensors = Tensors(path, weights)
     tensors.rename(_RULES)
     _add_missing_biases(tensors)
-    tensors.rename_output_bias("output.bias")
-    sizes = merge_embeddings(tensors, is_tied=False)
+    tensors.rename_output_bias("output.bias")  # the same name, but this drops a bias of zeros
+    sizes = merge_embeddings(tensors, must_be_tied=False)
     model = _convert_architecture(settings, tensors, has_tied_output=sizes.has_tied_output)
     default_start = settings.get("decoder_start_token", "<s>")
     start_piece = str(vocabularies.get("decoder_start_token", default_start))

@@ -47,7 +47,9 @@ _ESCAPED_CHARACTERS = {  # after a backslash in double-quoted text of YAML
 }
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot encode
 _MAX_UNUSED_ROWS = 1024
-"""Rows without a piece, at the end of an embedding whose size is rounded up."""
+"""Rows that may have no piece, at the end of an embedding whose size is rounded up. In a large
+embedding, an eighth of the rows may have none.
+"""
 
 
 @dataclass(frozen=True)
@@ -97,14 +99,15 @@ def list_pieces(path: Path, pieces_and_ids: Iterable[tuple[str, Any]], size: int
         if not isinstance(piece, str) or _SURROGATE.search(piece):
             raise ModelError(f"{path}: the piece {piece!r:.60} of id {i!r:.60} is not text")
         is_row = type(i) is int and 0 <= i < size
-        if not is_row or piece_of_id.setdefault(i, piece) != piece:
+        if not is_row or piece_of_id.get(i, piece) != piece:
             raise ModelError(
                 f"{path} gives {piece!r} the id {i!r}, which is taken or no row of the embedding "
                 f"({size} rows); the files do not belong together"
             )
+        piece_of_id[i] = piece
     missing_ids = sorted(set(range(size)) - piece_of_id.keys())
     if missing_ids:
-        is_only_at_end = missing_ids[0] == len(piece_of_id)
+        is_only_at_end = missing_ids[0] == len(piece_of_id)  # all smaller ids have a piece
         if not is_only_at_end or len(missing_ids) > max(_MAX_UNUSED_ROWS, size // 8):
             raise ModelError(
                 f"{path} has no piece of id {missing_ids[0]}; the vocabulary has a hole"
@@ -150,7 +153,7 @@ def _unescape(match: re.Match[str]) -> str:
     """Return the character for a match of `_ESCAPE`."""
     digits = match["x"] or match["u"] or match["U"]
     if digits:
-        return chr(min(int(digits, 16), sys.maxunicode))
+        return chr(min(int(digits, 16), sys.maxunicode))  # a damaged file may have any number
     return _ESCAPED_CHARACTERS.get(match["character"], match["character"])
 
 

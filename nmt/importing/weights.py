@@ -1,7 +1,7 @@
 """Weights of another toolkit: load files without running code, and convert names and shapes.
 
-Readers rename tensors to the names of fairseq and transformers. `make_state_dict` then takes every
-tensor once and checks its shape against the config.
+Readers rename tensors to the names of fairseq, which transformers has too. `make_state_dict` then
+takes every tensor once and checks its shape against the config.
 """
 
 # Shapes: V rows of an embedding, D d_model, F d_ff, P rows of a position table.
@@ -24,7 +24,7 @@ from nmt.runtime.torch_files import load_torch_file
 
 Weights = dict[str, Tensor]
 Rule = tuple[str, str | Callable[[re.Match[str]], str]]
-"""A pattern and a replacement for `re.sub`, which rename tensors."""
+"""A pattern and a replacement for `re.sub`, to rename tensors."""
 _POSITIONS_TOLERANCE = 2e-3  # rounding errors of float16, and of large angles in float32
 
 
@@ -264,11 +264,11 @@ def _take_weight_and_bias(
     }
 
 
-def merge_embeddings(tensors: Tensors, *, is_tied: bool) -> EmbeddingSizes:
+def merge_embeddings(tensors: Tensors, *, must_be_tied: bool) -> EmbeddingSizes:
     """Remove copies of embeddings and of the output layer, and return the sizes of the embeddings.
 
-    With `is_tied`, raises `ModelError` if the file has an output layer that is not the target's
-    embedding.
+    With `must_be_tied`, raises `ModelError` if the file has an output layer that is not the
+    target's embedding.
     """
     src_name = "encoder.embed_tokens.weight"
     tgt_name = "decoder.embed_tokens.weight"
@@ -279,7 +279,7 @@ def merge_embeddings(tensors: Tensors, *, is_tied: bool) -> EmbeddingSizes:
     vocab_size = len(tensors.get_matrix(tgt_name))
     src_vocab_size: int | None = len(tensors.get_matrix(src_name))
     has_tied_output = "output.weight" not in tensors or tensors.are_equal("output.weight", tgt_name)
-    if is_tied and not has_tied_output:
+    if must_be_tied and not has_tied_output:
         raise ModelError(
             f"{tensors.path} has an output layer that is not the embedding, though its config says "
             "that they are tied; correct the config"
@@ -312,7 +312,7 @@ def find_pt_file(path: Path) -> Path:
     files = sorted(path.glob("*.pt")) if path.is_dir() else [path]
     if len(files) != 1:
         names = ", ".join(file.name for file in files) or "none"
-        raise ModelError(f"{path} holds not one .pt file ({names}); give input=FILE")
+        raise ModelError(f"{path} must hold one .pt file, but holds {names}; give input=FILE")
     return files[0]
 
 
