@@ -197,8 +197,12 @@ def test_pieces_of_marian_are_read_as_yaml_writes_them(tmp_path: Path) -> None:
         f"{yaml.safe_dump(piece, default_style=chr(34), allow_unicode=True).strip()}: {i}\n"
         for piece, i in ids.items()
     ]
-    path.write_text("".join(lines), encoding="utf-8")
-    assert read_yaml_vocabulary(path) == list(ids.items())
+    long_piece = "x" * 130
+    lines.append(f'? "{long_piece}"\n: {len(pieces)}\n')  # as YAML writes keys over 128 characters
+    for line_end in ("\n", "\r\n"):
+        text = "".join(lines).replace("\n", line_end)
+        path.write_text(text, encoding="utf-8", newline="")
+        assert read_yaml_vocabulary(path) == [*ids.items(), (long_piece, len(pieces))]
 
 
 # --- OpenNMT-py

@@ -127,13 +127,13 @@ def read_yaml_vocabulary(path: Path) -> list[tuple[str, Any]]:
     """
     pieces_and_ids: list[tuple[str, Any]] = []
     long_piece = ""
-    for line in read_text(path).split("\n"):
+    for line in read_text(path).replace("\r\n", "\n").split("\n"):
         if line.startswith("? "):
             long_piece = line.removeprefix("? ")
             continue
         if not line.strip():
             continue
-        piece, colon, number = line.removesuffix("\r").rpartition(":")
+        piece, colon, number = line.rpartition(":")
         if not colon or not number.strip().isdecimal():
             raise ModelError(f"{path}: {line[:60]!r} is not a piece with an id; copy it again")
         pieces_and_ids.append((_unquote(piece or long_piece), int(number)))
