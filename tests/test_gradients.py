@@ -299,7 +299,7 @@ def test_weights_are_rounded_once_an_update_and_again_when_it_changed_them(
         tensors: list[Tensor] = []
         for layer in layers:
             for block in layer.rounded_weights.values():
-                tensors.extend(block[1:])  # the first is a version
+                tensors += [block.weight, block.transposed]
         return tensors
 
     change(learner, update)

@@ -79,7 +79,8 @@ def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
 class AttentionContext(Protocol):
     """The mask of an attention, and the positions of its tokens.
 
-    `PaddedContext` is for padded sentences; `nmt.model.fast` has another for packed sentences.
+    `PaddedContext` is for padded sentences, and `PackedContext` of `nmt.model.fast.packing` for
+    packed ones.
     """
 
     @property

@@ -121,7 +121,7 @@ class DaskWorkers(Workers[Item, Result]):
             self._function_id,
             self._pickled_function_factory,
             pickle.dumps(item),
-            pure=False,
+            pure=False,  # a result is not reused for an equal item
         )
 
     def _wait_for_result(self, future: Any) -> Any:

@@ -82,7 +82,7 @@ class Processes(Workers[Item, Result]):
         self, num_workers: int, function_factory: Callable[[], Callable[[Item], Result]]
     ) -> None:
         self._max_pending = ITEMS_PER_WORKER * num_workers
-        self._older_children = set(multiprocessing.active_children())
+        self._older_children = set(multiprocessing.active_children())  # not to be killed
         context = multiprocessing.get_context("spawn")
         worker_indices = context.SimpleQueue()
         for index in range(num_workers):

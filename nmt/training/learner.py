@@ -203,7 +203,7 @@ class Learner:
         )
         if result.is_finite:
             self._step(learning_rate)
-        self.scaler.update()
+        self.scaler.update()  # lowers the scale of the loss if a gradient has overflowed
         self.zero_grad()
         return result
 

@@ -100,13 +100,15 @@ class FastTransformer(Transformer):
     def encode_padded(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Packing]:
         """Pack and encode padded source ids (B, S); return the memory (N, D) and its packing."""
         lengths = src_lengths - 1 if self.drops_eos else src_lengths  # (B,)
-        is_cpu = src.device.type == "cpu"
-        num_chunks = 1 + int(lengths.sum()) // _CPU_ENCODER_TOKENS if is_cpu else 1
+        num_chunks = 1
+        if src.device.type == "cpu":
+            num_chunks += int(lengths.sum()) // _CPU_ENCODER_TOKENS
         chunks = zip(src.chunk(num_chunks), lengths.chunk(num_chunks), strict=True)
         memories = []
         for chunk_src, chunk_lengths in chunks:
             packing = pack(chunk_lengths.tolist()).to(src.device)
-            packed_src = packing.unpad(chunk_src[:, : packing.longest])
+            chunk_src = chunk_src[:, : packing.longest]  # as wide as the chunk's longest sentence
+            packed_src = packing.unpad(chunk_src)
             memories.append(self.encode(packed_src, PackedContext.of(packing, packing)))
         return torch.cat(memories), pack(lengths.tolist()).to(src.device)
 

@@ -136,7 +136,7 @@ class KVCache:
     def add_columns(self, count: int) -> None:
         """Add `count` columns, which `update` then writes in every layer."""
         self.num_columns += count
-        if self.width > self.capacity:
+        if self.width > self.capacity:  # by half or more, so that few steps copy the cache
             self.capacity = max(self.width + _SPARE_STEPS * count, 3 * self.capacity // 2)
 
     def update(self, layer_index: int, newest: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class KVCache:
 
         Returns the layer's tensor (2, B, K, capacity, d), in which unused columns are 0.
         """
-        if layer_index == len(self.tensors):
+        if layer_index == len(self.tensors):  # the first step of this layer; layers come in order
             shape = (*newest.shape[:3], self.capacity, newest.size(4))
             self.tensors.append(newest.new_zeros(shape))
         tensor = self.tensors[layer_index]

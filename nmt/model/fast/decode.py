@@ -130,6 +130,7 @@ class LayerStep:
         self.cross_attention = cast(FastAttention, layer.cross_attention)
         self.num_heads = attention.num_heads
         self.head_size = attention.head_size
+        # whether the class of the encoding overrides `rotate`
         has_rotation = type(attention.position_encoding).rotate is not PositionEncoding.rotate
         self.has_norm_or_rotation = has_rotation or attention.query_norm is not None
         linear = decoder.linear

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -45,11 +45,16 @@ class ReorderedWeights(dict[tuple[int, int], tuple[Tensor, Tensor | None]]):
         self.dtype = dtype
 
 
-RoundedWeights = dict[tuple[int, int], tuple[int, Tensor, Tensor]]
-"""Copies of blocks of rows of a weight in bfloat16. The keys are (first row, number of rows); the
-values are the version of the weight when it was copied, the block and its transpose. Large blocks
-are in oneDNN's layout.
-"""
+class RoundedBlock(NamedTuple):
+    """A block of rows of a weight in bfloat16; a large block is in oneDNN's layout."""
+
+    version: int  # torch's count of in-place changes of the weight when it was copied
+    weight: Tensor
+    transposed: Tensor
+
+
+RoundedWeights = dict[tuple[int, int], RoundedBlock]
+"""Copies of blocks of a weight. The keys are (first row, number of rows)."""
 
 
 class FastLinear(nn.Linear):
@@ -69,8 +74,8 @@ class FastLinear(nn.Linear):
         if end - start < self.out_features:  # slicing costs a copy in the backward pass
             weight, bias = weight[start:end], bias[start:end]
         if self.rounded_weights is not None and _takes_bfloat16(x):
-            copies = _bfloat16_copies(self.rounded_weights, weight, start)
-            return _OneDnnLinear.apply(x, weight, bias, activation, copies)  # type: ignore[no-untyped-call, no-any-return]
+            rounded = _round_block(self.rounded_weights, weight, start)
+            return _OneDnnLinear.apply(x, weight, bias, activation, rounded)  # type: ignore[no-untyped-call, no-any-return]
         weight, reordered_bias = reorder(self.reordered_weights, weight, bias, x, start)
         return linear(x, weight, reordered_bias, activation=activation)
 
@@ -225,26 +230,27 @@ def cache_rounded_weights(model: nn.Module) -> None:
             module.rounded_weights = {}
 
 
-def _bfloat16_copies(rounded: RoundedWeights, weight: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """Return bfloat16 copies of `weight` and its transpose, and renew them if it has changed.
+def _round_block(rounded_weights: RoundedWeights, weight: Tensor, start: int) -> RoundedBlock:
+    """Return the bfloat16 copy of `weight`, and renew it if `weight` has changed.
 
-    `weight` is a block of a matrix, whose first row is `start`. The copies are stored in `rounded`.
+    `weight` is a block of a matrix, whose first row is `start`. The copy is stored in
+    `rounded_weights`.
     """
     key = (start, len(weight))
-    if key not in rounded or rounded[key][0] != weight._version:
+    if key not in rounded_weights or rounded_weights[key].version != weight._version:
         block = weight.detach().bfloat16()
         transposed = block.T
         if block.numel() >= _MIN_REORDERED_WEIGHT:
             transposed = torch.ops.mkldnn._reorder_linear_weight(transposed.contiguous())
             block = torch.ops.mkldnn._reorder_linear_weight(block)
-        rounded[key] = (weight._version, block, transposed)
-    return rounded[key][1:]
+        rounded_weights[key] = RoundedBlock(weight._version, block, transposed)
+    return rounded_weights[key]
 
 
 class _OneDnnLinear(torch.autograd.Function):
     """`linear` with its gradients: dx = dy W, dW = dy^T x, db = sum of dy over rows.
 
-    With rounded copies of the weight all of them are computed in bfloat16, as under autocast.
+    With a rounded copy of the weight all of them are computed in bfloat16, as under autocast.
     """
 
     @staticmethod
@@ -254,13 +260,14 @@ class _OneDnnLinear(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         activation: str,
-        copies: tuple[Tensor, Tensor] | None,
+        rounded: RoundedBlock | None,
     ) -> Tensor:
-        """Compute `linear`. `copies`, if any, are the rounded weight and its transpose."""
+        """Compute `linear`, with the rounded copy of the weight if there is one."""
         multiplied_weight = weight
         ctx.transposed = None
-        if copies is not None:
-            multiplied_weight, ctx.transposed = copies
+        if rounded is not None:
+            multiplied_weight = rounded.weight
+            ctx.transposed = rounded.transposed
             x = x.bfloat16()
             if bias is not None:
                 bias = bias.bfloat16()

@@ -27,8 +27,9 @@ from nmt.model.transformer import causal_mask
 
 MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a CPU
 MASKED = -1e30  # added to a logit; finite, so that a row of masked logits gives no NaN
-_MAX_FLASH_HEAD_SIZE = 256
-_MAX_SHORT_BYTES = 256  # of a row of logits; for longer ones torch's fused kernel is faster
+_MAX_FLASH_HEAD_SIZE = 256  # the largest that flash attention supports
+_MAX_SHORT_BYTES = 256
+"""Size of a row of logits up to which `_ShortAttention` is faster than torch's fused kernel."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Packing:
     `pack` computes everything on the CPU; no method waits for a GPU.
     """
 
-    offsets: Tensor  # (B + 1,) int32, the first token of each sentence, and N
+    offsets: Tensor  # (B + 1,) the first token of each sentence, and N; int32 for flash attention
     positions: Tensor  # (N,) the position of each token in its sentence, from 0
     cells: Tensor  # (N,) the index of each token among the B * T cells of the padded tensor
     tokens: Tensor  # (B * T,) the index of the token in each cell; arbitrary for padding
@@ -135,6 +136,7 @@ def pack(lengths: Sequence[int]) -> Packing:
     positions = np.arange(num_tokens) - np.repeat(offsets[:-1], sizes)  # (N,)
     cells = np.repeat(np.arange(len(sizes)) * longest, sizes) + positions  # (N,)
     tokens = np.minimum(offsets[:-1, None] + np.arange(longest), num_tokens - 1)  # (B, T)
+    # the first token of an empty sentence is not masked, see `padding_mask`
     mask = np.arange(longest) < np.maximum(sizes, 1)[:, None]  # (B, T)
     return Packing(
         offsets=torch.from_numpy(offsets.astype(np.int32)),

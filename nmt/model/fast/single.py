@@ -142,7 +142,8 @@ class LayerCache:
         """Project the first `num_tokens` rows of `memory` (N, D) to source keys and values."""
         keys_values = layer.project_memory(memory)[:num_tokens]  # (S, 2 * H * d)
         keys_values = keys_values.view(num_tokens, 2, layer.num_heads, layer.head_size)
-        self.source_keys = (keys_values[:, 0] * layer.scale).permute(1, 2, 0).contiguous()
+        scaled_keys = keys_values[:, 0] * layer.scale  # (S, H, d)
+        self.source_keys = scaled_keys.permute(1, 2, 0).contiguous()  # (H, d, S)
         self.source_values = keys_values[:, 1].transpose(0, 1).contiguous()  # (H, S, d)
         self.set_target(memory.new_zeros(2, layer.num_heads, _MIN_CAPACITY, layer.head_size))
 
@@ -195,6 +196,7 @@ class SingleState:
             self.caches.append(LayerCache(layer, memory, num_tokens))
         self.num_positions = 0  # target tokens of each hypothesis so far
         self.num_columns = 0  # columns of the cache in use
+        # the mask has as many columns as each cache
         self.set_mask(memory.new_full((1, _MIN_CAPACITY), _NEG_INF))
 
     def set_mask(self, mask: Tensor) -> None:
