@@ -171,7 +171,8 @@ def _describe_data(origin: Origin) -> str:
 def _describe_training(info: ModelInfo, origin: Origin) -> str:
     """Return the section about training: the numbers of updates, tokens and hours."""
     num_tokens, seconds = _sum_training(origin.records)
-    lines = ["## Training", "", f"- Updates: {info.updates or UNKNOWN}"]
+    num_updates = info.updates or UNKNOWN  # an imported model has 0
+    lines = ["## Training", "", f"- Updates: {num_updates}"]
     if num_tokens:
         lines.append(f"- Tokens, source and target: {num_tokens:,.0f}")
         lines.append(f"- Hours, without validation: {seconds / 3600:,.3f}")

@@ -67,6 +67,7 @@ class DaskWorkers(Workers[Item, Result]):
     ) -> None:
         self._scheduler = scheduler
         self._function_id = uuid.uuid4().hex
+        # pickled here, so that a worker with another version of nmt says so before it unpickles
         self._pickled_function_factory = pickle.dumps(function_factory)
         self._client = _connect(scheduler)
         self._marker = None  # a file in `folder`, which each worker looks for

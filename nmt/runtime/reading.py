@@ -21,7 +21,8 @@ _ZIP64_END_BYTES = 76  # size of the additional records before it in large files
 _BYTES_PER_ZIP_MEMBER = 256  # upper limit for an entry in the directory of a zip file
 MAX_BYTES = 1 << 28  # maximum size of a file that is read whole; 100,000 shards are listed in 20 MB
 _ADVICE = "copy or make the folder again"
-_NON_BLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)  # 0 on Windows
+# do not wait for a pipe, nor make a terminal the controlling terminal; 0 on Windows
+_NON_BLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,10 @@ from nmt.training.learner import Learner
 from nmt.training.preflight import largest_batches, measure_batches
 
 log = logging.getLogger(__name__)
-_SAFE_SHARE = 0.9  # of the memory and of a size, since batches of different shapes fragment memory
+_SAFE_SHARE = 0.9
+"""Share of the memory, or of a size that fits, that is used: batches of different shapes fragment
+memory.
+"""
 _MIN_GAIN = 1.05  # the search ends when the next size would be less than this times the last one
 
 

@@ -29,9 +29,8 @@ from nmt.model.fast.packing import Packing, pack
 from nmt.model.fast.transfer import send
 
 FILLER_ROWS: Rows = np.zeros(1, dtype=np.int64)
-"""The pair of a filler, the batch that a rank runs in an update that has no batch for it.
-
-The loss and the gradient of a filler are set to 0.
+"""The pair of a filler. A rank runs this batch if an update has no other batch for the rank, and
+then sets its loss and its gradient to 0.
 """
 
 

@@ -188,9 +188,10 @@ def render_report(
 ) -> str:
     """Return the report on a run of `num_updates` that starts at `start`.
 
-    `lengths` (N, 2) are the lengths of all pairs. Assumes that all updates are like those in the
-    first pool of `epoch_plan`, and take the measured time per source or target token.
-    `peak_flops_per_second` is the result of `Learner.measure_peak_flops`.
+    `lengths` (N, 2) are the lengths of all pairs. An epoch is planned in pools of updates. Assumes
+    that all updates are like those in the first pool of `epoch_plan`, and take the measured time
+    per source or target token. `peak_flops_per_second` is the result of
+    `Learner.measure_peak_flops`.
     """
     plans = epoch_plan.pool_of(0)
     batches = [rows for plan in plans for rows in plan.batches]  # of this rank

@@ -156,6 +156,7 @@ class Learner:
         is_schedule_free = self.config.optimizer.name is Optimizer.schedule_free
         has_average = self.average is not None or is_schedule_free
         if has_average or self.config.adapter is not Adapter.none:
+            # `weights` returns the average, or has the adapters merged
             state["trained"] = self.model.state_dict()
         return state
 

@@ -60,7 +60,7 @@ class MetricsWriter:
         self, run_dir: Path, state: TrainerState, config: TrainConfig, *, is_main: bool
     ) -> None:
         """Open `metrics.jsonl` to continue from `state`, and remove the records after it."""
-        tracker_names = installed_trackers(config.tracker)
+        tracker_names = installed_trackers(config.tracker)  # all ranks raise its errors
         self.is_main = is_main
         self.lost_validation = False  # whether the newest checkpoint must be validated again
         if not is_main:

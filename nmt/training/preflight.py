@@ -24,7 +24,10 @@ from nmt.training.learner import Learner
 
 _NUM_BISECTIONS = 3  # steps of the search between a max_tokens that fits and one that does not
 _SIMILAR_SHARE = 0.98  # batches of at least this share of the largest size represent it
-_SAFE_SHARE = 0.9  # of a size that fits, since batches of different shapes fragment memory
+_SAFE_SHARE = 0.9
+"""Share of a size that fits, or of the memory, that is used: batches of different shapes fragment
+memory.
+"""
 _OUT_OF_MEMORY = re.compile(  # messages of CPU, Windows, MPS, cuBLAS, oneDNN and the C++ library
     "can't allocate memory|not enough memory|out of memory|CUBLAS_STATUS_ALLOC_FAILED|"
     "could not create a memory|could not create a primitive|bad_alloc"

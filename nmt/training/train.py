@@ -167,6 +167,7 @@ class Trainer:
             start=state.epoch_position,
             augment=self.run.augmenter_at(state.num_updates),
         )
+        # at the end, wait for the thread: preparing an update may take seconds
         for plan, batches in prefetch(updates, join_seconds=60):
             result = self.train_update(plan, batches)
             self._advance(result, sampler, len(epoch_plan))
