@@ -105,6 +105,19 @@ def test_typed_files_replace_the_text_of_an_experiment() -> None:
     assert data.train.dataset == "wmt/wmt14"
 
 
+def test_typed_files_are_not_scored_or_aligned_by_files_of_an_experiment(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    text = {"src": "a.en", "tgt": "a.de", "scores": "a.scores", "alignments": "a.align"}
+    path.write_text(yaml.safe_dump({"data": {"train": text}}), encoding="utf-8")
+    train = composed("preprocess", f"experiment={path}").data.train
+    assert (train.scores, train.alignments) == (["a.scores"], ["a.align"])
+    files = ["data.train.src=b.en", "data.train.tgt=b.de"]
+    train = composed("preprocess", f"experiment={path}", files).data.train
+    assert (train.src, train.scores, train.alignments) == (["b.en"], None, None)
+    train = composed("preprocess", f"experiment={path}", "data.train.scores=b.scores").data.train
+    assert (train.src, train.scores) == (["a.en"], ["b.scores"])
+
+
 @pytest.mark.slow
 def test_every_yaml_composes_and_has_known_keys() -> None:
     for group, name in CHOICES:

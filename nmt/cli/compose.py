@@ -45,9 +45,10 @@ from nmt.runtime.signatures import set_verify_key
 
 log = logging.getLogger(__name__)
 _SPLITS = ("train", "valid", "test")
-# settings of a split that name files of text, and all its settings that say where text comes from
+# settings of a split that name files of text, and all its settings that depend on the text
 _FILE_KEYS = ("src", "tgt", "tsv", "jsonl", "tmx", "xliff")
-_TEXT_KEYS = (*_FILE_KEYS, "dataset", "dataset_config", "dataset_split")
+_DATASET_KEYS = ("dataset", "dataset_config", "dataset_split")
+_TEXT_KEYS = (*_FILE_KEYS, *_DATASET_KEYS, "alignments", "score", "scores")
 # config groups of Hydra that only sweeps and its flags need; without them a run starts 20 to 35 ms
 # faster
 _SWEEP_GROUPS_OF_HYDRA = ("env", "help", "hydra_help", "launcher", "output", "sweeper")
