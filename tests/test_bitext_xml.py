@@ -54,6 +54,15 @@ def test_xliff_of_both_versions(languages: tuple[str, str]) -> None:
     assert pairs(XLIFF_2, languages) == expected
 
 
+def test_a_file_of_xliff_does_not_inherit_the_languages_of_the_file_before_it() -> None:
+    unit = "<trans-unit><source>{}</source><target>x</target></trans-unit>"
+    french = f"<file source-language='en' target-language='fr'>{unit.format('one')}</file>"
+    unknown = f"<file source-language='en'>{unit.format('two')}</file>"
+    text = f"<xliff>{french}{unknown}</xliff>"
+    assert pairs(text, ("en", "de")) == [("two", "x")]  # taken for German, since nothing is stated
+    assert pairs(text, ("en", "fr")) == [("one", "x"), ("two", "x")]
+
+
 def test_xliff_is_read_in_the_other_direction_too() -> None:
     assert pairs(XLIFF_2, ("de", "en"))[0] == ("Ein kleines Haus", "A small house")
 

@@ -13,8 +13,9 @@ from nmt.errors import DataError, list_first
 
 MAX_TEXT = 1 << 20  # characters of a text
 _CODES = {"bpt", "ept", "it", "ph", "ut"}  # elements with code of the original document in a text
-_TARGET_LANGUAGES = ("target-language", "trgLang")
+# attributes of `file` in XLIFF 1.2, and of the root in XLIFF 2
 _SOURCE_LANGUAGES = ("source-language", "srcLang")
+_TARGET_LANGUAGES = ("target-language", "trgLang")
 
 
 def read_pairs(
@@ -66,7 +67,8 @@ class _Reader:
         self.keep_codes = keep_codes
         self.pairs: list[tuple[str, str]] = []
         self.languages_seen: set[str] = set()
-        self._file_languages = ("", "")  # source and target language of the current XLIFF file
+        self._root_languages = ("", "")  # source and target language of the root, in XLIFF 2
+        self._file_languages = ("", "")  # of the current element `file` of XLIFF
         self._unit_texts: dict[str, str] = {}  # texts of the current unit, by normalized language
         self._language = ""  # language of the current text
         self._text: list[str] | None = None  # strings of the current text; None outside of texts
@@ -110,8 +112,11 @@ class _Reader:
                 self._code_depth += 1
             elif element == "cp":  # a character that XML cannot contain
                 self._add_text(" ")
-        elif element in ("xliff", "file"):
-            self._read_file_languages(attributes)
+        elif element == "xliff":
+            self._root_languages = _read_languages(attributes, ("", ""))
+        elif element == "file":
+            source, target = _read_languages(attributes, self._root_languages)
+            self._file_languages = (source, target or self.languages[1])
         # alternative translations, and text between segments
         elif self._skip_depth or element in ("alt-trans", "ignorable", "notes"):
             self._skip_depth += 1
@@ -125,15 +130,6 @@ class _Reader:
             self._start_text(self._file_languages[0])
         elif element == "target":
             self._start_text(self._file_languages[1])
-
-    def _read_file_languages(self, attributes: dict[str, str]) -> None:
-        """Read the languages of an XLIFF file: of its element `file`, or of the root in XLIFF 2."""
-        source, target = self._file_languages
-        for key in _SOURCE_LANGUAGES:
-            source = attributes.get(key, source)
-        for key in _TARGET_LANGUAGES:
-            target = attributes.get(key, target)
-        self._file_languages = (source, target or self.languages[1])
 
     def _start_text(self, language: str) -> None:
         self._language = language
@@ -175,6 +171,16 @@ class _Reader:
             if unit_language.startswith(f"{code}-"):
                 return text
         return ""
+
+
+def _read_languages(attributes: dict[str, str], inherited: tuple[str, str]) -> tuple[str, str]:
+    """Return the source and target language of an element of XLIFF that may state them."""
+    source, target = inherited
+    for key in _SOURCE_LANGUAGES:
+        source = attributes.get(key, source)
+    for key in _TARGET_LANGUAGES:
+        target = attributes.get(key, target)
+    return source, target
 
 
 def _normalize(language: str) -> str:
