@@ -121,7 +121,7 @@ def find_spans(
     spans: list[Span] = []
     for corpus, sources in corpora.items():
         num_pairs, starts = _find_span_starts(sources, pairs_per_span)
-        for number, (source_index, first_line, offsets) in enumerate(starts):
+        for number, start in enumerate(starts):
             first_pair = number * pairs_per_span
             span = Span(
                 corpus=corpus,
@@ -129,30 +129,33 @@ def find_spans(
                 order=len(spans),
                 first_pair=first_pair,
                 num_pairs=min(pairs_per_span, num_pairs - first_pair),
-                source=source_index,
-                first_line=first_line,
-                offsets=offsets,
+                source=start.source,
+                first_line=start.first_line,
+                offsets=start.offsets,
             )
             spans.append(span)
     return spans
 
 
-def _find_span_starts(
-    sources: Sequence[Source], size: int
-) -> tuple[int, list[tuple[int, int, tuple[int, ...]]]]:
-    """Count the pairs of a corpus, and find where each of its spans of `size` pairs starts.
+class _SpanStart(NamedTuple):
+    """The place where a span starts: the fields of `Span` with these names."""
 
-    A start consists of `Span.source`, `Span.first_line` and `Span.offsets`.
-    """
+    source: int
+    first_line: int
+    offsets: tuple[int, ...]
+
+
+def _find_span_starts(sources: Sequence[Source], size: int) -> tuple[int, list[_SpanStart]]:
+    """Count the pairs of a corpus, and find where each of its spans of `size` pairs starts."""
     num_pairs = 0
     starts = []
     for source_index, source in enumerate(sources):
-        # the first pairs of this source complete the last span of the previous source
-        num_in_last_span = -num_pairs % size
+        # the lines before this one complete the last span of the previous source
+        first_index = -num_pairs % size
         num_lines = 0
         offsets_by_file = []
         for side, (path, name) in enumerate(zip(source.paths, source.names, strict=True)):
-            num_file_lines, offsets = _find_lines(path, name, num_in_last_span, size)
+            num_file_lines, offsets = _find_lines(path, name, first_index, size)
             offsets_by_file.append(offsets)
             if side == 0:
                 num_lines = num_file_lines
@@ -163,8 +166,8 @@ def _find_span_starts(
                 )
         # all files have the same number of lines, so their i-th offsets belong to the same line
         for i, offsets_of_line in enumerate(zip(*offsets_by_file, strict=True)):
-            first_line = num_in_last_span + i * size + 1
-            starts.append((source_index, first_line, offsets_of_line))
+            first_line = first_index + i * size + 1
+            starts.append(_SpanStart(source_index, first_line, offsets_of_line))
         num_pairs += num_lines
     return num_pairs, starts
 

@@ -245,7 +245,7 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChu
     malformed = list(reader.malformed.values())
     if invalid and config.data.invalid is Invalid.error:
         _raise_for_invalid(result, _sort_by_line(invalid)[0])
-    if malformed and config.data.invalid is not Invalid.drop:
+    if malformed and config.data.invalid is not Invalid.drop:  # only bytes can be replaced
         _raise_for_malformed(result, _sort_by_line(malformed)[0])
     if held_out:
         result.count_repairs(OVERLONG, overlong, len(overlong))

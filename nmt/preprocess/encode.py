@@ -113,7 +113,7 @@ class ShardEncoder:
         src_lines, tgt_lines = _add_tags(chunk)
         src = self._src_encoder.encode(src_lines)
         tgt = self._tgt_encoder.encode(tgt_lines)
-        if self._held_out is not None:
+        if self._held_out is not None:  # `chunk` has training pairs
             tags = chunk.raw_chunk.source.tags
             keep = drop_by_tokens(
                 chunk,

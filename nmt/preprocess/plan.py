@@ -163,7 +163,7 @@ def _find_sample_end(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]
         stage = f"{_STAGE} for the sample"
         scan(job, spans, stage, replace(limits, sample_below=MAX_KEY))
         keys = _exclude_taken(pair_files, taken_lines)
-    if not (keys < np.uint64(MAX_KEY)).any():  # `_exclude_taken` set all keys to MAX_KEY
+    if not (keys < np.uint64(MAX_KEY)).any():  # no key, or only excluded pairs
         counts = PairCounts()
         for record in read_records(job, spans, stage):
             counts.merge(PairCounts.from_json(record["pairs"]))

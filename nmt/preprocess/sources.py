@@ -126,7 +126,8 @@ def has_split(config: DataConfig, split: str) -> bool:
 def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[Source]:
     """List the sources of a split, sorted by corpus; write text to `spool_dir` where necessary.
 
-    Raises `DataError` or `ConfigError` before reading if a file of any split is missing.
+    Lists none for a split that `take_held_out` takes out of the training text. Raises `DataError`
+    or `ConfigError` before reading if a file of any split is missing.
     """
     bundled = config.data.corpus
     if bundled is not Corpus.files:
