@@ -43,7 +43,7 @@ def requests_of(browser: Any) -> set[str]:
         message = json.loads(entry["message"])["message"]
         if message["method"] == "Network.requestWillBeSent":
             url = message["params"]["request"]["url"]
-            if not url.startswith(("chrome:", "data:")):
+            if not url.startswith(("chrome:", "chrome-untrusted:", "data:")):
                 urls.add(url)
     return urls
 

@@ -105,7 +105,8 @@ def run_onnx(task):
     inputs["tokens"] = np.full(len(rows), target.bos_id())
     tokens, log_probs, margins = [], [], []
     for _ in range(task["limit"]):
-        step, inputs["past_keys"], inputs["past_values"] = decoder.run(None, inputs)
+        names = ["log_probs", "keys", "values"]
+        step, inputs["past_keys"], inputs["past_values"] = decoder.run(names, inputs)
         inputs["tokens"] = step.argmax(axis=1)
         two_best = np.sort(step, axis=1)[:, -2:]
         tokens.append(inputs["tokens"].tolist())

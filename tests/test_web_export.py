@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import io
+import itertools
 import json
 import random
 import shutil
@@ -31,6 +32,7 @@ from nmt.errors import ConfigError, ModelError
 from nmt.export.export_model import export_model
 from nmt.export.web import read_vocabulary
 from nmt.translate.long_lines import split_line
+from nmt.translate.results import Translation
 from nmt.translate.translator import Translator
 
 STATIC = Path(__file__).parents[1] / "nmt/export/web_static"
@@ -316,7 +318,8 @@ def open_page(
     yield export_and_open
     urls = requests_of(browser)
     assert urls
-    assert all(url.startswith((f"http://127.0.0.1:{server.port}/", "blob:")) for url in urls)
+    own_urls = (f"http://127.0.0.1:{server.port}/", "blob:")
+    assert [url for url in urls if not url.startswith(own_urls)] == []
     assert not complaints(browser)
     browser.get("about:blank")
     server.stop()
@@ -336,7 +339,8 @@ def search_greedily(folder: Path, tokenizer: Tokenizer, line: str) -> str:
     tokens = [tokenizer.bos_id]
     while tokens[-1] != tokenizer.eos_id and len(tokens) < len(ids) + 50:
         inputs["tokens"] = np.array(tokens[-1:])
-        log_probs, inputs["past_keys"], inputs["past_values"] = decoder.run(None, inputs)
+        names = ["log_probs", "keys", "values"]
+        log_probs, inputs["past_keys"], inputs["past_values"] = decoder.run(names, inputs)
         tokens.append(int(log_probs.argmax()))
     return tokenizer.decode(tokens)
 
@@ -359,6 +363,58 @@ def test_the_page_gives_the_text_of_native_search(
             page.choose("beam", beam_size)
             translations = page.translate_file(path, downloads).split("\n")
             assert translations == [*translator.translate(lines, beam_size=beam_size), ""]
+
+
+def aligned_words(tokenizer: Tokenizer, line: str, translation: Translation) -> list[set[str]]:
+    """Return the words of a line that each word of its translation is aligned with."""
+    assert translation.alignment is not None
+    source_words = [
+        piece.startswith("\u2581") for piece in tokenizer.pieces(tokenizer.encode(line))
+    ]
+    words = list(itertools.accumulate(source_words))  # the number of the word of each source token
+    partners: list[set[str]] = []
+    for piece, position in zip(translation.tokens, translation.alignment, strict=True):
+        if piece.startswith("\u2581"):
+            partners.append(set())
+        if position < len(words):  # else the EOS of the source
+            partners[-1].add(line.split()[words[position] - 1])
+    return partners
+
+
+@needs_browser
+@needs_node
+@pytest.mark.slow
+@pytest.mark.parametrize("shift", [False, True])
+def test_the_page_shows_the_alignment_of_native_search(
+    open_page: Any,
+    trained_models: dict[str, Path],
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    shift: bool,
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(trained_models["post-sinusoidal"], model)
+    config = json.loads((model / "config.json").read_text())
+    change_config(model, model=config["model"] | {"alignment_shift": shift})
+    page, _ = open_page(model)
+    translator = Translator.load(model, device="cpu", backend="native")
+    lines = short_sentences(10)
+    num_words = 0
+    for line, [translation, *_] in zip(
+        lines, translator.n_best(lines, beam_size=4, alignment=True), strict=True
+    ):
+        assert page.translate(line) == translation.text
+        labels = page.run(
+            "return [...document.querySelectorAll('#alignment .words:last-child .word')]"
+            ".map((word) => word.getAttribute('aria-label'))"
+        )
+        expected = aligned_words(tokenizer, line, translation)
+        for label, partners in zip(labels, expected, strict=True):
+            _, names = label.split(": ")
+            shown = set(names.removeprefix("goes with ").split(", ")) - {"no partner"}
+            assert shown == partners, (line, label)
+            num_words += 1
+    assert num_words > 10
 
 
 @needs_browser

@@ -114,7 +114,7 @@ def export(config: ExportConfig) -> None:
     folder = find_model(resolve_path(config.model_dir))
     output = config.output or _default_export_folder(config)
     export_model(folder, resolve_path(output), config)
-    megabytes = sum(path.stat().st_size for path in resolve_path(output).iterdir()) / 1e6
+    megabytes = sum(path.stat().st_size for path in resolve_path(output).rglob("*")) / 1e6
     other_models = describe_other_models(resolve_path(config.model_dir), folder)
     log.info(
         "exported %s to %s (%s, %s, %.1f MB)%s",
@@ -131,6 +131,9 @@ def export(config: ExportConfig) -> None:
     elif config.format is ExportFormat.argos:
         [package] = resolve_path(output).glob("*.argosmodel")
         log.info("next: %s", shlex.join(["argospm", "install", str(package)]))
+    elif config.format is ExportFormat.web:
+        command = shlex.join(["python", "-m", "http.server", "--directory", output])
+        log.info("next: %s", command)
     else:
         libraries = {ExportFormat.onnx: "onnxruntime", ExportFormat.marian: "Marian"}
         library = libraries.get(config.format, "transformers")

@@ -2,8 +2,8 @@
 
 The encoder returns the keys and values of cross-attention. The inputs of the decoder are these, the
 newest target token, and the cache: the keys and values of earlier target tokens. It returns the
-log-probabilities of the next token and the extended cache. Batch size and lengths are dynamic. In
-the first step, the cache has length 0.
+log-probabilities of the next token, the extended cache, and the attention to the source that aligns
+words. Batch size and lengths are dynamic. In the first step, the cache has length 0.
 """
 
 # B batch, S source length, T cached target tokens, V vocab, D d_model
@@ -27,7 +27,9 @@ from nmt.model.transformer import (
     MultiHeadAttention,
     RmsNorm,
     Transformer,
+    alignment_layer,
     attend,
+    mean_alignment,
     repeat_heads,
 )
 from nmt.search.constraints import forbidden_ids
@@ -47,6 +49,7 @@ _DYNAMIC_AXES = {
     "log_probs": {0: "batch"},
     "keys": {1: "batch", 3: "length"},
     "values": {1: "batch", 3: "length"},
+    "source_attention": {0: "batch", 1: "source_length"},
 }
 
 
@@ -92,7 +95,7 @@ class DecoderStep(nn.Module):
         source_values: Tensor,
         past_keys: Tensor,
         past_values: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compute the log-probabilities (B, V) of the tokens after `tokens`.
 
         Args:
@@ -104,7 +107,8 @@ class DecoderStep(nn.Module):
             past_values: cache (L, B, K, T, d).
 
         Returns:
-            The log-probabilities, and the caches of keys and values (L, B, K, T + 1, d).
+            The log-probabilities, the caches of keys and values (L, B, K, T + 1, d), and the
+            weights (B, S) of cross-attention that align words; see `alignment_layer`.
         """
         model = self.model
         num_past = past_keys.size(3)
@@ -117,19 +121,24 @@ class DecoderStep(nn.Module):
         x = model.embed(tokens[:, None], model.embedding, model.decoder_positions, positions)
         keys = []
         values = []
+        cross_weights = []
         for i, layer in enumerate(_decoder_layers(model)):
             y = layer.sublayer_input(layer.self_attention_norm, x)  # (B, 1, D)
             q, k, v = layer.self_attention.project(y, y)  # (B, H, 1, d), 2 x (B, K, 1, d)
             q, k = layer.self_attention.normalize_and_rotate(q, k, positions)
             keys.append(torch.cat([past_keys[i], k], dim=2))
             values.append(torch.cat([past_values[i], v], dim=2))
-            y = _attention_output(layer.self_attention, q, keys[i], values[i], self_mask, distances)
+            y, _ = _attention_output(
+                layer.self_attention, q, keys[i], values[i], self_mask, distances
+            )
             x = layer.add_and_norm(layer.self_attention_norm, x, y)
             y = layer.sublayer_input(layer.cross_attention_norm, x)
             q, _, _ = layer.cross_attention.project(y, y)  # a graph leaves out unused results
-            y = _attention_output(  # cross-attention has no encoding, so it ignores the distances
+            # cross-attention has no encoding, so it ignores the distances
+            y, weights = _attention_output(
                 layer.cross_attention, q, source_keys[i], source_values[i], source_mask, distances
             )
+            cross_weights.append(weights)  # (B, H, 1, S)
             x = layer.add_and_norm(layer.cross_attention_norm, x, y)
             y = layer.feed_forward(layer.sublayer_input(layer.feed_forward_norm, x))
             x = layer.add_and_norm(layer.feed_forward_norm, x, y)
@@ -137,7 +146,9 @@ class DecoderStep(nn.Module):
         # addmm becomes a Gemm, which can share the embedding; a MatMul would need a transposed copy
         logits = torch.addmm(bias, model.decoder_norm(x)[:, 0], model.output_matrix.T)  # (B, V)
         log_probs = logits.log_softmax(dim=-1).masked_fill(self.is_forbidden, float("-inf"))
-        return log_probs, torch.stack(keys), torch.stack(values)
+        alignment_weights = cross_weights[alignment_layer(len(cross_weights))]
+        source_attention = mean_alignment(alignment_weights, model.config)[:, 0]  # (B, S)
+        return log_probs, torch.stack(keys), torch.stack(values), source_attention
 
 
 class PlainRmsNorm(nn.Module):
@@ -160,10 +171,13 @@ def _decoder_layers(model: Transformer) -> list[DecoderLayer]:
 
 def _attention_output(
     attention: MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, distances: Tensor
-) -> Tensor:
-    """Compute the output (B, 1, D) of attention for projected q (B, H, 1, d), k, v (B, K, S, d)."""
+) -> tuple[Tensor, Tensor]:
+    """Compute the output (B, 1, D) and the weights (B, H, 1, S) of attention.
+
+    `q` (B, H, 1, d), `k` and `v` (B, K, S, d) are projected.
+    """
     encoding = attention.position_encoding
-    heads, _ = attend(
+    heads, weights = attend(
         q,
         repeat_heads(k, attention.num_heads),
         repeat_heads(v, attention.num_heads),
@@ -171,7 +185,7 @@ def _attention_output(
         encoding=encoding if encoding.has_bias else None,
         distances=distances,
     )  # (B, H, 1, d)
-    return attention.out_projection(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+    return attention.out_projection(heads.transpose(1, 2).flatten(2)), weights
 
 
 def write_onnx(
@@ -212,7 +226,8 @@ def write_onnx(
         "past_values": values[:, :, :, :1],
     }
     _write_graph(folder / ENCODER, encoder, encoder_inputs, ["source_keys", "source_values"])
-    _write_graph(folder / DECODER, decoder, decoder_inputs, ["log_probs", "keys", "values"])
+    output_names = ["log_probs", "keys", "values", "source_attention"]
+    _write_graph(folder / DECODER, decoder, decoder_inputs, output_names)
     if config.quantization is Quantization.int8:
         _quantize(folder / ENCODER)
         _quantize(folder / DECODER)

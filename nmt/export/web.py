@@ -59,6 +59,7 @@ def write_web(
         "directions": _directions(info, tokenizers),
         "search": asdict(info.search),
         "source_eos": info.model.source_eos,
+        "alignment_shift": info.model.alignment_shift,
         "source_eos_id": tokenizers.src.eos_id,
         "target_bos_id": tokenizers.tgt.bos_id,
         "target_eos_id": tokenizers.tgt.eos_id,
@@ -79,7 +80,7 @@ def write_web(
     _copy_runtime(runtime, folder / "runtime")
     for path in sorted(_STATIC.iterdir()):
         shutil.copyfile(path, folder / path.name)
-    for name in ("page.css", "icon.svg"):
+    for name in ("page.css", "icon.svg", "alignment.js"):
         shutil.copyfile(_SERVER_STATIC / name, folder / name)
     _write_file_list(folder)
 

@@ -17,6 +17,7 @@ export class Model {
     const model = new Model();
     model.bosId = settings.target_bos_id;
     model.eosId = settings.target_eos_id;
+    model.shiftsAlignment = settings.alignment_shift;
     model.maxPositions = settings.max_positions;
     model.sourceEnd = settings.source_eos ? [settings.source_eos_id] : [];
     model.encoder = await ort.InferenceSession.create(encoder);
@@ -42,7 +43,8 @@ export class Model {
 
   /**
    * Append a token to each hypothesis of a state.
-   * @returns {Promise<Float32Array[]>} log-probabilities (V) of the next token, for each hypothesis.
+   * @returns {Promise<{logProbs: Float32Array, position: number}[]>} for each hypothesis, the log-probabilities
+   *   (V) of the next token, and the source position with the highest attention.
    */
   async step(state, tokens) {
     const output = await this.decoder.run({
@@ -55,8 +57,10 @@ export class Model {
     });
     state.keys = output.keys;
     state.values = output.values;
-    const [, vocabSize] = output.log_probs.dims;
-    return tokens.map((_, i) => output.log_probs.data.subarray(i * vocabSize, (i + 1) * vocabSize));
+    return tokens.map((_, i) => {
+      const attention = rowOf(output.source_attention, i);
+      return { logProbs: rowOf(output.log_probs, i), position: attention.indexOf(Math.max(...attention)) };
+    });
   }
 
   /** Replace the hypotheses of a state by those at `rows`; a row may be repeated or missing. */
@@ -64,6 +68,11 @@ export class Model {
     state.keys = selectRows(state.keys, rows);
     state.values = selectRows(state.values, rows);
   }
+}
+
+/** Return the values of a row of a matrix. */
+function rowOf({ data, dims: [, numColumns] }, row) {
+  return data.subarray(row * numColumns, (row + 1) * numColumns);
 }
 
 function idTensor(ids, dims) {

@@ -1,6 +1,8 @@
 // The page: it hands texts and files to the worker, and shows what comes back. Texts are set with textContent
 // alone, never as HTML.
 
+import { showAlignment } from "./alignment.js";
+
 const DELAY = 250; // milliseconds after the last key
 const DEFAULT_BEAM_SIZE = 4; // for a model whose own setting is greedy search
 const $ = (id) => document.getElementById(id);
@@ -31,7 +33,7 @@ function translateText() {
   $("count").textContent = `${text.length} characters`;
   showError("");
   if (!text.trim()) {
-    showTranslation("");
+    showTranslation("", []);
     return;
   }
   $("output").classList.add("stale");
@@ -39,8 +41,10 @@ function translateText() {
   page.worker.postMessage({ id: page.textTask, text, options: chosenOptions() });
 }
 
-function showTranslation(text) {
+function showTranslation(text, pairs) {
   $("output").textContent = text;
+  $("alignment-box").hidden = pairs.length === 0;
+  showAlignment($("alignment"), pairs);
   $("output").classList.remove("stale");
   $("state").textContent = "";
 }
@@ -91,7 +95,7 @@ function receive({ data }) {
     if (data.type === "result") offerDownload(data.lines);
     else showFileProgress(data);
   } else if (data.id === page.textTask) {
-    if (data.type === "result") showTranslation(data.text);
+    if (data.type === "result") showTranslation(data.text, data.pairs);
     else showTextProgress(data);
   }
 }

@@ -8,6 +8,7 @@ import { pruneThreshold, score } from "./scoring.js";
  * @property {number} logProb - sum over the tokens, in nats.
  * @property {number} score
  * @property {boolean} finished - whether it ends with EOS; false if the length limit cut it off.
+ * @property {number[]} alignment - the source position that each token is aligned with; EOS is the last one.
  */
 
 /**
@@ -20,7 +21,11 @@ import { pruneThreshold, score } from "./scoring.js";
  */
 export async function search(model, source, config, prefix) {
   const task = {
-    model, config, prefix, limit: lengthLimit(source, config, prefix, model.maxPositions),
+    model,
+    config,
+    prefix,
+    numSource: source.length,
+    limit: lengthLimit(source, config, prefix, model.maxPositions),
     state: await model.start(source),
   };
   const best = config.beam_size === 1 ? await searchGreedily(task) : await searchWithBeam(task);
@@ -34,13 +39,13 @@ function lengthLimit(source, config, prefix, maxPositions) {
   return Math.min(Math.max(limit, config.min_length + 1, prefix.length + 1), maxPositions);
 }
 
-/** Return the log-probabilities of the tokens after each hypothesis, one Float32Array each. */
-async function nextLogProbs(task, hypotheses) {
+/** Return the output of `Model.step` for each hypothesis, constrained by the settings. */
+async function step(task, hypotheses) {
   const { model, state, config, prefix } = task;
   const newest = hypotheses.map(({ tokens }) => tokens.at(-1) ?? model.bosId);
   const rows = await model.step(state, newest);
   const rules = { config, prefix, eosId: model.eosId };
-  rows.forEach((logProbs, i) => constrain(logProbs, hypotheses[i].tokens, rules));
+  rows.forEach(({ logProbs }, i) => constrain(logProbs, hypotheses[i].tokens, rules));
   return rows;
 }
 
@@ -75,12 +80,16 @@ function repeatedNext(tokens, size) {
 
 /** Append the most probable token, the lowest id among equals, until EOS or the limit. */
 async function searchGreedily(task) {
-  let hypothesis = { tokens: [], logProb: 0 };
+  let hypothesis = { tokens: [], positions: [], logProb: 0 };
   while (hypothesis.tokens.length < task.limit) {
-    const [logProbs] = await nextLogProbs(task, [hypothesis]);
+    const [{ logProbs, position }] = await step(task, [hypothesis]);
     const [token] = findHighest(logProbs, 1);
     if (token === undefined) return null;
-    hypothesis = { tokens: [...hypothesis.tokens, token], logProb: hypothesis.logProb + logProbs[token] };
+    hypothesis = {
+      tokens: [...hypothesis.tokens, token],
+      positions: [...hypothesis.positions, position],
+      logProb: hypothesis.logProb + logProbs[token],
+    };
     if (token === task.model.eosId) break;
   }
   return complete(hypothesis, task);
@@ -93,13 +102,13 @@ async function searchGreedily(task) {
 async function searchWithBeam(task) {
   const { model, config, limit } = task;
   let best = null;
-  let beam = [{ tokens: [], logProb: 0, total: 0 }];
+  let beam = [{ tokens: [], positions: [], logProb: 0, total: 0 }];
   const offer = (candidate) => {
     const hypothesis = complete(candidate, task);
     if (isBetter(hypothesis, best)) best = hypothesis;
   };
   for (let length = 1; length <= limit && beam.length; length++) {
-    const ranking = rankContinuations(beam, await nextLogProbs(task, beam), 2 * config.beam_size);
+    const ranking = rankContinuations(beam, await step(task, beam), 2 * config.beam_size);
     ranking.slice(0, config.beam_size).filter(({ tokens }) => tokens.at(-1) === model.eosId).forEach(offer);
     beam = ranking.filter(({ tokens }) => tokens.at(-1) !== model.eosId).slice(0, config.beam_size);
     if (length === limit) {
@@ -122,9 +131,14 @@ function isBetter(hypothesis, best) {
   return hypothesis.score > best.score;
 }
 
-function complete({ tokens, logProb }, { model, config }) {
+/** Return the `Hypothesis` of a candidate, whose `positions` have the highest attention in each step. */
+function complete({ tokens, positions, logProb }, { model, config, numSource }) {
   const finished = tokens.at(-1) === model.eosId;
-  return { tokens, logProb, finished, score: score(logProb, tokens.length, config) };
+  let alignment = positions;
+  if (model.shiftsAlignment) { // a token is aligned in the step that reads it; no step reads the last one
+    alignment = [...positions.slice(1), finished ? numSource : positions.at(-1)];
+  }
+  return { tokens, logProb, finished, alignment, score: score(logProb, tokens.length, config) };
 }
 
 /**
@@ -133,12 +147,13 @@ function complete({ tokens, logProb }, { model, config }) {
  */
 function rankContinuations(beam, rows, count) {
   const candidates = [];
-  rows.forEach((logProbs, parent) => {
+  rows.forEach(({ logProbs, position }, parent) => {
     const hypothesis = beam[parent];
     for (const token of findHighest(logProbs, count)) {
       candidates.push({
         parent,
         tokens: [...hypothesis.tokens, token],
+        positions: [...hypothesis.positions, position],
         logProb: hypothesis.logProb + logProbs[token],
         total: Math.fround(hypothesis.total + logProbs[token]),
       });

@@ -77,6 +77,25 @@ export class Tokenizer {
     return replaceLineBreaks(text + decodeBytes(bytes));
   }
 
+  /**
+   * Return the text of ids, and the span [start, end] of each id in it, in code points without spaces. The bytes
+   * of one character share its span.
+   */
+  decodeWithSpans(ids) {
+    const text = this.decode(ids);
+    const characters = Array.from(text);
+    const ends = ids.map((_, i) => Array.from(this.decode(ids.slice(0, i + 1))).length);
+    for (let i = ids.length - 2; i >= 0; i--) { // half of the bytes of a character decode to several U+FFFD
+      ends[i] = Math.min(ends[i], ends[i + 1]);
+    }
+    const spans = ends.map((end, i) => {
+      let start = ends[i - 1] ?? 0;
+      while (start < end && characters[start] === " ") start++;
+      return [start, end];
+    });
+    return { text, spans };
+  }
+
   /** Return the text of a piece; at the start of a text, without the space of the dummy prefix. */
   decodePiece(id, isAtStart) {
     const { pieces, types } = this.vocabulary;

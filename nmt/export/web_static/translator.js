@@ -21,28 +21,46 @@ export class Translator {
   }
 
   /**
-   * Return the translation of a line. Empty lines and lines without words stay as they are.
+   * Translate a line. Empty lines and lines without words stay as they are.
    * @param {string} line
    * @param {{beamSize: number, direction: number}} options - `direction` is an index of the directions of
    *   the settings.
+   * @returns {Promise<{text: string, pairs: Object[]}>} the translation, and the aligned pairs of the parts of the
+   *   line, as `alignment.js` shows them.
    */
   async translate(line, { beamSize, direction }) {
     const source = replaceLineBreaks(line);
-    if (hasNoWords(source)) return source;
+    if (hasNoWords(source)) return { text: source, pairs: [] };
     const { source_tag: tag, target_prefix: prefix } = this.settings.directions[direction];
     const config = { ...this.settings.search, beam_size: beamSize };
     const textCase = findCase(source);
+    const numTagTokens = this.countTagTokens(tag);
     const translations = [];
+    const pairs = [];
     for (const ids of this.encodeParts(textCase ? toSentenceCase(source) : source, tag)) {
-      const { tokens } = await this.searchWithoutLoops(ids, config, prefix);
-      translations.push(this.target.decode(tokens.slice(prefix.length)));
+      const hypothesis = await this.searchWithoutLoops(ids, config, prefix);
+      const tokens = hypothesis.tokens.slice(prefix.length);
+      const alignment = hypothesis.alignment.slice(prefix.length).map((position) => position - numTagTokens);
+      translations.push(this.target.decode(tokens));
+      pairs.push(this.alignedPair(ids.slice(numTagTokens), tokens, alignment));
     }
-    return applyCase(joinParts(translations), textCase);
+    return { text: applyCase(joinParts(translations), textCase), pairs };
+  }
+
+  /** Return a sentence and its translation with the positions of their tokens, as in the JSON of nmt-serve. */
+  alignedPair(sourceIds, tokens, alignment) {
+    const source = this.source.decodeWithSpans(sourceIds);
+    const target = this.target.decodeWithSpans(tokens);
+    return { source: source.text, source_spans: source.spans, hypotheses: [{ ...target, alignment }] };
+  }
+
+  countTagTokens(tag) {
+    return tag ? this.source.encode(tag).length : 0;
   }
 
   /** Return the ids of a line and its tag: one list, several for a long line, none for an empty one. */
   encodeParts(line, tag) {
-    const numTagTokens = tag ? this.source.encode(tag).length : 0;
+    const numTagTokens = this.countTagTokens(tag);
     const encode = (text) => {
       const ids = this.source.encode(tag ? `${tag} ${text}` : text);
       return ids.length > numTagTokens ? ids : [];

@@ -43,7 +43,7 @@ async function load() {
 function translateInTurn(translator, line, options, isWanted = () => true) {
   const work = async () => {
     await new Promise((resolve) => { setTimeout(resolve); });
-    return isWanted() ? translator.translate(line, options) : "";
+    return isWanted() ? translator.translate(line, options) : null;
   };
   const result = turn.then(work);
   turn = result.catch(() => {});
@@ -59,14 +59,16 @@ async function translateText(translator, { id, text, options }) {
     if (id !== newestText) return;
     postMessage({ type: "progress", id, done: translations.length, total: sentences.length });
   }
-  postMessage({ type: "result", id, text: joinText(translations, gaps) });
+  const texts = translations.map(({ text: translation }) => translation);
+  const pairs = translations.flatMap((translation) => translation.pairs);
+  postMessage({ type: "result", id, text: joinText(texts, gaps), pairs });
 }
 
 /** Translate each line of a file. */
 async function translateFile(translator, { id, lines, options }) {
   const translations = [];
   for (const line of lines) {
-    translations.push(await translateInTurn(translator, line, options));
+    translations.push((await translateInTurn(translator, line, options)).text);
     postMessage({ type: "progress", id, done: translations.length, total: lines.length });
   }
   postMessage({ type: "result", id, lines: translations });
