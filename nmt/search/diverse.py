@@ -60,7 +60,8 @@ class DiverseSearch(BeamSearch):
         """See `BeamSearch._rank`; ranks the groups in order, with a penalty for chosen tokens."""
         beam = self._state.beam
         device = log_probs.device
-        numbers, indices = torch.unique_consecutive(beam.sentences, return_inverse=True)  # (B,)
+        # the number of each pair (B,), and the index of the pair of each row (R,)
+        numbers, indices = torch.unique_consecutive(beam.sentences, return_inverse=True)
         sentences = numbers // self._num_groups  # (B,)
         _, sentence_indices = torch.unique_consecutive(sentences, return_inverse=True)  # (B,)
         shape = (len(numbers), 2 * self._state.request.config.beam_size)
@@ -78,6 +79,7 @@ class DiverseSearch(BeamSearch):
             if not len(members):
                 continue
             rows = (beam.sentences % self._num_groups == group).nonzero().squeeze(1)
+            # the index into `members` of each of the group's rows
             _, member_indices = torch.unique_consecutive(indices[rows], return_inverse=True)
             grid = BeamGrid(member_indices, len(members), device)
             sentences_of_rows = send(sentence_indices[indices[rows]], device)

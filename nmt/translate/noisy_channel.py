@@ -43,11 +43,14 @@ class NoisyChannel:
             candidate_texts += [translation.text for translation in translations]
             source_texts += [source] * len(translations)
         hypotheses = self._model.score(source_texts, candidate_texts)
-        # one for each candidate, in the order of `candidate_texts`
-        reverse_log_probs = iter([hypothesis.log_prob for hypothesis in hypotheses])
         scored = []
+        first = 0  # index in `hypotheses` of the first candidate of a source
         for translations in candidates:
-            scored.append([self._add_score(item, next(reverse_log_probs)) for item in translations])
+            scored_translations = []
+            for i, translation in enumerate(translations, start=first):
+                scored_translations.append(self._add_score(translation, hypotheses[i].log_prob))
+            scored.append(scored_translations)
+            first += len(translations)
         return scored
 
     def _add_score(self, translation: Translation, reverse_log_prob: float) -> Translation:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -32,10 +32,20 @@ _LABEL_MARGIN_INCHES = 1.6  # for the labels and the title of a panel
 _PLAIN_MARGIN_INCHES = 0.3  # for a panel without labels
 _MIN_PANEL_INCHES = 1.2
 _LABEL_POINTS_PER_INCH = 60  # size of a label in a cell of one inch, which has 72 points
-_SIDES_AND_TITLES = {  # tokens of the rows, tokens of the columns, title
-    AttentionKind.cross: ("predicted", "src", "Attention of the target to the source"),
-    AttentionKind.encoder: ("src", "src", "Attention, source to source"),
-    AttentionKind.decoder: ("tgt", "tgt", "Attention, target to target"),
+
+
+class _Sides(NamedTuple):
+    """The fields of `PairAttention` whose tokens are the rows and columns of a kind's weights."""
+
+    rows: str
+    columns: str
+    title: str  # of the figure
+
+
+_SIDES = {
+    AttentionKind.cross: _Sides("predicted", "src", "Attention of the target to the source"),
+    AttentionKind.encoder: _Sides("src", "src", "Attention, source to source"),
+    AttentionKind.decoder: _Sides("tgt", "tgt", "Attention, target to target"),
 }
 
 
@@ -95,11 +105,12 @@ def attention_figure(
         raise ConfigError(f"layers={max(layers)}: the model has {len(weights)} layers")
     if max(heads) > weights.size(1):
         raise ConfigError(f"heads={max(heads)}: the model has {weights.size(1)} heads")
-    pieces = {"src": pair.src, "tgt": pair.tgt, "predicted": pair.predicted}
-    row_side, column_side, title = _SIDES_AND_TITLES[kind]
-    replacements = style.add_fonts_for([*pieces[row_side], *pieces[column_side]])
-    rows = [piece.translate(replacements) for piece in pieces[row_side]]
-    columns = [piece.translate(replacements) for piece in pieces[column_side]]
+    sides = _SIDES[kind]
+    row_pieces: list[str] = getattr(pair, sides.rows)
+    column_pieces: list[str] = getattr(pair, sides.columns)
+    replacements = style.add_fonts_for([*row_pieces, *column_pieces])
+    rows = [piece.translate(replacements) for piece in row_pieces]
+    columns = [piece.translate(replacements) for piece in column_pieces]
     are_all_labeled = len(layers) * len(heads) <= _MAX_LABELED_PANELS
     max_cells = max(len(columns) * len(heads), len(rows) * len(layers))
     cell_inches = min(_MAX_CELL_INCHES, _MAX_FIGURE_INCHES / max_cells)
@@ -134,5 +145,5 @@ def attention_figure(
                 gray_mask=gray_mask,
             )
             axes.tick_params(labelsize=min(10, _LABEL_POINTS_PER_INCH * cell_inches))
-    figure.suptitle(f"{title}; a row attends to columns", fontsize=11)
+    figure.suptitle(f"{sides.title}; a row attends to columns", fontsize=11)
     return figure
