@@ -280,6 +280,34 @@ def test_trackers_are_closed_at_the_same_time_and_the_log_names_those_waited_for
     assert not caplog.records
 
 
+def test_a_tracker_notices_the_end_of_a_run_at_any_moment(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrackerThread, "_run", lambda self: None)
+    feed = TrackerThread(TrackerName.mlflow, run_dir)
+
+    class EndsAfterTheCheck(threading.Event):
+        """Ends the run as soon as the thread has checked that it has not ended."""
+
+        def is_set(self) -> bool:
+            has_ended = super().is_set()
+            feed.start_closing()
+            return has_ended
+
+    feed._is_closing = EndsAfterTheCheck()
+    lines = records(4)
+    write_lines(run_dir, lines)
+    lines_read: list[dict[str, Any]] = []
+    with (run_dir / "metrics.jsonl").open("rb") as file:
+        reader = threading.Thread(
+            target=lambda: lines_read.extend(feed._read_records(file)), daemon=True
+        )
+        reader.start()
+        reader.join(10)
+        assert not reader.is_alive()
+    assert lines_read == lines
+
+
 def test_wandb_writes_where_its_variable_says(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

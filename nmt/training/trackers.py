@@ -331,8 +331,9 @@ class TrackerThread:
         """Yield the records of the file as it grows, until `start_closing` is called."""
         incomplete_line = b""
         while True:
-            is_closing = self._is_closing.is_set()
+            # cleared before the checks, so that `wait` notices whatever happens after them
             self._wake.clear()
+            is_closing = self._is_closing.is_set()
             *lines, incomplete_line = (incomplete_line + file.read()).split(b"\n")
             for line in lines:
                 with contextlib.suppress(ValueError):  # skip a damaged line
