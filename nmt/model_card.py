@@ -16,6 +16,7 @@ import yaml
 from nmt.checkpoint import ModelInfo, checkpoint_dir
 from nmt.config import resolve_path
 from nmt.data.binary import read_meta
+from nmt.data.languages import DEFAULT_LANGUAGES
 from nmt.errors import ModelError, NmtError
 from nmt.evaluate import build_bleu_metric, choose_bleu_tokenizer
 from nmt.runtime.manifest import read_run_config
@@ -102,7 +103,9 @@ def render_card(
 def _iso_639_code(language: str) -> str:
     """Return a language without script and territory; "und", undetermined, for other texts."""
     match = _ISO_639_CODE.match(language.lower())
-    return match[0] if match else "und"
+    if match is None or language in DEFAULT_LANGUAGES:
+        return "und"
+    return match[0]
 
 
 def _list_results(folder: Path, info: ModelInfo, origin: Origin) -> list[dict[str, Any]]:

@@ -309,3 +309,5 @@ def test_a_code_with_a_script_or_territory_is_named_once_with_each() -> None:
         "Norwegian",
         "xx",
     )
+    # the default of a model without languages, and the code of Sardinian in ISO 639-3
+    assert language_name("src") == "src"

@@ -107,7 +107,7 @@ def test_facts_without_a_source_are_called_unknown(tmp_path: Path, tokenizer: To
     (folder / "config.json").write_text(json.dumps(config | {"src_lang": "src"}), encoding="utf-8")
     (folder / "manifest.json").unlink()
     metadata, text = read_card(exported(folder, ExportFormat.huggingface))
-    assert metadata["language"] == ["src", "yy"]
+    assert metadata["language"] == ["und", "yy"]
     assert metadata["license"] == "unknown"
     assert "Pairs, filters and license: unknown." in text
     assert "- Tokens and hours: unknown" in text

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from babel import Locale
 from babel.core import get_global, parse_locale
 
+from nmt.data.languages import DEFAULT_LANGUAGES
+
 # codes that CLDR has no alias for; LibreTranslate uses "pb" and "zt"
 _ALIASES = {"no": "nb", "pb": "pt_BR", "zt": "zh_Hant"}
 _CODE_WITH_SCRIPT = re.compile("[a-z]{3}_[A-Z][a-z]{3}")  # as in NLLB and FLORES
@@ -73,6 +75,8 @@ def shorten_codes(codes: AbstractSet[str]) -> dict[str, str]:
 
 def language_name(code: str) -> str:
     """Return the English name of a language, such as "Portuguese (Brazil)", or else its code."""
+    if code in DEFAULT_LANGUAGES:  # not set; "src" is the code of Sardinian, too
+        return code
     english = Locale("en")
     language, script, territory = parse_code(code)
     name = english.languages.get(language, code)
