@@ -201,6 +201,7 @@ def compare(
     signatures, results = paired()
     comparisons = []
     for name, metric in paired.metrics.items():
+        # in the order in which `_build_paired_test` gives the two systems
         baseline_result, system_result = cast(list[Any], results[name])
         baseline_counts = _line_counts(metric, baseline, references)
         system_counts = _line_counts(metric, hypotheses, references)
@@ -241,6 +242,7 @@ def _build_paired_test(
     with patch.dict(os.environ, {"SACREBLEU_SEED": str(test.seed)}):  # read by the constructor
         return PairedTest(
             [("baseline", baseline), ("system", hypotheses)],
+            # sacreBLEU replaces these keys by the names of the metrics' scores
             {str(number): metric for number, metric in enumerate(metrics)},
             references,
             test_type=test_type,

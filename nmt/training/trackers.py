@@ -188,7 +188,7 @@ class _Trackio:
     def __init__(self, run: RunInfo) -> None:
         trackio = importlib.import_module("trackio")
         self._project = os.environ.get("TRACKIO_PROJECT", "nmt")
-        self._name = f"{run.folder.name}-{run.id[-6:]}"
+        self._name = f"{run.folder.name}-{run.id[-6:]}"  # folders of two runs may have one name
         with contextlib.redirect_stdout(sys.stderr):  # it prints, but stdout is for results
             self._run: Any = trackio.init(
                 self._project,
