@@ -75,6 +75,43 @@ SUBTITLES = [
     "\u2028",
 ]
 TABLE = ["\t", ",", ";", '"', '""', "\n", "\r", "a", "=1+1", "\0", "\u2028", " "]
+XLIFF = [
+    "<xliff>",
+    "<trans-unit>",
+    "<source>",
+    "a b",
+    "<g id='1'>",
+    "<bpt id='1'/>",
+    "<ept id='1'/>",
+    "<mrk mtype='seg'>",
+    "</mrk>",
+    "</g>",
+    "</source>",
+    "<target/>",
+    "</trans-unit>",
+    "</xliff>",
+    "&amp;",
+    "<!--",
+    "<![CDATA[",
+    "\0",
+]
+MESSAGES = [
+    "msgid ",
+    "msgid_plural ",
+    "msgstr ",
+    "msgstr[0] ",
+    "msgctxt ",
+    '"',
+    '"a %s b"\n',
+    '""\n',
+    "#, c-format\n",
+    "\\n",
+    "<b>",
+    "</b>",
+    "#~ ",
+    "\n",
+    "\0",
+]
 METADATA = [
     "{",
     "}",
@@ -122,6 +159,8 @@ def translate_document(path: Path) -> None:
 READERS: dict[str, tuple[str, list[str], Reader]] = {  # file name, pieces of its text, function
     "html": ("page.html", HTML, translate_document),
     "srt": ("subtitles.srt", SUBTITLES + HTML[:5], translate_document),
+    "xliff": ("units.xlf", XLIFF, translate_document),
+    "po": ("messages.po", MESSAGES, translate_document),
     "tsv": ("table.tsv", TABLE, translate_document),
     "csv": ("table.csv", TABLE, translate_document),
     "manifest": (MANIFEST, METADATA, lambda path: read_entries(path.parent)),

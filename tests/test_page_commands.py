@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
 
+import docx
 import pytest
 from pages import PAGES, ROOT, ShellCommand, fenced_blocks, parse_command, shell_lines
 from test_config import composed
@@ -71,6 +72,10 @@ def write_text(home: Path) -> None:
         (home / f"{name}.gz").write_bytes(gzip.compress(b"".join(rows)))
         (home / f"{name}.xz").write_bytes(lzma.compress(b"".join(rows)))
     shutil.copy(home / "all.tsv.gz", home / "a.gz")
+    letter = docx.Document()
+    for line in texts["valid", "src"].decode().splitlines()[:4]:
+        letter.add_paragraph(line)
+    letter.save(str(home / "letter.docx"))
     write_tmx(home / "memory.tmx", texts["train", "src"].decode(), texts["train", "tgt"].decode())
     for language, side in (("en", "src"), ("de", "tgt")):
         with zipfile.ZipFile(home / "de-en.txt.zip", "a") as moses:

@@ -15,6 +15,7 @@ from typing import IO, TypeVar
 import torch
 
 from nmt.cli.streams import check_input, find_output, input_size, open_input, open_output
+from nmt.cli.translate_document import InputDocument, open_document
 from nmt.config import (
     DirectionConfig,
     Engine,
@@ -25,7 +26,7 @@ from nmt.config import (
     TranslationConfig,
     resolve_path,
 )
-from nmt.data.languages import SEPARATOR
+from nmt.data.languages import SEPARATOR, find_source_prefix
 from nmt.data.text import count_lines, is_stream, read_input
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.export.conversion import MAX_POSITIONS
@@ -52,6 +53,9 @@ def translate(config: TranslateConfig) -> None:
     another name and renamed when it is complete; the same command resumes it after a kill.
     """
     output_file = _check_paths(config)
+    document = open_document(config, output_file)
+    if document is not None:
+        config = document.adapt(config)
     config = with_chosen_backend(config)
     job = TranslationJob(config)
     is_interactive = config.input == "-" and sys.stdin is not None and sys.stdin.buffer.isatty()
@@ -68,11 +72,11 @@ def translate(config: TranslateConfig) -> None:
         else:
             output = stack.enter_context(PartialFile(output_file, describe_job(config, job.search)))
             reader = output.resume(
-                lambda: _open_reader(config, read_input(config.input)),
+                lambda: _open_reader(config, _read_lines(config, document)),
                 is_stream=is_stream(config.input) or is_stream(config.prefixes or ""),
             )
         progress = stack.enter_context(
-            _open_progress(config, reader.num_lines, is_interactive=is_interactive)
+            _open_progress(config, document, reader.num_lines, is_interactive=is_interactive)
         )
         for window, results in job.translate_windows(reader, stack):
             output_bytes, counts = render(
@@ -82,8 +86,15 @@ def translate(config: TranslateConfig) -> None:
             progress.update(len(window.lines), read_bytes=window.num_bytes)
         if not is_interactive or output_file is not None:
             progress.finish()
-        total_counts = output.finish(reader)
+        write_output = None
+        if document is not None:
+            write_output = partial(document.write, job.source_prefix)
+        total_counts = output.finish(reader, write_output)
     _report_counts(total_counts, config)
+
+
+def _read_lines(config: TranslateConfig, document: InputDocument | None) -> Iterator[str]:
+    return read_input(config.input) if document is None else iter(document.sentences)
 
 
 class _OutputStream:
@@ -99,7 +110,7 @@ class _OutputStream:
         self._stream.flush()
         self._counts.add(counts)
 
-    def finish(self, reader: WindowReader) -> LineCounts:
+    def finish(self, reader: WindowReader, write_output: object = None) -> LineCounts:
         """Return the counts of all windows."""
         return self._counts
 
@@ -117,6 +128,8 @@ class TranslationJob:
         self.search, self._options = _resolve_settings(config, translator)
         self.tokenizer = translator.tokenizer
         self.directions = translator.directions
+        self.source_prefix = find_source_prefix(translator.tokenizer.src, self._options.tags)
+        """The text that the model reads before each line."""
         self._translator = translator if self.is_in_process else None
 
     def translate_windows(
@@ -283,13 +296,19 @@ def _open_reader(
     )
 
 
-def _open_progress(config: TranslateConfig, done_lines: int, *, is_interactive: bool) -> Progress:
+def _open_progress(
+    config: TranslateConfig,
+    document: InputDocument | None,
+    done_lines: int,
+    *,
+    is_interactive: bool,
+) -> Progress:
     """Start to show the progress, without a bar if the terminal also shows input or output."""
     shows_output = config.output == "-" and sys.stdout is not None and sys.stdout.isatty()
     return Progress(
         "translate",
         "lines",
-        total_bytes=input_size(config.input),
+        total_bytes=input_size(config.input) if document is None else document.num_bytes,
         done=done_lines,
         has_bar=not shows_output and not is_interactive,
     )

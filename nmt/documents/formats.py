@@ -8,9 +8,12 @@ from pathlib import PurePath
 
 from nmt.documents import document
 from nmt.documents.document import Document, ReadOptions, check_count, join_texts, read_text
-from nmt.documents.markup import HtmlText, parse_html
+from nmt.documents.markup import MarkupText, parse_html
+from nmt.documents.packages import DOCX, EPUB, OPEN_DOCUMENT, PPTX, read_package
+from nmt.documents.po import read_po
 from nmt.documents.subtitles import read_subtitles
 from nmt.documents.tables import read_table
+from nmt.documents.xliff import read_xliff
 from nmt.errors import DataError
 
 
@@ -20,8 +23,17 @@ def read_document(name: str, content: bytes, options: ReadOptions) -> Document:
     Raises `DataError` if the format is unknown, the content is not valid, or there is too much.
     """
     suffix = PurePath(name).suffix.lower()
-    if suffix not in _TEXT_READERS:
-        raise DataError(f"{suffix or name}: no such file format; valid: {', '.join(FORMATS)}")
+    if suffix in _TEXT_READERS:
+        return _read_text(_TEXT_READERS[suffix], content, options)
+    if suffix in _READERS:
+        return _READERS[suffix](content, options)
+    raise DataError(f"{suffix or name}: no such file format; valid: {', '.join(FORMATS)}")
+
+
+def _read_text(
+    read: Callable[[str, ReadOptions], Document], content: bytes, options: ReadOptions
+) -> Document:
+    """Read a text in UTF-8."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -31,7 +43,7 @@ def read_document(name: str, content: bytes, options: ReadOptions) -> Document:
     max_tags = 2 * document.MAX_TEXTS
     if text.count("<") > max_tags:
         raise DataError(f"the file has more than {max_tags} tags; cut it into several")
-    file = _TEXT_READERS[suffix](text, options)
+    file = read(text, options)
     return Document(file.texts, lambda texts: byte_order_mark.encode() + file.assemble(texts))
 
 
@@ -43,7 +55,7 @@ def _read_lines(text: str, options: ReadOptions) -> Document:
 
 def _read_html(text: str, options: ReadOptions) -> Document:
     page = parse_html(text, split_sentences=options.split_sentences)
-    return Document([HtmlText([content]) for content in page.contents], join_texts)
+    return Document([MarkupText([content]) for content in page.contents], join_texts)
 
 
 _TEXT_READERS: dict[str, Callable[[str, ReadOptions], Document]] = {  # by suffix
@@ -54,4 +66,19 @@ _TEXT_READERS: dict[str, Callable[[str, ReadOptions], Document]] = {  # by suffi
     ".csv": partial(read_table, suffix=".csv"),
     ".tsv": partial(read_table, suffix=".tsv"),
 }
-FORMATS = tuple(_TEXT_READERS)
+_READERS: dict[str, Callable[[bytes, ReadOptions], Document]] = {
+    ".docx": partial(read_package, package_format=DOCX),
+    ".pptx": partial(read_package, package_format=PPTX),
+    ".odt": partial(read_package, package_format=OPEN_DOCUMENT),
+    ".odp": partial(read_package, package_format=OPEN_DOCUMENT),
+    ".epub": partial(read_package, package_format=EPUB),
+    ".xlf": read_xliff,
+    ".xliff": read_xliff,
+    ".sdlxliff": read_xliff,
+    ".mqxliff": read_xliff,
+    ".po": read_po,
+    ".pot": read_po,
+}
+FORMATS = (*_TEXT_READERS, *_READERS)
+PACKAGES = (".docx", ".pptx", ".odt", ".odp", ".epub")
+"""Formats that are not text."""

@@ -129,12 +129,16 @@ class TagPlacer:
         source: the text of the block.
         target: its translation.
         words: the words of the translation, in order.
+        keeps_elements: whether an element with text stays if the translation has no word for it.
     """
 
-    def __init__(self, source: str, target: str, words: Sequence[TargetWord]) -> None:
+    def __init__(
+        self, source: str, target: str, words: Sequence[TargetWord], *, keeps_elements: bool = False
+    ) -> None:
         self._source = source
         self._target = target
         self._words = words
+        self._keeps_elements = keeps_elements
 
     def place_all(self, root: Element) -> str:
         """Return the translation as HTML; `root` holds the elements of the block."""
@@ -157,7 +161,7 @@ class TagPlacer:
             html_parts.append(html.escape(self._target[position:start], quote=False))
             position = end
             inner_html = self._place(child, Region(words.start, words.end, start, end))
-            if not inner_html and self._has_text(child):
+            if not inner_html and self._has_text(child) and not self._keeps_elements:
                 continue  # the translation has no word for the element
             html_parts.append(child.opening + inner_html + child.closing)
             if start == end < region.end and self._needs_space(child, end):

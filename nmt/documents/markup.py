@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
@@ -22,8 +22,8 @@ _MAX_DEPTH = 32  # of elements in elements; tags further inside are placed witho
 
 
 @dataclass(frozen=True)
-class HtmlText:
-    """An HTML document or fragment; see `SourceText`."""
+class MarkupText:
+    """A document or fragment of HTML or XML; see `SourceText`."""
 
     contents: list[str | Block]
     """Blocks of text to translate, and the markup between them, which stays as it is."""
@@ -54,20 +54,81 @@ class HtmlText:
         return "".join(rendered)
 
 
-def parse_html(text: str, *, split_sentences: bool = True) -> HtmlText:
+def parse_html(text: str, *, split_sentences: bool = True) -> MarkupText:
     """Find the blocks of a document. Broken markup is text, or stays where it is."""
+    return parse_tokens(tokenize(text), split_sentences=split_sentences)
+
+
+def parse_tokens(
+    source_tokens: Iterable[Token],
+    *,
+    split_sentences: bool = True,
+    preserves_space: bool = False,
+    keeps_elements: bool = False,
+) -> MarkupText:
+    """Find the blocks between boundaries.
+
+    Args:
+        source_tokens: the tokens of a document.
+        split_sentences: whether to split blocks into sentences.
+        preserves_space: whether spaces and line ends count, as in `<pre>`.
+        keeps_elements: whether an element stays even if the translation has no word for it.
+    """
     contents: list[str | Block] = []
     markup: list[str] = []  # source of the tokens since the previous block
-    for is_boundary, group in groupby(tokenize(text), _is_boundary):
+    for is_boundary, group in groupby(source_tokens, _is_boundary):
         tokens = list(group)
         texts = [token.raw for token in tokens if token.kind is TokenKind.TEXT]
         if is_boundary or not "".join(texts).strip():
             markup += [token.raw for token in tokens]
         else:
-            block = _parse_block(tokens, split_sentences=split_sentences)
-            contents += ["".join(markup), block]
-            markup = []
-    return HtmlText([*contents, "".join(markup)])
+            leading, core, trailing = _split_ends(tokens)
+            block = _parse_block(
+                core,
+                split_sentences=split_sentences,
+                preserves_space=preserves_space,
+                keeps_elements=keeps_elements,
+            )
+            contents += ["".join(markup) + leading, block]
+            markup = [trailing]
+    return MarkupText([*contents, "".join(markup)])
+
+
+def _split_ends(tokens: Sequence[Token]) -> tuple[str, Sequence[Token], str]:
+    """Return the elements at the ends of a block, which stay there, and the tokens between them.
+
+    These are elements without text, and those around the whole text.
+    """
+    start = 0
+    end = len(tokens)
+    while True:
+        if tokens[start].kind is TokenKind.ATOM:
+            start += 1
+        elif tokens[end - 1].kind is TokenKind.ATOM:
+            end -= 1
+        elif _encloses(tokens[start:end]):
+            start += 1
+            end -= 1
+        else:
+            break
+    leading = "".join(token.raw for token in tokens[:start])
+    trailing = "".join(token.raw for token in tokens[end:])
+    return leading, tokens[start:end], trailing
+
+
+def _encloses(tokens: Sequence[Token]) -> bool:
+    """Return whether the first token opens an element that the last token closes."""
+    if tokens[0].kind is not TokenKind.OPENING or tokens[-1].kind is not TokenKind.CLOSING:
+        return False
+    depth = 0
+    for token in tokens[:-1]:
+        if token.kind is TokenKind.OPENING:
+            depth += 1
+        elif token.kind is TokenKind.CLOSING:
+            depth -= 1
+        if depth == 0:
+            return False
+    return depth == 1
 
 
 def _is_boundary(token: Token) -> bool:
@@ -83,6 +144,7 @@ class Block:
     root: Element  # holds the elements of the block
     leading_space: str
     trailing_space: str
+    keeps_elements: bool
 
     def render(self, results: Sequence[LineResult], rank: int, prefix: str) -> str:
         """Return the translation as HTML."""
@@ -112,16 +174,24 @@ class Block:
             )
             target += translations[index]
             source_start += len(sentence)
-        return TagPlacer(self.characters, target + gaps[-1], words).place_all(self.root)
+        placer = TagPlacer(
+            self.characters, target + gaps[-1], words, keeps_elements=self.keeps_elements
+        )
+        return placer.place_all(self.root)
 
 
-def _parse_block(tokens: Sequence[Token], *, split_sentences: bool) -> Block:
-    """Build a block from inline tokens, with white space as a browser shows it."""
-    characters, root = _parse_elements(tokens)
-    first_text = tokens[0].raw if tokens[0].kind is TokenKind.TEXT else ""
-    leading_space = first_text[: len(first_text) - len(first_text.lstrip(_WHITE_SPACE))]
-    last_text = tokens[-1].raw if tokens[-1].kind is TokenKind.TEXT else ""
-    trailing_space = last_text[len(last_text.rstrip(_WHITE_SPACE)) :]
+def _parse_block(
+    tokens: Sequence[Token], *, split_sentences: bool, preserves_space: bool, keeps_elements: bool
+) -> Block:
+    """Build a block from inline tokens, by default with white space as a browser shows it."""
+    characters, root = _parse_elements(tokens, preserves_space=preserves_space)
+    leading_space = ""
+    trailing_space = ""
+    if not preserves_space:
+        first_text = tokens[0].raw if tokens[0].kind is TokenKind.TEXT else ""
+        leading_space = first_text[: len(first_text) - len(first_text.lstrip(_WHITE_SPACE))]
+        last_text = tokens[-1].raw if tokens[-1].kind is TokenKind.TEXT else ""
+        trailing_space = last_text[len(last_text.rstrip(_WHITE_SPACE)) :]
     if trailing_space:
         characters = characters.rstrip(" ")
     return Block(
@@ -130,13 +200,14 @@ def _parse_block(tokens: Sequence[Token], *, split_sentences: bool) -> Block:
         root,
         leading_space=leading_space,
         trailing_space=trailing_space,
+        keeps_elements=keeps_elements,
     )
 
 
-def _parse_elements(tokens: Sequence[Token]) -> tuple[str, Element]:
+def _parse_elements(tokens: Sequence[Token], *, preserves_space: bool) -> tuple[str, Element]:
     """Return the text of inline tokens, and an element that holds their elements.
 
-    A space after another one, or at the start, is left out.
+    A space after another one, or at the start, is left out, unless `preserves_space`.
     """
     root = Element("", start=0, end=0)
     open_elements = [root]  # from the outermost to the innermost
@@ -144,9 +215,11 @@ def _parse_elements(tokens: Sequence[Token]) -> tuple[str, Element]:
     ends_in_space = True
     for token in tokens:
         if token.kind is TokenKind.TEXT:
-            text = _SPACES.sub(" ", html.unescape(token.raw))
-            if ends_in_space:
-                text = text.removeprefix(" ")
+            text = html.unescape(token.raw)
+            if not preserves_space:
+                text = _SPACES.sub(" ", text)
+                if ends_in_space:
+                    text = text.removeprefix(" ")
             characters += text
             if text:
                 ends_in_space = text.endswith(" ")

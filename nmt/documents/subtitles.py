@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nmt.documents.document import Document, ReadOptions, check_count, join_texts, read_text
-from nmt.documents.markup import HtmlText
+from nmt.documents.markup import MarkupText
 from nmt.documents.texts import PlainText, SourceText
 from nmt.translate.results import LineResult
 
@@ -49,7 +49,7 @@ class _Subtitle:
     def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
         """See `SourceText.render`."""
         text = self.text.render(results, rank, prefix)
-        if isinstance(self.text, HtmlText) and not self.has_entities:
+        if isinstance(self.text, MarkupText) and not self.has_entities:
             text = html.unescape(text)
         return self.position_tags + _wrap(text, self.num_lines, self.newline)
 

@@ -288,6 +288,17 @@ def _result_to_json(result: LineResult, index: int) -> dict[str, Any]:
     return record
 
 
+def result_from_json(record: dict[str, Any]) -> LineResult:
+    """Return the result of a line from the object that `format=json` writes for it."""
+    return LineResult(
+        [Translation(**hypothesis) for hypothesis in record["hypotheses"]],
+        error=record.get("error"),
+        num_segments=record.get("num_parts", 1),
+        num_truncated=record.get("num_left_out", 0),
+        source_tokens=record.get("source_tokens", []),
+    )
+
+
 def _translation_to_json(translation: Translation) -> dict[str, Any]:
     """Return the JSON object of a translation."""
     record = {

@@ -1,0 +1,91 @@
+"""Documents as the input of `nmt-translate`: DOCX, HTML, XLIFF and the other formats of files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nmt.config import OutputFormat, TranslateConfig, resolve_path
+from nmt.data.text import open_bytes
+from nmt.documents.document import Document, ReadOptions
+from nmt.documents.formats import FORMATS, PACKAGES, read_document
+from nmt.errors import ConfigError, DataError
+from nmt.runtime.files import replace_file
+from nmt.translate.job import JobState, partial_path
+from nmt.translate.results import LineResult, result_from_json
+
+_LINE_FORMATS = (".txt", ".csv", ".tsv")  # which nmt-translate reads as lines
+_MAX_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class InputDocument:
+    """A document whose sentences are the lines to translate."""
+
+    document: Document
+    sentences: list[str]
+    output: Path
+
+    def adapt(self, config: TranslateConfig) -> TranslateConfig:
+        """Return the settings with which the sentences are translated.
+
+        The results are kept as JSON until the document is written.
+        """
+        alignment = any(text.needs_alignment for text in self.document.texts)
+        return replace(config, format=OutputFormat.json, alignment=alignment or config.alignment)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the sentences as lines."""
+        return sum(len(sentence.encode()) + 1 for sentence in self.sentences)
+
+    def write(self, prefix: str, job_state: JobState) -> None:
+        """Write the document with the results of its sentences, which are in a partial file.
+
+        `prefix` is the text that the model read before each sentence.
+        """
+        with partial_path(self.output).open("rb") as lines:
+            results = (result_from_json(json.loads(line)) for line in lines)
+            content = self.document.assemble(list(self._render(results, prefix)))
+        with replace_file(self.output) as temporary:
+            temporary.write_bytes(content)
+
+    def _render(self, results: Iterator[LineResult], prefix: str) -> Iterator[str]:
+        for text in self.document.texts:
+            text_results = [next(results) for _ in text.sentences]
+            yield text.render(text_results, prefix=prefix)
+
+
+def open_document(config: TranslateConfig, output_file: Path | None) -> InputDocument | None:
+    """Read the input if it is a document, and its translation is one of the same format.
+
+    `output_file` is the file to write, or None for a stream.
+    Returns None for text to translate line by line. Raises a `ConfigError` for settings that do not
+    apply to documents, and a `DataError` for an invalid document.
+    """
+    name = config.input
+    suffix = Path(name).suffix.lower()
+    if suffix not in FORMATS or suffix in _LINE_FORMATS:
+        return None
+    if output_file is None or output_file.suffix.lower() != suffix:
+        if suffix in PACKAGES:
+            rule = f"give the path of a file that ends in {suffix}"
+            raise ConfigError(f"output={config.output}: {rule}")
+        return None
+    rule = "does not work with documents"
+    config.require(config.format is OutputFormat.text, "format", rule)
+    config.require(config.n_best == 1, "n_best", rule)
+    config.require(config.prefixes is None, "prefixes", rule)
+    config.require(config.context == 0, "context", rule)
+    with open_bytes(resolve_path(name)) as stream:
+        content = stream.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise DataError(f"{name} has more than {_MAX_BYTES} bytes; cut it into several")
+    try:
+        document = read_document(Path(name).name, content, ReadOptions())
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+    sentences = [sentence for text in document.texts for sentence in text.sentences]
+    return InputDocument(document, sentences, output_file)

@@ -1,0 +1,349 @@
+"""The paragraphs of office documents: OOXML (Word, PowerPoint) and OpenDocument.
+
+A paragraph of OOXML consists of runs, each with its formatting. The formatting of the largest part
+of a text counts as plain; other runs, links and fields are elements within the text, which are
+placed around the words that they belong to, as in HTML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
+
+from nmt.documents.document import ReadOptions
+from nmt.documents.html_tokens import Token, TokenKind
+from nmt.documents.markup import parse_tokens
+from nmt.documents.texts import PlainText, SourceText
+from nmt.documents.xml_text import (
+    XmlText,
+    escape,
+    find_end,
+    is_cdata_mark,
+    join_raw,
+    take_element,
+)
+from nmt.documents.xml_tokens import XmlKind, XmlToken, tokenize_xml
+from nmt.errors import DataError
+
+_WORD_NAMESPACES = (
+    "http://schemas.openxmlformats.org/wordprocessingml/2006/main",
+    "http://purl.oclc.org/ooxml/wordprocessingml/main",
+)
+_DRAWING_NAMESPACES = (
+    "http://schemas.openxmlformats.org/drawingml/2006/main",
+    "http://purl.oclc.org/ooxml/drawingml/main",
+)
+_RUN_NAMESPACES = _WORD_NAMESPACES + _DRAWING_NAMESPACES
+_ODF_TEXT = "urn:oasis:names:tc:opendocument:xmlns:text:1.0"
+_CONTAINERS = ("hyperlink", "ins", "moveTo", "smartTag", "customXml", "dir", "bdo")
+_SEPARATORS = ("tab", "br", "cr", "ptab")
+_DROPPED = ("proofErr", "lastRenderedPageBreak", "softHyphen")  # about the layout of the source
+_UNTRANSLATED = ("tracked-changes", "annotation")  # deleted text and remarks
+_SPELLING_ATTRIBUTE = re.compile(
+    r"""\s(lang|altLang|dirty|err|smtClean|noProof)=("[^"]*"|'[^']*')"""
+)
+_MARKER = re.compile(r"<\?nmt-text (\d+)\?>")
+_MAX_DEPTH = 8  # of paragraphs in paragraphs, such as text boxes
+
+
+@dataclass
+class XmlPart:
+    """The texts of an XML file, and of the text boxes in its paragraphs."""
+
+    texts: list[SourceText] = field(default_factory=list)
+    inner_parts: list[XmlPart] = field(default_factory=list)
+    """The content of text boxes. A paragraph has a marker with its number instead."""
+
+    def list_texts(self) -> list[SourceText]:
+        """Return all texts."""
+        texts = list(self.texts)
+        for part in self.inner_parts:
+            texts += part.list_texts()
+        return texts
+
+    def join(self, translations: Iterator[str]) -> str:
+        """Return the file with the next of `translations` for each of `list_texts`."""
+        joined = "".join(next(translations) for _ in self.texts)
+        inner_texts = [part.join(translations) for part in self.inner_parts]
+        return _MARKER.sub(lambda marker: inner_texts[int(marker[1])], joined)
+
+
+def read_office_part(text: str, options: ReadOptions) -> XmlPart:
+    """Find the paragraphs of an XML file. Raises `DataError` if it is not well-formed."""
+    if _MARKER.search(text):
+        raise DataError("the file has an instruction <?nmt-text ...?>; remove it")
+    return _PartReader(options).read(tokenize_xml(text))
+
+
+class _PartReader:
+    """Reads the paragraphs among tokens; `depth` counts the paragraphs around them."""
+
+    def __init__(self, options: ReadOptions, depth: int = 0) -> None:
+        self._options = options
+        self._depth = depth
+        self._part = XmlPart()
+
+    def read(self, tokens: Iterator[XmlToken]) -> XmlPart:
+        """Return the texts of all paragraphs, and the markup between them."""
+        markup: list[str] = []
+        for token in tokens:
+            read_inline = None
+            if token.kind is XmlKind.OPENING and self._depth <= _MAX_DEPTH:
+                if token.name in _UNTRANSLATED:
+                    markup.append(join_raw(take_element(token, tokens)))
+                    continue
+                read_inline = self._choose_reader(token)
+            if read_inline is None:
+                markup.append(token.raw)
+                continue
+            paragraph = take_element(token, tokens)
+            markup.append(token.raw)
+            self._part.texts.append(_markup_text("".join(markup)))
+            self._part.texts += read_inline(paragraph[1:-1])
+            markup = [paragraph[-1].raw]
+        self._part.texts.append(_markup_text("".join(markup)))
+        return self._part
+
+    def _choose_reader(
+        self, token: XmlToken
+    ) -> Callable[[Sequence[XmlToken]], list[SourceText]] | None:
+        """Return the method that reads the content of a paragraph; None for other elements."""
+        if token.name == "p" and token.namespace in _RUN_NAMESPACES:
+            return self._read_runs
+        if token.name in ("p", "h") and token.namespace == _ODF_TEXT:
+            return self._read_spans
+        return None
+
+    def read_element(self, tokens: Sequence[XmlToken]) -> str:
+        """Return the source of an element, with a marker if there are paragraphs in it."""
+        if not any(token.name in ("p", "h") for token in tokens):
+            return join_raw(tokens)
+        inner_part = _PartReader(self._options, self._depth + 1).read(iter(tokens))
+        if len(inner_part.texts) == 1:
+            return join_raw(tokens)
+        self._part.inner_parts.append(inner_part)
+        return f"<?nmt-text {len(self._part.inner_parts) - 1}?>"
+
+    def _read_runs(self, tokens: Sequence[XmlToken]) -> list[SourceText]:
+        """Read the content of an OOXML paragraph."""
+        items = _group_fields(list(_RunReader(self, tokens).read()))
+        texts: list[SourceText] = []
+        for is_separator, group in groupby(items, lambda item: item.kind is TokenKind.BOUNDARY):
+            if is_separator:
+                texts.append(_markup_text("".join(item.raw for item in group)))
+            else:
+                texts.append(_build_run_text(list(group), self._options))
+        return texts
+
+    def _read_spans(self, tokens: Sequence[XmlToken]) -> list[SourceText]:
+        """Read the content of an OpenDocument paragraph."""
+        inline_tokens: list[Token] = []
+        index = 0
+        while index < len(tokens):
+            token = tokens[index]
+            end = index + 1
+            if token.kind is XmlKind.TEXT:
+                inline_tokens.append(Token(TokenKind.TEXT, escape(token.text)))
+            elif token.name == "s":
+                inline_tokens.append(Token(TokenKind.TEXT, " "))
+                end = find_end(tokens, index)
+            elif token.name in ("tab", "line-break"):
+                end = find_end(tokens, index)
+                inline_tokens.append(Token(TokenKind.BOUNDARY, join_raw(tokens[index:end])))
+            elif token.kind is XmlKind.OPENING and token.name in ("span", "a", "meta"):
+                inline_tokens.append(Token(TokenKind.OPENING, token.raw, token.name))
+            elif token.kind is XmlKind.CLOSING:
+                inline_tokens.append(Token(TokenKind.CLOSING, token.raw, token.name))
+            elif not is_cdata_mark(token) and token.name != "soft-page-break":
+                end = find_end(tokens, index)
+                raw = self.read_element(tokens[index:end])
+                inline_tokens.append(Token(TokenKind.ATOM, raw))
+            index = end
+        text = parse_tokens(inline_tokens, split_sentences=self._options.split_sentences)
+        return [XmlText(text)]
+
+
+def _markup_text(markup: str) -> PlainText:
+    return PlainText([], [markup])
+
+
+class _Item(NamedTuple):
+    """A part of an OOXML paragraph."""
+
+    kind: TokenKind
+    raw: str  # for a text: the escaped text without its run
+    name: str = ""  # of an element with text in it
+    run: _Run | None = None  # the run of a text
+    field_mark: str = ""  # "begin", "separate" or "end" of a field, or "instruction"
+
+    @property
+    def markup(self) -> str:
+        """The part as a part of a paragraph."""
+        return self.raw if self.run is None else self.run.opening + self.raw + self.run.closing
+
+
+class _Run(NamedTuple):
+    """The tags before and after the text of a run."""
+
+    opening: str
+    closing: str
+
+
+class _RunReader:
+    """Divides the content of an OOXML paragraph into items."""
+
+    def __init__(self, part_reader: _PartReader, tokens: Sequence[XmlToken]) -> None:
+        self._part_reader = part_reader
+        self._tokens = tokens
+
+    def read(self) -> Iterator[_Item]:
+        """Yield the items in order."""
+        index = 0
+        while index < len(self._tokens):
+            token = self._tokens[index]
+            is_run_markup = token.namespace in _RUN_NAMESPACES
+            end = find_end(self._tokens, index)
+            if is_run_markup and token.kind is XmlKind.OPENING and token.name == "r":
+                yield from self._read_run(index, end)
+            elif is_run_markup and token.name in (*_CONTAINERS, "sdt"):
+                end = self._find_tag_end(index)
+                kind = TokenKind.CLOSING
+                if token.kind is not XmlKind.CLOSING:
+                    kind = TokenKind.OPENING if token.kind is XmlKind.OPENING else TokenKind.ATOM
+                raw = join_raw(self._tokens[index:end])
+                yield _Item(kind, raw, token.name)
+            elif is_run_markup and token.name == "sdtContent":
+                end = self._find_tag_end(index)  # of </sdtContent>, up to </sdt>
+                yield _Item(TokenKind.CLOSING, join_raw(self._tokens[index:end]), "sdt")
+            elif token.name in ("pPr", "endParaRPr", "br"):
+                yield _Item(TokenKind.BOUNDARY, join_raw(self._tokens[index:end]))
+            elif token.name and token.name not in _DROPPED:
+                raw = self._part_reader.read_element(self._tokens[index:end])
+                yield _Item(TokenKind.ATOM, raw)
+            index = end
+
+    def _find_tag_end(self, index: int) -> int:
+        """Return the index after the tag of a container.
+
+        The tags of `sdt` include its properties, up to `<sdtContent>` and from `</sdtContent>` on.
+        """
+        token = self._tokens[index]
+        if token.name == "sdt" and token.kind is XmlKind.OPENING:
+            last_name, last_kind = "sdtContent", XmlKind.OPENING
+        elif token.name == "sdtContent":
+            last_name, last_kind = "sdt", XmlKind.CLOSING
+        else:
+            return index + 1
+        for end in range(index, len(self._tokens)):
+            if self._tokens[end].name == last_name and self._tokens[end].kind is last_kind:
+                return end + 1
+        return len(self._tokens)
+
+    def _read_run(self, start: int, end: int) -> Iterator[_Item]:
+        """Yield the texts of a run and what is between them."""
+        opening = self._tokens[start]
+        closing = self._tokens[end - 1].raw
+        properties = ""
+        index = start + 1
+        while index < end - 1:
+            token = self._tokens[index]
+            child_end = find_end(self._tokens, index)
+            child = self._tokens[index:child_end]
+            index = child_end
+            if token.name == "rPr":
+                properties = _read_properties(child)
+            elif token.name == "t":
+                text = "".join(part.text for part in child)
+                yield _Item(TokenKind.TEXT, escape(text), run=_make_run(opening, properties))
+            elif token.name == "noBreakHyphen":
+                yield _Item(TokenKind.TEXT, "\u2011", run=_make_run(opening, properties))
+            elif token.name and token.name not in _DROPPED:
+                raw = opening.raw + properties + self._part_reader.read_element(child) + closing
+                kind = TokenKind.BOUNDARY if token.name in _SEPARATORS else TokenKind.ATOM
+                yield _Item(kind, raw, field_mark=_field_mark(child))
+
+
+def _read_properties(element: Sequence[XmlToken]) -> str:
+    """Return the formatting of a run without notes of the spell checker, or an empty text."""
+    properties = [token.raw for token in element if token.name not in ("lang", "noProof")]
+    properties[0] = _SPELLING_ATTRIBUTE.sub("", properties[0])
+    if len(properties) <= 2 and not re.search(r"\s\w", properties[0]):
+        return ""
+    return "".join(properties)
+
+
+def _make_run(opening: XmlToken, properties: str) -> _Run:
+    """Return the tags of a run; without revision numbers, equal runs have equal tags."""
+    prefix = opening.prefix
+    space = ' xml:space="preserve"' if opening.namespace in _WORD_NAMESPACES else ""
+    return _Run(f"<{prefix}r>{properties}<{prefix}t{space}>", f"</{prefix}t></{prefix}r>")
+
+
+def _field_mark(element: Sequence[XmlToken]) -> str:
+    if element[0].name == "fldChar":
+        return element[0].attributes.get("fldCharType", "")
+    if element[0].name == "instrText":
+        instruction = "".join(token.text for token in element)
+        return "link" if instruction.strip().startswith("HYPERLINK") else "instruction"
+    return ""
+
+
+def _group_fields(items: Sequence[_Item]) -> list[_Item]:
+    """Make each field one item: a link has text in it, the result of others is not translated.
+
+    A field that begins or ends in another paragraph separates texts.
+    """
+    grouped: list[_Item] = []
+    starts: list[int] = []  # of the open fields, in `grouped`
+    for item in items:
+        grouped.append(item)
+        if item.field_mark == "begin":
+            starts.append(len(grouped) - 1)
+        elif item.field_mark == "end" and starts:
+            start = starts.pop()
+            grouped[start:] = _join_field(grouped[start:])
+    return [item._replace(kind=TokenKind.BOUNDARY) if item.field_mark else item for item in grouped]
+
+
+def _join_field(items: Sequence[_Item]) -> list[_Item]:
+    """Return a complete field: an element for a link, and otherwise one item."""
+    marks = [item.field_mark for item in items]
+    if "link" in marks and "separate" in marks:
+        separator = marks.index("separate")
+        code = "".join(item.markup for item in items[: separator + 1])
+        opening = _Item(TokenKind.OPENING, code, "field")
+        closing = _Item(TokenKind.CLOSING, items[-1].markup, "field")
+        return [opening, *items[separator + 1 : -1], closing]
+    return [_Item(TokenKind.ATOM, "".join(item.markup for item in items))]
+
+
+def _build_run_text(items: Sequence[_Item], options: ReadOptions) -> SourceText:
+    """Return the text of neighboring runs."""
+    lengths: Counter[_Run] = Counter()
+    for item in items:
+        if item.run is not None:
+            lengths[item.run] += len(item.raw.strip())
+    if not any(lengths.values()):
+        return _markup_text("".join(item.markup for item in items))
+    plain_run = lengths.most_common(1)[0][0]
+    tokens: list[Token] = []
+    for run, group in groupby(items, lambda item: item.run):
+        members = list(group)
+        raw = "".join(item.raw for item in members)
+        if run is None:
+            for item in members:
+                markup = plain_run.closing + item.raw + plain_run.opening
+                tokens.append(Token(item.kind, markup, item.name))
+        elif run == plain_run or not raw.strip():
+            tokens.append(Token(TokenKind.TEXT, raw))
+        else:
+            tokens.append(Token(TokenKind.OPENING, plain_run.closing + run.opening, "r"))
+            tokens.append(Token(TokenKind.TEXT, raw))
+            tokens.append(Token(TokenKind.CLOSING, run.closing + plain_run.opening, "r"))
+    text = parse_tokens(tokens, split_sentences=options.split_sentences, preserves_space=True)
+    contents = [plain_run.opening, *text.contents, plain_run.closing]
+    return XmlText(type(text)(contents), [run.opening + run.closing for run in lengths])

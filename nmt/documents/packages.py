@@ -1,0 +1,203 @@
+"""Documents that are zip archives of XML files: DOCX, PPTX, OpenDocument and EPUB."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import re
+import shutil
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from nmt.documents.document import Document, ReadOptions, check_count
+from nmt.documents.markup import MarkupText, parse_html
+from nmt.documents.office import XmlPart, read_office_part
+from nmt.documents.texts import PlainText, SourceText
+from nmt.documents.xml_text import XmlText, escape
+from nmt.documents.xml_tokens import XmlKind, decode_xml, encode_xml, tokenize_xml
+from nmt.errors import DataError
+
+_MAX_TEXT_BYTES = 64 << 20  # of all files with text, unpacked
+_MAX_RATIO = 200  # an archive may unpack to this many times its size,
+_MIN_LIMIT_BYTES = 64 << 20  # or to this number of bytes if that is more
+_MAX_FILES = 10_000
+_MACROS = re.compile(r"(?i)(^|/)vbaProject\.bin$|^Basic/.+/(?!script-l[bc]\.xml).+\.xml$")
+
+
+_Reader = Callable[[str, ReadOptions], XmlPart]
+_ZIP_ERRORS = (  # which zipfile raises for a damaged archive
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    OSError,
+    RuntimeError,  # a password, or a compression that it lacks
+    ValueError,
+)
+
+
+@dataclass(frozen=True)
+class _Format:
+    """Which files of an archive have text, and how each is read."""
+
+    name: str
+    readers: dict[str, _Reader]
+    """Functions by pattern of a file name, which matches the whole name."""
+
+    def find_reader(self, file_name: str) -> _Reader | None:
+        """Return the function that reads a file; None if the file is not translated."""
+        for pattern, read in self.readers.items():
+            if re.fullmatch(pattern, file_name):
+                return read
+        return None
+
+
+def _read_page(text: str, options: ReadOptions) -> XmlPart:
+    """Read a page of an EPUB."""
+    page = parse_html(text, split_sentences=options.split_sentences)
+    return XmlPart([XmlText(MarkupText([content])) for content in page.contents])
+
+
+def _read_elements(text: str, options: ReadOptions, *, names: frozenset[str]) -> XmlPart:
+    """Read the text of elements with these names."""
+    texts: list[SourceText] = []
+    markup: list[str] = []
+    is_inside = False
+    for token in tokenize_xml(text):
+        if token.name:
+            is_inside = token.kind is XmlKind.OPENING and token.name in names
+        if is_inside and token.kind is XmlKind.TEXT and token.text.strip():
+            block = parse_html(escape(token.text), split_sentences=options.split_sentences)
+            texts += [PlainText([], ["".join(markup)]), XmlText(block)]
+            markup = []
+        else:
+            markup.append(token.raw)
+    return XmlPart([*texts, PlainText([], ["".join(markup)])])
+
+
+DOCX = _Format(
+    "DOCX",
+    {
+        r"word/(document|header|footer|footnotes|endnotes)\d*\.xml": read_office_part,
+        r"word/(charts/chart|diagrams/data)\d*\.xml": read_office_part,
+    },
+)
+PPTX = _Format(
+    "PPTX",
+    {
+        r"ppt/(slides/slide|notesSlides/notesSlide)\d*\.xml": read_office_part,
+        r"ppt/(charts/chart|diagrams/data)\d*\.xml": read_office_part,
+    },
+)
+OPEN_DOCUMENT = _Format("OpenDocument", {r"(Object \d+/)?(content|styles)\.xml": read_office_part})
+EPUB = _Format(
+    "EPUB",
+    {
+        r"(?i).+\.(xhtml|html?)": _read_page,
+        r"(?i).+\.ncx": partial(_read_elements, names=frozenset({"text"})),
+        r"(?i).+\.opf": partial(_read_elements, names=frozenset({"title", "description"})),
+    },
+)
+
+
+def read_package(content: bytes, options: ReadOptions, *, package_format: _Format) -> Document:
+    """Read the texts of an archive; all its other files stay as they are.
+
+    Raises `DataError` for an archive that is damaged, has a password or macros, or unpacks to too
+    many bytes.
+    """
+    contents = _read_texts(content, package_format)
+    if not contents:
+        raise DataError(f"the file is not a {package_format.name} document: it has no text")
+    parts: dict[str, tuple[XmlPart, str]] = {}  # by name of the file; with its encoding
+    texts: list[SourceText] = []
+    for file_name, (read, xml) in contents.items():
+        try:
+            text, codec = decode_xml(xml)
+            part = read(text, options)
+        except DataError as error:
+            raise DataError(f"{file_name} in the file: {error}") from None
+        parts[file_name] = (part, codec)
+        texts += part.list_texts()
+        check_count(len(texts))
+    return Document(texts, lambda translations: _assemble(content, parts, iter(translations)))
+
+
+def _read_texts(content: bytes, package_format: _Format) -> dict[str, tuple[_Reader, bytes]]:
+    """Return the files with text, by name, and the functions that read them.
+
+    All files of the archive are checked.
+    """
+    contents: dict[str, tuple[_Reader, bytes]] = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            _check_files(archive, len(content), package_format)
+            damaged = archive.testzip()
+            if damaged is not None:
+                raise zipfile.BadZipFile(f"{damaged} is damaged")
+            for entry in archive.infolist():
+                read = package_format.find_reader(entry.filename)
+                if read is not None:
+                    contents[entry.filename] = (read, archive.read(entry))
+    except _ZIP_ERRORS as error:
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"the file is not a {package_format.name} document, or is damaged or has a password: "
+            f"{reason}"
+        ) from None
+    return contents
+
+
+def _check_files(archive: zipfile.ZipFile, packed_bytes: int, package_format: _Format) -> None:
+    """Raise a `DataError` for macros, encryption and sizes that a document does not have."""
+    num_bytes = 0
+    num_text_bytes = 0
+    entries = archive.infolist()
+    names = {entry.filename for entry in entries}
+    if len(entries) > _MAX_FILES or len(names) < len(entries):
+        raise DataError(f"the file has over {_MAX_FILES} files in it, or one twice")
+    for entry in entries:
+        num_bytes += entry.file_size
+        if package_format.find_reader(entry.filename):
+            num_text_bytes += entry.file_size
+        if _MACROS.search(entry.filename):
+            raise DataError(f"the file has macros ({entry.filename}); save it without them")
+    if num_text_bytes > _MAX_TEXT_BYTES:
+        raise DataError(f"the file has over {_MAX_TEXT_BYTES} bytes of text; cut it into several")
+    if num_bytes > max(_MAX_RATIO * packed_bytes, _MIN_LIMIT_BYTES):
+        raise DataError(
+            f"the file of {packed_bytes} bytes unpacks to {num_bytes}, over {_MAX_RATIO} times its "
+            "size, which documents do not"
+        )
+    manifest = "META-INF/manifest.xml"
+    if manifest in names and b"encryption-data" in archive.read(manifest):
+        raise DataError("the file has a password; save it without one")
+
+
+def _assemble(
+    content: bytes, parts: dict[str, tuple[XmlPart, str]], translations: Iterator[str]
+) -> bytes:
+    """Return the archive with translated parts."""
+    output = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(content)) as archive,
+        zipfile.ZipFile(output, "w") as new_archive,
+    ):
+        for entry in archive.infolist():
+            new_entry = zipfile.ZipInfo(entry.filename, entry.date_time)
+            new_entry.compress_type = entry.compress_type
+            new_entry.external_attr = entry.external_attr
+            new_entry.create_system = entry.create_system
+            if entry.filename in parts:
+                part, codec = parts[entry.filename]
+                new_archive.writestr(new_entry, encode_xml(part.join(translations), codec))
+            else:
+                new_entry.file_size = entry.file_size
+                with archive.open(entry) as source, new_archive.open(new_entry, "w") as target:
+                    shutil.copyfileobj(source, target)
+    return output.getvalue()

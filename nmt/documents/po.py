@@ -1,0 +1,210 @@
+"""PO and POT, the message catalogs of gettext: messages without a translation are translated."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from nmt.documents.document import Document, ReadOptions, check_count
+from nmt.documents.html_tokens import Token, TokenKind
+from nmt.documents.markup import MarkupText, parse_tokens
+from nmt.documents.texts import PlainText, SourceText
+from nmt.documents.xml_text import escape
+from nmt.errors import DataError
+from nmt.translate.results import LineResult
+
+_LINE = re.compile(r'\s*(?P<keyword>msg\w+(?:\[\d+\])?)?\s*"(?P<text>(?:[^"\\]|\\.)*)"\s*')
+_CHARSET = re.compile(rb"Content-Type:[^\n]*charset=([\w-]+)")
+_VALID_CHARSETS = re.compile(
+    r"(?i)utf-?8|ascii|us-ascii|iso-8859-\d+|windows-125\d|cp125\d|koi8-[ru]"
+)
+_ESCAPE = re.compile(r"\\(.)")
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
+_SPECIAL = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"})
+_TAG = r"</?[A-Za-z][^<>]*>"
+_PERCENT = (
+    r"%(?:\(\w+\))?(?:\d+\$)?[-+ #0']*(?:\*|\d+)?(?:\.(?:\*|\d+))?(?:hh|h|ll|l|q|j|z|t|L)?\w|%%"
+)
+_OPENING_MARKS = r"""["'(\[«„“‘‚]*"""  # around a placeholder, they belong to it
+_CLOSING_MARKS = r"""["')\]»”’]*"""
+_BRACES = r"\{[^{}\s]*\}"
+_PLACEHOLDERS = {  # by flag of a message
+    "python-brace-format": _BRACES,
+    "perl-brace-format": _BRACES,
+    "csharp-format": _BRACES,
+    "java-format": _BRACES,
+    "rust-format": _BRACES,
+    "qt-format": r"%L?[1-9n]\d?",
+    "kde-format": r"%[1-9]\d?",
+}
+
+
+@dataclass
+class _Message:
+    """A message, from its comments to its translations."""
+
+    lines: list[str] = field(default_factory=list)  # with line ends
+    flags: set[str] = field(default_factory=set)
+    texts: dict[str, str] = field(default_factory=dict)  # by keyword, such as msgstr[0]
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)  # the lines of each of them
+
+    def find_source(self, keyword: str) -> str:
+        """Return the text whose translation belongs to `msgstr` or `msgstr[n]`."""
+        plural = self.texts.get("msgid_plural")
+        is_first_of_many = keyword == "msgstr[0]" and "msgstr[1]" in self.texts
+        if plural is None or keyword == "msgstr" or is_first_of_many:
+            return self.texts["msgid"]
+        return plural
+
+
+@dataclass(frozen=True)
+class _Translation:
+    """The lines of a `msgstr`; see `SourceText`."""
+
+    keyword: str
+    text: MarkupText
+    newline: str
+
+    @property
+    def sentences(self) -> list[str]:
+        """See `SourceText`."""
+        return self.text.sentences
+
+    @property
+    def needs_alignment(self) -> bool:
+        """See `SourceText`."""
+        return self.text.needs_alignment
+
+    def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
+        """See `SourceText.render`."""
+        text = html.unescape(self.text.render(results, rank, prefix))
+        lines = _split_lines(text) or [""]
+        if len(lines) > 1:
+            lines.insert(0, "")
+        quoted = [f'"{line.translate(_SPECIAL)}"{self.newline}' for line in lines]
+        return f"{self.keyword} {''.join(quoted)}"
+
+
+def read_po(content: bytes, options: ReadOptions) -> Document:
+    """Read the messages without a translation; the others stay, also if they are fuzzy.
+
+    Raises `DataError` for a file that is not valid.
+    """
+    charset = _CHARSET.search(content)
+    codec = charset[1].decode() if charset else "utf-8"
+    if codec.upper() == "CHARSET":  # a template without a language
+        codec = "utf-8"
+    if not _VALID_CHARSETS.fullmatch(codec):
+        raise DataError(f"the encoding {codec} is not supported; convert the file to UTF-8")
+    try:
+        text = content.decode(codec)
+    except (UnicodeDecodeError, LookupError) as error:
+        raise DataError(f"the file is not in its encoding {codec}: {error}") from None
+    newline = "\r\n" if "\r\n" in text else "\n"
+    texts: list[SourceText] = []
+    for message in _split_messages(text):
+        texts += _read_message(message, newline, options)
+        check_count(len(texts))
+
+    def assemble(translations: list[str]) -> bytes:
+        try:
+            return "".join(translations).encode(codec)
+        except UnicodeEncodeError as error:
+            raise DataError(f"{codec} lacks {error.object[error.start]}; convert it") from None
+
+    return Document(texts, assemble)
+
+
+def _split_messages(text: str) -> Iterator[_Message]:
+    """Yield the messages; a message begins with its comments or its first keyword."""
+    message = _Message()
+    keyword = ""
+    for number, line in enumerate(_split_lines(text), 1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            if message.texts:
+                yield message
+                message = _Message()
+            message.lines.append(line)
+            if stripped.startswith("#,"):
+                message.flags |= {flag.strip() for flag in stripped[2:].split(",")}
+            continue
+        match = _LINE.fullmatch(line.removeprefix("\ufeff"))
+        if match is None or not (match["keyword"] or message.texts):
+            raise DataError(f"line {number} is not valid in a PO file")
+        if match["keyword"]:
+            keyword = match["keyword"]
+            if keyword in ("msgctxt", "msgid") and "msgid" in message.texts:
+                yield message
+                message = _Message()
+            message.texts[keyword] = ""
+            message.spans[keyword] = (len(message.lines), len(message.lines))
+        message.texts[keyword] += _ESCAPE.sub(_unescape, match["text"])
+        message.lines.append(line)
+        message.spans[keyword] = (message.spans[keyword][0], len(message.lines))
+    yield message
+
+
+def _split_lines(text: str) -> list[str]:
+    """Split a text after each `\\n`, and at no other character."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
+def _unescape(escaped: re.Match[str]) -> str:
+    return _ESCAPED.get(escaped[1], escaped[1])
+
+
+def _read_message(message: _Message, newline: str, options: ReadOptions) -> list[SourceText]:
+    texts: list[SourceText] = []
+    position = 0
+    for keyword, translation in message.texts.items():
+        is_missing = keyword.startswith("msgstr") and not translation
+        if not is_missing or not message.texts.get("msgid"):
+            continue
+        start, end = message.spans[keyword]
+        texts.append(PlainText([], ["".join(message.lines[position:start])]))
+        tokens = list(_tokenize(message.find_source(keyword), message.flags))
+        text = parse_tokens(
+            tokens,
+            split_sentences=options.split_sentences,
+            preserves_space=True,
+            keeps_elements=True,
+        )
+        texts.append(_Translation(keyword, text, newline))
+        position = end
+    texts.append(PlainText([], ["".join(message.lines[position:])]))
+    return texts
+
+
+def _tokenize(text: str, flags: set[str]) -> Iterator[Token]:
+    """Yield text, tags and placeholders, escaped as in HTML; line ends and tabs separate texts.
+
+    Whether text such as %s is a placeholder depends on the flags of the message.
+    """
+    patterns = [_TAG, r"[\n\t]+"]
+    for flag in flags:
+        if flag.endswith("-format") and not flag.startswith("no-"):
+            placeholder = _PLACEHOLDERS.get(flag, _PERCENT)
+            patterns.append(f"{_OPENING_MARKS}(?:{placeholder}){_CLOSING_MARKS}")
+    position = 0
+    for match in re.finditer("|".join(patterns), text):
+        if match.start() > position:
+            yield Token(TokenKind.TEXT, escape(text[position : match.start()]))
+        position = match.end()
+        yield _make_token(match[0])
+    if position < len(text):
+        yield Token(TokenKind.TEXT, escape(text[position:]))
+
+
+def _make_token(source: str) -> Token:
+    """Return the token of a tag, a placeholder, or line ends and tabs."""
+    raw = escape(source)
+    if source.isspace():
+        return Token(TokenKind.BOUNDARY, raw)
+    if not source.startswith("<") or source.endswith("/>"):
+        return Token(TokenKind.ATOM, raw)
+    name = re.split(r"[\s>]", source.strip("</"))[0]
+    is_closing = source.startswith("</")
+    return Token(TokenKind.CLOSING if is_closing else TokenKind.OPENING, raw, name)

@@ -1,0 +1,210 @@
+"""XLIFF 1.2 and 2: the sources of segments without a target are translated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from nmt.documents.document import Document, ReadOptions, check_count
+from nmt.documents.html_tokens import Token, TokenKind
+from nmt.documents.markup import parse_tokens
+from nmt.documents.texts import PlainText, SourceText
+from nmt.documents.xml_text import (
+    XmlText,
+    escape,
+    find_end,
+    is_cdata_mark,
+    join_raw,
+    take_element,
+)
+from nmt.documents.xml_tokens import XmlKind, XmlToken, decode_xml, encode_xml, tokenize_xml
+
+_PAIRED = ("g", "pc", "mrk")  # elements around translatable text
+_STARTS = ("bpt", "bx", "sc")  # codes that begin what a code of _ENDS with the same number ends
+_ENDS = ("ept", "ex", "ec")
+_NUMBERS = ("rid", "startRef", "id")  # attributes that say which codes belong together
+
+
+def read_xliff(content: bytes, options: ReadOptions) -> Document:
+    """Read the segments without a target. Raises `DataError` if the file is not well-formed."""
+    text, codec = decode_xml(content)
+    texts = _XliffReader(options).read(tokenize_xml(text))
+    return Document(texts, lambda translations: encode_xml("".join(translations), codec))
+
+
+class _XliffReader:
+    """Reads the units of an XLIFF file."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._texts: list[SourceText] = []
+        self._markup: list[str] = []  # since the last text
+        self._untranslated: list[bool] = [False]
+        """For the file and each open element: whether its units stay as they are."""
+
+    def read(self, tokens: Iterator[XmlToken]) -> list[SourceText]:
+        """Return the texts of the file, and the markup between them."""
+        for token in tokens:
+            if token.kind is XmlKind.OPENING:
+                if token.name in ("trans-unit", "segment") and not self._is_untranslated(token):
+                    self._read_unit(take_element(token, tokens))
+                    check_count(len(self._texts))
+                    continue
+                self._untranslated.append(self._is_untranslated(token))
+            elif token.kind is XmlKind.CLOSING:
+                self._untranslated.pop()
+            self._markup.append(token.raw)
+        self._end_markup()
+        return self._texts
+
+    def _is_untranslated(self, token: XmlToken) -> bool:
+        translate = token.attributes.get("translate")
+        return self._untranslated[-1] if translate is None else translate == "no"
+
+    def _end_markup(self) -> None:
+        self._texts.append(PlainText([], ["".join(self._markup)]))
+        self._markup = []
+
+    def _read_unit(self, tokens: list[XmlToken]) -> None:
+        """Add a unit, in which the translation becomes the target."""
+        elements = _find_children(tokens)
+        source_start, source_end = elements.get("source", (0, 0))
+        target_start, target_end = elements.get("target", (0, 0))
+        if source_end == 0 or _has_text(tokens[target_start:target_end]):
+            self._markup.append(join_raw(tokens))
+            return
+        # XLIFF 1.2 may repeat the source, divided into segments, of which the target has a copy
+        copied_start, copied_end = elements.get("seg-source", (source_start, source_end))
+        insert_position = max(source_end, copied_end)
+        prefix = tokens[source_start].prefix
+        opening = f"<{prefix}target>"
+        if target_end:
+            self._markup.append(join_raw(tokens[:target_start]))
+            insert_position = target_end
+            if tokens[target_start].kind is XmlKind.OPENING:
+                opening = tokens[target_start].raw
+            else:
+                opening = tokens[target_start].raw.removesuffix("/>").rstrip() + ">"
+        else:
+            self._markup.append(join_raw(tokens[:insert_position]))
+            space_start = source_start  # of the line end and indentation before the source
+            while tokens[space_start - 1].kind is XmlKind.TEXT:
+                space_start -= 1
+            self._markup.append(join_raw(tokens[space_start:source_start]))
+        self._markup.append(opening)
+        self._read_segments(tokens[copied_start + 1 : copied_end - 1])
+        self._markup += [f"</{prefix}target>", join_raw(tokens[insert_position:])]
+
+    def _read_segments(self, tokens: Sequence[XmlToken]) -> None:
+        """Add the content of a target: the content of its source with translated text."""
+        segment_starts = [i for i, token in enumerate(tokens) if _starts_segment(token)]
+        if not segment_starts:
+            self._add_text(tokens)
+            return
+        position = 0
+        for start in segment_starts:
+            if start < position:  # in another segment, which XLIFF does not allow
+                continue
+            end = find_end(tokens, start)
+            self._markup.append(join_raw(tokens[position : start + 1]))
+            self._add_text(tokens[start + 1 : end - 1])
+            position = end - 1
+        self._markup.append(join_raw(tokens[position:]))
+
+    def _add_text(self, tokens: Sequence[XmlToken]) -> None:
+        if not _has_text(tokens):
+            self._markup.append(join_raw(tokens))
+            return
+        self._end_markup()
+        inline_tokens = _pair_codes(list(_read_inline(tokens)))
+        text = parse_tokens(
+            inline_tokens,
+            split_sentences=self._options.split_sentences,
+            preserves_space=True,
+            keeps_elements=True,
+        )
+        self._texts.append(XmlText(text))
+
+
+def _find_children(tokens: Sequence[XmlToken]) -> dict[str, tuple[int, int]]:
+    """Return the start and end of each child of a unit by its name; of several, the first."""
+    children: dict[str, tuple[int, int]] = {}
+    index = 1
+    while index < len(tokens) - 1:
+        end = find_end(tokens, index)
+        if tokens[index].name:
+            children.setdefault(tokens[index].name, (index, end))
+        index = end
+    return children
+
+
+def _has_text(tokens: Sequence[XmlToken]) -> bool:
+    """Return whether elements contain visible characters."""
+    return any(token.kind is XmlKind.TEXT and token.text.strip() for token in tokens)
+
+
+def _starts_segment(token: XmlToken) -> bool:
+    is_opening = token.kind is XmlKind.OPENING
+    return is_opening and token.name == "mrk" and token.attributes.get("mtype") == "seg"
+
+
+def _read_inline(tokens: Sequence[XmlToken]) -> Iterator[Token]:
+    """Yield the text and the codes of a segment."""
+    index = 0
+    while index < len(tokens):
+        token = tokens[index]
+        end = index + 1
+        if token.kind is XmlKind.TEXT:
+            yield Token(TokenKind.TEXT, escape(token.text))
+        elif token.kind is XmlKind.OPENING and _contains_text(token):
+            yield Token(TokenKind.OPENING, token.raw, token.name)
+        elif token.kind is XmlKind.CLOSING:
+            yield Token(TokenKind.CLOSING, token.raw, token.name)
+        elif not is_cdata_mark(token):
+            end = find_end(tokens, index)
+            kind = TokenKind.ATOM
+            if token.name in _STARTS:
+                kind = TokenKind.OPENING
+            elif token.name in _ENDS:
+                kind = TokenKind.CLOSING
+            yield Token(kind, join_raw(tokens[index:end]), _find_number(token))
+        index = end
+
+
+def _contains_text(token: XmlToken) -> bool:
+    """Return whether an element contains text to translate, and not a code."""
+    return token.name in _PAIRED and token.attributes.get("translate") != "no"
+
+
+def _find_number(token: XmlToken) -> str:
+    """Return the number of a code; a code that begins something and the one that ends it match."""
+    for name in _NUMBERS:
+        if name in token.attributes:
+            return "#" + token.attributes[name]  # unlike the name of an element
+    return ""
+
+
+def _pair_codes(tokens: Sequence[Token]) -> list[Token]:
+    """Return the tokens; codes that are not nested become single codes."""
+    paired = list(tokens)
+    open_indices: list[int] = []
+
+    def make_atom(index: int) -> None:
+        paired[index] = replace(paired[index], kind=TokenKind.ATOM)
+
+    for index, token in enumerate(paired):
+        if token.kind is TokenKind.OPENING:
+            open_indices.append(index)
+        elif token.kind is TokenKind.CLOSING:
+            if token.name.startswith("#"):
+                if open_indices and paired[open_indices[-1]].name == token.name:
+                    open_indices.pop()
+                else:
+                    make_atom(index)
+                continue
+            while paired[open_indices[-1]].name.startswith("#"):  # in an element that ends
+                make_atom(open_indices.pop())
+            open_indices.pop()
+    for index in open_indices:
+        make_atom(index)
+    return paired

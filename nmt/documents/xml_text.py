@@ -1,0 +1,81 @@
+"""Source texts in XML: blocks of text with inline elements, and the markup around them."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from nmt.documents.markup import MarkupText
+from nmt.documents.xml_tokens import XmlKind, XmlToken, remove_invalid
+from nmt.translate.results import LineResult
+
+_CDATA_MARKS = ("<![CDATA[", "]]>")
+
+
+@dataclass(frozen=True)
+class XmlText:
+    """A text with markup; see `SourceText`."""
+
+    text: MarkupText
+    removed: Sequence[str] = ()
+    """Markup that is removed from the translation, such as elements without text."""
+
+    @property
+    def sentences(self) -> list[str]:
+        """See `SourceText`."""
+        return self.text.sentences
+
+    @property
+    def needs_alignment(self) -> bool:
+        """See `SourceText`."""
+        return self.text.needs_alignment
+
+    def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
+        """See `SourceText.render`."""
+        rendered = remove_invalid(self.text.render(results, rank, prefix))
+        for markup in self.removed:
+            rendered = rendered.replace(markup, "")
+        return rendered
+
+
+def escape(text: str) -> str:
+    """Escape a text as the content of an element."""
+    return html.escape(text, quote=False)
+
+
+def is_cdata_mark(token: XmlToken) -> bool:
+    """Return whether a token begins or ends a section of CDATA, whose text is escaped instead."""
+    return token.raw in _CDATA_MARKS
+
+
+def find_end(tokens: Sequence[XmlToken], start: int) -> int:
+    """Return the index after the element that begins at `start`, or after its only token."""
+    depth = 0
+    for index in range(start, len(tokens)):
+        if tokens[index].kind is XmlKind.OPENING:
+            depth += 1
+        elif tokens[index].kind is XmlKind.CLOSING:
+            depth -= 1
+        if depth <= 0:
+            return index + 1
+    return len(tokens)
+
+
+def take_element(first: XmlToken, tokens: Iterator[XmlToken]) -> list[XmlToken]:
+    """Return the tokens of the element that `first` opens; take the others from `tokens`."""
+    element = [first]
+    depth = 1
+    while depth:
+        token = next(tokens)
+        element.append(token)
+        if token.kind is XmlKind.OPENING:
+            depth += 1
+        elif token.kind is XmlKind.CLOSING:
+            depth -= 1
+    return element
+
+
+def join_raw(tokens: Sequence[XmlToken]) -> str:
+    """Return the source of tokens."""
+    return "".join(token.raw for token in tokens)

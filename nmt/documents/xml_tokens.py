@@ -1,0 +1,162 @@
+"""Cut XML into tokens that together are its source, so that all markup can be kept unchanged."""
+
+from __future__ import annotations
+
+import codecs
+import enum
+import functools
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+from xml.parsers import expat
+
+from nmt.errors import DataError
+
+_ENCODING = re.compile(rb"""<\?xml[^>]*?\sencoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
+_VALID_ENCODINGS = re.compile(r"(?i)utf-?8|utf-?16|us-ascii|iso-8859-\d+|windows-125\d")
+_INVALID_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_BLOCK_BYTES = 1 << 16
+
+
+class XmlKind(enum.Enum):
+    """The kinds of tokens."""
+
+    OPENING = enum.auto()
+    CLOSING = enum.auto()
+    EMPTY = enum.auto()  # an element that is one tag, <a/>
+    TEXT = enum.auto()  # characters or a reference such as &amp;
+    OTHER = enum.auto()  # a comment, declaration, processing instruction or mark of CDATA
+
+
+class XmlToken(NamedTuple):
+    """A part of the source."""
+
+    kind: XmlKind
+    raw: str
+    namespace: str = ""  # of an element
+    name: str = ""  # of an element, without its prefix
+    attributes: dict[str, str] = {}  # noqa: RUF012  # never changed
+    """By name without its prefix; of two with the same name, one is missing."""
+    text: str = ""  # of characters, as they are shown
+
+    @property
+    def prefix(self) -> str:
+        """The namespace prefix of a tag as in the source, such as `w:`, or an empty text."""
+        prefix, colon, _ = re.split(r"[\s/>]", self.raw.strip("</"), maxsplit=1)[0].rpartition(":")
+        return prefix + colon
+
+
+def decode_xml(content: bytes) -> tuple[str, str]:
+    """Return the text of an XML file, without a byte order mark, and a codec that encodes it again.
+
+    Raises `DataError` for an encoding that is unknown or wrong.
+    """
+    declaration = _ENCODING.match(content)
+    codec = declaration[1].decode() if declaration else "utf-8"
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        codec = "utf-16"
+    elif content.startswith(codecs.BOM_UTF8):
+        codec = "utf-8-sig"
+    elif not _VALID_ENCODINGS.fullmatch(codec):
+        raise DataError(f"the encoding {codec} is not supported; convert the file to UTF-8")
+    try:
+        return content.decode(codec), codec
+    except (UnicodeDecodeError, LookupError) as error:
+        raise DataError(f"the file is not in its encoding {codec}: {error}") from None
+
+
+def encode_xml(text: str, codec: str) -> bytes:
+    """Encode an XML file; characters that the encoding lacks become references."""
+    return text.encode(codec, errors="xmlcharrefreplace")
+
+
+def remove_invalid(text: str) -> str:
+    """Remove the characters that XML cannot contain, not even as references."""
+    return _INVALID_CHARACTERS.sub("", text)
+
+
+def tokenize_xml(text: str) -> Iterator[XmlToken]:
+    """Yield the tokens of an XML document.
+
+    Raises `DataError` for a document that is not well-formed, and for declarations of entities,
+    which can expand to any amount of text.
+    """
+    content = text.encode()
+    parser = _TokenParser()
+    for start in range(0, len(content), _BLOCK_BYTES):
+        parser.parse(content[start : start + _BLOCK_BYTES])
+        yield from parser.take_tokens(content, None)
+    parser.parse(b"", is_final=True)
+    yield from parser.take_tokens(content, len(content))
+
+
+class _TokenParser:
+    """Collects the starts of tokens; a token ends where the next one starts."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []  # in bytes
+        self._tokens: list[XmlToken] = []  # that start there, without their source
+        self._tag_start = -1  # where the last start tag begins
+        self._parser = expat.ParserCreate("utf-8", "}")
+        self._parser.namespace_prefixes = True
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._end
+        self._parser.CharacterDataHandler = self._add_text
+        self._parser.DefaultHandler = self._add_other
+        self._parser.EntityDeclHandler = self._refuse_entity
+
+    def parse(self, block: bytes, *, is_final: bool = False) -> None:
+        """Read the next bytes."""
+        try:
+            self._parser.Parse(block, is_final)
+        except expat.ExpatError as error:
+            raise DataError(f"the file is not valid XML: {error}") from None
+
+    def take_tokens(self, content: bytes, end: int | None) -> Iterator[XmlToken]:
+        """Yield the tokens that are complete; `end` is the end of the file once it is read."""
+        tokens = self._tokens
+        ends = self._starts[1:]
+        if end is not None:
+            ends.append(end)
+        for start, token_end, token in zip(self._starts, ends, tokens, strict=False):
+            if start < token_end:
+                raw = content[start:token_end].decode()
+                if token.kind is XmlKind.OPENING and raw.endswith("/>"):
+                    token = token._replace(kind=XmlKind.EMPTY)
+                yield token._replace(raw=raw)
+        self._starts = self._starts[len(ends) :]
+        self._tokens = tokens[len(ends) :]
+
+    def _add(self, token: XmlToken) -> None:
+        self._starts.append(self._parser.CurrentByteIndex)
+        self._tokens.append(token)
+
+    def _start(self, element: str, attributes: dict[str, str]) -> None:
+        self._tag_start = self._parser.CurrentByteIndex
+        named = {_split_name(key)[1]: value for key, value in attributes.items()}
+        self._add(XmlToken(XmlKind.OPENING, "", *_split_name(element), named))
+
+    def _end(self, element: str) -> None:
+        if self._parser.CurrentByteIndex != self._tag_start:  # <a/> is one token
+            self._add(XmlToken(XmlKind.CLOSING, "", *_split_name(element)))
+
+    def _add_text(self, text: str) -> None:
+        self._add(XmlToken(XmlKind.TEXT, "", text=text))
+
+    def _add_other(self, data: str) -> None:
+        self._add(XmlToken(XmlKind.OTHER, ""))
+
+    def _refuse_entity(self, entity: str, *details: object) -> None:
+        raise DataError(
+            f"the file declares the entity {entity}, which could expand to any amount of text; "
+            "remove the declaration"
+        )
+
+
+@functools.lru_cache(1024)
+def _split_name(name: str) -> tuple[str, str]:
+    """Divide `namespace}name}prefix`, as expat names elements, into namespace and name."""
+    namespace, brace, local_name = name.partition("}")
+    if not brace:
+        return "", namespace
+    return namespace, local_name.partition("}")[0]

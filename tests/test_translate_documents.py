@@ -1,0 +1,130 @@
+"""nmt-translate and the server with documents."""
+
+from __future__ import annotations
+
+import io
+import time
+import urllib.parse
+from pathlib import Path
+
+import docx
+import pytest
+from serving import GOOD, loaded, running, tiny_folder
+from tiny import sentences
+from toy import command
+from translating import kill, start, status, translate, write_lines, write_model
+
+from nmt.data.tokenizer import Tokenizer
+from nmt.translate import job
+
+
+def make_document(lines: list[str]) -> bytes:
+    """Return a DOCX file with a paragraph for each line; the last word of each is bold."""
+    document = docx.Document()
+    for line in lines:
+        first_words, _, last_word = line.rpartition(" ")
+        paragraph = document.add_paragraph(f"{first_words} ")
+        paragraph.add_run(last_word).bold = True
+    stream = io.BytesIO()
+    document.save(stream)
+    return stream.getvalue()
+
+
+def read_paragraphs(content: bytes) -> list[str]:
+    return [paragraph.text for paragraph in docx.Document(io.BytesIO(content)).paragraphs]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("documents") / "model")
+
+
+def test_paragraphs_are_translated_as_lines_are(model: Path, tmp_path: Path) -> None:
+    lines = [line.rstrip(".") for line in sentences(20)]
+    write_lines(tmp_path / "in", lines)
+    (tmp_path / "in.docx").write_bytes(make_document(lines))
+    shared = [f"model_dir={model}", "backend=native"]
+    assert translate(*shared, f"input={tmp_path / 'in'}", f"output={tmp_path / 'out'}") == 0
+    names = [f"input={tmp_path / 'in.docx'}", f"output={tmp_path / 'out.docx'}"]
+    assert translate(*shared, *names) == 0
+    expected = (tmp_path / "out").read_text(encoding="utf-8").splitlines()
+    paragraphs = read_paragraphs((tmp_path / "out.docx").read_bytes())
+    assert [text.strip() for text in paragraphs] == [text.strip() for text in expected]
+    assert not list(tmp_path.glob("*.partial*"))
+    bold = [run for run in docx.Document(str(tmp_path / "out.docx")).paragraphs[0].runs if run.bold]
+    assert bold
+
+
+@pytest.mark.slow
+def test_a_killed_job_resumes_and_writes_the_same_document(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "_MIN_SAVE_SECONDS", 0.0)
+    (tmp_path / "in.docx").write_bytes(make_document(sentences(200)))
+    shared = [f"model_dir={model}", f"input={tmp_path / 'in.docx'}", "window_lines=20"]
+    shared.append("backend=native")
+    assert translate(*shared, f"output={tmp_path / 'whole.docx'}") == 0
+    output = f"output={tmp_path / 'out.docx'}"
+    pid = start(tmp_path / "log", *shared, output)
+    state = tmp_path / "out.docx.partial.json"
+    deadline = time.monotonic() + 60
+    while not state.exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    kill(pid)
+    assert status(start(tmp_path / "log", *shared, output)) == 0
+    assert "resuming after line" in (tmp_path / "log").read_text(encoding="utf-8")
+    assert (tmp_path / "out.docx").read_bytes() == (tmp_path / "whole.docx").read_bytes()
+
+
+def test_text_in_a_document_format_is_lines_for_another_output(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text("<p>the <b>tree</b></p>\n", encoding="utf-8")
+    shared = [f"model_dir={model}", f"input={tmp_path / 'a.html'}"]
+    assert translate(*shared, f"output={tmp_path / 'lines.txt'}") == 0
+    assert translate(*shared, f"output={tmp_path / 'b.html'}") == 0
+    page = (tmp_path / "b.html").read_text(encoding="utf-8")
+    assert page.startswith("<p>")
+    assert page.endswith("</p>\n")
+    assert page != (tmp_path / "lines.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["input={}/a.docx"], "output=-: give the path of a file that ends in .docx"),
+        (["input={}/a.docx", "output={}/b.txt"], "b.txt: give the path of a file that ends in"),
+        (["input={}/a.docx", "output={}/b.docx", "n_best=2"], "n_best=2: does not work with doc"),
+        (["input={}/bad.docx", "output={}/b.docx"], "bad.docx: the file is not a DOCX document"),
+    ],
+)
+def test_mistakes_are_one_line(
+    settings: list[str],
+    message: str,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "a.docx").write_bytes(make_document(["the tree"]))
+    (tmp_path / "bad.docx").write_bytes(b"x")
+    arguments = [setting.format(tmp_path) for setting in settings]
+    assert command("translate", [f"model_dir={model}"], arguments) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error
+
+
+@pytest.mark.slow
+def test_the_server_translates_documents(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    content = make_document(["the house", "a green tree"])
+    with running(loaded(tiny_folder(tmp_path / "model", tokenizer))) as server:
+        answer = server.upload("my letter.docx", content, **GOOD)
+        assert answer.status == 200, answer
+        path = urllib.parse.urlsplit(answer.json["translatedFileUrl"]).path
+        assert path.endswith("my%20letter_yy.docx")
+        paragraphs = read_paragraphs(server.get(path).body)
+        expected = [server.translate("the house"), server.translate("a green tree")]
+        assert paragraphs == expected
+        formats = server.get("/frontend/settings").json["supportedFilesFormat"]
+        assert ".docx" in formats
+        assert ".xliff" in formats
+        answer = server.upload("a.docx", b"x", **GOOD)
+        assert answer.status == 400
+        assert "is not a DOCX document" in answer.json["error"]
