@@ -87,6 +87,21 @@ def test_an_archive_without_the_text_is_refused_with_the_names_that_it_has(tmp_p
             find(tmp_path, src=[src], tgt=[tgt])
 
 
+def test_scores_are_found_in_an_archive_or_refused_with_the_names_that_it_has(
+    tmp_path: Path,
+) -> None:
+    for suffix in ("zip", "tar"):
+        path = write_archive(tmp_path / f"m.{suffix}", {**MOSES, "OPUS.de-en.scores": b"1\n2\n3\n"})
+        [source] = find(tmp_path, src=[path], tgt=[path], scores=[path])
+        assert source.names[2] == f"{path}/OPUS.de-en.scores"
+        assert source.paths[2].read_text() == "1\n2\n3\n"
+        message = rf"m\.{suffix} has no file none, but OPUS"
+        with pytest.raises(DataError, match=message):
+            find(tmp_path, src=[path], tgt=[path], scores=[f"{path}/none"])
+        with pytest.raises(DataError, match=r"has 0 files that end in \.alignments"):
+            find(tmp_path, src=[path], tgt=[path], alignments=[path])
+
+
 def test_bombs_and_damaged_archives_are_refused_before_they_fill_memory_or_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

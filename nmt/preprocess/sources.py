@@ -81,7 +81,7 @@ class _CorpusSettings:
         names: list[str] | None = getattr(self.split, setting)
         if names is None:
             return pairs
-        files = _match_all(names)
+        files = [archives.find_text(file, setting) for file in _match_all(names)]
         if len(files) != len(pairs):
             raise DataError(
                 f"{self.key}.{setting}: {len(files)} files for {len(pairs)} files of text; the "
