@@ -89,7 +89,7 @@ class Tokenizer:
                 f"{path} does not exist; the folder is not a model or data folder of nmt"
             )
         tokenizer = Tokenizer(read_model(path), removed_tags)
-        if min(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) < 0:
+        if min(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) < 0:  # -1: no such symbol
             raise ModelError(
                 f"{path} lacks a control symbol (pad, bos or eos); give it to nmt-preprocess as "
                 "tokenizer.model, which adds missing symbols"

@@ -40,6 +40,7 @@ EOS = 3
 _MAX_SENTENCE_BYTES = 1 << 16
 # equal on all machines: the model stores this number, and unigram training depends on it
 _NUM_THREADS = 16
+# error messages of SentencePiece
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\).*?value <= (\d+)")
 _TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
 _CONTROL_NAMES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}
@@ -72,7 +73,8 @@ def _train_with_suitable_size(
 ) -> Tokenizer:
     """Train a model. Without a `vocab_size`, choose one that suits the size of the text.
 
-    Gowda and May (2020) find about 8,000 pieces to be best for small corpora.
+    `read` is called again for a second attempt. Gowda and May (2020) find about 8,000 pieces to be
+    best for small corpora.
     """
     if config.vocab_size is not None:
         return train_tokenizer(read(), config, symbols)

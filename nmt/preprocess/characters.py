@@ -138,7 +138,7 @@ def foreign_shares(lines: Sequence[str], scripts: Sequence[str]) -> Shares:
     """Return the share of letters outside of `scripts` in each line (N,); 0 without letters."""
     codes, starts = _to_code_points(lines)
     numbers = script_numbers().take(codes)  # (C,)
-    # by number of the script; "" stands for characters without a script
+    # by number of the script; "" is for characters without a script
     is_foreign_script = np.array([name not in ("", *scripts) for name in SCRIPT_BY_NUMBER])
     is_foreign = is_foreign_script.take(numbers)  # (C,)
     is_letter = numbers > 0  # (C,)

@@ -306,7 +306,7 @@ class _ChunkReader:
         self.invalid: dict[tuple[int, int], LineError] = {}  # not UTF-8, by row and side
         self.num_invalid = 0  # invalid bytes, and halves of surrogate pairs
         self.malformed: dict[int, LineError] = {}  # by row
-        # the score of each row as text; `read` sets it if it finds the scores beside the text
+        # the score of each row as text; `read` sets it if the scores are in the file of the text
         self._score_texts: list[str] | None = None
 
     def read(self) -> list[list[str]]:

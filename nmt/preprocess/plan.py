@@ -44,7 +44,7 @@ from nmt.runtime.reading import open_regular
 log = logging.getLogger(__name__)
 _DONE_MARKER = "plan.json"  # written to the plan folder when it is complete
 _STAGE = "scan"
-# The first scan samples 1000 pairs more than it needs, and then twice as many, since some are
+# The first scan adds spare pairs to the size of the sample, and doubles the sum: some pairs are
 # dropped later.
 _SPARE_FACTOR = 2
 _SPARE_PAIRS = 1000

@@ -63,8 +63,8 @@ class _CorpusSettings:
             for src, tgt in pair_up(self.split.src, self.split.tgt, self.key):
                 src = archives.find_text(src, self.direction.src_lang)
                 tgt = archives.find_text(tgt, self.direction.tgt_lang)
-                # `find_text` chose one file for both, such as the only file of the archive; outside
-                # of archives, the user named it twice
+                # `find_text` takes the only file of an archive for both sides; plain files are
+                # equal only if the user names one twice, which is allowed
                 if src == tgt and archives.split_name(src) is not None:
                     raise DataError(f"{self.key}: source and target are the same file, {src}")
                 pairs.append((src, tgt))
@@ -102,7 +102,7 @@ def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
         corpora.append(_CorpusSettings(key, name, settings, corpus_direction(config, name)))
 
     corpus_configs = sorted(config.corpora.items())
-    if split == "train" and corpus_configs:  # `DataConfig.check` refuses data.train beside them
+    if split == "train" and corpus_configs:  # then `DataConfig.check` refuses data.train
         for name, corpus_config in corpus_configs:
             add(f"data.corpora.{name}", name, corpus_config)
         return corpora
