@@ -347,11 +347,11 @@ class EncoderLayer(Layer):
     """Self-attention, then feed-forward (left half of figure 1)."""
 
     def forward(
-        self, x: Tensor, src_mask: AttentionContext, attention_out: AttentionWeights | None = None
+        self, x: Tensor, context: AttentionContext, attention_out: AttentionWeights | None = None
     ) -> Tensor:
-        """Map (B, S, D) to (B, S, D)."""
+        """Map (B, S, D) to (B, S, D). `context` has the mask of the source."""
         y = self.sublayer_input(self.self_attention_norm, x)
-        y = self.self_attention(y, y, src_mask, attention_out)
+        y = self.self_attention(y, y, context, attention_out)
         x = self.add_and_norm(self.self_attention_norm, x, y)
         y = self.feed_forward(self.sublayer_input(self.feed_forward_norm, x))
         return self.add_and_norm(self.feed_forward_norm, x, y)
@@ -368,17 +368,21 @@ class DecoderLayer(Layer):
     def forward(
         self,
         x: Tensor,
-        tgt_mask: AttentionContext,
+        tgt_context: AttentionContext,
         memory: Tensor,
-        src_mask: AttentionContext,
+        cross_context: AttentionContext,
         attention_out: AttentionWeights | None = None,
     ) -> Tensor:
-        """Map (B, T, D) to (B, T, D); `memory` (B, S, D) is the encoder's output."""
+        """Map (B, T, D) to (B, T, D).
+
+        `memory` (B, S, D) is the encoder's output. `tgt_context` has the causal mask, and
+        `cross_context` the mask of the source.
+        """
         y = self.sublayer_input(self.self_attention_norm, x)
-        y = self.self_attention(y, y, tgt_mask, attention_out)
+        y = self.self_attention(y, y, tgt_context, attention_out)
         x = self.add_and_norm(self.self_attention_norm, x, y)
         y = self.sublayer_input(self.cross_attention_norm, x)
-        y = self.cross_attention(y, memory, src_mask, attention_out)  # section 3.2.3
+        y = self.cross_attention(y, memory, cross_context, attention_out)  # section 3.2.3
         x = self.add_and_norm(self.cross_attention_norm, x, y)
         y = self.feed_forward(self.sublayer_input(self.feed_forward_norm, x))
         return self.add_and_norm(self.feed_forward_norm, x, y)
@@ -469,11 +473,11 @@ class Transformer(nn.Module):
         attention_out: AttentionWeights | None = None,
     ) -> Tensor:
         """Map source ids (B, S) to the encoder's output (B, S, D)."""
-        src_mask = as_context(src_mask, src)
+        context = as_context(src_mask, src)
         embedding = self.src_embedding or self.embedding
-        x = self.embed(src, embedding, self.encoder_positions, src_mask.positions)  # (B, S, D)
+        x = self.embed(src, embedding, self.encoder_positions, context.positions)  # (B, S, D)
         for layer in self.encoder_layers:
-            x = self.checkpointed(layer)(x, src_mask, attention_out)
+            x = self.checkpointed(layer)(x, context, attention_out)
         return self.encoder_norm(x)  # type: ignore[no-any-return]
 
     def decode(
@@ -488,12 +492,12 @@ class Transformer(nn.Module):
 
         `memory` (B, S, D) is the output of the encoder.
         """
-        tgt_mask = as_context(tgt_mask, tgt)
-        src_mask = as_context(src_mask, tgt)  # of cross-attention, whose queries are `tgt`
-        positions = tgt_mask.positions
+        tgt_context = as_context(tgt_mask, tgt)
+        cross_context = as_context(src_mask, tgt)  # its queries are `tgt`, its keys the source
+        positions = tgt_context.positions
         x = self.embed(tgt, self.embedding, self.decoder_positions, positions)  # (B, T, D)
         for layer in self.decoder_layers:
-            x = self.checkpointed(layer)(x, tgt_mask, memory, src_mask, attention_out)
+            x = self.checkpointed(layer)(x, tgt_context, memory, cross_context, attention_out)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
 
     @property
