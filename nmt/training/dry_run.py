@@ -29,7 +29,7 @@ MEASURING_SECONDS = 10.0  # about how long updates are measured
 _MAX_MEASURED_UPDATES = 20
 # These settings change neither the memory nor the time of an update. Most settings of the optimizer
 # do not either, see `cost_settings`.
-_FREE_SETTINGS = ("seed", "max_updates", "label_smoothing")
+_SETTINGS_WITHOUT_COST = ("seed", "max_updates", "label_smoothing")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def cost_settings(config: TrainConfig) -> tuple[object, ...]:
     settings: list[object] = []
     for key, value in settings_to_compare(config).items():
         is_optimizer_setting = key.startswith("optimizer.") and key != "optimizer.name"
-        if is_optimizer_setting or key in _FREE_SETTINGS:
+        if is_optimizer_setting or key in _SETTINGS_WITHOUT_COST:
             continue
         if key.startswith("model.") and key.endswith("dropout"):
             value = bool(value)

@@ -2,7 +2,8 @@
 
 With smoothing eps, the target distribution q is 1 - eps + eps / V for the correct token and eps / V
 for every other (Szegedy et al., 2016, section 7; the same as `torch.nn.CrossEntropyLoss`):
-loss = -sum_v q(v) log p(v) = (1 - eps) * nll + eps * mean_v(-log p(v)).
+loss = -sum_v q(v) log p(v) = (1 - eps) * nll + eps * mean_v(-log p(v)), where nll is the negative
+log-likelihood of the correct token.
 """
 
 # N target tokens (M with padding), D d_model, V vocab; for attention: B sentences, H heads, S
