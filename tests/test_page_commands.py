@@ -253,6 +253,6 @@ def test_the_examples_of_help_run(home: Path) -> None:
 
 def test_the_python_of_the_pages_runs(home: Path) -> None:
     lines = (home / "in.en").read_text(encoding="utf-8").splitlines()
-    for name in ("README.md", "docs/commands.md", "docs/pictures.md", "docs/translate.md"):
+    for name in ("README.md", "docs/python.md", "docs/pictures.md", "docs/translate.md"):
         for block in fenced_blocks((ROOT / name).read_text(encoding="utf-8"), "python"):
             exec(block, {"lines": lines, "starts": [""] * len(lines)})  # noqa: S102
