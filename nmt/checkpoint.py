@@ -23,7 +23,6 @@ from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.errors import ModelError
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.transformer import Transformer
-from nmt.runtime.distributed import use_one_thread_after_fork
 from nmt.runtime.files import describe_folder, replace_folder, write_json
 from nmt.runtime.manifest import log_missing_manifest, verify_checksums
 from nmt.runtime.metadata import pop_version, read_json, to_dataclass
@@ -202,7 +201,6 @@ def build_model(
     Raises `ModelError` if the names or shapes of the weights do not match. If `weights` is None,
     the parameters stay uninitialized and take no physical memory until they are written.
     """
-    use_one_thread_after_fork()
     with _SkipInitialization():
         model = Transformer(info.model, info.vocab_size, src_vocab_size=info.src_vocab_size)
     try:

@@ -205,3 +205,24 @@ def test_a_full_disk_for_all_output_is_no_success(words: str) -> None:
     with Path("/dev/full").open("w") as full:
         script = [str(SCRIPTS / "nmt-translate"), *words.split()]
         assert subprocess.run(script, check=False, stdout=full, stderr=full).returncode == 2
+
+
+def test_a_folder_as_stdin_ends_python_itself_and_a_folder_as_input_is_named(
+    tmp_path: Path,
+) -> None:
+    """Python opens stdin before it runs any code, so that no command can print its own line."""
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for script in ([sys.executable, "-c", "pass"], [SCRIPTS / "nmt-translate"]):
+            done = subprocess.run(
+                script, stdin=descriptor, capture_output=True, check=False, text=True, timeout=20
+            )
+            assert done.returncode == 1
+            assert "<stdin> is a directory" in done.stderr.splitlines()[0]
+            assert "Traceback" not in done.stderr
+    finally:
+        os.close(descriptor)
+    arguments = [f"input={tmp_path}", "model_dir=nowhere"]
+    result = run("nmt-translate", *arguments)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1

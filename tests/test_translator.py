@@ -491,3 +491,34 @@ def test_a_forked_process_translates_or_says_what_to_do(
     native, auto, refusal, ctranslate2 = done.stdout.splitlines()
     assert (native, auto, ctranslate2) == ("native 0", "auto 0", "ctranslate2 2"), done.stderr
     assert "process was forked after the model was loaded" in refusal
+
+
+LOAD_IN_FORK = """
+import os, signal, sys
+import torch
+from nmt import Translator
+
+torch.set_num_threads(2)
+torch.exp(torch.zeros(1 << 20))  # large enough for several threads
+for argument in sys.argv[1:]:
+    backend, _, model_dir = argument.partition("=")
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        [text] = Translator.load(model_dir, backend=backend).translate(["the house"])
+        torch.exp(torch.zeros(1 << 20))
+        os._exit(0 if text else 1)
+    print(backend, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_forked_after_openmp_has_run_can_load_a_model(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    folder = random_model(tmp_path / "model", tokenizer)
+    export = exported(folder, ExportFormat.ctranslate2)
+    words = [f"native={folder}", f"auto={folder}", f"ctranslate2={export}"]
+    script = [sys.executable, "-c", LOAD_IN_FORK, *words]
+    done = subprocess.run(script, capture_output=True, check=False, text=True, timeout=180)
+    assert done.stdout.split() == ["native", "0", "auto", "0", "ctranslate2", "0"], done.stderr

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import logging
 import os
 import re
@@ -26,6 +25,10 @@ from nmt.runtime.cores import choose_num_threads
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+# A forked process has none of its parent's OpenMP threads, and would wait for them forever
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 @dataclass(frozen=True)
@@ -237,16 +240,6 @@ def set_num_threads(num_threads: int) -> None:
                 num_threads,
                 max_threads,
             )
-
-
-@functools.cache  # once per process
-def use_one_thread_after_fork() -> None:
-    """Let processes that this one forks compute with one thread.
-
-    A forked process has none of its parent's OpenMP threads, and would wait for them forever.
-    """
-    if hasattr(os, "register_at_fork"):  # not on Windows
-        os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def keep_freed_memory() -> None:
