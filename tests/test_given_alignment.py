@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from toy import assert_resumes_exactly, command, make_run, write_corpus
@@ -14,6 +18,8 @@ from toy import assert_resumes_exactly, command, make_run, write_corpus
 from nmt.config import AugmentConfig, NoiseConfig, SplitConfig
 from nmt.data.binary import ParallelData, read_meta
 from nmt.data.word_links import link_pieces, parse_links
+from nmt.errors import DataError
+from nmt.runtime.manifest import write_manifest
 from nmt.training.loss import alignment_loss
 
 
@@ -76,6 +82,41 @@ def test_batches_have_the_given_alignment_in_any_segmentation(
             src_first += src_length
             tgt_first += tgt_length
         assert num_links == len(batch.alignment) > 20
+
+
+def test_handmade_alignments_are_refused_before_they_are_used(
+    corpus: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    draw = random.Random(4)
+    original = corpus[0] / "data"
+    [shard] = original.glob("train-*.arrow")
+    with pa.ipc.open_stream(shard.read_bytes()) as reader:
+        table = reader.read_all()
+    num_refused = 0
+    for case in range(200):
+        data_dir = tmp_path / f"data-{case}"
+        shutil.copytree(original, data_dir)
+        numbers = [draw.choice([0, 0, 1, -1, 40, 1 << 30]) for _ in range(draw.randint(1, 4))]
+        rows = table["alignment"].to_pylist()
+        rows[draw.randrange(3)] = numbers
+        lists = pa.array(rows, pa.list_(pa.int32()))
+        changed = table.set_column(table.schema.names.index("alignment"), "alignment", lists)
+        with pa.ipc.new_stream(data_dir / shard.name, changed.schema) as writer:
+            writer.write_table(changed)
+        meta = json.loads((data_dir / "meta.json").read_text())
+        [entry] = meta["splits"]["train"][0]["shards"]
+        entry["bytes"] = (data_dir / shard.name).stat().st_size
+        (data_dir / "meta.json").write_text(json.dumps(meta))
+        write_manifest(data_dir)
+        is_valid = len(numbers) % 2 == 0 and set(numbers) <= {0, 1}
+        expectation = (
+            contextlib.nullcontext() if is_valid else pytest.raises(DataError, match="align")
+        )
+        with expectation:
+            run = make_run(data_dir, tmp_path / "run", guided_alignment=0.3)
+            run.learner.batch_maker.make_micro_batch(np.arange(3))
+        num_refused += not is_valid
+    assert 50 < num_refused < 195
 
 
 def test_pairs_that_noise_or_augmentation_change_have_no_links(

@@ -181,6 +181,8 @@ class MappedShard:
                             )
                             if _ALIGNMENT_COLUMN in names:
                                 alignment = _to_numpy(batch.column(_ALIGNMENT_COLUMN))
+                                if (np.diff(alignment[1]) % 2).any():
+                                    raise pa.ArrowInvalid("an alignment has half a link")
                                 self._alignments.append(alignment)
                             src = _to_numpy(batch.column("src"))
                             tgt = _to_numpy(batch.column("tgt"))

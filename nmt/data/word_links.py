@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nmt.data.tokenizer import Tokenizer
+from nmt.errors import DataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -33,7 +34,8 @@ def link_pieces(links: Array, src_starts: Array, tgt_starts: Array) -> Array:
     """Return the links (K, 2) of pieces: target position and source position.
 
     If two words are linked, each piece of the target word is linked to one piece of the source
-    word: to the piece at the same relative position in its word, rounded down.
+    word: to the piece at the same relative position in its word, rounded down. Raises `DataError`
+    for a word that the pair does not have.
 
     Args:
         links: source and target words (L, 2).
@@ -45,6 +47,12 @@ def link_pieces(links: Array, src_starts: Array, tgt_starts: Array) -> Array:
     tgt_bounds = np.append(np.flatnonzero(tgt_starts), len(tgt_starts))
     src_words = links[:, 0].astype(np.int64)  # (L,)
     tgt_words = links[:, 1].astype(np.int64)
+    num_words = (len(src_bounds) - 1, len(tgt_bounds) - 1)
+    if (links < 0).any() or (links >= num_words).any():
+        raise DataError(
+            f"an alignment has words that its pair of {num_words[0]} and {num_words[1]} words "
+            "lacks; run nmt-preprocess again"
+        )
     src_lengths = src_bounds[src_words + 1] - src_bounds[src_words]  # pieces of each word (L,)
     tgt_lengths = tgt_bounds[tgt_words + 1] - tgt_bounds[tgt_words]
     link_indices = np.repeat(np.arange(len(links)), tgt_lengths)  # (K,), link of words of each
