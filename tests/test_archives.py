@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_foreign_files import REPLACEMENTS, limited
 from toy import command
 
 from nmt.config import DataConfig, PreprocessConfig, SplitConfig
+from nmt.data.text import read_input
 from nmt.errors import EXIT_DONE, DataError
 from nmt.preprocess import archives
 from nmt.preprocess.chunks import Source, read_chunks
@@ -160,3 +162,18 @@ def test_nmt_preprocess_reads_a_moses_archive_of_opus(
     words += ["data.tgt_lang=de", "data.valid.num_pairs=10", "data.test.num_pairs=10"]
     assert command("preprocess", *words, "tokenizer.vocab_size=310") == EXIT_DONE
     assert "300" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("replacement", ["sparse file", "endless device"])
+def test_zeros_in_the_place_of_a_compressed_file_are_refused_at_once(
+    tmp_path: Path, replacement: str
+) -> None:
+    """Python's lzma skips zeros before a stream, and tarfile tries each compression."""
+    packed = tmp_path / "a.xz"
+    REPLACEMENTS[replacement](packed)
+    with limited(), pytest.raises(DataError, match=r"a\.xz: not a whole xz file"):
+        list(read_input(str(packed)))
+    archive = tmp_path / "a.tar.xz"
+    REPLACEMENTS["sparse file"](archive)  # a device is refused before
+    with limited(), pytest.raises(DataError, match=r"a\.tar\.xz cannot be read"):
+        archives.list_files(archive)

@@ -9,8 +9,10 @@ import contextlib
 import gzip
 import itertools
 import json
+import lzma
 import shutil
 import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,7 +79,9 @@ def list_cases(folder: Path) -> Iterator[Case]:
     reference = folder / "test.tgt.txt"
     packed = folder / "packed.txt.gz"
     packed.write_bytes(gzip.compress(text.read_bytes()))
-    for path in (text, packed):
+    packed_by_xz = folder / "packed.txt.xz"
+    packed_by_xz.write_bytes(lzma.compress(text.read_bytes()))
+    for path in (text, packed, packed_by_xz):
         arguments = [model, f"input={path}", f"output={folder / 'new.txt'}", "beam_size=1"]
         yield Case("translate", arguments, [path], is_text=True)
     arguments = [f"input={text}", f"prefixes={reference}", f"output={folder / 'new.txt'}"]
@@ -116,6 +120,8 @@ def list_cases(folder: Path) -> Iterator[Case]:
     yield Case("preprocess", [*rest, f"data.train.dataset={dataset}"], parquet, [new])
     yield Case("preprocess", [*rest, f"data.train.dataset={parquet[0]}"], parquet, [new])
 
+    yield from list_text_cases(folder, rest)
+
     settings = folder / "settings"
     (settings / "model").mkdir(parents=True, exist_ok=True)
     experiment = settings / "mine.yaml"
@@ -127,6 +133,53 @@ def list_cases(folder: Path) -> Iterator[Case]:
     yield Case("train", [*start, f"model={architecture}"], [architecture], [new])
     folders = [*start, f"--config-dir={settings}", "experiment=mine", "model=small"]
     yield Case("train", folders, [architecture], [new])
+
+
+def list_text_cases(folder: Path, rest: list[str]) -> Iterator[Case]:
+    """Yield commands that read terms, scores, alignments, bitext in XML, archives, or the runtime
+    of the web page. `rest` are the arguments of nmt-preprocess without the training text.
+    """
+    new = folder / "new"
+    model = f"model_dir={folder / 'run'}"
+    text = folder / "test.src.txt"
+    terms = folder / "terms.tsv"
+    terms.write_text("red\trot\n")
+    translate = [model, f"input={text}", f"output={folder / 'new.txt'}", "beam_size=2"]
+    yield Case("translate", [*translate, f"glossary={terms}"], [terms])
+    files = [f"src={text}", f"references={folder / 'test.tgt.txt'}", f"glossary={terms}"]
+    yield Case("evaluate", [model, "beam_size=2", *files], [terms])
+    pieces = folder / "pieces.txt"
+    pieces.write_text("a\n")
+    yield Case("translate", [*translate, f"suppress={pieces}"], [pieces])
+
+    sides = {side: folder / f"train.{side}.txt" for side in ("src", "tgt")}
+    corpus = [*rest, *[f"data.train.{side}={path}" for side, path in sides.items()]]
+    lines = {side: path.read_text().splitlines() for side, path in sides.items()}
+    scores = folder / "scores.txt"
+    scores.write_text("0.5\n" * len(lines["src"]))
+    arguments = [*corpus, f"data.train.scores={scores}"]
+    yield Case("preprocess", arguments, [scores], [new], is_text=True)
+    links = folder / "links.txt"
+    links.write_text("0-0\n" * len(lines["src"]))
+    arguments = [*corpus, f"data.train.alignments={links}"]
+    yield Case("preprocess", arguments, [links], [new], is_text=True)
+    archive = folder / "train.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.write(sides["src"], "train.src.txt")
+    yield Case("preprocess", [*corpus, f"data.train.src={archive}"], [archive], [new])
+    bitext = folder / "train.tmx"
+    unit = '<tu><tuv xml:lang="en"><seg>{}</seg></tuv><tuv xml:lang="de"><seg>{}</seg></tuv></tu>'
+    units = [unit.format(*pair) for pair in zip(lines["src"], lines["tgt"], strict=True)]
+    bitext.write_text(f"<tmx version='1.4'><header/><body>{''.join(units)}</body></tmx>")
+    arguments = [f"data.train.tmx={bitext}", "data.src_lang=en"]
+    yield Case("preprocess", [*rest, *arguments], [bitext], [new], is_text=True)
+
+    dist = folder / "onnxruntime-web/dist"
+    dist.mkdir(parents=True, exist_ok=True)
+    for name in ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"):
+        (dist / name).write_text("")
+    arguments = [model, "format=web", f"runtime={dist.parent}", f"output={new}"]
+    yield Case("export", arguments, files_in(dist, "*"), [new])
 
 
 def run(case: Case) -> int:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from exporting import short_sentences
 from serving import Running, loaded, running, tiny_folder
+from test_foreign_files import REPLACEMENTS, limited
 
 from nmt.config import Engine, ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
+from nmt.serve.access import read_keys
 from nmt.serve.models import choose_serve_engine
 from nmt.serve.service import load_glossaries
 from nmt.translate.translator import Translator
@@ -89,8 +91,21 @@ def test_an_invalid_folder_of_glossaries_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a\.tsv: glossary: 'no tab' is not"):
         load_glossaries(str(tmp_path))
     (tmp_path / "a.tsv").write_bytes(b"\xff\tx\n")
-    with pytest.raises(ConfigError, match=r"a\.tsv: "):
+    with pytest.raises(ConfigError, match=r"a\.tsv: is not UTF-8 \(byte 1\)"):
         load_glossaries(str(tmp_path))
+
+
+@pytest.mark.parametrize("replacement", [name for name in REPLACEMENTS if name != "empty file"])
+def test_what_is_no_file_of_plausible_size_is_no_glossary_and_no_list_of_keys(
+    tmp_path: Path, replacement: str
+) -> None:
+    path = tmp_path / "a.tsv"
+    REPLACEMENTS[replacement](path)
+    with limited(), pytest.raises(ConfigError, match=r"a\.tsv"):
+        load_glossaries(str(tmp_path))
+    if replacement != "pipe":  # from a program that keeps secrets
+        with limited(), pytest.raises(ConfigError, match=r"^api_keys=.*a\.tsv: (cannot|has more)"):
+            read_keys(str(path))
 
 
 def test_a_server_with_glossaries_takes_the_native_engine(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ DEFAULT_DATA_DIR = "data/prepared"
 DEFAULT_RUN_DIR = "runs/default"
 MAX_NUMBER = 10**9  # upper bound of settings that declare none
 LARGEST_SEED = 2**63 - 1
+_MAX_TEXT_BYTES = 1 << 26  # of a file whose lines are values of a setting
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
 EnumType = TypeVar("EnumType", bound=Enum)
 
@@ -227,3 +228,25 @@ def resolve_path(path: str | Path) -> Path:
             f"{path} is a Windows path; Linux on Windows names it /mnt/{drive.lower()}{folders}"
         )
     return Path(os.path.abspath(os.path.expanduser(str(path))))
+
+
+def read_text_file(path: str, setting: str) -> str:
+    """Return the text of the file that a setting names.
+
+    Raises `ConfigError` if it cannot be read, is too large or is not UTF-8.
+    """
+    try:
+        with resolve_path(path).open("rb") as file:
+            content = file.read(_MAX_TEXT_BYTES + 1)  # a device may be endless
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{setting}={path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{setting}={path}: is not UTF-8 (byte {error.start + 1}); convert it"
+        ) from None
+    if len(content) > _MAX_TEXT_BYTES:
+        raise ConfigError(
+            f"{setting}={path}: has more than {_MAX_TEXT_BYTES:,} bytes; give a smaller file"
+        )
+    return text

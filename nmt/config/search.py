@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, TypedDict
 
-from nmt.config.options import LARGEST_SEED, Settings, choose, option, resolve_path
+from nmt.config.options import LARGEST_SEED, Settings, choose, option, read_text_file, resolve_path
 
 
 class Normalization(str, Enum):
@@ -208,7 +208,7 @@ class ScoringOverrides(Settings):
         changes = {key: getattr(self, key) for key in sorted(search_keys)}
         for key in ("forbid", "suppress"):
             if changes.get(key):
-                changes[key] = _read_lines(changes[key])
+                changes[key] = _read_lines(changes[key], key)
         if changes.get("glossary"):
             changes["glossary"] = read_glossary(changes["glossary"])
         return {key: value for key, value in changes.items() if value is not None}
@@ -277,16 +277,18 @@ class SearchOptions(TypedDict, total=False):
 
 def read_glossary(values: list[str]) -> list[str]:
     """Replace each file name by the lines of the file; leave out empty lines and comments."""
-    return [line for line in _read_lines(values) if not line.startswith("#")]
+    return [line for line in _read_lines(values, "glossary") if not line.startswith("#")]
 
 
-def _read_lines(values: list[str]) -> list[str]:
-    """Replace each file name by the lines of the file that are not empty."""
+def _read_lines(values: list[str], setting: str) -> list[str]:
+    """Replace each file name among the values of a setting by the file's lines that are not empty.
+
+    Raises the errors of `read_text_file`.
+    """
     all_lines = []
     for value in values:
-        path = resolve_path(value)
-        if path.is_file():
-            lines = path.read_text(encoding="utf-8-sig").splitlines()
+        if resolve_path(value).is_file():
+            lines = read_text_file(value, setting).splitlines()
             all_lines += [line for line in lines if line.strip()]
         else:
             all_lines.append(value)

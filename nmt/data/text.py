@@ -69,8 +69,14 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def decompress(file: IO[bytes], suffix: str) -> IO[bytes]:
-    """Return a stream that decompresses an open file if `suffix` names a compression."""
+    """Return a stream that decompresses an open file if `suffix` names a compression.
+
+    Raises `ValueError` for xz that begins with zeros.
+    """
     suffix = suffix.lower()
+    # lzma would skip zeros before a stream: for minutes in a sparse file, forever in /dev/zero
+    if suffix == ".xz" and cast(io.BufferedReader, file).peek(1)[:1] == b"\0":
+        raise ValueError("it begins with zeros")
     if suffix in _OPEN_FUNCTIONS:
         return cast(IO[bytes], _OPEN_FUNCTIONS[suffix](file, "rb"))
     if suffix == ".zst":

@@ -26,6 +26,7 @@ from nmt.data.languages import LanguagePair, encode_starts
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, ModelError
 from nmt.export.onnx import write_onnx
+from nmt.runtime.reading import read_regular_file
 
 _STATIC = Path(__file__).with_name("web_static")
 # style and icon of the server's page, which the exported page uses too
@@ -176,8 +177,8 @@ def _copy_runtime(dist: Path, folder: Path) -> None:
     import onnxruntime  # has the texts of the licenses, which the npm package lacks
 
     folder.mkdir()
-    shutil.copyfile(dist / _RUNTIME_SCRIPT, folder / _RUNTIME_SCRIPT)
-    binary = gzip.compress((dist / _RUNTIME_BINARY).read_bytes(), compresslevel=9, mtime=0)
+    (folder / _RUNTIME_SCRIPT).write_bytes(read_regular_file(dist / _RUNTIME_SCRIPT))
+    binary = gzip.compress(read_regular_file(dist / _RUNTIME_BINARY), compresslevel=9, mtime=0)
     (folder / f"{_RUNTIME_BINARY}.gz").write_bytes(binary)
     for name in ("LICENSE", "ThirdPartyNotices.txt"):
         shutil.copyfile(Path(onnxruntime.__file__).with_name(name), folder / name)

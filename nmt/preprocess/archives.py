@@ -105,12 +105,21 @@ def _list_sizes(archive: Path) -> Iterator[tuple[str, int]]:
                     if not entry.is_dir():
                         yield entry.filename, entry.file_size
         else:
-            with tarfile.open(archive) as tar_file:
+            with _open_tar(archive) as tar_file:
                 # to find the next member, `tarfile` decompresses the content of this one; the size
                 # is yielded, and checked, before
                 for member in tar_file:
                     if member.isreg():
                         yield member.name.removeprefix("./"), member.size
+
+
+def _open_tar(archive: Path) -> tarfile.TarFile:
+    """Open a tar archive, compressed or not. Raises `tarfile.TarError` if it is none."""
+    with archive.open("rb") as file:
+        # tarfile also tries xz, which skips zeros before a stream: for minutes in a sparse file
+        if not any(file.read(tarfile.BLOCKSIZE)):
+            raise tarfile.ReadError("it begins with zeros")
+    return tarfile.open(archive)
 
 
 def _check_size(archive: Path, num_bytes: int) -> None:
@@ -135,7 +144,7 @@ def read_blocks(archive: Path, file_name: str) -> Iterator[bytes]:
             zip_file = stack.enter_context(zipfile.ZipFile(archive))
             packed: IO[bytes] | None = zip_file.open(file_name)
         else:
-            tar_file = stack.enter_context(tarfile.open(archive))
+            tar_file = stack.enter_context(_open_tar(archive))
             # the names of `list_files` have no "./", and `getmember` would need it
             member = next(m for m in tar_file if m.name.removeprefix("./") == file_name)
             packed = tar_file.extractfile(member)

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from nmt.config import ServeConfig, resolve_path
+from nmt.config import ServeConfig, read_text_file
 from nmt.errors import ConfigError
 from nmt.serve.http_errors import HttpError, TooManyRequestsError
 
@@ -38,7 +38,7 @@ def read_keys(path: str) -> list[Key]:
     Raises `ConfigError` for an invalid line or a file without keys.
     """
     keys = []
-    for line_number, line in enumerate(_read_file(path, "api_keys").splitlines(), start=1):
+    for line_number, line in enumerate(read_text_file(path, "api_keys").splitlines(), start=1):
         fields = line.split("#")[0].split()
         if not fields:
             continue
@@ -52,14 +52,6 @@ def read_keys(path: str) -> list[Key]:
     if not keys:
         raise ConfigError(f"api_keys={path}: has no key; write one a line")
     return keys
-
-
-def _read_file(path: str, setting: str) -> str:
-    """Return the text of the file that a setting names. Raises `ConfigError` if that fails."""
-    try:
-        return resolve_path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{setting}={path}: cannot be read ({error})") from None
 
 
 def is_same_secret(secret: str, candidate: str) -> bool:
@@ -208,7 +200,7 @@ def read_metrics_token(path: str | None) -> KeyRing | None:
     """Read the file with the bearer token of /metrics; return the token as the only key."""
     if path is None:
         return None
-    token = _read_file(path, "metrics_token").strip()
+    token = read_text_file(path, "metrics_token").strip()
     if not token:
         raise ConfigError(f"metrics_token={path}: is empty; write the token into it")
     return KeyRing([Key(token, "metrics")])
