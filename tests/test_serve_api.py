@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import pytest
 import torch
 from exporting import short_sentences
-from serving import Running, change_config, copying, loaded, running, tiny_folder
+from serving import GOOD, Running, change_config, copying, loaded, running, tiny_folder
 from tiny import sentences, tokenizer_config
 
 from nmt.config import Engine, SearchConfig, ServeConfig
@@ -344,6 +344,21 @@ def test_files_are_translated_and_fetched(server: Running, expected: list[str]) 
     assert server.upload("a.doc", b"", source="xx", target="yy").status == 400
     assert server.upload("a.txt", b"\xff", source="xx", target="yy").status == 400
     assert server.get("/download_file/x/../y").status == 404
+
+
+def test_a_text_of_a_file_that_is_too_long_never_reaches_the_server(
+    tokenizer: Tokenizer,
+) -> None:
+    models, engine = copying(tokenizer)
+    with running(models, max_queue=20) as server:
+        answer = server.upload("a.txt", b"The house. " * 11, **GOOD)
+        assert answer.status == 400
+        assert "11 sentences, more than 10, the limit of a client" in answer.json["error"]
+        answer = server.upload("a.txt", b"a. " * 90_000, **GOOD)  # one sentence
+        assert answer.status == 400
+        assert "characters, more than 262,144; write it on" in answer.json["error"]
+        assert not engine.batches
+        assert server.upload("a.txt", (b"The house. " * 10 + b"\n") * 3, **GOOD).status == 200
 
 
 def test_suggestions_are_off_unless_asked(

@@ -16,6 +16,7 @@ from nmt.translate.results import LineResult
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _MAX_WINDOW_TEXTS = 1024  # limits windows of texts that have few or no sentences
+_MAX_WINDOW_CHARACTERS = 1 << 16  # limits windows of long sentences
 
 
 class Translatable(Protocol):
@@ -163,17 +164,21 @@ def _visible_length(token: str) -> int:
 def group_texts(
     source_texts: Iterable[SourceText], max_sentences: int
 ) -> Iterator[list[SourceText]]:
-    """Group texts into windows of up to `max_sentences` sentences, or one text that has more."""
+    """Group texts into windows of up to `max_sentences` sentences and 65,536 characters, or of one
+    text that has more.
+    """
     window: list[SourceText] = []
     num_sentences = 0
+    num_characters = 0
     for source_text in source_texts:
-        num_added = len(source_text.sentences)
-        is_full = num_sentences + num_added > max_sentences or len(window) == _MAX_WINDOW_TEXTS
-        if window and is_full:
+        num_sentences += len(source_text.sentences)
+        num_characters += sum(map(len, source_text.sentences))
+        is_too_large = num_sentences > max_sentences or num_characters > _MAX_WINDOW_CHARACTERS
+        if window and (is_too_large or len(window) == _MAX_WINDOW_TEXTS):
             yield window
             window = []
-            num_sentences = 0
+            num_sentences = len(source_text.sentences)
+            num_characters = sum(map(len, source_text.sentences))
         window.append(source_text)
-        num_sentences += num_added
     if window:
         yield window

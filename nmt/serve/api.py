@@ -155,7 +155,8 @@ async def _translate_file(
     async with service.files.open(client, path.name, content, read_options) as file:
         async with service.files.reading(client):
             max_sentences = service.text_translator.max_window_sentences
-            summary: FileSummary = await file.call("read", max_sentences)
+            max_text_sentences = service.scheduler.queues.max_per_client
+            summary: FileSummary = await file.call("read", max_sentences, max_text_sentences)
         api_request.check_characters(summary.num_characters, is_file=True)
         _, _, direction = service.models.resolve_direction(summary.sample, options)
         if direction is None:

@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 from nmt.documents.document import Document, ReadOptions, join_texts
 from nmt.documents.formats import read_document
 from nmt.documents.texts import SourceText, group_texts
-from nmt.errors import NmtError
+from nmt.errors import DataError, NmtError
 from nmt.serve.http_errors import HttpError, TooManyRequestsError
 from nmt.serve.worker_process import set_parent_death_signal
 from nmt.translate.results import LineResult
@@ -33,6 +33,7 @@ from nmt.translate.results import LineResult
 _MAX_FILES = 32  # files in translation at the same time
 _MAX_FILES_PER_CLIENT = 8
 _MAX_READS = 4  # files that are read at the same time; a client reads one
+_MAX_TEXT_CHARACTERS = 1 << 18  # of a line, paragraph or cell; its tokens take 10 MB in the server
 _SAMPLE_CHARACTERS = 4000  # at the start of a file, from which its language is detected
 FORK_CONTEXT: Any = multiprocessing.get_context(
     "spawn" if sys.platform == "win32" else "forkserver"
@@ -196,10 +197,16 @@ class _FileReader:
         self._document = Document([], join_texts)
         self._windows: Iterator[list[SourceText]] = iter([])
 
-    def read(self, max_sentences: int) -> FileSummary:
-        """Read the file. A window has up to `max_sentences` sentences."""
+    def read(self, max_sentences: int, max_text_sentences: int) -> FileSummary:
+        """Read the file. A window has up to `max_sentences` sentences.
+
+        Raises `DataError` for a text of more than `max_text_sentences` sentences or of too many
+        characters, whose tokens would take much memory in the server.
+        """
         self._document = read_document(self._name, self._content, self._options)
         self._windows = group_texts(self._document.texts, max_sentences)
+        for text in self._document.texts:
+            _check_length(text.sentences, max_text_sentences)
         sentences = [sentence for text in self._document.texts for sentence in text.sentences]
         num_characters = sum(map(len, sentences))
         sample = " ".join(sentences[:_SAMPLE_CHARACTERS])[:_SAMPLE_CHARACTERS]
@@ -228,3 +235,18 @@ class _FileReader:
     def assemble(self) -> bytes:
         """Return the translated file."""
         return self._document.assemble(self._translations)
+
+
+def _check_length(sentences: Sequence[str], max_sentences: int) -> None:
+    """Raise `DataError` if a text is too long for a window."""
+    if len(sentences) > max_sentences:
+        raise DataError(
+            f"a text of the file has {len(sentences)} sentences, more than {max_sentences}, the "
+            "limit of a client; write it on several lines"
+        )
+    num_characters = sum(map(len, sentences))
+    if num_characters > _MAX_TEXT_CHARACTERS:
+        raise DataError(
+            f"a text of the file has {num_characters:,} characters, more than "
+            f"{_MAX_TEXT_CHARACTERS:,}; write it on several lines"
+        )

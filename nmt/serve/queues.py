@@ -131,6 +131,7 @@ class ClientQueues:
     def __init__(self, max_waiting: int) -> None:
         self.num_waiting = 0  # segments of all clients that no round has taken
         self.requests: set[QueuedRequest] = set()  # the unanswered ones, waiting or being searched
+        self.max_per_client = max(max_waiting // 2, 1)  # segments of a client
         self._max_waiting = max_waiting
         self._queues: OrderedDict[str, deque[QueuedRequest]] = OrderedDict()  # by client
         self._num_segments: Counter[str] = Counter()  # of the unanswered requests, by client
@@ -145,16 +146,15 @@ class ClientQueues:
         if the client should try again later; the throughput `tokens_per_second` serves to estimate
         when.
         """
-        max_per_client = max(self._max_waiting // 2, 1)
-        if num_segments > max_per_client:
+        if num_segments > self.max_per_client:
             raise TooManySentencesError(
-                f"{num_segments} sentences are more than {max_per_client}, the limit of a client; "
-                "send fewer"
+                f"{num_segments} sentences are more than {self.max_per_client}, the limit of a "
+                "client; send fewer"
             )
         num_waiting_of_client = sum(request.num_waiting for request in self._queues.get(client, ()))
         if (
             self.num_waiting + num_segments > self._max_waiting
-            or num_waiting_of_client + num_segments > max_per_client
+            or num_waiting_of_client + num_segments > self.max_per_client
         ):
             seconds_until_empty = self.num_waiting * _TOKENS_PER_SEGMENT / tokens_per_second
             retry_seconds = math.ceil(seconds_until_empty / 2)
