@@ -510,8 +510,10 @@ def test_reloads_come_one_after_the_other_and_one_that_fails_changes_nothing(
         assert service.models is second_load
         monkeypatch.setattr(Models, "load", fail)
         while errors:
+            error_name = type(errors[-1]).__name__
             caplog.clear()
             await service.reload()
+            assert error_name in caplog.messages[0]
             assert service.models is second_load
             assert service.reload_failed
             assert "\n" not in caplog.messages[0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import pickle
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +20,10 @@ from tiny import sentences
 from nmt.config import Engine, ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
+from nmt.serve.http_errors import HttpError
 from nmt.serve.models import Models
 from nmt.serve.rounds import JoiningSearch, SearchRound, WorkerThreads
+from nmt.serve.v1_attention import _check_index as check_index
 from nmt.serve.worker_pool import WorkerDiedError, count_workers
 from nmt.translate.batch_search import Segment
 from nmt.translate.translator import Translator
@@ -93,6 +97,30 @@ def test_workers_answer_as_one_process_does_and_lose_nothing_when_they_are_kille
         ours = set(processes(os.getpid())) - earlier
         assert ours
     eventually(lambda: not set(processes(os.getpid())) & ours)
+
+
+@pytest.mark.slow
+def test_an_exception_that_cannot_be_unpickled_reaches_the_caller_as_its_text(
+    tmp_path: Path, tokenizer: Tokenizer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise, the server would wait forever for the answer of the worker."""
+    with pytest.raises(TypeError):  # HttpError is such an exception
+        pickle.loads(pickle.dumps(HttpError(404, "no such layer")))
+    models = loaded(tiny_folder(tmp_path / "model", tokenizer), num_workers=2)
+    assert models.pool is not None
+    [direction] = models.directions.values()
+
+    async def call_twice() -> None:
+        assert models.pool is not None
+        for _ in range(2):
+            call = models.pool.call_function(direction.translator, check_index, 5, 1)
+            with pytest.raises(RuntimeError, match="HttpError.*no such"):
+                await asyncio.wait_for(call, timeout=60)
+        models.pool.close()
+
+    asyncio.run(call_twice())
+    assert models.pool.num_deaths == 0
+    assert "_check_index failed in a worker" in capfd.readouterr().err
 
 
 def test_a_sentence_that_kills_its_worker_fails_alone(

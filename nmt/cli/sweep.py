@@ -114,10 +114,11 @@ class _Jobs:
             return None
         try:
             return self._run(self._compose_job())
+        # of any type: `run_hydra` raises it when Hydra, which would print its own report, has ended
         except Exception as error:
             if os.getpid() != self._main_pid:
                 raise  # Hydra raises it again in the main process
-            self.errors.append(error)  # raised in `run_hydra`: Hydra would print its own report
+            self.errors.append(error)
             return None
 
     def _compose_job(self) -> Any:

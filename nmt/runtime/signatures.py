@@ -79,7 +79,8 @@ def verify_signature(folder: Path) -> None:
         raise ModelError(
             f"{folder} has no {SIGNATURE}; get the signed folder, or leave out verify_key"
         ) from None
-    except Exception as error:  # the library raises many types for a crafted file
+    # a crafted signature may raise any exception of JSON, sigstore, protobuf and cryptography
+    except Exception as error:
         reason = " ".join(str(error).split())[:200] or "the signature is invalid"
         raise ModelError(
             f"{folder} does not match its signature ({reason}); get the folder again"

@@ -54,7 +54,8 @@ def load_torch_file(path: Path, *, use_mmap: bool = False) -> dict[str, Any]:
                 )
         except pickle.UnpicklingError:
             raise
-        except Exception as error:  # MemoryError, IndexError, AssertionError and others of torch
+        # for a damaged file, torch raises MemoryError, IndexError, AssertionError and other types
+        except Exception as error:
             raise ValueError(" ".join(str(error).split())[:100] or type(error).__name__) from None
     if not isinstance(content, dict):
         raise ValueError("no dictionary")

@@ -118,6 +118,7 @@ class RoundRunner:
             await asyncio.sleep(0)  # let requests that have already arrived enter the queues
             try:
                 previous = await self._run_next_round(worker_index, previous)
+            # without this loop, requests would wait forever; the log has the traceback of the bug
             except Exception as error:
                 log.exception("a round failed outside the engine; all requests fail")
                 self._wake_events[worker_index].clear()

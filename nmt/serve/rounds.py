@@ -130,6 +130,7 @@ class JoiningSearch:
                 self._deliver(list(enumerate(self._batch_search.translate(segments))))
         except (EOFError, ConnectionError):  # in a process: the server has closed the connection
             raise
+        # the error may be of any type; the worker must live on to search the next round
         except Exception as error:
             log.exception("the engine failed with %d sentences", len(self._unfinished))
             failure = describe_failure(error)

@@ -12,7 +12,7 @@ import torch
 from starlette.requests import Request
 
 from nmt.config import ServeConfig, read_glossary, resolve_path
-from nmt.errors import ConfigError, escape_controls
+from nmt.errors import ConfigError, NmtError, escape_controls
 from nmt.search.glossary import Glossary, parse_entry
 from nmt.serve.access import Admission, BodyLimits, RequestContext, read_metrics_token
 from nmt.serve.downloads import Downloads
@@ -87,9 +87,12 @@ class Service:
                 self.models = await asyncio.to_thread(Models.load, self.config)
                 self.glossaries = glossaries
                 gc.collect()  # the old models are in reference cycles, and large
-        except Exception as error:  # a damaged file of a model may raise any exception
+        # whatever a damaged file of a model raises, the server has to go on with the current models
+        except Exception as error:
             self.reload_failed = True
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = " ".join(str(error).split())
+            if not isinstance(error, NmtError):  # some have no text, or only a key
+                reason = f"{type(error).__name__}: {reason}"
             log.error("the models were not reloaded: %s", escape_controls(reason))
             self.metrics.reloads.labels("failed").inc()
         else:
@@ -129,9 +132,10 @@ def load_glossaries(folder: str | None) -> dict[str, Glossary]:
         raise ConfigError(f"glossaries={folder}: no such folder; create it, with files NAME.tsv")
     glossaries = {}
     for file in sorted(path.glob("*.tsv")):
+        lines = read_glossary([str(file)])
         try:
-            glossaries[file.stem] = Glossary(map(parse_entry, read_glossary([str(file)])))
-        except (ConfigError, UnicodeDecodeError) as error:
+            glossaries[file.stem] = Glossary(map(parse_entry, lines))
+        except ConfigError as error:
             raise ConfigError(f"{file}: {error}") from None
     return glossaries
 

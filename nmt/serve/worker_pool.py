@@ -190,8 +190,9 @@ class WorkerPool:
                     deliver(message)
                 else:  # a worker may become idle before it receives the segments that came last
                     is_finished = message.num_finished == search_round.num_added
-        except BaseException:  # also a cancellation
-            worker.close()  # the next round must not get further deliveries of this one
+        # also after a cancellation, the next round must not get further deliveries of this one
+        except BaseException:
+            worker.close()
             raise
         finally:
             worker.is_busy = False

@@ -33,6 +33,8 @@ from nmt.serve.rounds import JoiningSearch
 from nmt.translate.batch_search import BatchSearch, Segment
 from nmt.translate.translator import Translator
 
+log = logging.getLogger(__name__)
+
 _PR_SET_PDEATHSIG = 1  # of prctl, see linux/prctl.h
 STARTED_BYTE = b"w"
 """The first byte that a worker sends; it tells the server that the worker has started."""
@@ -189,6 +191,11 @@ class _SearchProcess:
     def _call_function(self, call: FunctionCall) -> None:
         try:
             result = call.function(self._translators[call.model_index], *call.args)
-            self._connection.send(FunctionResult(result, None))
-        except Exception as error:  # `WorkerPool.call_function` raises it
-            self._connection.send(FunctionResult(None, error))
+            message = FunctionResult(result, None)
+        except NmtError as error:  # `WorkerPool.call_function` raises it
+            message = FunctionResult(None, error)
+        # a bug must not end the worker; the server might be unable to unpickle an unknown exception
+        except Exception as error:
+            log.exception("%s failed in a worker", call.function.__name__)
+            message = FunctionResult(None, RuntimeError(repr(error)))
+        self._connection.send(message)

@@ -66,7 +66,8 @@ class Compiler:
             nonlocal active
             try:
                 return active(*inputs)
-            except Exception as error:  # Triton, compilers and torch raise many types
+            # Triton, compilers and torch raise many types; `function` repeats a fault of its own
+            except Exception as error:
                 if active is function or isinstance(error, torch.OutOfMemoryError):
                     raise
                 log.warning("%s runs uncompiled: %s", function.__qualname__, _first_line(error))

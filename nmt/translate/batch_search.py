@@ -148,7 +148,8 @@ class BatchSearch:
                         self.backend, single_request, [search.result(number)]
                     )
                     results.append((number, hypotheses))
-            except Exception as error:  # `translate` below finds the segment that causes it
+            # whatever the engine raises, `translate` below finds the segment that causes it
+            except Exception as error:
                 num_unfinished = len(unfinished)
                 log.warning("a search of %d sentences failed (%s); retrying", num_unfinished, error)
                 break
@@ -176,7 +177,8 @@ class BatchSearch:
         )
         try:
             hypotheses = search_without_loops(self.backend, request)
-        except Exception as error:  # of any type; the other segments are still translated
+        # an engine may raise any type for a segment; the other segments are still translated
+        except Exception as error:
             if len(batch) == 1 and self._is_engine_broken():
                 raise
             message = " ".join(str(error).split())  # on one line
@@ -210,7 +212,7 @@ class BatchSearch:
         request = SearchRequest([segment.ids], self.config, prefixes=[segment.prefix])
         try:
             self.backend.search(request)
-        except Exception:  # of any type
+        except Exception:  # of any type; `_search` raises the exception of its own segment
             return False
         with self._failure_lock:
             self.num_failed = 0
