@@ -54,6 +54,28 @@ def test_a_vocabulary_is_rounded_up_with_ids_of_no_text(
     assert (tokenizer.unused_ids, tokenizer.used_size) == ([], tokenizer.vocab_size)
 
 
+@pytest.mark.parametrize("separate", [False, True])
+def test_reserved_symbols_are_single_pieces_and_change_no_text(separate: bool) -> None:
+    tokenizers = []
+    for settings in (
+        TokenizerConfig(vocab_size=303, separate=separate, reserved=3),
+        TokenizerConfig(vocab_size=300, separate=separate),
+    ):
+        config = PreprocessConfig(tokenizer=settings)
+        tokenizers.append(train_tokenizers(config, lambda side: sentences(60)))
+    with_reserved, without = tokenizers
+    for side in ("src", "tgt"):
+        tokenizer = getattr(with_reserved, side)
+        plain = getattr(without, side)
+        for number in range(3):
+            symbol = f"<reserved{number}>"
+            id = tokenizer.all_pieces().index(symbol)
+            assert tokenizer.encode(f"{symbol} the tree").count(id) == 1
+        for text in sentences(20, seed=4):
+            pieces = tokenizer.pieces(tokenizer.encode(text))
+            assert pieces == plain.pieces(plain.encode(text))
+
+
 def test_control_symbols_typed_as_text_stay_text(tokenizer: Tokenizer) -> None:
     training = ["<s> the </s> tree <pad> <unk>"] * 50 + sentences(100)
     for trained in (tokenizer, train_tokenizer(training, tokenizer_config())):

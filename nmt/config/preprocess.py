@@ -379,6 +379,12 @@ class TokenizerConfig(Settings):
     )
     byte_fallback: bool = option(True, "segment unknown characters into bytes instead of <unk>")
     symbols: list[str] = option([], "text that is always one piece, such as {url} or <2de>")
+    reserved: int = option(
+        0,
+        "number of spare symbols <reserved0>, <reserved1>, ... that later corpora can use as tags",
+        low=0,
+        high=1000,
+    )
     normalization: str = option(
         "nmt_nfkc", "SentencePiece rule: nmt_nfkc, nfkc, identity, nmt_nfkc_cf or nfkc_cf"
     )

@@ -141,10 +141,11 @@ def _open_model_folder(config: PreprocessConfig, folder: Path) -> Tokenizers:
 def _list_symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
     """Return the symbols of source and target.
 
-    These are the symbols in the settings, the separator of lines if pairs have a context, and the
-    tags of the corpora.
+    These are the symbols in the settings, the spare ones, the separator of lines if pairs have a
+    context, and the tags of the corpora.
     """
     src_symbols = list(config.tokenizer.symbols)
+    src_symbols += [f"<reserved{number}>" for number in range(config.tokenizer.reserved)]
     if config.data.context > 0:
         src_symbols.append(SEPARATOR)
     tgt_symbols = list(src_symbols)
