@@ -1,4 +1,7 @@
-"""Settings of the architecture, which are saved with every model."""
+"""Settings of the architecture, which are saved with every model.
+
+"The paper" is "Attention Is All You Need" (Vaswani et al., 2017).
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,10 @@ class Positions(str, Enum):
 
     # vectors added to embeddings
     sinusoidal = "sinusoidal"  # sines and cosines interleaved, as the paper writes it
-    sinusoidal_concat = "sinusoidal_concat"  # all sines, then all cosines, as in Tensor2Tensor
-    sinusoidal_halves = "sinusoidal_halves"  # the same with the paper's wavelengths, as in Marian
+    # all sines, then all cosines, with the wavelengths of Tensor2Tensor
+    sinusoidal_concat = "sinusoidal_concat"
+    # all sines, then all cosines, with the wavelengths of the paper, as in Marian
+    sinusoidal_halves = "sinusoidal_halves"
     learned = "learned"  # a vector per position and side (table 3, row E)
     # parts of self-attention
     relative = "relative"  # vectors of distances for keys and values, Shaw et al. (2018)

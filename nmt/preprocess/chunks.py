@@ -24,7 +24,9 @@ BYTES_PER_CHUNK = 2 << 20
 MAX_LINE_BYTES = 1 << 20
 """The text of longer lines is discarded; their positions are kept."""
 
-_BLOCK_BYTES = 1 << 20  # at most MAX_LINE_BYTES
+# Read from a file at a time. At most MAX_LINE_BYTES, so that of the lines that end in a block only
+# the first one can be longer than that.
+_BLOCK_BYTES = 1 << 20
 
 
 class Format(Enum):
@@ -42,8 +44,8 @@ class Source:
     corpus: str  # its name in data.corpora, or ""
     format: Format
     paths: tuple[Path, ...]
-    """Files of source and target, then of alignments and of scores if there are such files; or one
-    file with all of them."""
+    """Either one file with all columns, or separate files in this order: source, target, and the
+    optional alignments and scores."""
     names: tuple[str, ...]  # the user's names of these files, for messages
     columns: tuple[int, ...] = (1, 2)  # of source, target and perhaps alignment in TSV, from 1
     fields: tuple[str, ...] = ("src", "tgt")  # of source, target and perhaps alignment in JSON
@@ -81,7 +83,7 @@ class Span:
     order: int  # index among the spans of all corpora
     first_pair: int  # number of the first pair in the corpus, from 0
     num_pairs: int
-    source: int  # index of the source in which the span starts
+    source: int  # the span starts in the `Source` with this index in the list of its corpus
     first_line: int  # number of the first line in that source, from 1
     offsets: tuple[int, ...]  # byte at which that line starts, in each file of the source
 
@@ -106,9 +108,10 @@ class Chunk:
     in `raw`."""
 
     def location(self, row: int, side: int = 0, byte: int | None = None) -> Location:
-        """Return the location of a row (from 0) of the source (side 0) or target (side 1)."""
-        names = self.source.names  # the only one if a file has both sides
-        return Location(names[side % len(names)], self.first_line + row, byte)
+        """Return the location of a row (from 0) of the source side (0) or target side (1)."""
+        names = self.source.names
+        file_index = side % len(names)  # 0 for both sides if they are columns of one file
+        return Location(names[file_index], self.first_line + row, byte)
 
 
 def find_spans(
@@ -150,14 +153,15 @@ def _find_span_starts(sources: Sequence[Source], size: int) -> tuple[int, list[_
     num_pairs = 0
     starts = []
     for source_index, source in enumerate(sources):
-        # the lines before this one complete the last span of the previous source
+        # Line (from 0) at which the first new span starts. The lines before it complete the last
+        # span of the previous source, which has num_pairs % size pairs so far.
         first_index = -num_pairs % size
         num_lines = 0
         offsets_by_file = []
-        for side, (path, name) in enumerate(zip(source.paths, source.names, strict=True)):
+        for path, name in zip(source.paths, source.names, strict=True):
             num_file_lines, offsets = _find_lines(path, name, first_index, size)
             offsets_by_file.append(offsets)
-            if side == 0:
+            if len(offsets_by_file) == 1:
                 num_lines = num_file_lines
             elif num_file_lines != num_lines:
                 raise DataError(
@@ -189,7 +193,8 @@ def _find_lines(path: Path, name: str, first_index: int, step: int) -> tuple[int
     with explain_read_errors(name), path.open("rb", buffering=0) as file:
         for block in read_blocks(file, name):
             ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
-            # line i starts after line end i - 1
+            # Line i starts after line end i - 1, so this block has the starts of the lines from
+            # num_line_ends + 1 to num_line_ends + len(ends).
             indices = np.arange(next_index, num_line_ends + len(ends) + 1, step)
             offsets += (num_bytes + 1 + ends[indices - num_line_ends - 1]).tolist()
             next_index += step * len(indices)
@@ -199,7 +204,7 @@ def _find_lines(path: Path, name: str, first_index: int, step: int) -> tuple[int
     num_lines = num_line_ends
     if last_byte != b"\n":
         num_lines += 1
-    # drops the offset after a line end at the end of the file, where no other line starts
+    # A line end at the end of the file has an offset after it, but no line starts there.
     num_offsets = len(range(first_index, num_lines, step))
     return num_lines, offsets[:num_offsets]
 
@@ -236,6 +241,7 @@ def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
                     break
                 # num_bytes[n - 1] is the number of bytes of the first n lines of all files
                 num_bytes = np.sum([file.ends[:num_lines] for file in files], axis=0)
+                # the number of lines that fit, but at least one
                 num_pairs = max(1, int(np.searchsorted(num_bytes, BYTES_PER_CHUNK, side="right")))
                 overlong = []
                 for side, file in enumerate(files):
@@ -271,7 +277,7 @@ class _LineFile:
         self._next_line = first_line  # number of the line after the buffered ones
         self._buffer = b""  # whole lines
         self._incomplete_line = b""  # the start of the next line
-        self.ends = np.empty(0, np.int64)  # end of each buffered line, in bytes
+        self.ends = np.empty(0, np.int64)  # byte after the \n of each buffered line
         self.overlong: list[int] = []  # numbers of overlong lines, from 1; their text is discarded
 
     def close(self) -> None:
@@ -305,14 +311,14 @@ class _LineFile:
             block = b"\n" if self._incomplete_line else b""  # a last line without \n gets one
         text = self._incomplete_line + block
         first_end = text.find(b"\n")
-        # other lines lie within one block, which is not longer than MAX_LINE_BYTES
+        # Only the first line can be overlong: the lines after it lie within one block.
         if first_end > MAX_LINE_BYTES:
             self.overlong.append(self._next_line)
             text = text[first_end:]
         end = text.rfind(b"\n") + 1
         # one byte more than the maximum suffices to recognize an overlong line
         self._incomplete_line = text[end:][: MAX_LINE_BYTES + 1]
-        ends = np.flatnonzero(np.frombuffer(text, np.uint8, end) == ord("\n")) + 1
+        ends = np.flatnonzero(np.frombuffer(text, np.uint8, count=end) == ord("\n")) + 1
         self.ends = np.concatenate([self.ends, ends + len(self._buffer)])
         self._buffer += text[:end]
         self._next_line += len(ends)

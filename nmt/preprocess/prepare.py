@@ -2,8 +2,9 @@
 tokenizers, encode each span into a shard, and write report and index.
 
 A span is a range of pairs, and its shard is one Arrow file. Any process on any machine can encode
-any span, since it reads the pairs from the input itself. A span is done when its record exists; a
-repeated task writes a shard with the same bytes.
+any span, since it reads the pairs from the input itself. A worker that has encoded a span writes a
+record with the counts of its pairs; spans that have one are not encoded again. A span that is
+encoded twice gives a shard with the same bytes.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
             work.check_replacement(sum(span.num_pairs for span in spans))
         job = scan_training_text(job, spans)  # adds the held-out sets that come from this text
         held_out_chunks = read_held_out(job)
-        if config.data.valid.num_pairs is None:  # pairs from the training text have its sides
+        # a validation set that is taken out of the training text cannot have swapped sides
+        if config.data.valid.num_pairs is None:
             warn_of_swapped_sides(job, spans, held_out_chunks["valid"])
         tokenizers = prepare_encoding(job, spans)
         run_stage(job, spans, _STAGE, make_encoding_task)  # workers load the saved tokenizers
@@ -112,7 +114,8 @@ def _finish_folder(
     _check_dropped(train_statistics)
     statistics = {"train": train_statistics}
     index = {"train": train_index}
-    encoder = ShardEncoder(job, held_out=None)  # encodes the held-out splits themselves
+    # `held_out` are pairs that an encoder leaves out; this one encodes the held-out splits
+    encoder = ShardEncoder(job, held_out=None)
     for split, chunks in held_out_chunks.items():
         src, tgt = collect_lines(chunks)
         write_lines(folder / f"{split}.src", src)

@@ -40,7 +40,8 @@ class Stepper(Protocol):
     """A model that predicts one token at a time, and scores given targets."""
 
     device: torch.device
-    shifts_alignment: bool  # whether a token is aligned in the step that reads it
+    # whether a token is aligned in the step that reads it, instead of the one that predicts it
+    shifts_alignment: bool
 
     def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> Any:
         """Encode source ids (B, S); `src_lengths` (B,) exclude the padding.
@@ -63,12 +64,15 @@ class Stepper(Protocol):
         """
 
     def step_unnormalized(self, tokens: Tensor, state: Any) -> Tensor:
-        """Like `step`, but each row of the result (R, V) may have a constant added to it."""
+        """Like `step`, but each row of the result (R, V) may have a constant added to it.
+
+        The state must be from `start`.
+        """
 
     def reorder(self, state: Any, rows: Tensor) -> Any:
-        """Replace the hypotheses by those at `rows` (R',), on the CPU and sorted by sentence.
+        """Keep the hypotheses at `rows`, in that order; return the new state.
 
-        A row may be repeated or missing. Returns the new state.
+        `rows` (R',) is a CPU tensor, sorted by sentence. A row may be repeated or missing.
         """
 
     def join(self, state: Any, src: Tensor, src_lengths: Tensor) -> Any:
@@ -124,9 +128,10 @@ class ModelStepper:
     def step(self, tokens: Tensor, state: ModelState) -> Tensor:
         """See `Stepper.step`."""
         if isinstance(state.decoding, SingleState):
-            return state.decoding.log_probs(tokens)
+            return state.decoding.log_probs(tokens)  # its layers have their number format already
         with self._autocast():
             hidden = self.model.step(tokens, state.decoding, state.attention_out)  # (R, D)
+            # the loop below writes with `out=`, which autograd does not support
             if self.device.type != "cpu" or torch.is_grad_enabled():
                 return torch.log_softmax(self.model.logits(hidden).float(), dim=-1)
             # a few rows at a time, so that the logits stay in the CPU's caches

@@ -29,8 +29,9 @@ from nmt.model.fast.packing import Packing, pack
 from nmt.model.fast.transfer import send
 
 FILLER_ROWS: Rows = np.zeros(1, dtype=np.int64)
-"""The pair of a filler. A rank runs this batch if an update has no other batch for the rank, and
-then sets its loss and its gradient to 0.
+"""The rows of a filler: a batch of the first pair, for a rank that an update has no batch for.
+
+All ranks have to run the same number of batches. The rank sets the filler's loss and gradient to 0.
 """
 
 
@@ -201,13 +202,14 @@ class BatchMaker:
         decoder_inputs: list[Ids] = []
         given_links: list[Any] = []  # (L, 2) between the words of each pair; None: compute them
         for row in rows.tolist():
-            pair: tuple[Ids, Ids] = self.data[row]  # arrays, which the changes replace by lists
+            pair: tuple[Ids, Ids] = self.data[row]  # arrays; the random changes below return lists
             src, tgt = pair
             links = self.data.alignment(row) if self.needs_alignment else None
             if augment is not None:
                 src, tgt = augment(src, tgt, update_id, row)
-                if src is not pair[0] or tgt is not pair[1]:  # words may have changed
-                    links = None
+                # the augmenter returns the same objects if it does not change the pair
+                if src is not pair[0] or tgt is not pair[1]:
+                    links = None  # words may have changed
             if self.sampling is not None:
                 src, tgt = self.sampling(src, tgt, update_id, row)
             decoder_input = tgt
@@ -232,7 +234,10 @@ class BatchMaker:
         return batch.pin() if self._device_type == "cuda" else batch
 
     def _align(self, pairs: Sequence[tuple[Ids, Ids]], given_links: Sequence[Any]) -> Any:
-        """Return the links (L, 3) of the tokens of pairs: pair, target and source position."""
+        """Return the links (L, 3) of the tokens of pairs: pair, target and source position.
+
+        Pairs without given links are aligned by `aligner`; without an aligner, they get no links.
+        """
         links = [np.empty((0, 3), dtype=np.int64)]
         unaligned = [i for i, word_links in enumerate(given_links) if word_links is None]
         for i, word_links in enumerate(given_links):
@@ -241,10 +246,11 @@ class BatchMaker:
                 positions = link_pieces(word_links, self.src_starts[src], self.tgt_starts[tgt])
                 links.append(np.insert(positions, 0, i, axis=1))  # column 0 is the pair
         if unaligned and self.aligner is not None:
-            has_joint_ids = self.tokenizers.src_vocab_size is None
+            has_joint_ids = self.tokenizers.src_vocab_size is None  # None: a joint vocabulary
             computed = self.aligner.align(
                 [pairs[i] for i in unaligned], has_joint_ids=has_joint_ids
             )
-            computed[:, 0] = np.array(unaligned)[computed[:, 0]]  # from the subset to all pairs
+            # column 0 counts the unaligned pairs; number them as in `pairs`
+            computed[:, 0] = np.array(unaligned)[computed[:, 0]]
             links.append(computed)
         return np.concatenate(links)

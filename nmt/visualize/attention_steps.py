@@ -121,7 +121,7 @@ def draw_steps(config: VisualizeConfig, style: Style) -> Figure:
     translator = load_translator(config)
     model = attention_model(translator.backend)
     if model is None:
-        raise ConfigError("what=steps draws one native model, no ensemble")
+        raise ConfigError("what=steps needs one model of nmt, not an ensemble or an export")
     line = read_sentences(config.src, "src")[0]
     layer = choose_number(config.layers, "layers", model.config.num_encoder_layers)
     head = choose_number(config.heads, "heads", model.config.num_heads)

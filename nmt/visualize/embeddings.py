@@ -30,7 +30,7 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
     translator = load_translator(config)
     model = attention_model(translator.backend)
     if model is None:
-        raise ConfigError("what=embeddings draws one native model, no ensemble")
+        raise ConfigError("what=embeddings needs one model of nmt, not an ensemble or an export")
     tokenizer = translator.tokenizer.tgt
     vectors = model.embedding.weight.detach().float().cpu()  # (V, D)
     ids = list_text_ids(tokenizer)
@@ -50,7 +50,7 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
     neighbor_axes.axis("off")
     for row, word in enumerate(words):
         neighbors = _describe_neighbors(tokenizer, vectors, ids, word)
-        y = 1 - (row + 0.7) / max(len(words), 8)
+        y = 1 - (row + 0.7) / max(len(words), 8)  # few words keep the line height of 8
         neighbor_axes.text(
             0, y, word.translate(replacements), fontweight="bold", transform=neighbor_axes.transAxes
         )
@@ -71,7 +71,10 @@ def list_text_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def choose_words(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """Return pieces that begin a word and have three letters, spread evenly over the vocabulary."""
+    """Return pieces that begin a word and have three letters or more.
+
+    They are spread evenly over the vocabulary.
+    """
     pieces = tokenizer.all_pieces()
     word_ids = [i for i in ids if pieces[i].startswith("▁") and len(pieces[i]) > 3]
     if not word_ids:  # a vocabulary of characters
@@ -83,7 +86,8 @@ def choose_words(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 def _label_points(axes: Axes, points: np.ndarray[Any, Any], labels: list[str]) -> None:
     """Write labels at points (N, 2), in order, except where they would cover an earlier label."""
     plot_size = np.ptp(points, axis=0)  # (2,)
-    width, height = plot_size / (9, 32)  # of a label, about 1/9 by 1/32 of the plot
+    width = plot_size[0] / 9  # of a label, roughly
+    height = plot_size[1] / 32
     labeled: list[tuple[float, float]] = []
     for i, label in enumerate(labels):
         x, y = points[i].tolist()

@@ -67,7 +67,7 @@ def draw_probabilities(config: VisualizeConfig, style: Style) -> Figure:
     translator = load_translator(config)
     model = attention_model(translator.backend)
     if model is None:
-        raise ConfigError("what=probabilities draws one native model, no ensemble")
+        raise ConfigError("what=probabilities needs one model of nmt, not an ensemble or an export")
     line = read_sentences(config.src, "src")[0]
     if config.tgt is None:
         [translation] = translator.translate([line], beam_size=config.beam_size)
