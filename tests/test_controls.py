@@ -287,6 +287,8 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "suppress": {"suppress": PIECES},
     "allow_source_repeats": {"allow_source_repeats": True, "no_repeat_ngram": 1},
     "beam_groups": {"beam_groups": 2},
+    "alternatives": {"alternatives": 3},
+    "prefix_bias": {"prefix_bias": 0.4},
 }
 SHORT = {"max_length_a": 0.0, "max_length_b": LIMIT}
 
@@ -340,7 +342,11 @@ def test_sentences_that_join_have_the_translations_of_a_batch(
 
 def settings_forbid_joining(settings: SearchConfig) -> list[bool]:
     """Return which settings of the controls need the number of a sentence or its first step."""
-    return [settings.allow_source_repeats, settings.beam_groups > 1]
+    return [
+        settings.allow_source_repeats,
+        settings.beam_groups > 1,
+        settings.alternatives > 0,
+    ]
 
 
 @pytest.mark.slow
@@ -357,8 +363,9 @@ def test_an_ensemble_of_a_model_and_itself_translates_like_the_model(
 def test_samples_obey_a_control_or_it_is_refused(folder: Path, control: dict[str, Any]) -> None:
     translator = Translator.load(folder, device="cpu", backend="native")
     settings = control | {"sampling": True, "beam_size": 3}
-    if "beam_groups" in control:
-        with pytest.raises(ConfigError, match=r"^beam_groups=2: .* sampling"):
+    if "beam_groups" in control or "alternatives" in control:
+        name = next(iter(control))
+        with pytest.raises(ConfigError, match=rf"^{name}=[23]: .* sampling"):
             translator.translate(LINES, **settings)
         return
     if "suppress" in control:

@@ -80,7 +80,7 @@ def translate(config: TranslateConfig) -> None:
         )
         for window, results in job.translate_windows(reader, stack):
             output_bytes, counts = render(
-                window, results, output_format=config.format, n_best=config.n_best
+                window, results, output_format=config.format, n_best=job.options.n_best
             )
             output.append(output_bytes, counts, window)
             progress.update(len(window.lines), read_bytes=window.num_bytes)
@@ -125,7 +125,7 @@ class TranslationJob:
         self.is_in_process = config.scheduler is None and self._num_workers == 1
         # with workers, this process only needs the settings and tokenizers of the model
         translator = load_translator(config, config.device if self.is_in_process else "cpu")
-        self.search, self._options = _resolve_settings(config, translator)
+        self.search, self.options = _resolve_settings(config, translator)
         self.tokenizer = translator.tokenizer
         self.directions = translator.directions
         self.source_prefix = find_source_prefix(translator.tokenizer.src, self._options.tags)
@@ -140,11 +140,11 @@ class TranslationJob:
         Worker processes, if any, stop when `stack` is closed.
         """
         if self._translator is not None:
-            return self._translator.translate_windows(reader, self.search, self._options)
+            return self._translator.translate_windows(reader, self.search, self.options)
         folders = [str(resolve_path(folder)) for folder in self.config.model_dir]
         config = replace(self.config, model_dir=folders)
         function_factory = partial(
-            _load_window_function, config, self._num_workers, self.search, self._options
+            _load_window_function, config, self._num_workers, self.search, self.options
         )
         workers = open_workers(config.scheduler, self._num_workers, function_factory)
         return stack.enter_context(workers).map(reader)
@@ -222,7 +222,8 @@ def _resolve_settings(
     Raises a `ConfigError` for settings that the model or its backend does not support.
     """
     search = translator.search_config(**config.search_changes())
-    if config.n_best > search.beam_size and not search.sampling:
+    n_best = search.alternatives or config.n_best
+    if n_best > search.max_results and not search.sampling:
         raise ConfigError(
             f"n_best={config.n_best} is more than beam_size={search.beam_size}; raise beam_size"
         )
@@ -236,7 +237,7 @@ def _resolve_settings(
             "nmt-preprocess prepared with data.context"
         )
     options = LineOptions(
-        n_best=config.n_best,
+        n_best=n_best,
         max_tokens=config.max_tokens,
         too_long=config.too_long,
         max_source_length=config.max_source_length,
@@ -245,7 +246,7 @@ def _resolve_settings(
         unk_replacement=config.unk_replacement,
         rerank=config.reranking,
         context=config.context,
-        with_scores=config.format is OutputFormat.json or config.n_best > 1,
+        with_scores=config.format is OutputFormat.json or n_best > 1,
         tags=translator.choose_tags(**config.direction),
     )
     translator.load_reranker(options, search)  # raises an error before text is read

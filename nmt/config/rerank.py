@@ -108,6 +108,7 @@ class RerankConfig(Settings):
 
     def count_candidates(self, search: SearchConfig) -> int:
         """Return the number of candidates; raise a `ConfigError` if the search has fewer."""
+        self.require(search.alternatives == 0, "rerank", "does not work with alternatives")
         num_candidates = self.candidates or search.beam_size
         # beam search finds at most `beam_size` hypotheses; any number of samples can be drawn
         has_enough = search.sampling or num_candidates <= search.beam_size

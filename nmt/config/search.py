@@ -66,6 +66,20 @@ class SearchConfig(Settings):
         low=0,
         high=1000,
     )
+    alternatives: int = option(
+        0,
+        "number of translations, whose first tokens after the prefix are the most probable ones; "
+        "0 disables",
+        low=0,
+        high=10_000,
+    )
+    prefix_bias: float = option(
+        0.0,
+        "probability b added to a prefix instead of forcing it: (1 - b) p + b on its next token; "
+        "0: force it",
+        low=0,
+        below=1,
+    )
     stop: Stop = option(
         Stop.first,
         "beam search: drop hypotheses that cannot win with one more token (first) or at any length "
@@ -151,6 +165,10 @@ class SearchConfig(Settings):
         else:
             is_default = self.diversity_penalty == SearchConfig.diversity_penalty
             self.require(is_default, "diversity_penalty", "needs beam_groups=2 or more")
+        if self.alternatives:
+            is_possible = not self.sampling and not self.prefix_bias
+            rule = "does not work with sampling or prefix_bias"
+            self.require(is_possible, "alternatives", rule)
         if not self.sampling:
             rule = "only works with sampling=true"
             self.require(self.temperature == 1, "temperature", rule)
@@ -164,7 +182,17 @@ class SearchConfig(Settings):
         """Whether a setting changes which tokens a translation may continue with."""
         has_repetition_rule = self.no_repeat_ngram > 0 or self.repetition_penalty > 1
         has_terms = bool(self.forbid or self.suppress or self.glossary)
-        return self.min_length > 0 or has_repetition_rule or has_terms
+        return self.min_length > 0 or self.alternatives > 0 or has_repetition_rule or has_terms
+
+    @property
+    def max_results(self) -> int:
+        """The number of hypotheses that a search can return for a sentence."""
+        return self.alternatives or self.beam_size
+
+    @property
+    def rows_per_sentence(self) -> int:
+        """The number of live hypotheses that a search has for a sentence."""
+        return self.beam_size * max(self.alternatives, 1)
 
     @property
     def needs_attention(self) -> bool:
@@ -216,11 +244,12 @@ class ScoringOverrides(Settings):
 
 @dataclass(kw_only=True)
 class SearchOverrides(ScoringOverrides):
-    """All settings of search except `alignment`, which only some output formats support."""
+    """All settings of search except `alignment` and `alternatives`, which need other outputs."""
 
     beam_size: int | None = override("beam_size")
     beam_groups: int | None = override("beam_groups")
     diversity_penalty: float | None = override("diversity_penalty")
+    prefix_bias: float | None = override("prefix_bias")
     stop: Stop | None = override("stop")
     max_length_a: float | None = override("max_length_a")
     max_length_b: int | None = override("max_length_b")
@@ -250,6 +279,8 @@ class SearchOptions(TypedDict, total=False):
     beam_size: int | None
     beam_groups: int | None
     diversity_penalty: float | None
+    alternatives: int | None
+    prefix_bias: float | None
     length_penalty: float | None
     normalization: str | None
     word_reward: float | None

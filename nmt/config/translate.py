@@ -139,6 +139,7 @@ class TranslateConfig(TranslationConfig):
         high=100,
     )
     n_best: int = option(1, "hypotheses written per sentence", low=1)
+    alternatives: int | None = override("alternatives")
     alignment: bool | None = override("alignment")
     format: OutputFormat = option(
         OutputFormat.text,
@@ -149,6 +150,8 @@ class TranslateConfig(TranslationConfig):
         super().check()
         is_text = self.format is OutputFormat.text
         self.require(not (is_text and self.alignment), "alignment", "needs format=json")
+        rule = "does not work with n_best; it is the number of translations"
+        self.require(not self.alternatives or self.n_best == 1, "alternatives", rule)
         is_plain = is_text and self.n_best == 1 and self.prefixes is None
         rule = "only works with format=text, n_best=1 and no prefixes"
         self.require(self.context == 0 or is_plain, "context", rule)

@@ -103,10 +103,11 @@ def get_translation_text(result: LineResult, rank: int = 0) -> str:
     return translations[min(rank, len(translations) - 1)].text if translations else ""
 
 
-def remove_forced_start(result: LineResult, segments: Sequence[Segment]) -> LineResult:
-    """Remove the forced start from the tokens of a line with one segment, as its text omits it."""
-    num_forced = len(segments[0].prefix) if len(segments) == 1 else 0
-    if num_forced == 0:
+def remove_forced_start(
+    result: LineResult, segments: Sequence[Segment], num_forced: int
+) -> LineResult:
+    """Remove `num_forced` tokens, which the text omits, from the start of a line of one segment."""
+    if num_forced == 0 or len(segments) != 1:
         return result
     translations = [
         replace(

@@ -7,6 +7,7 @@ A new constraint is a class here, and a setting that adds it in `SearchRequest.a
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +24,10 @@ from nmt.search.hypotheses import Beam
 
 
 class Constraint(Protocol):
-    """Lowers log-probabilities of the next token before search chooses a token.
+    """Changes log-probabilities of the next token before search chooses a token.
 
-    Minus infinity forbids a token. Hypotheses report the lowered values. A constraint must not
-    raise values, since search assumes that totals only fall when it drops hypotheses.
+    Minus infinity forbids a token. Hypotheses report the changed values. A constraint must not
+    raise a value above 0, since search assumes that totals only fall when it drops hypotheses.
     """
 
     @property
@@ -168,6 +169,34 @@ class ForcedPrefix:
         values = log_probs.gather(1, tokens)  # (R, 1)
         log_probs.masked_fill_(forced >= 0, NEG_INF)  # all tokens in rows with a forced one
         return log_probs.scatter_(1, tokens, values)
+
+
+@dataclass(frozen=True)
+class PrefixBias:
+    """Makes the next token of the prefix more probable in hypotheses that agree with it so far
+    (Arivazhagan et al., 2020, "Re-Translation Strategies for Long Form, Simultaneous, Spoken
+    Language Translation").
+
+    The probability p of each token becomes (1 - bias) p, and `bias` is added to the token of the
+    prefix.
+    """
+
+    prefixes: Tensor  # (B, longest prefix), padded with -1, on the CPU
+    bias: float  # above 0, below 1
+    can_join = False
+
+    def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
+        length = beam.length
+        if length >= self.prefixes.size(1):
+            return log_probs
+        prefixes = send(self.prefixes[beam.sentences, : length + 1], log_probs.device)
+        next_token = prefixes[:, length:]  # (R, 1), -1 after the end of a prefix
+        agrees = (beam.tokens == prefixes[:, :length]).all(dim=1, keepdim=True)  # (R, 1)
+        index = next_token.clamp(min=0)  # (R, 1)
+        reduced = log_probs + math.log1p(-self.bias)  # (R, V)
+        bias = torch.tensor(math.log(self.bias), device=log_probs.device)
+        biased = reduced.scatter(1, index, reduced.gather(1, index).logaddexp(bias))
+        return torch.where(agrees & (next_token >= 0), biased, log_probs)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from nmt.search.constraints import (
     MinLength,
     NoNgramsBeyondSource,
     NoRepeatedNgrams,
+    PrefixBias,
     RepetitionPenalty,
     count_ngrams,
     forbidden_ids,
@@ -41,12 +42,14 @@ class SearchRequest:
     """Target ids, without BOS, that the translation of each sentence starts with. `()` forces
     nothing, like an empty prefix for every sentence.
     """
+    num_forced: int = 0
+    """Number of tokens of each prefix, such as a language tag, that `prefix_bias` forces too."""
     sampling_keys: Sequence[int] | None = None
     """For sampling: an integer for each sentence, which is part of its random seed, so that equal
     sentences get different samples. By default a sentence gets the count of equal sentences before
     it. CTranslate2 ignores the keys.
     """
-    n_best: int | None = None  # hypotheses to return per sentence; None for `beam_size`
+    n_best: int | None = None  # hypotheses to return per sentence; None for `max_results`
     with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
     constraints: Sequence[Constraint] = ()  # besides `config`; native engine only
 
@@ -62,12 +65,12 @@ class SearchRequest:
 
     @property
     def num_results(self) -> int:
-        """Number of hypotheses to return per sentence, at most `beam_size`.
+        """Number of hypotheses to return per sentence, at most `max_results`.
 
         With a smaller `n_best`, a search is shorter, and returns the first hypotheses that a search
         with a larger one would return.
         """
-        return min(self.n_best or self.config.beam_size, self.config.beam_size)
+        return min(self.n_best or self.config.max_results, self.config.max_results)
 
     @property
     def needs_log_probs(self) -> bool:
@@ -134,9 +137,14 @@ class SearchRequest:
             suppressed = suppressed_ids(self.config.suppress, tokenizer.tgt)
             after_prefix.append(ForbiddenTokens(suppressed))
         if any(self.prefixes):
-            prefix_lengths = torch.tensor([len(prefix) for prefix in self.prefixes])  # (B,)
+            forced = self.prefixes
+            if self.config.prefix_bias:
+                forced = [prefix[: self.num_forced] for prefix in self.prefixes]
+                prefix_bias = PrefixBias(pad(self.prefixes, pad_id=-1), self.config.prefix_bias)
+                after_prefix.insert(0, prefix_bias)
+            prefix_lengths = torch.tensor([len(prefix) for prefix in forced])  # (B,)
             after_prefix = [AfterPrefix(item, prefix_lengths) for item in after_prefix]
-            constraints.append(ForcedPrefix(pad(self.prefixes, pad_id=-1)))
+            constraints.append(ForcedPrefix(pad(forced, pad_id=-1)))
         return [*constraints, *after_prefix, *self.constraints]
 
     def can_join(self, tokenizer: Tokenizers) -> bool:
@@ -150,8 +158,8 @@ class SearchRequest:
             return False
         if config.needs_attention:  # the sums have a column for each token of the first sources
             return False
-        if config.glossary or config.beam_groups > 1:  # these do not know new sentences
-            return False
+        if config.glossary or config.beam_groups > 1 or config.alternatives:
+            return False  # these do not know new sentences
         starts_with_eos = tokenizer.tgt.bos_id == tokenizer.tgt.eos_id
         if starts_with_eos and (config.no_repeat_ngram or config.repetition_penalty > 1):
             # the beam has BOS in front of a sentence that joins: EOS would count as repeated

@@ -13,10 +13,12 @@ from dataclasses import replace
 
 import torch
 
+from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.fast.top import most_likely_tokens
 from nmt.model.fast.transfer import fetch
 from nmt.search.beam import BeamSearch
+from nmt.search.constraints import ForbiddenTokens
 from nmt.search.diverse import DiverseSearch
 from nmt.search.glossary import word_starts
 from nmt.search.hypotheses import Hypothesis, check_finite
@@ -39,6 +41,8 @@ def search(
     not finite.
     """
     request.check_prefixes(tokenizer)
+    if request.config.alternatives:
+        return _search_alternatives(stepper, request, tokenizer)
     if can_search_single(request, stepper.device):
         return [search_single(stepper, request, tokenizer)]
     if request.config.sampling:
@@ -66,6 +70,44 @@ def _start_beam_search(
     if request.config.beam_groups > 1:
         return DiverseSearch(stepper, request, tokenizer)
     return BeamSearch(stepper, request, tokenizer)
+
+
+def _search_alternatives(
+    stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
+) -> list[list[Hypothesis]]:
+    """Return for each sentence the best translation with each of the `num_results` most probable
+    tokens after its prefix, the most probable token first. EOS is not one of them.
+    """
+    config = replace(request.config, alternatives=0)
+    first_token_config = replace(
+        config,
+        beam_size=request.num_results,
+        beam_groups=1,
+        diversity_penalty=SearchConfig.diversity_penalty,
+        glossary=[],
+        coverage_penalty=0.0,
+        alignment=False,
+        min_length=0,
+        max_length_a=0.0,
+        max_length_b=1,  # or the first token after the prefix
+    )
+    first_token_request = replace(
+        request,
+        config=first_token_config,
+        n_best=None,
+        constraints=[*request.constraints, ForbiddenTokens([tokenizer.tgt.eos_id])],
+    )
+    first_tokens = search(stepper, first_token_request, tokenizer)
+    sentences = [i for i, hypotheses in enumerate(first_tokens) for _ in hypotheses]
+    prefixes = [hypothesis.tokens for hypotheses in first_tokens for hypothesis in hypotheses]
+    expanded_request = replace(
+        request.select(sentences), config=config, prefixes=prefixes, n_best=1
+    )
+    results: list[list[Hypothesis]] = [[] for _ in request.sources]
+    expanded = search(stepper, expanded_request, tokenizer)
+    for sentence, [hypothesis] in zip(sentences, expanded, strict=True):
+        results[sentence].append(hypothesis)
+    return results
 
 
 def _sample(

@@ -81,6 +81,7 @@ def _openapi_json(codes: tuple[str, ...], max_beam_size: int) -> bytes:
     schemas["Target"]["enum"] = codes
     schemas["NBest"]["maximum"] = max_beam_size
     schemas["BeamSize"]["maximum"] = max_beam_size
+    schemas["Search"]["properties"]["alternatives"]["maximum"] = max_beam_size
     return bytes(JSONResponse(description).body)
 
 

@@ -33,9 +33,14 @@ class TextEncoder:
         self._used: WeakSet[Translator] = WeakSet()  # since the last call of `end_idle_processes`
         self._num_running = 0
 
-    async def encode(self, options: BatchOptions, lines: list[str]) -> EncodedWindow:
-        """Encode the lines of a request, the long ones in the process of their model."""
-        window = Window(first_line=0, lines=lines)
+    async def encode(
+        self, options: BatchOptions, lines: list[str], prefixes: list[str] | None = None
+    ) -> EncodedWindow:
+        """Encode the lines of a request, the long ones in the process of their model.
+
+        The translation of each line begins with one of `prefixes`.
+        """
+        window = Window(first_line=0, lines=lines, prefixes=prefixes)
         translator = options.translator
         line_options = replace(options.lines, tags=options.tags)
         if sum(map(len, lines)) <= _INLINE_CHARACTERS:

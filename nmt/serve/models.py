@@ -41,6 +41,7 @@ class TranslationOptions:
     n_best: int = 1
     with_scores: bool = False
     split_sentences: bool | None = None  # None for the setting of the server
+    prefix: str = ""  # that the translation of the only sentence begins with
     search: dict[str, Any] = field(default_factory=dict)  # changes of the model's search settings
     glossary: Glossary | None = None
 
@@ -67,16 +68,25 @@ class Direction:
 
         The beam is never widened to `n_best`, as this could change the best translation.
         """
-        cache_key = (options.n_best, options.with_scores, alignment, max_source_length)
+        has_prefix = bool(options.prefix)
+        cache_key = (
+            options.n_best,
+            options.with_scores,
+            alignment,
+            max_source_length,
+            has_prefix,
+        )
         if not options.search and cache_key in self._batch_options:
             return self._batch_options[cache_key]
         changes = options.search | ({"alignment": True} if alignment else {})
         search = self.translator.search_config(**changes)
-        n_best = options.n_best if search.sampling else min(options.n_best, search.beam_size)
+        n_best = options.n_best if search.sampling else min(options.n_best, search.max_results)
         line_options = LineOptions(
             n_best=n_best, with_scores=options.with_scores, max_source_length=max_source_length
         )
-        batch_options = BatchOptions(self.translator, search, line_options, self.tags)
+        batch_options = BatchOptions(
+            self.translator, search, line_options, self.tags, has_prefix=has_prefix
+        )
         if not options.search:
             self._batch_options[cache_key] = batch_options
         return batch_options

@@ -53,15 +53,22 @@ class BatchOptions:
     search: SearchConfig
     lines: LineOptions
     tags: Tags = field(default=Tags(), compare=False)  # of languages; may differ within a batch
+    has_prefix: bool = False  # whether translations begin with a text of the request
 
     @property
     def can_join(self) -> bool:
         """Whether sentences with these options may join a running search."""
         backend = self.translator.backend
-        if not isinstance(backend, NativeBackend):
+        if self.has_prefix or not isinstance(backend, NativeBackend):
             return False
         prefixes = encode_starts(self.translator.tokenizer.tgt, [""], self.tags.tgt)
         return backend.can_join(SearchRequest([], self.search, prefixes))
+
+    @property
+    def num_forced(self) -> int:
+        """Number of tokens that each translation is forced to begin with, besides its prefix."""
+        [start] = encode_starts(self.translator.tokenizer.tgt, [""], self.tags.tgt)
+        return len(start)
 
     def can_share_batch(self, options: BatchOptions) -> bool:
         """Return whether sentences with these options and with `options` may share a batch."""
@@ -77,6 +84,7 @@ class BatchOptions:
             config=search,
             n_best=self.lines.n_best,
             max_tokens=self.translator.backend.max_tokens,
+            num_forced=self.num_forced,
             with_scores=self.lines.with_scores,
             is_parallel=False,  # the other workers have rounds of their own
         )

@@ -260,7 +260,7 @@ class RoundRunner:
         one batch. If there are several rounds at a time, it gets its share of all segments.
         """
         search = search_round.batch_search
-        batch_tokens = search.max_tokens // max(search.config.beam_size, 1)  # in one batch
+        batch_tokens = search.max_tokens // search.config.rows_per_sentence  # in one batch
         goal_tokens = min(batch_tokens, int(self.tokens_per_second * _ROUND_SECONDS))
         max_segments = sys.maxsize
         if self._max_rounds > 1:

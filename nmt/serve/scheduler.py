@@ -39,9 +39,17 @@ class Scheduler:
         self._metrics = metrics
 
     async def translate(
-        self, client: str, options: BatchOptions, lines: Sequence[str], *, timeout_seconds: float
+        self,
+        client: str,
+        options: BatchOptions,
+        lines: Sequence[str],
+        *,
+        timeout_seconds: float,
+        prefix: str = "",
     ) -> list[LineResult]:
         """Return the result of each line. Cancelling the call removes its segments from the queue.
+
+        Each translation begins with `prefix`.
 
         Raises `QueueFullError`, `TooManySentencesError`, and `TimeoutError` after
         `timeout_seconds`.
@@ -49,7 +57,8 @@ class Scheduler:
         if not any(lines):
             return [LineResult([])] * len(lines)
         self._check_capacity(client, len(lines))  # before the effort of encoding
-        encoded = await self.encoder.encode(options, list(lines))
+        prefixes = [prefix] * len(lines) if prefix else None
+        encoded = await self.encoder.encode(options, list(lines), prefixes)
         request = QueuedRequest(client, options, encoded)
         self._check_capacity(client, len(request.segments))
         if request.segments:
@@ -92,6 +101,6 @@ class Scheduler:
         self._metrics.sentences.inc(len(results))
         self._metrics.failed_sentences.inc(sum(result.error is not None for result in results))
         return [
-            remove_forced_start(result, segments)
+            remove_forced_start(result, segments, options.num_forced)
             for result, segments in zip(results, request.encoded.segments, strict=True)
         ]

@@ -141,7 +141,11 @@ class TextTranslator:
         timeout_seconds = self._config.timeout_seconds
         try:
             results = await self._scheduler.translate(
-                context.client, batch_options, sentences, timeout_seconds=timeout_seconds
+                context.client,
+                batch_options,
+                sentences,
+                timeout_seconds=timeout_seconds,
+                prefix=options.prefix,
             )
         except QueueFullError as error:
             raise self._refuse(error) from None

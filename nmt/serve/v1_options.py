@@ -21,6 +21,7 @@ _PARAMETERS = {
     "format",
     "glossary",
     "n_best",
+    "prefix",
     "scores",
     "search",
     "source",
@@ -52,6 +53,7 @@ _SEARCH_RANGES = {
     "max_length_a": _NumberRange(float, 0, 4),
     "max_length_b": _NumberRange(int, 1, 500),
     "min_length": _NumberRange(int, 0, 200),
+    "prefix_bias": _NumberRange(float, 0, 0.999),
     "no_repeat_ngram": _NumberRange(int, 0, 200),
     "repetition_penalty": _NumberRange(float, 1, 100),
     "temperature": _NumberRange(float, 0.001, 1000),
@@ -80,9 +82,11 @@ def read_options(api_request: ApiRequest) -> TranslationOptions:
     _check_search(search, max_beam_size)
     if params.flag("alignment"):
         search = {**search, "alignment": True}
+    n_best = params.integer("n_best", default=search.get("alternatives", 1), maximum=max_beam_size)
     return replace(
         api_request.language_options(),
-        n_best=max(1, params.integer("n_best", default=1, maximum=max_beam_size)),
+        n_best=max(1, n_best),
+        prefix=params.text("prefix", ""),
         is_html=params.is_html(),
         with_scores=params.flag("scores"),
         split_sentences=params.flag("split_sentences") if "split_sentences" in params else None,
@@ -98,7 +102,11 @@ def _check_search(search: object, max_beam_size: int) -> None:
     """
     if not isinstance(search, dict):
         raise InvalidRequestError("search is not an object")
-    ranges = {"beam_size": _NumberRange(int, 1, max_beam_size), **_SEARCH_RANGES}
+    ranges = {
+        "beam_size": _NumberRange(int, 1, max_beam_size),
+        "alternatives": _NumberRange(int, 0, max_beam_size),
+        **_SEARCH_RANGES,
+    }
     for name, value in search.items():
         if name in ("sampling", "loop_guard", "allow_source_repeats"):
             Parameters(search).flag(name)
@@ -184,16 +192,35 @@ def check_options(
     except ConfigError as error:
         raise InvalidRequestError(str(error), status=409) from None
     if options.n_best > batch_options.lines.n_best:
+        name = "alternatives" if batch_options.search.alternatives else "beam_size"
         raise InvalidRequestError(
             f"n_best={options.n_best} is more than "
-            f"beam_size={batch_options.search.beam_size} from {source}; raise search.beam_size",
+            f"{name}={batch_options.search.max_results} from {source}; raise search.{name}",
             status=409,
         )
+    if options.prefix:
+        _check_prefix(api_request, options, texts)
     if not batch_options.search.sampling:
         return
     num_sentences = sum(len(parse_plain_text(text).sentences) for text in texts)
     if num_sentences > _MAX_SAMPLED_SENTENCES:
         raise InvalidRequestError(
             f"{num_sentences} sentences; sampling takes {_MAX_SAMPLED_SENTENCES} at a time",
+            status=409,
+        )
+
+
+def _check_prefix(
+    api_request: ApiRequest, options: TranslationOptions, texts: Sequence[str]
+) -> None:
+    """Raise a 409 `HttpError` unless the request has a single plain sentence for its prefix."""
+    split_sentences = api_request.service.text_translator.should_split_sentences(options)
+    num_sentences = 0
+    for text in texts:
+        num_sentences += len(parse_plain_text(text, split_sentences=split_sentences).sentences)
+    if num_sentences != 1 or options.is_html:
+        raise InvalidRequestError(
+            f"prefix is for one plain sentence, not for {num_sentences}; send the sentences one by "
+            "one, or set split_sentences to false",
             status=409,
         )

@@ -36,6 +36,7 @@ class Segment:
 
     ids: list[int]  # source ids without EOS, at least one
     prefix: list[int]  # target ids that the translation starts with; may be empty
+    is_continuation: bool = False  # whether it is a later part of a long line
     sampling_key: int = 0  # equal segments with different keys get different samples
 
     @property
@@ -65,7 +66,8 @@ class BatchSearch:
     backend: Backend
     config: SearchConfig
     n_best: int  # hypotheses to return for each segment
-    max_tokens: int  # of a batch: segments * beam size * longest source, EOS included
+    max_tokens: int  # of a batch: segments * their hypotheses * longest source, EOS included
+    num_forced: int = 0  # see `SearchRequest.num_forced`
     with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
     is_parallel: bool = True  # whether to search `num_workers` batches at a time
     num_failed: int = 0  # segments in a row that failed, counted over all threads
@@ -83,6 +85,9 @@ class BatchSearch:
         results: list[SearchResult] = [[] for _ in segments]
         if not segments:
             return results
+        continuations = [i for i, segment in enumerate(segments) if segment.is_continuation]
+        if self.config.alternatives and continuations:
+            return self._translate_continuations(segments, continuations)
         sampling_keys = make_sampling_keys(segment.ids for segment in segments)
 
         def search_batch(indices: Rows) -> None:
@@ -101,13 +106,27 @@ class BatchSearch:
                 list(pool.map(search_batch, batch_indices))  # `list` waits, and raises exceptions
         return results
 
+    def _translate_continuations(
+        self, segments: Sequence[Segment], continuations: Sequence[int]
+    ) -> list[SearchResult]:
+        """Return the result of each segment: alternatives only of the first segment of a line."""
+        results: list[SearchResult] = [[] for _ in segments]
+        plain_search = replace(self, config=replace(self.config, alternatives=0), n_best=1)
+        first_segments = sorted(set(range(len(segments))).difference(continuations))
+        for batch_search, indices in ((self, first_segments), (plain_search, continuations)):
+            group_results = batch_search.translate([segments[i] for i in indices])
+            for i, result in zip(indices, group_results, strict=True):
+                results[i] = result
+        return results
+
     def _form_batches(self, segments: Sequence[Segment]) -> list[Rows]:
         """Divide segments into batches of similar length; return the indices of each batch."""
         src_lengths = np.array([segment.num_tokens for segment in segments], dtype=np.int32)
         # `bucket_by_length` takes the lengths of pairs; the targets are unknown, so each gets the
         # length of its source
         pair_lengths = np.stack([src_lengths, src_lengths], axis=1)  # (N, 2)
-        max_src_tokens = self.max_tokens // self.config.beam_size  # each source has a row per beam
+        # each source has a row per live hypothesis
+        max_src_tokens = self.max_tokens // self.config.rows_per_sentence
         max_src_tokens = max(max_src_tokens, int(src_lengths.max()))  # the longest segment must fit
         return bucket_by_length(pair_lengths, max_src_tokens, np.arange(len(segments)))
 
@@ -171,6 +190,7 @@ class BatchSearch:
             [segment.ids for segment in batch],
             self.config,
             prefixes=[segment.prefix for segment in batch],
+            num_forced=self.num_forced,
             sampling_keys=[segment.sampling_key for segment in batch],
             n_best=self.n_best,
             with_scores=self.with_scores,
@@ -209,7 +229,9 @@ class BatchSearch:
         if self.last_translated is None:
             return False
         segment = self.last_translated
-        request = SearchRequest([segment.ids], self.config, prefixes=[segment.prefix])
+        request = SearchRequest(
+            [segment.ids], self.config, prefixes=[segment.prefix], num_forced=self.num_forced
+        )
         try:
             self.backend.search(request)
         except Exception:  # of any type; `_search` raises the exception of its own segment

@@ -64,7 +64,7 @@ class LineOptions:
     """
 
     n_best: int = 1
-    """Maximum number of translations per line, at most the beam size."""
+    """Maximum number of translations per line, at most `SearchConfig.max_results`."""
     with_scores: bool = True
     """Whether scores are needed. If not, an engine may return empty lists and nan for them."""
     max_tokens: int | None = None
@@ -94,6 +94,8 @@ class LineOptions:
         num_candidates = None if self.rerank is None else self.rerank.candidates
         is_valid = num_candidates is None or num_candidates >= self.n_best
         require_valid(is_valid, "candidates", num_candidates, "must be at least n_best")
+        rule = "only works with one translation per line"
+        require_valid(self.context == 0 or self.n_best == 1, "context", self.context, rule)
         is_valid = self.rerank is None or self.context == 0
         require_valid(is_valid, "context", self.context, "does not work with rerank")
         is_valid = self.max_source_length >= _MIN_SOURCE_LENGTH

@@ -218,7 +218,7 @@ class Translator:
     ) -> list[list[Translation]]:
         """Return up to `beam_size` translations of each line, best first.
 
-        With reranking, these are the `candidates`.
+        With `alternatives`, return so many. With reranking, these are the `candidates`.
         An empty line has a single empty translation.
         """
         results = self._translate_lines(lines, config, options, best_only=False, is_stream=False)
@@ -261,6 +261,7 @@ class Translator:
             search_config,
             n_best=num_candidates,
             max_tokens=options.max_tokens or self.backend.max_tokens,
+            num_forced=len(encode_starts(self.tokenizer.tgt, [""], options.tags.tgt)[0]),
             with_scores=options.with_scores or reranker is not None,
         )
         encode = partial(encode_window, tokenizer=self.tokenizer, options=options)
@@ -467,7 +468,7 @@ class Translator:
         rerank = self._rerank_from(checked_options)
         n_best = 1
         if not best_only:
-            n_best = config.beam_size if rerank is None else rerank.count_candidates(config)
+            n_best = config.max_results if rerank is None else rerank.count_candidates(config)
         line_options = LineOptions(
             n_best=n_best,
             with_scores=not best_only,

@@ -223,8 +223,9 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
                 segment_ids = _split_tagged(lines[i], max_tokens, tokenizer.src, tags)
         line_segments = []
         for number, source_ids in enumerate(segment_ids):
-            prefix = line_prefixes[i] if number == 0 else tag_prefix
-            line_segments.append(Segment(source_ids, prefix))
+            is_continuation = number > 0
+            prefix = tag_prefix if is_continuation else line_prefixes[i]
+            line_segments.append(Segment(source_ids, prefix, is_continuation))
         segments.append(line_segments)
     return EncodedWindow(window, segments, num_truncated, lines, cases, is_copied)
 

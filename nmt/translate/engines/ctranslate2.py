@@ -92,6 +92,10 @@ class CTranslate2Backend:
         self._check_process()
         if request.constraints:
             raise _unsupported("constraints", list(request.constraints))
+        longest_prefix = max(map(len, request.prefixes), default=0)
+        prefix_bias = request.config.prefix_bias if longest_prefix > request.num_forced else 0.0
+        if prefix_bias and request.num_forced:
+            raise _unsupported("prefix_bias", prefix_bias, " for models with target tags")
         request.check_prefixes(self._tokenizer)
         self._check_lengths(request.sources)
         config = request.config
@@ -105,6 +109,8 @@ class CTranslate2Backend:
             no_repeat_ngram_size=config.no_repeat_ngram,
             repetition_penalty=config.repetition_penalty,
             num_hypotheses=request.num_results,
+            return_alternatives=config.alternatives > 0,
+            prefix_bias_beta=prefix_bias,
             length_penalty=config.length_exponent,
             suppress_sequences=_to_pieces(self._forbidden_sequences(config), self._tgt_pieces),
             return_end_token=True,
@@ -220,6 +226,11 @@ def check_search(config: SearchConfig, *, scoring: bool = False) -> None:
         raise _unsupported("beam_groups", config.beam_groups)
     if config.allow_source_repeats:
         raise _unsupported("allow_source_repeats", "true")
+    if config.alternatives and config.alignment and config.beam_size > 1:
+        # it has the first position after the prefix of another sentence (CTranslate2 4.8.5)
+        raise _unsupported("alignment", "true", " for alternatives with a beam")
+    if config.prefix_bias and (config.beam_size == 1 or config.sampling):
+        raise _unsupported("prefix_bias", config.prefix_bias, " in greedy search and sampling")
     if config.glossary:
         raise _unsupported("glossary", f"({len(config.glossary)} terms)")
     if config.sampling and config.top_k == 1 < config.beam_size:
