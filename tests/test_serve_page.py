@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from browser import complaints, needs_browser, requests_of, start_browser
-from serving import Running, copying, loaded, running, tiny_folder
+from serving import GOOD, Running, copying, loaded, running, tiny_folder
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.serve.models import Models
@@ -218,6 +218,66 @@ def test_terms_of_the_page_and_glossaries_of_the_server_are_kept(
         page.run(set_terms, "house")
         page.until("!document.getElementById('error').hidden")
         assert page.text("error").endswith("source = translation, not: house")
+        page.run("localStorage.clear()")
+
+
+def test_a_word_of_the_translation_offers_others_and_what_follows_is_translated_again(
+    browser: Any, trained_model_dir: Path
+) -> None:
+    with running(loaded(trained_model_dir)) as server:
+        page = Page(browser, server)
+        page.open()
+        page.find("input").send_keys("the house\na small tree")
+        page.until("document.querySelectorAll('#output .choice').length === 5")
+        text = page.text("output")
+        first_line, second_line = text.split("\n")
+        words = page.browser.find_elements("css selector", "#output .choice")
+        assert [word.text for word in words] == text.split()
+        assert [word.get_attribute("tabindex") for word in words].count("0") == 1
+        index = 3  # the second word of the second line
+        words[index].click()
+        items = "document.querySelectorAll('#choices [role=menuitem]:not([aria-disabled])')"
+        page.until(f"{items}.length >= 2")
+        assert words[index].get_attribute("aria-expanded") == "true"
+        offered = page.run(f"return [...{items}].map((item) => item.firstChild.textContent)")
+        assert len(set(offered)) == len(offered)
+        assert words[index].text not in offered
+        rest = page.run(f"return {items}[1].lastChild.textContent")
+        page.run("arguments[0].focus()", page.run(f"return {items}[0]"))
+        page.browser.switch_to.active_element.send_keys("\ue015")  # arrow down
+        page.browser.switch_to.active_element.send_keys("\ue007")  # enter
+        prefix = f"{second_line.split()[0]} {offered[1]}"
+        expected = f"{first_line}\n{prefix}{rest}"
+        page.until(f"document.getElementById('output').textContent === {json.dumps(expected)}")
+        assert page.run("return document.getElementById('choices').hidden")
+        focused = page.run("return document.activeElement.textContent")
+        assert focused == offered[1]
+        assert expected in page.text("history")
+        answer = server.post("/v1/translate", text="a small tree", prefix=prefix, **GOOD)
+        assert answer.json["translations"][0]["text"] == prefix + rest
+        page.run("localStorage.clear()")
+
+
+def test_the_words_of_the_translation_are_reached_by_keyboard(
+    browser: Any, trained_model_dir: Path
+) -> None:
+    with running(loaded(trained_model_dir)) as server:
+        page = Page(browser, server)
+        page.open()
+        page.find("input").send_keys("the small tree")
+        page.until("document.querySelectorAll('#output .choice').length === 3")
+        words = page.browser.find_elements("css selector", "#output .choice")
+        words[0].send_keys("\ue014")  # arrow right
+        page.browser.switch_to.active_element.send_keys("\ue014")
+        assert page.browser.switch_to.active_element == words[2]
+        words[2].send_keys("\ue011")  # home
+        assert page.browser.switch_to.active_element == words[0]
+        words[0].send_keys("\ue007")  # enter
+        page.until("document.activeElement.getAttribute('role') === 'menuitem'")
+        assert page.find("choices").get_attribute("aria-label") == f"Instead of {words[0].text}"
+        page.browser.switch_to.active_element.send_keys("\ue00c")  # escape
+        assert page.run("return document.getElementById('choices').hidden")
+        assert page.browser.switch_to.active_element == words[0]
         page.run("localStorage.clear()")
 
 

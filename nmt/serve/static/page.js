@@ -1,11 +1,15 @@
 // The translation page. Texts are set with textContent alone, never as HTML.
 
-import { showAlignment } from "/static/alignment.js";
+import { showAlignment, wordSpans } from "/static/alignment.js";
 import { showAttention } from "/static/attention.js";
+import {
+  findTranslations, otherWords, prefixOf, setUpWordKeys, showWords, WordMenu,
+} from "/static/choices.js";
 import { setUpFiles } from "/static/files.js";
 
 const TYPING_DELAY = 250; // milliseconds after the last key
 const MAX_ALTERNATIVES = 4; // translations that are requested
+const MAX_WORDS = 8; // other words that are requested in the place of a word
 const MAX_HISTORY = 50; // entries
 
 const $ = (id) => document.getElementById(id);
@@ -15,6 +19,8 @@ const state = {
   settings: {},
   groups: [], // of models: sources, targets, beam_size, attention
   maxBeamSize: 1,
+  answer: null, // that is shown
+  wordMenu: new WordMenu($("choices")),
   numRequests: 0,
   shownRequest: 0, // number of the request whose answer is shown
   abort: null, // aborts the request that is running
@@ -198,8 +204,9 @@ async function translate() {
     const { translations: [answer] } = await ask("/v1/translate", body, state.abort.signal);
     if (request < state.shownRequest) return; // a newer answer is shown already
     state.shownRequest = request;
+    answer.request = { source, target, text };
     showAnswer(answer);
-    if (answer.text !== null) addToHistory({ source, target, text, translation: answer.text });
+    if (answer.text !== null) addToHistory({ ...answer.request, translation: answer.text });
   } catch (error) {
     if (error.name === "AbortError" || request < state.numRequests) return;
     showAnswer(null);
@@ -211,8 +218,11 @@ async function translate() {
 function showAnswer(answer) {
   $("error").hidden = true;
   $("output").classList.remove("stale");
-  $("output").textContent = answer?.text ?? "";
+  state.answer = answer;
+  state.wordMenu.close({});
   const sentences = answer?.sentences ?? [];
+  showWords($("output"), answer, offerWords);
+  $("spoken").textContent = answer?.text ?? "";
   const failed = sentences.find((sentence) => sentence.error);
   if (failed) showError(`A sentence cannot be translated: ${failed.error}`);
   $("state").textContent = "";
@@ -229,6 +239,45 @@ function showAnswer(answer) {
   const target = $("target").value;
   const shape = findGroups(target, source)[0]?.attention;
   showAttention($("attention-box"), $("attention"), translated, { source, target, shape, ask });
+}
+
+// Offer other words in the place of a word of the translation of a sentence.
+async function offerWords(sentence, wordIndex, word) {
+  const menu = state.wordMenu;
+  const text = sentence.hypotheses[0].text;
+  menu.open(word, "Looking for other words…");
+  try {
+    const { translations: [{ sentences: [found] }] } = await ask("/v1/translate", {
+      text: sentence.source,
+      source: state.answer.source,
+      target: $("target").value,
+      split_sentences: false,
+      prefix: prefixOf(text, wordIndex),
+      search: { alternatives: Math.min(MAX_WORDS, state.maxBeamSize) },
+      scores: true,
+      glossary: readGlossary(),
+    });
+    if (menu.word !== word) return; // another menu is open, or none
+    const choices = otherWords(text, wordIndex, found.hypotheses ?? []);
+    if (!choices.length) menu.showMessage("No other word fits here.");
+    else menu.showChoices(choices, (choice) => chooseWord(sentence, choice.hypothesis, wordIndex));
+  } catch (error) {
+    if (menu.word === word) menu.showMessage(error.message);
+  }
+}
+
+// Replace the translation of a sentence by the one with the chosen word, and focus that word.
+function chooseWord(sentence, hypothesis, wordIndex) {
+  const { answer } = state;
+  const index = answer.sentences.indexOf(sentence);
+  const [start, end] = findTranslations(answer)[index];
+  const numBefore = wordSpans(answer.text.slice(0, start)).length;
+  answer.text = answer.text.slice(0, start) + hypothesis.text + answer.text.slice(end);
+  answer.alternatives = [];
+  sentence.hypotheses = [hypothesis];
+  showAnswer(answer);
+  addToHistory({ ...answer.request, translation: answer.text });
+  $("output").querySelectorAll(".choice")[numBefore + wordIndex]?.focus();
 }
 
 // Return the other translations, with scores if the text is a single sentence.
@@ -371,6 +420,7 @@ async function start() {
   $("tab-file").hidden = !settings.filesTranslation;
   setUpFiles({ settings, keyOf: () => $("key").value });
   showHistory();
+  setUpWordKeys($("output"));
   $("input").addEventListener("input", translateAfterTyping);
   $("clear").addEventListener("click", () => {
     $("input").value = "";
