@@ -32,7 +32,7 @@ from nmt.errors import ConfigError
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
 from nmt.search.search import search
-from nmt.translate.engines.ctranslate2 import load_ctranslate2
+from nmt.translate.engines.ctranslate2 import check_search, load_ctranslate2
 from nmt.translate.engines.native import load_models
 
 LINES = short_sentences(200)
@@ -204,6 +204,57 @@ def test_our_engine_of_ctranslate2_has_the_same_results(folder: Path, tokenizer:
 
 
 # --- in calls, files and the server
+
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "forbid": {"forbid": ["a"]},
+    "suppress": {"suppress": ["<unk>"]},
+    "repetition_penalty": {"repetition_penalty": 1.2},
+    "no_repeat_ngram": {"no_repeat_ngram": 2},
+    "allow_source_repeats": {"no_repeat_ngram": 2, "allow_source_repeats": True},
+    "beam_groups": {"beam_groups": 2},
+    "glossary": {"glossary": ["a\tb"]},
+    "protect": {"protect": True},
+    "alternatives": {"alternatives": 3},
+    "prefix_bias": {"prefix_bias": 0.5},
+}
+
+
+def table_rows() -> dict[str, dict[str, str]]:
+    """Return the table of docs/control.md: the cells of each setting by the heads of columns."""
+    page = (Path(__file__).parents[1] / "docs/control.md").read_text(encoding="utf-8")
+    lines = page.split("## What works together\n", 1)[1].strip().splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+    by_setting = {}
+    for cells in rows[2:]:
+        for name in cells[0].split(", "):
+            by_setting[name.strip("`")] = dict(zip(rows[0], cells, strict=True))
+    return by_setting
+
+
+def test_the_table_of_settings_says_what_works_together(tokenizer: Tokenizer) -> None:
+    rows = table_rows()
+    assert set(rows) == set(EXAMPLES)
+    for name, row in rows.items():
+        assert {row[head] for head in ("streams", "ensembles", "prefixes")} == {"yes"}
+        settings = EXAMPLES[name]
+        if row["sampling"] == "refused":
+            with pytest.raises(ConfigError, match=rf"^{name}="):
+                SearchConfig(sampling=True, **settings)
+        else:
+            SearchConfig(sampling=True, **settings)
+        with_beam = SearchConfig(beam_size=4, **settings)
+        if row["CTranslate2"] == "refused":
+            with pytest.raises(ConfigError, match=rf"^{name}=.*; use backend=native$"):
+                check_search(with_beam)
+        else:
+            check_search(with_beam)
+        if row["CTranslate2"] == "with a beam":
+            with pytest.raises(ConfigError, match=rf"^{name}=.*; use backend=native$"):
+                check_search(replace(with_beam, beam_size=1))
+        prefixes = [[5]] if name == "prefix_bias" else []
+        request = SearchRequest([[5]], with_beam, prefixes=prefixes)
+        assert request.can_join(tokenizer) is (row["joining a running search"] == "yes"), name
 
 
 def test_alternatives_do_not_work_with_sampling_bias_or_reranking(folder: Path) -> None:

@@ -80,7 +80,11 @@ def translate(config: TranslateConfig) -> None:
         )
         for window, results in job.translate_windows(reader, stack):
             output_bytes, counts = render(
-                window, results, output_format=config.format, n_best=job.options.n_best
+                window,
+                results,
+                output_format=config.format,
+                n_best=job.options.n_best,
+                protect=job.search.protect,
             )
             output.append(output_bytes, counts, window)
             progress.update(len(window.lines), read_bytes=window.num_bytes)
@@ -128,7 +132,7 @@ class TranslationJob:
         self.search, self.options = _resolve_settings(config, translator)
         self.tokenizer = translator.tokenizer
         self.directions = translator.directions
-        self.source_prefix = find_source_prefix(translator.tokenizer.src, self._options.tags)
+        self.source_prefix = find_source_prefix(translator.tokenizer.src, self.options.tags)
         """The text that the model reads before each line."""
         self._translator = translator if self.is_in_process else None
 
@@ -323,6 +327,9 @@ def _report_counts(counts: LineCounts, config: TranslateConfig) -> None:
     if counts.searched_again:
         message = "%d translations looped or met the length limit, and were searched again"
         log.warning(message, counts.searched_again)
+    if counts.lost_protected:
+        message = "%d translations lack a placeholder, tag or address of their line"
+        log.warning(message, counts.lost_protected)
     if counts.too_long:
         action = "truncated" if config.too_long is TooLong.truncate else "translated in parts"
         message = "%d lines of more than max_source_length=%d tokens were %s"

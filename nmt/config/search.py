@@ -114,6 +114,11 @@ class SearchConfig(Settings):
         "files of lines SOURCE<TAB>TARGET: if a sentence contains SOURCE, its translation contains "
         "TARGET; only beam search",
     )
+    protect: bool = option(
+        False,
+        "keep placeholders, tags and addresses of a sentence as they are, such as {name} and %s; "
+        "only beam search",
+    )
     sampling: bool = option(False, "sample from the model's distribution instead of beam search")
     temperature: float = option(1.0, "sampling: divisor of the logits", low=0.001, high=1000)
     top_k: int = option(0, "sampling: draw from the k most probable tokens; 0: from all", low=0)
@@ -157,9 +162,13 @@ class SearchConfig(Settings):
         if self.glossary:
             is_beam_search = self.beam_size > 1 and not self.sampling
             self.require(is_beam_search, "glossary", "needs beam_size=2 or more and no sampling")
+        if self.protect:
+            is_beam_search = self.beam_size > 1 and not self.sampling
+            self.require(is_beam_search, "protect", "needs beam_size=2 or more and no sampling")
         if self.beam_groups > 1:
-            is_possible = not self.sampling and not self.glossary
-            self.require(is_possible, "beam_groups", "does not work with sampling or a glossary")
+            is_possible = not self.sampling and not self.has_terms
+            rule = "does not work with sampling, protect or a glossary"
+            self.require(is_possible, "beam_groups", rule)
             rule = f"must divide beam_size={self.beam_size}"
             self.require(self.beam_size % self.beam_groups == 0, "beam_groups", rule)
         else:
@@ -181,8 +190,13 @@ class SearchConfig(Settings):
     def has_constraints(self) -> bool:
         """Whether a setting changes which tokens a translation may continue with."""
         has_repetition_rule = self.no_repeat_ngram > 0 or self.repetition_penalty > 1
-        has_terms = bool(self.forbid or self.suppress or self.glossary)
-        return self.min_length > 0 or self.alternatives > 0 or has_repetition_rule or has_terms
+        has_lists = bool(self.forbid or self.suppress) or self.has_terms
+        return self.min_length > 0 or self.alternatives > 0 or has_repetition_rule or has_lists
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether sentences may have terms that their translations must contain."""
+        return bool(self.glossary) or self.protect
 
     @property
     def max_results(self) -> int:
@@ -260,6 +274,7 @@ class SearchOverrides(ScoringOverrides):
     forbid: list[str] | None = override("forbid")
     suppress: list[str] | None = override("suppress")
     glossary: list[str] | None = override("glossary")
+    protect: bool | None = override("protect")
     sampling: bool | None = override("sampling")
     temperature: float | None = override("temperature")
     top_k: int | None = override("top_k")
@@ -295,6 +310,7 @@ class SearchOptions(TypedDict, total=False):
     forbid: list[str] | None
     suppress: list[str] | None
     glossary: list[str] | None
+    protect: bool | None
     sampling: bool | None
     temperature: float | None
     top_k: int | None

@@ -65,6 +65,11 @@ class ServeConfig(InferenceConfig):
     glossaries: str | None = option(
         None, "folder of glossaries, NAME.tsv, that a request may name; needs the native engine"
     )
+    protect: bool = option(
+        False,
+        "keep placeholders, tags and addresses as they are, such as {name} and %s; sentences that "
+        "have some need the native engine",
+    )
     suggestions: str | None = option(
         None, "JSONL file to which /suggest appends; null: /suggest is off"
     )

@@ -107,6 +107,10 @@ def _check_search(search: SearchConfig) -> None:
         unsupported.append("forbid")
     if search.glossary:
         unsupported.append("glossary")
+    if search.protect:
+        unsupported.append("protect")
+    if search.alternatives:
+        unsupported.append("alternatives")
     if search.sampling:
         unsupported.append("sampling")
     if unsupported:

@@ -209,11 +209,11 @@ def spell(targets: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ..
                 continue
             spellings.append(tuple(ids))
             if re.match(_IDEOGRAPH, form):
-                spellings.append(_without_space(ids, pieces))
+                spellings.append(without_space(ids, pieces))
     return tuple(dict.fromkeys(spellings))
 
 
-def _without_space(ids: list[int], pieces: list[str]) -> tuple[int, ...]:
+def without_space(ids: list[int], pieces: list[str]) -> tuple[int, ...]:
     """Return the ids without the space in front, or `ids` if the vocabulary has no such piece."""
     first_piece = pieces[ids[0]].removeprefix(_SPACE)
     if not first_piece:  # the space is a piece of its own

@@ -28,6 +28,7 @@ from nmt.search.constraints import (
     suppressed_ids,
     to_target_ids,
 )
+from nmt.search.protect import ProtectedText, find_protected
 
 Ids = Sequence[int]
 
@@ -44,6 +45,8 @@ class SearchRequest:
     """
     num_forced: int = 0
     """Number of tokens of each prefix, such as a language tag, that `prefix_bias` forces too."""
+    src_tags: Sequence[str] = ()
+    """Tags before sources, such as `<2de>`, which `protect` leaves out."""
     sampling_keys: Sequence[int] | None = None
     """For sampling: an integer for each sentence, which is part of its random seed, so that equal
     sentences get different samples. By default a sentence gets the count of equal sentences before
@@ -113,6 +116,20 @@ class SearchRequest:
                         f"{control_symbols[token]}; remove control symbols"
                     )
 
+    def decode_source(self, sentence: int, tokenizer: Tokenizers) -> str:
+        """Return the text of a source, without a tag before it."""
+        text = tokenizer.src.decode(self.sources[sentence])
+        for tag in self.src_tags:
+            if tag and text.startswith(tag):
+                return text.removeprefix(tag).removeprefix(" ")
+        return text
+
+    def find_protected(self, sentence: int, tokenizer: Tokenizers) -> list[ProtectedText]:
+        """Return the texts of a source that `protect` keeps; none without this setting."""
+        if not self.config.protect:
+            return []
+        return find_protected(self.decode_source(sentence, tokenizer))
+
     def all_constraints(self, tokenizer: Tokenizers) -> list[Constraint]:
         """Return the constraints of the settings and the forced prefixes, then `constraints`."""
         constraints: list[Constraint] = [ForbiddenTokens(forbidden_ids(tokenizer.tgt))]
@@ -120,16 +137,7 @@ class SearchRequest:
             constraints.append(MinLength(self.config.min_length, tokenizer.tgt.eos_id))
         # a forced prefix may contain repeats, and forbidden phrases or pieces: these constraints
         # only apply to the tokens after it
-        after_prefix: list[Constraint] = []
-        if self.config.repetition_penalty > 1:
-            after_prefix.append(RepetitionPenalty(self.config.repetition_penalty))
-        ngram_size = self.config.no_repeat_ngram
-        if ngram_size and self.config.allow_source_repeats:
-            sources = to_target_ids(self.sources, tokenizer)
-            source_counts = [count_ngrams(source, ngram_size) for source in sources]
-            after_prefix.append(NoNgramsBeyondSource(ngram_size, source_counts))
-        elif ngram_size:
-            after_prefix.append(NoRepeatedNgrams(ngram_size))
+        after_prefix = self._repetition_constraints(tokenizer)
         if self.config.forbid:
             sequences = phrase_sequences(self.config.forbid, tokenizer.tgt)
             after_prefix.append(ForbiddenSequences(sequences))
@@ -147,6 +155,23 @@ class SearchRequest:
             constraints.append(ForcedPrefix(pad(forced, pad_id=-1)))
         return [*constraints, *after_prefix, *self.constraints]
 
+    def _repetition_constraints(self, tokenizer: Tokenizers) -> list[Constraint]:
+        """Return the constraints of `repetition_penalty` and `no_repeat_ngram`."""
+        constraints: list[Constraint] = []
+        if self.config.repetition_penalty > 1:
+            constraints.append(RepetitionPenalty(self.config.repetition_penalty))
+        ngram_size = self.config.no_repeat_ngram
+        if ngram_size and (self.config.allow_source_repeats or self.config.protect):
+            source_counts = []
+            for i, source in enumerate(to_target_ids(self.sources, tokenizer)):
+                # a sentence may have a protected text twice
+                may_repeat = self.config.allow_source_repeats or self.find_protected(i, tokenizer)
+                source_counts.append(count_ngrams(source if may_repeat else [], ngram_size))
+            constraints.append(NoNgramsBeyondSource(ngram_size, source_counts))
+        elif ngram_size:
+            constraints.append(NoRepeatedNgrams(ngram_size))
+        return constraints
+
     def can_join(self, tokenizer: Tokenizers) -> bool:
         """Return whether `BeamSearch.join` can add sentences to the search of this request.
 
@@ -158,7 +183,7 @@ class SearchRequest:
             return False
         if config.needs_attention:  # the sums have a column for each token of the first sources
             return False
-        if config.glossary or config.beam_groups > 1 or config.alternatives:
+        if config.has_terms or config.beam_groups > 1 or config.alternatives:
             return False  # these do not know new sentences
         starts_with_eos = tokenizer.tgt.bos_id == tokenizer.tgt.eos_id
         if starts_with_eos and (config.no_repeat_ngram or config.repetition_penalty > 1):

@@ -22,6 +22,7 @@ from nmt.search.constraints import ForbiddenTokens
 from nmt.search.diverse import DiverseSearch
 from nmt.search.glossary import word_starts
 from nmt.search.hypotheses import Hypothesis, check_finite
+from nmt.search.protect import lacks_protected
 from nmt.search.request import SearchRequest
 from nmt.search.sampling import Sampler, make_sampling_keys
 from nmt.search.single import can_search_single, search_single
@@ -43,23 +44,54 @@ def search(
     request.check_prefixes(tokenizer)
     if request.config.alternatives:
         return _search_alternatives(stepper, request, tokenizer)
+    if request.config.protect:
+        return _search_protected(stepper, request, tokenizer)
     if can_search_single(request, stepper.device):
         return [search_single(stepper, request, tokenizer)]
     if request.config.sampling:
         return _sample(stepper, request, tokenizer)
     if request.config.beam_size == 1:
         return _extend_one_by_one(SearchState(stepper, request, tokenizer), None)
+    return _search_with_beam(stepper, request, tokenizer)
+
+
+def _search_with_beam(
+    stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
+) -> list[list[Hypothesis]]:
+    """Return the results of beam search for each sentence."""
     beam_search = _start_beam_search(stepper, request, tokenizer)
     while beam_search.num_live:
         beam_search.step()
     return [beam_search.result(i) for i in range(len(request.sources))]
 
 
+def _search_protected(
+    stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
+) -> list[list[Hypothesis]]:
+    """Search as without `protect`; search again the sentences whose best translation lost a text,
+    with these texts as terms.
+
+    Most translations of a model that knows such texts have them already, and stay as they are.
+    """
+    plain_request = replace(request, config=replace(request.config, protect=False))
+    results = search(stepper, plain_request, tokenizer)
+    lacking = []
+    for i, hypotheses in enumerate(results):
+        source = request.decode_source(i, tokenizer)
+        if hypotheses and lacks_protected(source, tokenizer.tgt.decode(hypotheses[0].tokens)):
+            lacking.append(i)
+    if lacking:
+        with_terms = _search_with_beam(stepper, request.select(lacking), tokenizer)
+        for i, hypotheses in zip(lacking, with_terms, strict=True):
+            results[i] = hypotheses
+    return results
+
+
 def _start_beam_search(
     stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
 ) -> BeamSearch:
     """Return the kind of beam search that the settings choose, before its first step."""
-    if request.config.glossary:
+    if request.config.has_terms:
         return TermSearch(
             stepper,
             request,
@@ -85,6 +117,7 @@ def _search_alternatives(
         beam_groups=1,
         diversity_penalty=SearchConfig.diversity_penalty,
         glossary=[],
+        protect=False,
         coverage_penalty=0.0,
         alignment=False,
         min_length=0,

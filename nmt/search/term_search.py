@@ -10,7 +10,7 @@ replace the hypotheses with terms. EOS is forbidden until a hypothesis contains 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from nmt.model.fast.top import NEG_INF, Candidates, best_candidates
 from nmt.model.fast.transfer import send
 from nmt.search.beam import BeamSearch
 from nmt.search.glossary import load_glossary, spell, word_starts
+from nmt.search.protect import spell_protected
 from nmt.search.request import SearchRequest
 from nmt.search.stepper import Stepper
 
@@ -51,10 +52,17 @@ class SentenceTerms:
         terms: the spellings of each term, of which one must occur; a term that is listed twice must
             occur twice.
         starts_word: for each id, whether a word ends before it, rather than continuing with it.
+        closed: indices of terms that no next token can continue, such as `{name}`.
     """
 
-    def __init__(self, terms: Sequence[Spellings], starts_word: Sequence[bool]) -> None:
+    def __init__(
+        self,
+        terms: Sequence[Spellings],
+        starts_word: Sequence[bool],
+        closed: Collection[int] = (),
+    ) -> None:
         self._terms = terms
+        self._closed = frozenset(closed)
         self._starts_word = starts_word
         self._max_lengths = [max(map(len, spellings)) for spellings in terms]
         self._beginnings: dict[int, list[PartialTerm]] = {}  # by first token, with num_tokens=0
@@ -90,7 +98,8 @@ class SentenceTerms:
                 partial.add(PartialTerm(term, spelling, num_tokens + 1))
             elif spellings not in ended.values():  # one occurrence ends only one of two equal terms
                 ended[term] = spellings
-        return Progress(complete, frozenset(ended), frozenset(partial))
+        closed = self._closed.intersection(ended)
+        return Progress(complete | closed, frozenset(ended) - closed, frozenset(partial))
 
     def can_end(self, progress: Progress) -> bool:
         """Return whether a hypothesis contains all terms if it ends now."""
@@ -123,20 +132,28 @@ class SentenceTerms:
 
 
 def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTerms | None]:
-    """Find the terms of the glossary in each sentence of a request; None if it has no terms.
+    """Find the terms of the glossary and the texts that `protect` keeps in each sentence of a
+    request; None if it has neither.
 
-    Leaves out terms whose targets the tokenizer cannot encode.
+    Leaves out targets that the tokenizer cannot encode.
     """
     glossary = load_glossary(tuple(request.config.glossary))
     starts_word = word_starts(tokenizer.tgt)
     sentences: list[SentenceTerms | None] = []
-    for source in request.sources:
-        terms = []
-        for targets in glossary.find(tokenizer.src.decode(source)):
+    for i in range(len(request.sources)):
+        terms: list[Spellings] = []
+        closed = []
+        for protected in request.find_protected(i, tokenizer):
+            spellings = spell_protected(protected, tokenizer.tgt)
+            if spellings:
+                if not protected.ends_word:
+                    closed.append(len(terms))
+                terms.append(spellings)
+        for targets in glossary.find(request.decode_source(i, tokenizer)):
             spellings = spell(targets, tokenizer.tgt)
             if spellings:
                 terms.append(spellings)
-        sentences.append(SentenceTerms(terms, starts_word) if terms else None)
+        sentences.append(SentenceTerms(terms, starts_word, closed) if terms else None)
     return sentences
 
 

@@ -42,7 +42,7 @@ class TextEncoder:
         """
         window = Window(first_line=0, lines=lines, prefixes=prefixes)
         translator = options.translator
-        line_options = replace(options.lines, tags=options.tags)
+        line_options = replace(options.lines, tags=options.tags, protect=options.search.protect)
         if sum(map(len, lines)) <= _INLINE_CHARACTERS:
             return encode_window(window, translator.tokenizer, line_options)
         executor = self._executors.get(translator)

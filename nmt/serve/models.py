@@ -140,6 +140,8 @@ class Models:
             translators = [_load_translator(folder, config) for folder in config.model_dir]
         directions: Directions = {}
         for folder, translator in zip(config.model_dir, translators, strict=True):
+            if config.protect:
+                translator.backend.check(translator.search_config(protect=True))
             _add_directions(directions, translator, folder)
         directions = _shorten_codes(directions)
         names = [f"{source}-{target}" for source, target in directions]

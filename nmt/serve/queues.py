@@ -85,6 +85,7 @@ class BatchOptions:
             n_best=self.lines.n_best,
             max_tokens=self.translator.backend.max_tokens,
             num_forced=self.num_forced,
+            src_tags=self.translator.list_src_tags(self.tags),
             with_scores=self.lines.with_scores,
             is_parallel=False,  # the other workers have rounds of their own
         )

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from nmt.config import ServeConfig
 from nmt.documents.document import ReadOptions, read_text
 from nmt.documents.texts import SourceText, Translatable, group_texts
+from nmt.search.protect import find_protected
 from nmt.serve.access import RequestContext
 from nmt.serve.http_errors import HttpError, TooManyRequestsError
 from nmt.serve.models import Direction, Models, TranslationOptions
@@ -71,6 +72,18 @@ class TextTranslator:
         if options.split_sentences is None:
             return self._config.split_sentences
         return options.split_sentences
+
+    def choose_protection(
+        self, options: TranslationOptions, sentences: Sequence[str]
+    ) -> TranslationOptions:
+        """Set `protect` if the request or the server wants it and a sentence has protected texts.
+
+        Other sentences are searched as without it, by the faster engine and in shared batches.
+        """
+        if not options.search.get("protect", self._config.protect):
+            return options
+        protect = any(find_protected(sentence) for sentence in sentences)
+        return replace(options, search={**options.search, "protect": protect})
 
     def make_batch_options(
         self, direction: Direction, options: TranslationOptions, *, alignment: bool = False
@@ -136,6 +149,7 @@ class TextTranslator:
         if options.glossary is not None:
             lines = options.glossary.select_lines(sentences)
             options = replace(options, search={**options.search, "glossary": lines})
+        options = self.choose_protection(options, sentences)
         batch_options = self.make_batch_options(direction, options, alignment=needs_alignment)
         context.fields["sentences"] = context.fields.get("sentences", 0) + len(sentences)
         timeout_seconds = self._config.timeout_seconds

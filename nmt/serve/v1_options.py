@@ -108,7 +108,7 @@ def _check_search(search: object, max_beam_size: int) -> None:
         **_SEARCH_RANGES,
     }
     for name, value in search.items():
-        if name in ("sampling", "loop_guard", "allow_source_repeats"):
+        if name in ("sampling", "loop_guard", "allow_source_repeats", "protect"):
             Parameters(search).flag(name)
         elif name in _SEARCH_CHOICES:
             choose(_SEARCH_CHOICES[name], name, Parameters(search).text(name))
@@ -186,8 +186,10 @@ def check_options(
     if options.glossary is not None:  # one line shows whether the backend supports glossaries
         search = {**options.search, "glossary": options.glossary.lines[:1]}
         options = replace(options, search=search)
+    text_translator = api_request.service.text_translator
+    options = text_translator.choose_protection(options, texts)
     try:
-        batch_options = api_request.service.text_translator.make_batch_options(direction, options)
+        batch_options = text_translator.make_batch_options(direction, options)
         direction.translator.backend.check(batch_options.search)
     except ConfigError as error:
         raise InvalidRequestError(str(error), status=409) from None

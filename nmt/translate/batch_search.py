@@ -68,6 +68,7 @@ class BatchSearch:
     n_best: int  # hypotheses to return for each segment
     max_tokens: int  # of a batch: segments * their hypotheses * longest source, EOS included
     num_forced: int = 0  # see `SearchRequest.num_forced`
+    src_tags: Sequence[str] = ()  # see `SearchRequest.src_tags`
     with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
     is_parallel: bool = True  # whether to search `num_workers` batches at a time
     num_failed: int = 0  # segments in a row that failed, counted over all threads
@@ -191,6 +192,7 @@ class BatchSearch:
             self.config,
             prefixes=[segment.prefix for segment in batch],
             num_forced=self.num_forced,
+            src_tags=self.src_tags,
             sampling_keys=[segment.sampling_key for segment in batch],
             n_best=self.n_best,
             with_scores=self.with_scores,
@@ -230,7 +232,11 @@ class BatchSearch:
             return False
         segment = self.last_translated
         request = SearchRequest(
-            [segment.ids], self.config, prefixes=[segment.prefix], num_forced=self.num_forced
+            [segment.ids],
+            self.config,
+            prefixes=[segment.prefix],
+            num_forced=self.num_forced,
+            src_tags=self.src_tags,
         )
         try:
             self.backend.search(request)

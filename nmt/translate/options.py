@@ -78,6 +78,8 @@ class LineOptions:
     case of their translations. Lines with a prefix are translated as they are."""
     copy_symbols: bool = True
     """Whether to copy lines without words: web and e-mail addresses, emoji, other symbols."""
+    protect: bool = False
+    """Whether search keeps placeholders, tags and addresses, see `SearchConfig.protect`."""
     unk_replacement: bool = False
     """Whether to replace each unknown token of a translation by the source word with the highest
     attention."""

@@ -11,6 +11,7 @@ from typing import Any
 from nmt.config import OutputFormat
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.search.hypotheses import Hypothesis
+from nmt.search.protect import lacks_protected
 from nmt.translate.batch_search import Failure, SearchResult, Segment
 from nmt.translate.long_lines import join_parts
 from nmt.translate.recasing import apply_case
@@ -85,6 +86,7 @@ class LineCounts:
     met_limit: int = 0  # lines whose best translation is unfinished
     too_long: int = 0  # lines that were split or truncated
     searched_again: int = 0  # lines with a segment that was searched without repeats
+    lost_protected: int = 0  # lines whose translation lacks a text that `protect` keeps
 
     def add(self, counts: LineCounts) -> None:
         """Add the counts of further lines."""
@@ -231,12 +233,18 @@ def _join_hypotheses(
 
 
 def render(
-    window: Window, results: Sequence[LineResult], *, output_format: OutputFormat, n_best: int
+    window: Window,
+    results: Sequence[LineResult],
+    *,
+    output_format: OutputFormat,
+    n_best: int,
+    protect: bool = False,
 ) -> tuple[bytes, LineCounts]:
     """Return the encoded output for a window, and the counts of its lines; log lines that failed.
 
     As text, a line becomes its best translation or, with `n_best` above 1, an n-best list in the
-    format of Moses. As JSON, a line becomes one object.
+    format of Moses. As JSON, a line becomes one object. With `protect`, counts the translations
+    that lack a placeholder, tag or address.
     """
     lines = []
     counts = LineCounts()
@@ -251,6 +259,8 @@ def render(
             counts.too_long += 1
         if result.translations and result.translations[0].searched_again:
             counts.searched_again += 1
+        if protect and lacks_protected(window.lines[index - window.first_line], result.text):
+            counts.lost_protected += 1
         if output_format is OutputFormat.json:
             lines.append(json.dumps(_result_to_json(result, index), ensure_ascii=False))
         elif n_best == 1:

@@ -262,8 +262,10 @@ class Translator:
             n_best=num_candidates,
             max_tokens=options.max_tokens or self.backend.max_tokens,
             num_forced=len(encode_starts(self.tokenizer.tgt, [""], options.tags.tgt)[0]),
+            src_tags=self.list_src_tags(options.tags),
             with_scores=options.with_scores or reranker is not None,
         )
+        options = replace(options, protect=config.protect)
         encode = partial(encode_window, tokenizer=self.tokenizer, options=options)
         encoded_windows: Iterable[EncodedWindow] = map(encode, windows)
         # starting a thread for a single window would only cost time
@@ -295,6 +297,11 @@ class Translator:
             return None
         options.rerank.count_candidates(config)
         return make_reranker(options.rerank, self.find_languages(options.tags), self.device)
+
+    def list_src_tags(self, tags: Tags) -> list[str]:
+        """Return the tags that sources may begin with: of `tags` and of all directions."""
+        src_tags = [direction.src_tag for direction in self.directions]
+        return [tag for tag in (tags.src, *tags.choices, *src_tags) if tag]
 
     def find_languages(self, tags: Tags) -> list[LanguagePair]:
         """Return the directions that text with these tags may have."""

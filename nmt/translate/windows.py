@@ -18,6 +18,7 @@ from nmt.config import TooLong
 from nmt.data.languages import Tags, encode_sources, encode_starts
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, DataError
+from nmt.search.protect import find_protected, has_only_protected
 from nmt.translate.batch_search import Segment
 from nmt.translate.copied import has_no_words
 from nmt.translate.long_lines import split_line
@@ -196,8 +197,8 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
         if prefixes[i]:  # the translation has to continue the prefix as the user wrote it
             continue
         if options.copy_symbols:
-            is_copied[i] = has_no_words(line)
-        if options.recase:
+            is_copied[i] = has_no_words(line) or (options.protect and has_only_protected(line))
+        if options.recase and not (options.protect and find_protected(line)):
             cases[i] = find_case(line)
         if cases[i]:
             lines[i] = to_sentence_case(line)

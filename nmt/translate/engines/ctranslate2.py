@@ -231,6 +231,8 @@ def check_search(config: SearchConfig, *, scoring: bool = False) -> None:
         raise _unsupported("alignment", "true", " for alternatives with a beam")
     if config.prefix_bias and (config.beam_size == 1 or config.sampling):
         raise _unsupported("prefix_bias", config.prefix_bias, " in greedy search and sampling")
+    if config.protect:
+        raise _unsupported("protect", "true")
     if config.glossary:
         raise _unsupported("glossary", f"({len(config.glossary)} terms)")
     if config.sampling and config.top_k == 1 < config.beam_size:

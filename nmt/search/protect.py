@@ -1,0 +1,86 @@
+"""Parts of a sentence that its translation repeats as they are: placeholders, tags, addresses."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import lru_cache
+from typing import NamedTuple
+
+from nmt.data.tokenizer import Tokenizer
+from nmt.search.glossary import without_space
+
+_PROTECTED = re.compile(
+    r"""
+    (?<!\w)(?:[a-z][a-z+.-]{1,19}://|www\.)[^\s<>"]*[^\s<>".,;:!?)\]}'’»“”…]  # web address
+    | (?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+            # e-mail address
+    | </?\w[\w:.-]*(?:\s[^<>]*)?/?>                      # <b>, </b>, <a href="...">
+    | &(?:\#\d+|\#x[0-9a-fA-F]+|[A-Za-z]\w+);            # &nbsp;
+    | [$\#%]?\{\{[^{}]*\}\}                              # {{ name }}
+    | [$\#%]?\{[^{}\s]*\}                                # {name}, {0:.2f}, ${name}, %{name}
+    | (?<!\d)%\([\w.]+\)[-+\#0]*\d*(?:\.\d+)?[a-zA-Z]    # %(count)d
+    | (?<!\d)%(?:\d+\$)?[-+\#0]*\d*(?:\.\d+)?(?:hh|ll|[hlLqjzt])?
+      [diouxXeEfFgGaAcCsSp@](?![^\W_])                   # %s, %d, %1$s, %.2f, %ld
+    | (?<!\d)%%
+    | (?<![\w%])%[A-Za-z_]\w+%?                          # %NAME, %name%
+    | (?<![\w$])\$[A-Za-z_]\w*                           # $name
+    """,
+    re.VERBOSE,
+)
+"""Each alternative begins where no character before it could begin it too, so that searching takes
+linear time."""
+
+
+class ProtectedText(NamedTuple):
+    """A part of a sentence that its translation must contain."""
+
+    text: str
+    follows_text: bool  # whether a character that is not a space precedes it
+
+    @property
+    def ends_word(self) -> bool:
+        """Whether the text ends with a letter or digit, so that no other may follow it."""
+        return self.text[-1].isalnum()
+
+
+def find_protected(sentence: str) -> list[ProtectedText]:
+    """Return the placeholders, tags and addresses of a sentence, in order."""
+    protected = []
+    for match in _PROTECTED.finditer(sentence):
+        start = match.start()
+        follows_text = start > 0 and not sentence[start - 1].isspace()
+        protected.append(ProtectedText(match.group(), follows_text))
+    return protected
+
+
+def has_only_protected(sentence: str) -> bool:
+    """Return whether a sentence has such texts, and besides them neither letters nor digits."""
+    remaining, num_protected = _PROTECTED.subn(" ", sentence)
+    return num_protected > 0 and not any(map(str.isalnum, remaining))
+
+
+def lacks_protected(sentence: str, translation: str) -> bool:
+    """Return whether a translation has a protected text less often than its source."""
+    texts = [protected.text for protected in find_protected(sentence)]
+    for text, count in Counter(texts).items():
+        pattern = re.escape(text)
+        if text[-1].isalnum():
+            pattern += r"(?!\w)"
+        if len(re.findall(pattern, translation)) < count:
+            return True
+    return False
+
+
+@lru_cache(maxsize=4096)
+def spell_protected(protected: ProtectedText, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Return the ids of a text, with and perhaps without a space before it.
+
+    Returns nothing if the tokenizer has no ids that are decoded as this text.
+    """
+    ids = tokenizer.encode(protected.text)[len(tokenizer.prefix) :]
+    if tokenizer.decode(ids) != protected.text:
+        return ()
+    spellings = [tuple(ids)]
+    if protected.follows_text:
+        spellings.append(without_space(ids, tokenizer.all_pieces()))
+    return tuple(dict.fromkeys(spellings))

@@ -1,0 +1,249 @@
+"""`protect`: placeholders, tags and addresses that translations keep as they are."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exporting import short_sentences
+from serving import GOOD, Running, loaded, running
+from translating import translate, write_lines
+
+from nmt import Translator
+from nmt.config import Engine, SearchConfig, ServeConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError
+from nmt.search.protect import (
+    ProtectedText,
+    find_protected,
+    has_only_protected,
+    lacks_protected,
+    spell_protected,
+)
+from nmt.serve.models import Models
+
+ITEMS = [
+    "{name}",
+    "{0}",
+    "${user}",
+    "{{ count }}",
+    "%s",
+    "%d",
+    "%(count)d",
+    "%1$s",
+    "<b>",
+    "</b>",
+    "<br/>",
+    '<a href="x">',
+    "https://example.org/a?b=1",
+    "www.example.org",
+    "me@example.org",
+    "&nbsp;",
+]
+OPTIONS: dict[str, Any] = {"protect": True, "max_length_b": 20}
+
+
+@pytest.fixture(scope="module")
+def folder(trained_models: dict[str, Path]) -> Path:
+    return trained_models["post-sinusoidal"]
+
+
+@pytest.fixture(scope="module")
+def translator(folder: Path) -> Translator:
+    return Translator.load(folder, device="cpu", backend="native")
+
+
+def lines_with_items(count: int, *, seed: int = 40) -> list[str]:
+    """Draw sentences of one or two words with one or two items between them."""
+    draw = random.Random(seed)
+    lines = []
+    for sentence in short_sentences(count):
+        words = sentence.split()[:2]
+        for _ in range(draw.randint(1, 2)):
+            words.insert(draw.randint(0, len(words)), draw.choice(ITEMS))
+        lines.append(" ".join(words))
+    return lines
+
+
+# --- which texts
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        ("Hello {name}, %d new (%s).", "{name} %d %s"),
+        ("%(n)d in <b>bold</b> <a>a</a><br/>", "%(n)d <b> </b> <a> </a> <br/>"),
+        (
+            "At https://x.org/a?b=1. Or www.x.de, a.b@d.org!",
+            "https://x.org/a?b=1 www.x.de a.b@d.org",
+        ),
+        ("${x} {{y}} %{z} %1$s %.2f %% %NAME $name", "${x} {{y}} %{z} %1$s %.2f %% %NAME $name"),
+        ("50% of it, 50%ige, 5 % and $5, R&D; a < b", ""),
+        ("x&nbsp;y &#160; <0>z</0>", "&nbsp; &#160; <0> </0>"),
+    ],
+)
+def test_placeholders_tags_and_addresses_are_found(sentence: str, expected: str) -> None:
+    assert [protected.text for protected in find_protected(sentence)] == expected.split()
+
+
+def test_every_item_is_found_alone_and_in_a_sentence() -> None:
+    for item in ITEMS:
+        assert find_protected(item) == [ProtectedText(item, False)]
+        assert find_protected(f"A ({item}) b") == [ProtectedText(item, True)]
+        assert has_only_protected(f"{item} - {item}!")
+        assert not has_only_protected(f"{item} a")
+        assert lacks_protected(f"a {item} b {item}", f"c {item}")
+        assert not lacks_protected(f"a {item} b {item}", f"{item} {item}.")
+    assert lacks_protected("%s of %d", "%d der %sorte")
+
+
+@pytest.mark.parametrize("text", ["a", "<a ", "{", "%", "%a", "a@", "a.", "&a", "www.,", "a://"])
+def test_long_lines_take_linear_time(text: str) -> None:
+    start = time.process_time()
+    find_protected(text * 100_000)
+    assert time.process_time() - start < 8  # quadratic time is a minute or more
+
+
+def test_texts_are_spelled_as_they_are_decoded(tokenizer: Tokenizer) -> None:
+    for item in ITEMS:
+        after_space = spell_protected(ProtectedText(item, False), tokenizer)
+        assert [tokenizer.decode(list(ids)) for ids in after_space] == [item]
+        after_text = spell_protected(ProtectedText(item, True), tokenizer)
+        assert [tokenizer.decode([*tokenizer.encode("the"), *ids]) for ids in after_text[1:]] == [
+            f"the{item}" for _ in after_text[1:]
+        ]
+    assert spell_protected(ProtectedText("{a\u00a0\u00a0b}", False), tokenizer) == ()
+
+
+# --- translations
+
+
+@pytest.mark.slow
+def test_500_lines_keep_their_placeholders_and_other_lines_are_unchanged(
+    translator: Translator,
+) -> None:
+    lines = lines_with_items(500)
+    plain_lines = short_sentences(200)
+    without = translator.translate(lines, max_length_b=20)
+    num_kept = sum(not lacks_protected(*pair) for pair in zip(lines, without, strict=True))
+    assert num_kept < 50  # the model does not know them
+    translations = translator.translate([*lines, *plain_lines], **OPTIONS)
+    lost = [pair for pair in zip(lines, translations, strict=False) if lacks_protected(*pair)]
+    assert lost == []
+    assert translations[500:] == translator.translate(plain_lines, max_length_b=20)
+
+
+@pytest.mark.slow
+def test_a_translation_depends_on_its_own_line_and_prefix_only(translator: Translator) -> None:
+    lines = [*lines_with_items(6), *short_sentences(6)]
+    prefixes = ["", "Haus", "{0}"] * 4
+    together = translator.n_best(lines, prefixes=prefixes, **OPTIONS)
+    for i, translations in enumerate(together):
+        [alone] = translator.n_best([lines[i]], prefixes=[prefixes[i]], **OPTIONS)
+        assert [t.text for t in alone] == [t.text for t in translations]
+        assert translations[0].text.startswith(prefixes[i])
+    best = translator.translate(lines, prefixes=prefixes, max_tokens=40, **OPTIONS)
+    assert list(translator.translate_stream(lines, prefixes=prefixes, **OPTIONS)) == best
+
+
+@pytest.mark.slow
+def test_an_ensemble_protects_and_alternatives_do(folder: Path, translator: Translator) -> None:
+    lines = lines_with_items(8)
+    ensemble = Translator.load([folder, folder], device="cpu")
+    assert ensemble.translate(lines, **OPTIONS) == translator.translate(lines, **OPTIONS)
+    for line, translations in zip(
+        lines, translator.n_best(lines, alternatives=3, **OPTIONS), strict=True
+    ):
+        assert len(translations) == 3
+        assert not any(lacks_protected(line, translation.text) for translation in translations)
+
+
+def test_protection_is_refused_where_it_does_not_work(folder: Path) -> None:
+    for changes, name in (
+        ({"sampling": True}, "protect"),
+        ({"beam_size": 1}, "protect"),
+        ({"beam_groups": 2}, "beam_groups"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^{name}=.*: (needs|does not work with) "):
+            SearchConfig(protect=True, **changes)
+
+
+@pytest.mark.slow
+def test_ctranslate2_refuses_protection_and_auto_takes_the_native_engine(
+    folder: Path, translator: Translator, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    fast = Translator.load(folder, device="cpu", backend="ctranslate2")
+    with pytest.raises(ConfigError, match=r"^protect=true: .*; use backend=native$"):
+        fast.translate(["a {name}"], **OPTIONS)
+    auto = Translator.load(folder, device="cpu", backend="auto")
+    lines = lines_with_items(8)
+    assert auto.translate(lines, **OPTIONS) == translator.translate(lines, **OPTIONS)
+    assert "native, since protect=true" in caplog.text
+
+
+@pytest.mark.slow
+def test_files_keep_their_placeholders(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = [*lines_with_items(40), "{name}: <b>", "THE HOUSE {name}", "the house"]
+    source = write_lines(tmp_path / "in", lines)
+    out = tmp_path / "out"
+    arguments = [f"model_dir={folder}", f"input={source}", f"output={out}", "max_length_b=20"]
+    assert translate(*arguments, "protect=true") == 0
+    translations = out.read_text(encoding="utf-8").splitlines()
+    assert not any(map(lacks_protected, lines, translations))
+    assert translations[40] == "{name}: <b>"  # copied
+    assert "lack a placeholder" not in capfd.readouterr().err
+    assert translate(*arguments, "protect=true", "max_length_a=0", "max_length_b=1") == 0
+    assert "lack a placeholder, tag or address of their line" in capfd.readouterr().err
+
+
+# --- the server
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Running]:
+    with running(loaded(folder), protect=True) as server:
+        yield server
+
+
+@pytest.mark.slow
+def test_the_server_protects_where_a_request_or_its_setting_says_so(
+    folder: Path, translator: Translator, server: Running
+) -> None:
+    lines = [*lines_with_items(6), *short_sentences(3)]
+    expected = translator.translate(lines, protect=True)
+    assert server.translate(lines) == expected
+    uploaded = server.upload("a.txt", "\n".join(lines).encode(), **GOOD)
+    translated = server.get(uploaded.json["translatedFileUrl"].split("/", 3)[3].join(["/", ""]))
+    assert translated.body.decode().split("\n") == expected
+    plain = translator.translate(lines)
+    unprotected = server.post("/v1/translate", text=lines, search={"protect": False}, **GOOD)
+    assert [t["text"] for t in unprotected.json["translations"]] == plain
+    with running(loaded(folder)) as plain_server:
+        assert plain_server.translate(lines) == plain
+        answer = plain_server.post("/v1/translate", text=lines, search={"protect": True}, **GOOD)
+        assert [t["text"] for t in answer.json["translations"]] == expected
+
+
+@pytest.mark.slow
+def test_a_request_that_cannot_be_protected_is_refused(server: Running) -> None:
+    for search in ({"beam_size": 1}, {"sampling": True}):
+        answer = server.post("/v1/translate", text="the {name}", search=search, **GOOD)
+        assert answer.status == 409, answer
+        assert "protect=true: needs beam_size=2 or more" in answer.json["error"]
+        answer = server.post("/v1/translate", text="the house", search=search, **GOOD)
+        assert answer.status == 200, answer
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_protect_does_not_start(folder: Path) -> None:
+    config = ServeConfig(model_dir=[str(folder)], protect=True, backend=Engine.ctranslate2)
+    with pytest.raises(ConfigError, match=r"^protect=true: .*; use backend=native$"):
+        Models.load(config)
