@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,7 +89,10 @@ def values_of(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
     if type_name == "boolean":
         return st.booleans()
     if type_name == "string":
-        return st.text(min_size=schema.get("minLength", 0), max_size=40)
+        texts = st.text(min_size=schema.get("minLength", 0), max_size=40)
+        if "pattern" in schema:
+            texts = texts.filter(re.compile(schema["pattern"]).search)
+        return texts
     if type_name == "array":
         items = values_of(schema["items"])
         return st.lists(
