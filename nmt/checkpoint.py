@@ -6,6 +6,7 @@ Every checkpoint of a run is a model folder.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -123,7 +124,8 @@ def _check_is_model(folder: Path) -> None:
     if (folder / EXPORT_INFO).exists():
         raise ModelError(
             f"{folder} is an export (nmt-export); give the model it was exported from, or for "
-            "format=ctranslate2 use nmt-translate backend=ctranslate2"
+            "format=ctranslate2 use nmt-translate backend=ctranslate2 "
+            f"{shlex.quote(f'model_dir={folder}')}"
         )
     if not (folder / CONFIG).exists():
         problem = describe_folder(folder, "is not a model folder (no config.json)")

@@ -400,7 +400,7 @@ def test_a_run_says_why_it_ends_and_is_extended_whatever_its_schedule(
         error = capfd.readouterr().err
         reason = f"{patience} validations without a better loss (patience={patience})"
         assert f"the run ends: {reason}" in error or f"the run was over: {reason}" in error
-        assert "a larger patience, or patience=0, goes on" in error
+        assert "to go on, set patience=0 or a larger number" in error
 
 
 @pytest.mark.slow

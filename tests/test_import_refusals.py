@@ -273,7 +273,11 @@ def test_models_of_nmt_and_of_ctranslate2_are_not_imported(
 ) -> None:
     model = random_model(tmp_path / "run/average", tokenizer)
     for path in (model, tmp_path / "run"):
-        refuse(path, f"is a model of nmt already; use it with model_dir={path}", capsys)
+        refuse(
+            path,
+            f"is a model of nmt already; use it, such as in nmt-translate model_dir={path}",
+            capsys,
+        )
     (tmp_path / "converted").mkdir()
     for name in ("model.bin", "config.json", "shared_vocabulary.json"):
         (tmp_path / "converted" / name).write_text("{}", encoding="utf-8")

@@ -181,11 +181,11 @@ def test_a_vocabulary_too_small_names_what_is_needed_which_then_works() -> None:
     with pytest.raises(ConfigError, match=r"vocab_size=300 is too small") as caught:
         train_tokenizer(alphabet, tokenizer_config(vocab_size=300))
     assert "\n" not in str(caught.value)
-    match = re.search(r"set it to (\d+) or more", str(caught.value))
+    match = re.search(r"set tokenizer.vocab_size=(\d+) or more", str(caught.value))
     assert match
     assert train_tokenizer(alphabet, tokenizer_config(vocab_size=int(match[1])))
     symbols = list(map("<{}>".format, range(200)))
-    with pytest.raises(ConfigError, match=r"too small .* set it to (\d+) or more"):
+    with pytest.raises(ConfigError, match=r"too small .* set tokenizer.vocab_size=(\d+) or more"):
         train_tokenizer(sentences(200), tokenizer_config(vocab_size=300), symbols)
     with pytest.raises(DataError, match="cannot be trained on this corpus: ") as no_text:
         train_tokenizer([], tokenizer_config())

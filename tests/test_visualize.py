@@ -397,7 +397,7 @@ def test_without_arguments_the_command_lists_all_pictures_and_refuses_wrong_outp
         (["what=run", "run_dir=nowhere"], "has no metrics yet"),
         (
             ["what=upload", "run_dir=nowhere"],
-            "name one or more trackers, such as tracker=[wandb,mlflow]",
+            "name one or more trackers, such as tracker=[tensorboard]",
         ),
     ):
         assert command("visualize", arguments) == EXIT_USER, arguments

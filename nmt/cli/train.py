@@ -82,8 +82,8 @@ def _check_run_dir(run_dir: str) -> None:
     path = resolve_path(run_dir)
     if (path / CONFIG).exists():
         raise ConfigError(
-            f"run_dir={run_dir} is a checkpoint or model folder; choose another run_dir, or "
-            f"start from its weights with init_from={run_dir}"
+            f"run_dir={run_dir} is a checkpoint or model folder; choose another run_dir, and to "
+            f"start from these weights init_from={run_dir}"
         )
     for folder in (path, *path.parents):  # `path` itself may be the folder of the checkpoints
         is_model = (folder / WEIGHTS).exists() and (folder / CONFIG).exists()

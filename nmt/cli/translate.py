@@ -229,7 +229,8 @@ def _resolve_settings(
     n_best = search.alternatives or config.n_best
     if n_best > search.max_results and not search.sampling:
         raise ConfigError(
-            f"n_best={config.n_best} is more than beam_size={search.beam_size}; raise beam_size"
+            f"n_best={config.n_best} is more than beam_size={search.beam_size}; set "
+            f"beam_size={config.n_best}"
         )
     if config.seed is not None and not search.sampling:
         raise ConfigError(f"seed={config.seed}: only works with sampling=true")

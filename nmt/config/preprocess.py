@@ -403,10 +403,10 @@ class TokenizerConfig(Settings):
         for symbol in self.symbols:
             _check_symbol("tokenizer.symbols", symbol)
         if self.separate and self.model is not None:
-            rule = "with tokenizer.separate=true: give tokenizer.tgt_model too"
+            rule = "is of one side with tokenizer.separate=true; give tokenizer.tgt_model=FILE too"
             self.require(self.tgt_model is not None, "model", rule)
         else:
-            rule = "needs tokenizer.model and tokenizer.separate=true"
+            rule = "needs tokenizer.model=FILE and tokenizer.separate=true"
             self.require(self.tgt_model is None, "tgt_model", rule)
 
 

@@ -112,7 +112,10 @@ class RerankConfig(Settings):
         num_candidates = self.candidates or search.beam_size
         # beam search finds at most `beam_size` hypotheses; any number of samples can be drawn
         has_enough = search.sampling or num_candidates <= search.beam_size
-        rule = f"is more than beam_size={search.beam_size}; raise beam_size, or set sampling=true"
+        rule = (
+            f"is more than beam_size={search.beam_size}; set beam_size={num_candidates} or "
+            "sampling=true"
+        )
         self.require(has_enough, "candidates", rule)
         return num_candidates
 

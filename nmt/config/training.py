@@ -127,7 +127,10 @@ class OptimizerConfig(Settings):
             self.require(self.beta1 > 0, "beta1", "schedule_free needs a number above 0")
         peak = self.peak_learning_rate
         if self.schedule is Schedule.inverse_sqrt:
-            rule = "needs optimizer.peak_learning_rate; noam is that curve from the paper's peak"
+            rule = (
+                "needs optimizer.peak_learning_rate=N; optimizer.schedule=noam is this curve with "
+                "the peak of the paper"
+            )
             self.require(peak is not None, "schedule", rule)
         if self.schedule is Schedule.noam:
             rule = "noam has its own; set optimizer.schedule=inverse_sqrt (or cosine, linear, ...)"
@@ -378,7 +381,9 @@ class TrainConfig(RuntimeConfig):
         self.require(bool(trained_parts), "freeze", rule)
         if self.sharding is Sharding.full:
             if self.max_tokens is None:
-                raise ConfigError("max_tokens=auto does not work with sharding=full; set a number")
+                raise ConfigError(
+                    "max_tokens=auto does not work with sharding=full; set max_tokens=N"
+                )
             rule = "does not work with sharding=full"
             self.require(self.dtype is not DType.float16, "dtype", rule)
             is_adam = self.optimizer.name in (Optimizer.adam, Optimizer.adamw)

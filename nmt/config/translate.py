@@ -195,7 +195,7 @@ class SynthesisConfig(TranslationConfig):
             raise ConfigError("give input=FILE, the text to translate")
         self.input = [normalize_stream(file) for file in self.input]
         if self.sampling:
-            rule = "would draw other samples with sampling=true when it resumes; use native"
+            rule = "would draw other samples with sampling=true when it resumes; use backend=native"
             self.require(self.backend is not Engine.ctranslate2, "backend", rule)
         is_valid = self.max_ratio == 0 or self.max_ratio >= 1
         self.require(is_valid, "max_ratio", "must be 0 or at least 1")

@@ -231,7 +231,7 @@ def _explain_failure(message: str, vocab_size: int) -> NmtError:
     if match := _TOO_SMALL.search(message):
         return ConfigError(
             f"{key} is too small for the characters of this corpus; "
-            f"set it to {match[1]} or more, or tokenizer.character_coverage below 1"
+            f"set tokenizer.vocab_size={match[1]} or more, or tokenizer.character_coverage below 1"
         )
     return DataError(f"the tokenizer cannot be trained on this corpus: {message}")
 

@@ -6,6 +6,7 @@ The model folder is written in one step, after the model has been read and check
 from __future__ import annotations
 
 import logging
+import shlex
 from pathlib import Path
 
 import torch
@@ -81,7 +82,8 @@ def _check_importable(path: Path, config: ImportConfig) -> None:
         pass
     else:
         raise ConfigError(
-            f"input={config.input} is a model of nmt already; use it with model_dir={config.input}"
+            f"input={config.input} is a model of nmt already; use it, such as in nmt-translate "
+            f"{shlex.quote(f'model_dir={config.input}')}"
         )
     vocabularies = [*path.glob("*vocabulary.json"), *path.glob("*vocabulary.txt")]
     if (path / "model.bin").exists() and vocabularies:

@@ -120,6 +120,8 @@ def has_split(config: DataConfig, split: str) -> bool:
     """Return whether the settings name text for `split` (train, valid or test)."""
     if config.corpus is not Corpus.files:
         return True
+    if split == "train" and config.corpora:
+        return True  # `_check_files` names each corpus without text
     return any(corpus.split.source_keys for corpus in _list_corpora(config, split))
 
 

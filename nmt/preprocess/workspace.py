@@ -295,7 +295,7 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except (Timeout, FileNotFoundError):  # the folder is missing if another run just finished
         raise ConfigError(
-            f"{folder} is in use by another nmt-preprocess; wait for it, or set data_dir"
+            f"{folder} is in use by another nmt-preprocess; wait for it, or give another data_dir"
         ) from None
     except OSError as error:  # some network file systems have no locks
         log.warning("%s cannot be locked (%s): do not start a second run", folder, error)

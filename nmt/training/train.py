@@ -132,7 +132,7 @@ class Trainer:
         return (
             f"{state.bad_validations} validations without a better {config.best_metric.value} "
             f"(patience={config.patience}) after update {state.num_updates}, the best is update "
-            f"{state.best[0].update}; a larger patience, or patience=0, goes on"
+            f"{state.best[0].update}; to go on, set patience=0 or a larger number"
         )
 
     def finish(self) -> None:

@@ -61,9 +61,10 @@ def _choose_reverse_tags(model: LoadedModel, name: str, languages: Sequence[Lang
     except ConfigError as error:
         raise ConfigError(f"reverse_model={name}: {error}") from None
     if tags.choices:
-        raise ConfigError(
-            f"reverse_model={name}: has several directions; give src_lang=... and tgt_lang=..."
-        )
+        advice = "give src_lang=... and tgt_lang=..."
+        if not src_langs and not tgt_langs:
+            advice = "the model in model_dir names no languages, so give one of one direction"
+        raise ConfigError(f"reverse_model={name}: has several directions; {advice}")
     return tags
 
 

@@ -216,7 +216,7 @@ def upload(config: VisualizeConfig) -> None:
     `NmtError` if a tracker does not accept all records.
     """
     if not config.tracker:
-        raise ConfigError("what=upload: name one or more trackers, such as tracker=[wandb,mlflow]")
+        raise ConfigError("what=upload: name one or more trackers, such as tracker=[tensorboard]")
     for folder in find_runs(config.run_dir):
         read_metrics(folder)  # raises an error for a run without metrics
         for name in installed_trackers(config.tracker):
