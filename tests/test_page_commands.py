@@ -187,8 +187,11 @@ def remove_output(name: str, arguments: list[str]) -> None:
             shutil.rmtree(output)
 
 
-def run(shell: ShellCommand) -> int:
-    """Run a command in this process, with its pipe and files; return the exit status."""
+def run(shell: ShellCommand, more_settings: list[str] | None = None) -> int:
+    """Run a command in this process, with its pipe and files; return the exit status.
+
+    `more_settings` come last, after those that make the command small.
+    """
     for name, inner in shell.substituted.items():
         Path(name).write_bytes(subprocess.check_output(["bash", "-c", inner]))
     stdin = shell.stdin or "in.en"
@@ -201,7 +204,8 @@ def run(shell: ShellCommand) -> int:
         if shell.stdout:
             file = stack.enter_context(Path(shell.stdout).open("w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(file))
-        return command(shell.name, shell.arguments, small_settings(shell.name, shell.arguments))
+        settings = small_settings(shell.name, shell.arguments)
+        return command(shell.name, shell.arguments, settings, more_settings or [])
 
 
 def assert_pictures_are_whole(arguments: list[str]) -> None:
