@@ -198,6 +198,7 @@ UNPROVOKED = {
     "dtype=x: the device": (_DEVICE, "TRAIN"),
     "does not support mps": (_DEVICE, "TRANSLATE"),
     "does not support it on this": (_DEVICE, "TRANSLATE"),
+    "the process may open": ("names a limit of the shell; test_serve_connections.py", ""),
     "give another port": ("needs a port in use; test_hints.py", ""),
     "not even the longest pair fits in memory": (_MEMORY, "TRAIN"),
     "set sharding=full on": (_MEMORY, "TRAIN"),
@@ -367,7 +368,7 @@ def write_models(folder: Path) -> None:
         path.write_bytes(path.read_bytes() + b" ")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_each_proposed_setting_is_accepted_as_it_stands(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
