@@ -23,6 +23,7 @@ from nmt.search.stepper import ModelStepper
 from nmt.translate.engines.auto import AutoBackend
 from nmt.translate.engines.base import Backend
 from nmt.translate.engines.native import NativeBackend
+from nmt.translate.notebook import heat_map
 
 KINDS = ("cross", "encoder", "decoder")  # the fields of `PairAttention` that are weights
 
@@ -43,6 +44,15 @@ class PairAttention:
     encoder: Tensor  # (L, H, S, S)
     decoder: Tensor  # (L, H, T, T)
     cross: Tensor  # (L, H, T, S)
+
+    def __repr__(self) -> str:
+        """Show the pieces and the shape of `cross`."""
+        shape = tuple(self.cross.shape)
+        return f"PairAttention({' '.join(self.src)} | {' '.join(self.predicted)}, cross {shape})"
+
+    def _repr_html_(self) -> str:
+        """Return a map of the last layer's cross-attention, the mean of its heads."""
+        return heat_map(self.predicted, self.src, self.cross[-1].mean(dim=0).tolist())
 
     def as_json(self) -> dict[str, Any]:
         """Return the data for the attention view of HTML pages.

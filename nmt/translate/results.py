@@ -50,6 +50,11 @@ class Translation:
         """Number of tokens, including EOS if the translation is finished."""
         return len(self.tokens) + int(self.finished)
 
+    def __repr__(self) -> str:
+        """Show the text and the values that differ between the translations of a line."""
+        text = f"Translation({self.text!r}, score={self.score:.4g}, log_prob={self.log_prob:.4g}"
+        return f"{text})" if self.finished else f"{text}, finished=False)"
+
 
 EMPTY = Translation(text="", score=0.0, log_prob=0.0, tokens=[], finished=True)
 """The translation of an empty line."""

@@ -48,6 +48,7 @@ from nmt.translate.engines.base import Backend
 from nmt.translate.engines.ctranslate2 import load_ctranslate2
 from nmt.translate.engines.native import NativeBackend, load_models
 from nmt.translate.loops import search_without_loops
+from nmt.translate.notebook import NBestList
 from nmt.translate.options import (
     MAX_SOURCE_LENGTH,
     LineOptions,
@@ -107,6 +108,11 @@ class Translator:
         self.defaults = defaults
         self.directions = directions
         self.device = device  # for the models of rerankers
+
+    def __repr__(self) -> str:
+        """Name the directions and the engine."""
+        directions = [f"{pair.src_lang} to {pair.tgt_lang}" for pair in self.directions]
+        return f"Translator({', '.join(directions)}; {type(self.backend).__name__})"
 
     @classmethod
     def load(
@@ -215,24 +221,24 @@ class Translator:
         lines: Iterable[str],
         config: SearchConfig | None = None,
         **options: Unpack[TranslateOptions],
-    ) -> list[list[Translation]]:
+    ) -> list[NBestList]:
         """Return up to `beam_size` translations of each line, best first.
 
         With `alternatives`, return so many. With reranking, these are the `candidates`.
         An empty line has a single empty translation.
         """
         results = self._translate_lines(lines, config, options, best_only=False, is_stream=False)
-        return [result.translations for result in results]
+        return [NBestList(result.translations, result.source_tokens) for result in results]
 
     def n_best_stream(
         self,
         lines: Iterable[str],
         config: SearchConfig | None = None,
         **options: Unpack[TranslateOptions],
-    ) -> Iterator[list[Translation]]:
+    ) -> Iterator[NBestList]:
         """Yield the results of `n_best`, in order, as `translate_stream` does."""
         results = self._translate_lines(lines, config, options, best_only=False, is_stream=True)
-        return (result.translations for result in results)
+        return (NBestList(result.translations, result.source_tokens) for result in results)
 
     def translate_windows(
         self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
