@@ -10,6 +10,8 @@ of the site exists, and that no page loads anything from another host.
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import os
 import re
 import shutil
@@ -18,6 +20,7 @@ import sys
 import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urldefrag
 
 import tour
@@ -25,6 +28,7 @@ import tour
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = "docs/site"  # style, and a script that replaces one of another host
 WORKER_SCRIPT = ("https://unpkg.com/iframe-worker/shim", "docs/site/iframe-worker.js")
+NOTEBOOK = "docs/tutorial.ipynb"
 TOP_PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".sbatch": "bash"}
@@ -67,10 +71,36 @@ def write_pages(folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     (folder / "README.md").rename(folder / "index.md")
+    path = folder / f"{NOTEBOOK}.md"
+    text = notebook_to_markdown(json.loads((ROOT / NOTEBOOK).read_text("utf-8")), path)
+    path.write_text(adapt_links(text, ROOT / NOTEBOOK, linked_files), encoding="utf-8")
     for file in sorted(linked_files):
         write_source_page(file, folder)
     shutil.copytree(ROOT / "docs/pictures", folder / "docs/pictures", dirs_exist_ok=True)
     shutil.copytree(ROOT / ASSETS, folder / ASSETS, dirs_exist_ok=True)
+
+
+def notebook_to_markdown(notebook: dict[str, Any], path: Path) -> str:
+    """Return the cells of a notebook and their outputs as a page; write its pictures next to it."""
+    blocks = []
+    for number, cell in enumerate(notebook["cells"]):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            blocks.append(source)
+            continue
+        blocks.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            text = "".join(output.get("text", data.get("text/plain", "")))
+            if "image/png" in data:
+                picture = path.with_name(f"{path.stem}-{number}.png")
+                picture.write_bytes(base64.b64decode(data["image/png"]))
+                blocks.append(f"![Output of the cell]({picture.name})")
+            elif "text/html" in data:
+                blocks.append("".join(data["text/html"]))
+            elif text:
+                blocks.append(f"```text\n{text.rstrip()}\n```")
+    return "\n\n".join(blocks) + "\n"
 
 
 def wide_page(text: str) -> str:
@@ -90,7 +120,8 @@ def adapt_links(text: str, page: Path, linked_files: set[Path]) -> str:
         if path == ROOT / "README.md":
             target = target.replace("README.md", "index.md")
         elif target and "://" not in target and path.is_file() and shows_as_code(path):
-            linked_files.add(path)
+            if path.suffix != ".ipynb":
+                linked_files.add(path)
             target = f"{target}.md"
             line = re.match(r"L(\d+)", fragment)
             fragment = f"__codelineno-0-{line[1]}" if line else ""

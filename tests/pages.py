@@ -28,6 +28,12 @@ def shell_lines(page: Path) -> list[str]:
     return [line for line in lines if _FORMULA not in line and not line.startswith("#")]
 
 
+def table_lines(page: Path) -> list[str]:
+    """Return the commands of nmt in the tables of a page."""
+    rows = re.findall(r"^\| .*$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [line for row in rows for line in re.findall(r"`(nmt-[^`]+ [^`]+)`", row)]
+
+
 @dataclass(frozen=True)
 class ShellCommand:
     """A command of nmt, as a shell reads it."""

@@ -103,6 +103,19 @@ def test_the_search_works_for_a_site_that_is_opened_as_files(site: Path, browser
     assert any("docs/devices.html" in hit for hit in hits)
 
 
+@needs_browser
+def test_the_search_answers_questions_within_three_hits(site: Path, browser: Any) -> None:
+    browser.set_window_size(1280, 900)
+    browser.get(f"{site.as_uri()}/index.html")
+    questions = (ROOT / "tests/questions.tsv").read_text(encoding="utf-8").splitlines()
+    assert len(questions) >= 20
+    for line in questions:
+        question, answers = line.split("\t")
+        hits = search_site(browser, question)
+        pages = {hit.removeprefix(f"{site.as_uri()}/").split("?")[0] for hit in hits}
+        assert pages & set(answers.split()), f"{question}: {hits}"
+
+
 def search_site(browser: Any, words: str, count: int = 3) -> list[str]:
     """Type words into the search of the open page; return the addresses of the first hits."""
     script = (

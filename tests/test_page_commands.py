@@ -21,7 +21,15 @@ from unittest.mock import patch
 
 import docx
 import pytest
-from pages import PAGES, ROOT, ShellCommand, fenced_blocks, parse_command, shell_lines
+from pages import (
+    PAGES,
+    ROOT,
+    ShellCommand,
+    fenced_blocks,
+    parse_command,
+    shell_lines,
+    table_lines,
+)
 from test_config import composed
 from test_import_huggingface import MARIAN
 from test_import_huggingface import write_marian as write_opus
@@ -43,7 +51,7 @@ OUTPUT_KEYS |= dict.fromkeys(["distill", "backtranslate", "export", "import"], "
 # pairs of the toy corpus, by the names of the files that the pages give them
 TRAIN_FILES = ["a", "train", "news", "news-1", "mono", "mono-1"]
 HELD_OUT_FILES = ["v", "val", "valid", "in", "out", "ref", "old", "test", "test_2016_flickr"]
-TSV_FILES = ["web.tsv", "all.tsv", "corpus.tsv", "valid.tsv", "v.tsv"]
+TSV_FILES = ["web.tsv", "few.tsv", "all.tsv", "corpus.tsv", "valid.tsv", "v.tsv"]
 RAW_TEXT = {  # as scripts/fetch_homeassistant.py and scripts/parsing.py write it
     "homeassistant/en-de": ("en", "de"),
     "homeassistant/en-fr": ("en", "fr"),
@@ -76,6 +84,8 @@ def write_text(home: Path) -> None:
     for line in texts["valid", "src"].decode().splitlines()[:4]:
         letter.add_paragraph(line)
     letter.save(str(home / "letter.docx"))
+    [terms, *_] = fenced_blocks((ROOT / "docs/how-to/glossary.md").read_text("utf-8"), "")
+    (home / "terms.tsv").write_text(terms, encoding="utf-8")
     write_tmx(home / "memory.tmx", texts["train", "src"].decode(), texts["train", "tgt"].decode())
     for language, side in (("en", "src"), ("de", "tgt")):
         with zipfile.ZipFile(home / "de-en.txt.zip", "a") as moses:
@@ -250,6 +260,12 @@ def test_the_commands_of_a_page_run(page: Path, home: Path) -> None:
     run_lines(shell_lines(page))
 
 
+def test_every_figure_and_listing_of_the_tutorials_has_a_command_that_runs(home: Path) -> None:
+    lines = table_lines(ROOT / "docs/paper.md")
+    assert run_lines(lines) == len(lines)
+    assert len(lines) > 50
+
+
 def test_the_examples_of_help_run(home: Path) -> None:
     examples = [line for command in COMMANDS.values() for line in command.examples]
     assert run_lines(examples) > 15
@@ -257,6 +273,10 @@ def test_the_examples_of_help_run(home: Path) -> None:
 
 def test_the_python_of_the_pages_runs(home: Path) -> None:
     lines = (home / "in.en").read_text(encoding="utf-8").splitlines()
+<<<<<<< HEAD
     for name in ("README.md", "docs/python.md", "docs/pictures.md", "docs/translate.md"):
+=======
+    for name in ("README.md", "docs/pictures.md", "docs/python.md", "docs/how-to/glossary.md"):
+>>>>>>> 2cd98025 (Add tutorials, how-to guides, answers to questions, and a command for every figure)
         for block in fenced_blocks((ROOT / name).read_text(encoding="utf-8"), "python"):
             exec(block, {"lines": lines, "starts": [""] * len(lines)})  # noqa: S102

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from pages import PAGES, ROOT, ShellCommand, parse_command, shell_lines
+from pages import PAGES, ROOT, ShellCommand, parse_command, shell_lines, table_lines
 
 from nmt.cli.arguments import read_arguments
 from nmt.cli.commands import COMMANDS
@@ -31,6 +31,7 @@ ELSEWHERE = {
     "sign=": "test_signatures.py",
     "verify_key=": "test_signatures.py",
     "format=web": "test_web_export.py",
+    "half past three": "test_first_tutorial.py",
 }
 # other programs: a command begins with this text
 PROGRAMS = {
@@ -63,12 +64,15 @@ PROGRAMS = {
     "python scripts/gpu.py": "needs a GPU; test_make_gpu.py rehearses it",
     "python scripts/kill_and_resume.py": "takes minutes; test_launch.py kills ranks and launchers",
     "python scripts/parsing.py": "test_parsing.py",
+    "head ": "is a program of the system",
+    "source ": "is a command of the shell",
 }
 
 
 def documented_commands() -> list[tuple[str, ShellCommand]]:
     """Return the commands of nmt on all pages and in --help, with their page."""
     lines = [(page.name, line) for page in PAGES for line in shell_lines(page)]
+    lines += [("paper.md", line) for line in table_lines(ROOT / "docs/paper.md")]
     lines += [("--help", line) for command in COMMANDS.values() for line in command.examples]
     commands = [(page, parse_command(line)) for page, line in lines]
     return [(page, command) for page, command in commands if command is not None]
@@ -136,3 +140,9 @@ def test_lines_of_prose_are_wrapped() -> None:
             is_code ^= line.startswith("```")
             is_free = is_code or line.startswith(("    ", "|", "```")) or " " not in line.strip()
             assert is_free or len(line) <= COLUMNS, f"{name}:{number} has {len(line)} columns"
+
+
+def test_no_page_is_long() -> None:
+    for page in PAGES:
+        num_lines = page.read_text(encoding="utf-8").count("\n")
+        assert num_lines <= 250, f"{page.name} has {num_lines} lines; divide it"

@@ -1,0 +1,169 @@
+"""docs/tutorials/first-model.md, typed word for word, ends with a model and a served page.
+
+Only `max_updates` is added to the command of training, so that the test is short; the test marked
+long leaves it out. The output of each command is compared with the one that the page shows:
+numbers may differ, except for the translations and the score of the long test.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pages import ROOT, fenced_blocks, shell_lines
+
+PAGE = ROOT / "docs/tutorials/first-model.md"
+NUM_UPDATES = 60
+LEFT_OUT = "..."
+_TIME = re.compile(r"^\d\d:\d\d:\d\d ")  # of a line of the log
+_NUMBER = re.compile(r"\d[\d,.:]*")
+_BARS = re.compile(r"[▁▂▃▄▅▆▇█][▁▂▃▄▅▆▇█ ]*")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A block of commands, and the output that the page shows after it."""
+
+    commands: list[str]
+    shown: list[str]  # lines, of which LEFT_OUT stands for any number of lines
+
+
+def read_steps() -> list[Step]:
+    """Return the indented blocks of the page, each with the block of text that follows it."""
+    steps: list[Step] = []
+    is_shown = False
+    was_command = False
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        is_command = line.startswith("    ") and not is_shown
+        if line.startswith("```"):
+            is_shown = not is_shown
+        elif is_shown:
+            steps[-1].shown.append(line)
+        elif is_command:
+            if not was_command:
+                steps.append(Step(commands=[], shown=[]))
+            steps[-1].commands.append(line.strip())
+        was_command = is_command
+    return steps
+
+
+def as_pattern(line: str) -> str:
+    """Return a line without its time, with signs in place of numbers, bars and spaces."""
+    line = _BARS.sub("▁", _TIME.sub("", line))
+    return re.sub(r"[\s-]+", " ", _NUMBER.sub("0", line)).strip()
+
+
+def assert_shown(step: Step, output: str) -> None:
+    """Check that each shown line is in the output, whose two streams may mix in any order."""
+    lines = {as_pattern(line) for line in output.splitlines()}
+    for shown in step.shown:
+        is_shown = shown.strip() in ("", LEFT_OUT) or as_pattern(shown) in lines
+        assert is_shown, f"{step.commands}: {shown!r} is not in:\n{output}"
+
+
+def run(command: str, environment: dict[str, str]) -> str:
+    """Run a command as a shell does; return what it prints to stdout and stderr."""
+    result = subprocess.run(
+        ["bash", "-c", command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        timeout=900,
+    )
+    assert result.returncode == 0, result.stdout
+    return result.stdout
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """An empty folder as the current one, with the commands of nmt on the PATH."""
+    monkeypatch.chdir(tmp_path)
+    scripts = Path(sys.executable).parent
+    path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+
+
+def serve(command: str, environment: dict[str, str]) -> Iterator[str]:
+    """Run the server until the generator is closed; yield the address of its page."""
+    [port] = re.findall(r"port=(\d+)", command)
+    url = f"http://127.0.0.1:{port}/"
+    server = subprocess.Popen(command.split(), env=environment, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(url, timeout=5).close()
+                break
+            except OSError:
+                assert server.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        yield url
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(60)
+
+
+@pytest.mark.parametrize(
+    "is_whole",
+    [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.long)],
+)
+def test_the_first_tutorial_ends_with_a_model_and_a_served_page(
+    environment: dict[str, str], is_whole: bool
+) -> None:
+    servers = []
+    for step in read_steps():
+        output = ""
+        for command in step.commands:
+            if command.startswith(("make ", "git ", "pip ", "source ")):
+                continue  # the environment of the test is installed
+            if command.startswith("nmt-train") and not is_whole:
+                command += f" max_updates={NUM_UPDATES} checkpoint_every_updates=10"
+            if command.startswith("nmt-serve"):
+                servers.append(serve(command, environment))
+                url = next(servers[-1])
+                with urllib.request.urlopen(url) as page:
+                    assert "<html" in page.read().decode()
+                continue
+            output += run(command, environment)
+        is_translation = "translate" in step.commands[-1] or "BLEU" in "".join(step.shown)
+        if is_whole or not is_translation:
+            assert_shown(step, output)
+        if is_whole and is_translation:
+            assert_same_figures(step, output)
+    assert servers
+    for server in servers:
+        server.close()
+    assert Path("runs/default/average/model.safetensors").is_file()
+    follow_second_tutorial(environment)
+
+
+def follow_second_tutorial(environment: dict[str, str]) -> None:
+    """Run the commands and the Python of the page on attention with the model of the first one."""
+    page = ROOT / "docs/tutorials/attention.md"
+    for line in shell_lines(page):
+        run(line, environment)
+    for name in ("boxes.png", "steps.png", "attention.html", "decoding.html"):
+        assert Path(name).stat().st_size > 10_000, name
+    [block] = fenced_blocks(page.read_text(encoding="utf-8"), "python")
+    Path("attention_weights.py").write_text(block, encoding="utf-8")
+    assert run("python attention_weights.py", environment).count("\n") > 1
+
+
+def assert_same_figures(step: Step, output: str) -> None:
+    """Check that scores are at most 5 away from the shown ones, which another CPU may change."""
+    for shown in step.shown:
+        if shown.startswith("BLEU"):
+            [line] = [line for line in output.splitlines() if line.startswith("BLEU")]
+            shown_score, score = (float(_NUMBER.findall(text)[0]) for text in (shown, line))
+            assert abs(score - shown_score) < 5
