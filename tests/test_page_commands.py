@@ -273,10 +273,6 @@ def test_the_examples_of_help_run(home: Path) -> None:
 
 def test_the_python_of_the_pages_runs(home: Path) -> None:
     lines = (home / "in.en").read_text(encoding="utf-8").splitlines()
-<<<<<<< HEAD
-    for name in ("README.md", "docs/python.md", "docs/pictures.md", "docs/translate.md"):
-=======
     for name in ("README.md", "docs/pictures.md", "docs/python.md", "docs/how-to/glossary.md"):
->>>>>>> 2cd98025 (Add tutorials, how-to guides, answers to questions, and a command for every figure)
         for block in fenced_blocks((ROOT / name).read_text(encoding="utf-8"), "python"):
             exec(block, {"lines": lines, "starts": [""] * len(lines)})  # noqa: S102

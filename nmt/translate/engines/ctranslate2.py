@@ -1,7 +1,7 @@
 """The CTranslate2 engine: search and scoring with a model that was converted for it.
 
 CTranslate2 has a beam search of its own. This module translates settings into its arguments, and
-returns its hypotheses in its order and with its scores; docs/exactness.md lists the differences from
+returns its hypotheses in its order and with its scores; docs/export.md lists the differences from
 the native engine.
 """
 
