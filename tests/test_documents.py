@@ -291,6 +291,7 @@ def draw_codes(draw: random.Random, depth: int = 0) -> str:
     for _ in range(draw.randint(1, 4)):
         number = draw.randint(1, 3)
         codes = [f'<bpt id="{number}">x</bpt>', f'<ept id="{number}">x</ept>', '<x id="9"/>']
+        codes += ["<bpt>x</bpt>", "<ex/>"]  # without the number that they should have
         inner = "" if depth == 3 else draw_codes(draw, depth + 1)
         content.append(draw.choice(["a", "b c", " ", f'<g id="{number}">{inner}</g>', *codes]))
     return draw.choice(["", " "]).join(content)
@@ -342,6 +343,12 @@ def test_messages_of_poedit() -> None:
     translations = re.compile(r'(?m)^msgstr.*\n(?:".*\n)*')
     assert translations.sub("", result) == translations.sub("", content.decode())
     assert translate("a.po", result.encode()).decode() == result  # nothing is left to translate
+
+
+def test_a_message_catalog_may_begin_with_a_byte_order_mark_and_a_comment() -> None:
+    start = '\ufeff# a comment\nmsgid "an apple"\n'
+    result = translate("a.po", f'{start}msgstr ""\n'.encode()).decode()
+    assert result == f'{start}msgstr "AN APPLE"\n'
 
 
 def test_the_forms_of_a_plural() -> None:

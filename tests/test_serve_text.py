@@ -308,11 +308,12 @@ def test_repeated_markup_takes_linear_time_in_every_format() -> None:
 
 
 @pytest.mark.slow
-def test_many_line_ends_take_linear_time() -> None:
+def test_many_line_ends_or_nested_tags_take_linear_time() -> None:
     cue = "1\n00:00:01,000 --> 00:00:02,000\n"
     for work, count in (
         (lambda n: parse_plain_text("\n" * n), 240_000),
         (lambda n: render("a.srt", cue + "a\n" * n), 8000),
+        (lambda n: html("<b>" * n + "a" + "</b>" * n), 8000),
     ):
         seconds = []
         for n in (count // 8, count):

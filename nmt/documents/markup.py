@@ -101,12 +101,13 @@ def _split_ends(tokens: Sequence[Token]) -> tuple[str, Sequence[Token], str]:
     """
     start = 0
     end = len(tokens)
-    while True:
+    end_tags = _match_tags(tokens)
+    while True:  # ends at the latest at a text, of which each block has at least one
         if tokens[start].kind is TokenKind.ATOM:
             start += 1
         elif tokens[end - 1].kind is TokenKind.ATOM:
             end -= 1
-        elif _encloses(tokens[start:end]):
+        elif end_tags.get(start) == end - 1:
             start += 1
             end -= 1
         else:
@@ -116,19 +117,19 @@ def _split_ends(tokens: Sequence[Token]) -> tuple[str, Sequence[Token], str]:
     return leading, tokens[start:end], trailing
 
 
-def _encloses(tokens: Sequence[Token]) -> bool:
-    """Return whether the first token opens an element that the last token closes."""
-    if tokens[0].kind is not TokenKind.OPENING or tokens[-1].kind is not TokenKind.CLOSING:
-        return False
-    depth = 0
-    for token in tokens[:-1]:
+def _match_tags(tokens: Sequence[Token]) -> dict[int, int]:
+    """Return the index of the end tag of each element, by the index of its start tag.
+
+    Tags are matched by their order, whatever their names are.
+    """
+    end_tags: dict[int, int] = {}
+    open_indices: list[int] = []
+    for index, token in enumerate(tokens):
         if token.kind is TokenKind.OPENING:
-            depth += 1
-        elif token.kind is TokenKind.CLOSING:
-            depth -= 1
-        if depth == 0:
-            return False
-    return depth == 1
+            open_indices.append(index)
+        elif token.kind is TokenKind.CLOSING and open_indices:
+            end_tags[open_indices.pop()] = index
+    return end_tags
 
 
 def _is_boundary(token: Token) -> bool:

@@ -122,7 +122,8 @@ def _split_messages(text: str) -> Iterator[_Message]:
     message = _Message()
     keyword = ""
     for number, line in enumerate(_split_lines(text), 1):
-        stripped = line.strip()
+        line_without_mark = line.removeprefix("\ufeff")  # a byte order mark, in the first line
+        stripped = line_without_mark.strip()
         if not stripped or stripped.startswith("#"):
             if message.texts:
                 yield message
@@ -131,7 +132,7 @@ def _split_messages(text: str) -> Iterator[_Message]:
             if stripped.startswith("#,"):
                 message.flags |= {flag.strip() for flag in stripped[2:].split(",")}
             continue
-        match = _LINE.fullmatch(line.removeprefix("\ufeff"))
+        match = _LINE.fullmatch(line_without_mark)
         if match is None or not (match["keyword"] or message.texts):
             raise DataError(f"line {number} is not valid in a PO file")
         if match["keyword"]:

@@ -177,11 +177,14 @@ def _contains_text(token: XmlToken) -> bool:
 
 
 def _find_number(token: XmlToken) -> str:
-    """Return the number of a code; a code that begins something and the one that ends it match."""
+    """Return "#" and the number of a code, if it has one. The start and the end of a pair match.
+
+    The name of an element never begins with "#", so it cannot be taken for a number.
+    """
     for name in _NUMBERS:
         if name in token.attributes:
-            return "#" + token.attributes[name]  # unlike the name of an element
-    return ""
+            return "#" + token.attributes[name]
+    return "#"
 
 
 def _pair_codes(tokens: Sequence[Token]) -> list[Token]:
