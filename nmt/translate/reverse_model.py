@@ -62,7 +62,8 @@ def _choose_reverse_tags(model: LoadedModel, name: str, languages: Sequence[Lang
         raise ConfigError(f"reverse_model={name}: {error}") from None
     if tags.choices:
         advice = "give src_lang=... and tgt_lang=..."
-        if not src_langs and not tgt_langs:
+        codes = {pair.src_lang for pair in languages} | {pair.tgt_lang for pair in languages}
+        if codes <= set(DEFAULT_LANGUAGES):
             advice = "the model in model_dir names no languages, so give one of one direction"
         raise ConfigError(f"reverse_model={name}: has several directions; {advice}")
     return tags
