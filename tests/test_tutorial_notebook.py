@@ -63,7 +63,7 @@ def test_attention_finds_the_value_of_the_nearest_key(outputs: dict[str, list[An
 
 
 def test_pictures_and_tables_are_shown(outputs: dict[str, list[Any]]) -> None:
-    for name in ("mask", "positions", "schedule", "smoothing"):
+    for name in ("mask", "p", "schedule", "smoothing"):
         result = find_outputs(outputs, f'Image("{name}.png")')[-1]
         assert "image/png" in result.data
     for code in ("candidates", "pair"):
