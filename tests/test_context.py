@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from serving import loaded, running
 from tiny import sentences
 from toy import command
 from translating import translate, write_lines, write_model
 
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import load_tokenizers
+from nmt.errors import ConfigError
 from nmt.preprocess import chunks
 from nmt.translate.context import add_context, take_last
 from nmt.translate.results import LineResult, Translation
@@ -82,6 +84,24 @@ def test_pairs_get_the_lines_before_them_up_to_a_gap_a_chunk_and_the_longest(
         assert any("<sep>" in tokenizer.decode(valid[row][0].tolist()) for row in range(len(valid)))
 
 
+def test_the_separator_of_mozilla(tmp_path: Path) -> None:
+    write_documents(tmp_path, 100)
+    names = [f"data.{split}.{side}" for split in ("train", "valid") for side in ("src", "tgt")]
+    files = [f"{name}={tmp_path / name[-3:]}" for name in names]
+    options = ["tokenizer.vocab_size=330", "keep_text=true", "data.context=1"]
+    texts = []
+    for separator in ("<sep>", "__sep__"):
+        data_dir = tmp_path / separator
+        arguments = [*files, *options, f"data.separator={separator}", f"data_dir={data_dir}"]
+        assert command("preprocess", *arguments) == 0
+        data = ParallelData(data_dir, "train")
+        texts.append([data.texts(row)[0].replace(separator, "|") for row in range(len(data))])
+        assert separator in load_tokenizers(data_dir).tgt.all_pieces()
+    assert texts[0] == texts[1]
+    assert any("|" in text for text in texts[0])
+    assert command("preprocess", *files, *options, "data.separator=|") == 2
+
+
 # --- translations
 
 
@@ -116,7 +136,7 @@ def test_of_lines_together_that_of_the_last_is_taken_where_the_separators_tell()
     for text, num_lines, expected_text in cases:
         for finished in (True, False):
             result = LineResult([Translation(text, 0.0, 0.0, [], finished)])
-            translation = take_last(result, num_lines)
+            translation = take_last(result, num_lines, "<sep>")
             is_taken = expected_text is not None and (finished or num_lines == 1)
             expected = expected_text if is_taken else None
             assert (translation and translation.text) == expected, (text, num_lines)
@@ -205,3 +225,39 @@ def test_a_context_that_cannot_be_is_one_line(
     for option in ("format=json", "n_best=2", f"prefixes={tmp_path / 'in'}"):
         assert run(folder, tmp_path / "out", option) == 2
         assert "context=1: only works with format=text, n_best=1" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("separator", ["<sep>", "__sep__"])
+def test_the_translator_and_the_server_translate_as_the_command(
+    separator: str, tmp_path: Path
+) -> None:
+    write_model(tmp_path / "model", seed=5, eos_scale=4.0, sep_scale=3.0, separator=separator)
+    lines = [line.rstrip(".") for line in LINES if line][:60]
+    write_lines(tmp_path / "in", lines)
+    arguments = [f"model_dir={tmp_path / 'model'}", "backend=native", "context=2", "beam_size=3"]
+    files = [f"input={tmp_path / 'in'}", f"output={tmp_path / 'out'}"]
+    assert translate(*arguments, *files) == 0
+    expected = (tmp_path / "out").read_text(encoding="utf-8").splitlines()
+    translator = Translator.load(tmp_path / "model", device="cpu", backend="native")
+    assert translator.translate(lines, context=2, beam_size=3) == expected
+    assert list(translator.translate_stream(iter(lines), context=2, beam_size=3)) == expected
+    assert translator.translate(lines, beam_size=3) != expected
+    for options in ({"prefixes": lines}, {"context": 101}):
+        with pytest.raises(ConfigError, match="context="):
+            translator.translate(lines, **{"context": 2, **options})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="does not work with prefixes and n_best"):
+        translator.n_best(lines, context=2)
+    models = loaded(tmp_path / "model")
+    with running(models, context=2, split_sentences=False) as server:
+        languages = {"source": "en", "target": "de"}
+        text = "\n".join(lines[:30])
+        expected = translator.translate(lines[:30], context=2)
+        path = "/v1/translate?source=en&target=de"
+        kind = "text/plain; charset=utf-8"
+        stream = server.send("POST", path, text.encode(), Content_Type=kind)
+        assert stream.body.decode().splitlines() == expected
+        assert server.translate(text, **languages).split("\n") == expected
+        alone = server.translate(lines[:30], **languages)
+        texts = [text.replace(separator, "<sep>") for text in translator.translate(lines[:30])]
+        assert alone == [without_separators(text) for text in texts]

@@ -19,17 +19,21 @@ from toy import command
 
 from nmt.checkpoint import ModelInfo, save_model
 from nmt.config import SearchConfig
-from nmt.data.languages import SEPARATOR
 from nmt.data.vocabulary import train_tokenizer
 
 
 def write_model(
-    folder: Path, *, seed: int = 2, eos_scale: float = 1.0, sep_scale: float = 0.0
+    folder: Path,
+    *,
+    seed: int = 2,
+    eos_scale: float = 1.0,
+    sep_scale: float = 0.0,
+    separator: str = "<sep>",
 ) -> Path:
     """Write a model folder of random weights that gives each sentence a text of its own; they end
     before their limit, or have separators of lines, with a larger embedding of these.
     """
-    symbols = [SEPARATOR] if sep_scale else []
+    symbols = [separator] if sep_scale else []
     tokenizer = train_tokenizer(sentences(200), tokenizer_config(), symbols)
     model = tiny_model(seed, sharpness=2.0, vocab_size=tokenizer.vocab_size)
     with torch.no_grad():

@@ -26,7 +26,7 @@ from nmt.config import (
     TranslationConfig,
     resolve_path,
 )
-from nmt.data.languages import SEPARATOR, find_source_prefix
+from nmt.data.languages import find_source_prefix
 from nmt.data.text import count_lines, is_stream, read_input
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.export.conversion import MAX_POSITIONS
@@ -34,6 +34,7 @@ from nmt.runtime.cluster import open_workers
 from nmt.runtime.distributed import choose_num_processes, set_num_threads
 from nmt.runtime.pool import get_worker_index
 from nmt.runtime.progress import Progress
+from nmt.translate.context import check_context
 from nmt.translate.engines.auto import check_reproducible, choose_engine
 from nmt.translate.engines.ctranslate2 import check_search
 from nmt.translate.job import PartialFile, describe_job
@@ -235,12 +236,7 @@ def _resolve_settings(
     if config.seed is not None and not search.sampling:
         raise ConfigError(f"seed={config.seed}: only works with sampling=true")
     translator.backend.check(search)
-    tokenizers = (translator.tokenizer.src, translator.tokenizer.tgt)
-    if config.context and not all(SEPARATOR in side.all_pieces() for side in tokenizers):
-        raise ConfigError(
-            f"context={config.context}: the model has no {SEPARATOR}; train it on data that "
-            "nmt-preprocess prepared with data.context"
-        )
+    check_context(config.context, translator.tokenizer)
     options = LineOptions(
         n_best=n_best,
         max_tokens=config.max_tokens,

@@ -65,6 +65,11 @@ def _check_symbol(key: str, symbol: str) -> None:
     )
 
 
+SEPARATORS = ("<sep>", "__sep__")
+"""The symbols between the lines of a text, in models that translate with context. The second is the
+one of Mozilla's models."""
+
+
 @dataclass(kw_only=True)
 class SplitConfig(Settings):
     """Source of sentence pairs: files or one Hugging Face dataset.
@@ -273,9 +278,13 @@ class DataConfig(Settings):
     corpora: dict[str, CorpusConfig] = option(dict, "several named training corpora, by name")
     context: int = option(
         0,
-        "maximum number of preceding lines on both sides of a pair, separated by <sep>",
+        "maximum number of preceding lines on both sides of a pair",
         low=0,
         high=100,
+    )
+    separator: str = option(
+        SEPARATORS[0],
+        "symbol between the lines of a context: <sep>, or __sep__ as in Mozilla's models",
     )
     temperature: float = option(  # a change rewrites only the index of the data folder
         1.0,
@@ -304,6 +313,8 @@ class DataConfig(Settings):
     )
 
     def check(self) -> None:
+        rule = f"must be {' or '.join(SEPARATORS)}"
+        self.require(self.separator in SEPARATORS, "separator", rule)
         for name in self.corpora:
             is_valid_name = re.fullmatch(r"[A-Za-z0-9_.-]+", name) is not None
             rule = "the name of a corpus has only letters, digits, _, . and -"

@@ -35,6 +35,12 @@ class ServeConfig(InferenceConfig):
     split_sentences: bool = option(
         True, "translate a line sentence by sentence; false: as a whole, like nmt-translate"
     )
+    context: int = option(
+        0,
+        "number of preceding sentences of a text given to models trained with data.context",
+        low=0,
+        high=100,
+    )
     max_source_length: int = option(
         256, "maximum number of source tokens translated at once, EOS included", low=8
     )

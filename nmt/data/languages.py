@@ -4,13 +4,14 @@ source, such as <2de> (Johnson et al., 2017), or before each target.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from nmt.config import DataConfig
+from nmt.config import SEPARATORS, DataConfig
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, DataError
 
@@ -18,8 +19,6 @@ _MULTILINGUAL_CODES = ("mul", "multi", "many", "any")
 DEFAULT_LANGUAGES = ("src", "tgt")  # `data.src_lang` and `data.tgt_lang`, unless they are set
 _MAX_LISTED_DIRECTIONS = 30  # in an error message
 _TAG = re.compile(r"<2([A-Za-z]{2,8}(?:[_-][A-Za-z0-9]{1,8})*)>")
-SEPARATOR = "<sep>"
-"""The symbol between the lines of a text, in models that translate with context."""
 DIRECTION_OPTIONS = ("src_lang", "tgt_lang", "src_tag", "tgt_tag")
 """The options that request a direction: arguments of `choose_tags`."""
 
@@ -223,6 +222,13 @@ def tag_lines(lines: Sequence[str], tag: str) -> list[str]:
     if not tag:
         return list(lines)
     return [f"{tag} {line}" if line else tag for line in lines]
+
+
+@functools.lru_cache(8)
+def find_separator(tokenizer: Tokenizer) -> str:
+    """Return the separator of lines among the pieces of a tokenizer, or an empty text."""
+    pieces = frozenset(tokenizer.all_pieces())
+    return next((separator for separator in SEPARATORS if separator in pieces), "")
 
 
 def find_source_prefix(tokenizer: Tokenizer, tags: Tags) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 
 from nmt.config import NoiseConfig
 from nmt.data.batch import Ids
-from nmt.data.languages import SEPARATOR, LanguagePair
+from nmt.data.languages import LanguagePair, find_separator
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.vocabulary import ModelProto, read_proto
 from nmt.errors import ConfigError
@@ -125,8 +125,8 @@ def _draw_order(is_separator: Any, draws: Floats, max_distance: int) -> Any:
 
 def _find_separator_id(tokenizer: Tokenizer) -> int:
     """Return the id of the separator of lines, or -1 if the tokenizer has none."""
-    pieces = tokenizer.all_pieces()
-    return pieces.index(SEPARATOR) if SEPARATOR in pieces else -1
+    separator = find_separator(tokenizer)
+    return tokenizer.all_pieces().index(separator) if separator else -1
 
 
 def find_prefix_length(ids: Ids, prefixes: list[list[int]]) -> int:

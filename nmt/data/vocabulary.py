@@ -18,7 +18,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from nmt.config import PreprocessConfig, TokenizerConfig, resolve_path
-from nmt.data.languages import SEPARATOR, corpus_direction
+from nmt.data.languages import corpus_direction
 from nmt.data.tokenizer import (
     UNUSED_PREFIX,
     Tokenizer,
@@ -147,7 +147,7 @@ def _list_symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
     src_symbols = list(config.tokenizer.symbols)
     src_symbols += [f"<reserved{number}>" for number in range(config.tokenizer.reserved)]
     if config.data.context > 0:
-        src_symbols.append(SEPARATOR)
+        src_symbols.append(config.data.separator)
     tgt_symbols = list(src_symbols)
     for name in config.data.corpora:
         direction = corpus_direction(config.data, name)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmt.config import NORMALIZATIONS, PreprocessConfig
-from nmt.data.languages import SEPARATOR, tag_lines
+from nmt.data.languages import tag_lines
 from nmt.data.shards import ShardFile, ShardWriter
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.data.vocabulary import ModelProto, read_proto
@@ -255,7 +255,8 @@ class DocumentContext:
         # lists with an item for each side
         self._tags = [tags.src, tags.tgt]
         self._tag_lengths = [len(tokenizers[side].encode(self._tags[side])) for side in (0, 1)]
-        self._separator_ids = [tokenizer.encode(SEPARATOR) for tokenizer in tokenizers]
+        self._separator = config.data.separator
+        self._separator_ids = [tokenizer.encode(self._separator) for tokenizer in tokenizers]
         text_lengths = lengths - self._tag_lengths  # (N, 2)
         lengths_with_separator = text_lengths + [len(ids) for ids in self._separator_ids]
         self._starts: list[int] = []  # of each pair, the first pair of its context
@@ -289,7 +290,7 @@ class DocumentContext:
 
     def join_texts(self, lines: Sequence[str], side: int) -> list[str]:
         """Return the texts of all lines with their context; `lines` have no tags."""
-        separator = f" {SEPARATOR} "
+        separator = f" {self._separator} "
         documents = [separator.join(lines[start : i + 1]) for i, start in enumerate(self._starts)]
         return tag_lines(documents, self._tags[side])
 

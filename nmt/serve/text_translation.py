@@ -18,7 +18,9 @@ from nmt.serve.models import Direction, Models, TranslationOptions
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, QueueFullError, TooManySentencesError
 from nmt.serve.scheduler import Scheduler
+from nmt.translate.context import add_context, find_common_separator, join_lines, take_last
 from nmt.translate.results import LineResult
+from nmt.translate.windows import Window
 
 T = TypeVar("T")
 TranslatableT = TypeVar("TranslatableT", bound=Translatable)
@@ -142,19 +144,87 @@ class TextTranslator:
         direction: Direction,
         source_texts: Sequence[Translatable],
         options: TranslationOptions,
+        *,
+        are_consecutive: bool = False,
     ) -> list[list[LineResult]]:
-        """Return the results of the sentences of each text."""
+        """Return the results of the sentences of each text.
+
+        If the texts are consecutive, the first sentence of a text has the text before it as
+        context, for models of documents.
+        """
         needs_alignment = any(text.needs_alignment for text in source_texts)
+        has_context = self._config.context > 0 and not needs_alignment
+        separator = ""
+        is_plain = not options.with_scores and options.n_best == 1 and not options.prefix
+        if has_context and is_plain:
+            separator = find_common_separator(direction.translator.tokenizer)
         sentences = [sentence for text in source_texts for sentence in text.sentences]
+        if separator:
+            documents = [sentences]
+            if not are_consecutive:
+                documents = [text.sentences for text in source_texts]
+            groups = []
+            for document in documents:
+                groups += add_context(Window(0, document), self._config.context)
+            results = await self._search_in_context(
+                context, direction, groups, options, separator=separator
+            )
+        else:
+            results = await self._search(
+                context, direction, sentences, options, alignment=needs_alignment
+            )
+        remaining = iter(results)
+        return [[next(remaining) for _ in text.sentences] for text in source_texts]
+
+    async def _search_in_context(
+        self,
+        context: RequestContext,
+        direction: Direction,
+        groups: Sequence[Sequence[str]],
+        options: TranslationOptions,
+        *,
+        separator: str,
+    ) -> list[LineResult]:
+        """Return the result of the last sentence of each group, which is searched as one line.
+
+        Where the translation cannot be divided, the sentence is searched without context.
+        """
+        lines = join_lines(groups, separator)
+        results: list[LineResult] = []
+        retried: list[int] = []
+        for result, group in zip(
+            await self._search(context, direction, lines, options), groups, strict=True
+        ):
+            divided = take_last(result, len(group), separator)
+            if divided is None:
+                retried.append(len(results))
+            results.append(divided or result)
+        if retried:
+            sentences = [groups[i][-1] for i in retried]
+            single_results = await self._search(context, direction, sentences, options)
+            for i, result in zip(retried, single_results, strict=True):
+                results[i] = take_last(result, 1, separator) or result
+        return results
+
+    async def _search(
+        self,
+        context: RequestContext,
+        direction: Direction,
+        sentences: list[str],
+        options: TranslationOptions,
+        *,
+        alignment: bool = False,
+    ) -> list[LineResult]:
+        """Return the result of each sentence. Raises an `HttpError` if the scheduler refuses."""
         if options.glossary is not None:
             lines = options.glossary.select_lines(sentences)
             options = replace(options, search={**options.search, "glossary": lines})
         options = self.choose_protection(options, sentences)
-        batch_options = self.make_batch_options(direction, options, alignment=needs_alignment)
+        batch_options = self.make_batch_options(direction, options, alignment=alignment)
         context.fields["sentences"] = context.fields.get("sentences", 0) + len(sentences)
         timeout_seconds = self._config.timeout_seconds
         try:
-            results = await self._scheduler.translate(
+            return await self._scheduler.translate(
                 context.client,
                 batch_options,
                 sentences,
@@ -169,8 +239,6 @@ class TextTranslator:
             self._metrics.refused.labels("deadline").inc()
             message = f"no translation within {timeout_seconds:g} s; try again later"
             raise HttpError(503, message, retry_seconds=10) from None
-        remaining = iter(results)
-        return [[next(remaining) for _ in text.sentences] for text in source_texts]
 
     async def call_function(
         self, direction: Direction, function: Callable[..., T], *args: Any
@@ -250,10 +318,14 @@ class TextTranslator:
         """Translate a window of a document. Waits and tries again if the queue is full."""
         for _ in range(_MAX_QUEUE_TRIES - 1):
             try:
-                return await self.translate_sentences(context, direction, window, options)
+                return await self.translate_sentences(
+                    context, direction, window, options, are_consecutive=True
+                )
             except TooManyRequestsError as error:
                 await asyncio.sleep(error.retry_seconds or 1)
-        return await self.translate_sentences(context, direction, window, options)
+        return await self.translate_sentences(
+            context, direction, window, options, are_consecutive=True
+        )
 
 
 def check_results(results: Sequence[LineResult]) -> None:

@@ -10,9 +10,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nmt.data.languages import SEPARATOR
+from nmt.config import SEPARATORS, require_valid
+from nmt.data.languages import find_separator
+from nmt.data.tokenizer import Tokenizers
+from nmt.errors import ConfigError
 from nmt.translate.results import LineResult
 from nmt.translate.windows import Window
+
+_MAX_CONTEXT = 100  # lines
+
+
+def check_context(context: int, tokenizer: Tokenizers) -> None:
+    """Raise a `ConfigError` if a model cannot read `context` lines before each line."""
+    require_valid(0 <= context <= _MAX_CONTEXT, "context", context, f"must be 0 to {_MAX_CONTEXT}")
+    if context and not find_common_separator(tokenizer):
+        raise ConfigError(
+            f"context={context}: the model has no {SEPARATORS[0]}; train it on data that "
+            "nmt-preprocess prepared with data.context"
+        )
+
+
+def find_common_separator(tokenizer: Tokenizers) -> str:
+    """Return the separator of lines on both sides of a model, or an empty text."""
+    separator = find_separator(tokenizer.src)
+    return separator if find_separator(tokenizer.tgt) == separator else ""
 
 
 def add_context(window: Window, context: int) -> list[list[str]]:
@@ -33,12 +54,12 @@ def add_context(window: Window, context: int) -> list[list[str]]:
     return groups
 
 
-def join_lines(groups: Sequence[Sequence[str]]) -> list[str]:
-    """Return the text of each group of lines, with separators between the lines."""
-    return [f" {SEPARATOR} ".join(group) for group in groups]
+def join_lines(groups: Sequence[Sequence[str]], separator: str) -> list[str]:
+    """Return the text of each group of lines, with `separator` between the lines."""
+    return [f" {separator} ".join(group) for group in groups]
 
 
-def take_last(result: LineResult, num_lines: int) -> LineResult | None:
+def take_last(result: LineResult, num_lines: int, separator: str) -> LineResult | None:
     """Return the result of the last line, from the `result` of `num_lines` lines together.
 
     Returns None if their translation failed, is unfinished, has a wrong number of separators, or
@@ -47,7 +68,7 @@ def take_last(result: LineResult, num_lines: int) -> LineResult | None:
     if result.error is not None:
         return result if num_lines == 1 else None
     best = result.translations[0]
-    texts = [text.strip() for text in result.text.split(SEPARATOR)]
+    texts = [text.strip() for text in result.text.split(separator)]
     if num_lines == 1:
         last_text = " ".join(filter(None, texts))
     elif len(texts) == num_lines and texts[-1] and best.finished:

@@ -42,7 +42,8 @@ class TranslateOptions(ScoreOptions, RerankOptions, total=False):
     sentences in ordinary case. `copy_symbols` copies lines without words: web and e-mail addresses,
     emoji, other symbols. `unk_replacement` replaces each unknown token of a translation by the
     source word that has the highest attention. `window_lines` is the number of lines that are
-    sorted by length and translated together.
+    sorted by length and translated together. `context` is the number of preceding lines that a
+    model of documents (`data.context`) reads with each line.
     """
 
     prefixes: Iterable[str] | None
@@ -52,6 +53,7 @@ class TranslateOptions(ScoreOptions, RerankOptions, total=False):
     copy_symbols: bool | None
     unk_replacement: bool | None
     window_lines: int | None
+    context: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

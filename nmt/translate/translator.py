@@ -42,7 +42,13 @@ from nmt.search.request import SearchRequest
 from nmt.search.stepper import Stepper
 from nmt.translate.attention import PairAttention, pair_attention
 from nmt.translate.batch_search import BatchSearch
-from nmt.translate.context import add_context, join_lines, take_last
+from nmt.translate.context import (
+    add_context,
+    check_context,
+    find_common_separator,
+    join_lines,
+    take_last,
+)
 from nmt.translate.engines.auto import load_auto
 from nmt.translate.engines.base import Backend
 from nmt.translate.engines.ctranslate2 import load_ctranslate2
@@ -320,6 +326,7 @@ class Translator:
     ) -> Iterator[tuple[Window, list[LineResult]]]:
         """Translate each line together with the lines before it, or without them if that fails."""
         max_tokens = options.max_source_length - 1  # without EOS
+        separator = find_common_separator(self.tokenizer)
         line_options = replace(options, context=0)
 
         def translate_lines(window: Window, lines: list[str]) -> list[LineResult]:
@@ -329,18 +336,20 @@ class Translator:
 
         for window in windows:
             groups = add_context(window, options.context)
-            group_ids = encode_sources(self.tokenizer.src, join_lines(groups), options.tags)
+            group_ids = encode_sources(
+                self.tokenizer.src, join_lines(groups, separator), options.tags
+            )
             for i, ids in enumerate(group_ids):
                 if len(ids) > max_tokens:
                     groups[i] = groups[i][-1:]  # the line without context
-            group_results = translate_lines(window, join_lines(groups))
+            group_results = translate_lines(window, join_lines(groups, separator))
             results = []
             for result, group in zip(group_results, groups, strict=True):
-                results.append(take_last(result, len(group)))
+                results.append(take_last(result, len(group), separator))
             retried = [i for i, result in enumerate(results) if result is None]
             retried_results = translate_lines(window, [window.lines[i] for i in retried])
             for i, result in zip(retried, retried_results, strict=True):
-                results[i] = take_last(result, 1)
+                results[i] = take_last(result, 1, separator)
             yield window, list(filter(None, results))  # by now, every line has a result
 
     def score(
@@ -472,10 +481,15 @@ class Translator:
         window_lines = checked_options.get("window_lines", WINDOW_LINES)
         require_valid(window_lines >= 1, "window_lines", window_lines, "must be at least 1")
         prefixes = checked_options.get("prefixes")
+        context = checked_options.get("context", 0)
+        check_context(context, self.tokenizer)
+        is_plain = context == 0 or (best_only and prefixes is None)
+        require_valid(is_plain, "context", context, "does not work with prefixes and n_best")
         windows: Iterable[Window] = WindowReader(
             check_lines("lines", lines),
             None if prefixes is None else check_lines("prefixes", prefixes),
             window_lines=window_lines,
+            context=context,
             has_more=(lambda: True) if is_stream else None,
         )
         rerank = self._rerank_from(checked_options)
@@ -493,6 +507,7 @@ class Translator:
             unk_replacement=checked_options.get("unk_replacement", False),
             rerank=rerank,
             tags=self._tags_from(checked_options),
+            context=context,
         )
         self.load_reranker(line_options, config)  # raises an error before a line is read
         if not is_stream and isinstance(lines, Sequence) and len(lines) <= window_lines:
