@@ -38,8 +38,9 @@ def _read_text(
         text = content.decode()
     except UnicodeDecodeError as error:
         raise DataError(f"the file is not UTF-8 (byte {error.start + 1}); convert it") from None
-    byte_order_mark = "\ufeff" if text.startswith("\ufeff") else ""  # kept
+    byte_order_mark = "\ufeff" if text.startswith("\ufeff") else ""  # the translation keeps it
     text = text.removeprefix(byte_order_mark)
+    # in HTML, each tag becomes a token before the texts can be counted; an element has two tags
     max_tags = 2 * document.MAX_TEXTS
     if text.count("<") > max_tags:
         raise DataError(f"the file has more than {max_tags} tags; cut it into several")
@@ -66,6 +67,7 @@ _TEXT_READERS: dict[str, Callable[[str, ReadOptions], Document]] = {  # by suffi
     ".csv": partial(read_table, suffix=".csv"),
     ".tsv": partial(read_table, suffix=".tsv"),
 }
+# By suffix. These formats are archives, or name their encoding inside the file.
 _READERS: dict[str, Callable[[bytes, ReadOptions], Document]] = {
     ".docx": partial(read_package, package_format=DOCX),
     ".pptx": partial(read_package, package_format=PPTX),
@@ -81,4 +83,4 @@ _READERS: dict[str, Callable[[bytes, ReadOptions], Document]] = {
 }
 FORMATS = (*_TEXT_READERS, *_READERS)
 PACKAGES = (".docx", ".pptx", ".odt", ".odp", ".epub")
-"""Formats that are not text."""
+"""Formats that are zip archives, and not text."""

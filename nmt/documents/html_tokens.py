@@ -25,7 +25,7 @@ _VOID_ELEMENTS = _split_names(  # which have no end tag
 _OPAQUE_ELEMENTS = _split_names(  # whose content is not translated
     "code iframe math noscript object samp script style svg template var"
 )
-_PRE_SPACING = re.compile(r"([\t\r\n\f]+ *| {2,})")  # in <pre>, it aligns words and lines
+_PRE_SPACING = re.compile(r"([\t\r\n\f]+ *| {2,})")  # aligns words and lines in <pre>
 # An unclosed tag costs another pass over the text after it. Beyond these limits, the rest is text.
 _MAX_UNCLOSED_TAGS = 16
 _MAX_REREAD_CHARACTERS = 50_000
@@ -54,7 +54,8 @@ def tokenize(text: str) -> Iterator[Token]:
     """Yield the tokens of an HTML document or fragment."""
     parser = _TokenParser(text)
     parser.parse()
-    starts = [_TokenStart(0, TokenKind.TEXT), *parser.starts]  # HTMLParser does not report "</>"
+    # markup at the start that HTMLParser does not report, such as "</>", is text
+    starts = [_TokenStart(0, TokenKind.TEXT), *parser.starts]
     ends = [start.position for start in starts[1:]]
     ends.append(len(text))
     for start, end in zip(starts, ends, strict=True):
@@ -85,7 +86,7 @@ def extract_visible_text(text: str, num_characters: int) -> str:
         visible = _extract_text(text[:end])
         if len(visible) >= num_characters:
             return visible
-        num_read *= 8
+        num_read *= 8  # a factor, so that reading the start again and again takes linear time
     return _extract_text(text)
 
 
@@ -128,7 +129,7 @@ class _TokenParser(HTMLParser):
         the text, as in a browser. The "<" of such a tag is text, and another pass starts after it.
         """
         position = 0
-        max_read = len(self._text) + _MAX_REREAD_CHARACTERS
+        max_read = len(self._text) + _MAX_REREAD_CHARACTERS  # characters, by all passes together
         for _ in range(_MAX_UNCLOSED_TAGS):
             max_read -= len(self._text) - position
             if max_read < 0:
@@ -198,6 +199,7 @@ class _TokenParser(HTMLParser):
             if tag == self._opaque_name:
                 self._opaque_depth -= 1
             return
+        # the end tag of an opaque element is in the element's token, so this one ends nothing
         self._start_token(TokenKind.ATOM if tag in _OPAQUE_ELEMENTS else TokenKind.CLOSING, tag)
         if tag == "pre":
             self._pre_depth = max(0, self._pre_depth - 1)

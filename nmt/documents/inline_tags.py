@@ -97,6 +97,7 @@ def align_words(
         else:  # without attention, the character at the same fraction of the sentence
             position = start * len(sentence) // max(len(text), 1)
         token_starts.append(start)
+        # the prefix and EOS, which tokens may attend to as well, are outside of the sentence
         source_positions.append(max(0, min(position, len(sentence) - 1)))
     for word in _split_words(text):
         index = bisect_right(token_starts, word.start) - 1  # of the token at the start of the word
@@ -147,7 +148,7 @@ class TagPlacer:
     def _place(self, element: Element, region: Region) -> str:
         """Return the inner HTML of an element that holds this region of the translation."""
         html_parts = []
-        position = region.start  # up to here, the target is rendered
+        position = region.start  # the target before this character is rendered
         spans = self._find_words(element.children, region)
         for index in sorted(range(len(spans)), key=lambda index: spans[index].start):
             child = element.children[index]
@@ -164,6 +165,7 @@ class TagPlacer:
             if not inner_html and self._has_text(child) and not self._keeps_elements:
                 continue  # the translation has no word for the element
             html_parts.append(child.opening + inner_html + child.closing)
+            # an element without words may stand directly before a word of the translation
             if start == end < region.end and self._needs_space(child, end):
                 html_parts.append(" ")
         html_parts.append(html.escape(self._target[position : region.end], quote=False))
@@ -183,6 +185,7 @@ class TagPlacer:
         """Return the character at which to insert an element without words, at `word`."""
         previous_character = self._source[max(child.start - 1, 0) : child.start]
         if previous_character.strip() and word > region.first_word:
+            # without a space before it in the source, the element follows the previous word
             return self._words[word - 1].end
         if child.start == parent.start and word == region.first_word:
             return region.start
@@ -200,7 +203,8 @@ class TagPlacer:
             for word in range(run.start + 1, run.end):
                 run_starts[word] = run.start
         words = self._words[region.first_word : region.end_word]
-        # the running maximum is sorted, and first reaches a position at the same word
+        # bisect needs sorted positions. The first word whose running maximum reaches a position is
+        # also the first word whose own position reaches it.
         furthest_positions = list(accumulate([word.source_position for word in words], max))
         for index, child in enumerate(children):
             if index not in spans:
@@ -220,7 +224,7 @@ class TagPlacer:
         for index, child in enumerate(children):
             if not free or index in spans or not self._has_text(child):
                 continue
-            closest = bisect_left(positions, child.start)  # the first one that is not before it
+            closest = bisect_left(positions, child.start)  # the first one at or after the child
             if closest == len(free):
                 closest -= 1
             elif closest > 0:

@@ -79,7 +79,7 @@ def parse_tokens(
     for is_boundary, group in groupby(source_tokens, _is_boundary):
         tokens = list(group)
         texts = [token.raw for token in tokens if token.kind is TokenKind.TEXT]
-        if is_boundary or not "".join(texts).strip():
+        if is_boundary or not "".join(texts).strip():  # nothing to translate
             markup += [token.raw for token in tokens]
         else:
             leading, core, trailing = _split_ends(tokens)
@@ -143,7 +143,7 @@ class Block:
     text: PlainText
     characters: str  # the text with its gaps, white space collapsed as in a browser
     root: Element  # holds the elements of the block
-    leading_space: str
+    leading_space: str  # as in the source; not in `characters`
     trailing_space: str
     keeps_elements: bool
 
@@ -228,7 +228,7 @@ def _parse_elements(tokens: Sequence[Token], *, preserves_space: bool) -> tuple[
             element = open_elements.pop()
             element.closing = token.raw
             element.end = len(characters)
-        else:
+        else:  # also an end tag without a start tag
             element = Element(token.raw, len(characters), len(characters), token.name)
             open_elements[-1].children.append(element)
             if token.kind is not TokenKind.OPENING:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from nmt.documents.document import ReadOptions
 from nmt.documents.html_tokens import Token, TokenKind
-from nmt.documents.markup import parse_tokens
+from nmt.documents.markup import MarkupText, parse_tokens
 from nmt.documents.texts import PlainText, SourceText
 from nmt.documents.xml_text import (
     XmlText,
@@ -29,6 +29,7 @@ from nmt.documents.xml_text import (
 from nmt.documents.xml_tokens import XmlKind, XmlToken, tokenize_xml
 from nmt.errors import DataError
 
+# Each of the transitional and of the strict variant of OOXML.
 _WORD_NAMESPACES = (
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main",
     "http://purl.oclc.org/ooxml/wordprocessingml/main",
@@ -39,14 +40,14 @@ _DRAWING_NAMESPACES = (
 )
 _RUN_NAMESPACES = _WORD_NAMESPACES + _DRAWING_NAMESPACES
 _ODF_TEXT = "urn:oasis:names:tc:opendocument:xmlns:text:1.0"
-_CONTAINERS = ("hyperlink", "ins", "moveTo", "smartTag", "customXml", "dir", "bdo")
-_SEPARATORS = ("tab", "br", "cr", "ptab")
+_CONTAINERS = ("hyperlink", "ins", "moveTo", "smartTag", "customXml", "dir", "bdo")  # of runs
+_SEPARATORS = ("tab", "br", "cr", "ptab")  # in a run, between two texts
 _DROPPED = ("proofErr", "lastRenderedPageBreak", "softHyphen")  # about the layout of the source
 _UNTRANSLATED = ("tracked-changes", "annotation")  # deleted text and remarks
 _SPELLING_ATTRIBUTE = re.compile(
     r"""\s(lang|altLang|dirty|err|smtClean|noProof)=("[^"]*"|'[^']*')"""
 )
-_MARKER = re.compile(r"<\?nmt-text (\d+)\?>")
+_MARKER = re.compile(r"<\?nmt-text (\d+)\?>")  # with an index of `XmlPart.inner_parts`
 _MAX_DEPTH = 8  # of paragraphs in paragraphs, such as text boxes
 
 
@@ -56,7 +57,7 @@ class XmlPart:
 
     texts: list[SourceText] = field(default_factory=list)
     inner_parts: list[XmlPart] = field(default_factory=list)
-    """The content of text boxes. A paragraph has a marker with its number instead."""
+    """The content of text boxes. In the paragraph around it, a `_MARKER` takes its place."""
 
     def list_texts(self) -> list[SourceText]:
         """Return all texts."""
@@ -66,10 +67,13 @@ class XmlPart:
         return texts
 
     def join(self, translations: Iterator[str]) -> str:
-        """Return the file with the next of `translations` for each of `list_texts`."""
-        joined = "".join(next(translations) for _ in self.texts)
+        """Return the translated file.
+
+        Takes one of `translations` for each text of `list_texts`, in the same order.
+        """
+        outer_text = "".join(next(translations) for _ in self.texts)
         inner_texts = [part.join(translations) for part in self.inner_parts]
-        return _MARKER.sub(lambda marker: inner_texts[int(marker[1])], joined)
+        return _MARKER.sub(lambda marker: inner_texts[int(marker[1])], outer_text)
 
 
 def read_office_part(text: str, options: ReadOptions) -> XmlPart:
@@ -123,7 +127,7 @@ class _PartReader:
         if not any(token.name in ("p", "h") for token in tokens):
             return join_raw(tokens)
         inner_part = _PartReader(self._options, self._depth + 1).read(iter(tokens))
-        if len(inner_part.texts) == 1:
+        if len(inner_part.texts) == 1:  # only markup; these are no paragraphs
             return join_raw(tokens)
         self._part.inner_parts.append(inner_part)
         return f"<?nmt-text {len(self._part.inner_parts) - 1}?>"
@@ -158,6 +162,7 @@ class _PartReader:
                 inline_tokens.append(Token(TokenKind.OPENING, token.raw, token.name))
             elif token.kind is XmlKind.CLOSING:
                 inline_tokens.append(Token(TokenKind.CLOSING, token.raw, token.name))
+            # dropped: marks of CDATA, as the text is escaped, and where pages of the source ended
             elif not is_cdata_mark(token) and token.name != "soft-page-break":
                 end = find_end(tokens, index)
                 raw = self.read_element(tokens[index:end])
@@ -178,11 +183,11 @@ class _Item(NamedTuple):
     raw: str  # for a text: the escaped text without its run
     name: str = ""  # of an element with text in it
     run: _Run | None = None  # the run of a text
-    field_mark: str = ""  # "begin", "separate" or "end" of a field, or "instruction"
+    field_mark: str = ""  # the role of the item in a field; see `_field_mark`
 
     @property
     def markup(self) -> str:
-        """The part as a part of a paragraph."""
+        """The source of the item in the paragraph; of a text, with its run."""
         return self.raw if self.run is None else self.run.opening + self.raw + self.run.closing
 
 
@@ -221,6 +226,7 @@ class _RunReader:
                 yield _Item(TokenKind.CLOSING, join_raw(self._tokens[index:end]), "sdt")
             elif token.name in ("pPr", "endParaRPr", "br"):
                 yield _Item(TokenKind.BOUNDARY, join_raw(self._tokens[index:end]))
+            # white space and comments between runs, which have no name, are dropped
             elif token.name and token.name not in _DROPPED:
                 raw = self._part_reader.read_element(self._tokens[index:end])
                 yield _Item(TokenKind.ATOM, raw)
@@ -229,7 +235,8 @@ class _RunReader:
     def _find_tag_end(self, index: int) -> int:
         """Return the index after the tag of a container.
 
-        The tags of `sdt` include its properties, up to `<sdtContent>` and from `</sdtContent>` on.
+        The start tag of `sdt`, a content control, includes its properties and `<sdtContent>`. Its
+        end tag begins with `</sdtContent>`.
         """
         token = self._tokens[index]
         if token.name == "sdt" and token.kind is XmlKind.OPENING:
@@ -269,11 +276,12 @@ class _RunReader:
 
 def _read_properties(element: Sequence[XmlToken]) -> str:
     """Return the formatting of a run without notes of the spell checker, or an empty text."""
-    properties = [token.raw for token in element if token.name not in ("lang", "noProof")]
-    properties[0] = _SPELLING_ATTRIBUTE.sub("", properties[0])
-    if len(properties) <= 2 and not re.search(r"\s\w", properties[0]):
+    raw_tokens = [token.raw for token in element if token.name not in ("lang", "noProof")]
+    raw_tokens[0] = _SPELLING_ATTRIBUTE.sub("", raw_tokens[0])
+    has_attributes = re.search(r"\s\w", raw_tokens[0]) is not None
+    if len(raw_tokens) <= 2 and not has_attributes:  # only the tags of the element
         return ""
-    return "".join(properties)
+    return "".join(raw_tokens)
 
 
 def _make_run(opening: XmlToken, properties: str) -> _Run:
@@ -284,6 +292,11 @@ def _make_run(opening: XmlToken, properties: str) -> _Run:
 
 
 def _field_mark(element: Sequence[XmlToken]) -> str:
+    """Return the role of an element of a run in a field.
+
+    A field has "begin", then its code, "link" or "instruction", and maybe "separate" and its
+    result, then "end". Other elements return an empty text.
+    """
     if element[0].name == "fldChar":
         return element[0].attributes.get("fldCharType", "")
     if element[0].name == "instrText":
@@ -293,12 +306,14 @@ def _field_mark(element: Sequence[XmlToken]) -> str:
 
 
 def _group_fields(items: Sequence[_Item]) -> list[_Item]:
-    """Make each field one item: a link has text in it, the result of others is not translated.
+    """Join the items of each field.
 
+    A link becomes an element around its text. Any other field becomes one item, whose result is not
+    translated.
     A field that begins or ends in another paragraph separates texts.
     """
     grouped: list[_Item] = []
-    starts: list[int] = []  # of the open fields, in `grouped`
+    starts: list[int] = []  # indices in `grouped` at which the open fields begin
     for item in items:
         grouped.append(item)
         if item.field_mark == "begin":
@@ -323,7 +338,7 @@ def _join_field(items: Sequence[_Item]) -> list[_Item]:
 
 def _build_run_text(items: Sequence[_Item], options: ReadOptions) -> SourceText:
     """Return the text of neighboring runs."""
-    lengths: Counter[_Run] = Counter()
+    lengths: Counter[_Run] = Counter()  # characters, by the formatting that a run gives them
     for item in items:
         if item.run is not None:
             lengths[item.run] += len(item.raw.strip())
@@ -335,10 +350,10 @@ def _build_run_text(items: Sequence[_Item], options: ReadOptions) -> SourceText:
         members = list(group)
         raw = "".join(item.raw for item in members)
         if run is None:
-            for item in members:
+            for item in members:  # markup between two runs
                 markup = plain_run.closing + item.raw + plain_run.opening
                 tokens.append(Token(item.kind, markup, item.name))
-        elif run == plain_run or not raw.strip():
+        elif run == plain_run or not raw.strip():  # formatting of white space hardly shows
             tokens.append(Token(TokenKind.TEXT, raw))
         else:
             tokens.append(Token(TokenKind.OPENING, plain_run.closing + run.opening, "r"))
@@ -346,4 +361,5 @@ def _build_run_text(items: Sequence[_Item], options: ReadOptions) -> SourceText:
             tokens.append(Token(TokenKind.CLOSING, run.closing + plain_run.opening, "r"))
     text = parse_tokens(tokens, split_sentences=options.split_sentences, preserves_space=True)
     contents = [plain_run.opening, *text.contents, plain_run.closing]
-    return XmlText(type(text)(contents), [run.opening + run.closing for run in lengths])
+    empty_runs = [run.opening + run.closing for run in lengths]  # left by tags side by side
+    return XmlText(MarkupText(contents), removed=empty_runs)

@@ -131,7 +131,7 @@ def read_package(content: bytes, options: ReadOptions, *, package_format: _Forma
 def _read_texts(content: bytes, package_format: _Format) -> dict[str, tuple[_Reader, bytes]]:
     """Return the files with text, by name, and the functions that read them.
 
-    All files of the archive are checked.
+    Checks all files of the archive.
     """
     contents: dict[str, tuple[_Reader, bytes]] = {}
     try:
@@ -174,7 +174,7 @@ def _check_files(archive: zipfile.ZipFile, packed_bytes: int, package_format: _F
             f"the file of {packed_bytes} bytes unpacks to {num_bytes}, over {_MAX_RATIO} times its "
             "size, which documents do not"
         )
-    manifest = "META-INF/manifest.xml"
+    manifest = "META-INF/manifest.xml"  # in OpenDocument
     if manifest in names and b"encryption-data" in archive.read(manifest):
         raise DataError("the file has a password; save it without one")
 
@@ -182,7 +182,10 @@ def _check_files(archive: zipfile.ZipFile, packed_bytes: int, package_format: _F
 def _assemble(
     content: bytes, parts: dict[str, tuple[XmlPart, str]], translations: Iterator[str]
 ) -> bytes:
-    """Return the archive with translated parts."""
+    """Return the archive with translated parts.
+
+    Both the archive and `translations` have the order in which `read_package` read them.
+    """
     output = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(content)) as archive,
@@ -197,7 +200,7 @@ def _assemble(
                 part, codec = parts[entry.filename]
                 new_archive.writestr(new_entry, encode_xml(part.join(translations), codec))
             else:
-                new_entry.file_size = entry.file_size
+                new_entry.file_size = entry.file_size  # tells zipfile whether ZIP64 is needed
                 with archive.open(entry) as source, new_archive.open(new_entry, "w") as target:
                     shutil.copyfileobj(source, target)
     return output.getvalue()

@@ -21,10 +21,12 @@ _VALID_CHARSETS = re.compile(
     r"(?i)utf-?8|ascii|us-ascii|iso-8859-\d+|windows-125\d|cp125\d|koi8-[ru]"
 )
 _ESCAPE = re.compile(r"\\(.)")
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
-_SPECIAL = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"})
+_CHARACTER_BY_ESCAPE = {"n": "\n", "t": "\t", "r": "\r"}
+_ESCAPE_BY_CHARACTER = str.maketrans(
+    {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+)
 _TAG = r"</?[A-Za-z][^<>]*>"
-_PERCENT = (
+_PERCENT = (  # the placeholders of printf, for all flags that `_PLACEHOLDERS` lacks
     r"%(?:\(\w+\))?(?:\d+\$)?[-+ #0']*(?:\*|\d+)?(?:\.(?:\*|\d+))?(?:hh|h|ll|l|q|j|z|t|L)?\w|%%"
 )
 _OPENING_MARKS = r"""["'(\[«„“‘‚]*"""  # around a placeholder, they belong to it
@@ -48,11 +50,13 @@ class _Message:
     lines: list[str] = field(default_factory=list)  # with line ends
     flags: set[str] = field(default_factory=set)
     texts: dict[str, str] = field(default_factory=dict)  # by keyword, such as msgstr[0]
-    spans: dict[str, tuple[int, int]] = field(default_factory=dict)  # the lines of each of them
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By keyword: the index of its first line, and the index after its last line."""
 
     def find_source(self, keyword: str) -> str:
         """Return the text whose translation belongs to `msgstr` or `msgstr[n]`."""
         plural = self.texts.get("msgid_plural")
+        # msgstr[0] is the singular, unless the language has only one form
         is_first_of_many = keyword == "msgstr[0]" and "msgstr[1]" in self.texts
         if plural is None or keyword == "msgstr" or is_first_of_many:
             return self.texts["msgid"]
@@ -82,8 +86,8 @@ class _Translation:
         text = html.unescape(self.text.render(results, rank, prefix))
         lines = _split_lines(text) or [""]
         if len(lines) > 1:
-            lines.insert(0, "")
-        quoted = [f'"{line.translate(_SPECIAL)}"{self.newline}' for line in lines]
+            lines.insert(0, "")  # as gettext does, so that all lines of the text begin alike
+        quoted = [f'"{line.translate(_ESCAPE_BY_CHARACTER)}"{self.newline}' for line in lines]
         return f"{self.keyword} {''.join(quoted)}"
 
 
@@ -154,15 +158,16 @@ def _split_lines(text: str) -> list[str]:
 
 
 def _unescape(escaped: re.Match[str]) -> str:
-    return _ESCAPED.get(escaped[1], escaped[1])
+    return _CHARACTER_BY_ESCAPE.get(escaped[1], escaped[1])
 
 
 def _read_message(message: _Message, newline: str, options: ReadOptions) -> list[SourceText]:
+    """Return a text for each missing translation, and the lines between them."""
     texts: list[SourceText] = []
-    position = 0
+    position = 0  # index of the first line that is in no text yet
     for keyword, translation in message.texts.items():
         is_missing = keyword.startswith("msgstr") and not translation
-        if not is_missing or not message.texts.get("msgid"):
+        if not is_missing or not message.texts.get("msgid"):  # an empty msgid is the header's
             continue
         start, end = message.spans[keyword]
         texts.append(PlainText([], ["".join(message.lines[position:start])]))

@@ -72,7 +72,7 @@ def read_subtitles(text: str, options: ReadOptions) -> Document:
                 texts.append(PlainText([], [newline]))
             texts.append(_read_subtitle(speaker_lines, newline, options))
         check_count(len(texts))
-        position = start + len("\n".join(lines))
+        position = start + len("\n".join(lines))  # before the line end of the last line
     texts.append(PlainText([], [text[position:]]))
     return Document(texts, join_texts)
 

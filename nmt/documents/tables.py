@@ -15,7 +15,7 @@ _QUOTED_CELL = re.compile(r'(?:^|(?<=\t))"(?:[^"]|"")*"(?=\t|\r?$)', re.MULTILIN
 
 def read_table(text: str, options: ReadOptions, *, suffix: str) -> Document:
     """Read CSV or TSV. The first row is not translated if `columns` are its names."""
-    first_line = text.split("\n", 1)[0]
+    first_line = text.split("\n", 1)[0]  # its most frequent character separates the cells
     delimiter = "\t" if suffix == ".tsv" else max(",;\t|", key=first_line.count)
     has_quotes = suffix == ".csv" or _has_quoted_cells(text)
     newline = "\r\n" if "\r\n" in text else "\n"
@@ -38,7 +38,7 @@ def read_table(text: str, options: ReadOptions, *, suffix: str) -> Document:
 
 def _parse_rows(text: str, delimiter: str, *, has_quotes: bool) -> list[list[str]]:
     """Return the cells of a table, by row. Raises `DataError` for a broken table."""
-    csv.field_size_limit(1 << 24)  # for every reader of this process
+    csv.field_size_limit(1 << 24)  # characters of a cell, for every reader of this process
     reader = csv.reader(
         io.StringIO(text, newline=""),
         delimiter=delimiter,

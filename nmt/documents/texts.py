@@ -125,6 +125,7 @@ def is_emoji_only(text: str) -> bool:
     """Return whether a text has only symbols and white space, which need no translation."""
     if text[:1].isalnum():  # nearly all texts
         return False
+    # symbols, and the marks, joiners and private characters that emoji may contain
     categories = {unicodedata.category(character) for character in "".join(text.split())}
     return bool(categories & {"So", "Sk"}) and categories <= {"So", "Sk", "Mn", "Cf", "Cs", "Co"}
 
@@ -142,7 +143,7 @@ def find_token_spans(tokens: Sequence[str], text: str) -> list[tuple[int, int]]:
     spans = []
     offset = 0  # in the visible characters of the tokens
     for length in visible_lengths:
-        start = int(offset * scale + 1e-9)
+        start = int(offset * scale + 1e-9)  # in case a whole number was rounded down
         offset += length
         end = int(offset * scale + 1e-9)
         if length == 0 or start >= len(positions):

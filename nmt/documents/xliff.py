@@ -20,8 +20,8 @@ from nmt.documents.xml_text import (
 from nmt.documents.xml_tokens import XmlKind, XmlToken, decode_xml, encode_xml, tokenize_xml
 
 _PAIRED = ("g", "pc", "mrk")  # elements around translatable text
-_STARTS = ("bpt", "bx", "sc")  # codes that begin what a code of _ENDS with the same number ends
-_ENDS = ("ept", "ex", "ec")
+_STARTS = ("bpt", "bx", "sc")  # codes that begin, such as bold text
+_ENDS = ("ept", "ex", "ec")  # codes that end what a code with the same number began
 _NUMBERS = ("rid", "startRef", "id")  # attributes that say which codes belong together
 
 
@@ -67,13 +67,14 @@ class _XliffReader:
 
     def _read_unit(self, tokens: list[XmlToken]) -> None:
         """Add a unit, in which the translation becomes the target."""
-        elements = _find_children(tokens)
+        elements = _find_children(tokens)  # (0, 0) stands for a missing element
         source_start, source_end = elements.get("source", (0, 0))
         target_start, target_end = elements.get("target", (0, 0))
         if source_end == 0 or _has_text(tokens[target_start:target_end]):
             self._markup.append(join_raw(tokens))
             return
-        # XLIFF 1.2 may repeat the source, divided into segments, of which the target has a copy
+        # In XLIFF 1.2, <seg-source> may repeat the source, divided into segments. The target is
+        # then divided in the same way.
         copied_start, copied_end = elements.get("seg-source", (source_start, source_end))
         insert_position = max(source_end, copied_end)
         prefix = tokens[source_start].prefix
@@ -85,7 +86,7 @@ class _XliffReader:
                 opening = tokens[target_start].raw
             else:
                 opening = tokens[target_start].raw.removesuffix("/>").rstrip() + ">"
-        else:
+        else:  # the new target gets a line of its own if the source has one
             self._markup.append(join_raw(tokens[:insert_position]))
             space_start = source_start  # of the line end and indentation before the source
             while tokens[space_start - 1].kind is XmlKind.TEXT:
@@ -188,9 +189,9 @@ def _find_number(token: XmlToken) -> str:
 
 
 def _pair_codes(tokens: Sequence[Token]) -> list[Token]:
-    """Return the tokens; codes that are not nested become single codes."""
+    """Return the tokens. The start and the end of codes that are not nested become atoms."""
     paired = list(tokens)
-    open_indices: list[int] = []
+    open_indices: list[int] = []  # of elements and codes
 
     def make_atom(index: int) -> None:
         paired[index] = replace(paired[index], kind=TokenKind.ATOM)
@@ -205,7 +206,7 @@ def _pair_codes(tokens: Sequence[Token]) -> list[Token]:
                 else:
                     make_atom(index)
                 continue
-            while paired[open_indices[-1]].name.startswith("#"):  # in an element that ends
+            while paired[open_indices[-1]].name.startswith("#"):  # a code without an end
                 make_atom(open_indices.pop())
             open_indices.pop()
     for index in open_indices:

@@ -95,7 +95,7 @@ class _TokenParser:
 
     def __init__(self) -> None:
         self._starts: list[int] = []  # in bytes
-        self._tokens: list[XmlToken] = []  # that start there, without their source
+        self._tokens: list[XmlToken] = []  # at `_starts`; `take_tokens` adds their source
         self._tag_start = -1  # where the last start tag begins
         self._parser = expat.ParserCreate("utf-8", "}")
         self._parser.namespace_prefixes = True
@@ -115,7 +115,7 @@ class _TokenParser:
     def take_tokens(self, content: bytes, end: int | None) -> Iterator[XmlToken]:
         """Yield the tokens that are complete; `end` is the end of the file once it is read."""
         tokens = self._tokens
-        ends = self._starts[1:]
+        ends = self._starts[1:]  # the last token has no end until the next one starts
         if end is not None:
             ends.append(end)
         for start, token_end, token in zip(self._starts, ends, tokens, strict=False):
