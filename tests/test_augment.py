@@ -54,7 +54,7 @@ def augment(
     return texts
 
 
-# Made by opustrainer 0.5 with probability 1; it collapses whitespace, and so do these texts
+# Made by opustrainer 0.5 with probability 1; it collapses whitespace, as these texts do
 CASES = (
     ("straße İstanbul ὀδός", "STRASSE İSTANBUL ὈΔΌΣ", "Straße İstanbul Ὀδός"),
     ("mixedCase o'neill (in) 3rd", "MIXEDCASE O'NEILL (IN) 3RD", "MixedCase O'neill (in) 3rd"),

@@ -1,4 +1,4 @@
-"""The site of `make docs` is whole: its links, its search, and what it loads."""
+"""The site of `make docs` is whole: its links, its search, and its files."""
 
 from __future__ import annotations
 

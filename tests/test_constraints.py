@@ -266,7 +266,7 @@ def test_no_translation_contains_a_forbidden_phrase(tokenizer: Tokenizer, tmp_pa
             for line in results:
                 assert not set(phrases[:2]) & set(line.split()), (backend, line)
                 assert phrases[2] not in line
-    # sampling, prefixes, sentences that join, and one alone
+    # sampling, prefixes, sentences that join, and a single one
     drawn = native.translate(lines, sampling=True, beam_size=2, forbid=phrases)
     assert not any(phrases[0] in line.split() for line in drawn)
     prefixed = native.translate(lines[:3], prefixes=[phrases[0]] * 3, forbid=phrases[:1])

@@ -71,7 +71,7 @@ def assert_shown(step: Step, output: str) -> None:
 
 
 def run(command: str, environment: dict[str, str]) -> str:
-    """Run a command as a shell does; return what it prints to stdout and stderr."""
+    """Run a command as a shell does; return its output on stdout and stderr."""
     result = subprocess.run(
         ["bash", "-c", command],
         stdout=subprocess.PIPE,

@@ -190,7 +190,7 @@ def run(case: Case) -> int:
 
 @contextlib.contextmanager
 def replaced(path: Path, replacement: str) -> Iterator[None]:
-    """Put something else in the place of a file during the block."""
+    """Replace a file during the block."""
     backup = path.rename(path.with_name("backup-of-file"))
     REPLACEMENTS[replacement](path)
     yield

@@ -1,4 +1,4 @@
-"""Guided alignment: IBM model 1 on pairs of known alignment, the loss, and what a model learns."""
+"""Guided alignment: IBM model 1 on pairs of known alignment, the loss, and training."""
 
 from __future__ import annotations
 

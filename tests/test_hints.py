@@ -1,4 +1,4 @@
-"""Every hint that a command prints is typed as it stands: "did you mean", "next", "make it with",
+"""Every hint that a command prints is typed unchanged: "did you mean", "next", "make it with",
 and advice for the settings of other toolkits. Each function that prints one is reached.
 """
 
@@ -42,7 +42,7 @@ PROPOSALS = re.compile(r"did you mean (.*?)\?")
 DRY_RUN = ["data_dir=data", *TINY, "max_updates=4", "dry_run=true"]
 PREPROCESS = ["preprocess", "overwrite=true", "data_dir=new"]
 
-# A command, and the part of it that is misspelled. The files are those of `write_files`.
+# A command, and the part of it that is misspelled. `write_files` writes the files.
 MISSPELLED: list[tuple[list[str], str]] = [
     (["trian", "--help"], "trian"),
     (["train", *DRY_RUN, "max_updte=3"], "max_updte"),

@@ -1,7 +1,7 @@
-"""Eight journeys of a user in one fresh folder, typed from the pages alone: each command finds what
-the commands before it have written.
+"""Eight journeys of a user in one fresh folder, typed only from the pages: each command finds the
+files that the commands before it have written.
 
-`test_page_commands.py` runs every command of the pages, in a folder that has what they need.
+`test_page_commands.py` runs every command of the pages, in a folder that has the files for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from test_import_huggingface import write_marian as write_opus
 from test_page_commands import run, write_text, write_yaml
 from toy import read_values, write_corpus
 
-# The beginnings of the commands of each journey, as they stand on the pages. After " + " are
+# The beginnings of the commands of each journey, as the pages show them. After " + " are
 # settings that let the toy corpus do.
 JOURNEYS = {
     "first run": """

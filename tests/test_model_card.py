@@ -70,7 +70,7 @@ def test_a_checkpoint_is_exported_with_its_data_cost_and_validation_score(run_di
     assert "| news | 1.0 | 200 | 200 | 0 |" in text
     assert "- Updates: 20\n" in text
     num_tokens = text.split("- Tokens, source and target: ")[1].split("\n")[0]
-    # an update has at most 200 target tokens, and about as many source tokens
+    # an update has at most 200 target tokens, and about 200 source tokens
     assert 6000 < int(num_tokens.replace(",", "")) < 8400
     hours = float(text.split("- Hours, without validation: ")[1].split("\n")[0])
     rates = read_values(run_dir, "tokens_per_second", "tokens_per_second")

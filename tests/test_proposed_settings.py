@@ -1,4 +1,4 @@
-"""Each setting that a message proposes, such as "use backend=native", is typed as it stands in the
+"""Each setting that a message proposes, such as "use backend=native", is typed unchanged in the
 folder where it was printed, and the command then succeeds.
 
 `test_hints.py` types "next:", "make it with" and "did you mean"; `test_wrong_turns.py` types
@@ -20,16 +20,16 @@ from test_hints import workspace as workspace  # a fixture
 from test_import_huggingface import M2M100, write_m2m100
 from toy import TINY, command
 
-# what a message proposes: words of advice, and settings up to the end of the clause
+# the proposal in a message: words of advice, and settings up to the end of the clause
 SETTING = r"[a-z_][\w.]*=(?:'[^']*'|\[[^\]]*\]|[^\s,;)]*[^\s,;:)])"
 VERBS = "set|use|give|choose|needs|leave|only works with|take pairs|such as"
 PROPOSAL = re.compile(rf"\b(?:{VERBS})\b[^;]*?{SETTING}[^;\n]*")
 OTHER_COMMAND = re.compile(r"nmt-(\w+) (.*)")
 ANOTHER = re.compile(r"\banother (data_dir|run_dir|output)\b")  # typed as KEY=another
 
-# Commands that print proposals. Commands before " && " prepare the folder. What follows " | "
+# Commands that print proposals. Commands before " && " prepare the folder. The words after " | "
 # completes the command that is typed with a proposal; of several completions one must succeed.
-# Capitals stand for the words in `ABBREVIATIONS`.
+# Capitals abbreviate the words in `ABBREVIATIONS`.
 PROVOCATIONS = """
 TRAIN data_dir=letter
 train run_dir=run data_dir=missing
@@ -136,7 +136,7 @@ ABBREVIATIONS = {
     "BACKTRANSLATE": "backtranslate model_dir=run input=train.src.txt max_ratio=0 max_repeats=0",
     "SCORE": "score model_dir=run src=in.en tgt=in.en",
 }
-# what is typed in place of a placeholder
+# the words to type for a placeholder
 VALUES = {
     "checkpoints=[FOLDER,...]": "[run/checkpoints/latest]",
     "data.train.score=COLUMN": "3",
@@ -380,7 +380,7 @@ def test_each_proposed_setting_is_accepted_as_it_stands(
     failures = []
 
     def run(line: str) -> tuple[int, str]:
-        """Run a command; return its exit status and what it prints."""
+        """Run a command; return its exit status and its output."""
         capfd.readouterr()
         status = type_words(monkeypatch, expand(line))
         return status, "".join(capfd.readouterr())

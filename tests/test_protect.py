@@ -1,4 +1,4 @@
-"""`protect`: placeholders, tags and addresses that translations keep as they are."""
+"""`protect`: placeholders, tags and addresses that translations keep."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_a_translation_gets_the_case_of_its_line(model: Path, tmp_path: Path) ->
     plain = translator.n_best(sentences[:1], beam_size=3)[0]
     assert [item.text for item in n_best] == [item.text.upper() for item in plain]
     assert [item.log_prob for item in n_best] == pytest.approx([item.log_prob for item in plain])
-    # as they are, also with prefixes
+    # unchanged, also with prefixes
     as_they_are = translator.translate(lines, recase=False)
     assert as_they_are[3:] == expected
     assert as_they_are[:3] != recased[:3]

@@ -188,7 +188,7 @@ def test_translations_are_the_best_candidates(tokenizer: Tokenizer, tmp_path: Pa
 
 
 def swap_languages(model: Path, folder: Path, tokenizer: Tokenizer) -> Path:
-    """Write a model whose languages are those of `model` in the other direction."""
+    """Write a model for the languages of `model` in the other direction."""
     info = load_info(model)
     info = replace(info, src_lang=info.tgt_lang, tgt_lang=info.src_lang)
     save_model(folder, load_weights(model), info, tokenizer)
@@ -251,7 +251,7 @@ def test_the_channel_ranks_as_nmt_score_in_both_directions(
             if len(texts) == 1:  # empty, or copied
                 assert "rerank_score" not in ranked[0]
                 continue
-            # the tokens of search may differ from those of the text
+            # search may choose other tokens than the tokenizer does for this text
             for item in ranked:
                 if item["tokens"] == tokenizer.pieces(tokenizer.encode(item["text"])):
                     assert item["rerank_score"] == pytest.approx(expected[item["text"]], abs=1e-3)

@@ -93,7 +93,7 @@ def test_pipelined_requests_are_answered_in_order_and_not_read_without_end(
                 for _ in range(2000):
                     client.sendall(SPEC)
                     time.sleep(0.0005)
-            except OSError:  # nothing is read any more, or the connection is closed
+            except OSError:  # the server reads no more, or the connection is closed
                 pass
             assert num_requests() < 30
             assert server.metric("nmt_requests_total") - before < 1500

@@ -449,7 +449,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line_at_once(
         monkeypatch.delenv(variable.upper(), raising=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")  # where nobody listens any more
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")  # where no server listens
     started = time.monotonic()
     with pytest.raises(DataError) as error:
         list(find(tmp_path, dataset="some/corpus"))

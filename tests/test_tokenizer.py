@@ -326,7 +326,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def foreign(**options: Any) -> bytes:
-    """Train a model of 70 pieces, and those of bytes, as SentencePiece does by default."""
+    """Train a model of 70 pieces and 256 bytes, as SentencePiece does by default."""
     num_bytes = 256 if options.get("byte_fallback") else 0
     return train_sentencepiece(**{"vocab_size": 70 + num_bytes, **options})
 

@@ -58,7 +58,7 @@ SECTIONS = [
 
 @pytest.fixture
 def tour() -> ModuleType:
-    """The script, imported anew."""
+    """The script, imported again."""
     spec = importlib.util.spec_from_file_location("tour", ROOT / "scripts/tour.py")
     assert spec is not None
     assert spec.loader is not None

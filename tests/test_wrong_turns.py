@@ -167,7 +167,7 @@ def write_files() -> None:
 ADVICE = re.compile(r"(?:write|set|such as|a folder:) ((?!key=)(?:'?[a-z_.0-9]+=\S+ ?)+)")
 # settings that advice leaves to the user, and the setting of the same kind that is typed
 PLACEHOLDERS = {"=N": "=7", "=VALUE": "=7", "base,": "base"}
-# what a command needs beside the settings of an advice
+# the words that a command needs in addition to the settings of an advice
 COMPLETIONS = {
     "preprocess": ["data.train.src=a.en", "data.train.tgt=a.de", "data.valid.num_pairs=1"],
     "distill": ["input=in.en"],
@@ -199,7 +199,7 @@ def test_the_settings_of_an_answer_are_accepted_as_they_stand(
             settings = settings.replace(placeholder, value)
         name = turn.split()[0]
         words = ["-c", "job", *COMPLETIONS.get(name, []), *shlex.split(settings.rstrip(",; "))]
-        if "; set optimizer.schedule" in answer:  # beside the setting that was refused
+        if "; set optimizer.schedule" in answer:  # and the setting that was refused
             words += shlex.split(turn)[1:]
         monkeypatch.setattr(sys, "argv", ["nmt", name, *words])
         if nmt() != 0:
