@@ -112,7 +112,7 @@ class RateLimits:
             seconds_until_next = (1 - bucket.num_requests) * 60 / per_minute
             raise TooManyRequestsError(
                 f"{per_minute} requests a minute are the limit",
-                retry_seconds=max(1, round(seconds_until_next + 0.5)),
+                retry_seconds=max(1, round(seconds_until_next + 0.5)),  # rounded up
             )
         bucket.num_requests -= 1
 
@@ -227,7 +227,7 @@ class LimitedBody:
 
     async def receive(self) -> Message:
         """Return the next ASGI message. Raises a 408, 413 or 503 `HttpError` beyond a limit."""
-        if self._is_complete:
+        if self._is_complete:  # waits, without a limit, until the client disconnects
             return await self._receive()
         seconds = max(self._deadline - time.monotonic(), 0.001)
         try:

@@ -86,7 +86,9 @@ async def detect(request: Request) -> Response:
     api_request = await read_request(request)
     text = " ".join(api_request.params.texts("q"))
     api_request.check_size([text])
-    detected = api_request.service.models.languages.detect(text) or [DetectedLanguage("en", 0.0)]
+    detected = api_request.service.models.languages.detect(text)
+    if not detected:  # clients of LibreTranslate expect a language
+        detected = [DetectedLanguage("en", 0.0)]
     return JSONResponse(
         [{"confidence": confidence, "language": code} for code, confidence in detected]
     )
@@ -107,7 +109,7 @@ async def frontend_settings(request: Request) -> Response:
     target = targets[0] if targets else source
     return JSONResponse(
         {
-            "charLimit": config.char_limit or -1,
+            "charLimit": config.char_limit or -1,  # LibreTranslate writes no limit as -1
             "frontendTimeout": 500,  # milliseconds
             "apiKeys": service.admission.has_keys,
             "keyRequired": service.admission.has_keys and config.key_required,
@@ -155,11 +157,12 @@ async def _translate_file(
     async with service.files.open(client, path.name, content, read_options) as file:
         async with service.files.reading(client):
             max_sentences = service.text_translator.max_window_sentences
+            # the sentences of a text are queued together, so they have to fit in the queue
             max_text_sentences = service.scheduler.queues.max_per_client
             summary: FileSummary = await file.call("read", max_sentences, max_text_sentences)
         api_request.check_characters(summary.num_characters, is_file=True)
         _, _, direction = service.models.resolve_direction(summary.sample, options)
-        if direction is None:
+        if direction is None:  # for example, the file is in the target language
             return content
         return await _translate_open_file(api_request, file, summary, direction, options)
 
@@ -185,7 +188,7 @@ async def _translate_open_file(
         windows = api_request.service.text_translator.translate_windows(
             api_request.context, direction, next_window, options
         )
-        async for _, [results] in windows:
+        async for _, [results] in windows:  # each window is a list of one `FileWindow`
             await file.call("render", results, direction.prefix)
             num_finished += len(results)
             progress[request_id] = (num_finished, summary.num_sentences)
@@ -201,7 +204,7 @@ async def download_file(request: Request) -> Response:
     path = get_service(request).downloads.find(key)
     if path is None:
         raise HttpError(404, "no such file, or no longer")
-    filename = key.rsplit("/", 1)[-1]
+    filename = key.rsplit("/", 1)[-1]  # after the secret part of the key
     return FileResponse(path, media_type="application/octet-stream", filename=filename)
 
 

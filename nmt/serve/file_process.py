@@ -83,7 +83,7 @@ class OpenFile:
     async def start(self) -> None:
         """Start the process."""
         await asyncio.get_running_loop().run_in_executor(self._threads, self._process.start)
-        self._reader_connection.close()
+        self._reader_connection.close()  # else `recv` would wait forever if the process died
 
     async def call(self, method: str, *args: Any) -> Any:
         """Return the result of a method of the reader."""
@@ -176,6 +176,7 @@ def _run_reader(connection: Connection, reader: _FileReader) -> None:
             method, args = connection.recv()
             try:
                 result = getattr(reader, method)(*args)
+            # any other exception is a bug and ends the process, which `OpenFile.call` notices
             except (NmtError, MemoryError) as error:
                 result = error
             connection.send(result)
@@ -209,6 +210,7 @@ class _FileReader:
             _check_length(text.sentences, max_text_sentences)
         sentences = [sentence for text in self._document.texts for sentence in text.sentences]
         num_characters = sum(map(len, sentences))
+        # each sentence has a character at least, so that further sentences need not be joined
         sample = " ".join(sentences[:_SAMPLE_CHARACTERS])[:_SAMPLE_CHARACTERS]
         return FileSummary(len(sentences), num_characters, sample)
 

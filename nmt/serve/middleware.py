@@ -32,7 +32,7 @@ _CORS_HEADERS = [
     (b"access-control-allow-headers", b"Authorization, Content-Type"),
     (b"access-control-expose-headers", b"X-Request-ID, Retry-After"),
     (b"access-control-allow-methods", b"GET, POST"),
-    (b"access-control-max-age", b"1728000"),
+    (b"access-control-max-age", b"1728000"),  # seconds
 ]
 _UPLOAD_ROUTES = ("/translate_file", "/v1/translate")  # accept bodies of `max_file_bytes`
 _CLIENT_CLOSED = 499  # status in logs and metrics if the client disconnects before the response

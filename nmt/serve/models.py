@@ -170,7 +170,7 @@ class Models:
         if options.source == "auto":
             self._find_codes(options)
         else:
-            self.resolve_direction("text", options)
+            self.resolve_direction("text", options)  # the words of the text do not matter
 
     def _find_codes(self, options: TranslationOptions) -> tuple[str | None, str]:
         """Return the served codes of source and target; None for a source to be detected.

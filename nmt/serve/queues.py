@@ -166,6 +166,7 @@ class ClientQueues:
             or num_waiting_of_client + num_segments > self.max_per_client
         ):
             seconds_until_empty = self.num_waiting * _TOKENS_PER_SEGMENT / tokens_per_second
+            # a queue that is half empty has space again for most requests
             retry_seconds = math.ceil(seconds_until_empty / 2)
             raise QueueFullError(max(1, min(_MAX_RETRY_SECONDS, retry_seconds)))
 
@@ -183,9 +184,10 @@ class ClientQueues:
     def remove(self, request: QueuedRequest) -> None:
         """Remove a request that was answered or canceled."""
         self.num_waiting -= len(request.segments) - request.num_taken
-        request.num_taken = len(request.segments)
+        request.num_taken = len(request.segments)  # no round takes the others
         request.done.cancel()
         self.requests.discard(request)
+        # in-place subtraction of counters also drops the clients that have nothing left
         self._num_segments -= Counter({request.client: len(request.segments)})
         self._num_tokens -= Counter({request.client: request.num_tokens})
         queue = self._queues.get(request.client, deque())

@@ -39,7 +39,8 @@ class Service:
         self.metrics = Metrics()
         backends = [direction.translator.backend for direction in models.directions.values()]
         num_workers = max(backend.num_workers for backend in backends)
-        max_rounds = count_workers(config) or torch.get_num_threads()  # threads without workers
+        # without worker processes, rounds are searched by threads of this process
+        max_rounds = count_workers(config) or torch.get_num_threads()
         self.scheduler = Scheduler(
             config.max_queue,
             self.metrics,

@@ -92,7 +92,7 @@ def _describe_text(text: TranslatedText, options: TranslationOptions) -> dict[st
     if options.n_best > 1 and text.is_complete:
         content["alternatives"] = text.list_alternatives(options.n_best - 1)
     prefix = text.direction.prefix if text.direction else ""
-    content["sentences"] = [
+    content["sentences"] = [  # empty for a text that stays unchanged, which has no results
         _describe_sentence(sentence, result, prefix, with_scores=options.with_scores)
         for sentence, result in zip(text.source_text.sentences, text.results, strict=False)
     ]
@@ -140,7 +140,7 @@ def _stream(
     """Return a response that sends each line once it and all lines before it are translated."""
     models = api_request.service.models
     _, _, direction = models.resolve_direction(text[:_SAMPLE_CHARACTERS], options)
-    lines = text.removesuffix("\n").split("\n")
+    lines = text.removesuffix("\n").split("\n")  # a line end at the end starts no further line
     translations = _translate_lines(api_request, direction, lines, options)
     content = _format_lines(api_request.context, translations, is_plain=is_plain)
     media_type = "text/plain; charset=utf-8" if is_plain else "application/x-ndjson"

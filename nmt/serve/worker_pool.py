@@ -125,7 +125,8 @@ class WorkerPool:
         folders = [str(find_model(resolve_path(folder))) for folder in config.model_dir]
         self._model_dirs = config.model_dir
         self._config = replace(config, model_dir=folders)
-        self._num_threads = max(torch.get_num_threads() // num_workers, 1)  # of each worker
+        # of each worker; not fewer because of the worker that is added for urgent requests
+        self._num_threads = max(torch.get_num_threads() // num_workers, 1)
         self._control = self._start_loader()
         self._workers: list[_WorkerConnection | None] = [None] * self.num_workers
         self._lock = asyncio.Lock()
@@ -138,7 +139,7 @@ class WorkerPool:
             command = [sys.executable, "-c", _LOADER_PROGRAM, str(fd), *sys.path]
             process = subprocess.Popen(command, pass_fds=[fd])
         threading.Thread(target=process.wait, daemon=True).start()  # else it would leave a zombie
-        connection = Connection(os.dup(control.fileno()))
+        connection = Connection(os.dup(control.fileno()))  # is closed, while `control` stays open
         try:
             connection.send(LoadModels(self._config, self._num_threads))
             error: Exception | None = connection.recv()  # None if the models are loaded

@@ -157,7 +157,7 @@ class _SearchProcess:
                 joining_search = self._start_round(message)
             elif isinstance(message, FunctionCall):
                 self._call_function(message)
-            else:
+            else:  # segments, which the server sends only after a StartRound
                 joining_search.search(message)
                 self._connection.send(WorkerIdle(joining_search.num_finished))
 
