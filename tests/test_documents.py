@@ -149,6 +149,18 @@ def test_formatting_of_word_follows_its_words(translate_sentence: Translate) -> 
     assert header == translate_sentence("the header").text
 
 
+@pytest.mark.parametrize("control", ["<w:sdt/>", "<w:sdt><w:sdtPr/><w:sdtContent/></w:sdt>"])
+def test_an_empty_content_control_does_not_hide_the_text_after_it(control: str) -> None:
+    head = (FOLDER / "word.xml").read_text().partition("<w:body>")[0]
+    runs = [f"<w:r><w:t>{text}</w:t></w:r>" for text in ("a red ", "apple")]
+    document = f"{head}<w:body><w:p>{control.join(runs)}</w:p></w:body></w:document>"
+    package = make_package({"word/document.xml": document.encode()})
+    assert find_sentences("a.docx", package) == ["a red apple"]
+    result = read_file(translate("a.docx", package), "word/document.xml")
+    assert control in result
+    ElementTree.fromstring(result)
+
+
 def test_slides_and_their_notes() -> None:
     presentation = pptx.Presentation()
     slide = presentation.slides.add_slide(presentation.slide_layouts[1])
@@ -349,6 +361,13 @@ def test_a_message_catalog_may_begin_with_a_byte_order_mark_and_a_comment() -> N
     start = '\ufeff# a comment\nmsgid "an apple"\n'
     result = translate("a.po", f'{start}msgstr ""\n'.encode()).decode()
     assert result == f'{start}msgstr "AN APPLE"\n'
+
+
+@pytest.mark.parametrize("line", ["\n", "# a comment\n"])
+def test_a_message_may_have_other_lines_within(line: str) -> None:
+    start = f'msgctxt "fruit"\n{line}msgid "an apple"\n{line}'
+    result = translate("a.po", f'{start}msgstr ""\n\n{start}msgstr "x"\n'.encode()).decode()
+    assert result == f'{start}msgstr "AN APPLE"\n\n{start}msgstr "x"\n'
 
 
 def test_the_forms_of_a_plural() -> None:

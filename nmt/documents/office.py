@@ -214,7 +214,7 @@ class _RunReader:
             end = find_end(self._tokens, index)
             if is_run_markup and token.kind is XmlKind.OPENING and token.name == "r":
                 yield from self._read_run(index, end)
-            elif is_run_markup and token.name in (*_CONTAINERS, "sdt"):
+            elif is_run_markup and self._is_container(index, end):
                 end = self._find_tag_end(index)
                 kind = TokenKind.CLOSING
                 if token.kind is not XmlKind.CLOSING:
@@ -231,6 +231,17 @@ class _RunReader:
                 raw = self._part_reader.read_element(self._tokens[index:end])
                 yield _Item(TokenKind.ATOM, raw)
             index = end
+
+    def _is_container(self, start: int, end: int) -> bool:
+        """Return whether a tag begins or ends an element around runs; `sdt` may be without any."""
+        name = self._tokens[start].name
+        if name != "sdt":
+            return name in _CONTAINERS
+        for index in range(start, end):
+            token = self._tokens[index]
+            if token.name == "sdtContent" and token.kind is XmlKind.OPENING:
+                return True
+        return False
 
     def _find_tag_end(self, index: int) -> int:
         """Return the index after the tag of a container.

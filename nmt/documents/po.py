@@ -129,7 +129,8 @@ def _split_messages(text: str) -> Iterator[_Message]:
         line_without_mark = line.removeprefix("\ufeff")  # a byte order mark, in the first line
         stripped = line_without_mark.strip()
         if not stripped or stripped.startswith("#"):
-            if message.texts:
+            # a line between msgid and msgstr belongs to their message
+            if any(name.startswith("msgstr") for name in message.texts):
                 yield message
                 message = _Message()
             message.lines.append(line)
