@@ -68,6 +68,7 @@ class Direction:
 
         The beam is never widened to `n_best`, as this could change the best translation.
         """
+        # options with search settings are not cached, as there is no limit to their number
         has_prefix = bool(options.prefix)
         cache_key = (
             options.n_best,
@@ -140,7 +141,7 @@ class Models:
             translators = [_load_translator(folder, config) for folder in config.model_dir]
         directions: Directions = {}
         for folder, translator in zip(config.model_dir, translators, strict=True):
-            if config.protect:
+            if config.protect:  # raises a `ConfigError` now, and not for each request
                 translator.backend.check(translator.search_config(protect=True))
             _add_directions(directions, translator, folder)
         directions = _shorten_codes(directions)

@@ -59,6 +59,7 @@ class BatchOptions:
     def can_join(self) -> bool:
         """Whether sentences with these options may join a running search."""
         backend = self.translator.backend
+        # all sentences of a search that others can join begin with the same tokens
         if self.has_prefix or not isinstance(backend, NativeBackend):
             return False
         prefixes = encode_starts(self.translator.tokenizer.tgt, [""], self.tags.tgt)

@@ -49,10 +49,8 @@ class Scheduler:
     ) -> list[LineResult]:
         """Return the result of each line. Cancelling the call removes its segments from the queue.
 
-        Each translation begins with `prefix`.
-
-        Raises `QueueFullError`, `TooManySentencesError`, and `TimeoutError` after
-        `timeout_seconds`.
+        Each translation begins with `prefix`. Raises `QueueFullError`, `TooManySentencesError`, and
+        `TimeoutError` after `timeout_seconds`.
         """
         if not any(lines):
             return [LineResult([])] * len(lines)

@@ -155,13 +155,14 @@ class TextTranslator:
         needs_alignment = any(text.needs_alignment for text in source_texts)
         has_context = self._config.context > 0 and not needs_alignment
         separator = ""
+        # of lines translated together, only the text of the best translation can be divided
         is_plain = not options.with_scores and options.n_best == 1 and not options.prefix
         if has_context and is_plain:
             separator = find_common_separator(direction.translator.tokenizer)
         sentences = [sentence for text in source_texts for sentence in text.sentences]
         if separator:
             documents = [sentences]
-            if not are_consecutive:
+            if not are_consecutive:  # a text has no context in the other texts
                 documents = [text.sentences for text in source_texts]
             groups = []
             for document in documents:
@@ -192,13 +193,12 @@ class TextTranslator:
         lines = join_lines(groups, separator)
         results: list[LineResult] = []
         retried: list[int] = []
-        for result, group in zip(
-            await self._search(context, direction, lines, options), groups, strict=True
-        ):
+        group_results = await self._search(context, direction, lines, options)
+        for result, group in zip(group_results, groups, strict=True):
             divided = take_last(result, len(group), separator)
             if divided is None:
                 retried.append(len(results))
-            results.append(divided or result)
+            results.append(divided or result)  # the latter is replaced below
         if retried:
             sentences = [groups[i][-1] for i in retried]
             single_results = await self._search(context, direction, sentences, options)

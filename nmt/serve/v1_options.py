@@ -109,7 +109,7 @@ def _check_search(search: object, max_beam_size: int) -> None:
     }
     for name, value in search.items():
         if name in ("sampling", "loop_guard", "allow_source_repeats", "protect"):
-            Parameters(search).flag(name)
+            Parameters(search).flag(name)  # raises an error for other values than true and false
         elif name in _SEARCH_CHOICES:
             choose(_SEARCH_CHOICES[name], name, Parameters(search).text(name))
         elif name in ranges:

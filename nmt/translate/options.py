@@ -62,7 +62,7 @@ class LineOptions:
 
     `Translator` makes these from `TranslateOptions` and from the settings of its model. They do not
     change the translation of a line that is short enough, except for `recase`, `copy_symbols`,
-    `unk_replacement`, `rerank`, `tags` and `context`.
+    `protect`, `unk_replacement`, `rerank`, `tags` and `context`.
     """
 
     n_best: int = 1

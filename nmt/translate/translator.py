@@ -228,10 +228,10 @@ class Translator:
         config: SearchConfig | None = None,
         **options: Unpack[TranslateOptions],
     ) -> list[NBestList]:
-        """Return up to `beam_size` translations of each line, best first.
+        """Return the translations of each line, best first.
 
-        With `alternatives`, return so many. With reranking, these are the `candidates`.
-        An empty line has a single empty translation.
+        These are up to `alternatives` if that is not 0, with reranking up to `candidates`, and
+        otherwise up to `beam_size`. An empty line has a single empty translation.
         """
         results = self._translate_lines(lines, config, options, best_only=False, is_stream=False)
         return [NBestList(result.translations, result.source_tokens) for result in results]
@@ -268,12 +268,13 @@ class Translator:
         if options.unk_replacement:
             search_config = replace(config, alignment=True)
         self.backend.check(search_config)
+        [forced_start] = encode_starts(self.tokenizer.tgt, [""], options.tags.tgt)  # tags only
         batches = BatchSearch(
             self.backend,
             search_config,
             n_best=num_candidates,
             max_tokens=options.max_tokens or self.backend.max_tokens,
-            num_forced=len(encode_starts(self.tokenizer.tgt, [""], options.tags.tgt)[0]),
+            num_forced=len(forced_start),
             src_tags=self.list_src_tags(options.tags),
             with_scores=options.with_scores or reranker is not None,
         )
@@ -307,7 +308,7 @@ class Translator:
         """
         if options.rerank is None:
             return None
-        options.rerank.count_candidates(config)
+        options.rerank.count_candidates(config)  # raises an error if the search has fewer
         return make_reranker(options.rerank, self.find_languages(options.tags), self.device)
 
     def list_src_tags(self, tags: Tags) -> list[str]:
@@ -374,6 +375,7 @@ class Translator:
                 translations.append(EMPTY)
                 continue
             alignment = hypothesis.alignment
+            # EOS counts in the scores, but is left out of the tokens, as in the results of search
             translation = Translation(
                 text=text,
                 score=hypothesis.score,
@@ -458,6 +460,7 @@ class Translator:
             request = SearchRequest(
                 [source_ids[i] for i in searched],
                 config,
+                # each target begins with the tag of its language, if the model has tags
                 prefixes=encode_starts(tokenizer, [""], tags.tgt) * len(searched),
                 n_best=1,
             )
@@ -490,6 +493,7 @@ class Translator:
             None if prefixes is None else check_lines("prefixes", prefixes),
             window_lines=window_lines,
             context=context,
+            # a stream begins with small windows, but no window ends to avoid waiting for a line
             has_more=(lambda: True) if is_stream else None,
         )
         rerank = self._rerank_from(checked_options)
@@ -511,7 +515,7 @@ class Translator:
         )
         self.load_reranker(line_options, config)  # raises an error before a line is read
         if not is_stream and isinstance(lines, Sequence) and len(lines) <= window_lines:
-            windows = list(windows)
+            windows = list(windows)  # of a single one, which needs no thread that reads ahead
         return self._raise_errors(windows, config, line_options)
 
     def _raise_errors(
