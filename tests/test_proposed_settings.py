@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -192,7 +194,7 @@ UNPROVOKED = {
     "same ids of control symbols": (_IDS, "export model_dir=run output=another"),
     "control symbols <unk> and </s>": (_IDS, "export model_dir=run output=another"),
     "smaller than 2 GiB": ("needs a model of 2 GiB", "export model_dir=run output=another"),
-    "holds not one .pt file": ("needs weights of fairseq; test_import_toolkits.py", ""),
+    "must hold one .pt file": ("needs weights of fairseq; test_import_toolkits.py", ""),
     "is a single device": (_DEVICE, ""),
     "this machine has x GPUs": (_DEVICE, ""),
     "dtype=x: the device": (_DEVICE, "TRAIN"),
@@ -375,6 +377,7 @@ def test_each_proposed_setting_is_accepted_as_it_stands(
 ) -> None:
     write_texts()
     write_models(workspace)
+    monkeypatch.setattr(sys, "stdin", Path(os.devnull).open(encoding="utf-8"))
     messages = find_messages()
     unprovoked = dict(messages)
     failures = []
