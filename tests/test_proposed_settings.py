@@ -8,8 +8,8 @@ folder where it was printed, and the command then succeeds.
 from __future__ import annotations
 
 import ast
+import io
 import json
-import os
 import re
 import shlex
 import shutil
@@ -377,7 +377,7 @@ def test_each_proposed_setting_is_accepted_as_it_stands(
 ) -> None:
     write_texts()
     write_models(workspace)
-    monkeypatch.setattr(sys, "stdin", Path(os.devnull).open(encoding="utf-8"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))  # no input
     messages = find_messages()
     unprovoked = dict(messages)
     failures = []
