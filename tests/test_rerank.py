@@ -152,7 +152,9 @@ def test_settings_that_contradict_each_other_are_errors() -> None:
     config = RerankConfig(rerank="mbr", candidates=5)
     assert config.count_candidates(SearchConfig(beam_size=5)) == 5
     assert config.count_candidates(SearchConfig(sampling=True)) == 5
-    with pytest.raises(ConfigError, match="candidates=5: is more than beam_size=4; raise beam"):
+    with pytest.raises(
+        ConfigError, match="candidates=5: is more than beam_size=4; set beam_size=5"
+    ):
         config.count_candidates(SearchConfig(beam_size=4))
     with pytest.raises(ConfigError, match="context=2: does not work with rerank"):
         TranslateConfig(rerank="mbr", context=2)

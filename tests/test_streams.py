@@ -30,9 +30,9 @@ def test_the_size_is_known_of_text_in_a_plain_file_alone(
     for name in ("in.txt", "in.gz", "in.xz", "in.zst"):
         (tmp_path / name).write_bytes(TEXT)
         config = TranslateConfig(model_dir=["x"], input=str(tmp_path / name), output="x")
-        cli._open_progress(config, 0, is_interactive=False)
+        cli._open_progress(config, None, 0, is_interactive=False)
     os.mkfifo(tmp_path / "pipe")
-    cli._open_progress(replace(config, input=str(tmp_path / "pipe")), 0, is_interactive=False)
+    cli._open_progress(replace(config, input=str(tmp_path / "pipe")), None, 0, is_interactive=False)
     assert seen == [len(TEXT), None, None, None, None]
 
 
