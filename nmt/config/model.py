@@ -28,14 +28,14 @@ class NormLayer(str, Enum):
 class Positions(str, Enum):
     """The positional encoding: vectors added to embeddings, or a part of self-attention."""
 
-    # vectors added to embeddings
+    # Vectors added to embeddings:
     sinusoidal = "sinusoidal"  # sines and cosines interleaved, as the paper writes it
     # all sines, then all cosines, with the wavelengths of Tensor2Tensor
     sinusoidal_concat = "sinusoidal_concat"
     # all sines, then all cosines, with the wavelengths of the paper, as in Marian
     sinusoidal_halves = "sinusoidal_halves"
-    learned = "learned"  # a vector per position and side (table 3, row E)
-    # parts of self-attention
+    learned = "learned"  # a vector per position, of encoder and decoder each (table 3, row E)
+    # Parts of self-attention:
     relative = "relative"  # vectors of distances for keys and values, Shaw et al. (2018)
     rotary = "rotary"  # queries and keys rotated by their position, Su et al. (2021)
     alibi = "alibi"  # a penalty on distance, in both directions in the encoder, Press et al. (2022)

@@ -97,7 +97,8 @@ class ShardWriter:
 
         Each side consists of ids and offsets (N + 1,) that start at 0: line i has the ids
         `ids[offsets[i] : offsets[i + 1]]`, without BOS and EOS. `texts` are required if the file
-        has text columns, and `alignment`, with word numbers instead of ids, if it has one.
+        has text columns. `alignment` has word numbers instead of ids, and is required if the file
+        has an alignment column.
         """
         num_pairs = len(src[1]) - 1
         start = 0

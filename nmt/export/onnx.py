@@ -37,7 +37,8 @@ from nmt.search.constraints import forbidden_ids
 OPSET = 18  # version of the ONNX operators
 ENCODER = "encoder.onnx"
 DECODER = "decoder.onnx"
-_MAX_BYTES = 2**31 - 2**24  # of weights: a file, one protobuf message, is smaller than 2 GiB
+# Limit on the weights. Each file is one protobuf message, which has to be smaller than 2 GiB.
+_MAX_BYTES = 2**31 - 2**24
 _DYNAMIC_AXES = {
     "source": {0: "batch", 1: "source_length"},
     "source_mask": {0: "batch", 1: "source_length"},

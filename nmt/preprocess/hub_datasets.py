@@ -1,6 +1,6 @@
 """Text of datasets that the library `datasets` reads: files, local folders, and the hub.
 
-The library finds and streams the files of a dataset; its cache is not used.
+The library finds and streams the files of a dataset. Its cache is only used without a network.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _check_hub(dataset: str) -> None:
 
     `datasets` itself would try again for 30 seconds before its error.
     """
-    # a direct connection says nothing then: a proxy connects, or `datasets` reads its cache
+    # With a proxy, the hub need not be reachable directly; offline, `datasets` reads its cache.
     if urllib.request.getproxies() or os.environ.get("HF_HUB_OFFLINE"):
         return
     hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))

@@ -68,10 +68,10 @@ def _search_with_beam(
 def _search_protected(
     stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
 ) -> list[list[Hypothesis]]:
-    """Search as without `protect`; search again the sentences whose best translation lost a text,
-    with these texts as terms.
+    """Search without `protect`; then search some sentences again with `protect`.
 
-    Most translations of a model that knows such texts have them already, and stay as they are.
+    These are the sentences whose best translation lacks a protected text, such as a placeholder.
+    The second search requires the protected texts, as terms of a glossary are required.
     """
     plain_request = replace(request, config=replace(request.config, protect=False))
     results = search(stepper, plain_request, tokenizer)
@@ -81,6 +81,7 @@ def _search_protected(
         if hypotheses and lacks_protected(source, tokenizer.tgt.decode(hypotheses[0].tokens)):
             lacking.append(i)
     if lacking:
+        # also for greedy search: required texts need a `TermSearch`
         with_terms = _search_with_beam(stepper, request.select(lacking), tokenizer)
         for i, hypotheses in zip(lacking, with_terms, strict=True):
             results[i] = hypotheses
@@ -107,10 +108,13 @@ def _start_beam_search(
 def _search_alternatives(
     stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
 ) -> list[list[Hypothesis]]:
-    """Return for each sentence the best translation with each of the `num_results` most probable
-    tokens after its prefix, the most probable token first. EOS is not one of them.
+    """Return several translations of each sentence, which differ in the token after the prefix.
+
+    There are `num_results` of them, for the most probable tokens except EOS, the most probable one
+    first. Each is the best translation with its token.
     """
     config = replace(request.config, alternatives=0)
+    # a beam search of one step, without the settings that only concern complete translations
     first_token_config = replace(
         config,
         beam_size=request.num_results,
@@ -122,7 +126,7 @@ def _search_alternatives(
         alignment=False,
         min_length=0,
         max_length_a=0.0,
-        max_length_b=1,  # or the first token after the prefix
+        max_length_b=1,  # a prefix is allowed to be longer, and gets one more token
     )
     first_token_request = replace(
         request,
@@ -156,7 +160,7 @@ def _sample(
     state = SearchState(stepper, request, tokenizer)
     if num_samples > 1:
         parents = torch.arange(len(sources)).repeat_interleave(num_samples)  # (B * K,)
-        state.replace_beam(state.beam.select(parents), parents)
+        state.replace_beam(state.beam.select(parents), parents)  # K rows for each sentence
     return _extend_one_by_one(state, sampler)
 
 
@@ -167,8 +171,10 @@ def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list
     among equals. Returns the hypotheses of each sentence in the order of their rows.
     """
     eos_id = state.tokenizer.tgt.eos_id
-    num_samples = len(state.beam) // len(state.limits)  # K
-    complete: list[dict[int, Hypothesis]] = [{} for _ in state.limits]  # by number of the sample
+    num_sentences = len(state.limits)
+    num_samples = len(state.beam) // num_sentences  # K
+    # for each sentence, the complete samples by their number
+    complete: list[dict[int, Hypothesis]] = [{} for _ in range(num_sentences)]
     while len(state.beam):
         log_probs = state.next_log_probs()  # (R, V)
         beam = state.beam
@@ -184,8 +190,9 @@ def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list
             complete_rows = is_complete.nonzero().squeeze(1)
             hypotheses = state.to_hypotheses(beam.select(complete_rows))
             for row, (sentence, hypothesis) in zip(complete_rows.tolist(), hypotheses, strict=True):
-                # A complete sample stays in the beam until all samples of its sentence are
-                # complete; keep its first end.
+                # A complete sample stays in the beam, and is extended further, until all K samples
+                # of its sentence are complete; keep the hypothesis of its first EOS. The rows of a
+                # sentence are removed together, so `row % K` is the number of the sample.
                 complete[sentence].setdefault(row % num_samples, hypothesis)
             _drop_complete_sentences(state, complete, num_samples)
     results = [[samples[number] for number in range(num_samples)] for samples in complete]
@@ -197,7 +204,7 @@ def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list
 
 
 def _without_scores(hypothesis: Hypothesis) -> Hypothesis:
-    """Return a hypothesis without its scores, which were not normalized."""
+    """Return a hypothesis without scores, which were computed from logits without a softmax."""
     return replace(hypothesis, log_prob=math.nan, score=math.nan, token_log_probs=[])
 
 

@@ -77,7 +77,10 @@ class TrainerState:
         require_valid(self.flops >= 0, "flops", self.flops, "must not be negative")
         is_consistent = len(self.best) > 0 or self.bad_validations == 0
         require_valid(
-            is_consistent, "bad_validations", self.bad_validations, "must be 0 without a best one"
+            is_consistent,
+            "bad_validations",
+            self.bad_validations,
+            "must be 0 without a best checkpoint",
         )
 
     @property
@@ -133,7 +136,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     try:
         content = load_torch_file(path)
     except FileNotFoundError:
-        raise ModelError(f"{path} does not exist; it cannot be resumed") from None
+        raise ModelError(f"{path} does not exist, so this checkpoint cannot be resumed") from None
     except (OSError, ValueError, pickle.UnpicklingError):
         raise damage_error from None
     if pop_version(content, path, FORMAT_VERSION) < FORMAT_VERSION:
