@@ -73,7 +73,7 @@ def find_line(start: str) -> str:
     return lines[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_journeys_typed_from_the_pages_work_in_one_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

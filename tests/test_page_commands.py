@@ -177,7 +177,9 @@ def small_settings(name: str, arguments: list[str]) -> list[str]:
     settings: list[str] = []
     is_generated = not re.search(r"data[.=]|experiment=(?!copy)", line)
     if not is_generated and "tokenizer.model" not in line:
-        settings.append("tokenizer.vocab_size=310")
+        # an untrained model back-translates to rare characters, and each needs a piece
+        vocab_size = 400 if "backtranslated" in line else 310
+        settings.append(f"tokenizer.vocab_size={vocab_size}")
     if name == "preprocess":
         if "num_pairs" in line or "multilingual" in line:
             settings += ["data.valid.num_pairs=20", "data.test.num_pairs=20"]
