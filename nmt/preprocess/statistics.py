@@ -23,7 +23,7 @@ NUM_EXACT_LENGTHS = 256  # lengths below this have a bin each
 _BINS_PER_OCTAVE = 16
 _NUM_OCTAVES = 12  # the last bin starts just below a million tokens
 NUM_BINS = NUM_EXACT_LENGTHS + _NUM_OCTAVES * _BINS_PER_OCTAVE
-MATCH_LEVELS = ("exact", "normalized")
+MATCH_LEVELS = ("exact", "normalised")
 # kinds of tokens
 PLAIN = 0
 _UNKNOWN = 1
@@ -202,14 +202,14 @@ class HeldOut:
         src_lines: list[str] = []
         tgt_lines: list[str] = []
         for split, (src, tgt) in splits.items():
-            normalized = _SplitTables(
+            normalised = _SplitTables(
                 by_src=_rows_by_text(map(normal_form, src)),
                 by_tgt=_rows_by_text(map(normal_form, tgt)),
             )
-            for rows in normalized:
+            for rows in normalised:
                 rows.pop("", None)  # lines of punctuation match only exactly
             exact = _SplitTables(by_src=_rows_by_text(src), by_tgt=_rows_by_text(tgt))
-            self._tables[split] = {"exact": exact, "normalized": normalized}
+            self._tables[split] = {"exact": exact, "normalised": normalised}
             src_lines += src
             tgt_lines += tgt
         self._src_signatures = np.unique(CharacterStatistics(src_lines).signatures())
@@ -229,11 +229,11 @@ class HeldOut:
             location = chunk.raw_chunk.location(int(chunk.kept_rows[row]))
             src = chunk.src[row]
             tgt = chunk.tgt[row]
-            texts = {"exact": (src, tgt), "normalized": (normal_form(src), normal_form(tgt))}
+            texts = {"exact": (src, tgt), "normalised": (normal_form(src), normal_form(tgt))}
             for split, tables in self._tables.items():
                 src_rows: set[int] = set()  # rows of the split with this source
                 tgt_rows: set[int] = set()
-                # exact first; its rows stay in the sets, since they also match when normalized
+                # exact first; its rows stay in the sets, since they also match when normalised
                 for level in MATCH_LEVELS:
                     src_text, tgt_text = texts[level]
                     src_rows |= tables[level].by_src.get(src_text, set())
