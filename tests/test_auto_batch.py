@@ -176,7 +176,8 @@ assert low_peak < usable_memory_bytes(cpu) <= 1.1 * costs.device_memory_bytes(cp
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux resets the peak")
 def test_the_memory_of_a_cpu_is_measured() -> None:
-    subprocess.run([sys.executable, "-c", MEASURE], check=True)
+    result = subprocess.run([sys.executable, "-c", MEASURE], check=False)  # has the assertions
+    assert result.returncode == 0
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="Linux has this file")

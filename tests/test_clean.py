@@ -129,7 +129,7 @@ def hostile_json(seed: int) -> list[list[bytes]]:
     return [[hostile_record(draw, n) for n in range(1, 61)]]
 
 
-def check(
+def assert_cleaned_line_by_line(
     format: Format,
     draw: Callable[[int], list[list[bytes]]],
     read: Reader,
@@ -153,11 +153,11 @@ def check(
 
 
 def test_chunks_are_cleaned_as_line_by_line() -> None:
-    check(Format.pair, hostile_pairs, read_pair, POLICIES)
+    assert_cleaned_line_by_line(Format.pair, hostile_pairs, read_pair, POLICIES)
     for columns in ((2, 3), (3, 1)):
         read = functools.partial(read_tsv, columns=columns)
-        check(Format.tsv, hostile_tsv, read, POLICIES[1:], columns=columns)
-    check(Format.jsonl, hostile_json, read_json, POLICIES[1:])
+        assert_cleaned_line_by_line(Format.tsv, hostile_tsv, read, POLICIES[1:], columns=columns)
+    assert_cleaned_line_by_line(Format.jsonl, hostile_json, read_json, POLICIES[1:])
 
 
 def test_counts_do_not_depend_on_how_a_file_is_cut(
