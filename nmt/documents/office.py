@@ -262,7 +262,7 @@ class _RunReader:
         return len(self._tokens)
 
     def _read_run(self, start: int, end: int) -> Iterator[_Item]:
-        """Yield the texts of a run and what is between them."""
+        """Yield the texts of a run and the markup between them."""
         opening = self._tokens[start]
         closing = self._tokens[end - 1].raw
         properties = ""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from nmt.documents.document import Document, ReadOptions, check_count
 from nmt.documents.html_tokens import Token, TokenKind
-from nmt.documents.markup import MarkupText, parse_tokens
-from nmt.documents.texts import PlainText, SourceText
+from nmt.documents.markup import parse_tokens
+from nmt.documents.texts import PlainText, SourceText, WrappedText
 from nmt.documents.xml_text import escape
 from nmt.errors import DataError
 from nmt.translate.results import LineResult
@@ -64,22 +64,11 @@ class _Message:
 
 
 @dataclass(frozen=True)
-class _Translation:
+class _Translation(WrappedText):
     """The lines of a `msgstr`; see `SourceText`."""
 
     keyword: str
-    text: MarkupText
     newline: str
-
-    @property
-    def sentences(self) -> list[str]:
-        """See `SourceText`."""
-        return self.text.sentences
-
-    @property
-    def needs_alignment(self) -> bool:
-        """See `SourceText`."""
-        return self.text.needs_alignment
 
     def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
         """See `SourceText.render`."""
@@ -179,7 +168,7 @@ def _read_message(message: _Message, newline: str, options: ReadOptions) -> list
             preserves_space=True,
             keeps_elements=True,
         )
-        texts.append(_Translation(keyword, text, newline))
+        texts.append(_Translation(text, keyword, newline))
         position = end
     texts.append(PlainText([], ["".join(message.lines[position:])]))
     return texts

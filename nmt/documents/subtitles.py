@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nmt.documents.document import Document, ReadOptions, check_count, join_texts, read_text
 from nmt.documents.markup import MarkupText
-from nmt.documents.texts import PlainText, SourceText
+from nmt.documents.texts import PlainText, SourceText, WrappedText
 from nmt.translate.results import LineResult
 
 _SPACES = r"[^\S\n]*"  # no line end
@@ -26,25 +26,14 @@ _SPEAKER_DASH = re.compile(r"\s*[-–—]\s")
 
 
 @dataclass(frozen=True)
-class _Subtitle:
+class _Subtitle(WrappedText):
     """Lines of one speaker, translated as one text and wrapped to the same number of lines."""
 
-    text: SourceText
     position_tags: str  # before the text, as in the source
     num_lines: int
     newline: str
     has_entities: bool
     """Whether the source writes & and < as entities of HTML. If not, the translation does not."""
-
-    @property
-    def sentences(self) -> list[str]:
-        """See `SourceText`."""
-        return self.text.sentences
-
-    @property
-    def needs_alignment(self) -> bool:
-        """See `SourceText`."""
-        return self.text.needs_alignment
 
     def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
         """See `SourceText.render`."""

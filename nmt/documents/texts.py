@@ -42,6 +42,23 @@ class SourceText(Translatable, Protocol):
 
 
 @dataclass(frozen=True)
+class WrappedText:
+    """Base class of texts that render another text in a format of their own."""
+
+    text: SourceText
+
+    @property
+    def sentences(self) -> list[str]:
+        """See `SourceText`."""
+        return self.text.sentences
+
+    @property
+    def needs_alignment(self) -> bool:
+        """See `SourceText`."""
+        return self.text.needs_alignment
+
+
+@dataclass(frozen=True)
 class PlainText:
     """A plain text. White space and line ends between its sentences are kept."""
 

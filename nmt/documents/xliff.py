@@ -21,7 +21,7 @@ from nmt.documents.xml_tokens import XmlKind, XmlToken, decode_xml, encode_xml, 
 
 _PAIRED = ("g", "pc", "mrk")  # elements around translatable text
 _STARTS = ("bpt", "bx", "sc")  # codes that begin, such as bold text
-_ENDS = ("ept", "ex", "ec")  # codes that end what a code with the same number began
+_ENDS = ("ept", "ex", "ec")  # codes that end the formatting of a start code with the same number
 _NUMBERS = ("rid", "startRef", "id")  # attributes that say which codes belong together
 
 

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nmt.documents.markup import MarkupText
+from nmt.documents.texts import WrappedText
 from nmt.documents.xml_tokens import XmlKind, XmlToken, remove_invalid
 from nmt.translate.results import LineResult
 
@@ -14,22 +14,11 @@ _CDATA_MARKS = ("<![CDATA[", "]]>")
 
 
 @dataclass(frozen=True)
-class XmlText:
+class XmlText(WrappedText):
     """A text with markup; see `SourceText`."""
 
-    text: MarkupText
     removed: Sequence[str] = ()
     """Markup that is removed from the translation, such as elements without text."""
-
-    @property
-    def sentences(self) -> list[str]:
-        """See `SourceText`."""
-        return self.text.sentences
-
-    @property
-    def needs_alignment(self) -> bool:
-        """See `SourceText`."""
-        return self.text.needs_alignment
 
     def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
         """See `SourceText.render`."""

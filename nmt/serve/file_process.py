@@ -49,7 +49,7 @@ def start_fork_server() -> None:
 
 @dataclass(frozen=True)
 class FileSummary:
-    """What the server needs to know of a file before it is translated."""
+    """Facts of a file that the server needs before the translation."""
 
     num_sentences: int
     num_characters: int  # of the sentences
