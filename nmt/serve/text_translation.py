@@ -85,6 +85,8 @@ class TextTranslator:
         if not options.search.get("protect", self._config.protect):
             return options
         protect = any(find_protected(sentence) for sentence in sentences)
+        if not protect and "protect" not in options.search:
+            return options  # options without search settings are cached; see `Direction`
         return replace(options, search={**options.search, "protect": protect})
 
     def make_batch_options(
