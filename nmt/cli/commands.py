@@ -299,7 +299,7 @@ def _value_text(value: Any) -> str:
 
 
 def keys_with_resume_rule(command: Command, resume_rule: config.ResumeRule) -> list[str]:
-    """Return the keys of the settings with `resume_rule`, with `search.*` for those of `search`.
+    """Return the keys of the settings with `resume_rule`, with `search.*` for all of `search`.
 
     The settings of `search` all have one rule.
     """

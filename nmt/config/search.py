@@ -116,7 +116,7 @@ class SearchConfig(Settings):
     )
     protect: bool = option(
         False,
-        "keep placeholders, tags and addresses of a sentence as they are, such as {name} and %s; "
+        "keep placeholders, tags and addresses of a sentence, such as {name} and %s; "
         "only beam search",
     )
     sampling: bool = option(False, "sample from the model's distribution instead of beam search")

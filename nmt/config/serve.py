@@ -73,7 +73,7 @@ class ServeConfig(InferenceConfig):
     )
     protect: bool = option(
         False,
-        "keep placeholders, tags and addresses as they are, such as {name} and %s; sentences that "
+        "keep placeholders, tags and addresses, such as {name} and %s; sentences that "
         "have some need the native engine",
     )
     suggestions: str | None = option(

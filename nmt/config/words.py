@@ -15,7 +15,7 @@ from typing import Any
 from nmt.config.runtime import DType, Quantization
 
 # By our key: the keys of other toolkits that mean the same. A key is only replaced if the command
-# has no such setting. So model_dir and run_dir may stand for each other: commands that read a model
+# has no such setting. So model_dir and run_dir may replace each other: commands that read a model
 # have model_dir, and training has run_dir.
 _OTHER_KEYS = {
     "activation": "activation_fn pos_ffn_activation_fn hidden_act mlp_activation_fn",

@@ -165,7 +165,7 @@ class TagPlacer:
             if not inner_html and self._has_text(child) and not self._keeps_elements:
                 continue  # the translation has no word for the element
             html_parts.append(child.opening + inner_html + child.closing)
-            # an element without words may stand directly before a word of the translation
+            # an element without words may come directly before a word of the translation
             if start == end < region.end and self._needs_space(child, end):
                 html_parts.append(" ")
         html_parts.append(html.escape(self._target[position : region.end], quote=False))

@@ -62,8 +62,8 @@ class XmlPart:
     def list_texts(self) -> list[SourceText]:
         """Return all texts."""
         texts = list(self.texts)
-        for part in self.inner_parts:
-            texts += part.list_texts()
+        for text_box in self.inner_parts:
+            texts += text_box.list_texts()
         return texts
 
     def join(self, translations: Iterator[str]) -> str:
@@ -72,7 +72,7 @@ class XmlPart:
         Takes one of `translations` for each text of `list_texts`, in the same order.
         """
         outer_text = "".join(next(translations) for _ in self.texts)
-        inner_texts = [part.join(translations) for part in self.inner_parts]
+        inner_texts = [text_box.join(translations) for text_box in self.inner_parts]
         return _MARKER.sub(lambda marker: inner_texts[int(marker[1])], outer_text)
 
 
@@ -275,7 +275,7 @@ class _RunReader:
             if token.name == "rPr":
                 properties = _read_properties(child)
             elif token.name == "t":
-                text = "".join(part.text for part in child)
+                text = "".join(token.text for token in child)
                 yield _Item(TokenKind.TEXT, escape(text), run=_make_run(opening, properties))
             elif token.name == "noBreakHyphen":
                 yield _Item(TokenKind.TEXT, "\u2011", run=_make_run(opening, properties))

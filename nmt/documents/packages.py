@@ -106,7 +106,7 @@ EPUB = _Format(
 
 
 def read_package(content: bytes, options: ReadOptions, *, package_format: _Format) -> Document:
-    """Read the texts of an archive; all its other files stay as they are.
+    """Read the texts of an archive; all its other files stay unchanged.
 
     Raises `DataError` for an archive that is damaged, has a password or macros, or unpacks to too
     many bytes.
@@ -114,18 +114,18 @@ def read_package(content: bytes, options: ReadOptions, *, package_format: _Forma
     contents = _read_texts(content, package_format)
     if not contents:
         raise DataError(f"the file is not a {package_format.name} document: it has no text")
-    parts: dict[str, tuple[XmlPart, str]] = {}  # by name of the file; with its encoding
+    xml_parts: dict[str, tuple[XmlPart, str]] = {}  # by name of the file; with its encoding
     texts: list[SourceText] = []
     for file_name, (read, xml) in contents.items():
         try:
             text, codec = decode_xml(xml)
-            part = read(text, options)
+            xml_part = read(text, options)
         except DataError as error:
             raise DataError(f"{file_name} in the file: {error}") from None
-        parts[file_name] = (part, codec)
-        texts += part.list_texts()
+        xml_parts[file_name] = (xml_part, codec)
+        texts += xml_part.list_texts()
         check_count(len(texts))
-    return Document(texts, lambda translations: _assemble(content, parts, iter(translations)))
+    return Document(texts, lambda translations: _assemble(content, xml_parts, iter(translations)))
 
 
 def _read_texts(content: bytes, package_format: _Format) -> dict[str, tuple[_Reader, bytes]]:
@@ -180,7 +180,7 @@ def _check_files(archive: zipfile.ZipFile, packed_bytes: int, package_format: _F
 
 
 def _assemble(
-    content: bytes, parts: dict[str, tuple[XmlPart, str]], translations: Iterator[str]
+    content: bytes, xml_parts: dict[str, tuple[XmlPart, str]], translations: Iterator[str]
 ) -> bytes:
     """Return the archive with translated parts.
 
@@ -196,9 +196,9 @@ def _assemble(
             new_entry.compress_type = entry.compress_type
             new_entry.external_attr = entry.external_attr
             new_entry.create_system = entry.create_system
-            if entry.filename in parts:
-                part, codec = parts[entry.filename]
-                new_archive.writestr(new_entry, encode_xml(part.join(translations), codec))
+            if entry.filename in xml_parts:
+                xml_part, codec = xml_parts[entry.filename]
+                new_archive.writestr(new_entry, encode_xml(xml_part.join(translations), codec))
             else:
                 new_entry.file_size = entry.file_size  # tells zipfile whether ZIP64 is needed
                 with archive.open(entry) as source, new_archive.open(new_entry, "w") as target:

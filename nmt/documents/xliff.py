@@ -67,7 +67,7 @@ class _XliffReader:
 
     def _read_unit(self, tokens: list[XmlToken]) -> None:
         """Add a unit, in which the translation becomes the target."""
-        elements = _find_children(tokens)  # (0, 0) stands for a missing element
+        elements = _find_children(tokens)  # (0, 0) for a missing element
         source_start, source_end = elements.get("source", (0, 0))
         target_start, target_end = elements.get("target", (0, 0))
         if source_end == 0 or _has_text(tokens[target_start:target_end]):

@@ -37,7 +37,7 @@ class XmlToken(NamedTuple):
     name: str = ""  # of an element, without its prefix
     attributes: dict[str, str] = {}  # noqa: RUF012  # never changed
     """By name without its prefix; of two with the same name, one is missing."""
-    text: str = ""  # of characters, as they are shown
+    text: str = ""  # of characters, without references
 
     @property
     def prefix(self) -> str:
@@ -133,12 +133,17 @@ class _TokenParser:
 
     def _start(self, element: str, attributes: dict[str, str]) -> None:
         self._tag_start = self._parser.CurrentByteIndex
-        named = {_split_name(key)[1]: value for key, value in attributes.items()}
-        self._add(XmlToken(XmlKind.OPENING, "", *_split_name(element), named))
+        namespace, name = _split_name(element)
+        attributes_by_name = {}
+        for key, value in attributes.items():
+            _, attribute_name = _split_name(key)
+            attributes_by_name[attribute_name] = value
+        self._add(XmlToken(XmlKind.OPENING, "", namespace, name, attributes_by_name))
 
     def _end(self, element: str) -> None:
         if self._parser.CurrentByteIndex != self._tag_start:  # <a/> is one token
-            self._add(XmlToken(XmlKind.CLOSING, "", *_split_name(element)))
+            namespace, name = _split_name(element)
+            self._add(XmlToken(XmlKind.CLOSING, "", namespace, name))
 
     def _add_text(self, text: str) -> None:
         self._add(XmlToken(XmlKind.TEXT, "", text=text))

@@ -243,8 +243,8 @@ def _find_vocabularies(
         return spm_paths
     if len(files) > 2:
         raise ModelError(
-            f"{folder} holds several vocabularies ({_list_names(files)}); remove those of other "
-            "models"
+            f"{folder} holds several vocabularies ({_list_names(files)}); remove the files "
+            "of other models"
         )
     # in sorted order, "source" comes before "target", and "src" before "tgt" and "trg"
     if not names and len(files) == 2 and not re.search("src|source", files[0].name):

