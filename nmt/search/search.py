@@ -81,7 +81,6 @@ def _search_protected(
         if hypotheses and lacks_protected(source, tokenizer.tgt.decode(hypotheses[0].tokens)):
             lacking.append(i)
     if lacking:
-        # also for greedy search: required texts need a `TermSearch`
         with_terms = _search_with_beam(stepper, request.select(lacking), tokenizer)
         for i, hypotheses in zip(lacking, with_terms, strict=True):
             results[i] = hypotheses
