@@ -33,12 +33,20 @@ from nmt.config import (
     Norm,
     Normalization,
     Positions,
+    PreprocessConfig,
     Quantization,
     SearchConfig,
+    TokenizerConfig,
+    TokenizerType,
 )
 from nmt.data.batch import pad, pad_source
 from nmt.data.tokenizer import Tokenizer, TokenizerPair, Tokenizers
-from nmt.data.vocabulary import open_tokenizers, pad_vocabulary, train_tokenizer
+from nmt.data.vocabulary import (
+    open_tokenizers,
+    pad_vocabulary,
+    train_tokenizer,
+    train_tokenizers,
+)
 from nmt.errors import ModelError
 from nmt.export.export_model import find_unsupported
 from nmt.translate.attention import KINDS
@@ -103,7 +111,17 @@ def folders(
         "foreign": random_model(root / "foreign", foreign),  # with other ids on each side
         "padded": random_model(root / "padded", pad_vocabulary(tokenizer, 128)),
         "T5's ids": random_model(root / "t5", foreign.tgt),  # BOS at the end
+        "words": random_model(root / "words", train_words()),
     }
+
+
+def train_words() -> Tokenizer:
+    """Train a tokenizer of whole words, to which some words of LINES are unknown."""
+    settings = TokenizerConfig(type=TokenizerType.word, min_freq=9)
+    lines = [f"{line}, ({line})." for line in sentences(90)]
+    tokenizer = train_tokenizers(PreprocessConfig(tokenizer=settings), lambda side: lines)
+    assert isinstance(tokenizer, Tokenizer)
+    return tokenizer
 
 
 def options(library: ExportFormat, name: str, kind: str) -> dict[str, Any]:

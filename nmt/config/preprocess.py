@@ -45,6 +45,13 @@ class TokenizerType(str, Enum):
 
     bpe = "bpe"  # Sennrich et al. (2016), as in the paper
     unigram = "unigram"  # Kudo (2018)
+    word = "word"  # words and punctuation marks, as in the Annotated Transformer
+    space = "space"  # the tokens between spaces, for text that is tokenized already
+
+
+WORD_TYPES = (TokenizerType.word, TokenizerType.space)
+"""Types of tokenizers whose pieces are whole words. Other words are unknown."""
+_DEFAULT_MIN_FREQ = 2
 
 
 def _check_symbol(key: str, symbol: str) -> None:
@@ -380,10 +387,20 @@ class TokenizerConfig(Settings):
         None, "SentencePiece .model, or folder of a model, to use instead of training one"
     )
     tgt_model: str | None = option(None, "separate: SentencePiece .model of the target")
-    type: TokenizerType = option(TokenizerType.bpe, "bpe or unigram")
+    type: TokenizerType = option(
+        TokenizerType.bpe,
+        "bpe, unigram, word (whole words and punctuation) or space (text tokenized already)",
+    )
+    min_freq: int = option(
+        _DEFAULT_MIN_FREQ,
+        "type=word or space: minimum number of occurrences of a word; rarer words are <unk>",
+        low=1,
+    )
     separate: bool = option(False, "one tokenizer per language, of vocab_size pieces each")
     vocab_size: int | None = option(
-        None, "pieces, control symbols included; null: 37,000, or for less text at most 8,000"
+        None,
+        "pieces, control symbols included; null: 37,000, or for less text at most 8,000; all words "
+        "with type=word or space",
     )
     vocab_multiple: int = option(
         1, "round the vocabulary up to a multiple of this number, such as 8", low=1, high=1024
@@ -405,12 +422,20 @@ class TokenizerConfig(Settings):
     max_sentences: int = option(1_000_000, "number of lines sampled to train the tokenizer", low=1)
 
     def check(self) -> None:
-        min_size = 261 if self.byte_fallback else 5  # 256 bytes, 4 control symbols, 1 piece
+        has_bytes = self.byte_fallback and self.type not in WORD_TYPES
+        min_size = 261 if has_bytes else 5  # 256 bytes, 4 control symbols, 1 piece
         if self.vocab_size is not None:
             rule = f"must be at least {min_size} (bytes, control symbols and one piece)"
             self.require(self.vocab_size >= min_size, "vocab_size", rule)
         is_known = self.normalization in NORMALIZATIONS
         self.require(is_known, "normalization", f"must be one of {', '.join(NORMALIZATIONS)}")
+        if self.type in WORD_TYPES:
+            is_lowercase = self.normalization.endswith("_cf")
+            rule = f"does not work with tokenizer.type={self.type.value}; change the text instead"
+            self.require(not is_lowercase, "normalization", rule)
+        else:
+            rule = "needs tokenizer.type=word or tokenizer.type=space"
+            self.require(self.min_freq == _DEFAULT_MIN_FREQ, "min_freq", rule)
         for symbol in self.symbols:
             _check_symbol("tokenizer.symbols", symbol)
         if self.separate and self.model is not None:

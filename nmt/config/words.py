@@ -57,6 +57,7 @@ _OTHER_KEYS = {
     "max_length_a": "max_len_a",
     "max_length_b": "max_len_b",
     "max_updates": "max_steps train_steps max_update steps num_steps updates total_steps",
+    "min_freq": "voc_min_freq vocab_min_freq src_words_min_frequency words_min_frequency",
     "model_dir": "run_dir checkpoint ckpt path models checkpoint_path model_path checkpoint_dir "
     "teacher",
     "n_best": "nbest nbest_size num_hypotheses num_return_sequences",

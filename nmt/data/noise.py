@@ -126,7 +126,7 @@ def _draw_order(is_separator: Any, draws: Floats, max_distance: int) -> Any:
 def _find_separator_id(tokenizer: Tokenizer) -> int:
     """Return the id of the separator of lines, or -1 if the tokenizer has none."""
     separator = find_separator(tokenizer)
-    return tokenizer.all_pieces().index(separator) if separator else -1
+    return tokenizer.encode(separator)[-1] if separator else -1
 
 
 def find_prefix_length(ids: Ids, prefixes: list[list[int]]) -> int:

@@ -298,9 +298,9 @@ def load_bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:
         return {"train": pairs[:10_000], "valid": pairs[10_000:10_300], "test": pairs[10_300:]}
     # the first example of "The Annotated Transformer" (Rush, 2018): the target is the source
     rng = random.Random(seed)
+    numbers = [str(number) for number in range(1, 11)]
     distinct_lines: dict[str, None] = {}  # an ordered set
     while len(distinct_lines) < 5700:  # 5000 for training, 200 for validation, 500 for test
-        letters = rng.choices("abcdefghij", k=rng.randint(8, 12))
-        distinct_lines[" ".join(letters)] = None
+        distinct_lines[" ".join(rng.choices(numbers, k=rng.randint(8, 12)))] = None
     pairs = [(line, line) for line in distinct_lines]
     return {"train": pairs[:5000], "valid": pairs[5000:5200], "test": pairs[5200:]}

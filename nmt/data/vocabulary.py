@@ -17,7 +17,7 @@ from typing import Any
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from nmt.config import PreprocessConfig, TokenizerConfig, resolve_path
+from nmt.config import WORD_TYPES, PreprocessConfig, TokenizerConfig, resolve_path
 from nmt.data.languages import corpus_direction
 from nmt.data.tokenizer import (
     UNUSED_PREFIX,
@@ -28,6 +28,7 @@ from nmt.data.tokenizer import (
     load_tokenizers,
     read_model,
 )
+from nmt.data.word_vocabulary import train_word_tokenizer
 from nmt.errors import ConfigError, DataError, NmtError
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ PAD = 0
 UNK = 1
 BOS = 2
 EOS = 3
+_CONTROL_IDS: dict[str, Any] = {"pad_id": PAD, "unk_id": UNK, "bos_id": BOS, "eos_id": EOS}
 _MAX_SENTENCE_BYTES = 1 << 16
 # equal on all machines: the model stores this number, and unigram training depends on it
 _NUM_THREADS = 16
@@ -76,6 +78,8 @@ def _train_with_suitable_size(
     `read` is called again for a second attempt. Gowda and May (2020) find about 8,000 pieces to be
     best for small corpora.
     """
+    if config.type in WORD_TYPES:
+        return train_word_tokenizer(read(), config, symbols, _CONTROL_IDS)
     if config.vocab_size is not None:
         return train_tokenizer(read(), config, symbols)
     try:
@@ -191,14 +195,11 @@ def train_tokenizer(
             normalization_rule_name=config.normalization,
             byte_fallback=config.byte_fallback,
             user_defined_symbols=list(dict.fromkeys(symbols)),
-            pad_id=PAD,
-            unk_id=UNK,
-            bos_id=BOS,
-            eos_id=EOS,
             input_sentence_size=0,  # 0: use all sentences
             max_sentence_length=_MAX_SENTENCE_BYTES,
             num_threads=_NUM_THREADS,
             minloglevel=2,
+            **_CONTROL_IDS,
         )
     except RuntimeError as error:
         raise _explain_failure(" ".join(str(error).split()), config.vocab_size) from None
@@ -234,6 +235,12 @@ def _explain_failure(message: str, vocab_size: int) -> NmtError:
             f"set tokenizer.vocab_size={match[1]} or more, or tokenizer.character_coverage below 1"
         )
     return DataError(f"the tokenizer cannot be trained on this corpus: {message}")
+
+
+def is_word_model(model: bytes) -> bool:
+    """Return whether the pieces of a SentencePiece model are whole words."""
+    trainer_spec = read_proto(model).trainer_spec
+    return bool(trainer_spec.model_type == trainer_spec.WORD)
 
 
 def user_symbols(model: bytes) -> list[str]:

@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 
 from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import is_word_model
 from nmt.preprocess.scripts import SCRIPT_BY_NUMBER, script_numbers
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -206,8 +207,11 @@ def _odd_reason(code: int, script_shares: dict[str, float]) -> str | None:
 def _uncovered_codes(codes: Iterable[int], tokenizer: Tokenizer) -> list[int]:
     """Return the code points that the tokenizer encodes with <unk> or byte tokens.
 
-    Leaves out characters that the normalization of the tokenizer removes: they have no ids.
+    Leaves out characters that the normalization of the tokenizer removes: they have no ids. Returns
+    none for a tokenizer of whole words, which has no pieces of single characters.
     """
+    if is_word_model(tokenizer.model):
+        return []
     uncovered_ids = {tokenizer.unk_id, *tokenizer.byte_ids}
     codes = list(codes)  # they are read twice
     encoded = tokenizer.encode_batch([chr(code) for code in codes], num_threads=1)

@@ -270,7 +270,8 @@ def _advise_on_tokens(split: str, side: str, counts: Report) -> Iterator[str]:
     if counts["unknown_share"] > 0.001:
         yield (
             f"{counts['unknown_share']:.2%} of the {split} {side} tokens are unknown: set "
-            "tokenizer.byte_fallback=true, or train the tokenizer on such text."
+            "tokenizer.byte_fallback=true (with type=word a smaller min_freq), or train the "
+            "tokenizer on such text."
         )
     if counts["byte_share"] > 0.01:
         cause = "although each character has a piece"

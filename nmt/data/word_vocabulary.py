@@ -1,0 +1,177 @@
+"""Make SentencePiece models whose pieces are whole words, as in the Annotated Transformer.
+
+SentencePiece's word models only split at spaces. So the normalization rules in the model put spaces
+around punctuation, and a mark on each side without a space in the text: "Hi, you!" becomes
+"Hi ￭, you ￭!￭". The denormalization rules remove the marks and their spaces. Since both are part of
+the model file, every program that reads SentencePiece models splits and joins text alike.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import tempfile
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
+
+from nmt.config import TokenizerConfig, TokenizerType
+from nmt.data.tokenizer import Tokenizer, open_model
+from nmt.errors import ConfigError
+
+log = logging.getLogger(__name__)
+_ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
+_JOINER = "￭"  # as in OpenNMT's Tokenizer
+_SPACE = "▁"  # SentencePiece's mark of a space
+_SAME_SPACE = "\x01"  # a space in rules that change nothing, which SentencePiece's trainer refuses
+_SPACES = ("", " ", "\u00a0", "\u202f")  # beside punctuation; the last two do not break lines
+_FIRST_RARE_SYMBOL = "\u2190"  # arrows, mathematical symbols and emoji are parts of words
+_NUM_CHARACTERS = 0x10000  # the rules concern the basic plane of Unicode
+_SUBWORD_JOINER = "@@ "  # between the parts of a word in the output of subword-nmt and fastBPE
+
+
+def train_word_tokenizer(
+    sentences: Iterable[str],
+    config: TokenizerConfig,
+    symbols: Sequence[str],
+    control_ids: Mapping[str, Any],
+) -> Tokenizer:
+    """Make a model of the words that occur at least `config.min_freq` times, most frequent first.
+
+    With `config.vocab_size`, the model has at most so many pieces. `control_ids` has the arguments
+    `pad_id`, `unk_id`, `bos_id` and `eos_id` of SentencePiece's trainer. Raises a `ConfigError` if
+    no word is frequent enough.
+    """
+    model = _make_empty_model(config.type, list(dict.fromkeys(symbols)), control_ids)
+    processor = open_model(model.SerializeToString())
+    counts: Counter[str] = Counter()
+    for sentence in sentences:
+        counts.update(processor.normalize(sentence).split(_SPACE))
+    pieces = {piece.piece for piece in model.pieces}
+    words = []
+    for word in sorted(counts, key=lambda word: (-counts[word], word)):
+        if word and counts[word] >= config.min_freq and _SPACE + word not in pieces:
+            words.append(word)
+    if not words:
+        raise ConfigError(
+            f"tokenizer.min_freq={config.min_freq}: no word of the corpus occurs so often; set a "
+            "smaller number"
+        )
+    if config.vocab_size is not None:
+        del words[max(config.vocab_size - len(model.pieces), 1) :]
+    for word in words:
+        model.pieces.add(piece=_SPACE + word, score=0.0)
+    model.trainer_spec.vocab_size = len(model.pieces)
+    num_occurrences = sum(counts.values()) - counts[""]
+    share = sum(counts[word] for word in words) / num_occurrences
+    message = "%d of %d different words have a piece: %.2f %% of the text"
+    log.info(message, len(words), len(counts) - 1, 100 * share)
+    return Tokenizer(model.SerializeToString(deterministic=True))
+
+
+def _make_empty_model(
+    tokenizer_type: TokenizerType, symbols: list[str], control_ids: Mapping[str, Any]
+) -> Any:
+    """Return a model with rules, control symbols and `symbols`, but without words."""
+    characters = [chr(code) for code in range(_NUM_CHARACTERS)]
+    normalization = {char: " " for char in characters if char.isspace() and char != " "}
+    denormalization = {_SUBWORD_JOINER: ""}
+    if tokenizer_type is TokenizerType.word:
+        punctuation = [char for char in characters if _is_punctuation(char)]
+        normalization |= _split_rules(punctuation, symbols)
+        denormalization = _join_rules(punctuation, symbols)
+    content = io.BytesIO()
+    with tempfile.TemporaryDirectory() as folder:
+        normalization_file = _write_rules(Path(folder) / "normalization.tsv", normalization)
+        denormalization_file = _write_rules(Path(folder) / "denormalization.tsv", denormalization)
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["word"]),  # the trainer refuses an empty text
+            model_writer=content,
+            model_type="word",
+            use_all_vocab=True,
+            unk_surface=" ⁇",  # of <unk> in decoded text; the next word begins with a space
+            normalization_rule_tsv=normalization_file,
+            denormalization_rule_tsv=denormalization_file,
+            user_defined_symbols=symbols,
+            minloglevel=2,
+            **control_ids,
+        )
+    model = _ModelProto.FromString(content.getvalue())
+    for piece in list(model.pieces):
+        if piece.type == piece.NORMAL:  # "word"
+            model.pieces.remove(piece)
+    for rules in (model.normalizer_spec, model.denormalizer_spec):
+        rules.ClearField("normalization_rule_tsv")  # the name of a temporary file
+        # 4 bytes with the length of the index, the index, and the results of the rules
+        end = 4 + int.from_bytes(rules.precompiled_charsmap[:4], "little")
+        results = rules.precompiled_charsmap[end:].replace(_SAME_SPACE.encode(), b" ")
+        rules.precompiled_charsmap = rules.precompiled_charsmap[:end] + results
+    return model
+
+
+def _is_punctuation(char: str) -> bool:
+    """Return whether a character is a token of its own: punctuation, currency and other signs."""
+    # a fixed version of Unicode, so that models do not depend on the version of Python
+    category = unicodedata.ucd_3_2_0.category(char)
+    is_common_symbol = category.startswith("S") and char < _FIRST_RARE_SYMBOL
+    return (category.startswith("P") or is_common_symbol) and char not in (_JOINER, _SPACE)
+
+
+def _split_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str, str]:
+    """Return normalization rules that put spaces around punctuation and mark the sides without one.
+
+    SentencePiece applies the longest rule that matches, so a rule is needed for each space that may
+    stand before or after a mark.
+    """
+    rules = {_JOINER: "■"}  # as NFKC
+    for char in punctuation:
+        for left in _SPACES:
+            for right in _SPACES:
+                before = " " if left else f" {_JOINER}"
+                after = " " if right else f"{_JOINER} "
+                rules[left + char + right] = before + char + after
+        rules[f" {char} "] = f"{_SAME_SPACE}{char} "
+    for symbol in symbols:  # or else the rule for a space and the first character would match
+        for left in _SPACES[1:]:
+            rules[left + symbol] = _SAME_SPACE + symbol
+    return rules
+
+
+def _join_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str, str]:
+    """Return denormalization rules that invert `_split_rules`.
+
+    A rule of `_split_rules` that matches a space hides it from the next mark, which gets a joiner
+    in spite of the space. So between two marks, only the first one tells whether there is a space.
+    """
+    rules = {f"{char} {_JOINER}": f"{char} " for char in punctuation}
+    for symbol in symbols:  # which may end with punctuation
+        rules[f"{symbol} {_JOINER}"] = symbol
+    # _SPACE is not decoded in words that replace unknown ones
+    for joiner in (
+        _JOINER,
+        f" {_JOINER}",
+        f"{_JOINER} ",
+        f"{_SPACE}{_JOINER}",
+        f"{_JOINER}{_SPACE}",
+    ):
+        rules[joiner] = ""
+    rules[f"{_JOINER} {_JOINER}"] = ""
+    return rules
+
+
+def _write_rules(path: Path, rules: Mapping[str, str]) -> str:
+    """Write rules as SentencePiece reads them, with hexadecimal code points; return the path."""
+    lines = []
+    for old, new in rules.items():
+        lines.append(f"{_code_points(old)}\t{_code_points(new)}\n")
+    path.write_text("".join(lines), encoding="ascii")
+    return str(path)
+
+
+def _code_points(text: str) -> str:
+    return " ".join(f"{ord(char):X}" for char in text)
