@@ -59,7 +59,6 @@ PROGRAMS = {
     ".venv/bin/python scripts/serve_benchmark.py": "needs a trained model and LibreTranslate",
     "python scripts/benchmark/run.py": "needs a GPU; test_benchmark.py runs its parts",
     ".venv/bin/python scripts/benchmark/run.py": "test_benchmark.py",
-    "python scripts/examples/copy_task.py": "test_examples.py",
     "python scripts/fetch_homeassistant.py": "needs the network; test_homeassistant.py",
     "python scripts/gpu.py": "needs a GPU; test_make_gpu.py rehearses it",
     "python scripts/kill_and_resume.py": "takes minutes; test_launch.py kills ranks and launchers",
