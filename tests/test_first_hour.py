@@ -447,6 +447,9 @@ def test_python_m_nmt_and_nmt_help_are_the_command_line(
     result = subprocess.run([sys.executable, "-m", "nmt", "help", "train"], capture_output=True)
     assert result.returncode == 0
     assert b"nmt-train: Train a Transformer" in result.stdout
+    monkeypatch.setattr(sys, "argv", ["nmt", "average-checkpoints", "--help"])
+    assert nmt_alone() == 0
+    assert capsys.readouterr().out.startswith("nmt-average: ")
     monkeypatch.setattr(sys, "argv", ["nmt", "nmt-train", "max_updates"])
     assert nmt_alone() == 2
     assert "max_updates is not a setting; write max_updates=VALUE" in capsys.readouterr().err

@@ -23,7 +23,15 @@ from nmt.model.positions import TokenPositions
 from nmt.model.transformer import MultiHeadAttention, PaddedContext, count_parameters, padding_mask
 from nmt.search.stepper import ModelStepper
 from nmt.translate.translator import Translator
-from nmt.visualize import attention_steps, decoding, multi_head, search_tree, targets, theory
+from nmt.visualize import (
+    attention_steps,
+    decoding,
+    multi_head,
+    search_tree,
+    steps_page,
+    targets,
+    theory,
+)
 from nmt.visualize.style import Style
 
 LIGHT = Style(Theme.light)
@@ -82,6 +90,37 @@ def test_the_figure_of_steps_shows_the_scores_of_the_chosen_word(
     for weight in weights.tolist():
         assert f"{weight:.2f}" in written
     assert tokenizer.pieces(tokenizer.encode(LINE)) == pair.src[:-1]
+
+
+def test_the_page_of_steps_writes_every_step(model_dir: str) -> None:
+    config = VisualizeConfig(
+        src=LINE, words=["house"], layers=[2], heads=[3], model_dir=[model_dir]
+    )
+    token = attention_steps.follow_token(config)
+    sections = steps_page.make_sections(token)
+    [scores] = sections["scores"]
+    for i, (label, cells) in enumerate(scores.rows):
+        expected = [t[2, token.query, i] for t in (token.steps.scores, token.steps.scaled_scores)]
+        expected.append(token.steps.weights[2, token.query, i])
+        assert label == token.pieces[i]
+        assert [cell.text for cell in cells] == [f"{v:.2f}".replace("-", "−") for v in expected]
+        assert [cell.is_negative for cell in cells if cell.share] == [
+            value < 0 for value, cell in zip(expected, cells, strict=True) if cell.share
+        ]
+    [summed] = sections["sum"]
+    assert summed.rows[summed.marked_row][0] == "sum z"
+    weighted = token.steps.weights[2, token.query, 1] * token.steps.v[2, 1, 3]
+    assert summed.rows[1][1][3].text == f"{weighted:.2f}".replace("-", "−")
+    assert summed.rows[-1][1][0].text == sections["heads"][0].rows[2][1][0].text
+    [norm] = sections["norm"]
+    assert [label for label, _ in norm.rows] == ["x", "attention", "x + attention", "layer norm"]
+    page = steps_page.steps_page(config)
+    for tables in sections.values():
+        for table in tables:
+            for _, cells in table.rows:
+                assert all(f">{cell.text}</td>" in page for cell in cells)
+    assert "<script" not in page
+    assert max(cell.share for _, cells in summed.rows for cell in cells) == 60
 
 
 @pytest.mark.parametrize(
@@ -226,6 +265,22 @@ def test_the_page_of_a_search_plays_and_goes_step_by_step(
     assert browser.find_element("id", "number").text == f"step {num_steps - 1} of {num_steps}"
     browser.find_element("id", "play").click()
     assert browser.find_element("id", "play").text == "Stop"
+    assert requests_of(browser) <= {path.as_uri()}
+    assert not complaints(browser)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_the_page_of_steps_fits_a_phone(browser: Any, model_dir: str, tmp_path: Path) -> None:
+    path = tmp_path / "steps.html"
+    config = VisualizeConfig(src=LINE, model_dir=[model_dir])
+    path.write_text(steps_page.steps_page(config), encoding="utf-8")
+    requests_of(browser)
+    size = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(path.as_uri())
+    assert browser.execute_script("return document.documentElement.scrollWidth") == 390
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert requests_of(browser) <= {path.as_uri()}
     assert not complaints(browser)
 

@@ -14,7 +14,7 @@ from nmt.config.training import TrackerName
 
 
 class Picture(str, Enum):
-    """A picture to draw, or the upload of a run to trackers."""
+    """A picture to draw, pieces to print, or the upload of a run to trackers."""
 
     attention = "attention"
     mask = "mask"
@@ -32,6 +32,7 @@ class Picture(str, Enum):
     run = "run"
     data = "data"
     report = "report"
+    pieces = "pieces"
     upload = "upload"
 
 
@@ -66,7 +67,9 @@ class VisualizeConfig(RuntimeConfig):
         None, "file to write: .png, .svg, .pdf or .html; null: WHAT.png or WHAT.html"
     )
     theme: Theme = option(Theme.light, "background of .png, .svg and .pdf: light or dark")
-    model_dir: list[str] = option([DEFAULT_RUN_DIR], "run, checkpoint or model folder")
+    model_dir: list[str] = option(
+        [DEFAULT_RUN_DIR], "run, checkpoint or model folder; what=pieces: also a data folder"
+    )
     run_dir: list[str] = option([DEFAULT_RUN_DIR], "run folders; what=run compares several")
     data_dir: str = option(DEFAULT_DATA_DIR, "what=data: data folder")
     src: str | None = option(None, "source sentence, or a file of them; null: lines of stdin")

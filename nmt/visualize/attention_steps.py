@@ -1,4 +1,4 @@
-"""The figure of self-attention step by step: from the embedding of a token to its output vector.
+"""Self-attention step by step, and its figure: from the embedding of a token to its output vector.
 
 It follows the pictures of the Illustrated Transformer (Alammar, 2018) with the numbers of a trained
 model.
@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.gridspec import GridSpec
 from torch import Tensor
 
 from nmt.config import Norm, VisualizeConfig
@@ -33,10 +30,17 @@ from nmt.model.transformer import (
 from nmt.translate.attention import attention_model
 from nmt.translate.translator import Translator
 from nmt.visualize.attention_figure import load_translator, read_sentences
-from nmt.visualize.style import Style
+
+if TYPE_CHECKING:  # the page uses this module without matplotlib
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.gridspec import GridSpec
+
+    from nmt.visualize.style import Style
 
 _MAX_TOKENS = 40  # rows of more tokens are too small to read
-_NUM_WRITTEN = 12  # dimensions of each vector that are written as numbers
+NUM_WRITTEN = 12
+"""Number of dimensions of each vector that are written as numbers."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +116,23 @@ def compute_steps(model: Transformer, src_ids: list[int], layer: int) -> Attenti
     )
 
 
-def draw_steps(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw the self-attention of one token of `src` in one encoder layer, step by step.
+@dataclass(frozen=True)
+class FollowedToken:
+    """A token of a sentence, and the steps of its self-attention in one layer and head."""
 
-    `words` names the token, by default the first, `layers` the layer, and `heads` the head whose
-    vectors are drawn.
+    steps: AttentionSteps
+    pieces: list[str]  # (S), with EOS
+    query: int  # index of the token
+    layer: int  # of the encoder, from 1
+    head: int  # from 1
+    output_matrix: Tensor  # (H * d, D), W^O
+    is_pre_norm: bool
+
+
+def follow_token(config: VisualizeConfig) -> FollowedToken:
+    """Compute the self-attention of one token of `src` in one encoder layer.
+
+    `words` names the token, by default the first, `layers` the layer, and `heads` the head.
     """
     translator = load_translator(config)
     model = attention_model(translator.backend)
@@ -128,18 +144,31 @@ def draw_steps(config: VisualizeConfig, style: Style) -> Figure:
     src_ids = encode_line(translator, line, adds_eos=model.config.source_eos)
     pieces = translator.tokenizer.src.pieces(src_ids)
     query = find_token(pieces, config.words)
-    steps = compute_steps(model, src_ids, layer - 1)
-    replacements = style.add_fonts_for(pieces)
-    labels = [piece.translate(replacements) for piece in pieces]
-    return steps_figure(
-        steps,
-        labels,
-        style,
+    return FollowedToken(
+        steps=compute_steps(model, src_ids, layer - 1),
+        pieces=pieces,
         query=query,
-        head=head,
         layer=layer,
+        head=head,
         output_matrix=_output_projection(model, layer),
         is_pre_norm=model.config.norm is Norm.pre,
+    )
+
+
+def draw_steps(config: VisualizeConfig, style: Style) -> Figure:
+    """Draw the steps of `follow_token`."""
+    token = follow_token(config)
+    replacements = style.add_fonts_for(token.pieces)
+    labels = [piece.translate(replacements) for piece in token.pieces]
+    return steps_figure(
+        token.steps,
+        labels,
+        style,
+        query=token.query,
+        head=token.head,
+        layer=token.layer,
+        output_matrix=token.output_matrix,
+        is_pre_norm=token.is_pre_norm,
     )
 
 
@@ -210,7 +239,7 @@ def steps_figure(
     row_height = max(0.24 * len(labels), 1.6)  # inches
     heights = [row_height, row_height, row_height, max(0.24 * len(steps.heads), 2.0), 1.6]
     figure = style.figure(15, sum(heights) + 4)
-    grid = GridSpec(5, 6, figure=figure, height_ratios=heights)
+    grid = figure.add_gridspec(5, 6, height_ratios=heights)
     _draw_input(figure, grid, style, steps, labels, layer=layer, is_pre_norm=is_pre_norm)
     _draw_head(figure, grid, style, steps, labels, query=query, head=head - 1)
 
@@ -239,8 +268,8 @@ def steps_figure(
     axes = figure.add_subplot(grid[3, 4:6])
     _draw_vectors(axes, style, "8. Add (and norm)", stacked, list(vectors))
     axes = figure.add_subplot(grid[4, :])
-    _draw_numbers(axes, style, stacked[:, :_NUM_WRITTEN], list(vectors))
-    axes.set_title(f"The vectors of step 8, dimensions 0 to {_NUM_WRITTEN - 1}")
+    _draw_numbers(axes, style, stacked[:, :NUM_WRITTEN], list(vectors))
+    axes.set_title(f"The vectors of step 8, dimensions 0 to {NUM_WRITTEN - 1}")
     figure.suptitle(
         f"Self-attention of {labels[query]}: encoder layer {layer}, head {head}", fontsize=13
     )

@@ -29,6 +29,7 @@ class PictureInfo:
     figure_function: str = ""  # function(config, style) that returns a figure of matplotlib
     page_function: str = ""  # function(config) that returns an HTML page
     svg_function: str = ""  # function(config) that returns an animated SVG
+    other_function: str = ""  # function(config) that draws nothing
     default_suffix: str = ".png"  # suffix of the file, unless `output` is set
 
 
@@ -69,6 +70,7 @@ PICTURES = {
         "self-attention of one word, step by step from its embedding to the output vector",
         'src="A dog runs." words=[dog] layers=[1] heads=[2] model_dir=runs/mine',
         figure_function="attention_steps:draw_steps",
+        page_function="steps_page:steps_page",
     ),
     Picture.multi_head: PictureInfo(
         "scaled dot-product and multi-head attention as boxes, figure 2 of the paper",
@@ -119,9 +121,15 @@ PICTURES = {
         page_function="run_report:report_page",
         default_suffix=".html",
     ),
-    Picture.upload: PictureInfo(  # draws nothing, so `draw` treats it separately
+    Picture.pieces: PictureInfo(
+        "no picture: prints the pieces of sentences, with their ids",
+        'src="A dog runs." model_dir=data/mine',
+        other_function="pieces:print_pieces",
+    ),
+    Picture.upload: PictureInfo(
         "no picture: sends a run's metrics to trackers that lack them",
         "run_dir=runs/mine tracker=[wandb,mlflow]",
+        other_function="runs:upload",
     ),
 }
 
@@ -139,14 +147,14 @@ def list_pictures() -> str:
 
 
 def draw(config: VisualizeConfig) -> None:
-    """Draw the picture that the setting `what` names, or upload a run.
+    """Draw the picture that the setting `what` names, print pieces, or upload a run.
 
     Logs the path of the picture. If `what` is not set, prints a list of all pictures.
     """
     if config.what is None:
         print(list_pictures())
-    elif config.what is Picture.upload:
-        _import_function("runs:upload")(config)
+    elif PICTURES[config.what].other_function:
+        _import_function(PICTURES[config.what].other_function)(config)
     else:
         log.info("wrote %s", _write_picture(config, config.what))
 
