@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +30,22 @@ def pytest_collection_finish() -> None:
     """Exclude the imported modules from garbage collection."""
     gc.freeze()
     gc.enable()
+
+
+def copy_shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a copy of a folder that `make` fills once for all workers of pytest-xdist."""
+    from filelock import FileLock
+
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    shared = root / "shared" / name
+    shared.parent.mkdir(exist_ok=True)
+    with FileLock(f"{shared}.lock"):
+        if not shared.exists():
+            make(shared.with_suffix(".incomplete"))
+            shared.with_suffix(".incomplete").rename(shared)
+    return Path(shutil.copytree(shared, factory.mktemp("shared") / name))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -63,11 +82,16 @@ def trained_model_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: Token
     """A post-norm model with sinusoidal positions, trained until it is certain."""
     from exporting import trained_model
 
-    return trained_model(tmp_path_factory.mktemp("trained") / "post-sinusoidal", tokenizer, **SHAPE)
+    def make(folder: Path) -> None:
+        trained_model(folder, tokenizer, **SHAPE)
+
+    return copy_shared(tmp_path_factory, "post-sinusoidal", make)
 
 
 @pytest.fixture(scope="session")
-def trained_models(trained_model_dir: Path, tokenizer: Tokenizer) -> dict[str, Path]:
+def trained_models(
+    tmp_path_factory: pytest.TempPathFactory, trained_model_dir: Path, tokenizer: Tokenizer
+) -> dict[str, Path]:
     """Models of both norms and layouts of positions, trained until they are certain."""
     from exporting import trained_model
 
@@ -75,8 +99,11 @@ def trained_models(trained_model_dir: Path, tokenizer: Tokenizer) -> dict[str, P
 
     name = "pre-sinusoidal_concat"
     changes: dict[str, Any] = {"norm": Norm.pre, "positions": Positions.sinusoidal_concat}
-    folder = trained_model_dir.with_name(name)
-    pre_norm = trained_model(folder, tokenizer, **SHAPE, **changes)
+
+    def make(folder: Path) -> None:
+        trained_model(folder, tokenizer, **SHAPE, **changes)
+
+    pre_norm = copy_shared(tmp_path_factory, name, make)
     return {trained_model_dir.name: trained_model_dir, name: pre_norm}
 
 

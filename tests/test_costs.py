@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
@@ -77,48 +78,55 @@ def test_only_real_tokens_count_and_those_of_a_long_corpus_do_not_overflow() -> 
     assert training_flops(config, 37000, lengths) == 3_000_000 * pair_flops
 
 
-class Clock:
-    """Times statements as on a device that makes 1 GFLOP/s, whatever the load of this machine."""
+class GigaflopDevice:
+    """The clock of a device that makes 1 GFLOP/s, whatever the load of this machine: but its first
+    multiplication takes longer, and so does every second one that other load slows down.
+    """
 
-    def __init__(self, statement: str, *, globals: dict[str, Any], num_threads: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, has_load: bool) -> None:
+        self.largest = 0  # logits of a multiplication
+        self._seconds = 0.0
+        self._num_calls: Counter[torch.Size] = Counter()  # by shape
+        self._has_load = has_load
+        self._multiply = costs._multiply_like_training
+        monkeypatch.setattr(costs, "PEAK_SECONDS", 1e-3)  # several times for small matrices only
+        monkeypatch.setattr(costs, "_multiply_like_training", self.multiply)
+        monkeypatch.setattr(costs, "synchronize", lambda device: None)
+        monkeypatch.setattr(costs.time, "perf_counter", lambda: self._seconds)
+
+    def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> None:
         with FlopCounterMode(display=False) as counter:
-            exec(statement, globals)
-        self.times = [1.1e-9 * counter.get_total_flops(), 1e-9 * counter.get_total_flops()]
-
-    def blocked_autorange(self, *, min_run_time: float) -> Clock:
-        """Return itself, which has the times."""
-        return self
+            self._multiply(x, weight)
+        self.largest = max(self.largest, len(x) * len(weight))
+        call = self._num_calls[weight.shape]
+        self._num_calls[weight.shape] += 1
+        is_slow = call == 0 or (self._has_load and call % 2 == 0)
+        self._seconds += (1.1e-9 if is_slow else 1e-9) * counter.get_total_flops()
 
 
 def test_the_rate_is_the_devices_whatever_the_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         LAYERS, "is_onednn_faster", lambda _num_packed=0: False
     )  # unknown to the counter
-    monkeypatch.setattr(costs, "Timer", Clock)
     for vocab_size, d_ff, num_tokens in ((100, 32, 40), (10_000, 64, 5000)):  # the latter is cut
         for dtype in (torch.float32, torch.bfloat16):
-            sizes = {"vocab_size": vocab_size, "num_tokens": num_tokens}
-            rate = measure_peak_flops(torch.device("cpu"), dtype, tiny_config(d_ff=d_ff), **sizes)
-            assert rate == pytest.approx(1e9), (vocab_size, dtype)
+            with monkeypatch.context() as patch:
+                GigaflopDevice(patch, has_load=True)
+                sizes = {"vocab_size": vocab_size, "num_tokens": num_tokens}
+                rate = measure_peak_flops(
+                    torch.device("cpu"), dtype, tiny_config(d_ff=d_ff), **sizes
+                )
+                assert rate == pytest.approx(1e9), (vocab_size, dtype)
 
 
 def test_a_gpu_is_measured_with_no_more_logits_than_training_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    largest: list[int] = []
-
-    class Shapes(Clock):
-        """Notes the shapes of a device without memory, too."""
-
-        def __init__(self, statement: str, *, globals: dict[str, Any], num_threads: int) -> None:
-            largest.append(len(globals["x"]) * len(globals["weight"]))
-            super().__init__(statement, globals=globals, num_threads=num_threads)
-
-    monkeypatch.setattr(costs, "Timer", Shapes)
+    device = GigaflopDevice(monkeypatch, has_load=False)
     sizes = {"vocab_size": 256_000, "num_tokens": 25_000}
     rate = measure_peak_flops(torch.device("meta"), torch.bfloat16, tiny_config(), **sizes)
     assert rate == pytest.approx(1e9)
-    assert 0.9 * costs.GPU_CHUNK_LOGITS < max(largest) <= costs.GPU_CHUNK_LOGITS
+    assert 0.9 * costs.GPU_CHUNK_LOGITS < device.largest <= costs.GPU_CHUNK_LOGITS
 
 
 # --- the forecast

@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nmt.cli.arguments import GROUPS, Argument, is_list, parse_argument, read_arguments
-from nmt.cli.commands import COMMANDS, Command, script_command
+from nmt.cli.commands import COMMANDS, Command, choices, script_command
 from nmt.cli.sweep import HYDRA_SETTINGS, VERSION_BASE, run_hydra
 from nmt.cli.yaml_files import (
     TRAINING_KEYS,
@@ -67,11 +67,11 @@ class DataPreparation:
 
 @dataclass(frozen=True)
 class ComposedCommand:
-    """The config of a command, as an object and as YAML."""
+    """The config of a command; for nmt-train also as YAML, and how to prepare its data folder."""
 
     config: Any  # an instance of the command's dataclass
-    config_yaml: str
-    preparation: DataPreparation | None = None  # only for nmt-train
+    config_yaml: str = ""
+    preparation: DataPreparation | None = None
 
 
 def compose_command(
@@ -98,12 +98,14 @@ def compose_command(
     try:
         if command_line.is_sweep or command_line.hydra_words:
             # Hydra composes this config itself before it calls `compose` for each run
-            _store_defaults(command, arguments, unused_groups=())
+            corpus = _default_corpus(command, arguments)
+            defaults = _command_defaults(command, arguments)
+            _store_for_hydra(command.name, corpus, defaults, unused_groups=())
             compose = functools.partial(_compose_arguments, command)
             run_hydra(command, command_line, arguments, compose, run)
         elif command_line.shows_config:
-            _, config_yaml = to_config(_compose(command, arguments), command.schema)
-            print(config_yaml, end="")
+            settings = to_settings(_compose(command, arguments), command.schema)
+            print(OmegaConf.to_yaml(settings), end="")
         else:
             return _compose_arguments(command, arguments)
     except (HydraException, OmegaConfBaseException) as error:
@@ -133,9 +135,9 @@ def complete_values(command_line: str, command: Command) -> list[str]:
         type_hint = parse_argument(f"{key}=", command).type_hint
     except ConfigError:  # an unknown key
         return []
-    for choices in (type_hint, *typing.get_args(type_hint)):
-        if isinstance(choices, type) and issubclass(choices, Enum):
-            return [f"{key}={choice.value}" for choice in choices]
+    for accepted_type in (type_hint, *typing.get_args(type_hint)):
+        if isinstance(accepted_type, type) and issubclass(accepted_type, Enum):
+            return [f"{key}={choice.value}" for choice in accepted_type]
     return []
 
 
@@ -166,16 +168,17 @@ def _compose_arguments(
     composed = _compose(command, arguments)
     if subfolder:
         composed.run_dir = str(Path(composed.run_dir, subfolder))
-    config, config_yaml = to_config(composed, command.schema)
+    settings = to_settings(composed, command.schema)
+    config: Any = OmegaConf.to_object(settings)
     set_verify(getattr(config, "verify", True))
     verify_key = getattr(config, "verify_key", None)
     set_verify_key(None if verify_key is None else resolve_path(verify_key))
     if command.name == "train":
         preparation = _make_preparation(composed, config, arguments)
-        return ComposedCommand(config, config_yaml, preparation)
+        return ComposedCommand(config, OmegaConf.to_yaml(settings), preparation)
     if command.name == "preprocess":
         _complete_script(config)
-    return ComposedCommand(config, config_yaml)
+    return ComposedCommand(config)
 
 
 def _make_preparation(
@@ -189,7 +192,8 @@ def _make_preparation(
     """
     training_keys = {setting.name for setting in fields(TrainConfig)}
     content = {key: value for key, value in composed.items() if key not in training_keys}
-    preprocess_config, _ = to_config(OmegaConf.create(content), PreprocessConfig)
+    settings = to_settings(OmegaConf.create(content), PreprocessConfig)
+    preprocess_config = typing.cast(PreprocessConfig, OmegaConf.to_object(settings))
     preprocess_config.data_dir = config.data_dir
     preprocess_config.experiment = config.experiment
     preprocess_config.num_threads = config.num_threads
@@ -217,24 +221,17 @@ def _complete_script(config: PreprocessConfig) -> None:
 
 
 def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
-    """Merge the defaults of a command, the chosen YAML files and the settings that the user gave.
-
-    Initializes Hydra, unless this is a job of Hydra.
-    """
-    is_in_hydra = GlobalHydra.instance().is_initialized()
-    _store_defaults(command, arguments, () if is_in_hydra else _SWEEP_GROUPS_OF_HYDRA)
-    choices = {}
+    """Merge the defaults of a command, the chosen YAML files and the user's settings."""
+    chosen_files = {}
     settings = []
     for argument in arguments:
         if argument.key in GROUPS:
-            choices[argument.key] = argument.value  # the last choice of a group counts
+            chosen_files[argument.key] = argument.value  # the last choice of a group counts
         else:
             settings.append(argument)
-    with ExitStack() as stack:
-        if not is_in_hydra:
-            stack.enter_context(hydra.initialize_config_module("nmt.configs", **VERSION_BASE))
-        group_choices = [f"{group}={name}" for group, name in choices.items()]
-        composed = hydra.compose(command.name, group_choices)
+    from_files = _compose_files(command, arguments, chosen_files)
+    defaults = OmegaConf.create(_command_defaults(command, arguments))
+    composed = typing.cast(DictConfig, OmegaConf.merge(defaults, from_files))
     OmegaConf.set_struct(composed, False)  # allow keys that the defaults lack, such as mix.NAME
     for argument in arguments:
         if argument.key == "experiment" and not argument.is_recorded:
@@ -251,13 +248,41 @@ def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
     return composed
 
 
-def _store_defaults(
-    command: Command, arguments: list[Argument], unused_groups: Iterable[str]
-) -> None:
-    """Store the defaults of a command for Hydra: of its settings and of the config groups.
+def _compose_files(
+    command: Command, arguments: Iterable[Argument], chosen_files: dict[str, str]
+) -> DictConfig:
+    """Merge the YAML files that are the choices of the config groups, or their defaults."""
+    corpus = _default_corpus(command, arguments)
+    group_choices = tuple(f"{group}={name}" for group, name in chosen_files.items())
+    if all(name in choices(group) for group, name in chosen_files.items()):
+        return _compose_our_files(command.name, corpus, group_choices)
+    return _compose_with_hydra(command.name, corpus, group_choices)
 
-    `unused_groups` are groups of Hydra to leave out.
-    """
+
+def _default_corpus(command: Command, arguments: Iterable[Argument]) -> str:
+    """Return the default choice of the group `data`."""
+    keys = {argument.key for argument in arguments}
+    names_data = any(key == "experiment" or key.startswith("data.") for key in keys)
+    return "numbers" if command.name == "preprocess" and not names_data else "files"
+
+
+def _compose_with_hydra(name: str, corpus: str, group_choices: tuple[str, ...]) -> DictConfig:
+    """Merge the YAML files of a command. Initializes Hydra, unless this is a job of Hydra."""
+    with ExitStack() as stack:
+        if GlobalHydra.instance().is_initialized():
+            _store_for_hydra(name, corpus, {}, unused_groups=())
+        else:
+            _store_for_hydra(name, corpus, {}, _SWEEP_GROUPS_OF_HYDRA)
+            stack.enter_context(hydra.initialize_config_module("nmt.configs", **VERSION_BASE))
+        return hydra.compose(name, list(group_choices))
+
+
+# a process may compose several commands, and the files in configs/ do not change
+_compose_our_files = functools.cache(_compose_with_hydra)
+
+
+def _command_defaults(command: Command, arguments: list[Argument]) -> dict[str, Any]:
+    """Return the defaults of the settings of a command, which depend on the chosen settings."""
     keys = {argument.key for argument in arguments}
     defaults = _schema_defaults(command.name)
     if "model_dir" in defaults and "run_dir" not in defaults:
@@ -265,12 +290,20 @@ def _store_defaults(
         if has_default_model or ("experiment" in keys and "hypotheses" not in keys):
             # an experiment sets run_dir, and the other commands read the model of this run, except
             # nmt-evaluate hypotheses=FILE, which needs no model
-            defaults = {**defaults, "run_dir": DEFAULT_RUN_DIR, "model_dir": "${run_dir}"}
-    names_data = any(key == "experiment" or key.startswith("data.") for key in keys)
-    uses_included_corpus = command.name == "preprocess" and not names_data
+            return {**defaults, "run_dir": DEFAULT_RUN_DIR, "model_dir": "${run_dir}"}
+    return defaults
+
+
+def _store_for_hydra(
+    name: str, corpus: str, defaults: dict[str, Any], unused_groups: Iterable[str]
+) -> None:
+    """Store the config of a command for Hydra: `defaults`, and the defaults of config groups.
+
+    `corpus` is the default of the group `data`. `unused_groups` are groups of Hydra to leave out.
+    """
     defaults_list: list[Any] = [
         "_self_",  # our defaults; Hydra merges the following YAML files into them in this order
-        {"data": "numbers" if uses_included_corpus else "files"},
+        {"data": corpus},
         {"model": "base"},
         {"augment": None},
         {"experiment": None},
@@ -279,16 +312,17 @@ def _store_defaults(
     ]
     for group in unused_groups:
         defaults_list.append({f"override hydra/{group}": None})
-    store_config(command.name, {"defaults": defaults_list, "hydra": HYDRA_SETTINGS, **defaults})
+    store_config(name, {"defaults": defaults_list, "hydra": HYDRA_SETTINGS, **defaults})
 
 
 @functools.cache
-def _schema_defaults(name: str) -> Any:
+def _schema_defaults(name: str) -> dict[str, Any]:
     """Return the defaults of a command; for nmt-train, also the defaults of nmt-preprocess."""
-    defaults = OmegaConf.to_container(OmegaConf.structured(COMMANDS[name].schema))
+    defaults = OmegaConf.to_container(_structured(COMMANDS[name].schema))
+    settings = typing.cast(dict[str, Any], defaults)
     if name == "train":
-        return {**_schema_defaults("preprocess"), **typing.cast(dict[str, Any], defaults)}
-    return defaults
+        return {**_schema_defaults("preprocess"), **settings}
+    return settings
 
 
 def _replaced_text_keys(settings: Iterable[Argument]) -> list[str]:
@@ -343,12 +377,17 @@ def _split_list(text: str) -> list[str]:
     return items if items != [""] else []
 
 
-def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
-    """Return the settings of `schema` in `composed`, as an instance of `schema` and as YAML."""
+def to_settings(composed: DictConfig, schema: type[Any]) -> DictConfig:
+    """Return the settings of `schema` in `composed`, with the types of `schema`."""
     content: Any = OmegaConf.to_container(composed, resolve=True)
     values = {}
     for key, type_hint in typing.get_type_hints(schema).items():
         if key in content:
             values[key] = convert(content[key], type_hint, key)
-    structured = OmegaConf.merge(OmegaConf.structured(schema), values)
-    return OmegaConf.to_object(structured), OmegaConf.to_yaml(structured)
+    return typing.cast(DictConfig, OmegaConf.merge(_structured(schema), values))
+
+
+@functools.cache
+def _structured(schema: type[Any]) -> DictConfig:
+    """Return the defaults of a dataclass, typed; `OmegaConf.merge` copies them."""
+    return OmegaConf.structured(schema)

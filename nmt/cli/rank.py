@@ -21,7 +21,7 @@ def main(config_path: str, launcher_pid: str) -> int:
     from omegaconf import OmegaConf
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from nmt.cli.compose import to_config
+    from nmt.cli.compose import to_settings
     from nmt.cli.main import log_to_stderr
     from nmt.cli.train import run_rank
     from nmt.config import TrainConfig
@@ -29,8 +29,10 @@ def main(config_path: str, launcher_pid: str) -> int:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     log_to_stderr()
-    settings = OmegaConf.create(Path(config_path).read_text(encoding="utf-8"))
-    config, config_yaml = to_config(settings, TrainConfig)  # type: ignore[arg-type]
+    composed = OmegaConf.create(Path(config_path).read_text(encoding="utf-8"))
+    settings = to_settings(composed, TrainConfig)  # type: ignore[arg-type]
+    config: TrainConfig = OmegaConf.to_object(settings)  # type: ignore[assignment]
+    config_yaml = OmegaConf.to_yaml(settings)
     set_verify(config.verify)
     try:
         record(run_rank)(config, config_yaml)  # reports errors to the launcher

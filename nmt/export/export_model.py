@@ -7,12 +7,13 @@ how to translate with it in Python. `SUPPORTED` lists the architectures that eac
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from nmt.checkpoint import (
     EXPORT_INFO,
@@ -216,8 +217,9 @@ def _format_value(value: Any) -> str:
     return json.dumps(value).strip('"')  # as JSON, but texts have no quotes
 
 
-def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig) -> str:
-    """Return the README.md of an exported folder, from `readme.md.j2`."""
+@functools.cache  # compiling the template takes longer than rendering it
+def _readme_template() -> Template:
+    """Return the template of README.md."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -226,6 +228,11 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         keep_trailing_newline=True,
     )
     environment.filters["literal"] = json.dumps  # a JSON string is also a string literal of Python
+    return environment.get_template("readme.md.j2")
+
+
+def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig) -> str:
+    """Return the README.md of an exported folder, from `readme.md.j2`."""
     # variable of the README's code: file of a SentencePiece model
     tokenizer_files = {"source": SRC_MODEL, "target": TGT_MODEL}
     if isinstance(tokenizers, Tokenizer):
@@ -235,7 +242,7 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
     vocabulary_files = (SRC_VOCABULARY, TGT_VOCABULARY)
     if info.src_vocab_size is None:
         vocabulary_files = (VOCABULARY, VOCABULARY)
-    return environment.get_template("readme.md.j2").render(
+    return _readme_template().render(
         info=info,
         config=config,
         opset=onnx.OPSET,

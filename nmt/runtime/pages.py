@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
+@functools.cache  # compiling the templates takes longer than rendering a page
 def load_page_templates(folder: Path) -> Environment:
     """Return the environment that loads templates of `folder`, which extend page.html.j2."""
     environment = Environment(

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.benchmark import Timer
 
 from nmt.config import Activation, ModelConfig, Positions
 from nmt.data import Lengths
@@ -124,18 +124,34 @@ def measure_peak_flops(
         num_rows = min(num_tokens, max_rows)
         x = torch.randn(num_rows, in_size, device=device, dtype=dtype)
         weight = torch.randn(measured_out_size, in_size, device=device, dtype=dtype)
-        timer = Timer(
-            "multiply(x, weight)",
-            globals={"multiply": _multiply_like_training, "x": x, "weight": weight},
-            num_threads=torch.get_num_threads(),
-        )
-        measurement = timer.blocked_autorange(min_run_time=PEAK_SECONDS / len(shapes))
-        fastest_seconds = min(measurement.times)  # other load on the machine only slows a run down
+        fastest_seconds = _measure_fastest(x, weight, seconds=PEAK_SECONDS / len(shapes))
         # `flops` and `seconds` are sums over all matrices, for one row each
         flops += count * 6.0 * in_size * out_size
         seconds_per_output = fastest_seconds / (num_rows * measured_out_size)
         seconds += count * seconds_per_output * out_size
     return flops / seconds
+
+
+def _measure_fastest(x: Tensor, weight: Tensor, *, seconds: float) -> float:
+    """Return the seconds of the fastest multiplication, of as many as fit into `seconds`.
+
+    Other load on the machine only slows a multiplication down. The timer of
+    `torch.utils.benchmark` would import setuptools, which takes 0.3 s.
+    """
+    num_runs = 1 if x.device.type == "cpu" else 10  # a GPU computes while the next runs are queued
+    _multiply_like_training(x, weight)  # the first run allocates memory
+    synchronize(x.device)
+    end = time.perf_counter() + seconds
+    fastest_seconds = float("inf")
+    now = time.perf_counter()
+    while fastest_seconds == float("inf") or now < end:
+        start = now
+        for _ in range(num_runs):
+            _multiply_like_training(x, weight)
+        synchronize(x.device)
+        now = time.perf_counter()
+        fastest_seconds = min(fastest_seconds, (now - start) / num_runs)
+    return fastest_seconds
 
 
 def _multiply_like_training(x: Tensor, weight: Tensor) -> None:
