@@ -75,6 +75,7 @@ def test_auto_gives_the_bytes_of_ctranslate2_and_takes_the_native_engine_for_the
     assert pair.cross.equal(native.attention(LINES[:1], LINES[:1])[0].cross)
 
 
+@pytest.mark.slow
 def test_a_sentence_beyond_the_positions_of_a_conversion_is_translated_natively(
     folder: Path,
 ) -> None:

@@ -154,7 +154,7 @@ def test_the_order_of_a_corpus_is_one_shuffle_sorted_by_length_and_one_of_batche
 def test_ranks_share_the_pairs_of_every_update_equally_without_slivers_of_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for case in itertools.product(POOLS, (1, 3, 5, 8), (2, 3, 8), (300, 3000)):
+    for case in itertools.product(POOLS, (1, 5), (2, 3, 8), (300, 3000)):
         pool, seed, world_size, tokens = case
         monkeypatch.setattr(batching, "_POOL_PAIRS", pool)
         lengths = random_lengths(seed)

@@ -32,6 +32,7 @@ def test_the_script_makes_the_packaged_text() -> None:
     assert [(pair.en, pair.de) for pair in SCRIPT["generate"]()] == PAIRS
 
 
+@pytest.mark.slow
 def test_the_alignment_of_the_numbers_links_every_word_but_of() -> None:
     alignments = {}
     for pair in SCRIPT["generate"]():

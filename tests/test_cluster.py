@@ -28,6 +28,7 @@ def scheduler() -> Iterator[str]:
         yield local.scheduler_address
 
 
+@pytest.mark.slow
 def test_preprocessing_writes_the_same_bytes(scheduler: str, tmp_path: Path) -> None:
     settings = [*write_corpus(tmp_path), "data.test.num_pairs=5"]
     expected = preprocess(tmp_path / "one", settings)

@@ -63,7 +63,7 @@ def test_pairs_get_the_lines_before_them_up_to_a_gap_a_chunk_and_the_longest(
     names = [f"{split}{side}" for split in ("", "valid.") for side in ("src", "tgt")]
     input_arguments = [f"data.corpora.x.{name}={tmp_path / name[-3:]}" for name in names]
     options = ["data.corpora.x.src_tag=<doc>", "tokenizer.vocab_size=330", "keep_text=true"]
-    for context, longest in ((1, 50), (3, 50), (3, 24)):
+    for context, longest in ((3, 50), (3, 24)):
         data_dir = tmp_path / f"{context}-{longest}"
         limits = [f"data.context={context}", f"max_length={longest}", "num_threads=1"]
         assert (

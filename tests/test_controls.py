@@ -49,6 +49,9 @@ LINES = short_sentences(200)
 PLAIN = SearchConfig(beam_size=4, normalization=Normalization.none)
 GREEDY = replace(PLAIN, beam_size=1)
 PIECES = ["\u2581the", "\u2581house", "<unk>"]
+QUICK_AND_SLOW_SETTINGS = TOY_SETTINGS[2:4] + [
+    pytest.param(toy, marks=pytest.mark.slow) for toy in TOY_SETTINGS[:2] + TOY_SETTINGS[4:]
+]
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +238,7 @@ def diverse_by_lists(
     return sorted(results.values(), key=lambda h: (not h.finished, -h.score))
 
 
-@pytest.mark.parametrize("toy", TOY_SETTINGS)
+@pytest.mark.parametrize("toy", QUICK_AND_SLOW_SETTINGS)
 def test_diverse_beam_search_equals_the_formula_of_the_paper(toy: ToySettings) -> None:
     source = toy_source(4, 2, 6, 3)
     plain = find(ToyStepper(toy), source, config(6, b=6))

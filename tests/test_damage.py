@@ -393,7 +393,7 @@ def replace_value(content: Any, data: st.DataObject) -> None:
         content = child
 
 
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=25, deadline=None, database=None)
 @given(st.data())
 def test_any_metadata_is_read_or_refused(data: st.DataObject) -> None:
     for metadata_class, valid_content in METADATA:

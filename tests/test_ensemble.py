@@ -32,7 +32,7 @@ MODELS = [decided_model(seed=1), decided_model(Norm.pre, seed=2), decided_model(
 
 @torch.no_grad()
 def test_search_and_scoring_use_the_mean_over_the_models() -> None:
-    source = random_source(LENGTHS[:4])
+    source = random_source(LENGTHS[:2])
     count = 0
     for combine, beam_size in itertools.product(Combine, (1, 4)):
         stepper = EnsembleStepper([ModelStepper(model) for model in MODELS], combine)

@@ -208,7 +208,7 @@ def test_a_full_disk_for_all_output_is_no_success(words: str) -> None:
 
 
 def test_a_folder_as_stdin_ends_python_itself_and_a_folder_as_input_is_named(
-    tmp_path: Path,
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Python opens stdin before it runs any code, so that no command can print its own line."""
     descriptor = os.open(tmp_path, os.O_RDONLY)
@@ -223,6 +223,5 @@ def test_a_folder_as_stdin_ends_python_itself_and_a_folder_as_input_is_named(
     finally:
         os.close(descriptor)
     arguments = [f"input={tmp_path}", "model_dir=nowhere"]
-    result = run("nmt-translate", *arguments)
-    assert result.returncode == 2
-    assert len(result.stderr.splitlines()) == 1
+    assert entry.main(COMMANDS["translate"], arguments) == 2
+    assert len(capfd.readouterr().err.splitlines()) == 1

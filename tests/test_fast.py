@@ -336,7 +336,7 @@ def test_targets_are_shifted_by_one(tokenizer: Tokenizer) -> None:
 
 
 def test_a_rounded_batch_is_the_sum_of_its_pairs(tokenizer: Tokenizer) -> None:
-    for num_pairs, round_to, norm in itertools.product((1, 2, 7), (8, 64), Norm):
+    for num_pairs, round_to, norm in itertools.product((1, 4), (8, 64), Norm):
         case = (num_pairs, round_to, norm)
         pairs = draw_pairs(random.Random(0), num_pairs, 13)
         exact = make_batch(pairs, tokenizer)
@@ -590,7 +590,9 @@ def test_rows_go_to_their_cells_and_come_back() -> None:
         assert len(grid.collect(cells)) == grid.num_padded_rows >= len(rows)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [2, 5, *[pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, 3, 4)]]
+)
 @torch.no_grad()
 def test_any_walk_through_the_cache_equals_the_plain_model(seed: int) -> None:
     model = tiny_model(norm=list(Norm)[seed % 2], num_heads=2)

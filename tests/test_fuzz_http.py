@@ -212,7 +212,7 @@ def test_no_request_makes_the_server_fail(
 ) -> None:
     statuses = set()
 
-    @example_settings(300)
+    @example_settings(120)
     @given(request=requests())
     def run(request: bytes) -> None:
         caplog.clear()

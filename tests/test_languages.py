@@ -9,6 +9,7 @@ import io
 import json
 import random
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -46,8 +47,8 @@ def rows(name: str, size: int) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder and a run for four directions, one of them asked for by a tag of the target."""
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder for four directions, one of them asked for by a tag of the target."""
     folder = tmp_path_factory.mktemp("languages")
     arguments = [f"data_dir={folder / 'data'}", "tokenizer.vocab_size=85", "num_threads=1"]
     arguments += ["tokenizer.byte_fallback=false"]
@@ -63,6 +64,25 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 path = write_lines(folder / f"{split}{name}.{language}", spell(language, indices))
                 arguments.append(f"{key}.{split}{side}={path}")
     assert command("preprocess", arguments) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def new_root(data: Path) -> Path:
+    """A folder with the data and a run that has learned nothing."""
+    limits = ["max_updates=1", "validate_every_updates=1", "search.max_length_a=0"]
+    limits += ["search.max_length_b=8"]
+    assert (
+        command("train", f"data_dir={data / 'data'}", f"run_dir={data / 'run'}", TINY, limits) == 0
+    )
+    return data
+
+
+@pytest.fixture(scope="module")
+def root(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data and a run that translates."""
+    folder = Path(shutil.copytree(data, tmp_path_factory.mktemp("languages") / "trained"))
+    shutil.rmtree(folder / "run", ignore_errors=True)
     sizes = ["model.d_model=32", "model.d_ff=64", "tokens_per_update=300", "max_tokens=300"]
     pace = ["max_updates=150", "validate_every_updates=150", "checkpoint_every_updates=50"]
     pace += ["label_smoothing=0", "model.dropout=0"]
@@ -114,8 +134,8 @@ def test_direction_asked_for_comes_out_by_language_by_tag_and_in_python(root: Pa
         assert translator.translate(lines, tgt_lang="fr").count("") == 1, lines  # a tag is not text
 
 
-def test_long_lines_keep_their_tag_in_every_part(root: Path) -> None:
-    translator = Translator.load(root / "run", device="cpu", backend="native")
+def test_long_lines_keep_their_tag_in_every_part(new_root: Path) -> None:
+    translator = Translator.load(new_root / "run", device="cpu", backend="native")
     line = " ".join(["red house sees green tree"] * 6)
     for language, tag in (("de", "<2de>"), ("fr", "<French>")):
         tags = translator.choose_tags(tgt_lang=language)
@@ -226,9 +246,9 @@ def test_server_translates_in_every_direction_and_shows_no_tag(root: Path) -> No
 
 
 def test_what_a_model_does_not_have_is_refused_with_what_it_has(
-    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    new_root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    translator = Translator.load(root / "run", device="cpu", backend="native")
+    translator = Translator.load(new_root / "run", device="cpu", backend="native")
     for options, message in (
         ({"tgt_lang": "es"}, "tgt_lang=es: the model translates de to en, en to de, en to fr, fr"),
         ({"src_lang": "de", "tgt_lang": "fr"}, "src_lang=de tgt_lang=fr: the model translates de"),
@@ -239,14 +259,15 @@ def test_what_a_model_does_not_have_is_refused_with_what_it_has(
             translator.translate(["red"], **options)
     with pytest.raises(DataError, match=r"line 2 names no direction; give tgt_lang=.* <2de> <2en>"):
         translator.translate(["<2de> red", "red"])
-    assert translate(f"model_dir={root / 'run'}", f"input={root / 'test.en-de.en'}") == 2
+    assert translate(f"model_dir={new_root / 'run'}", f"input={new_root / 'test.en-de.en'}") == 2
     assert "line 1 names no direction; give tgt_lang=" in capfd.readouterr().err
     path = write_lines(tmp_path / "lines", ["<2de> red", "<2de> red", "red"])
     files = [f"src={path}", f"tgt={path}"]
-    assert command("score", f"model_dir={root / 'run'}", files, "window_lines=2") == 2
+    assert command("score", f"model_dir={new_root / 'run'}", files, "window_lines=2") == 2
     assert "line 3 names no direction" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_scores_are_higher_in_the_direction_of_the_text(
     root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,22 +288,25 @@ def test_scores_are_higher_in_the_direction_of_the_text(
 
 
 def test_held_out_sets_are_scored_by_direction(
-    root: Path, capfd: pytest.CaptureFixture[str]
+    new_root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    texts = read_held_out(root / "data", "test")
+    texts = read_held_out(new_root / "data", "test")
     assert [text.corpus for text in texts] == list(DIRECTIONS)
     assert texts[1].sources == spell("en", rows("test.en-de", 20))
-    options = [f"model_dir={root / 'run'}", "metrics=chrf", "format=json", "device=cpu"]
-    assert command("evaluate", options, f"data_dir={root / 'data'}") == 0
+    options = [f"model_dir={new_root / 'run'}", "metrics=chrf", "format=json", "device=cpu"]
+    assert command("evaluate", options, f"data_dir={new_root / 'data'}") == 0
     scores = {s["name"]: s["value"] for s in json.loads(capfd.readouterr().out)["scores"]}
     assert list(scores) == [f"{name} chrF2" for name in DIRECTIONS]
     for name in DIRECTIONS:
         src, tgt = name.split("-")
-        files = [f"src={root / f'test.{name}.{src}'}", f"references={root / f'test.{name}.{tgt}'}"]
+        files = [
+            f"src={new_root / f'test.{name}.{src}'}",
+            f"references={new_root / f'test.{name}.{tgt}'}",
+        ]
         assert command("evaluate", options, files, f"tgt_lang={tgt}") == 0
         (score,) = json.loads(capfd.readouterr().out)["scores"]
         assert score["value"] == scores[f"{name} chrF2"], name
-    (record,) = read_records(root / "run", "valid_bleu")
+    (record,) = read_records(new_root / "run", "valid_bleu")
     scores_by_direction = [record[f"valid_bleu_{name}"] for name in DIRECTIONS]
     assert record["valid_bleu"] == pytest.approx(sum(scores_by_direction) / 4)
 

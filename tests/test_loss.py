@@ -155,9 +155,9 @@ def exact_loss(
 
 def test_the_gradient_of_the_output_layer_survives_a_large_vocabulary() -> None:
     torch.manual_seed(0)
-    hidden = torch.randn(60, 16, requires_grad=True)
+    hidden = torch.randn(24, 16, requires_grad=True)
     weight = (torch.randn(37_000, 16) * 16**-0.5).requires_grad_()
-    targets = torch.randint(1, 37_000, (60,))
+    targets = torch.randint(1, 37_000, (24,))
     expected, exact_gradients = exact_loss(hidden, weight, targets)
     rare = torch.ones(len(weight), dtype=torch.bool)
     rare[targets] = False  # rows whose gradient is a sum of tiny probabilities

@@ -85,6 +85,7 @@ def lone_group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("lone_group")
 def test_dividing_a_model_in_training_keeps_weights_moments_and_average(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
