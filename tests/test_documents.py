@@ -381,12 +381,10 @@ def test_the_forms_of_a_plural() -> None:
 def make_bomb() -> bytes:
     """Return a package whose document is 1 GB of spaces."""
     compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
-    block = b" " * (1 << 20)
-    data = b"".join(compressor.compress(block) for _ in range(1024)) + compressor.flush()
+    block = compressor.compress(b" " * (1 << 20)) + compressor.flush(zlib.Z_FULL_FLUSH)
+    data = block * 1024 + compressor.flush()
     size = 1 << 30
-    crc = 0
-    for _ in range(1024):
-        crc = zlib.crc32(block, crc)
+    crc = 0  # wrong, but nobody may read up to the end, where it is compared
     name = b"word/document.xml"
     fields = (20, 0, 8, 0, 33, crc, len(data), size, len(name), 0)
     local = b"PK\x03\x04" + struct.pack("<HHHHHIIIHH", *fields) + name + data

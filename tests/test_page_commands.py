@@ -17,6 +17,7 @@ import tarfile
 import zipfile
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import docx
@@ -39,8 +40,7 @@ from toy import TINY, command, train, write_corpus
 
 from nmt.cli.commands import COMMANDS
 
-pytestmark = pytest.mark.slow
-
+PAGES_IN_CI = ("README.md", "docs/translate.md")
 SIZES = ["num_encoder_layers=2", "num_decoder_layers=2", "d_model=32", "d_ff=32", "num_heads=4"]
 SMALL_MODEL = [f"model.{size}" for size in SIZES]
 SHORT_RUN = [setting for setting in TINY if not setting.startswith("model.")]
@@ -254,25 +254,34 @@ def home(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return folder
 
 
+def mark_page(page: Path) -> Any:
+    """Return the parameter of a page: CI runs the commands of some pages only."""
+    is_in_ci = page.relative_to(ROOT).as_posix() in PAGES_IN_CI
+    return pytest.param(page, marks=pytest.mark.slow if is_in_ci else pytest.mark.long)
+
+
 WITH_COMMANDS = [page for page in PAGES if any(map(parse_command, shell_lines(page)))]
 
 
-@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", map(mark_page, WITH_COMMANDS), ids=lambda page: page.stem)
 def test_the_commands_of_a_page_run(page: Path, home: Path) -> None:
     run_lines(shell_lines(page))
 
 
+@pytest.mark.long
 def test_every_figure_and_listing_of_the_tutorials_has_a_command_that_runs(home: Path) -> None:
     lines = table_lines(ROOT / "docs/paper.md")
     assert run_lines(lines) == len(lines)
     assert len(lines) > 50
 
 
+@pytest.mark.slow
 def test_the_examples_of_help_run(home: Path) -> None:
     examples = [line for command in COMMANDS.values() for line in command.examples]
     assert run_lines(examples) > 15
 
 
+@pytest.mark.slow
 def test_the_python_of_the_pages_runs(home: Path) -> None:
     lines = (home / "in.en").read_text(encoding="utf-8").splitlines()
     for name in ("README.md", "docs/pictures.md", "docs/python.md", "docs/how-to/glossary.md"):
