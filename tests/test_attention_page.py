@@ -186,7 +186,7 @@ def test_clicks_and_keys_choose_kind_layer_and_head(view: View, tokenizer: Token
     assert colors[1] not in (colors[0], "255,255,255")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_browser
 def test_several_heads_are_shown_in_colors_of_their_own(view: View, tokenizer: Tokenizer) -> None:
     [pair] = attention(tokenizer, [("the green house", "größer")], num_heads=4)
@@ -310,7 +310,7 @@ def test_hostile_text_stays_text(view: View, tokenizer: Tokenizer) -> None:
     assert view.run(f"return {counts}") == [2, 0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_browser
 def test_base_is_drawn_in_a_second_and_big_stays_usable(view: View, tokenizer: Tokenizer) -> None:
     from selenium.webdriver import ActionChains

@@ -12,7 +12,7 @@ from pages import ROOT
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 NUM_UPDATES = 20  # in place of the notebook's MAX_UPDATES, the only cell that the test changes
 

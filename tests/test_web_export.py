@@ -93,17 +93,19 @@ def train(**options: Any) -> Tokenizer:
 
 
 @needs_node
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        {"byte_fallback": True},
-        {"model_type": "unigram", "byte_fallback": True},
-        {"model_type": "unigram", "user_defined_symbols": ["<2de>", "<sep>", "the"]},
-        {"user_defined_symbols": ["<2de>"], "remove_extra_whitespaces": False},
-        {"normalization_rule_name": "identity", "add_dummy_prefix": False},
-        {"model_type": "unigram", "treat_whitespace_as_suffix": True},
-        {"normalization_rule_name": "nmt_nfkc_cf"},
+        pytest.param(options, marks=pytest.mark.slow if is_in_ci else pytest.mark.long)
+        for options, is_in_ci in (
+            ({"byte_fallback": True}, True),
+            ({"model_type": "unigram", "byte_fallback": True}, False),
+            ({"model_type": "unigram", "user_defined_symbols": ["<2de>", "<sep>", "the"]}, True),
+            ({"user_defined_symbols": ["<2de>"], "remove_extra_whitespaces": False}, False),
+            ({"normalization_rule_name": "identity", "add_dummy_prefix": False}, False),
+            ({"model_type": "unigram", "treat_whitespace_as_suffix": True}, False),
+            ({"normalization_rule_name": "nmt_nfkc_cf"}, False),
+        )
     ],
     ids=str,
 )
@@ -383,8 +385,10 @@ def aligned_words(tokenizer: Tokenizer, line: str, translation: Translation) -> 
 
 @needs_browser
 @needs_node
-@pytest.mark.slow
-@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize(
+    "shift",
+    [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.long)],
+)
 def test_the_page_shows_the_alignment_of_native_search(
     open_page: Any,
     trained_models: dict[str, Path],
@@ -419,7 +423,7 @@ def test_the_page_shows_the_alignment_of_native_search(
 
 @needs_browser
 @needs_node
-@pytest.mark.slow
+@pytest.mark.long
 def test_int8_gives_the_text_of_onnx_runtime_for_python(
     open_page: Any, trained_models: dict[str, Path], tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -434,7 +438,7 @@ def test_int8_gives_the_text_of_onnx_runtime_for_python(
 
 @needs_browser
 @needs_node
-@pytest.mark.slow
+@pytest.mark.long
 def test_settings_of_search_mean_what_they_mean_in_native_search(
     open_page: Any, tokenizer: Tokenizer, tmp_path: Path, downloads: Path
 ) -> None:
@@ -505,7 +509,7 @@ def test_after_the_first_load_it_works_without_a_network_until_a_new_version_is_
 
 @needs_browser
 @needs_node
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_file_can_be_dropped_and_only_text_is_accepted(
     open_page: Any, trained_models: dict[str, Path]
 ) -> None:
