@@ -55,6 +55,7 @@ _SWEEP_GROUPS_OF_HYDRA = ("env", "help", "hydra_help", "launcher", "output", "sw
 # in the name of a file in a list: limits how many names `_split_list` looks for
 _MAX_COMMAS_IN_NAME = 15
 _QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
+_structured_configs: dict[type[Any], DictConfig] = {}
 
 
 @dataclass(frozen=True)
@@ -387,7 +388,8 @@ def to_settings(composed: DictConfig, schema: type[Any]) -> DictConfig:
     return typing.cast(DictConfig, OmegaConf.merge(_structured(schema), values))
 
 
-@functools.cache
 def _structured(schema: type[Any]) -> DictConfig:
     """Return the defaults of a dataclass, typed; `OmegaConf.merge` copies them."""
-    return OmegaConf.structured(schema)
+    if schema not in _structured_configs:
+        _structured_configs[schema] = OmegaConf.structured(schema)
+    return _structured_configs[schema]
