@@ -106,6 +106,29 @@ def test_long_names_do_not_squeeze_the_charts_of_runs(tmp_path: Path) -> None:
         assert len(curves) == 2 * num_runs  # all can be told apart
 
 
+def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(tmp_path: Path) -> None:
+    folders = []
+    for name, loss, settings in (
+        ("a1", 1.0, "seed: 1\nlayers: 6\n"),
+        ("b1", 5.0, "seed: 1\nlayers: 3\n"),
+        ("a2", 4.0, "seed: 2\nlayers: 6\n"),
+        ("a1-again", 1.0, "seed: 1\nlayers: 6\n"),  # no new seed
+    ):
+        folders.append(str(write_run(tmp_path / name, loss, settings=settings)))
+    summaries = [run_table.summarize_run(Path(folder)) for folder in folders]
+    assert run_table.group_by_seed(summaries) == [[0, 2], [1], [3]]
+    records = [run_table.read_metrics(Path(folder)) for folder in folders]
+    records[2].append({"update": 15, "valid_loss": 9.0})  # an update of only one run
+    expected = ([5, 10], [2.5, 3.5], [1.5, 1.5])
+    assert run_table.mean_curve([records[0], records[2]], "valid_loss") == expected
+    figure = runs.draw_run(VisualizeConfig(run_dir=folders[:3]), Style(Theme.light))
+    [band, *no_bands] = figure.axes[0].collections[:2]
+    assert no_bands  # of training and validation
+    assert sorted(set(band.get_paths()[0].vertices[:, 1])) == [1.0, 4.0]
+    [first, second] = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert (first, second) == ("a1 (mean of 2 seeds)", "b1")
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_runs")
 def test_what_run_prints_the_table_of_several_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import math
 import os
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,23 @@ def read_curve(records: Records, key: str) -> tuple[list[int], list[float]]:
     return updates, values
 
 
+def mean_curve(runs: Sequence[Records], key: str) -> tuple[list[int], list[float], list[float]]:
+    """Return the updates that all runs have, and the mean and standard deviation of a metric."""
+    values_by_update: dict[int, list[float]] = {}
+    for records in runs:
+        for update, value in zip(*read_curve(records, key), strict=True):
+            values_by_update.setdefault(update, []).append(value)
+    updates = []
+    means = []
+    deviations = []
+    for update, values in sorted(values_by_update.items()):
+        if len(values) == len(runs):
+            updates.append(update)
+            means.append(statistics.fmean(values))
+            deviations.append(statistics.pstdev(values))
+    return updates, means, deviations
+
+
 # --- the table
 
 
@@ -171,6 +189,22 @@ def run_table(summaries: Iterable[RunSummary]) -> str:
     if len(keys) > _MAX_SETTINGS:
         table += f"\nother settings that differ: {', '.join(keys[_MAX_SETTINGS:])}"
     return table
+
+
+def group_by_seed(summaries: Sequence[RunSummary]) -> list[list[int]]:
+    """Return groups of runs, by their indices, whose settings differ in nothing but `seed`."""
+    groups: list[list[int]] = []
+    for i, summary in enumerate(summaries):
+        for group in groups:
+            group_settings = [summaries[j].settings for j in group]
+            seeds = [settings.get("seed") for settings in group_settings]
+            keys = differing_settings([summary.settings, group_settings[0]])
+            if keys == ["seed"] and summary.settings.get("seed") not in seeds:
+                group.append(i)
+                break
+        else:
+            groups.append([i])
+    return groups
 
 
 def differing_settings(settings: Sequence[dict[str, Any]]) -> list[str]:

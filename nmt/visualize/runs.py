@@ -20,7 +20,8 @@ from nmt.training.trackers import TrackerThread, close_trackers, installed_track
 from nmt.visualize.run_table import (
     Records,
     find_runs,
-    read_curve,
+    group_by_seed,
+    mean_curve,
     read_metrics,
     run_table,
     summarize_run,
@@ -92,25 +93,36 @@ def without_first_tenth(values: list[float]) -> list[float]:
 def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     """Draw the charts of one run, or compare several runs, each in a color of its own.
 
-    Also prints the table of several runs.
+    Runs that differ only in their seed share a color: a curve of their mean in a band of their
+    standard deviation. Also prints the table of several runs.
     """
     folders = find_runs(config.run_dir)
     runs = [read_metrics(folder) for folder in folders]
     names = _display_names(folders, style)
     newest_update = max(records[-1]["update"] for records in runs)
-    names = [_wrap(name) for name in names]
+    summaries = [summarize_run(folder) for folder in folders]
+    groups = []
+    group_names = []
+    for indices in group_by_seed(summaries):
+        groups.append([runs[i] for i in indices])
+        name = names[indices[0]]
+        if len(indices) > 1:
+            name += f" (mean of {len(indices)} seeds)"
+        group_names.append(_wrap(name))
     if len(runs) > 1:
-        print(run_table(map(summarize_run, folders)))
+        print(run_table(summaries))
         title = f"{len(runs)} runs up to update {newest_update:,}; dashed: validation"
-        num_legend_columns, num_legend_lines = _legend_size(names)
+        if len(groups) < len(runs):
+            title += "; bands: standard deviation over seeds"
+        num_legend_columns, num_legend_lines = _legend_size(group_names)
     else:
-        title = f"{names[0]} up to update {newest_update:,}"
+        title = f"{group_names[0]} up to update {newest_update:,}"
         num_legend_columns = 0
         num_legend_lines = 0
     figure = style.figure(12, 6.5 + _TEXT_LINE_INCHES * (num_legend_lines + title.count("\n")))
     panels = figure.subplots(2, 3).flat
     for axes, chart in zip(panels, METRIC_CHARTS, strict=True):
-        highest = _draw_curves(axes, style, runs, names, chart.labels)
+        highest = _draw_curves(axes, style, groups, group_names, chart.labels)
         axes.set_title(chart.title)
         if chart.is_log_scale:
             axes.set_yscale("log")
@@ -120,7 +132,7 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
             axes.set_ylim(bottom=0)
             if highest > 0:
                 axes.set_ylim(top=1.05 * highest)
-    if len(runs) > 1:  # one legend below all charts; a long name would squeeze a chart
+    if len(groups) > 1:  # one legend below all charts; a long name would squeeze a chart
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=num_legend_columns)
     figure.suptitle(title)
@@ -150,27 +162,35 @@ def _legend_size(names: list[str]) -> tuple[int, int]:
 
 
 def _draw_curves(
-    axes: Axes, style: Style, runs: list[Records], names: list[str], labels: dict[str, str]
+    axes: Axes,
+    style: Style,
+    groups: list[list[Records]],
+    names: list[str],
+    labels: dict[str, str],
 ) -> float:
     """Draw the metrics `labels`: their keys in metrics.jsonl and the labels of their curves.
 
-    One run has a color per metric, several runs have a color per run. Returns the highest value
-    without the first tenth of each curve.
+    One group of runs has a color per metric, several groups have a color per group. Returns the
+    highest value without the first tenth of each curve.
     """
-    is_comparison = len(runs) > 1
+    is_comparison = len(groups) > 1
     highest = 0.0
-    for run_index, records in enumerate(runs):
+    for group_index, runs in enumerate(groups):
         for curve_index, (key, metric_label) in enumerate(labels.items()):
-            updates, values = read_curve(records, key)
+            updates, values, deviations = mean_curve(runs, key)
             color_index = curve_index
             label = metric_label
             if is_comparison:
-                color_index = run_index
-                label = names[run_index] if curve_index == 0 else "_"  # "_": not in the legend
+                color_index = group_index
+                label = names[group_index] if curve_index == 0 else "_"  # "_": not in the legend
             is_validation = key.startswith("valid_")
             color = style.curve_color(color_index)
             line_style = style.curve_format(color_index, is_dashed=is_validation)
             axes.plot(updates, values, line_style, color=color, label=label, markersize=4)
+            if len(runs) > 1:
+                low = np.subtract(values, deviations)
+                high = np.add(values, deviations)
+                axes.fill_between(updates, low, high, color=color, alpha=0.2, linewidth=0)
             highest = max([highest, *without_first_tenth(values)])
     axes.set_xlabel("update")
     axes.locator_params(axis="x", nbins=6, integer=True)
