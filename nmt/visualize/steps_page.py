@@ -46,6 +46,7 @@ def steps_page(config: VisualizeConfig) -> str:
         d_model=token.steps.x.size(1),
         head_size=token.steps.q.size(2),
         num_heads=len(token.steps.heads),
+        num_written=NUM_WRITTEN,
         sections=make_sections(token),
     )
 
@@ -84,9 +85,7 @@ def make_sections(token: FollowedToken) -> dict[str, list[NumberTable]]:
         ],
         "scores": [number_table("Scores", scores, pieces, score_names)],
         "sum": [
-            vector_table(
-                "Weight times value", values_and_sum, [*pieces, "sum z"], marked_row=len(pieces)
-            )
+            vector_table("weight · v", values_and_sum, [*pieces, "sum z"], marked_row=len(pieces))
         ],
         "heads": [
             vector_table("z of each head", steps.heads[:, query], head_names, marked_row=head)
