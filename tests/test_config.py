@@ -74,7 +74,7 @@ def compose_command(name: str, words: list[str]) -> compose.ComposedCommand:
 
 def from_yaml(schema: type[Any], **changes: Any) -> Any:
     """Return the config of a command whose YAML sets `changes`."""
-    return OmegaConf.to_object(compose.to_settings(OmegaConf.create(changes), schema))
+    return OmegaConf.to_object(compose.to_settings(changes, schema))
 
 
 def assert_refused(name: str, arguments: str, *expected: str) -> None:

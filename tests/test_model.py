@@ -93,10 +93,10 @@ def test_positions_follow_their_formula_and_bfloat16_rounds_it_once() -> None:
             assert table.dtype is torch.float32
             assert_near(table.double(), formula(300, d_model), (layout, d_model), atol=1e-7, rtol=0)
         model = plain(tiny_model(positions=layout)).bfloat16()
-        src, lengths = random_source([1024])
-        model.encode(src, padding_mask(lengths, 1024))  # the table grows beyond its first 512 rows
+        src, lengths = random_source([600])
+        model.encode(src, padding_mask(lengths, 600))  # the table grows beyond its first 512 rows
         assert torch.equal(
-            model.encoder_positions.table[:1024], formula(1024, 16).float().bfloat16()
+            model.encoder_positions.table[:600], formula(600, 16).float().bfloat16()
         ), layout
     model = Transformer(tiny_config(d_model=512), VOCAB_SIZE).bfloat16()
     x = torch.zeros(1024, 512, dtype=torch.bfloat16)
@@ -177,7 +177,7 @@ def test_encoder_and_decoder_equal_torchs() -> None:
     src_mask = padding_mask(lengths, src.size(1))
     is_padding = ~src_mask[:, 0, 0]  # (B, S), True = ignored, torch's convention
     options = {"tgt_mask": ~causal_mask(6), "memory_key_padding_mask": is_padding}
-    for case in itertools.product(NORMS, [(2, 2), (2, 5), (6, 1)], (False, True)):
+    for case in itertools.product(NORMS, [(2, 5), (6, 1)], (False, True)):
         norm, (num_encoder_layers, num_decoder_layers), training = case
         layers = dict(num_encoder_layers=num_encoder_layers, num_decoder_layers=num_decoder_layers)
         model = plain(tiny_model(norm=norm, num_heads=2, **layers)).train(training)

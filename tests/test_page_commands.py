@@ -263,7 +263,7 @@ def mark_page(page: Path) -> Any:
 WITH_COMMANDS = [page for page in PAGES if any(map(parse_command, shell_lines(page)))]
 
 
-@pytest.mark.parametrize("page", map(mark_page, WITH_COMMANDS), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*map(mark_page, WITH_COMMANDS)], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_run(page: Path, home: Path) -> None:
     run_lines(shell_lines(page))
 

@@ -157,7 +157,7 @@ def test_sentences_that_join_a_running_search_get_the_same_results() -> None:
         (EnsembleStepper(members), 2, 0.6),
     ):
         settings = config(4, alpha, a=1.0, b=6)
-        lengths = [rng.choice([1, 2, 4, 7, 10, 24]) for _ in range(25)]
+        lengths = [rng.choice([1, 2, 4, 7, 10, 24]) for _ in range(15)]
         source = random_source(lengths, seed=n_best)
         expected = find(stepper, source, settings, n_best=n_best)
         for member in members:
@@ -179,7 +179,7 @@ def test_sentences_that_join_a_running_search_get_the_same_results() -> None:
         for number, hypotheses in results.items():
             case = (type(stepper).__name__, n_best, number)
             assert_same(hypotheses, expected[number], tolerance=1e-4, case=case)
-    assert num_joined > 30
+    assert num_joined > 18
 
 
 def test_no_sentence_joins_a_search_that_would_take_its_padding_for_a_repeated_eos() -> None:

@@ -8,6 +8,7 @@ that their text needs no quotes; Hydra parses them only in a sweep.
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import os
@@ -100,12 +101,13 @@ def compose_command(
         if command_line.is_sweep or command_line.hydra_words:
             # Hydra composes this config itself before it calls `compose` for each run
             corpus = _default_corpus(command, arguments)
-            defaults = _command_defaults(command, arguments)
+            defaults = _command_defaults(command.name, _reads_run(command, arguments))
             _store_for_hydra(command.name, corpus, defaults, unused_groups=())
             compose = functools.partial(_compose_arguments, command)
             run_hydra(command, command_line, arguments, compose, run)
         elif command_line.shows_config:
-            settings = to_settings(_compose(command, arguments), command.schema)
+            content = _to_content(_compose(command, arguments))
+            settings = to_settings(content, command.schema)
             print(OmegaConf.to_yaml(settings), end="")
         else:
             return _compose_arguments(command, arguments)
@@ -169,13 +171,14 @@ def _compose_arguments(
     composed = _compose(command, arguments)
     if subfolder:
         composed.run_dir = str(Path(composed.run_dir, subfolder))
-    settings = to_settings(composed, command.schema)
+    content = _to_content(composed)
+    settings = to_settings(content, command.schema)
     config: Any = OmegaConf.to_object(settings)
     set_verify(getattr(config, "verify", True))
     verify_key = getattr(config, "verify_key", None)
     set_verify_key(None if verify_key is None else resolve_path(verify_key))
     if command.name == "train":
-        preparation = _make_preparation(composed, config, arguments)
+        preparation = _make_preparation(content, config, arguments)
         return ComposedCommand(config, OmegaConf.to_yaml(settings), preparation)
     if command.name == "preprocess":
         _complete_script(config)
@@ -183,17 +186,17 @@ def _compose_arguments(
 
 
 def _make_preparation(
-    composed: DictConfig, config: TrainConfig, arguments: Iterable[Argument]
+    content: dict[str, Any], config: TrainConfig, arguments: Iterable[Argument]
 ) -> DataPreparation:
     """Return how to prepare the data folder of a training run.
 
     The config of nmt-preprocess takes the data folder, the experiment and the number of threads
-    from the config of the run. It takes settings that nmt-train lacks from `composed`. The others,
+    from the config of the run. It takes settings that nmt-train lacks from `content`. The others,
     such as `seed`, mean something else in training, and keep their defaults.
     """
     training_keys = {setting.name for setting in fields(TrainConfig)}
-    content = {key: value for key, value in composed.items() if key not in training_keys}
-    settings = to_settings(OmegaConf.create(content), PreprocessConfig)
+    data_settings = {key: value for key, value in content.items() if key not in training_keys}
+    settings = to_settings(data_settings, PreprocessConfig)
     preprocess_config = typing.cast(PreprocessConfig, OmegaConf.to_object(settings))
     preprocess_config.data_dir = config.data_dir
     preprocess_config.experiment = config.experiment
@@ -230,9 +233,7 @@ def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
             chosen_files[argument.key] = argument.value  # the last choice of a group counts
         else:
             settings.append(argument)
-    from_files = _compose_files(command, arguments, chosen_files)
-    defaults = OmegaConf.create(_command_defaults(command, arguments))
-    composed = typing.cast(DictConfig, OmegaConf.merge(defaults, from_files))
+    composed = _compose_files(command, arguments, chosen_files)
     OmegaConf.set_struct(composed, False)  # allow keys that the defaults lack, such as mix.NAME
     for argument in arguments:
         if argument.key == "experiment" and not argument.is_recorded:
@@ -252,12 +253,13 @@ def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
 def _compose_files(
     command: Command, arguments: Iterable[Argument], chosen_files: dict[str, str]
 ) -> DictConfig:
-    """Merge the YAML files that are the choices of the config groups, or their defaults."""
+    """Merge the defaults of a command and the YAML files that the config groups have chosen."""
     corpus = _default_corpus(command, arguments)
+    reads_run = _reads_run(command, arguments)
     group_choices = tuple(f"{group}={name}" for group, name in chosen_files.items())
     if all(name in choices(group) for group, name in chosen_files.items()):
-        return _compose_our_files(command.name, corpus, group_choices)
-    return _compose_with_hydra(command.name, corpus, group_choices)
+        return copy.deepcopy(_compose_our_files(command.name, corpus, reads_run, group_choices))
+    return _compose_with_hydra(command.name, corpus, reads_run, group_choices)
 
 
 def _default_corpus(command: Command, arguments: Iterable[Argument]) -> str:
@@ -267,31 +269,46 @@ def _default_corpus(command: Command, arguments: Iterable[Argument]) -> str:
     return "numbers" if command.name == "preprocess" and not names_data else "files"
 
 
-def _compose_with_hydra(name: str, corpus: str, group_choices: tuple[str, ...]) -> DictConfig:
-    """Merge the YAML files of a command. Initializes Hydra, unless this is a job of Hydra."""
+def _reads_run(command: Command, arguments: Iterable[Argument]) -> bool:
+    """Return whether a command reads the model of a run, unless `model_dir` names another."""
+    keys = {argument.key for argument in arguments}
+    defaults = _schema_defaults(command.name)
+    if "model_dir" not in defaults or "run_dir" in defaults:
+        return False
+    # an experiment sets run_dir, and the other commands read the model of this run, except
+    # nmt-evaluate hypotheses=FILE, which needs no model
+    has_default_model = defaults["model_dir"] is not None
+    return has_default_model or ("experiment" in keys and "hypotheses" not in keys)
+
+
+def _compose_with_hydra(
+    name: str, corpus: str, reads_run: bool, group_choices: tuple[str, ...]
+) -> DictConfig:
+    """Merge the defaults and the YAML files of a command.
+
+    Initializes Hydra, unless this is a job of Hydra. Hydra composes the files only, since it would
+    copy the defaults of all settings several times.
+    """
     with ExitStack() as stack:
         if GlobalHydra.instance().is_initialized():
             _store_for_hydra(name, corpus, {}, unused_groups=())
         else:
             _store_for_hydra(name, corpus, {}, _SWEEP_GROUPS_OF_HYDRA)
             stack.enter_context(hydra.initialize_config_module("nmt.configs", **VERSION_BASE))
-        return hydra.compose(name, list(group_choices))
+        from_files = hydra.compose(name, list(group_choices))
+    defaults = OmegaConf.create(_command_defaults(name, reads_run))
+    return typing.cast(DictConfig, OmegaConf.merge(defaults, from_files))
 
 
 # a process may compose several commands, and the files in configs/ do not change
 _compose_our_files = functools.cache(_compose_with_hydra)
 
 
-def _command_defaults(command: Command, arguments: list[Argument]) -> dict[str, Any]:
-    """Return the defaults of the settings of a command, which depend on the chosen settings."""
-    keys = {argument.key for argument in arguments}
-    defaults = _schema_defaults(command.name)
-    if "model_dir" in defaults and "run_dir" not in defaults:
-        has_default_model = defaults["model_dir"] is not None
-        if has_default_model or ("experiment" in keys and "hypotheses" not in keys):
-            # an experiment sets run_dir, and the other commands read the model of this run, except
-            # nmt-evaluate hypotheses=FILE, which needs no model
-            return {**defaults, "run_dir": DEFAULT_RUN_DIR, "model_dir": "${run_dir}"}
+def _command_defaults(name: str, reads_run: bool) -> dict[str, Any]:
+    """Return the defaults of the settings of a command."""
+    defaults = _schema_defaults(name)
+    if reads_run:
+        return {**defaults, "run_dir": DEFAULT_RUN_DIR, "model_dir": "${run_dir}"}
     return defaults
 
 
@@ -378,9 +395,13 @@ def _split_list(text: str) -> list[str]:
     return items if items != [""] else []
 
 
-def to_settings(composed: DictConfig, schema: type[Any]) -> DictConfig:
-    """Return the settings of `schema` in `composed`, with the types of `schema`."""
-    content: Any = OmegaConf.to_container(composed, resolve=True)
+def _to_content(composed: DictConfig) -> dict[str, Any]:
+    """Return a config as dictionaries, with the values of its interpolations."""
+    return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
+
+
+def to_settings(content: dict[str, Any], schema: type[Any]) -> DictConfig:
+    """Return the settings of `schema` in `content`, with the types of `schema`."""
     values = {}
     for key, type_hint in typing.get_type_hints(schema).items():
         if key in content:

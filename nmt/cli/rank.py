@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
+from typing import Any
 
 from nmt.cli.parent import end_with_launcher
 from nmt.errors import EXIT_INTERRUPTED, ONE_LINE_ERRORS
@@ -29,8 +29,8 @@ def main(config_path: str, launcher_pid: str) -> int:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     log_to_stderr()
-    composed = OmegaConf.create(Path(config_path).read_text(encoding="utf-8"))
-    settings = to_settings(composed, TrainConfig)  # type: ignore[arg-type]
+    content: Any = OmegaConf.to_container(OmegaConf.load(config_path))
+    settings = to_settings(content, TrainConfig)
     config: TrainConfig = OmegaConf.to_object(settings)  # type: ignore[assignment]
     config_yaml = OmegaConf.to_yaml(settings)
     set_verify(config.verify)
