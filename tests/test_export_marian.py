@@ -56,7 +56,8 @@ def test_marian_models_have_the_same_weights_after_import_and_export(tmp_path: P
             assert torch.equal(tensor, weights[key]), (name, key)
 
 
-@pytest.mark.parametrize("norm", [Norm.post, pytest.param(Norm.pre, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", [Norm.post, Norm.pre])
 def test_our_models_translate_in_ctranslate2_and_imported_as_before(
     tmp_path: Path, tokenizer: Tokenizer, norm: Norm
 ) -> None:

@@ -262,7 +262,7 @@ def test_generated_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
     text = st.lists(st.sampled_from(pieces) | st.text(max_size=3), max_size=40).map("".join)
     contents = text.map(lambda text: text.encode("utf-8", "replace")) | st.binary(max_size=40)
 
-    @example_settings(60)
+    @example_settings(25)
     @given(content=contents)
     def run(content: bytes) -> None:
         check(name, content, tmp_path)
@@ -279,7 +279,7 @@ def test_changed_binary_files_are_read_or_refused(name: str, tmp_path: Path) -> 
     values = st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255)
     changes = st.lists(st.tuples(positions, values), min_size=1, max_size=8)
 
-    @example_settings(60)
+    @example_settings(25)
     @given(changes=changes, end=st.just(len(seed)) | positions)
     def run(changes: list[tuple[int, int]], end: int) -> None:
         content = bytearray(seed)

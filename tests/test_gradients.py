@@ -134,6 +134,7 @@ def test_gradients_are_the_mean_over_all_target_tokens_however_cut(
             learner.zero_grad()
 
 
+@pytest.mark.slow
 def test_the_state_of_every_optimizer_can_be_loaded_again(data_dir: Path, tmp_path: Path) -> None:
     for name in Optimizer:
         optimizer = OptimizerConfig(name=name, schedule=Schedule.constant)

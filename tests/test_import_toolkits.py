@@ -166,6 +166,7 @@ def quote(piece: str) -> str:
     return piece
 
 
+@pytest.mark.slow
 def test_marian_models_find_the_ids_and_scores_of_ctranslate2(tmp_path: Path) -> None:
     from ctranslate2.converters import MarianConverter  # takes a second
 

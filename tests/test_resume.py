@@ -160,6 +160,7 @@ def test_dropout_differs_between_ranks_and_positions_in_the_data() -> None:
     assert list(map(draw, reversed(keys))) == samples[::-1]
 
 
+@pytest.mark.slow
 def test_a_schedule_free_run_may_end_anywhere_and_go_on_with_the_same_bits(
     toy_data: Path, tmp_path: Path
 ) -> None:
