@@ -66,6 +66,7 @@ format: $(INSTALLED)
 	$(BIN)/python scripts/wrap.py *.md docs/*.md docs/tutorials/*.md docs/how-to/*.md docs/benchmarks/README.md
 	$(BIN)/python scripts/tour.py
 	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/api.py
 
 # The same bytes for the same commit, wherever and whenever it is built
 wheel: $(INSTALLED)

@@ -5,7 +5,6 @@ python scripts/reference.py [--check]
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 import types
@@ -13,6 +12,8 @@ import typing
 from enum import Enum
 from pathlib import Path
 from typing import Any
+
+from generated import write_or_check
 
 from nmt.cli.commands import COMMANDS, NAME, Command, Setting
 from nmt.config import Range
@@ -37,22 +38,8 @@ EXPLAINED = {
 
 def main() -> int:
     """Write the pages, or check that they are current."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="do not write; fail if a page is old")
-    check = parser.parse_args().check
-    outdated = []
-    FOLDER.mkdir(exist_ok=True)
-    for command in COMMANDS.values():
-        path = FOLDER / f"{command.name}.md"
-        text = render_page(command)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            outdated.append(path.name)
-            if not check:
-                path.write_text(text, encoding="utf-8", newline="\n")
-    if check and outdated:
-        print(f"{', '.join(outdated)}: run python scripts/reference.py", file=sys.stderr)
-        return 1
-    return 0
+    pages = {FOLDER / f"{command.name}.md": render_page(command) for command in COMMANDS.values()}
+    return write_or_check(__doc__ or "", pages)
 
 
 def render_page(command: Command) -> str:
@@ -63,7 +50,7 @@ def render_page(command: Command) -> str:
     lines = [
         f"# Settings of nmt-{command.name}",
         "",
-        f"{command.summary} {EXPLAINED[command.name]} explains how.",
+        f"{command.summary} See {EXPLAINED[command.name]}.",
         "",
         f"- Reads {command.reads}.",
         f"- Writes {command.writes}.",

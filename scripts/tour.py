@@ -10,7 +10,6 @@ those in a paragraph that begins with "Code:" next to the text (`with_code`). A 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import functools
 import re
@@ -18,6 +17,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from generated import write_or_check
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "docs/tour.md", ROOT / "docs/tour-training.md"]
@@ -160,21 +161,8 @@ def show_code(section: str) -> Iterator[str]:
 
 def main() -> int:
     """Rewrite or check the pages."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="do not write; fail if lines moved")
-    check = parser.parse_args().check
-    moved = []
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        current = set_line_numbers(text)
-        if current != text:
-            moved.append(page.name)
-        if not check:
-            page.write_text(current, encoding="utf-8", newline="\n")
-    if check and moved:
-        print(f"{', '.join(moved)}: lines moved; run python scripts/tour.py", file=sys.stderr)
-        return 1
-    return 0
+    pages = {page: set_line_numbers(page.read_text(encoding="utf-8")) for page in PAGES}
+    return write_or_check(__doc__ or "", pages)
 
 
 if __name__ == "__main__":

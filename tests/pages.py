@@ -1,18 +1,34 @@
 """Code in the README and the docs: commands in indented blocks, and fenced blocks of Python and
-YAML.
+YAML; and the scripts that make pages.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TABLES_OF_COMMANDS = [ROOT / "docs/paper.md", ROOT / "docs/how-to/debug-training.md"]
+# pages whose Python test_page_commands.py runs
+PAGES_WITH_PYTHON = ["README.md", "docs/pictures.md", "docs/python.md", "docs/how-to/glossary.md"]
 _FORMULA = " = "
 _FILE_PLACEHOLDER = "SUBSTITUTED{}"
+
+
+def import_script(name: str) -> ModuleType:
+    """Import a module of scripts/ anew, which may import others of the folder."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        sys.modules.pop(name, None)
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
 
 
 def fenced_blocks(text: str, language: str) -> list[str]:

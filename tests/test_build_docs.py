@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from browser import complaints, needs_browser, requests_of, start_browser
-from pages import PAGES, ROOT
+from pages import PAGES, ROOT, import_script
 from selenium.common.exceptions import ElementNotInteractableException
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -22,14 +21,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def build_docs() -> ModuleType:
     """The script."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    spec = importlib.util.spec_from_file_location("build_docs", ROOT / "scripts/build_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.path.pop(0)
-    return module
+    return import_script("build_docs")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import sys
@@ -11,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from pages import ROOT, fenced_blocks
+from pages import ROOT, fenced_blocks, import_script
 
 # files of which every function is shown or linked
 WHOLE_FILES = [
@@ -59,13 +58,7 @@ SECTIONS = [
 @pytest.fixture
 def tour() -> ModuleType:
     """The script, imported again."""
-    spec = importlib.util.spec_from_file_location("tour", ROOT / "scripts/tour.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["tour"] = module  # which dataclasses look up
-    spec.loader.exec_module(module)
-    return module
+    return import_script("tour")
 
 
 def read_pages(tour: ModuleType) -> list[str]:

@@ -35,7 +35,8 @@ _WORD_START = re.compile("▁|[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]")
 class PairAttention:
     """Attention weights of a sentence and its translation, in float32.
 
-    Each row sums to 1. Weights of masked positions are exactly 0.
+    L layers, H heads, S source tokens, T target tokens. Each row sums to 1. Weights of masked
+    positions are exactly 0.
     """
 
     src: list[str]  # S pieces, EOS last if the model reads it

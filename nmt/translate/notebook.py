@@ -12,10 +12,12 @@ _CELL = '<td style="text-align:left">{}</td>'
 
 
 class NBestList(list[Translation]):
-    """The translations of a line, best first, which a notebook shows as a table."""
+    """The translations of a line, best first, which a notebook shows as a table.
+
+    `source_tokens` are the pieces of the line, with EOS; empty without `alignment`.
+    """
 
     def __init__(self, translations: Sequence[Translation], source_tokens: Sequence[str]) -> None:
-        """`source_tokens` are the pieces of the line; empty without `alignment`."""
         super().__init__(translations)
         self.source_tokens = source_tokens
 

@@ -37,7 +37,7 @@ class Translation:
     token_log_probs: list[float] = field(default_factory=list)
     """In nats, one value per token, and one for EOS if `finished`."""
     alignment: list[int] | None = None
-    """For each token, the index of its source token in `LineResult.source_tokens`."""
+    """For each token, the index of its source token in `NBestList.source_tokens`."""
     searched_again: bool = False
     """Whether a segment was searched again because its translation looped or met the limit."""
     rerank_score: float | None = None

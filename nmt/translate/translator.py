@@ -137,8 +137,9 @@ class Translator:
 
         backend=auto takes CTranslate2 where it supports the request, else the native engine.
         `quantization` and `num_threads` only apply to CTranslate2. The former is the number format
-        of the converted weights (see `default_quantization`). The latter is the number of batches
-        that are translated at a time; 0 selects torch's number of threads. With `verify_key`, the
+        of the converted weights; None selects int8 on a CPU with VNNI, else float32. The latter is
+        the number of batches that are translated at a time; 0 selects torch's number of threads.
+        `combine` says how an ensemble combines its distributions. With `verify_key`, the
         file of a public key, a folder must have its signature (`nmt-export sign=KEY`). Raises
         `ModelError` for a folder without a model or signature, and `DeviceError` for a device that
         does not exist.
