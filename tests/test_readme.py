@@ -7,14 +7,24 @@ from __future__ import annotations
 import re
 import shlex
 
-from pages import PAGES, ROOT, ShellCommand, parse_command, shell_lines, table_lines
+from pages import (
+    PAGES,
+    PAGES_WITH_PYTHON,
+    ROOT,
+    TABLES_OF_COMMANDS,
+    ShellCommand,
+    fenced_blocks,
+    parse_command,
+    shell_lines,
+    table_lines,
+)
 
 from nmt.cli.arguments import read_arguments
 from nmt.cli.commands import COMMANDS
 
 COLUMNS = 110
 GENERATED = re.compile(
-    r"docs/benchmarks/(?!README)|docs/settings/|docs/(paper|tour[-\w]*)\.md"
+    r"docs/benchmarks/(?!README)|docs/(api|settings)/|docs/(paper|tour[-\w]*)\.md"
 )  # not wrapped by hand
 TESTS = ROOT / "tests"
 
@@ -24,7 +34,8 @@ ELSEWHERE = {
     " devices=": "test_launch.py",
     "scheduler=tcp": "test_cluster.py",
     "nmt-serve ": "test_serve_workers.py",
-    "--multirun": "test_first_hour.py",
+    "--multirun experiment=": "test_first_hour.py",
+    "experiment=wmt14": "needs the network and GPUs; test_paper.py builds the models",
     "nllb-200": "test_import_huggingface.py",
     "what=upload": "test_trackers.py",
     "tracker=[": "test_trackers.py",
@@ -71,7 +82,7 @@ PROGRAMS = {
 def documented_commands() -> list[tuple[str, ShellCommand]]:
     """Return the commands of nmt on all pages and in --help, with their page."""
     lines = [(page.name, line) for page in PAGES for line in shell_lines(page)]
-    lines += [("paper.md", line) for line in table_lines(ROOT / "docs/paper.md")]
+    lines += [(page.name, line) for page in TABLES_OF_COMMANDS for line in table_lines(page)]
     lines += [("--help", line) for command in COMMANDS.values() for line in command.examples]
     commands = [(page, parse_command(line)) for page, line in lines]
     return [(page, command) for page, command in commands if command is not None]
@@ -100,6 +111,18 @@ def test_every_command_of_the_pages_is_run_by_a_test_or_says_why_not() -> None:
     for reason in [*ELSEWHERE.values(), *PROGRAMS.values()]:
         for name in re.findall(r"test_\w+\.py", reason):
             assert (TESTS / name).is_file(), name
+
+
+def test_python_and_output_of_tutorials_and_guides_are_checked_by_a_test() -> None:
+    source = (TESTS / "test_first_tutorial.py").read_text(encoding="utf-8")
+    compared = set(re.findall(r"docs/tutorials/[\w-]+\.md", source))
+    for folder in ("tutorials", "how-to"):
+        for page in sorted((ROOT / "docs" / folder).glob("*.md")):
+            text = page.read_text(encoding="utf-8")
+            name = page.relative_to(ROOT).as_posix()
+            is_run = name in compared or name in PAGES_WITH_PYTHON
+            assert is_run or not fenced_blocks(text, "python"), name
+            assert name in compared or not fenced_blocks(text, "text"), name
 
 
 def test_scripts_have_the_options_that_the_pages_give_them() -> None:
