@@ -145,19 +145,28 @@ def test_the_first_tutorial_ends_with_a_model_and_a_served_page(
     for server in servers:
         server.close()
     assert Path("runs/default/average/model.safetensors").is_file()
-    follow_second_tutorial(environment)
+    follow_second_tutorial(environment, is_whole)
 
 
-def follow_second_tutorial(environment: dict[str, str]) -> None:
-    """Run the commands and the Python of the page on attention with the model of the first one."""
+def follow_second_tutorial(environment: dict[str, str], is_whole: bool) -> None:
+    """Run the commands and the Python of the page on attention with the model of the first one.
+
+    The trained model has the target pieces of the page; where they attend may differ.
+    """
     page = ROOT / "docs/tutorials/attention.md"
     for line in shell_lines(page):
         run(line, environment)
     for name in ("boxes.png", "steps.png", "attention.html", "decoding.html"):
         assert Path(name).stat().st_size > 10_000, name
-    [block] = fenced_blocks(page.read_text(encoding="utf-8"), "python")
+    text = page.read_text(encoding="utf-8")
+    [block] = fenced_blocks(text, "python")
+    [shown] = fenced_blocks(text, "text")
     Path("attention_weights.py").write_text(block, encoding="utf-8")
-    assert "</s>" in run("python attention_weights.py", environment)
+    output = run("python attention_weights.py", environment)
+    lines = [line.split() for line in output.splitlines()[-len(shown.splitlines()) :]]
+    assert all(len(line) == 2 for line in lines), output
+    if is_whole:
+        assert [line[0] for line in lines] == [line.split()[0] for line in shown.splitlines()]
 
 
 def assert_same_figures(step: Step, output: str) -> None:
