@@ -36,6 +36,7 @@ ELSEWHERE = {
     "nmt-serve ": "test_serve_workers.py",
     "--multirun experiment=": "test_first_hour.py",
     "experiment=wmt14": "needs the network and GPUs; test_paper.py builds the models",
+    "=runs/table3": "needs the models of the row above",
     "nllb-200": "test_import_huggingface.py",
     "what=upload": "test_trackers.py",
     "tracker=[": "test_trackers.py",
