@@ -36,7 +36,7 @@ from toy import call_before
 from nmt.config import ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.search.beam import BeamSearch
-from nmt.serve import v1
+from nmt.serve import round_runner, v1
 from nmt.serve.access import client_network
 from nmt.serve.models import Models
 from nmt.serve.monitoring import Metrics
@@ -165,6 +165,23 @@ def test_the_engine_starts_at_once_and_gathers_while_it_is_busy(
         assert results([first, *waiting]) == ["the", *["a tree", "a house"] * 6]
         assert different.result(10).json["translatedText"] == "a tree"
     assert engine.batch_sizes() == [1, 12, 1]  # equal options share a batch
+
+
+def test_a_round_waits_for_the_next_request_of_clients_that_were_just_answered(
+    tokenizer: Tokenizer, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(round_runner, "_GATHER_SHARE", 1000.0)  # the request comes in this time
+    models, engine = copying(tokenizer)
+    with running(models) as server:
+        engine.gate.clear()
+        first = pool.submit(lambda: [server.translate("the"), server.translate("a house")])
+        assert engine.entered.wait(10)
+        waiting = [pool.submit(server.translate, "a tree") for _ in range(3)]
+        eventually(lambda: server.service.scheduler.queues.num_waiting == 3)
+        engine.gate.set()
+        assert first.result(10) == ["the", "a house"]
+        assert results(waiting) == ["a tree"] * 3
+    assert engine.batch_sizes() == [1, 4]
 
 
 def test_who_comes_while_others_are_searched_joins_them_and_a_failure_there_harms_nobody(

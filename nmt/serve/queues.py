@@ -197,6 +197,13 @@ class ClientQueues:
         if not queue:
             self._queues.pop(request.client, None)
 
+    def count_expected(self) -> int:
+        """Return how many requests wait or were just answered, so that their clients may send more.
+
+        Requests that are being searched are not counted.
+        """
+        return sum(bool(request.num_waiting) or request.done.done() for request in self.requests)
+
     def fail_all(self, reason: str) -> None:
         """Fail all unanswered requests with a `RuntimeError`."""
         for request in self.requests:

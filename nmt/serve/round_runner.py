@@ -38,19 +38,17 @@ _ROUND_SECONDS = 0.5  # goal for the duration of a round, so that new clients do
 _MIN_SEGMENTS = 32  # of a round, even if they take longer: small batches are slow per sentence
 _MAX_JOINED_SEGMENTS = 2048  # a round of this many segments is finished before another one starts
 _MAX_FUNCTION_CALLS = 8  # at the same time
-# how long a round waits for further requests: a fraction of the previous round's duration
-_GATHER_SHARE = 0.15
-_MAX_GATHER_SECONDS = 0.01
-_POLL_SECONDS = 0.0005
+_GATHER_SHARE = 0.15  # of the duration of a round: how long the next one waits for requests
+_POLL_SECONDS = 0.001
 _MEASURED_SECONDS = 0.3  # interval between two updates of the measured throughput
 _INITIAL_TOKENS_PER_SECOND = 2000.0
 
 
-class _RoundSize(NamedTuple):
-    """Size of a finished round."""
+class _Expectation(NamedTuple):
+    """The requests that a round can expect, since their clients had answers of the round before."""
 
     num_requests: int
-    seconds: float
+    deadline: float  # on the monotonic clock, after which the round does not wait for them
 
 
 class RoundRunner:
@@ -112,27 +110,26 @@ class RoundRunner:
 
         An error outside of a search fails all requests, and the loop continues.
         """
-        previous = _RoundSize(0, 0.0)
+        expectation = _Expectation(0, 0.0)
         while True:
             await self._wake_events[worker_index].wait()
             await asyncio.sleep(0)  # let requests that have already arrived enter the queues
             try:
-                previous = await self._run_next_round(worker_index, previous)
+                expectation = await self._run_next_round(worker_index, expectation)
             # without this loop, requests would wait forever; the log has the traceback of the bug
             except Exception as error:
                 log.exception("a round failed outside the engine; all requests fail")
                 self._wake_events[worker_index].clear()
                 self._queues.fail_all(str(error))
 
-    async def _run_next_round(self, worker_index: int, previous: _RoundSize) -> _RoundSize:
-        """Run a round of waiting segments; return its size, or `previous` if none waits."""
-        await self._gather(previous)
+    async def _run_next_round(self, worker_index: int, expectation: _Expectation) -> _Expectation:
+        """Run a round if segments wait; return what the next one can expect."""
+        await self._gather(expectation)
         search_round = self._take_round(only_urgent=self._is_reserved(worker_index))
         if search_round is None:
             self._wake_events[worker_index].clear()
-            return previous
+            return expectation
         start = time.monotonic()
-        num_requests = len({request for request, _ in search_round.unfinished.values()})
         self.running.append(search_round)
         self._busy_workers.add(worker_index)
         try:
@@ -141,19 +138,20 @@ class RoundRunner:
             self.running.remove(search_round)
             self._busy_workers.remove(worker_index)
         if search_round.options.can_join:
-            return _RoundSize(0, 0.0)  # later requests join, so no round waits for them
-        return _RoundSize(num_requests, time.monotonic() - start)
+            return _Expectation(0, 0.0)  # later requests join, so no round waits for them
+        end = time.monotonic()
+        return _Expectation(search_round.num_expected, end + _GATHER_SHARE * (end - start))
 
-    async def _gather(self, previous: _RoundSize) -> None:
-        """Wait a moment, until as many requests wait as the previous round had.
+    async def _gather(self, expectation: _Expectation) -> None:
+        """Once a segment waits, wait a moment for the expected requests, at most `_MIN_SEGMENTS`.
 
         A client that was just answered may send its next request at once. If a round starts before
-        this request arrives, the request has to wait for that round and for its own.
+        this request arrives, the request has to wait for that round and for its own. Clients would
+        go on to take turns in this way, and each round would search only half of the requests.
         """
-        deadline = time.monotonic() + min(_GATHER_SHARE * previous.seconds, _MAX_GATHER_SECONDS)
-        while time.monotonic() < deadline:
-            num_waiting = sum(request.num_waiting > 0 for request in self._queues.requests)
-            if num_waiting >= previous.num_requests:
+        num_requests = min(expectation.num_requests, _MIN_SEGMENTS)
+        while 0 < self._queues.num_waiting < num_requests:
+            if time.monotonic() >= expectation.deadline:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -286,6 +284,8 @@ class RoundRunner:
             self._metrics.batch_sentences.observe(size)
         for number, result in delivery.results:
             search_round.finish_segment(number, result)
+        if not search_round.unfinished:
+            search_round.num_expected = self._queues.count_expected()
         self._update_throughput(search_round)
         self.notify()
 

@@ -55,6 +55,7 @@ class SearchRound:
         self.num_tokens = 0  # source tokens of the unfinished segments
         self.num_finished_tokens = 0  # since `measured_at`
         self.measured_at = time.monotonic()  # when the throughput was last measured
+        self.num_expected = 0  # at the end of the round, see `ClientQueues.count_expected`
         self.on_new_segments: Callable[[], None] = lambda: None
         """Called after segments were added to the running search; a worker may replace it."""
         self._new_segments: deque[Segment] = deque()  # added, but not taken by the worker
