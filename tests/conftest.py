@@ -10,7 +10,7 @@ import gc
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,14 @@ def copy_shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     import tiny  # noqa: F401  # sets the number of threads
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waits_for_the_disk() -> Iterator[None]:
+    """Let os.fsync only check its descriptor: a test cannot see what the disk has written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
 
 
 @pytest.fixture(autouse=True)

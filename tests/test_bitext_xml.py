@@ -96,6 +96,7 @@ def test_damaged_files_are_one_line(text: str | bytes, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_memory_is_flat_and_a_single_text_is_bounded() -> None:
     unit = b'<tu><tuv xml:lang="en"><seg>a</seg></tuv><tuv xml:lang="de"><seg>b</seg></tuv></tu>'
 

@@ -144,7 +144,7 @@ def test_configs_and_logs_that_were_made_to_do_harm_are_refused(tmp_path: Path) 
         start_seconds = time.process_time()
         with pytest.raises(DamagedError, match=r"config\.yaml (is not a config|has 100,003 bytes)"):
             read_run_config(tmp_path)
-        assert time.process_time() - start_seconds < 2
+        assert time.process_time() - start_seconds < 1
     for path in (metrics, config):
         with path.open("ab") as file:
             file.truncate(1 << 40)

@@ -169,6 +169,7 @@ def test_a_step_of_search_waits_for_the_device_twice_at_most(
         assert len({len(row[0].tokens) for row in hypotheses}) > 1  # some end earlier
 
 
+@pytest.mark.slow
 def test_sentences_join_a_search_on_the_device() -> None:
     config = SearchConfig(max_length_b=10, beam_size=3)
 

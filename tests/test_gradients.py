@@ -266,6 +266,7 @@ def test_an_update_steps_with_the_rate_of_its_number(data_dir: Path, tmp_path: P
 # --- half precision
 
 
+@pytest.mark.slow
 def test_half_precision_rounds_gradients_but_loses_none(data_dir: Path, tmp_path: Path) -> None:
     for dtype, rounding in ((DType.bfloat16, 2.0**-8), (DType.float16, 2.0**-11)):
         learner = make_run(data_dir, tmp_path, dtype=dtype).learner

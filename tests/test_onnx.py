@@ -154,6 +154,7 @@ def test_int8_gives_nearly_the_same_translations_in_a_third_of_the_size(
         assert sizes[1] < 0.75 * sizes[0]
 
 
+@pytest.mark.slow
 def test_a_file_states_its_operators_and_holds_every_matrix_once(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

@@ -37,6 +37,7 @@ def test_results_come_in_order_however_long_each_takes() -> None:
     assert list(map(count_workers, range(4))) == [num_cores, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_items_and_results_larger_than_a_pipe_do_not_block() -> None:
     items = [bytes([i]) * (1 << 21) for i in range(12)]
     with Processes(2, partial(operator.methodcaller, "upper")) as pool:
@@ -44,6 +45,7 @@ def test_items_and_results_larger_than_a_pipe_do_not_block() -> None:
             assert result == item.upper()
 
 
+@pytest.mark.slow
 def test_no_more_items_are_taken_and_workers_started_than_needed() -> None:
     taken = 0
 

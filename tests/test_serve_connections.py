@@ -100,6 +100,7 @@ def test_pipelined_requests_are_answered_in_order_and_not_read_without_end(
         assert server.translate("the tree") == "the tree"
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_take_its_response_is_disconnected(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +296,7 @@ def test_nothing_is_read_while_requests_wait_or_a_response_is_not_taken() -> Non
     assert actions == ["pause", "resume"]
 
 
+@pytest.mark.slow
 def test_a_file_that_takes_long_to_read_delays_nobody_and_is_given_up(
     tokenizer: Tokenizer,
 ) -> None:

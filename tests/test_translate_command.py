@@ -142,6 +142,7 @@ def test_an_answer_does_not_wait_for_the_next_line(model: Path, tmp_path: Path) 
     assert "lines/s" not in (tmp_path / "log").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_ends_the_work(model: Path, tmp_path: Path) -> None:
     stdin, writer = os.pipe()
     feeder = fork(

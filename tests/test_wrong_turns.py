@@ -209,6 +209,7 @@ def test_the_settings_of_an_answer_are_accepted_as_they_stand(
     assert num_typed > 50
 
 
+@pytest.mark.slow
 def test_a_wrong_turn_is_one_line_that_names_the_right_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

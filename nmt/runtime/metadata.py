@@ -24,6 +24,7 @@ from nmt.runtime.reading import read_regular_file
 T = TypeVar("T")
 
 _MAX_YAML_BYTES = 1 << 16
+_MAX_YAML_DEPTH = 50
 _TYPE_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
@@ -60,12 +61,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _LoaderWithoutAliases(yaml.SafeLoader):  # type: ignore[misc]
-    """Refuses aliases (`*name`), since nested ones can expand to more values than memory holds."""
+    """Refuses aliases (`*name`), since nested ones can expand to more values than memory holds.
+
+    Refuses deep nesting, too, since the time to parse it grows with the square of the depth.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias")
-        return super().compose_node(parent, index)
+        if self._depth == _MAX_YAML_DEPTH:
+            raise yaml.YAMLError("it is nested too deeply")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 def parse_yaml(text: str | bytes) -> Any:
