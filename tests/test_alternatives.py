@@ -45,8 +45,8 @@ PREFIX_IDS: list[Sentence] = [(), (4,), (5, 4)]
 
 
 @pytest.fixture(scope="module")
-def folder(trained_models: dict[str, Path]) -> Path:
-    return trained_models["post-sinusoidal"]
+def folder(trained_model_dir: Path) -> Path:
+    return trained_model_dir
 
 
 @pytest.fixture(scope="module")

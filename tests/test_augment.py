@@ -213,6 +213,7 @@ def test_invalid_settings_are_refused() -> None:
 # --- nmt-evaluate
 
 
+@pytest.mark.slow
 def test_evaluate_scores_changed_text_and_lengths(
     byte_tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

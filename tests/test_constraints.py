@@ -213,6 +213,7 @@ def test_a_forced_prefix_may_repeat_but_what_follows_may_not() -> None:
     assert find(ToyStepper(), source, config(3, no_repeat_ngram=9)) == without_prefix
 
 
+@pytest.mark.slow
 def test_forbidden_sequences_equal_those_of_transformers() -> None:
     from transformers import NoBadWordsLogitsProcessor
 

@@ -55,8 +55,8 @@ QUICK_AND_SLOW_SETTINGS = TOY_SETTINGS[2:4] + [
 
 
 @pytest.fixture(scope="module")
-def folder(trained_models: dict[str, Path]) -> Path:
-    return trained_models["post-sinusoidal"]
+def folder(trained_model_dir: Path) -> Path:
+    return trained_model_dir
 
 
 def best_ids(results: list[list[Hypothesis]]) -> list[list[int]]:

@@ -137,11 +137,15 @@ def token_lists(rows: list[list[Any]]) -> list[list[list[int]]]:
     return [[hypothesis.tokens for hypothesis in row] for row in rows]
 
 
+@pytest.mark.parametrize(
+    "names", [["two models", "all"], pytest.param(["greedy", "draws"], marks=pytest.mark.slow)]
+)
 def test_a_step_of_search_waits_for_the_device_twice_at_most(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, names: list[str]
 ) -> None:
     source = random_source(LENGTHS)
-    for name, (settings, layers, prefixes) in SEARCHES.items():
+    for name in names:
+        settings, layers, prefixes = SEARCHES[name]
         config = SearchConfig(max_length_a=0.0, max_length_b=8, **settings)
         steppers = []
         for seed in range(2 if prefixes else 1):

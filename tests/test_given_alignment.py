@@ -93,7 +93,7 @@ def test_handmade_alignments_are_refused_before_they_are_used(
     with pa.ipc.open_stream(shard.read_bytes()) as reader:
         table = reader.read_all()
     num_refused = 0
-    for case in range(30):
+    for case in range(20):
         data_dir = tmp_path / f"data-{case}"
         shutil.copytree(original, data_dir)
         numbers = [draw.choice([0, 0, 1, -1, 40, 1 << 30]) for _ in range(draw.randint(1, 4))]
@@ -116,7 +116,7 @@ def test_handmade_alignments_are_refused_before_they_are_used(
             run = make_run(data_dir, tmp_path / "run", guided_alignment=0.3)
             run.learner.batch_maker.make_micro_batch(np.arange(3))
         num_refused += not is_valid
-    assert 18 < num_refused < 29
+    assert 10 < num_refused < 20
 
 
 def test_pairs_that_noise_or_augmentation_change_have_no_links(

@@ -182,6 +182,7 @@ def test_schedule_free_validates_and_saves_the_average_and_trains_other_weights(
             assert torch.equal(hidden, fresh_model.eval()(*inputs)), dtype
 
 
+@pytest.mark.slow
 def test_two_passes_of_r_drop_count_once_and_draw_dropout_of_their_own(
     data_dir: Path, tmp_path: Path
 ) -> None:

@@ -49,8 +49,8 @@ OPTIONS: dict[str, Any] = {"protect": True, "max_length_b": 20}
 
 
 @pytest.fixture(scope="module")
-def folder(trained_models: dict[str, Path]) -> Path:
-    return trained_models["post-sinusoidal"]
+def folder(trained_model_dir: Path) -> Path:
+    return trained_model_dir
 
 
 @pytest.fixture(scope="module")

@@ -179,7 +179,8 @@ def test_a_schedule_free_run_may_end_anywhere_and_go_on_with_the_same_bits(
 @pytest.mark.parametrize(
     ("number", "fault", "call", "saved"),
     [
-        (signal.SIGUSR1, "update", 9, 10),  # when a validation is due
+        # when a validation is due
+        pytest.param(signal.SIGUSR1, "update", 9, 10, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, "validation", 1, 11, marks=pytest.mark.slow),
         # in the thread that writes, while updates go on
         pytest.param(signal.SIGUSR1, "save", 2, None, marks=pytest.mark.slow),

@@ -188,6 +188,7 @@ def test_truncation_keeps_the_most_likely_tokens_and_ties_with_the_last() -> Non
         assert tokens == expected, changes
 
 
+@pytest.mark.slow
 def test_min_p_and_epsilon_keep_what_the_warpers_of_transformers_keep() -> None:
     from transformers import EpsilonLogitsWarper, MinPLogitsWarper
 
