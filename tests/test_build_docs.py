@@ -72,7 +72,7 @@ def test_broken_links_anchors_and_foreign_files_are_errors(
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.long), 390])
 def test_pages_load_only_their_own_files_and_fit_the_screen(
     site: Path, browser: Any, width: int
 ) -> None:

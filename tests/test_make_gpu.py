@@ -57,6 +57,7 @@ def check_figures(content: dict[str, Any], names: list[str]) -> dict[str, Any]:
     return {name: result["figures"] for name, result in results.items()}
 
 
+@pytest.mark.long
 def test_parts_run_on_a_cpu_and_their_figures_are_written(tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()

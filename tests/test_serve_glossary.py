@@ -45,6 +45,7 @@ def translate(server: Running, glossary: object, **params: object) -> list[str]:
     return [translation["text"] for translation in answer.json["translations"]]
 
 
+@pytest.mark.slow
 def test_requests_contain_or_name_a_glossary(server: Running, folder: Path) -> None:
     translator = Translator.load(folder, device="cpu", backend="native")
     plain = translator.translate(LINES, **BEAM)

@@ -46,9 +46,17 @@ S = 7
 T = 6
 
 
-def models() -> Any:
+def models(sample: str = "all") -> Any:
+    """Yield models by name: those of `sample`, which is all, or some for quick tests, or the rest."""
     for name, changes in VARIANTS.items():
-        yield name, tiny_model(**{"num_heads": 4, **changes})
+        if sample == "all" or (name in QUICK) == (sample == "some"):
+            yield name, tiny_model(**{"num_heads": 4, **changes})
+
+
+QUICK = ("learned, pre", "relative", "rotary", "modern, alibi")
+every_sample = pytest.mark.parametrize(
+    "sample", ["some", pytest.param("rest", marks=pytest.mark.slow)]
+)
 
 
 # --- formulas, one number at a time
@@ -289,20 +297,22 @@ def test_packed_sentences_give_the_outputs_and_gradients_of_the_plain_model() ->
             assert_near(parameter.grad, twins[key].grad, (name, key), atol=1e-4, rtol=1e-4)
 
 
+@every_sample
 @torch.inference_mode()
-def test_cached_steps_equal_one_pass_of_the_plain_model() -> None:
+def test_cached_steps_equal_one_pass_of_the_plain_model(sample: str) -> None:
     src, lengths = random_source(LENGTHS)
     tgt = random_target(B, 20)
-    for name, model in models():
+    for name, model in models(sample):
         expected = hidden_states(plain(model), src, lengths, tgt)
         assert_near(decode_by_steps(model, src, lengths, tgt), expected, name)
         freeze(model)
         assert_near(decode_by_steps(model, src, lengths, tgt), expected, (name, "frozen"))
 
 
+@every_sample
 @torch.inference_mode()
-def test_steps_of_beams_and_of_joining_sentences_equal_the_plain_model() -> None:
-    for name, model in models():
+def test_steps_of_beams_and_of_joining_sentences_equal_the_plain_model(sample: str) -> None:
+    for name, model in models(sample):
         if model.config.positions.is_sinusoidal and model.config.num_kv_heads is None:
             continue  # steps like the default model
         if name == "rotary":
