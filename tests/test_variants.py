@@ -47,7 +47,7 @@ T = 6
 
 
 def models(sample: str = "all") -> Any:
-    """Yield models by name: those of `sample`, which is all, or some for quick tests, or the rest."""
+    """Yield names and models: all, some for quick tests, or the rest."""
     for name, changes in VARIANTS.items():
         if sample == "all" or (name in QUICK) == (sample == "some"):
             yield name, tiny_model(**{"num_heads": 4, **changes})
