@@ -38,6 +38,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.search.beam import BeamSearch
 from nmt.serve import round_runner, v1
 from nmt.serve.access import client_network
+from nmt.serve.middleware import EXCEPTION_HANDLERS
 from nmt.serve.models import Models
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, QueueFullError
@@ -284,6 +285,19 @@ def test_a_bug_outside_the_engine_fails_the_requests_there_and_the_server_goes_o
             time.sleep(0.2)
         assert caplog.text.count("failed outside the engine") <= 3  # not again and again
         assert server.translate("the tree") == "the tree"
+
+
+def test_a_request_whose_exception_handler_fails_counts_as_500(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models, _ = copying(tokenizer)
+    monkeypatch.setitem(EXCEPTION_HANDLERS, Exception, lambda request, error: 1 / 0)
+    with running(models) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(server.service.metrics, "render", lambda: 1 / 0)
+            assert server.get("/metrics").status == 500
+        assert server.metric('nmt_requests_total{method="GET",route="/metrics",status="500"') == 1
+        assert server.metric('nmt_requests_total{method="GET",route="/metrics",status="499"') == 0
 
 
 def raw(

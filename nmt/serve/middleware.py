@@ -69,8 +69,9 @@ class Middleware:
             await app(scope, body.receive, sender)
         except Exception:
             # Starlette raises an exception again after `_respond_to_bug` has answered it. If that
-            # function failed, uvicorn logs the exception and answers with status 500.
+            # function failed, no response was sent; uvicorn logs the exception and answers 500.
             if sender.status is None:
+                sender.status = 500
                 raise
         finally:
             body.release()
