@@ -137,10 +137,10 @@ class ToyStepper:
         self.sources: list[set[Sentence]] = []  # one entry per step
         self.width = 0  # of the padded sources
 
-    def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> ToyState:
+    def start(self, src: Tensor, src_lengths: Tensor, *, with_attention: bool = False) -> ToyState:
         pairs = zip(src.tolist(), src_lengths.tolist(), strict=True)
         self.width = src.size(1)
-        return ToyState([(tuple(row[:length]), ()) for row, length in pairs], attention)
+        return ToyState([(tuple(row[:length]), ()) for row, length in pairs], with_attention)
 
     def start_single(self, src: Tensor, src_lengths: Tensor) -> ToyState:
         return self.start(src, src_lengths)

@@ -264,9 +264,9 @@ def test_a_sentence_is_encoded_once_for_all_groups() -> None:
     class CountingStepper(ToyStepper):
         num_encoded = 0
 
-        def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> Any:
+        def start(self, src: Tensor, src_lengths: Tensor, *, with_attention: bool = False) -> Any:
             self.num_encoded += len(src)
-            return super().start(src, src_lengths, attention=attention)
+            return super().start(src, src_lengths, with_attention=with_attention)
 
     stepper = CountingStepper()
     find(stepper, toy_source(4, 2), config(4, beam_groups=4))

@@ -133,7 +133,7 @@ def test_scoring_a_finished_hypothesis_gives_the_same_fields_as_search(
 def test_scores_are_float32_when_matrix_multiplications_are_bfloat16() -> None:
     source = random_source(LENGTHS)
     stepper = ModelStepper(decided_model(), torch.bfloat16)
-    state = stepper.start(*source, attention=True)
+    state = stepper.start(*source, with_attention=True)
     log_probs = stepper.step(torch.full((len(LENGTHS),), BOS), state)
     assert state.decoding.source_keys_values[0][0].dtype is torch.bfloat16
     assert stepper.attention(state).dtype is torch.float32

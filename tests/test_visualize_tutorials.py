@@ -211,16 +211,16 @@ def translator(tokenizer: Tokenizer) -> Translator:
 
 def test_an_element_of_the_drawing_appears_at_its_step(translator: Translator) -> None:
     record, hypotheses = search_tree.record_search(translator, LINE, 3)
-    drawing = decoding.search_drawing(translator, LINE, 3)
+    drawing = decoding.search_and_draw(translator, LINE, 3)
     num_nodes = len({*record.log_probs, *(tuple(h.tokens) for h in hypotheses)})
     branches = [element for element in drawing.elements if element.path]
     assert len(branches) == num_nodes - 1  # all but the root
     num_tokens = len(hypotheses[0].tokens)
     best_boxes = [e for e in drawing.elements if e.css_class == "best" and e.width]
     assert len(best_boxes) == 2 * num_tokens + 1  # in the translation and in the tree, and the root
-    assert max(element.first for element in drawing.elements) == record.num_steps
+    assert max(element.first_step for element in drawing.elements) == record.num_steps
     for step in range(1, num_tokens + 1):
-        heat = [e.opacity for e in drawing.elements if e.is_brief and e.first == step]
+        heat = [e.opacity for e in drawing.elements if e.is_brief and e.first_step == step]
         assert sum(heat) == pytest.approx(1, abs=1e-5)  # the attention of this token
     for element in drawing.elements:
         assert element.x + element.width <= drawing.width
@@ -247,7 +247,7 @@ def test_the_page_of_a_search_plays_and_goes_step_by_step(
     browser: Any, translator: Translator, tmp_path: Path
 ) -> None:
     path = tmp_path / "search.html"
-    drawing = decoding.search_drawing(translator, HOSTILE, 2)
+    drawing = decoding.search_and_draw(translator, HOSTILE, 2)
     path.write_text(decoding.render_page(drawing, HOSTILE), encoding="utf-8")
     requests_of(browser)
     browser.get(path.as_uri())
@@ -291,7 +291,7 @@ def test_the_svg_of_a_search_moves_without_a_script(
     browser: Any, translator: Translator, tmp_path: Path
 ) -> None:
     path = tmp_path / "search.svg"
-    drawing = decoding.search_drawing(translator, HOSTILE, 2)
+    drawing = decoding.search_and_draw(translator, HOSTILE, 2)
     path.write_text(decoding.render_svg(drawing, HOSTILE), encoding="utf-8")
     root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
     assert root.tag.endswith("svg")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig, Positions
 
-INITIAL_TABLE_ROWS = 512  # of sinusoids; a longer sentence enlarges the table
+INITIAL_TABLE_ROWS = 512  # number of positions in a new table; a longer sentence enlarges it
 ROTARY_BASE = 10_000.0
 
 
@@ -274,7 +274,7 @@ def to_file_names(
     """
     for name in list(state_dict):
         name_in_file = name.replace(".position_encoding.", ".relation.")
-        if name.endswith("coder_positions.table"):  # of encoder_positions and decoder_positions
+        if name.endswith("coder_positions.table"):  # encoder_positions or decoder_positions
             name_in_file = name.removesuffix(".table")
         # weights that keep their names are inserted anew as well, which keeps the order of all
         state_dict[name_in_file] = state_dict.pop(name)

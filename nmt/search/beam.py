@@ -21,7 +21,7 @@ from nmt.search.scoring import min_log_prob
 from nmt.search.state import SearchState
 from nmt.search.stepper import Stepper
 
-_ROUNDING = 1e-3  # relative; far above the rounding error of a sum in float32
+_ROUNDING = 1e-3  # relative tolerance, far above the rounding error of a sum in float32
 
 
 class BeamSearch:
@@ -42,8 +42,8 @@ class BeamSearch:
     ) -> None:
         """With `num_copies`, each sentence is searched as several sentences, numbered in a row."""
         self._state = SearchState(stepper, request, tokenizer, num_copies=num_copies)
-        self._num_sentences = 0  # all that were ever added
-        self._results: dict[int, ResultList] = {}  # by number of the sentence
+        self._num_sentences = 0  # number of all sentences that were ever added
+        self._results: dict[int, ResultList] = {}  # keyed by number of the sentence
         self._live_sentences: set[int] = set()
         self._add_sentences(len(request.sources) * num_copies)
 
@@ -115,7 +115,7 @@ class BeamSearch:
         is_eos = candidates.tokens == self._state.tokenizer.tgt.eos_id
         is_possible = candidates.sums > NEG_INF
         is_live = ~is_eos & is_possible
-        is_live &= (~is_eos).cumsum(dim=1) <= beam_size  # the first K without EOS
+        is_live &= (~is_eos).cumsum(dim=1) <= beam_size  # only the first K without EOS stay
         is_finished = is_eos & is_possible
         is_finished[:, beam_size:] = False
         return candidates, is_finished, is_live
@@ -167,7 +167,7 @@ def prune_threshold(
     """
     next_lengths = lengths.double() + 1  # (N,)
     max_lengths = None
-    if config.stop is Stop.exact:  # else the bound is for hypotheses that end with the next token
+    if config.stop is Stop.exact:  # otherwise only hypotheses that end with the next token count
         max_lengths = limits.double().maximum(next_lengths)  # (N,)
     return min_log_prob(worst_scores, next_lengths, config, max_lengths=max_lengths)
 

@@ -123,7 +123,7 @@ class RepetitionPenalty:
     2019).
     """
 
-    factor: float  # at least 1
+    factor: float  # >= 1
     can_join = True
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
@@ -133,7 +133,10 @@ class RepetitionPenalty:
 
 @dataclass(frozen=True)
 class ForbiddenSequences:
-    """Forbids sequences of tokens: the last token, where a hypothesis ends with all before it."""
+    """Forbids sequences of tokens.
+
+    Forbids the last token of a sequence after a hypothesis that ends with its other tokens.
+    """
 
     sequences: list[list[int]]
     can_join = True
@@ -182,7 +185,7 @@ class PrefixBias:
     """
 
     prefixes: Tensor  # (B, longest prefix), padded with -1, on the CPU
-    bias: float  # above 0, below 1
+    bias: float  # 0 < bias < 1
     can_join = False
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
@@ -235,7 +238,7 @@ def phrase_sequences(phrases: Sequence[str], tokenizer: Tokenizer) -> list[list[
     for phrase in phrases:
         spellings = {phrase, phrase[0].upper() + phrase[1:], phrase[0].lower() + phrase[1:]}
         for ids_with_prefix in tokenizer.encode_batch(sorted(spellings)):
-            ids = ids_with_prefix[len(tokenizer.prefix) :]  # without the target language
+            ids = ids_with_prefix[len(tokenizer.prefix) :]  # drop the tag of the target language
             if ids:
                 sequences.append(ids)
     return sequences
@@ -263,6 +266,6 @@ def suppressed_ids(pieces: Sequence[str], tokenizer: Tokenizer) -> list[int]:
 
 def forbidden_ids(tokenizer: Tokenizer) -> list[int]:
     """Return the ids that no translation contains: padding, BOS and ids without a piece."""
-    if tokenizer.bos_id == tokenizer.eos_id:  # in imported models whose decoder starts with EOS
+    if tokenizer.bos_id == tokenizer.eos_id:  # true for models whose decoder starts with EOS
         return [tokenizer.pad_id, *tokenizer.unused_ids]
     return [tokenizer.pad_id, tokenizer.bos_id, *tokenizer.unused_ids]

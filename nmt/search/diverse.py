@@ -41,7 +41,7 @@ class DiverseSearch(BeamSearch):
             config,
             beam_size=config.beam_size // config.beam_groups,
             beam_groups=1,
-            diversity_penalty=SearchConfig.diversity_penalty,  # is only valid with several groups
+            diversity_penalty=SearchConfig.diversity_penalty,  # others are only valid with groups
         )
         group_request = replace(request, config=group_config)
         super().__init__(stepper, group_request, tokenizer, num_copies=self._num_groups)

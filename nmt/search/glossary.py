@@ -27,7 +27,7 @@ class Entry:
 
     line: str
     source: str
-    targets: tuple[str, ...]  # forms of which a translation contains one
+    targets: tuple[str, ...]  # a translation must contain one of these forms
     matches_case: bool = False
     matches_parts: bool = False
 
@@ -62,9 +62,9 @@ class Glossary:
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.lines: list[str] = []
-        # by the case-folded words of the source
+        # keyed by the case-folded words of the source
         self._by_words: dict[tuple[str, ...], list[Entry]] = {}
-        # by first word: the highest number of words of an entry
+        # the highest number of words of the entries that begin with a word
         self._max_words: dict[str, int] = {}
         self._parts: dict[str, list[Entry]] = {}  # entries that are also found inside words
         for entry in entries:

@@ -21,13 +21,13 @@ class Hypothesis:
     """A translation as token ids, forced prefix included, with its scores."""
 
     tokens: list[int]  # EOS last when finished
-    log_prob: float  # in nats, the sum of token_log_probs
+    log_prob: float  # sum of token_log_probs, in nats
     score: float  # defined in docs/search.md
     finished: bool  # whether it ends with EOS; False if the length limit cut it off
-    token_log_probs: list[float]  # in nats; empty if the engine does not report them
+    token_log_probs: list[float]  # one per token, in nats; none if the engine does not report them
     alignment: list[int] | None = None
-    """For each token the source position with the highest attention; None unless the settings ask
-    for it. Positions count from 0, and the one after the last source token is EOS.
+    """The source position with the highest attention, for each token. None unless
+    `SearchConfig.alignment` is set. Positions count from 0; EOS follows the last source token.
     """
     searched_again: bool = False  # whether a second search found it, see `replace_loops`
 
@@ -82,12 +82,12 @@ def check_finite(hypotheses: list[Hypothesis]) -> None:
 class Beam:
     """The live hypotheses of all sentences, one per row, all of the same length."""
 
-    sentences: Tensor  # (R,), index of the sentence in the batch, on the CPU
-    total_log_probs: Tensor  # (R,), sum over the tokens so far
+    sentences: Tensor  # (R,) on the CPU: index of the sentence in the batch
+    total_log_probs: Tensor  # (R,): sum over the tokens so far
     tokens: Tensor  # (R, length), without BOS
     token_log_probs: Tensor  # (R, length)
-    alignment: Tensor | None = None  # (R, length), source position with the highest attention
-    attention_sums: Tensor | None = None  # (R, S), attention summed over the tokens so far
+    alignment: Tensor | None = None  # (R, length): source position with the highest attention
+    attention_sums: Tensor | None = None  # (R, S): attention summed over the tokens so far
 
     @classmethod
     def start(
@@ -106,7 +106,7 @@ class Beam:
             total_log_probs=torch.zeros(num_sentences, device=device),
             tokens=tokens,
             token_log_probs=torch.zeros(num_sentences, 0, device=device),
-            alignment=None if source_length is None else tokens,  # as empty as the tokens
+            alignment=None if source_length is None else tokens,  # (R, 0), like the tokens
             attention_sums=attention_sums,
         )
 

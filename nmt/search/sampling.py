@@ -27,7 +27,10 @@ class Sampler:
     def __init__(
         self, sources: Sequence[Sequence[int]], keys: Sequence[int], config: SearchConfig
     ) -> None:
-        """`sources` are source ids with EOS; equal sources with other `keys` get other samples."""
+        """`sources` are source ids with EOS.
+
+        Equal sources with different `keys` get different samples.
+        """
         self.config = config
         self.generators: list[list[np.random.Generator]] = []
         for source, key in zip(sources, keys, strict=True):

@@ -112,8 +112,8 @@ class Continuation:
     """A hypothesis with one more token."""
 
     parent: int  # row of the hypothesis that it continues
-    tokens: list[int]  # BOS first, which the model reads and results leave out
-    log_probs: list[float]  # of each token
+    tokens: list[int]  # BOS, then the tokens of the hypothesis
+    log_probs: list[float]  # log-probability of each token after BOS
     total: np.float32  # sum of the log-probabilities, as computed for the ranking
 
 
@@ -133,7 +133,7 @@ def _search_with_beam(model: SingleModel) -> list[Hypothesis]:
                 results.add(model.hypothesis(candidate.tokens[1:], candidate.log_probs))
         beam = live[:beam_size]
         if length == model.limit:
-            for candidate in beam:  # complete, though not finished
+            for candidate in beam:  # these are complete, though they do not end with EOS
                 results.add(model.hypothesis(candidate.tokens[1:], candidate.log_probs))
             beam = []
         elif results.worst_score > NEG_INF:
@@ -175,7 +175,7 @@ def _find_highest(values: Floats, count: int) -> np.ndarray[Any, Any]:
     Equal values keep their order. The values are divided into groups; only values that reach the
     `count`-th highest maximum of a group are sorted.
     """
-    threshold = np.finfo(np.float32).min  # above minus infinity
+    threshold = np.finfo(np.float32).min  # the lowest value above minus infinity
     group_size = len(values) // _NUM_GROUPS
     if group_size:
         # group i has the values i, i + 256, i + 512, ...: NumPy compares whole rows at once

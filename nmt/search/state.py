@@ -37,7 +37,7 @@ class SearchState:
         """With `num_copies`, each sentence becomes several sentences, which are encoded once."""
         src, src_lengths = pad_source(request.sources, tokenizer)  # (B, S), (B,)
         needs_attention = request.config.needs_attention
-        model_state = stepper.start(src, src_lengths, attention=needs_attention)
+        model_state = stepper.start(src, src_lengths, with_attention=needs_attention)
         if num_copies > 1:
             rows = torch.arange(len(src)).repeat_interleave(num_copies)
             model_state = stepper.reorder(model_state, rows)
@@ -45,20 +45,20 @@ class SearchState:
             src_lengths = src_lengths[rows]
         self.request = request
         self.tokenizer = tokenizer
-        self.limits = torch.tensor(request.length_limits())  # (B,), tokens, EOS included
+        self.limits = torch.tensor(request.length_limits())  # (B,), maximum numbers of tokens
         self.first_columns = torch.zeros_like(self.limits)  # (B,)
         self.beam = Beam.start(
             len(src_lengths), stepper.device, source_length=src.size(1) if needs_attention else None
         )
         self._stepper = stepper
         self._constraints = request.all_constraints(tokenizer)
-        self._num_words = src_lengths - 1  # (B,), source tokens without EOS
+        self._num_words = src_lengths - 1  # (B,), numbers of source tokens without EOS
         self._model_state = model_state
 
     def next_log_probs(self) -> Tensor:
         """Return the log-probabilities (R, V) of the next tokens, after applying the constraints.
 
-        They are not normalized unless `SearchRequest.needs_log_probs`.
+        If `SearchRequest.needs_log_probs` is False, they need not be normalized.
 
         Runs the model on the newest token of each hypothesis. If the settings need attention, adds
         the attention of this step to `beam`.
@@ -116,7 +116,7 @@ class SearchState:
             eos_id = self.tokenizer.tgt.eos_id
             row_alignment = None
             if alignments is not None:
-                row_alignment = alignments[row]  # of all columns: no sentence has joined
+                row_alignment = alignments[row]  # all columns: with attention, no sentence joins
                 if self._stepper.shifts_alignment:
                     num_src = int(self._num_words[sentence])
                     row_alignment = shift_alignment(row_alignment, row_tokens, eos_id, num_src)
@@ -134,7 +134,7 @@ class SearchState:
     def join(self, sources: Sequence[Ids]) -> None:
         """Append sentences to the beam, and drop the columns that no hypothesis uses."""
         beam = self.beam
-        # columns before the first token of the sentence that joined first, of those still live
+        # the number of columns before the first token of all live sentences
         num_unused = int(self.first_columns[beam.sentences].min())
         length = beam.length - num_unused
         new_sentences = len(self.limits) + torch.arange(len(sources))  # (B',)

@@ -25,46 +25,48 @@ from nmt.model.fast.single import SingleState
 from nmt.model.fast.transfer import send
 from nmt.model.transformer import AttentionWeights, alignment_attention, mean_alignment
 
-MAX_LOGITS = 1 << 24  # computed at a time when scoring; 64 MiB in float32
-STEP_ROWS = 128  # hypotheses whose logits a CPU computes at a time
+MAX_LOGITS = 1 << 24  # number of logits computed at a time in `score`; they take 64 MiB in float32
+STEP_ROWS = 128  # number of hypotheses whose logits a CPU computes at a time in `step`
 
 
 class Scored(NamedTuple):
     """Return value of `Stepper.score`."""
 
-    log_probs: Tensor  # (B, T), of each target token, in nats
-    attention: Tensor | None  # (B, T, S), if requested
+    log_probs: Tensor  # (B, T): the log-probability of each target token, in nats
+    attention: Tensor | None  # (B, T, S): attention to the source, if requested
 
 
 class Stepper(Protocol):
     """A model that predicts one token at a time, and scores given targets."""
 
     device: torch.device
-    # whether a token is aligned in the step that reads it, instead of the one that predicts it
     shifts_alignment: bool
+    """The setting `alignment_shift` of the model. If True, the attention of a step aligns the token
+    that the decoder reads in this step. If False, it aligns the token that the step predicts.
+    """
 
-    def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> Any:
+    def start(self, src: Tensor, src_lengths: Tensor, *, with_attention: bool = False) -> Any:
         """Encode source ids (B, S); `src_lengths` (B,) exclude the padding.
 
         Returns the state of the model with one empty hypothesis per sentence (R = B).
 
-        With `attention`, every step records the attention to the source.
+        With `with_attention`, every step records the attention to the source.
         """
 
     def start_single(self, src: Tensor, src_lengths: Tensor) -> Any:
         """Like `start`, for one sentence with few hypotheses; may be faster on a CPU.
 
-        The state supports neither `join` nor `attention`.
+        The new state supports neither `join` nor `attention`.
         """
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
-        """Append a token (R,) to each hypothesis; return the log-probabilities of the next token.
+        """Append a token (R,) to each hypothesis.
 
-        These have the shape (R, V), in float32.
+        Returns the log-probabilities (R, V) of the next token in float32.
         """
 
     def step_unnormalized(self, tokens: Tensor, state: Any) -> Tensor:
-        """Like `step`, but each row of the result (R, V) may have a constant added to it.
+        """Like `step`, but the model may add a constant to each row of the result (R, V).
 
         The state must be from `start`.
         """
@@ -79,13 +81,19 @@ class Stepper(Protocol):
         """Append sentences (B, S) to `state`, with one empty hypothesis each."""
 
     def attention(self, state: Any) -> Tensor:
-        """Return the attention of the last step to the source (R, S or more) in float32.
+        """Return the attention to the source in the last step, in float32.
 
-        Each row sums to 1, and columns beyond S are 0.
+        Its shape is (R, S) or wider; the columns beyond S are 0. Each row sums to 1.
         """
 
     def score(
-        self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
+        self,
+        src: Tensor,
+        src_lengths: Tensor,
+        tgt_in: Tensor,
+        tgt_out: Tensor,
+        *,
+        with_attention: bool,
     ) -> Scored:
         """Score target ids `tgt_out` (B, T).
 
@@ -97,7 +105,7 @@ class ModelState(NamedTuple):
     """The state of a `ModelStepper`; its methods change it in place."""
 
     decoding: DecodingState | SingleState
-    attention_out: AttentionWeights | None  # receives the weights of each step, if requested
+    attention_out: AttentionWeights | None  # the model stores the weights of each step in it
 
 
 class ModelStepper:
@@ -110,14 +118,16 @@ class ModelStepper:
         self.model = model.eval()
         self.dtype = dtype
         self.device = model.embedding.weight.device
-        self.alignment_attention = alignment_attention(model)
+        self._alignment_module = alignment_attention(model)
         self.shifts_alignment = model.config.alignment_shift
 
-    def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> ModelState:
+    def start(
+        self, src: Tensor, src_lengths: Tensor, *, with_attention: bool = False
+    ) -> ModelState:
         """See `Stepper.start`; `src_lengths` is on the CPU."""
         with self._autocast():
             decoding = self.model.start(send(src, self.device), src_lengths)
-        return ModelState(decoding, {self.alignment_attention: None} if attention else None)
+        return ModelState(decoding, self._make_attention_out() if with_attention else None)
 
     def start_single(self, src: Tensor, src_lengths: Tensor) -> ModelState:
         """See `Stepper.start_single`."""
@@ -128,18 +138,18 @@ class ModelStepper:
     def step(self, tokens: Tensor, state: ModelState) -> Tensor:
         """See `Stepper.step`."""
         if isinstance(state.decoding, SingleState):
-            return state.decoding.log_probs(tokens)  # its layers have their number format already
+            return state.decoding.log_probs(tokens)  # without autocast: its layers are in `dtype`
         with self._autocast():
             hidden = self.model.step(tokens, state.decoding, state.attention_out)  # (R, D)
-            # the loop below writes with `out=`, which autograd does not support
+            # autograd does not support `out=`, with which the loop below writes its results
             if self.device.type != "cpu" or torch.is_grad_enabled():
                 return torch.log_softmax(self.model.logits(hidden).float(), dim=-1)
-            # a few rows at a time, so that the logits stay in the CPU's caches
+            # a CPU computes a few rows at a time, so that the logits stay in its caches
             log_probs = torch.empty(len(hidden), len(self.model.output_matrix))
             for start in range(0, len(hidden), STEP_ROWS):
-                rows = slice(start, start + STEP_ROWS)
-                logits = self.model.logits(hidden[rows]).float()
-                torch.log_softmax(logits, dim=-1, out=log_probs[rows])
+                block = slice(start, start + STEP_ROWS)
+                logits = self.model.logits(hidden[block]).float()
+                torch.log_softmax(logits, dim=-1, out=log_probs[block])
         return log_probs  # (R, V)
 
     def step_unnormalized(self, tokens: Tensor, state: ModelState) -> Tensor:
@@ -164,20 +174,22 @@ class ModelStepper:
     def attention(self, state: ModelState) -> Tensor:
         """See `Stepper.attention`."""
         assert state.attention_out is not None
-        weights = state.attention_out[self.alignment_attention]  # (R, H, 1, S)
-        assert weights is not None
-        return self._mean_of_heads(weights)[:, -1]  # of the only target position, (R, S)
+        weights = self._attention_to_source(state.attention_out)  # (R, 1, S)
+        return weights.squeeze(1)  # (R, S)
 
     @torch.inference_mode()
     def score(
-        self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
+        self,
+        src: Tensor,
+        src_lengths: Tensor,
+        tgt_in: Tensor,
+        tgt_out: Tensor,
+        *,
+        with_attention: bool,
     ) -> Scored:
         """See `Stepper.score`; computes `MAX_LOGITS` at a time to bound the memory."""
-        attention_out: AttentionWeights | None = (
-            {self.alignment_attention: None} if attention else None
-        )
-        # some encoders do not read EOS, the last of each source's tokens
-        src_packing = pack((src_lengths - int(self.model.drops_eos)).tolist()).to(self.device)
+        attention_out = self._make_attention_out() if with_attention else None
+        src_packing = pack(self.model.encoded_lengths(src_lengths).tolist()).to(self.device)
         # targets are packed with their padding, which does not affect the tokens before it
         tgt_packing = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)
         target_ids = send(tgt_out, self.device).flatten()  # (B * T,)
@@ -188,23 +200,27 @@ class ModelStepper:
             num_rows = max(1, MAX_LOGITS // self.model.output_matrix.size(0))
             losses = []
             for start in range(0, len(hidden), num_rows):
-                rows = slice(start, start + num_rows)
-                logits = self.model.logits(hidden[rows]).float()
-                losses.append(F.cross_entropy(logits, target_ids[rows], reduction="none"))
+                block = slice(start, start + num_rows)
+                logits = self.model.logits(hidden[block]).float()
+                losses.append(F.cross_entropy(logits, target_ids[block], reduction="none"))
         log_probs = -torch.cat(losses).view(tgt_out.shape)  # (B, T)
         if attention_out is None:
             return Scored(log_probs, None)
-        weights = attention_out[self.alignment_attention]  # (B, H, T, S)
-        assert weights is not None
-        return Scored(log_probs, self._mean_of_heads(weights))
+        return Scored(log_probs, self._attention_to_source(attention_out))
 
-    def _mean_of_heads(self, weights: Tensor) -> Tensor:
-        """Average weights (B, H, T, S) over the heads that align words to (B, T, S).
+    def _make_attention_out(self) -> AttentionWeights:
+        """Return a dictionary in which the model stores the attention weights that align words."""
+        return {self._alignment_module: None}
 
-        Adds a column of zeros for the source EOS if the encoder does not read it.
+    def _attention_to_source(self, attention_out: AttentionWeights) -> Tensor:
+        """Return the stored weights, averaged over the heads that align words, as (B, T, S).
+
+        If the encoder does not read the source EOS, its column is 0.
         """
-        probs = mean_alignment(weights, self.model.config)
-        return F.pad(probs, (0, int(self.model.drops_eos)))
+        weights = attention_out[self._alignment_module]  # (B, H, T, S)
+        assert weights is not None
+        mean = mean_alignment(weights, self.model.config)  # (B, T, S)
+        return F.pad(mean, (0, 1)) if self.model.drops_eos else mean
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """Return a context manager for computing in `dtype`."""
@@ -216,8 +232,9 @@ class ModelStepper:
 class EnsembleStepper:
     """Predicts with several models: averages their probabilities or log-probabilities.
 
-    The mean of log-probabilities is not renormalized; so the log-probability of a sentence is the
-    mean over the members. Attention is the mean of the members' attention.
+    A mean of log-probabilities is not renormalized. The log-probability of a sentence is then the
+    mean of the log-probabilities that the members give it. Attention is the mean of the members'
+    attention.
     """
 
     def __init__(
@@ -228,11 +245,13 @@ class EnsembleStepper:
         self.device = self.members[0].device
         self.shifts_alignment = self.members[0].shifts_alignment
 
-    def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> list[Any]:
+    def start(self, src: Tensor, src_lengths: Tensor, *, with_attention: bool = False) -> list[Any]:
         """See `Stepper.start`; returns the state of each member."""
-        if attention:
+        if with_attention:
             self._check_alignment()
-        return [member.start(src, src_lengths, attention=attention) for member in self.members]
+        return [
+            member.start(src, src_lengths, with_attention=with_attention) for member in self.members
+        ]
 
     def start_single(self, src: Tensor, src_lengths: Tensor) -> list[Any]:
         """See `Stepper.start_single`."""
@@ -261,13 +280,19 @@ class EnsembleStepper:
         return torch.stack(weights).mean(dim=0)  # (R, S)
 
     def score(
-        self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
+        self,
+        src: Tensor,
+        src_lengths: Tensor,
+        tgt_in: Tensor,
+        tgt_out: Tensor,
+        *,
+        with_attention: bool,
     ) -> Scored:
         """See `Stepper.score`."""
-        if attention:
+        if with_attention:
             self._check_alignment()
         scores = [
-            member.score(src, src_lengths, tgt_in, tgt_out, attention=attention)
+            member.score(src, src_lengths, tgt_in, tgt_out, with_attention=with_attention)
             for member in self.members
         ]
         weights = [score.attention for score in scores if score.attention is not None]
@@ -283,7 +308,10 @@ class EnsembleStepper:
             )
 
     def _mean(self, log_probs: list[Tensor]) -> Tensor:
-        """Combine the log-probabilities of the members, tensors of equal shapes."""
+        """Combine the log-probabilities of the members, tensors of equal shapes.
+
+        The means of probabilities sum to 1; the means of log-probabilities are not renormalized.
+        """
         stacked = torch.stack(log_probs)  # (M, ...)
         if self.combine is Combine.log_probabilities:
             return stacked.mean(dim=0)

@@ -34,14 +34,15 @@ class PartialTerm(NamedTuple):
 
     term: int  # index of the term
     spelling: int  # index among the spellings of the term
-    num_tokens: int  # that the hypothesis contains
+    num_tokens: int  # number of its first tokens that the hypothesis contains
 
 
 class Progress(NamedTuple):
     """Which terms a hypothesis contains."""
 
     complete: frozenset[int] = frozenset()  # indices of terms
-    ending: frozenset[int] = frozenset()  # become complete unless the next token continues the word
+    ending: frozenset[int] = frozenset()
+    """Indices of terms that become complete unless the next token continues their last word."""
     partial: frozenset[PartialTerm] = frozenset()
 
 
@@ -65,11 +66,12 @@ class SentenceTerms:
         self._closed = frozenset(closed)
         self._starts_word = starts_word
         self._max_lengths = [max(map(len, spellings)) for spellings in terms]
-        self._beginnings: dict[int, list[PartialTerm]] = {}  # by first token, with num_tokens=0
+        # keyed by the first token of a spelling
+        self._beginnings: dict[int, list[PartialTerm]] = {}
         for term, spellings in enumerate(terms):
             for spelling, ids in enumerate(spellings):
                 self._beginnings.setdefault(ids[0], []).append(PartialTerm(term, spelling, 0))
-        # by the tokens of a hypothesis
+        # keyed by the tokens of a hypothesis
         self._progress: dict[tuple[int, ...], Progress] = {(): Progress()}
 
     def progress(self, tokens: tuple[int, ...]) -> Progress:
@@ -89,7 +91,8 @@ class SentenceTerms:
             return Progress(complete)
         partial = set()
         ended: dict[int, Spellings] = {}
-        for term, spelling, num_tokens in sorted(continued):  # of equal terms, the first ends first
+        # an occurrence ends the first of two equal terms, since they are sorted
+        for term, spelling, num_tokens in sorted(continued):
             spellings = self._terms[term]
             ids = spellings[spelling]
             if term in complete or ids[num_tokens] != token:
@@ -132,10 +135,10 @@ class SentenceTerms:
 
 
 def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTerms | None]:
-    """Find the terms of the glossary and the texts that `protect` keeps in each sentence of a
-    request; None if it has neither.
+    """Return the terms of each sentence of a request, or None for a sentence without terms.
 
-    Leaves out targets that the tokenizer cannot encode.
+    Terms are the terms of the glossary and the texts that `protect` keeps. Leaves out targets that
+    the tokenizer cannot encode.
     """
     glossary = load_glossary(tuple(request.config.glossary))
     starts_word = word_starts(tokenizer.tgt)
@@ -169,10 +172,10 @@ class TermHypothesis(NamedTuple):
 class Candidate(NamedTuple):
     """A hypothesis with one more token."""
 
-    total: float  # log-probability
+    total: float  # log-probability of the hypothesis with the token
     hypothesis: TermHypothesis
     token: int
-    log_prob: float  # of the token
+    log_prob: float  # log-probability of the token
 
     @property
     def bank(self) -> int:
@@ -205,7 +208,7 @@ def prefer_all_terms(candidates: list[Candidate]) -> list[Candidate]:
 
 
 class TermSearch(BeamSearch):
-    """A beam search with terms for some of its sentences; the others are searched as usual.
+    """A beam search in which some sentences have terms. The others are searched as usual.
 
     Args:
         terms: the terms of each sentence, or None.

@@ -25,9 +25,9 @@ from nmt.translate.engines.base import Backend
 from nmt.translate.engines.native import NativeBackend
 from nmt.translate.notebook import heat_map
 
-KINDS = ("cross", "encoder", "decoder")  # the fields of `PairAttention` that are weights
+KINDS = ("cross", "encoder", "decoder")  # the kinds of attention, as `PairAttention` names them
 
-# a piece that begins a word: with a space, or with a character of a script without spaces
+# a piece that begins a word starts with a space or a character of a script without spaces
 _WORD_START = re.compile("▁|[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]")
 
 
@@ -39,9 +39,9 @@ class PairAttention:
     positions are exactly 0.
     """
 
-    src: list[str]  # S pieces, EOS last if the model reads it
-    tgt: list[str]  # T pieces that the decoder reads, BOS first: the rows of `decoder`
-    predicted: list[str]  # T pieces that it predicts from them, EOS last: the rows of `cross`
+    src: list[str]  # S source pieces; the last one is EOS if the encoder reads it
+    tgt: list[str]  # T pieces that the decoder reads, first BOS; they label the rows of `decoder`
+    predicted: list[str]  # T pieces that it predicts, last EOS; they label the rows of `cross`
     encoder: Tensor  # (L, H, S, S)
     decoder: Tensor  # (L, H, T, T)
     cross: Tensor  # (L, H, T, S)
@@ -62,9 +62,9 @@ class PairAttention:
         in base64, where 255 is a weight of 1.
         """
         pieces_by_side = {"src": self.src, "tgt": self.tgt, "predicted": self.predicted}
+        weights_by_kind = {"cross": self.cross, "encoder": self.encoder, "decoder": self.decoder}
         maps = {}
-        for kind in KINDS:
-            weights: Tensor = getattr(self, kind)
+        for kind, weights in weights_by_kind.items():
             data = base64.b64encode((weights * 255).round().byte().numpy().tobytes())
             maps[kind] = {"shape": list(weights.shape), "data": data.decode()}
         words = {name: word_numbers(pieces) for name, pieces in pieces_by_side.items()}
@@ -110,6 +110,16 @@ def attention_shape(backend: Backend) -> dict[str, int] | None:
     }
 
 
+def add_source_eos(src: Ids, model: FastTransformer, tokenizer: Tokenizers) -> list[int]:
+    """Return source ids as the encoder reads them: with EOS, unless `source_eos` is False.
+
+    An empty source gets EOS in any case, since attention needs a token to attend to.
+    """
+    if model.config.source_eos or not src:
+        return [*src, tokenizer.src.eos_id]
+    return list(src)
+
+
 @torch.inference_mode()
 def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) -> PairAttention:
     """Return the attention weights for source and target ids, both without control symbols.
@@ -120,9 +130,7 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
     if model is None:
         raise ConfigError("this engine shows no attention; use backend=native and one model")
     device = model.embedding.weight.device
-    # an empty source needs a token to attend to, also in a model that reads no EOS
-    eos = [tokenizer.src.eos_id] if model.config.source_eos or not src else []
-    src_ids = [*src, *eos]
+    src_ids = add_source_eos(src, model, tokenizer)
     tgt_ids = [tokenizer.tgt.bos_id, *tgt]
     attentions: dict[str, list[nn.Module]] = {
         "encoder": [layer.self_attention for layer in model.encoder_layers],  # type: ignore[misc]
@@ -132,8 +140,8 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
     attention_out: AttentionWeights = {}  # the forward pass stores the weights of these modules
     for kind in KINDS:
         attention_out.update(dict.fromkeys(attentions[kind]))
-    # a model that drops EOS may not attend to it
-    lengths = torch.tensor([len(src_ids) - int(model.drops_eos)], device=device)
+    # a model whose encoder does not read EOS may not attend to it
+    lengths = model.encoded_lengths(torch.tensor([len(src_ids)], device=device))
     model(
         torch.tensor([src_ids], device=device),
         padding_mask(lengths, len(src_ids)),

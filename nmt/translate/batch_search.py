@@ -65,13 +65,15 @@ class BatchSearch:
 
     backend: Backend
     config: SearchConfig
-    n_best: int  # hypotheses to return for each segment
-    max_tokens: int  # of a batch: segments * their hypotheses * longest source, EOS included
+    n_best: int  # number of hypotheses to return for each segment
+    max_tokens: int
+    """Maximum size of a batch: its number of segments times the number of hypotheses of each times
+    the number of tokens of its longest source, EOS included."""
     num_forced: int = 0  # see `SearchRequest.num_forced`
     src_tags: Sequence[str] = ()  # see `SearchRequest.src_tags`
     with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
     is_parallel: bool = True  # whether to search `num_workers` batches at a time
-    num_failed: int = 0  # segments in a row that failed, counted over all threads
+    num_failed: int = 0  # number of segments in a row that failed, over all threads
     last_translated: Segment | None = None  # the latest segment that did not fail
     _failure_lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards `num_failed`."""
@@ -149,7 +151,7 @@ class BatchSearch:
         Raises the errors of `translate`, `take_new` and `deliver`.
         """
         assert isinstance(self.backend, NativeBackend)
-        unfinished = dict(enumerate(segments))  # by number
+        unfinished = dict(enumerate(segments))  # keyed by number of the segment
         num_taken = len(segments)
         search: BeamSearch | None = None
         request = SearchRequest([], self.config, n_best=self.n_best)
@@ -240,7 +242,7 @@ class BatchSearch:
         )
         try:
             self.backend.search(request)
-        except Exception:  # of any type; `_search` raises the exception of its own segment
+        except Exception:  # whatever it is: `_search` raises the exception of its own segment
             return False
         with self._failure_lock:
             self.num_failed = 0

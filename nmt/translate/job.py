@@ -37,7 +37,7 @@ except ImportError:  # Windows, where two processes with the same output are not
 log = logging.getLogger(__name__)
 
 _FORMAT_VERSION = 2
-_MIN_SAVE_SECONDS = 1.0  # between two saved states
+_MIN_SECONDS_BETWEEN_SAVES = 1.0
 
 
 def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class JobState:
     """The progress of a job."""
 
     lines: int = 0  # number of translated input lines
-    bytes: int = 0  # size of their output
+    bytes: int = 0  # size of the output of these lines
     sha256: str = ""  # hash of the lines and their prefixes, see `Window.sha256`
     counts: LineCounts = field(default_factory=LineCounts)
 
@@ -166,7 +166,7 @@ class PartialFile:
         self.state.sha256 = window.sha256
         self.state.bytes += len(data)
         self.state.counts.add(counts)
-        if time.monotonic() - self._save_time >= _MIN_SAVE_SECONDS:
+        if time.monotonic() - self._save_time >= _MIN_SECONDS_BETWEEN_SAVES:
             self._save()
 
     def finish(

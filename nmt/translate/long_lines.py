@@ -29,7 +29,7 @@ _UNSPACED = re.compile(
 )
 # Zero-width joiners and variation selectors
 _JOINERS = "\u200d\u200c\ufe0e\ufe0f"
-_MAX_CHARACTER_LENGTH = 16  # code points of one visible character
+_MAX_CHARACTER_LENGTH = 16  # largest number of code points of a visible character
 
 
 def split_line(text: str, max_tokens: int, encode: Encode) -> list[list[int]]:
@@ -83,7 +83,7 @@ def _divide(text: str, num_tokens: int, max_tokens: int, encode: Encode) -> list
         fragments = _merge(_cut(text, ends), max_tokens, encode)
         if len(fragments) > 1:
             return fragments
-    # the characters of `max_tokens` tokens in the mean; one less, so that most fragments fit
+    # the mean number of characters of `max_tokens` tokens; one less, so that most fragments fit
     step = max(1, len(text) * max_tokens // num_tokens - 1)
     max_shift = min(step - 1, _MAX_CHARACTER_LENGTH)  # below `step`, so that positions increase
     positions = range(step, len(text), step)
@@ -93,7 +93,7 @@ def _divide(text: str, num_tokens: int, max_tokens: int, encode: Encode) -> list
 def _merge(fragments: list[str], max_tokens: int, encode: Encode) -> list[str]:
     """Merge neighboring fragments as long as the result has at most `max_tokens` tokens."""
     merged: list[str] = []
-    num_free = 0  # tokens that still fit in the last merged fragment
+    num_free = 0  # number of tokens that still fit in the last merged fragment
     for ids, fragment in zip(encode(fragments), fragments, strict=True):
         if merged and len(ids) <= num_free:
             merged[-1] += fragment

@@ -31,7 +31,7 @@ def replace_loops(
     one is better, see `_rank`. The setting `loop_guard` turns this off; samples are never replaced.
     """
     config = request.config
-    # the first search has then forbidden all that the second would forbid
+    # if so, the first search has already forbidden all that the second one would forbid
     forbids_repeats = 0 < config.no_repeat_ngram <= NGRAM_OF_SECOND_SEARCH
     if not config.loop_guard or config.sampling or forbids_repeats:
         return hypotheses
@@ -62,8 +62,8 @@ def needs_second_search(source: Ids, hypothesis: Hypothesis) -> bool:
 def _rank(source: Ids, hypothesis: Hypothesis) -> tuple[bool, float]:
     """Return a key that is higher for the better of two translations.
 
-    One that does not loop is better, then the one with the higher log-probability per token. A
-    missing score (nan) is not higher.
+    A translation that does not loop is better than one that loops. Otherwise, the translation with
+    the higher log-probability per token is better. A missing score (nan) is not higher.
     """
     loops = is_looping(source, hypothesis.tokens, MAX_REPEATS)
     return not loops, hypothesis.log_prob / len(hypothesis.tokens)

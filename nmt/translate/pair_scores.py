@@ -36,7 +36,7 @@ def score_pairs(
     target_ids = tokenizer.tgt.encode_batch(tag_lines(targets, tags.tgt))
     # sources without text have no ids; targets without text have the ids of their tag
     empty_target = tokenizer.tgt.encode(tags.tgt)
-    indices = []  # of the pairs in which a side has text
+    indices = []  # pairs with text on at least one side
     for i, ids in enumerate(source_ids):
         if ids or target_ids[i] != empty_target:
             indices.append(i)

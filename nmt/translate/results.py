@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 class Translation:
     """The translation of a line: a hypothesis as text.
 
-    For a line that was split into segments, scores are sums over the segments, and tokens are those
-    of all segments in order, with the EOS of each segment except the last one.
+    For a line that was split into segments, scores are sums over the segments, and `tokens` has the
+    tokens of all segments in order, with the EOS of each segment except the last one.
     """
 
     text: str
     score: float  # defined in docs/search.md
-    log_prob: float  # in nats, EOS included
-    tokens: list[str]  # pieces, without EOS
+    log_prob: float  # sum over the tokens in nats, EOS included
+    tokens: list[str]  # the pieces, without EOS
     finished: bool  # False if the length limit cut it off
     token_log_probs: list[float] = field(default_factory=list)
-    """In nats, one value per token, and one for EOS if `finished`."""
+    """One log-probability per token in nats, and one for EOS if `finished`."""
     alignment: list[int] | None = None
     """For each token, the index of its source token in `NBestList.source_tokens`."""
     searched_again: bool = False
@@ -43,12 +43,12 @@ class Translation:
     rerank_score: float | None = None
     """The score by which a reranker ordered the candidates; defined in docs/search.md."""
     reverse_log_prob: float | None = None
-    """In nats, the log-probability of the source in a reverse model, of rerank=noisy_channel."""
+    """Log-probability of the source in a reverse model, in nats. rerank=noisy_channel sets it."""
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens, including EOS if the translation is finished."""
-        return len(self.tokens) + int(self.finished)
+        return len(self.tokens) + 1 if self.finished else len(self.tokens)
 
     def __repr__(self) -> str:
         """Show the text and the values that differ between the translations of a line."""
@@ -68,7 +68,7 @@ class LineResult:
     """Best first. `EMPTY` for an empty line; an empty list if `error` is set."""
     error: str | None = None
     num_segments: int = 1  # more than 1 if the line was split
-    num_truncated: int = 0  # source tokens removed from the end
+    num_truncated: int = 0  # number of source tokens removed from the end
     source_tokens: list[str] = field(default_factory=list)
     """Pieces of all segments, with the EOS of each; only set with `alignment`."""
 
@@ -116,7 +116,7 @@ def build_line_results(
     line_results = []
     first = 0  # index in `search_results` of the line's first segment
     for i, segments in enumerate(encoded.segments):
-        hypotheses: list[list[Hypothesis]] = []  # of each segment
+        hypotheses: list[list[Hypothesis]] = []  # one list per segment
         error = None
         for search_result in search_results[first : first + len(segments)]:
             if isinstance(search_result, Failure):
@@ -231,7 +231,7 @@ def _join_hypotheses(
         tokens=tokenizer.pieces(ids),
         finished=all(hypothesis.finished for hypothesis in hypotheses),
         token_log_probs=token_log_probs,
-        # without EOS, as `tokens`
+        # like `tokens`, the alignment does not include EOS
         alignment=None if hypotheses[0].alignment is None else alignment[: len(ids)],
         searched_again=any(hypothesis.searched_again for hypothesis in hypotheses),
     )

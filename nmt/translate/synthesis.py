@@ -39,8 +39,8 @@ class SynthesisCounts(LineCounts):
     counts lines that were split or truncated, of which only truncated ones are dropped.
     """
 
-    lines: int = 0
-    pairs: int = 0
+    lines: int = 0  # lines that were read
+    pairs: int = 0  # pairs that were written
     blank: int = 0  # lines without text
     truncated: int = 0  # lines that were translated without their end (too_long=truncate)
     empty: int = 0  # translations without text
@@ -111,7 +111,7 @@ def _drop_reason(
         return "met_limit"
     if config.max_repeats and is_looping(ids, best.tokens, config.max_repeats):
         return "looping"
-    shorter, longer = sorted((len(ids) + 1, len(best.tokens) + 1))  # with EOS
+    shorter, longer = sorted((len(ids) + 1, len(best.tokens) + 1))  # EOS counts on both sides
     if config.max_ratio and longer > config.max_ratio * shorter:
         return "ratio"
     return None
@@ -135,7 +135,7 @@ def write_corpus(folder: Path, pairs: Path, state: JobState, description: dict[s
         **description,
         "counts": asdict(state.counts),
         "bytes": sizes,
-        "sha256": state.sha256,  # of the input
+        "sha256": state.sha256,  # hash of the input
     }
     with replace_file(folder / SUMMARY_FILE) as path:
         write_json(path, summary)

@@ -113,7 +113,7 @@ class Translator:
         self.tokenizer = tokenizer
         self.defaults = defaults
         self.directions = directions
-        self.device = device  # for the models of rerankers
+        self.device = device  # device of the models of rerankers
 
     def __repr__(self) -> str:
         """Name the directions and the engine."""
@@ -136,11 +136,11 @@ class Translator:
         """Load a run, a checkpoint or a model folder; several form an ensemble.
 
         backend=auto takes CTranslate2 where it supports the request, else the native engine.
-        `quantization` and `num_threads` only apply to CTranslate2. The former is the number format
-        of the converted weights; None selects int8 on a CPU with VNNI, else float32. The latter is
-        the number of batches that are translated at a time; 0 selects torch's number of threads.
-        `combine` says how an ensemble combines its distributions. With `verify_key`, the
-        file of a public key, a folder must have its signature (`nmt-export sign=KEY`). Raises
+        Two arguments only apply to CTranslate2. `quantization` is the number format of the
+        converted weights; None selects int8 on a CPU with VNNI, else float32. `num_threads` is the
+        number of batches that are translated at a time; 0 selects torch's number of threads.
+        `combine` says how an ensemble combines its distributions. With `verify_key`, the file of a
+        public key, a folder must have its signature (`nmt-export sign=KEY`). Raises
         `ModelError` for a folder without a model or signature, and `DeviceError` for a device that
         does not exist.
         """
@@ -192,9 +192,9 @@ class Translator:
 
     @property
     def common_tags(self) -> Tags:
-        """The tags of the default directions if all have the same, and otherwise no tags.
+        """The tags of the default directions if all of these have the same tags.
 
-        In the latter case, the text itself must contain tags.
+        Otherwise there are no common tags, and the text itself must contain tags.
         """
         tags = {direction.tags for direction in default_directions(self.directions)}
         return tags.pop() if len(tags) == 1 else Tags()
@@ -269,7 +269,7 @@ class Translator:
         if options.unk_replacement:
             search_config = replace(config, alignment=True)
         self.backend.check(search_config)
-        [forced_start] = encode_starts(self.tokenizer.tgt, [""], options.tags.tgt)  # tags only
+        [forced_start] = encode_starts(self.tokenizer.tgt, [""], options.tags.tgt)  # ids of the tag
         batches = BatchSearch(
             self.backend,
             search_config,
@@ -313,7 +313,7 @@ class Translator:
         return make_reranker(options.rerank, self.find_languages(options.tags), self.device)
 
     def list_src_tags(self, tags: Tags) -> list[str]:
-        """Return the tags that sources may begin with: of `tags` and of all directions."""
+        """Return the tags that sources may begin with: source tags of `tags` and all directions."""
         src_tags = [direction.src_tag for direction in self.directions]
         return [tag for tag in (tags.src, *tags.choices, *src_tags) if tag]
 
@@ -327,7 +327,7 @@ class Translator:
         self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
     ) -> Iterator[tuple[Window, list[LineResult]]]:
         """Translate each line together with the lines before it, or without them if that fails."""
-        max_tokens = options.max_source_length - 1  # without EOS
+        max_tokens = options.max_source_length - 1  # one is left for EOS
         separator = find_common_separator(self.tokenizer)
         line_options = replace(options, context=0)
 
@@ -516,7 +516,7 @@ class Translator:
         )
         self.load_reranker(line_options, config)  # raises an error before a line is read
         if not is_stream and isinstance(lines, Sequence) and len(lines) <= window_lines:
-            windows = list(windows)  # of a single one, which needs no thread that reads ahead
+            windows = list(windows)  # a single window, for which no thread has to read ahead
         return self._raise_errors(windows, config, line_options)
 
     def _raise_errors(

@@ -16,8 +16,8 @@ from nmt.translate.results import Translation
 _Floats = npt.NDArray[np.float64]
 _REVERSE_WEIGHTS = np.arange(0, 31) / 10
 _LENGTH_WEIGHTS = np.arange(-20, 31) / 10
-_FINE_STEPS = np.arange(-4, 5) / 50  # around the best weights of the coarse grid
-_UNFINISHED = 1e9  # nats; candidates that met the length limit come after all others
+_FINE_STEPS = np.arange(-4, 5) / 50  # steps from the best weights of the coarse grid
+_UNFINISHED_PENALTY = 1e9  # nats; ranks candidates that met the length limit after all others
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ def find_weights(
     candidates: Sequence[Sequence[Translation]],
     score: Callable[[npt.NDArray[np.int64]], float],
 ) -> ChannelWeights:
-    """Return the weights whose best candidates have the highest score; of equal ones the smallest.
+    """Return the weights whose best candidates have the highest score.
+
+    Of weights with equal scores, the smallest ones win.
 
     Args:
         candidates: the candidates of each line, at least one, with `reverse_log_prob`.
@@ -79,7 +81,7 @@ class _Features:
         self._lengths: _Floats = np.zeros(shape)
         for i, translations in enumerate(candidates):
             for k, translation in enumerate(translations):
-                penalty = 0.0 if translation.finished else _UNFINISHED
+                penalty = 0.0 if translation.finished else _UNFINISHED_PENALTY
                 self._log_probs[i, k] = translation.log_prob - penalty
                 # lines with a single candidate are not scored by the reverse model
                 self._reverse_log_probs[i, k] = translation.reverse_log_prob or 0.0

@@ -19,12 +19,12 @@ _WORD = re.compile(r"\w+(?:[^\w\s]\w+)*")
 
 
 class SourceWords:
-    """The words of a line, by the tokens of its segments."""
+    """The words of a line, which are looked up by the tokens of its segments."""
 
     def __init__(self, line: str, segments: Sequence[Segment], tokenizer: Tokenizer) -> None:
         pieces = tokenizer.split(line)
         self._text = "".join(pieces).replace("▁", " ")  # the line as the tokenizer normalizes it
-        self._ends = list(itertools.accumulate(map(len, pieces)))  # of the pieces in the text
+        self._ends = list(itertools.accumulate(map(len, pieces)))  # ends of the pieces in `_text`
         self._segments = segments
         # number of ids before the text of each segment, such as a tag; negative if the line has its
         # own tag

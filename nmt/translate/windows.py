@@ -26,7 +26,7 @@ from nmt.translate.options import LineOptions
 from nmt.translate.recasing import find_case, to_sentence_case
 
 WINDOW_LINES = 2048
-_FIRST_WINDOW_LINES = 64  # lines of the first window of a stream
+_FIRST_WINDOW_LINES = 64  # number of lines of the first window of a stream
 _MAX_CHARACTERS = 1 << 21  # a window ends with the line that exceeds this
 
 
@@ -38,7 +38,7 @@ class Window:
     lines: list[str]
     prefixes: list[str] | None = None  # text that the translation of each line starts with
     context: tuple[str, ...] = ()  # lines directly before the window
-    num_bytes: int = 0  # of the input up to the end of the window
+    num_bytes: int = 0  # size of the input up to the end of the window
     sha256: str = ""  # hash of the input and the prefixes up to the end of the window
 
     @property
@@ -174,7 +174,7 @@ class EncodedWindow:
     """A window with the token ids of its lines."""
 
     window: Window
-    segments: list[list[Segment]]  # of each line: none if empty or copied, several if long
+    segments: list[list[Segment]]  # one list per line: empty if the line is empty or copied
     num_truncated: list[int]  # number of tokens removed from the end of each line
     texts: list[str]  # the lines as they are translated: recased, but not split or truncated
     cases: list[str]  # the case for the translation of each line, see `find_case`
@@ -187,7 +187,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     The prefix of a line applies to its first segment. With `too_long=error`, raises a `DataError`
     for a line that is too long.
     """
-    max_tokens = options.max_source_length - 1  # without EOS
+    max_tokens = options.max_source_length - 1  # one is left for EOS
     tags = options.tags
     prefixes = window.prefixes or [""] * len(window.lines)
     lines = list(window.lines)

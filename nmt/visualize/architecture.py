@@ -21,9 +21,14 @@ from nmt.config import ModelConfig, Norm, NormLayer, Positions, VisualizeConfig
 from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer, count_parameters
 from nmt.visualize.style import Style
 
-_COLOR_INDICES = {"feed-forward": 0, "attention": 1, "other": 2, "norm": 6}  # of `Style.colors`
+_COLOR_INDICES = {  # indices in `Style.colors`
+    "feed-forward": 0,
+    "attention": 1,
+    "other": 2,
+    "norm": 6,
+}
 BOX_HEIGHT = 0.62  # the width of a box is 1, and boxes follow at a distance of 1
-_DECODER_X = 1.3  # left side of the decoder's boxes; the encoder's is 0
+_DECODER_X = 1.3  # left side of the decoder's boxes; the left side of the encoder's boxes is 0
 _SECTION_GAP = 0.35  # additional space below and above the layer
 _ROUNDED = "round,pad=0,rounding_size=0.06"
 
@@ -36,7 +41,7 @@ class Box:
     details: str
     num_parameters: int = 0
     category: str = "other"  # a key of `_COLOR_INDICES`
-    num_skipped: int = 0  # boxes below that a residual connection into this box skips
+    num_skipped: int = 0  # number of boxes below that a residual connection into this box skips
     reads_memory: bool = False  # whether a line leads from the encoder to this box
 
 
@@ -173,7 +178,7 @@ def format_count(count: int) -> str:
     """Format a number of parameters with three digits and a unit: 1,049,088 becomes 1.05 M."""
     if count < 1000:
         return str(count)
-    units = ("", "k", "M", "G")  # of 1000 to the power of the index
+    units = ("", "k", "M", "G")  # 1, 1000, 1000^2 and 1000^3
     power = min(int(math.log10(count) // 3), 3)
     return f"{count / 1000**power:.3g} {units[power]}"
 

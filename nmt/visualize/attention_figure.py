@@ -25,28 +25,32 @@ if TYPE_CHECKING:  # pages use this module without matplotlib
     from nmt.visualize.style import Style
 
 log = logging.getLogger(__name__)
-_MAX_LABELED_PANELS = 6  # if there are more, only those at the left and the bottom have labels
-_MAX_CELL_INCHES = 0.24  # width and height of a weight
-_MAX_FIGURE_INCHES = 60.0  # largest width and height of all panels together, without labels
-_LABEL_MARGIN_INCHES = 1.6  # for the labels and the title of a panel
-_PLAIN_MARGIN_INCHES = 0.3  # for a panel without labels
-_MIN_PANEL_INCHES = 1.2
-_LABEL_POINTS_PER_INCH = 60  # size of a label in a cell of one inch, which has 72 points
+_MAX_LABELED_PANELS = 6  # of more panels, only the left and the bottom ones have labels
+_MAX_CELL_INCHES = 0.24  # largest width and height of the cell of a weight
+_MAX_FIGURE_INCHES = 60.0  # largest width and height of all panels together, without margins
+_LABEL_MARGIN_INCHES = 1.6  # space for the labels and the title of a panel
+_PLAIN_MARGIN_INCHES = 0.3  # space around a panel without labels
+_MIN_PANEL_WIDTH_INCHES = 1.2  # so that the title fits
+_LABEL_POINTS_PER_INCH = 60  # font size of a label, in points per inch of the height of a cell
 
 
-class _Sides(NamedTuple):
-    """The fields of `PairAttention` whose tokens are the rows and columns of a kind's weights."""
+class _AttentionMaps(NamedTuple):
+    """The weights of one kind of attention, and the pieces that label them."""
 
-    rows: str
-    columns: str
-    title: str  # of the figure
+    weights: Tensor  # (L, H, rows, columns)
+    rows: list[str]
+    columns: list[str]
+    title: str  # title of the figure
 
 
-_SIDES = {
-    AttentionKind.cross: _Sides("predicted", "src", "Attention of the target to the source"),
-    AttentionKind.encoder: _Sides("src", "src", "Attention, source to source"),
-    AttentionKind.decoder: _Sides("tgt", "tgt", "Attention, target to target"),
-}
+def _select_kind(pair: PairAttention, kind: AttentionKind) -> _AttentionMaps:
+    """Return the weights of a kind of attention, with the pieces of their rows and columns."""
+    if kind is AttentionKind.encoder:
+        return _AttentionMaps(pair.encoder, pair.src, pair.src, "Attention, source to source")
+    if kind is AttentionKind.decoder:
+        return _AttentionMaps(pair.decoder, pair.tgt, pair.tgt, "Attention, target to target")
+    title = "Attention of the target to the source"
+    return _AttentionMaps(pair.cross, pair.predicted, pair.src, title)
 
 
 def load_translator(config: VisualizeConfig) -> Translator:
@@ -64,7 +68,7 @@ def read_sentences(text_or_path: str | None, name: str) -> list[str]:
         if sys.stdin is not None and sys.stdin.isatty():
             log.info("reading %s from the terminal; Ctrl-D ends it", name)
         lines = list(read_input("-"))
-    elif os.path.exists(text_or_path):  # False too for a sentence that is too long for a file name
+    elif os.path.exists(text_or_path):  # this is False for a text too long for a file name
         lines = list(read_input(text_or_path))
     else:
         lines = [text_or_path]
@@ -74,7 +78,10 @@ def read_sentences(text_or_path: str | None, name: str) -> list[str]:
 
 
 def compute_attention(config: VisualizeConfig) -> list[PairAttention]:
-    """Return the attention of `config.src` and `config.tgt`; without `tgt`, of translations."""
+    """Return the attention weights of the pairs of `config.src` and `config.tgt`.
+
+    If `tgt` is not set, the targets are the translations that the model finds.
+    """
     translator = load_translator(config)
     sources = read_sentences(config.src, "src")
     targets = None if config.tgt is None else read_sentences(config.tgt, "tgt")
@@ -82,7 +89,7 @@ def compute_attention(config: VisualizeConfig) -> list[PairAttention]:
 
 
 def draw_attention(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw the attention of the first pair: the kind, layers and heads of the settings."""
+    """Compute the attention of the pairs of the settings, and draw it for the first pair."""
     pairs = compute_attention(config)
     if len(pairs) > 1:
         log.info("drawing the first of %d pairs; output=FILE.html shows them all", len(pairs))
@@ -94,35 +101,34 @@ def draw_attention(config: VisualizeConfig, style: Style) -> Figure:
 def attention_figure(
     pair: PairAttention, style: Style, *, kind: AttentionKind, layers: list[int], heads: list[int]
 ) -> Figure:
-    """Draw a panel for each of the chosen layers and heads, counted from 1.
+    """Draw one kind of attention of a pair: a panel for each of the chosen layers and heads.
 
-    Head 0 is the mean of all heads. An empty list chooses all.
+    Layers and heads count from 1, and head 0 is the mean of all heads. An empty list chooses all.
     """
-    weights: Tensor = getattr(pair, kind.value)  # (L, H, rows, columns)
+    maps = _select_kind(pair, kind)
+    weights = maps.weights  # (L, H, rows, columns)
     layers = layers or list(range(1, len(weights) + 1))
     heads = heads or list(range(1, weights.size(1) + 1))
     if max(layers) > len(weights):
         raise ConfigError(f"layers={max(layers)}: the model has {len(weights)} layers")
     if max(heads) > weights.size(1):
         raise ConfigError(f"heads={max(heads)}: the model has {weights.size(1)} heads")
-    sides = _SIDES[kind]
-    row_pieces: list[str] = getattr(pair, sides.rows)
-    column_pieces: list[str] = getattr(pair, sides.columns)
-    replacements = style.add_fonts_for([*row_pieces, *column_pieces])
-    rows = [piece.translate(replacements) for piece in row_pieces]
-    columns = [piece.translate(replacements) for piece in column_pieces]
+    character_codes = style.add_fonts_for([*maps.rows, *maps.columns])
+    rows = [piece.translate(character_codes) for piece in maps.rows]
+    columns = [piece.translate(character_codes) for piece in maps.columns]
     are_all_labeled = len(layers) * len(heads) <= _MAX_LABELED_PANELS
-    max_cells = max(len(columns) * len(heads), len(rows) * len(layers))
-    cell_inches = min(_MAX_CELL_INCHES, _MAX_FIGURE_INCHES / max_cells)
+    num_cells_across = len(columns) * len(heads)
+    num_cells_down = len(rows) * len(layers)
+    cell_inches = min(_MAX_CELL_INCHES, _MAX_FIGURE_INCHES / max(num_cells_across, num_cells_down))
     margin = _LABEL_MARGIN_INCHES if are_all_labeled else _PLAIN_MARGIN_INCHES
-    panel_width = max(cell_inches * len(columns) + margin, _MIN_PANEL_INCHES)
+    panel_width = max(cell_inches * len(columns) + margin, _MIN_PANEL_WIDTH_INCHES)
     panel_height = cell_inches * len(rows) + margin
     figure = style.figure(
         panel_width * len(heads) + _LABEL_MARGIN_INCHES,
         panel_height * len(layers) + _LABEL_MARGIN_INCHES,
     )
     panels = figure.subplots(len(layers), len(heads), squeeze=False)
-    # gray cells: tokens that the decoder may not attend to
+    # cells of tokens that the decoder may not attend to are gray
     gray_mask = ~causal_mask(len(rows)) if kind is AttentionKind.decoder else None
     for i, layer in enumerate(layers):
         for j, head in enumerate(heads):
@@ -145,5 +151,5 @@ def attention_figure(
                 gray_mask=gray_mask,
             )
             axes.tick_params(labelsize=min(10, _LABEL_POINTS_PER_INCH * cell_inches))
-    figure.suptitle(f"{sides.title}; a row attends to columns", fontsize=11)
+    figure.suptitle(f"{maps.title}; a row attends to columns", fontsize=11)
     return figure

@@ -1,8 +1,9 @@
 """The animation of a translation: the encoder's output, the attention of each output token, the
 growing tree of the beam search, and the likeliest tokens of each step.
 
-It is one drawing in SVG whose elements appear at a step. The page moves through the steps; the
-file `.svg` plays them with CSS alone, so that it also moves in a README.
+The animation is one SVG drawing. Each of its elements appears at a step of the search. The page has
+buttons to move through the steps. The file `.svg` plays them with CSS alone, so that it also moves
+in a README.
 """
 
 # S source tokens with EOS, T target tokens with EOS, D d_model, L layers, H heads
@@ -24,34 +25,47 @@ from nmt.model.fast import FastTransformer
 from nmt.model.transformer import alignment_layer, padding_mask
 from nmt.runtime.pages import load_page_templates
 from nmt.search.hypotheses import Hypothesis
-from nmt.translate.attention import attention_model, pair_attention
+from nmt.translate.attention import add_source_eos, attention_model, pair_attention
 from nmt.translate.translator import Translator
 from nmt.visualize.attention_figure import load_translator, read_sentences
 from nmt.visualize.search_tree import Layout, SearchRecord, layout_tree, record_search
 
 _MAX_STEPS = 100  # longer searches are refused
-_NUM_VECTOR_CELLS = 12  # dimensions of the encoder's output that are drawn of each token
+_NUM_DIMENSIONS = 12  # number of dimensions of the encoder's output to draw for each token
+_MAX_PIECE_LENGTH = 8  # number of characters that fit into a column beside a percentage
 
 # sizes are in units of the drawing, about pixels
 _MARGIN = 14
-_COLUMN_WIDTH = 96  # of a step
-_ROW_HEIGHT = 38  # between the leaves of the tree
-_BOX_HEIGHT = 24
-_BOX_PADDING = 7  # between a text and the left or right side of its box
-_BOX_GAP = 6  # between boxes in a row
-_BAR_DISTANCE = 20  # between the rows of the likeliest tokens
-_CELL_HEIGHT = 5  # of a dimension
+_SECTION_HEIGHT = 46  # distance of two sections; the title of the second one is in between
+_TITLE_DISTANCE = 12  # distance of the baseline of a title from its section
 _CHARACTER_WIDTH = 8
-_MAX_PIECE_LENGTH = 8  # characters that fit into a column beside a percentage
-_SECTION_GAP = 46  # with the title of the next section
+_BOX_HEIGHT = 24
+_BOX_BASELINE = 16  # distance of the baseline of a text from the top of its box
+_BOX_PADDING = 7  # distance of a text from the left and right sides of its box
+_BOX_GAP = 6  # distance of boxes in a row
+_CELL_HEIGHT = 5  # height of the rectangle of one dimension of a vector
+_CELLS_GAP = 4  # distance of these rectangles from the box of their token
+# the tree and the likeliest tokens
+_COLUMN_WIDTH = 96  # width of a step
+_ROW_HEIGHT = 38  # distance of the leaves of the tree
+_NUMBER_HEIGHT = 10  # height of the number above a box
+_NUMBER_GAP = 2  # distance of this number from the box
+_SCORE_GAP = 4  # distance of a score from the box to its left
+_BRANCH_START = 20  # x of a branch in the column of the parent
+_BRANCH_END = 14  # distance of the vertical line of a branch from the child
+_BAR_DISTANCE = 20  # distance of the bars of two tokens of a step
+_BAR_HEIGHT = 17
+_BAR_BASELINE = 13  # distance of the baseline of a text from the top of its bar
+_BAR_PADDING = 3  # distance of a text from the left side of its bar
+_BAR_GAP = 8  # distance of a bar of probability 1 from the next column
 
 
 @dataclass(frozen=True)
 class Element:
-    """One element of the drawing: a line if it has a `path`, else a text if it has one, else a
-    rectangle.
+    """One element of the drawing.
 
-    It is visible from step `first` on, and if `is_brief`, at that step only.
+    An element with a `path` is a line, and an element with a `text` is a text. All others are
+    rectangles. An element is visible from `first_step` on, or at this step only if `is_brief`.
     """
 
     x: float = 0.0
@@ -62,12 +76,8 @@ class Element:
     path: str = ""
     css_class: str = ""
     opacity: float = 1.0
-    first: int = 0
+    first_step: int = 0
     is_brief: bool = False
-
-    def format(self, number: float) -> str:
-        """Format a number for an attribute of SVG."""
-        return f"{number:.4g}"
 
 
 @dataclass
@@ -81,24 +91,29 @@ class Drawing:
 
     def add_title(self, text: str) -> None:
         """Begin a section below all others."""
-        self.height += _SECTION_GAP
-        self.add_text(_MARGIN, self.height - 12, text, css_class="title")
+        self.height += _SECTION_HEIGHT
+        self.add_text(_MARGIN, self.height - _TITLE_DISTANCE, text, css_class="title")
 
     def add_text(self, x: float, y: float, text: str, **properties: Any) -> None:
         """Add a text that begins at x, with its baseline at y."""
         self.elements.append(Element(x=x, y=y, text=text, **properties))
 
-    def add_box(self, x: float, y: float, text: str, css_class: str, first: int = 0) -> None:
+    def add_box(self, x: float, y: float, text: str, css_class: str, first_step: int = 0) -> None:
         """Add a text in a box, the upper left corner of which is at (x, y)."""
         box = Element(
-            x=x, y=y, width=box_width(text), height=_BOX_HEIGHT, css_class=css_class, first=first
+            x=x,
+            y=y,
+            width=box_width(text),
+            height=_BOX_HEIGHT,
+            css_class=css_class,
+            first_step=first_step,
         )
         self.elements.append(box)
-        self.add_text(x + _BOX_PADDING, y + 16, text, first=first)
+        self.add_text(x + _BOX_PADDING, y + _BOX_BASELINE, text, first_step=first_step)
 
 
 def box_width(text: str) -> float:
-    """Return the width of a box with a text in it."""
+    """Return the width of the box of a text."""
     return _CHARACTER_WIDTH * len(text) + 2 * _BOX_PADDING
 
 
@@ -106,30 +121,30 @@ def decoding_page(config: VisualizeConfig) -> str:
     """Return the page that plays the search of `src`."""
     translator = load_translator(config)
     line = read_sentences(config.src, "src")[0]
-    return render_page(search_drawing(translator, line, config.beam_size), line)
+    return render_page(search_and_draw(translator, line, config.beam_size), line)
 
 
 def decoding_svg(config: VisualizeConfig) -> str:
     """Return the search of `src` as an SVG that plays by itself."""
     translator = load_translator(config)
     line = read_sentences(config.src, "src")[0]
-    return render_svg(search_drawing(translator, line, config.beam_size), line)
+    return render_svg(search_and_draw(translator, line, config.beam_size), line)
 
 
 def render_page(drawing: Drawing, line: str) -> str:
-    """Return the page of the drawing of a search of `line`."""
+    """Return the page that shows the drawing of the search for `line`."""
     templates = load_page_templates(Path(__file__).parent)
     return templates.get_template("decoding.html.j2").render(drawing=drawing, line=line)
 
 
 def render_svg(drawing: Drawing, line: str) -> str:
-    """Return the animated SVG of the drawing of a search of `line`."""
+    """Return the drawing of the search for `line` as an animated SVG."""
     templates = load_page_templates(Path(__file__).parent)
     return templates.get_template("decoding.svg.j2").render(drawing=drawing, line=line)
 
 
-def search_drawing(translator: Translator, line: str, beam_size: int | None) -> Drawing:
-    """Search for the translation of a line and draw the search."""
+def search_and_draw(translator: Translator, line: str, beam_size: int | None) -> Drawing:
+    """Search for the translation of a line, and return the drawing of the search."""
     record, hypotheses = record_search(translator, line, beam_size)
     if record.num_steps > _MAX_STEPS:
         raise ConfigError(f"the search took {record.num_steps} steps, {_MAX_STEPS} can be drawn")
@@ -137,24 +152,22 @@ def search_drawing(translator: Translator, line: str, beam_size: int | None) -> 
     assert model is not None  # record_search refuses ensembles
     tokenizer = translator.tokenizer
     [src_ids] = encode_sources(tokenizer.src, [line], translator.common_tags)
-    best_tokens = [id for id in hypotheses[0].tokens if id != tokenizer.tgt.eos_id]
-    pair = pair_attention(translator.backend, tokenizer, src_ids, best_tokens)
-    if len(pair.src) > len(src_ids):  # with EOS
-        src_ids = [*src_ids, tokenizer.src.eos_id]
-    layer = alignment_layer(len(pair.cross))
+    tgt_ids = [id for id in hypotheses[0].tokens if id != tokenizer.tgt.eos_id]
+    pair = pair_attention(translator.backend, tokenizer, src_ids, tgt_ids)
+    cross_attention = pair.cross[alignment_layer(len(pair.cross))]  # (H, T, S)
     return draw_decoding(
         record,
         hypotheses,
         tokenizer.tgt,
         src_pieces=pair.src,
-        memory=encoder_output(model, src_ids),
-        attention=pair.cross[layer].mean(dim=0),  # (T, S)
+        memory=encoder_output(model, add_source_eos(src_ids, model, tokenizer)),
+        attention=cross_attention.mean(dim=0),  # (T, S)
     )
 
 
 @torch.inference_mode()
 def encoder_output(model: FastTransformer, src_ids: list[int]) -> Tensor:
-    """Return the encoder's output for one sentence, (S, D) in float32."""
+    """Return the encoder's output (S, D) in float32 for the ids of one sentence."""
     src = torch.tensor([src_ids], device=model.embedding.weight.device)
     lengths = torch.tensor([len(src_ids)], device=src.device)
     return model.encode(src, padding_mask(lengths, len(src_ids)))[0].float().cpu()
@@ -172,23 +185,22 @@ def draw_decoding(
     """Draw a search.
 
     Args:
-        record: the record of the search.
-        hypotheses: its results, best first.
+        record: the nodes of the search and the likeliest tokens after each of them.
+        hypotheses: the results of the search, best first.
         tokenizer: the target tokenizer.
-        src_pieces: S pieces.
+        src_pieces: the S pieces that the encoder reads.
         memory: the encoder's output (S, D).
-        attention: the weights (T, S) of the best hypothesis.
+        attention: the attention weights (T, S) of the best hypothesis and EOS.
     """
-    best_tokens = list(hypotheses[0].tokens)
+    best_tokens = list(hypotheses[0].tokens)  # without EOS if the length limit cut them off
     src_width = sum(box_width(piece) + _BOX_GAP for piece in src_pieces)
     tree_width = (record.num_steps + 1) * _COLUMN_WIDTH
     drawing = Drawing(record.num_steps, width=2 * _MARGIN + max(src_width, tree_width))
-    # `attention` ends with the weights of EOS, which a hypothesis cut at the length limit lacks
     _draw_source(drawing, src_pieces, memory, attention[: len(best_tokens)])
     drawing.add_title("Best translation")
     x = float(_MARGIN)
     for step, piece in enumerate(tokenizer.pieces(best_tokens), start=1):
-        drawing.add_box(x, drawing.height, piece, "best", first=step)
+        drawing.add_box(x, drawing.height, piece, "best", first_step=step)
         x += box_width(piece) + _BOX_GAP
     drawing.height += _BOX_HEIGHT
     drawing.add_title("Beam search: the hypotheses of each step, with their log-probabilities")
@@ -204,7 +216,7 @@ def _draw_source(
 ) -> None:
     """Draw the source tokens, their vectors, and the attention of each step to them."""
     drawing.add_title("Source: output of the encoder, and attention of each output token")
-    cells = memory[:, :_NUM_VECTOR_CELLS]  # (S, C)
+    cells = memory[:, :_NUM_DIMENSIONS]  # (S, C)
     largest = float(cells.abs().max())
     x = float(_MARGIN)
     y = drawing.height
@@ -219,14 +231,14 @@ def _draw_source(
                 height=_BOX_HEIGHT,
                 css_class="heat",
                 opacity=float(attention[step, i]),
-                first=step + 1,
+                first_step=step + 1,
                 is_brief=True,
             )
             drawing.elements.append(heat)
         for j, value in enumerate((cells[i] / largest).tolist()):
             cell = Element(
                 x=x,
-                y=y + _BOX_HEIGHT + 4 + _CELL_HEIGHT * j,
+                y=y + _BOX_HEIGHT + _CELLS_GAP + _CELL_HEIGHT * j,
                 width=width,
                 height=_CELL_HEIGHT,
                 css_class="positive" if value > 0 else "negative",
@@ -234,22 +246,23 @@ def _draw_source(
             )
             drawing.elements.append(cell)
         x += width + _BOX_GAP
-    drawing.height += _BOX_HEIGHT + 4 + _CELL_HEIGHT * cells.size(1)
+    drawing.height += _BOX_HEIGHT + _CELLS_GAP + _CELL_HEIGHT * cells.size(1)
 
 
 def _draw_tree(
     drawing: Drawing, record: SearchRecord, hypotheses: list[Hypothesis], tokenizer: Tokenizer
 ) -> None:
-    """Draw the tree of the search; a node appears at its step."""
+    """Draw the tree of the search. A node appears at its step, and a result has its score."""
     layout = layout_tree(record, hypotheses)
     results = [tuple(hypothesis.tokens) for hypothesis in hypotheses]
-    drawing.height += 10  # for the numbers above the boxes of the first row
+    best_result = results[0]
+    drawing.height += _NUMBER_HEIGHT
     top = drawing.height
-    for node, (step, height) in layout.items():
+    for node, (step, row) in layout.items():
         x = _MARGIN + step * _COLUMN_WIDTH
-        y = top + height * _ROW_HEIGHT
+        y = top + row * _ROW_HEIGHT
         css_class = "box"
-        if node == results[0][: len(node)]:
+        if node == best_result[: len(node)]:  # the best result begins with this node
             css_class = "best"
         elif node in results:  # another hypothesis that the search returned
             css_class = "result"
@@ -257,41 +270,44 @@ def _draw_tree(
         if node:
             [text] = tokenizer.pieces([node[-1]])
             _draw_branch(drawing, layout, node, css_class)
-        drawing.add_box(x, y, text, css_class, first=step)
+        drawing.add_box(x, y, text, css_class, first_step=step)
         if node in results:
-            score = hypotheses[results.index(node)].score
             drawing.add_text(
-                x + box_width(text) + 4, y + 16, f"score {score:.2f}", first=step, css_class="small"
+                x + box_width(text) + _SCORE_GAP,
+                y + _BOX_BASELINE,
+                f"score {hypotheses[results.index(node)].score:.2f}",
+                first_step=step,
+                css_class="small",
             )
         elif node:
-            drawing.add_text(
-                x, y - 2, f"{record.log_probs[node]:.2f}", first=step, css_class="small"
-            )
-    num_leaves = 1 + max(height for _, height in layout.values())
-    drawing.height += num_leaves * _ROW_HEIGHT
+            log_prob = f"{record.log_probs[node]:.2f}"
+            drawing.add_text(x, y - _NUMBER_GAP, log_prob, first_step=step, css_class="small")
+    num_rows = 1 + max(row for _, row in layout.values())
+    drawing.height += num_rows * _ROW_HEIGHT
 
 
 def _draw_branch(drawing: Drawing, layout: Layout, node: tuple[int, ...], css_class: str) -> None:
-    """Draw the line from the parent of a node to the node."""
-    step, height = layout[node]
-    _, parent_height = layout[node[:-1]]
+    """Draw the line from the parent of a node to the node, behind all boxes."""
+    step, row = layout[node]
+    _, parent_row = layout[node[:-1]]
     top = drawing.height + _BOX_HEIGHT / 2
     x = _MARGIN + step * _COLUMN_WIDTH
-    y = top + height * _ROW_HEIGHT
-    start_x = x - _COLUMN_WIDTH + 20
-    start_y = top + parent_height * _ROW_HEIGHT
-    path = f"M{start_x} {start_y} H{x - 14} V{y} H{x}"
-    line = Element(path=path, css_class=f"branch {css_class}-branch", first=step)
-    drawing.elements.insert(0, line)  # behind all boxes
+    y = top + row * _ROW_HEIGHT
+    start_x = x - _COLUMN_WIDTH + _BRANCH_START
+    start_y = top + parent_row * _ROW_HEIGHT
+    path = f"M{start_x} {start_y} H{x - _BRANCH_END} V{y} H{x}"
+    line = Element(path=path, css_class=f"branch {css_class}-branch", first_step=step)
+    drawing.elements.insert(0, line)
 
 
 def _draw_likeliest(
     drawing: Drawing, record: SearchRecord, best_tokens: list[int], tokenizer: Tokenizer
 ) -> None:
-    """Draw the likeliest tokens of each step in a column, the chosen one in bold."""
+    """Draw the likeliest tokens of each step in a column. The token of the result is in bold."""
     num_rows = 0
     for step, token in enumerate(best_tokens, start=1):
-        likeliest = record.likeliest[tuple(best_tokens[: step - 1])]
+        previous_tokens = tuple(best_tokens[: step - 1])
+        likeliest = record.likeliest[previous_tokens]
         num_rows = max(num_rows, len(likeliest))
         x = _MARGIN + step * _COLUMN_WIDTH
         for rank, (candidate, probability) in enumerate(likeliest):
@@ -299,11 +315,11 @@ def _draw_likeliest(
             bar = Element(
                 x=x,
                 y=y,
-                width=(_COLUMN_WIDTH - 8) * probability,
-                height=17,
+                width=(_COLUMN_WIDTH - _BAR_GAP) * probability,
+                height=_BAR_HEIGHT,
                 css_class="heat",
                 opacity=0.35,
-                first=step,
+                first_step=step,
             )
             drawing.elements.append(bar)
             [piece] = tokenizer.pieces([candidate])
@@ -311,5 +327,7 @@ def _draw_likeliest(
                 piece = f"{piece[: _MAX_PIECE_LENGTH - 1]}…"
             css_class = "bold" if candidate == token else ""
             text = f"{piece} {probability:.0%}"
-            drawing.add_text(x + 3, y + 13, text, first=step, css_class=css_class)
+            drawing.add_text(
+                x + _BAR_PADDING, y + _BAR_BASELINE, text, first_step=step, css_class=css_class
+            )
     drawing.height += _BAR_DISTANCE * num_rows

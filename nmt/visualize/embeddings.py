@@ -35,13 +35,13 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
     vectors = model.embedding.weight.detach().float().cpu()  # (V, D)
     ids = list_text_ids(tokenizer)
     words = config.words or choose_words(tokenizer, ids)
-    replacements = style.add_fonts_for([*words, *tokenizer.pieces(ids)])
+    character_codes = style.add_fonts_for([*words, *tokenizer.pieces(ids)])
     figure = style.figure(13, 6.5)
     point_axes, neighbor_axes = figure.subplots(1, 2, width_ratios=[1.5, 1])
     drawn_ids = ids[: config.num_pieces]
     points = principal_components(vectors[drawn_ids]).numpy()  # (N, 2)
     point_axes.scatter(points[:, 0], points[:, 1], s=6, color=style.colors[5])
-    labels = [piece.translate(replacements) for piece in tokenizer.pieces(drawn_ids)]
+    labels = [piece.translate(character_codes) for piece in tokenizer.pieces(drawn_ids)]
     _label_points(point_axes, points, labels)
     point_axes.set(
         title=f"{len(points)} pieces, first two principal components", xticks=[], yticks=[]
@@ -52,12 +52,16 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
         neighbors = _describe_neighbors(tokenizer, vectors, ids, word)
         y = 1 - (row + 0.7) / max(len(words), 8)  # few words keep the line height of 8
         neighbor_axes.text(
-            0, y, word.translate(replacements), fontweight="bold", transform=neighbor_axes.transAxes
+            0,
+            y,
+            word.translate(character_codes),
+            fontweight="bold",
+            transform=neighbor_axes.transAxes,
         )
         neighbor_axes.text(
             0.33,
             y,
-            neighbors.translate(replacements),
+            neighbors.translate(character_codes),
             fontsize=8.5,
             transform=neighbor_axes.transAxes,
         )
@@ -86,19 +90,19 @@ def choose_words(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 def _label_points(axes: Axes, points: np.ndarray[Any, Any], labels: list[str]) -> None:
     """Write labels at points (N, 2), in order, except where they would cover an earlier label."""
     plot_size = np.ptp(points, axis=0)  # (2,)
-    width = plot_size[0] / 9  # of a label, roughly
-    height = plot_size[1] / 32
+    label_width = plot_size[0] / 9  # roughly
+    label_height = plot_size[1] / 32
     labeled: list[tuple[float, float]] = []
     for i, label in enumerate(labels):
         x, y = points[i].tolist()
-        if all(abs(x - x0) > width or abs(y - y0) > height for x0, y0 in labeled):
+        if all(abs(x - x0) > label_width or abs(y - y0) > label_height for x0, y0 in labeled):
             labeled.append((x, y))
             axes.text(x, y, label, fontsize=8)
 
 
 def _describe_neighbors(tokenizer: Tokenizer, vectors: Tensor, ids: list[int], word: str) -> str:
     """List the pieces that are nearest to the mean embedding of a word's pieces."""
-    word_ids = tokenizer.encode(word)[len(tokenizer.prefix) :]  # without the language tag
+    word_ids = tokenizer.encode(word)[len(tokenizer.prefix) :]  # drop the language tag
     if not word_ids:
         raise ConfigError(f"words={word!r} has no text; give a word")
     candidates = [i for i in ids if i not in word_ids]

@@ -45,7 +45,7 @@ def _draw_dot_product(axes: Axes, style: Style, model: ModelConfig) -> None:
         Box("SoftMax", f"weights {scores}", category="feed-forward"),
         Box("MatMul", f"weights V, (B, {heads}, T, {size})", category="attention"),
     ]
-    step_x = 0.6  # between queries and keys
+    step_x = 0.6  # halfway between queries and keys
     for i, box in enumerate(steps):
         y = i + 1.0
         draw_box(axes, style, step_x, y, box)

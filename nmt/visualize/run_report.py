@@ -35,9 +35,9 @@ from nmt.visualize.runs import (
 )
 
 log = logging.getLogger(__name__)
-_NUM_WORST = 8  # sentences of the page
-_NUM_BEST = 4
-_NUM_BINS = 5  # of sentence lengths
+_NUM_WORST = 8  # number of worst sentences on the page
+_NUM_BEST = 4  # number of best sentences on the page
+_NUM_LENGTH_BINS = 5
 _SLOW_SHARE = 0.7  # the page counts intervals below 70 % of the median speed, and says "70 %"
 # the plot in a chart of 520 x 190 units
 _WIDTH = 448
@@ -205,7 +205,7 @@ class ScoredSentence:
     source: str
     reference: str
     hypothesis: str
-    chrf: float  # of this sentence only
+    chrf: float  # chrF of this sentence alone
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class TestResult:
     lengths: list[LengthBin]
     worst: list[ScoredSentence]
     best: list[ScoredSentence]
-    attention: list[PairAttention]  # of `worst`, then of `best`
+    attention: list[PairAttention]  # attention of the sentences of `worst`, then `best`
 
 
 def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> TestResult:
@@ -289,7 +289,7 @@ def rank_sentences(
 def score_by_length(sentences: Sequence[ScoredSentence], tokenize: str) -> list[LengthBin]:
     """Divide sentences by length into bins of equal size, and return the BLEU of each bin."""
     ordered = sorted(sentences, key=lambda sentence: len(sentence.source.split()))
-    bin_size = max(1, math.ceil(len(ordered) / _NUM_BINS))
+    bin_size = max(1, math.ceil(len(ordered) / _NUM_LENGTH_BINS))
     bins = []
     for start in range(0, len(ordered), bin_size):
         bin_sentences = ordered[start : start + bin_size]

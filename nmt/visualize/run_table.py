@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # a command that compares no scores need not import sacreBLEU
 
 _METRICS = "metrics.jsonl"  # a folder with this file is a run
 _MAX_EXPONENT = 20.0  # limits the perplexity of an untrained model
-_MAX_SETTINGS = 8  # columns of the table
-_MAX_VALUE_LENGTH = 40  # characters of a setting in the table
+_MAX_SETTINGS = 8  # largest number of columns with settings
+_MAX_VALUE_LENGTH = 40  # largest number of characters of a setting in the table
 Records = list[dict[str, Any]]
 
 
@@ -120,11 +120,11 @@ class RunSummary:
     """The settings of a run and its best scores on the validation set."""
 
     folder: Path
-    settings: dict[str, Any]  # by dotted key, such as model.d_model; empty without a config
-    num_updates: int  # of the newest record
+    settings: dict[str, Any]  # the keys are dotted: model.d_model; empty without a config
+    num_updates: int  # update of the newest record
     best_loss: float | None  # None before the first validation
     best_bleu: float | None
-    scores: Sequence[Score] = ()  # of a test set, if one was translated
+    scores: Sequence[Score] = ()  # scores on a test set, if one was translated
 
     def sort_key(self) -> float:
         """Return a number that is lower for a better run, by the setting `best_metric`."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # so that HTML pages can use this module without matplotlib
 
 log = logging.getLogger(__name__)
 _UPLOAD_SECONDS = 3600.0  # time limit to upload one run
-_LINE_CHARACTERS = 110  # fit in the width of a figure
+_LINE_CHARACTERS = 110  # number of characters that fit in the width of a figure
 _LEGEND_ENTRY_CHARACTERS = 8  # width of the sample line of a legend entry and of its margins
 _TEXT_LINE_INCHES = 0.22
 
@@ -45,7 +45,7 @@ class MetricChart:
     """A chart of metrics over updates."""
 
     title: str
-    labels: dict[str, str]  # key in metrics.jsonl: label of its curve, "" for a single curve
+    labels: dict[str, str]  # from keys in metrics.jsonl to labels of curves; "" for a single curve
     is_log_scale: bool = False
 
 
@@ -225,7 +225,7 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
     pair_axes.bar_label(bars, [f" {count:,}" for count in counts], color=style.text_color)
     pair_axes.set(title=f"{train['read']:,} training pairs", xlabel="pairs")
     pair_axes.margins(x=0.2)
-    pair_axes.set_ylim(-2, len(counts) + 1)  # with empty rows, since a few bars would be very thick
+    pair_axes.set_ylim(-2, len(counts) + 1)  # empty rows keep a few bars from being very thick
     return figure
 
 

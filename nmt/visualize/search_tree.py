@@ -35,7 +35,7 @@ _MAX_STEPS = 100  # longer searches are refused
 _MAX_STEPS_PER_ROW = 18
 _NUM_LIKELIEST = 6  # number of words to show for each step
 
-Node = tuple[int, ...]  # tokens of a hypothesis
+Node = tuple[int, ...]  # the tokens of a hypothesis
 Layout = dict[Node, tuple[int, float]]
 """The step (x coordinate) and the height (y coordinate) of each node."""
 
@@ -49,7 +49,7 @@ class SearchRecord:
         likeliest: the likeliest next tokens after each of these nodes, with their probabilities.
     """
 
-    can_join: ClassVar[bool] = False  # in a search of one sentence, the rows of `beam` are its beam
+    can_join: ClassVar[bool] = False  # `__call__` takes all rows for hypotheses of one sentence
     log_probs: dict[Node, float] = field(default_factory=dict)
     likeliest: dict[Node, list[tuple[int, float]]] = field(default_factory=dict)
 
@@ -107,7 +107,7 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
     for start in range(0, record.num_steps, steps_per_row):
         rows[start] = layout_row(layout, start, steps_per_row)
     best_tokens = list(hypotheses[0].tokens)
-    panel_heights: list[float] = []  # in inches; each row has a tree and a table of words
+    panel_heights: list[float] = []  # inches; for each row a tree, then a table of words
     for start, row in rows.items():
         highest = max(height for _, height in row.values())
         panel_heights.append(max(2.0, 0.36 * highest + 1))
@@ -134,10 +134,10 @@ def _name_nodes(tokenizer: Tokenizer, style: Style, layout: Layout) -> dict[Node
     """
     nodes = [node for node in layout if node]
     pieces = tokenizer.pieces([node[-1] for node in nodes])
-    replacements = style.add_fonts_for(pieces)
+    character_codes = style.add_fonts_for(pieces)
     names: dict[Node, str] = {(): "start"}
     for node, piece in zip(nodes, pieces, strict=True):
-        names[node] = piece.translate(replacements)
+        names[node] = piece.translate(character_codes)
     return names
 
 

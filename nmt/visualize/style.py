@@ -34,7 +34,7 @@ _BASE_COLORS = {  # background, text, lines
     Theme.dark: ("#1d2228", "#e6e9ed", "#3a434d"),
 }
 _NUM_CURVE_COLORS = 6  # all but gray
-# of a solid and of a dashed curve; the next pair is for the curves after the colors repeat
+# pairs of the format of a solid and of a dashed curve; when the colors repeat, the next pair begins
 _CURVE_FORMATS = (("-", "o--"), ("-.", "s--"), (":", "^--"))
 _DPI = 100
 
@@ -47,10 +47,10 @@ class Style:
         self.background, self.text_color, self.line_color = _BASE_COLORS[theme]
         self.muted_color = self.colors[-1]
         self.fonts = [_DEFAULT_FONT]
-        self.unsigned_colormap = LinearSegmentedColormap.from_list(  # for values from 0 to 1
+        self.unsigned_colormap = LinearSegmentedColormap.from_list(  # maps values from 0 to 1
             "unsigned", [self.background, self.colors[0]]
         )
-        self.signed_colormap = LinearSegmentedColormap.from_list(  # for values from -1 to 1
+        self.signed_colormap = LinearSegmentedColormap.from_list(  # maps values from -1 to 1
             "signed", [self.colors[1], self.background, self.colors[0]]
         )
 

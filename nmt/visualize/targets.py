@@ -23,7 +23,7 @@ from nmt.visualize.embeddings import choose_words, list_text_ids
 from nmt.visualize.style import Style
 
 _MAX_TOKENS = 24  # tables of more tokens are too small to read
-_SEED = 1  # of the untrained model
+_UNTRAINED_SEED = 1  # seed of the weights of the untrained model
 
 
 def draw_vocabulary(config: VisualizeConfig, style: Style) -> Figure:
@@ -35,8 +35,8 @@ def draw_vocabulary(config: VisualizeConfig, style: Style) -> Figure:
     if len(ids) > _MAX_TOKENS:
         raise ConfigError(f"words: {len(ids)} pieces, {_MAX_TOKENS} can be drawn; give fewer words")
     pieces = tokenizer.pieces(ids)
-    replacements = style.add_fonts_for(pieces)
-    labels = [piece.translate(replacements) for piece in pieces]
+    character_codes = style.add_fonts_for(pieces)
+    labels = [piece.translate(character_codes) for piece in pieces]
     indices = [str(id) for id in ids]
     figure = style.figure(0.6 * len(ids) + 4, 0.36 * len(ids) + 2)
     axes = figure.subplots()
@@ -62,7 +62,7 @@ def draw_probabilities(config: VisualizeConfig, style: Style) -> Figure:
     """Draw the probabilities of each position of a translation in three tables: the distribution
     that training asks for, an untrained model and the trained model.
 
-    Without `tgt`, the translation is the one that the model finds.
+    If `tgt` is not set, the translation is the one that the model finds.
     """
     translator = load_translator(config)
     model = attention_model(translator.backend)
@@ -84,7 +84,7 @@ def draw_probabilities(config: VisualizeConfig, style: Style) -> Figure:
             f"the translation has {len(tgt_ids)} tokens, {_MAX_TOKENS - 1} can be drawn; "
             "give a shorter sentence"
         )
-    torch.manual_seed(_SEED)
+    torch.manual_seed(_UNTRAINED_SEED)
     src_vocab_size = None if model.src_embedding is None else len(model.src_embedding.weight)
     untrained = Transformer(
         model.config, tokenizer.tgt.vocab_size, src_vocab_size=src_vocab_size
@@ -103,11 +103,11 @@ def draw_probabilities(config: VisualizeConfig, style: Style) -> Figure:
     }
     pieces = tokenizer.tgt.pieces(tgt_out)
     column_pieces = tokenizer.tgt.pieces(columns)
-    replacements = style.add_fonts_for([*pieces, *column_pieces])
+    character_codes = style.add_fonts_for([*pieces, *column_pieces])
     return probabilities_figure(
         tables,
-        [piece.translate(replacements) for piece in pieces],
-        [*(piece.translate(replacements) for piece in column_pieces), "others"],
+        [piece.translate(character_codes) for piece in pieces],
+        [*(piece.translate(character_codes) for piece in column_pieces), "others"],
         style,
     )
 
@@ -126,7 +126,7 @@ def next_token_probabilities(model: Transformer, src_ids: list[int], tgt_in: lis
 
 
 def smoothed_targets(tgt_out: list[int], vocab_size: int, smoothing: float) -> Tensor:
-    """Return the distributions that training asks for (T, V): 1 - smoothing for the wanted word,
+    """Return the distributions (T, V) that training asks for: 1 - smoothing for the wanted word,
     plus smoothing / V for every word (Szegedy et al., 2016, section 7).
     """
     targets = torch.full((len(tgt_out), vocab_size), smoothing / vocab_size)

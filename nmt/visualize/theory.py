@@ -27,8 +27,8 @@ from nmt.training.schedule import learning_rate, peak_learning_rate
 from nmt.visualize.style import Style
 
 _MAX_MASK_LENGTH = 20  # tokens: cells of larger masks are too small to see
-_MAX_WRITTEN_CELLS = 80  # of a table of positions; numbers of more cells are too small to read
-_NUM_WORDS = 5  # in the vocabulary of the figure of label smoothing
+_MAX_WRITTEN_CELLS = 80  # larger tables show colors only, since numbers would be too small to read
+_NUM_WORDS = 5  # size of the vocabulary in the figure of label smoothing
 _LINE_STYLES = ("-", "--", "-.", ":")
 _LAYOUTS = {  # titles of the sinusoidal encodings
     Positions.sinusoidal: "sinusoidal (the paper): sine, cosine in turn",
@@ -59,7 +59,7 @@ def draw_mask(config: VisualizeConfig, style: Style) -> Figure:
 
 
 def draw_positions(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw each sinusoidal layout as a table, and chosen dimensions of it as curves."""
+    """Draw the table of each sinusoidal layout, and some of its dimensions as curves."""
     d_model = config.model.d_model
     dimensions = config.dimensions
     if not dimensions:
@@ -81,7 +81,7 @@ def draw_positions(config: VisualizeConfig, style: Style) -> Figure:
             axes[1, i].plot(table[:, dimension], label=f"dimension {dimension}")
         axes[1, i].set(xlabel="position", ylabel="value", ylim=(-1.1, 1.1))
         axes[1, i].grid()
-    figure.colorbar(image, ax=axes[0].tolist(), shrink=0.9)
+    figure.colorbar(image, ax=axes[0].tolist(), shrink=0.9)  # all tables have the same colors
     handles, labels = axes[1, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6)
     return figure
@@ -111,8 +111,8 @@ def draw_schedule(config: VisualizeConfig, style: Style) -> Figure:
 def parse_schedule(text: str, num_updates: int) -> TrainConfig:
     """Return the settings of a run of `num_updates` with the schedule D_MODEL:WARMUP[:NAME[:PEAK]].
 
-    `VisualizeConfig` has checked the text. The default schedule is noam, which has no PEAK since it
-    always rises to the peak of the paper. That is also the default peak of the other schedules.
+    `VisualizeConfig` has checked the text. NAME is noam by default, which always rises to the peak
+    of the paper, (d_model * warmup_steps)^-0.5. Other schedules rise to PEAK, by default the same.
     """
     fields = text.split(":")
     d_model = int(fields[0])
@@ -120,10 +120,10 @@ def parse_schedule(text: str, num_updates: int) -> TrainConfig:
     schedule = Schedule.noam
     if len(fields) > 2:
         schedule = Schedule(fields[2])
-    peak = None  # the peak of the paper
+    peak = None  # selects the peak of the paper
     if len(fields) > 3:
         peak = float(fields[3])
-    elif schedule is Schedule.inverse_sqrt:  # the only schedule without a default
+    elif schedule is Schedule.inverse_sqrt:  # `OptimizerConfig` requires a number for this one
         peak = (d_model * warmup_steps) ** -0.5
     return TrainConfig(
         model=ModelConfig(d_model=d_model, num_heads=1),  # one head, since it divides any d_model
@@ -147,7 +147,8 @@ def draw_smoothing(config: VisualizeConfig, style: Style) -> Figure:
     title = f"Target distribution, label_smoothing={smoothing:g}"
     target_axes.set(title=title, xlabel="word", ylabel="wanted")
     confidences = np.linspace(0.01, 0.999, 200)
-    for i, value in enumerate(sorted({0.0, smoothing, 0.4})):
+    smoothings = sorted({0.0, smoothing, 0.4})  # a set, since `smoothing` may be one of the others
+    for i, value in enumerate(smoothings):
         losses = np.array([smoothed_loss(value, float(c), _NUM_WORDS) for c in confidences])
         [line] = loss_axes.plot(confidences, losses, _LINE_STYLES[i], label=f"smoothing {value:g}")
         if value:

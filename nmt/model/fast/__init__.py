@@ -45,14 +45,18 @@ class FastTransformer(Transformer):
     """A `Transformer` that also takes packed sentences, and decodes step by step with a cache."""
 
     # class attributes, since `accelerate` does not call `__init__`
-    reordered_weights: ReorderedWeights | None = None  # of the output layer, set by `freeze`
-    step_decoder: StepDecoder | None = None  # of frozen weights, built by the first `start`
-    single_transformer: SingleTransformer | None = None  # built by the first `start_single`
+    reordered_weights: ReorderedWeights | None = None  # copies of the output matrix, see `freeze`
+    step_decoder: StepDecoder | None = None  # for frozen weights, the first `start` builds it
+    single_transformer: SingleTransformer | None = None  # the first `start_single` builds it
 
     @property
     def drops_eos(self) -> bool:
-        """Whether sources are encoded without their EOS."""
+        """Whether the encoder does not read the EOS of a source (`model.source_eos` is False)."""
         return not self.config.source_eos
+
+    def encoded_lengths(self, src_lengths: Tensor) -> Tensor:
+        """Return how many tokens the encoder reads of sources of `src_lengths` tokens with EOS."""
+        return src_lengths - 1 if self.drops_eos else src_lengths
 
     def forward(
         self,
@@ -94,12 +98,12 @@ class FastTransformer(Transformer):
             # its first row is an example of hidden states: the same size, dtype and device
             weight, bias = reorder(self.reordered_weights, weight, self.output_bias, weight[:1])
             self.single_transformer = SingleTransformer(self, frozen_linear(weight, bias))
-        num_tokens = int(src_lengths) - int(self.drops_eos)
+        num_tokens = int(self.encoded_lengths(src_lengths))
         return self.single_transformer.start(src[0, :num_tokens])
 
     def encode_padded(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Packing]:
         """Pack and encode padded source ids (B, S); return the memory (N, D) and its packing."""
-        lengths = src_lengths - 1 if self.drops_eos else src_lengths  # (B,)
+        lengths = self.encoded_lengths(src_lengths)  # (B,)
         num_chunks = 1
         if src.device.type == "cpu":
             num_chunks += int(lengths.sum()) // _CPU_ENCODER_TOKENS
@@ -107,7 +111,7 @@ class FastTransformer(Transformer):
         memories = []
         for chunk_src, chunk_lengths in chunks:
             packing = pack(chunk_lengths.tolist()).to(src.device)
-            chunk_src = chunk_src[:, : packing.longest]  # as wide as the chunk's longest sentence
+            chunk_src = chunk_src[:, : packing.longest]  # drop columns with only padding
             packed_src = packing.unpad(chunk_src)
             memories.append(self.encode(packed_src, PackedContext.of(packing, packing)))
         return torch.cat(memories), pack(lengths.tolist()).to(src.device)

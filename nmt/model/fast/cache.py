@@ -26,7 +26,7 @@ from nmt.model.fast.transfer import send
 
 CPU = torch.device("cpu")
 _SPARE_STEPS = 16  # steps for which capacity is added at a time, since adding it copies everything
-_TRANSPOSED_WIDTH = 24  # for more columns, a CPU computes K Q^T faster than Q K^T
+_TRANSPOSED_WIDTH = 24  # number of columns above which a CPU computes K Q^T faster than Q K^T
 
 
 class BeamGrid:
@@ -136,7 +136,8 @@ class KVCache:
     def add_columns(self, count: int) -> None:
         """Add `count` columns, which `update` then writes in every layer."""
         self.num_columns += count
-        if self.width > self.capacity:  # by half or more, so that few steps copy the cache
+        if self.width > self.capacity:
+            # it grows by half or more, so that few steps copy the cache
             self.capacity = max(self.width + _SPARE_STEPS * count, 3 * self.capacity // 2)
 
     def update(self, layer_index: int, newest: Tensor) -> Tensor:
@@ -174,5 +175,6 @@ class KVCache:
 
     def add_sentences(self, count: int) -> None:
         """Append `count` sentences without tokens."""
-        padding = (0, 0, 0, 0, 0, 0, 0, count)  # of dimension 1; F.pad begins with the last one
+        # F.pad takes the padding of the last dimension first; this pads the second dimension
+        padding = (0, 0, 0, 0, 0, 0, 0, count)
         self.tensors = [F.pad(tensor, padding) for tensor in self.tensors]

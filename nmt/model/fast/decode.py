@@ -78,8 +78,8 @@ def attend_biased(q: Tensor, k: Tensor, v: Tensor, context: StepContext) -> Tens
     """
     bias = context.bias
     assert bias is not None
-    v = v[:, :, : k.size(2)]  # without spare capacity
-    group_size = q.size(1) // k.size(1)  # query heads that share a head of keys
+    v = v[:, :, : k.size(2)]  # drop the spare capacity
+    group_size = q.size(1) // k.size(1)  # number of query heads that share a head of keys
     grouped = q
     if group_size > 1:  # the heads of a group become further queries of one head
         grouped = q.reshape(*k.shape[:2], -1, q.size(3))  # (B, K, H/K * W, d)
@@ -268,18 +268,18 @@ class DecodingState:
         self.device = memory.device
         width = max(packing.longest, MIN_WIDTH)
         self.source_bias = additive_mask(packing.mask, width)  # (B, 1, 1, S)
-        self.source_keys_values: list[Tensor] = []  # (2, B, K, S, d) of each layer
+        self.source_keys_values: list[Tensor] = []  # one tensor (2, B, K, S, d) for each layer
         for layer in decoder.layers:
             keys_values = packing.pad(layer.cross_attention.project_memory(memory))
-            keys_values = keys_values.permute(2, 0, 3, 1, 4)  # from (B, S, 2, K, d)
+            keys_values = keys_values.permute(2, 0, 3, 1, 4)  # (B, S, 2, K, d) to (2, B, K, S, d)
             self.source_keys_values.append(widen(keys_values, width).contiguous())
         self.cache = KVCache()
-        self.num_positions = 0  # target tokens so far of the longest hypotheses
+        self.num_positions = 0  # number of target tokens of the longest hypotheses so far
         # (B,), `num_positions` at the time when each sentence joined; None if none joined later
         self.first_positions: Tensor | None = None
         self.sentences = torch.arange(packing.num_sentences)  # (R,), ascending
         self.attention_mask = torch.zeros(packing.num_sentences, 0, dtype=torch.bool)  # (R, C)
-        self._num_compact_columns = 0  # columns after the last compaction
+        self._num_compact_columns = 0  # number of columns after the latest compaction
         self._rebuild_grid(packing.num_sentences)
 
     def _rebuild_grid(self, num_sentences: int) -> None:

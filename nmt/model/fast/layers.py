@@ -26,7 +26,8 @@ from nmt.model.transformer import FeedForward
 
 ROWS_STEP = 64
 """More than 512 rows are padded to a multiple of this, which costs a copy."""
-_ROW_MULTIPLES = ((8, 1), (32, 4), (256, 8), (512, 32))  # (maximum of rows, padded to multiples of)
+_ROW_MULTIPLES = ((8, 1), (32, 4), (256, 8), (512, 32))
+"""Pairs (n, m): up to n rows are padded to a multiple of m."""
 _MIN_AVX2_WEIGHT = 1 << 19  # elements of a weight from which oneDNN is faster on AVX2 CPUs
 _MIN_REORDERED_WEIGHT = 1 << 18  # elements of a weight from which a copy pays off within one update
 _MAX_ADDMM_PRODUCTS = 1 << 19  # rows * weights; up to this, `addmm` is faster than oneDNN
@@ -386,7 +387,7 @@ class _CpuDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        num_dropped = round(p * _DROPOUT_LEVELS)  # of the values that 16 bits may have
+        num_dropped = round(p * _DROPOUT_LEVELS)  # number of 16-bit values that drop an element
         num_draws = -(-x.numel() // _ELEMENTS_PER_DRAW)  # rounded up
         draws = torch.empty(num_draws, dtype=torch.int64).random_(-(1 << 63), None)  # all 64 bits
         bits = draws.view(torch.int16)[: x.numel()]  # uniform from -2^15 to 2^15 - 1

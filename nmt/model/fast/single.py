@@ -25,8 +25,8 @@ from nmt.model.fast.layers import FastLinear, round_up_rows
 from nmt.model.positions import PositionEncoding, TokenPositions
 from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
-MAX_ROWS = 8  # hypotheses; more are decoded by `nmt.model.fast.decode`
-_MIN_CAPACITY = 64  # columns of a new cache
+MAX_ROWS = 8  # largest number of hypotheses; `nmt.model.fast.decode` decodes more
+_MIN_CAPACITY = 64  # number of columns of a new cache
 _NEG_INF = float("-inf")
 
 
@@ -194,8 +194,8 @@ class SingleState:
         self.caches = []
         for layer in transformer.decoder_layers:
             self.caches.append(LayerCache(layer, memory, num_tokens))
-        self.num_positions = 0  # target tokens of each hypothesis so far
-        self.num_columns = 0  # columns of the cache in use
+        self.num_positions = 0  # number of target tokens of each hypothesis so far
+        self.num_columns = 0  # number of columns of the cache in use
         # the mask has as many columns as each cache
         self.set_mask(memory.new_full((1, _MIN_CAPACITY), _NEG_INF))
 

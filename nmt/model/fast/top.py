@@ -36,7 +36,7 @@ def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int)
 
     Args:
         sums: log-probabilities of the hypotheses so far (R,).
-        log_probs: of the next token (R, V).
+        log_probs: log-probabilities of the next token (R, V).
         grid: which rows belong to which sentence.
         count: the number of candidates of a sentence, C.
     """

@@ -34,11 +34,13 @@ class EngineChoice(NamedTuple):
     """The engine that backend=auto chooses, and the weights of its conversion."""
 
     backend: Engine
-    quantization: Quantization | None  # None for the native engine and for an exported folder
+    quantization: Quantization | None  # None: native engine, or a folder that is an export
 
 
 class AutoBackend:
-    """Searches with CTranslate2 where it supports the request; otherwise, and for scores, natively.
+    """Searches with CTranslate2 where it supports the request, and otherwise natively.
+
+    It always scores natively.
 
     Args:
         fast: the engine of CTranslate2.
@@ -116,7 +118,7 @@ def load_auto(
         num_threads=num_threads,
         quantization=choice.quantization,
     )
-    if (folder / EXPORT_INFO).exists():  # which the native engine cannot load
+    if (folder / EXPORT_INFO).exists():  # the native engine cannot load an export
         return loaded
     model_folder = find_model(folder)
     fingerprint = fingerprint_model(model_folder)

@@ -23,7 +23,7 @@ class Backend(Protocol):
     """Number of threads that may each search a batch at the same time."""
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
-        """Raise a `ConfigError` for settings that `search` or, with `scoring`, `score` lacks.
+        """Raise a `ConfigError` for settings that `search`, or with `scoring` `score`, cannot use.
 
         Commands call this before they read any text.
         """

@@ -43,7 +43,7 @@ from nmt.translate.engines.model_bin import check_model_bin
 
 log = logging.getLogger(__name__)
 
-_MAX_SCORED_TOKENS = 1024  # source tokens of a batch; all its logits are in memory at once
+_MAX_SCORED_TOKENS = 1024  # maximum size of a batch to score, whose logits are all in memory
 
 
 class CTranslate2Backend:

@@ -23,7 +23,7 @@ from nmt.export.ctranslate2 import build_spec
 from nmt.runtime.reading import open_regular
 
 _BINARY_VERSION = 6
-_TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")  # by their code in the file
+_TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")  # their codes are 0 to 5
 _TYPE_BYTES = (4, 1, 2, 4, 2, 2)
 _FLOAT_TYPES = ("float32", "float16", "bfloat16")
 _MAX_VARIABLES = 1 << 16
@@ -34,7 +34,7 @@ class Variable(NamedTuple):
 
     shape: tuple[int, ...]  # () for a setting
     dtype: str
-    value: bytes  # of a setting; the values of tensors are not read
+    value: bytes  # value of a setting; empty for a tensor, whose values are not read
 
 
 def check_model_bin(
@@ -144,7 +144,7 @@ def _check_variable(name: str, variables: dict[str, Variable], expected: Any) ->
         raise ValueError(f"{name!r} has the shape {variable.shape} instead of {expected.shape}")
     if not variable.shape:
         is_valid = variable.dtype == expected.dtype and variable.value == expected.to_bytes()
-    elif variable.dtype in ("int8", "int16"):  # with a scale per row, or one per matrix
+    elif variable.dtype in ("int8", "int16"):  # int8 has a scale per row, int16 one per matrix
         scale = variables.get(f"{name}_scale")
         scale_shape = variable.shape[:1] if variable.dtype == "int8" else ()
         is_valid = scale is not None and scale.shape == scale_shape and scale.dtype in _FLOAT_TYPES

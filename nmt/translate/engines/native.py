@@ -115,7 +115,7 @@ class NativeBackend:
         tgt_in = pad(targets, pad_id=tokenizer.pad_id, bos=tokenizer.bos_id)  # (B, T)
         tgt_out = pad(targets, pad_id=tokenizer.pad_id, eos=tokenizer.eos_id)  # (B, T)
         scored = self.stepper.score(
-            src, src_lengths, tgt_in, tgt_out, attention=config.needs_attention
+            src, src_lengths, tgt_in, tgt_out, with_attention=config.needs_attention
         )
         attention = None
         if scored.attention is None:
@@ -130,7 +130,7 @@ class NativeBackend:
             alignment = None
             if attention is not None:
                 weights = attention[i, :length]  # (T, S)
-                num_src_tokens = src_lengths[i : i + 1] - 1  # without EOS, (1,)
+                num_src_tokens = src_lengths[i : i + 1] - 1  # (1,), EOS does not count
                 coverage = float(coverage_score(weights.sum(dim=0, keepdim=True), num_src_tokens))
                 alignment = weights.argmax(dim=1).tolist()
                 if self.stepper.shifts_alignment:
