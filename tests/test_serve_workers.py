@@ -13,11 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import GOOD, copying, eventually, loaded, running, start_server, tiny_folder
-from tiny import sentences
+from serving import (
+    GOOD,
+    change_config,
+    copying,
+    eventually,
+    loaded,
+    running,
+    start_server,
+    tiny_folder,
+)
+from tiny import sentences, tokenizer_config
 
 from nmt.config import Engine, ServeConfig
 from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ModelError
 from nmt.serve.models import Models
 from nmt.serve.rounds import JoiningSearch, SearchRound, WorkerThreads
@@ -254,3 +264,19 @@ def cpu_ticks(pid: int) -> int:
     except OSError:
         return 0
     return int(fields[11]) + int(fields[12])
+
+
+@pytest.mark.slow
+def test_workers_do_not_protect_the_tag_of_a_source(tmp_path: Path) -> None:
+    tagged = train_tokenizer(sentences(200), tokenizer_config(), ["<2de>", "<2fr>"])
+    folder = tiny_folder(tmp_path / "model", tagged)
+    change_config(folder, src_lang="en")
+    translator = Translator.load(folder, device="cpu", backend="native")
+    lines = [f"{sentence} {{name}}" for sentence in sentences(4)]
+    search = {"protect": True}
+    expected = translator.translate(lines, tgt_lang="de", **search)
+    languages = {"source": "en", "target": "de"}
+    with running(loaded(folder, num_workers=1)) as server:
+        for line, translation in zip(lines, expected, strict=True):
+            answer = server.post("/v1/translate", text=line, search=search, **languages)
+            assert answer.json["translations"][0]["text"] == translation

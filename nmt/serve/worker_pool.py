@@ -125,7 +125,7 @@ class WorkerPool:
         folders = [str(find_model(resolve_path(folder))) for folder in config.model_dir]
         self._model_dirs = config.model_dir
         self._config = replace(config, model_dir=folders)
-        # of each worker; not fewer because of the worker that is added for urgent requests
+        # the threads of each worker; the worker that is added for urgent requests does not count
         self._num_threads = max(torch.get_num_threads() // num_workers, 1)
         self._control = self._start_loader()
         self._workers: list[_WorkerConnection | None] = [None] * self.num_workers
@@ -272,11 +272,14 @@ def _make_start(search_round: SearchRound) -> StartRound:
     """Return the message that starts a round in a worker."""
     backend = search_round.options.translator.backend
     assert isinstance(backend, RemoteBackend)
+    batch_search = search_round.batch_search
     return StartRound(
         model_index=backend.model_index,
-        search=search_round.batch_search.config,
-        n_best=search_round.batch_search.n_best,
-        with_scores=search_round.batch_search.with_scores,
+        search=batch_search.config,
+        n_best=batch_search.n_best,
+        num_forced=batch_search.num_forced,
+        src_tags=batch_search.src_tags,
+        with_scores=batch_search.with_scores,
         can_join=search_round.options.can_join,
     )
 

@@ -19,7 +19,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1  # of prctl, see linux/prctl.h
+_PR_SET_PDEATHSIG = 1  # an option of prctl, see linux/prctl.h
 STARTED_BYTE = b"w"
 """The first byte that a worker sends; it tells the server that the worker has started."""
 
@@ -44,15 +44,17 @@ class LoadModels(NamedTuple):
     """Tells the loader process to load models."""
 
     config: ServeConfig
-    num_threads: int  # of each worker
+    num_threads: int  # number of threads of each worker
 
 
 class StartRound(NamedTuple):
     """Starts a round with these settings; the previous round has ended."""
 
-    model_index: int  # in `LoadModels.config.model_dir`
+    model_index: int  # index in `LoadModels.config.model_dir`
     search: SearchConfig
     n_best: int
+    num_forced: int
+    src_tags: Sequence[str]
     with_scores: bool
     can_join: bool
 
@@ -75,7 +77,7 @@ class FunctionResult(NamedTuple):
 class WorkerIdle(NamedTuple):
     """Tells the server that all segments of the round that were received are delivered."""
 
-    num_finished: int  # segments since the round started
+    num_finished: int  # number of segments finished since the round started
 
 
 def run_loader(fd: int) -> None:
@@ -90,12 +92,12 @@ def run_loader(fd: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that end leave no zombies
     with socket.socket(fileno=fd) as control, contextlib.suppress(EOFError, ConnectionError):
         _load_and_fork(control)
-    os._exit(0)  # at once: the workers end with this process
+    os._exit(0)  # do not wait for the workers, which end with this process
 
 
 def _load_and_fork(control: socket.socket) -> None:
     """Load models, then fork workers until the server closes its end of the socket `control`."""
-    set_parent_death_signal(signal.SIGKILL)  # until the models are loaded, that thread waits
+    set_parent_death_signal(signal.SIGKILL)  # the parent thread waits until the models are loaded
     connection = Connection(os.dup(control.fileno()))
     request: LoadModels = connection.recv()
     try:
@@ -168,6 +170,8 @@ class _SearchProcess:
             config=start.search,
             n_best=start.n_best,
             max_tokens=backend.max_tokens,
+            num_forced=start.num_forced,
+            src_tags=start.src_tags,
             with_scores=start.with_scores,
         )
         return JoiningSearch(
