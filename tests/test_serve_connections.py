@@ -304,9 +304,9 @@ def test_a_file_that_takes_long_to_read_delays_nobody_and_is_given_up(
     start_fork_server()
     with running(copying(tokenizer)[0]) as server, ThreadPoolExecutor(3) as pool:
         assert server.upload("a.txt", b"the tree", **GOOD).status == 200
-        server.service.files._timeout_seconds = 0.4  # reading takes more than a second
+        server.service.file_processes._timeout_seconds = 0.4  # reading takes more than a second
         uploads = [pool.submit(server.upload, "a.html", slow, **GOOD) for _ in range(2)]
-        eventually(lambda: server.service.files._num_files_by_client.total() == 2)
+        eventually(lambda: server.service.file_processes._num_files_by_client.total() == 2)
         seconds = []
         while not all(upload.done() for upload in uploads):
             start = time.monotonic()
@@ -315,9 +315,9 @@ def test_a_file_that_takes_long_to_read_delays_nobody_and_is_given_up(
         assert sorted(seconds)[len(seconds) * 9 // 10] < 0.3
         assert uploads[0].result().status == 503
         assert "cut it into several" in uploads[0].result().json["error"]
-        assert server.service.files._num_files_by_client.total() == 0
-        server.service.files._timeout_seconds = 60
+        assert server.service.file_processes._num_files_by_client.total() == 0
+        server.service.file_processes._timeout_seconds = 60
         many = [pool.submit(server.upload, "a.txt", b"the tree", **GOOD) for _ in range(3)]
         assert [upload.result().status for upload in many] == [200] * 3
-        server.service.files._num_files_by_client["127.0.0.1"] = 8
+        server.service.file_processes._num_files_by_client["127.0.0.1"] = 8
         assert server.upload("a.txt", b"the tree", **GOOD).status == 429

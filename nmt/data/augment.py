@@ -69,9 +69,10 @@ class TextAugmenter:
         """Draw the changes of a pair, independently except for at most one change of case."""
         config = self.config
         changes: list[PairChange] = []
-        probabilities = [getattr(config, case) for case in perturb.CASES]  # settings of these names
-        probabilities.append(1 - sum(probabilities))  # of no change, None
-        case = rng.choices([*perturb.CASES, None], probabilities)[0]
+        probabilities = {"upper": config.upper, "title": config.title, "lower": config.lower}
+        no_change_probability = 1 - sum(probabilities.values())
+        weights = [*probabilities.values(), no_change_probability]
+        case = rng.choices([*probabilities, None], weights)[0]
         if case is not None:
             changes.append(functools.partial(self._change_case, perturb.CASES[case]))
         changes_by_probability: tuple[tuple[float, PairChange], ...] = (
@@ -137,12 +138,12 @@ class TextCodec:
 
     def __init__(self, tokenizer: Tokenizer, tags: Iterable[str], max_length: int) -> None:
         self.tokenizer = tokenizer
-        self.max_length = max_length  # tokens of a side, EOS included
+        self.max_length = max_length  # maximum number of tokens of a side, EOS included
         self.prefixes = [tokenizer.prefix]
         for tag in tags:
             self.prefixes.append(tokenizer.encode(tag))
         symbols = [re.escape(symbol) for symbol in user_symbols(tokenizer.model)]
-        # without symbols, a pattern that never matches
+        # if there are no symbols, the pattern never matches
         self.symbol_pattern = re.compile(f"({'|'.join(symbols)})" if symbols else "(?!)")
 
     def decode(self, ids: Ids) -> tuple[list[int], str]:

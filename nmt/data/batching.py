@@ -34,9 +34,9 @@ _MIN_SLICE = 1 / 8  # smallest slice of a batch, as a fraction of a rank's share
 class UpdatePlan:
     """One update of the weights: the batches of this rank, and the token counts of all ranks."""
 
-    batches: list[Rows]  # of this rank; may be empty if the update has fewer pairs than ranks
-    num_tokens: int  # non-padding target tokens over all ranks
-    num_src_tokens: int  # non-padding source tokens over all ranks
+    batches: list[Rows]  # this rank's batches; none if the update has fewer pairs than ranks
+    num_tokens: int  # number of non-padding target tokens over all ranks
+    num_src_tokens: int  # number of non-padding source tokens over all ranks
 
 
 class TokenBatchSampler:
@@ -82,7 +82,7 @@ class TokenBatchSampler:
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        self._pools: dict[tuple[int, int], list[UpdatePlan]] = {}  # by epoch and pool index
+        self._pools: dict[tuple[int, int], list[UpdatePlan]] = {}  # keyed by epoch and pool index
 
     def plan_epoch(self, epoch: int) -> EpochPlan:
         """Return the updates of an epoch: at least one, and the same number on every rank."""
@@ -144,7 +144,7 @@ class TokenBatchSampler:
             fixed_num_updates = starts[pool_index + 1] - starts[pool_index]
             batches = _split_batches(batches, fixed_num_updates)
         batches = [batches[i] for i in rng.permutation(len(batches))]
-        # tokens of source and target of each batch, (batches, 2)
+        # the numbers of source and target tokens of each batch, (batches, 2)
         token_counts = np.array([self.lengths[rows].sum(axis=0) for rows in batches])
         if fixed_num_updates is None:
             cuts = _group_batches(token_counts[:, 1], self.tokens_per_update)
@@ -192,7 +192,7 @@ class TokenBatchSampler:
         end = first_row(self.rank + 1)
         slices = []
         for row_start, rows in zip(row_starts[:-1], batches, strict=True):
-            slice_start = max(start - row_start, 0)  # relative to the batch
+            slice_start = max(start - row_start, 0)  # counted from the start of the batch
             slice_end = max(end - row_start, 0)  # may exceed the batch
             if slice_start < min(slice_end, len(rows)):
                 slices.append(rows[slice_start:slice_end])
@@ -259,7 +259,7 @@ def _group_exactly(token_counts: Ints, num_updates: int) -> list[int]:
     See `_group_batches` for `token_counts` and for the result.
     """
     num_batches = len(token_counts)
-    indices = np.arange(1, num_updates)  # of the second and later updates
+    indices = np.arange(1, num_updates)  # indices of the second and later updates
     cuts = _cut_evenly(token_counts, num_updates)
     # Leave at least one batch between two cuts: `cuts` rise by 1 or more if `cuts - indices` do not
     # fall.

@@ -60,17 +60,17 @@ class DataInfo:
     """The content of `meta.json`."""
 
     format_version: int
-    num_pairs: dict[str, int] = field(default_factory=dict)  # by split
+    num_pairs: dict[str, int] = field(default_factory=dict)  # keyed by split
     data_sha256: str = ""
     src_lang: str = ""
     tgt_lang: str = ""
-    vocab_size: int = 0  # of the target
+    vocab_size: int = 0  # size of the target vocabulary
     tokenizer_sha256: str = ""
     max_length: int = 0
     temperature: float = 1.0
     splits: dict[str, list[CorpusIndex]] = field(default_factory=dict)
-    src_vocab_size: int | None = None  # if the source has a vocabulary of its own
-    directions: dict[str, LanguagePair] = field(default_factory=dict)  # by corpus, if tagged
+    src_vocab_size: int | None = None  # size of the source vocabulary; None if there is only one
+    directions: dict[str, LanguagePair] = field(default_factory=dict)  # keyed by tagged corpus
 
     def __post_init__(self) -> None:
         require_valid(self.temperature >= 1, "temperature", self.temperature, "must be at least 1")
@@ -95,7 +95,7 @@ def read_meta(data_dir: Path) -> DataInfo:
     verify_checksums(data_dir, "meta.json")
     meta = read_json(path)
     version = pop_version(meta, path, FORMAT_VERSION)
-    meta.pop("made_of", None)  # in data folders that an earlier version wrote
+    meta.pop("made_of", None)  # an earlier version wrote this key
     return to_dataclass(DataInfo, {"format_version": version, **meta}, path)
 
 
@@ -157,7 +157,7 @@ class ParallelData:
         self._shards: list[MappedShard | None] = [None] * len(self._paths)
         if len(self) == 0:
             raise DataError(f"{data_dir} holds no sentence pairs; preprocess the corpus again")
-        self.lengths = self._map_lengths()  # tokens of source and target, EOS included, (N, 2)
+        self.lengths = self._map_lengths()  # (N, 2), numbers of source and target tokens with EOS
 
     def __reduce__(self) -> tuple[type[ParallelData], tuple[Path, str]]:
         return ParallelData, (self._data_dir, self._split)
@@ -263,7 +263,7 @@ def _read_text(path: Path) -> list[str]:
 
 
 def read_held_out(data_dir: Path, split: str) -> list[HeldOutText]:
-    """Read the text of `valid` or `test` in a data folder, by corpus.
+    """Read the text of `valid` or `test` in a data folder, one item for each corpus.
 
     Raises `DataError` if the folder lacks the split.
     """

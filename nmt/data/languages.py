@@ -17,7 +17,7 @@ from nmt.errors import ConfigError, DataError
 
 _MULTILINGUAL_CODES = ("mul", "multi", "many", "any")
 DEFAULT_LANGUAGES = ("src", "tgt")  # `data.src_lang` and `data.tgt_lang`, unless they are set
-_MAX_LISTED_DIRECTIONS = 30  # in an error message
+_MAX_LISTED_DIRECTIONS = 30  # largest number of directions in an error message
 _TAG = re.compile(r"<2([A-Za-z]{2,8}(?:[_-][A-Za-z0-9]{1,8})*)>")
 DIRECTION_OPTIONS = ("src_lang", "tgt_lang", "src_tag", "tgt_tag")
 """The options that request a direction: arguments of `choose_tags`."""
@@ -128,7 +128,7 @@ def find_directions(
             direction = LanguagePair(src_tag.strip("_"), tgt_tag.strip("_"), src_tag, tgt_tag)
             directions.append(direction)
         return directions
-    tags = {}  # by target language
+    tags = {}  # keyed by target language
     for piece in src_tokenizer.all_pieces():
         if match := _TAG.fullmatch(piece):
             tags[match[1]] = piece
@@ -178,7 +178,7 @@ def choose_tags(
         raise ConfigError(f"tgt_tag={tgt_tag}: the model has no such symbol")
     if src_tag or tgt_tag:
         return Tags(src_tag, tgt_tag)
-    request = ""  # as in the command, for messages
+    request = ""  # the requested languages as options of a command, for messages
     if src_lang:
         request = f"src_lang={src_lang}"
     if tgt_lang:

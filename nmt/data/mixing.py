@@ -21,7 +21,7 @@ _MAX_BLOCKS = 1 << 20  # larger corpora are shuffled in blocks of neighboring pa
 
 @dataclass(frozen=True)
 class CorpusRange:
-    """The pairs of one corpus in a split: those with the indices `start` up to `end`."""
+    """The pairs of one corpus in a split, from the index `start` up to `end`."""
 
     name: str  # "" for the only corpus of a split
     start: int
@@ -42,7 +42,7 @@ class Mix:
     """
 
     corpora: Sequence[CorpusRange]
-    pairs_per_epoch: Sequence[float]  # by corpus
+    pairs_per_epoch: Sequence[float]  # one number for each corpus
 
     @property
     def drawn_corpora(self) -> list[CorpusRange]:
@@ -66,7 +66,7 @@ class Mix:
         for corpus_index, num_pairs in enumerate(self.count_pairs(epoch)):
             corpus = self.corpora[corpus_index]
             epoch_start = round(epoch * self.pairs_per_epoch[corpus_index])
-            position = epoch_start + num_pairs * pool_index // num_pools  # in the stream of passes
+            position = epoch_start + num_pairs * pool_index // num_pools  # place in the stream
             end = epoch_start + num_pairs * (pool_index + 1) // num_pools
             while position < end:
                 pass_index, pass_start = divmod(position, corpus.num_pairs)

@@ -30,7 +30,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 _SEGMENTATIONS_PER_WORD = 64
 """Number of random segmentations of a word. Each occurrence of the word uses one of them, so that
 most segmentations are in the cache."""
-_MAX_CACHED_SEGMENTATIONS = 1 << 18  # take about 80 MB
+_MAX_CACHED_SEGMENTATIONS = 1 << 18  # this many take about 80 MB
 
 
 class TokenNoise:
@@ -235,7 +235,7 @@ class WordSegmenter:
         """
         symbols = list(text)
         while True:
-            merges = {}  # score of the merge of the symbols at i and i + 1, by i
+            merges = {}  # keyed by i: the score of merging the symbols at i and i + 1
             for i in range(len(symbols) - 1):
                 piece = symbols[i] + symbols[i + 1]
                 if piece in self.scores and rng.random() >= self.alpha:  # not skipped
@@ -258,7 +258,7 @@ class WordSegmenter:
         last_probabilities: dict[int, list[float]] = {}
         for end in range(1, len(text) + 1):
             starts = []
-            log_weights = []  # of all segmentations that end with the piece text[start:end]
+            log_weights = []  # one for each start: of segmentations that end with text[start:end]
             for start in range(max(0, end - self.max_piece_length), end):
                 piece = text[start:end]
                 if start in log_sums and piece in self.scores:

@@ -15,7 +15,7 @@ from nmt.config import Perturbation
 
 END_MARKS = (".。．।۔", "?？؟", "!！", "…", ";；؛", ":：")
 """Punctuation at the end of a sentence: a string of equivalent marks for each kind."""
-MAX_TYPOS = 4  # per text
+MAX_TYPOS = 4  # largest number of typos in a text
 _KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 _SIMILAR = {"o": "0", "0": "o", "l": "1", "1": "l", "i": "1", "s": "5", "e": "3", "a": "@"}
 # NFKC normalization, the default of tokenizers, changes no character of _ALPHABETS and _SYMBOLS

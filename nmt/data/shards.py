@@ -26,7 +26,7 @@ Ids = np.ndarray[Any, np.dtype[Any]]
 FlatIds = tuple[Ids, Ids]
 """One side of N pairs: the concatenated ids of all lines, and the offset of each line (N + 1,)."""
 
-_BATCH_ROWS = 50_000  # pairs of a record batch; the last one of a shard may have fewer
+_BATCH_ROWS = 50_000  # number of pairs of a record batch; the last one of a shard may have fewer
 _MAX_PAIRS = 1 << 40
 _ID_COLUMNS = ["src", "tgt"]
 _TEXT_COLUMNS = ["src_text", "tgt_text"]  # optional
@@ -42,7 +42,7 @@ class ShardFile:
 
     file: str
     pairs: int = 0
-    src_tokens: int = 0  # without EOS
+    src_tokens: int = 0  # number of tokens without EOS
     tgt_tokens: int = 0
     longest: int = 0  # number of tokens of the longest side, EOS included
     bytes: int = 0
@@ -103,7 +103,7 @@ class ShardWriter:
         num_pairs = len(src[1]) - 1
         start = 0
         while start < num_pairs:
-            num_free_rows = _BATCH_ROWS - self.shard.pairs % _BATCH_ROWS  # of the record batch
+            num_free_rows = _BATCH_ROWS - self.shard.pairs % _BATCH_ROWS  # in this record batch
             end = min(num_pairs, start + num_free_rows)
             columns = [
                 self._make_column("src", src, start, end),
@@ -157,10 +157,10 @@ class MappedShard:
     def __init__(self, path: Path) -> None:
         options = pa.ipc.IpcReadOptions(use_threads=False)  # threads would not survive a later fork
         self._starts = [0]  # first row of each record batch, and the number of rows
-        # of each record batch: source and target lines, or an empty list without text columns
+        # for each record batch: source and target lines, or an empty list without text columns
         self._texts: list[list[pa.Array]] = []
         self._batches: list[tuple[FlatIds, FlatIds]] = []
-        self._alignments: list[FlatIds] = []  # of each record batch; empty without the column
+        self._alignments: list[FlatIds] = []  # one for each record batch; none without the column
         try:
             check_regular(path)
             with pa.memory_map(str(path)) as source:

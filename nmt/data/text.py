@@ -157,7 +157,7 @@ def replace_line_breaks(text: str) -> str:
 
 def read_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
     """Yield a byte stream in blocks of 1 MiB; raise `DataError` if its lines do not end."""
-    num_bytes = 0  # read since the last line end
+    num_bytes = 0  # number of bytes since the last line end
     while block := stream.read(_LARGE_BLOCK_BYTES):
         num_bytes = len(block) if b"\n" in block else num_bytes + len(block)
         if num_bytes > _MAX_BYTES_WITHOUT_LINE_END:

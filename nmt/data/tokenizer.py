@@ -77,7 +77,7 @@ class Tokenizer:
         self.unk_id = vocabulary.unk_id
         self.bos_id = vocabulary.bos_id
         self.eos_id = vocabulary.eos_id
-        self.language_ids = vocabulary.language_ids  # by piece; each can replace `prefix`
+        self.language_ids = vocabulary.language_ids  # keyed by piece; each can replace `prefix`
         self._pieces = vocabulary.pieces
         self._undecoded_ids: set[int] = set()  # ids that `decode` leaves out; see `MappedTokenizer`
 
@@ -300,7 +300,7 @@ class TokenizerPair:
 
     src: Tokenizer
     tgt: Tokenizer
-    shares_vocabulary: bool = False  # both use the ids of one `Vocabulary`
+    shares_vocabulary: bool = False  # whether both use the ids of one `Vocabulary`
 
     @property
     def src_vocab_size(self) -> int | None:

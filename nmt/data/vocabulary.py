@@ -48,8 +48,8 @@ _TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ v
 _CONTROL_NAMES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}
 ReadSide = Callable[[int], Iterable[str]]
 """Reads the sentences of the source (0) or the target (1)."""
-_DEFAULT_VOCAB_SIZE = 37_000  # as in the paper
-_SMALL_VOCAB_SIZE = 8_000  # if the text is too small for the default
+_DEFAULT_VOCAB_SIZE = 37_000  # the size in the paper
+_SMALL_VOCAB_SIZE = 8_000  # used if the text is too small for the default
 _Piece = ModelProto.SentencePiece
 
 
@@ -270,10 +270,11 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
                 f"{symbol} cannot be a symbol of {path}, which has it as an ordinary or control "
                 "piece; choose another name for the symbol or tag"
             )
+    control_ids = {"pad": tokenizer.pad_id, "bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
     for role, name in _CONTROL_NAMES.items():
-        if getattr(tokenizer, f"{role}_id") >= 0:
+        if control_ids[role] >= 0:
             continue
-        if name in pieces:  # as an ordinary piece, so text may be segmented into it
+        if name in pieces:  # text may be segmented into this ordinary piece
             name = f"<nmt:{role}>"
         trainer_spec = ModelProto().trainer_spec
         setattr(trainer_spec, f"{role}_id", tokenizer.vocab_size + len(added))
@@ -293,7 +294,7 @@ def pad_vocabulary(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
     """
     model = tokenizer.model
     size = tokenizer.vocab_size
-    num_unused = -size % multiple  # to the next multiple
+    num_unused = -size % multiple  # distance to the next multiple
     for number in range(size, size + num_unused):
         model += _serialize_piece(f"{UNUSED_PREFIX}{number}>", _Piece.CONTROL)
     return Tokenizer(model)

@@ -17,12 +17,12 @@ import numpy as np
 from nmt.data.batch import Ids
 from nmt.data.binary import ParallelData
 
-MAX_LINKS = 20_000_000  # of all sampled pairs; they take 1 GB of memory
-NUM_ITERATIONS = 4  # of expectation maximization
+MAX_LINKS = 20_000_000  # number of links of all sampled pairs; they take 1 GB of memory
+NUM_ITERATIONS = 4  # number of steps of expectation maximization
 _SEED = 1
 _DIAGONAL_TENSION = 4.0  # lambda of Dyer et al. (2013): penalty for links off the diagonal
 _NULL_PROB = 0.08  # probability that a token has no counterpart
-_MIN_COPY_PROB = 0.5  # of a link between equal ids, such as names and numbers
+_MIN_COPY_PROB = 0.5  # lowest probability of a link of equal ids, such as names and numbers
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Pairs = Sequence[tuple[Ids, Ids]] | ParallelData
@@ -125,7 +125,7 @@ class WordAligner:
         # padding has the id -1: lookups read the last entry, which `prior` multiplies by 0
         src, src_fractions = _pad([src_ids for src_ids, _ in pairs])  # (B, S) each
         tgt, tgt_fractions = _pad([tgt_ids for _, tgt_ids in pairs])  # (B, T) each
-        is_pair = (src >= 0)[:, :, None] & (tgt >= 0)[:, None, :]  # (B, S, T), without padding
+        is_pair = (src >= 0)[:, :, None] & (tgt >= 0)[:, None, :]  # (B, S, T), False for padding
         keys = src[:, :, None] * self._num_tgt + tgt[:, None, :]  # (B, S, T)
         key_indices = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
         is_known = (self._keys[key_indices] == keys) & is_pair

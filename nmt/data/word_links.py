@@ -53,11 +53,11 @@ def link_pieces(links: Array, src_starts: Array, tgt_starts: Array) -> Array:
             f"an alignment has words that its pair of {num_words[0]} and {num_words[1]} words "
             "lacks; run nmt-preprocess again"
         )
-    src_lengths = src_bounds[src_words + 1] - src_bounds[src_words]  # pieces of each word (L,)
+    src_lengths = src_bounds[src_words + 1] - src_bounds[src_words]  # (L,), numbers of pieces
     tgt_lengths = tgt_bounds[tgt_words + 1] - tgt_bounds[tgt_words]
-    link_indices = np.repeat(np.arange(len(links)), tgt_lengths)  # (K,), link of words of each
+    link_indices = np.repeat(np.arange(len(links)), tgt_lengths)  # (K,), indices into `links`
     first_indices = np.cumsum(tgt_lengths) - tgt_lengths
-    offsets = np.arange(len(link_indices)) - first_indices[link_indices]  # in the target word (K,)
+    offsets = np.arange(len(link_indices)) - first_indices[link_indices]  # (K,), from word start
     src_offsets = offsets * src_lengths[link_indices] // tgt_lengths[link_indices]
     tgt_positions = tgt_bounds[tgt_words][link_indices] + offsets
     src_positions = src_bounds[src_words][link_indices] + src_offsets

@@ -17,9 +17,9 @@ from nmt.config import ServeConfig, read_text_file
 from nmt.errors import ConfigError
 from nmt.serve.http_errors import HttpError, TooManyRequestsError
 
-_MAX_CLIENTS = 10_000  # with a rate in memory; the least recent ones are forgotten
-_MAX_TRIED_KEYS_PER_MINUTE = 20  # by one client
-_MAX_HELD_BYTES = 256 << 20  # of the bodies of all open requests together
+_MAX_CLIENTS = 10_000  # number of clients to remember; the least recent ones are forgotten
+_MAX_TRIED_KEYS_PER_MINUTE = 20  # number of keys that a client may try
+_MAX_HELD_BYTES = 256 << 20  # size of the bodies of all open requests together
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Key:
     """An API key and its limits."""
 
     secret: str
-    name: str  # for logs, which never contain the key itself
-    requests_per_minute: int = 0  # 0 for no limit
-    char_limit: int | None = None  # of a request, 0 for no limit; None for the server's limit
+    name: str  # name in logs, which never contain the secret
+    requests_per_minute: int = 0  # 0: no limit
+    char_limit: int | None = None  # characters of a request; 0: no limit, None: the server's limit
 
 
 def read_keys(path: str) -> list[Key]:
@@ -47,7 +47,7 @@ def read_keys(path: str) -> list[Key]:
                 f"{path}, line {line_number}: "
                 "write KEY, requests a minute and characters of a request"
             )
-        limits = [int(field) for field in fields[1:]]  # of requests and characters, both optional
+        limits = [int(field) for field in fields[1:]]  # requests and characters, both optional
         keys.append(Key(fields[0], f"key-{line_number}", *limits))
     if not keys:
         raise ConfigError(f"api_keys={path}: has no key; write one a line")
@@ -148,10 +148,10 @@ class KeyRing:
 class RequestContext:
     """The sender of a request, and its fields in the access log."""
 
-    id: str  # in the header X-Request-ID
+    id: str  # value of the header X-Request-ID
     client: str  # name of the API key or network; limits and fairness apply to it
     key: Key | None = None
-    fields: dict[str, Any] = field(default_factory=dict)  # added to the line of the access log
+    fields: dict[str, Any] = field(default_factory=dict)  # further fields of the access log
 
 
 class Admission:
@@ -211,7 +211,7 @@ class BodyLimits:
 
     def __init__(self, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds
-        self.held_bytes = 0  # of the bodies of all requests that are not answered yet
+        self.held_bytes = 0  # size of the bodies of all requests that are not answered yet
 
 
 class LimitedBody:

@@ -154,15 +154,15 @@ async def _translate_file(
     client = api_request.context.client
     service = api_request.service
     service.models.check_languages(options)
-    async with service.files.open(client, path.name, content, read_options) as file:
-        async with service.files.reading(client):
+    async with service.file_processes.open(client, path.name, content, read_options) as file:
+        async with service.file_processes.reading(client):
             max_sentences = service.text_translator.max_window_sentences
             # the sentences of a text are queued together, so they have to fit in the queue
             max_text_sentences = service.scheduler.queues.max_per_client
             summary: FileSummary = await file.call("read", max_sentences, max_text_sentences)
         api_request.check_characters(summary.num_characters, is_file=True)
         _, _, direction = service.models.resolve_direction(summary.sample, options)
-        if direction is None:  # for example, the file is in the target language
+        if direction is None:  # the file stays unchanged: perhaps it is in the target language
             return content
         return await _translate_open_file(api_request, file, summary, direction, options)
 

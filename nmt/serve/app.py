@@ -41,12 +41,12 @@ _MEDIA_TYPES = {
     ".json": "application/json",
 }
 _STATIC_FILES = resources.files("nmt.serve") / "static"
-_CLEANUP_SECONDS = 10  # between two calls that delete downloads and free memory
+_SECONDS_BETWEEN_CLEANUPS = 10
 
 
 async def health(request: Request) -> Response:
     """GET /health. The server works on with its old models if a reload fails."""
-    content: dict[str, object] = {"status": "ok"}  # as LibreTranslate answers
+    content: dict[str, object] = {"status": "ok"}  # LibreTranslate's answer
     if get_service(request).reload_failed:
         content["reload_failed"] = True
     return JSONResponse(content)
@@ -136,9 +136,9 @@ async def _clean_up(service: Service) -> None:
     """Delete old downloads, end idle processes, and give freed memory back to the system."""
     malloc_trim = None
     if sys.platform.startswith("linux"):
-        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
+        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl not
     while True:
-        await asyncio.sleep(_CLEANUP_SECONDS)
+        await asyncio.sleep(_SECONDS_BETWEEN_CLEANUPS)
         service.downloads.expire()
         service.scheduler.encoder.end_idle_processes()
         if malloc_trim is not None:

@@ -23,7 +23,7 @@ class Downloads:
     keep_seconds: float
     max_bytes: int
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="nmt-serve-")))
-    _files: dict[str, _StoredFile] = field(default_factory=dict)  # by key, the oldest first
+    _files: dict[str, _StoredFile] = field(default_factory=dict)  # oldest first; keys: see `add`
 
     def add(self, name: str, content: bytes) -> str:
         """Store a file. Return its key, the end of a URL that cannot be guessed."""

@@ -30,7 +30,7 @@ class TextEncoder:
 
     def __init__(self) -> None:
         self._executors: WeakKeyDictionary[Translator, ProcessPoolExecutor] = WeakKeyDictionary()
-        self._used: WeakSet[Translator] = WeakSet()  # since the last call of `end_idle_processes`
+        self._used: WeakSet[Translator] = WeakSet()  # those used since `end_idle_processes`
         self._num_running = 0
 
     async def encode(
@@ -82,7 +82,8 @@ class TextEncoder:
             executor.shutdown(wait=False, cancel_futures=True)
 
 
-_tokenizers: list[Tokenizers] = []  # in a process of `TextEncoder`, the tokenizers of its model
+_tokenizers: list[Tokenizers] = []
+"""In a process of `TextEncoder`, the tokenizers of its model; otherwise empty."""
 
 
 def _initialize_process(tokenizers: Tokenizers) -> None:

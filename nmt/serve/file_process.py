@@ -30,11 +30,11 @@ from nmt.serve.http_errors import HttpError, TooManyRequestsError
 from nmt.serve.worker_process import set_parent_death_signal
 from nmt.translate.results import LineResult
 
-_MAX_FILES = 32  # files in translation at the same time
+_MAX_FILES = 32  # number of files in translation at the same time
 _MAX_FILES_PER_CLIENT = 8
-_MAX_READS = 4  # files that are read at the same time; a client reads one
-_MAX_TEXT_CHARACTERS = 1 << 18  # of a line, paragraph or cell; its tokens take 10 MB in the server
-_SAMPLE_CHARACTERS = 4000  # at the start of a file, from which its language is detected
+_MAX_READS = 4  # number of files that are read at the same time; a client reads one
+_MAX_TEXT_CHARACTERS = 1 << 18  # length of a line, paragraph or cell, whose tokens take 10 MB
+_SAMPLE_CHARACTERS = 4000  # length of the start of a file from which its language is detected
 FORK_CONTEXT: Any = multiprocessing.get_context(
     "spawn" if sys.platform == "win32" else "forkserver"
 )
@@ -52,7 +52,7 @@ class FileSummary:
     """Facts of a file that the server needs before the translation."""
 
     num_sentences: int
-    num_characters: int  # of the sentences
+    num_characters: int  # number of characters of the sentences
     sample: str  # the first sentences, to detect the language
 
 
@@ -193,7 +193,7 @@ class _FileReader:
         self._name = name
         self._content = content
         self._options = options
-        self._texts: deque[SourceText] = deque()  # of windows whose results are awaited
+        self._texts: deque[SourceText] = deque()  # texts of windows whose results are awaited
         self._translations: list[str] = []
         self._document = Document([], join_texts)
         self._windows: Iterator[list[SourceText]] = iter([])

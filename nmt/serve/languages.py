@@ -13,8 +13,8 @@ from nmt.data.language_codes import language_name, maximize_code
 from nmt.errors import DataError
 
 DETECTION_CHARACTERS = 400  # more make detection slower and hardly ever change its result
-_MIN_TARGET_CONFIDENCE = 50.0  # to leave a text unchanged because it is in the target language
-_MIN_CONFIDENCE = 0.1  # of a detected language; less likely ones are not listed
+_MIN_TARGET_CONFIDENCE = 50.0  # a text in the target language then stays unchanged
+_MIN_CONFIDENCE = 0.1  # less likely languages are not listed
 
 
 class DetectedLanguage(NamedTuple):
@@ -40,7 +40,7 @@ class Languages:
         for source, target in pairs:
             self._targets_by_source[source].add(target)
             self._sources_by_target[target].append(source)
-        self._code_by_key: dict[Hashable, str] = {}  # by the keys of `_lookup_keys`
+        self._code_by_key: dict[Hashable, str] = {}  # for the keys see `_lookup_keys`
         for code in self.codes:
             for key in _lookup_keys(code):
                 self._code_by_key.setdefault(key, code)

@@ -1,4 +1,4 @@
-"""ASGI middleware for all requests: ids, the access log, CORS, limits; and errors as JSON."""
+"""The middleware of all requests, and the responses to exceptions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ def is_page(path: str) -> bool:
 
 
 class Middleware:
-    """An ASGI application around another one, `app`, which has the routes."""
+    """An ASGI application that passes requests on to another one, `app`, which has the routes.
+
+    Gives each request an id, limits its body, adds headers to the response, and counts and logs
+    the request.
+    """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -58,7 +62,7 @@ class Middleware:
         start = time.monotonic()
         request = Request(scope)
         context = _make_context(request)
-        scope.setdefault("state", {})["context"] = context  # for `get_context`
+        scope.setdefault("state", {})["context"] = context  # `get_context` returns it
         max_bytes = self._service.config.max_body_bytes
         if scope["path"] in _UPLOAD_ROUTES:
             max_bytes = max(max_bytes, self._service.config.max_file_bytes)
@@ -79,14 +83,15 @@ class Middleware:
             self._report(scope, context, status, time.monotonic() - start)
 
     def _choose_app(self, request: Request, context: RequestContext, max_bytes: int) -> ASGIApp:
-        """Return the application with the routes, or else a response.
+        """Return the application that answers a request: usually the one with the routes.
 
-        The response answers a CORS preflight request, or a request whose body is too large.
+        A CORS preflight request, or a request whose body is too large, does not reach the routes.
+        For it, returns a response, which is an ASGI application too.
         """
         if request.method == "OPTIONS" and not is_page(request.scope["path"]):
             return Response(status_code=204)
         content_length = request.headers.get("content-length", "0")
-        # 18 digits exceed every limit; Python refuses to convert strings of thousands of digits
+        # a number of 18 digits exceeds every limit; Python cannot convert thousands of digits
         if content_length.isdigit() and int(content_length[:18]) > max_bytes:
             error = HttpError(413, f"the body is larger than {max_bytes} bytes, the limit")
             return _make_error_response(context, error)
@@ -123,7 +128,7 @@ class _ResponseSender:
     """Sends a response with the headers of the server, and records its status."""
 
     def __init__(self, send: Send, request_id: str, *, allow_all_origins: bool) -> None:
-        self.status: int | None = None  # until a response is sent
+        self.status: int | None = None  # None until a response is sent
         self._send = send
         self._headers = [
             (b"x-request-id", request_id.encode()),
@@ -153,7 +158,7 @@ def _make_error_response(context: RequestContext, error: HttpError) -> Response:
     return response
 
 
-# --- exception handlers; for their types see `EXCEPTION_HANDLERS`
+# --- exception handlers; `EXCEPTION_HANDLERS`, at the end, says which exceptions they handle
 
 
 async def _respond_to_http_error(request: Request, error: HttpError) -> Response:
@@ -208,4 +213,6 @@ EXCEPTION_HANDLERS: dict[type[Exception], Any] = {
     OSError: _respond_to_storage_error,
     Exception: _respond_to_bug,
 }
-"""Functions that return the response to an exception, by its class; the closest class counts."""
+"""The function that returns the response to an exception, for each class of exceptions. Starlette
+calls the function of the closest base class.
+"""

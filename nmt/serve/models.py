@@ -41,7 +41,7 @@ class TranslationOptions:
     n_best: int = 1
     with_scores: bool = False
     split_sentences: bool | None = None  # None for the setting of the server
-    prefix: str = ""  # that the translation of the only sentence begins with
+    prefix: str = ""  # text that the translation of the only sentence begins with
     search: dict[str, Any] = field(default_factory=dict)  # changes of the model's search settings
     glossary: Glossary | None = None
 
@@ -94,7 +94,7 @@ class Direction:
 
 
 Directions = dict[tuple[str, str], Direction]
-"""Directions by the codes of source and target language."""
+"""Directions, keyed by the codes of source and target language."""
 
 
 class ResolvedDirection(NamedTuple):
@@ -109,7 +109,7 @@ class Models:
     """All models of the server, loaded at the same time. A reload replaces the whole object.
 
     Args:
-        directions: directions by the codes of source and target language.
+        directions: directions, keyed by the codes of source and target language.
         pool: the worker processes that hold the models; None if this process holds them.
     """
 

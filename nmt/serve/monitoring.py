@@ -136,7 +136,7 @@ class OncePerMinute(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._logged_at: dict[tuple[str, int], float] = {}  # by file and line
+        self._logged_at: dict[tuple[str, int], float] = {}  # keyed by file and line of the code
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log a record. See `logging.Filter`."""

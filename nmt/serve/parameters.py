@@ -16,7 +16,7 @@ from nmt.serve.http_errors import HttpError, InvalidRequestError
 from nmt.serve.models import TranslationOptions
 from nmt.serve.service import Service
 
-_MAX_FIELDS = 1000  # in a form
+_MAX_FORM_FIELDS = 1000
 _MAX_JSON_VALUES = 500_000  # parsing them blocks the event loop
 
 
@@ -154,7 +154,7 @@ async def read_request(request: Request) -> ApiRequest:
     params = Parameters()
     if media_type == "multipart/form-data":
         try:
-            form = await request.form(max_files=1, max_fields=_MAX_FIELDS)
+            form = await request.form(max_files=1, max_fields=_MAX_FORM_FIELDS)
         except HTTPException as error:
             raise HttpError(400, f"Invalid form: {error.detail}") from None
         params.update(form.items())
@@ -198,7 +198,7 @@ def _decode_form(content: bytes, form_name: str) -> list[tuple[str, str]]:
             content.decode(),  # raises a ValueError if it is not UTF-8
             keep_blank_values=True,
             errors="strict",
-            max_num_fields=_MAX_FIELDS,
+            max_num_fields=_MAX_FORM_FIELDS,
         )
     except ValueError:
         raise HttpError(400, f"Invalid {form_name}: send it URL-encoded, in UTF-8") from None

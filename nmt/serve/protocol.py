@@ -21,9 +21,9 @@ from nmt.serve.monitoring import OncePerMinute
 log = logging.getLogger(__name__)
 log.addFilter(OncePerMinute())
 
-_MAX_HEAD_BYTES = 65536  # of request line and headers, or of trailers
-_HEAD_SECONDS = 20.0  # from the end of the previous request to the end of the headers
-_MAX_PIPELINED_REQUESTS = 16  # requests that wait for the response to an earlier one
+_MAX_HEAD_BYTES = 65536  # size of request line and headers, or of trailers
+_HEAD_SECONDS = 20.0  # time limit between the end of a request and the next end of headers
+_MAX_PIPELINED_REQUESTS = 16  # number of requests that wait for the response to an earlier one
 # A client has to receive at least this many bytes of its response in each such interval.
 _MIN_WRITTEN_BYTES = 16384
 _WRITE_SECONDS = 30.0
@@ -55,12 +55,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self.last_active = self.loop.time()
         self._max_connections = config.limit_concurrency
         self.limit_concurrency = None  # uvicorn counts connections only when a request arrives
-        self._num_head_bytes = 0  # received since the last bytes of a body or the end of a request
+        self._num_head_bytes = 0  # bytes received since the last part of a body or end of a request
         self._num_discarded_bytes = 0
-        self._is_refused = False  # before a request was read to its end
-        self._head_timeout: asyncio.TimerHandle | None = None  # while it waits for a head
-        self._write_timeout: asyncio.TimerHandle | None = None  # while the client takes no response
-        self._discard_timeout: asyncio.TimerHandle | None = None  # while it closes
+        self._is_refused = False  # whether a request was refused before it was read to its end
+        self._head_timeout: asyncio.TimerHandle | None = None
+        """Set while the connection waits for the head of a request."""
+        self._write_timeout: asyncio.TimerHandle | None = None
+        """Set while the client does not take its response."""
+        self._discard_timeout: asyncio.TimerHandle | None = None
+        """Set while the connection closes."""
 
     @property
     def is_waiting_for_client(self) -> bool:

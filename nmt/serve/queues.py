@@ -25,12 +25,12 @@ from nmt.translate.options import LineOptions
 from nmt.translate.translator import Translator
 from nmt.translate.windows import EncodedWindow
 
-_MAX_REQUESTS_COMPARED = 16  # oldest requests of a client, with the options of a round
-_TOKENS_PER_SEGMENT = 20  # an average, for the estimate of Retry-After
+_MAX_REQUESTS_COMPARED = 16  # number of requests of a client that a round looks at
+_TOKENS_PER_SEGMENT = 20  # average number, to estimate Retry-After
 _MAX_RETRY_SECONDS = 60
-_MAX_URGENT_SEGMENTS = 8  # unanswered segments of a client whose requests are urgent
-_MAX_URGENT_TOKENS = 128  # source tokens of these segments
-_URGENT_SECONDS = 30.0  # for which a client with an urgent request is expected to send another one
+_MAX_URGENT_SEGMENTS = 8  # number of unanswered segments of a client with urgent requests
+_MAX_URGENT_TOKENS = 128  # number of source tokens of these segments
+_URGENT_SECONDS = 30.0  # after an urgent request, a client may send another one for this long
 
 
 class QueueFullError(Exception):
@@ -52,7 +52,7 @@ class BatchOptions:
     translator: Translator
     search: SearchConfig
     lines: LineOptions
-    tags: Tags = field(default=Tags(), compare=False)  # of languages; may differ within a batch
+    tags: Tags = field(default=Tags(), compare=False)  # language tags may differ within a batch
     has_prefix: bool = False  # whether translations begin with a text of the request
 
     @property
@@ -103,9 +103,10 @@ class QueuedRequest:
     options: BatchOptions
     encoded: EncodedWindow
     segments: list[Segment] = field(init=False)
-    num_tokens: int = field(init=False)  # source tokens of all segments
-    results: dict[int, SearchResult] = field(default_factory=dict)  # of finished segments, by index
-    num_taken: int = 0  # segments that a round has taken
+    num_tokens: int = field(init=False)  # number of source tokens of all segments
+    results: dict[int, SearchResult] = field(default_factory=dict)
+    """The results of finished segments, keyed by the index of the segment."""
+    num_taken: int = 0  # number of segments that a round has taken
     queued_at: float = field(default_factory=time.monotonic)
     done: asyncio.Future[None] = field(init=False)
 
@@ -139,13 +140,13 @@ class ClientQueues:
     """
 
     def __init__(self, max_waiting: int) -> None:
-        self.num_waiting = 0  # segments of all clients that no round has taken
-        self.requests: set[QueuedRequest] = set()  # the unanswered ones, waiting or being searched
-        self.max_per_client = max(max_waiting // 2, 1)  # segments of a client
+        self.num_waiting = 0  # number of segments of all clients that no round has taken
+        self.requests: set[QueuedRequest] = set()  # unanswered requests, waiting or being searched
+        self.max_per_client = max(max_waiting // 2, 1)  # maximum number of segments of a client
         self._max_waiting = max_waiting
-        self._queues: OrderedDict[str, deque[QueuedRequest]] = OrderedDict()  # by client
-        self._num_segments: Counter[str] = Counter()  # of the unanswered requests, by client
-        self._num_tokens: Counter[str] = Counter()  # of the unanswered requests, by client
+        self._queues: OrderedDict[str, deque[QueuedRequest]] = OrderedDict()  # keyed by client
+        self._num_segments: Counter[str] = Counter()  # unanswered segments of each client
+        self._num_tokens: Counter[str] = Counter()  # source tokens of these segments
         self._urgent_at: OrderedDict[str, float] = OrderedDict()
         """When the latest urgent request of each client was added, the oldest first."""
 

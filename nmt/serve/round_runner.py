@@ -35,10 +35,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ROUND_SECONDS = 0.5  # goal for the duration of a round, so that new clients do not wait long
-_MIN_SEGMENTS = 32  # of a round, even if they take longer: small batches are slow per sentence
+_MIN_SEGMENTS = 32  # a round may take longer for this many: small batches are slow per sentence
 _MAX_JOINED_SEGMENTS = 2048  # a round of this many segments is finished before another one starts
-_MAX_FUNCTION_CALLS = 8  # at the same time
-_GATHER_SHARE = 0.15  # of the duration of a round: how long the next one waits for requests
+_MAX_CONCURRENT_CALLS = 8
+_GATHER_SHARE = 0.15  # share of a round's duration that the next one waits for requests
 _POLL_SECONDS = 0.001
 _MEASURED_SECONDS = 0.3  # interval between two updates of the measured throughput
 _INITIAL_TOKENS_PER_SECOND = 2000.0
@@ -56,8 +56,8 @@ class RoundRunner:
 
     Args:
         num_workers: number of workers, each of which searches a round at a time.
-        max_rounds: rounds that keep all CPU cores busy. If there are more workers, the last one
-            searches urgent requests only.
+        max_rounds: number of rounds that keep all CPU cores busy. If there are more workers, the
+            last one searches urgent requests only.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RoundRunner:
     ) -> None:
         self.tokens_per_second = _INITIAL_TOKENS_PER_SECOND  # source tokens; a moving average
         self.running: list[SearchRound] = []
-        self.threads = WorkerThreads(num_workers)  # for models that are loaded in this process
+        self.threads = WorkerThreads(num_workers)  # they search with models of this process
         self._queues = queues
         self._metrics = metrics
         self._max_rounds = max_rounds
@@ -92,7 +92,7 @@ class RoundRunner:
 
         Raises `QueueFullError` if too many calls are running.
         """
-        if self._num_function_calls >= _MAX_FUNCTION_CALLS:
+        if self._num_function_calls >= _MAX_CONCURRENT_CALLS:
             raise QueueFullError(1)
         self._num_function_calls += 1
         try:
@@ -201,7 +201,7 @@ class RoundRunner:
             await workers.search(worker_index, search_round, deliver)
         except WorkerDiedError:
             raise
-        except Exception as error:  # for example, a pool can no longer load its models
+        except Exception as error:  # an example: a pool can no longer load its models
             search_round.is_open = False
             log.exception("the engine failed with %d sentences", len(search_round.unfinished))
             self._fail(search_round, describe_failure(error))
@@ -258,7 +258,7 @@ class RoundRunner:
         one batch. If there are several rounds at a time, it gets its share of all segments.
         """
         search = search_round.batch_search
-        batch_tokens = search.max_tokens // search.config.rows_per_sentence  # in one batch
+        batch_tokens = search.max_tokens // search.config.rows_per_sentence  # fit in one batch
         goal_tokens = min(batch_tokens, int(self.tokens_per_second * _ROUND_SECONDS))
         max_segments = sys.maxsize
         if self._max_rounds > 1:
@@ -296,7 +296,7 @@ class RoundRunner:
             return
         num_tokens = search_round.num_finished_tokens
         tokens_per_second = num_tokens / max(seconds, 1e-4)
-        weight = min(_MEASURED_SECONDS, seconds)  # in the average; less for shorter rounds
+        weight = min(_MEASURED_SECONDS, seconds)  # shorter rounds have less weight in the average
         self.tokens_per_second += weight * (tokens_per_second - self.tokens_per_second)
         self._metrics.engine_seconds.inc(seconds)
         self._metrics.source_tokens.inc(num_tokens)

@@ -1,4 +1,4 @@
-"""Rounds of segments that are searched together, and the workers that search them.
+"""Rounds, which are groups of segments to search together, and the workers that search them.
 
 Workers are threads of the server process (`WorkerThreads`) or other processes (`WorkerPool` in
 `nmt.serve.worker_pool`). In both, segments can join a running search by `JoiningSearch`.
@@ -51,9 +51,9 @@ class SearchRound:
         self.batch_search = options.make_batch_search()
         self.is_open = options.can_join  # whether segments may be added to the running search
         self.num_added = 0
-        self.unfinished: dict[int, tuple[QueuedRequest, int]] = {}  # by number: request, index
-        self.num_tokens = 0  # source tokens of the unfinished segments
-        self.num_finished_tokens = 0  # since `measured_at`
+        self.unfinished: dict[int, tuple[QueuedRequest, int]] = {}
+        """For the number of each unfinished segment, its request and its index in the request."""
+        self.num_tokens = 0  # number of source tokens of the unfinished segments
         self.measured_at = time.monotonic()  # when the throughput was last measured
         self.num_expected = 0  # at the end of the round, see `ClientQueues.count_expected`
         self.on_new_segments: Callable[[], None] = lambda: None
@@ -129,7 +129,7 @@ class JoiningSearch:
                 self._batch_search.translate_arriving(segments, self._take_joining, self._deliver)
             else:
                 self._deliver(list(enumerate(self._batch_search.translate(segments))))
-        except (EOFError, ConnectionError):  # in a process: the server has closed the connection
+        except (EOFError, ConnectionError):  # the server has closed the connection to this process
             raise
         # the error may be of any type; the worker must live on to search the next round
         except Exception as error:

@@ -26,7 +26,7 @@ from nmt.serve.worker_pool import count_workers
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_MAX_DOWNLOADS = 64  # translated files of the largest size that are kept for download
+_MAX_DOWNLOADS = 64  # number of translated files to keep for download, if all have the largest size
 
 
 class Service:
@@ -37,9 +37,10 @@ class Service:
         self.models = models
         self.glossaries = load_glossaries(config.glossaries)
         self.metrics = Metrics()
+        # workers search rounds: groups of sentences of several requests, see `nmt.serve.rounds`
         backends = [direction.translator.backend for direction in models.directions.values()]
         num_workers = max(backend.num_workers for backend in backends)
-        # without worker processes, rounds are searched by threads of this process
+        # the number of rounds that keep all cores busy: one for each process, or else each thread
         max_rounds = count_workers(config) or torch.get_num_threads()
         self.scheduler = Scheduler(
             config.max_queue,
@@ -52,9 +53,9 @@ class Service:
         self.metrics_token = read_metrics_token(config.metrics_token)
         self.body_limits = BodyLimits(config.body_timeout_seconds)
         self.downloads = Downloads(config.file_minutes * 60, _MAX_DOWNLOADS * config.max_file_bytes)
-        self.files = FileProcesses(config.timeout_seconds)
+        self.file_processes = FileProcesses(config.timeout_seconds)
         self.progress: dict[str, tuple[int, int]] = {}
-        """By request id: the numbers of finished and of all sentences of a file in translation."""
+        """For the id of each request with a file: the numbers of finished and of all sentences."""
         self.reload_failed = False  # whether the latest reload failed; older models are served then
         self._reload_lock = asyncio.Lock()
         self._add_metrics()
@@ -88,11 +89,11 @@ class Service:
                 self.models = await asyncio.to_thread(Models.load, self.config)
                 self.glossaries = glossaries
                 gc.collect()  # the old models are in reference cycles, and large
-        # whatever a damaged file of a model raises, the server has to go on with the current models
+        # a damaged file may raise any exception, and the server goes on with the current models
         except Exception as error:
             self.reload_failed = True
             reason = " ".join(str(error).split())
-            if not isinstance(error, NmtError):  # some have no text, or only a key
+            if not isinstance(error, NmtError):  # the text of others may be empty or only a key
                 reason = f"{type(error).__name__}: {reason}"
             log.error("the models were not reloaded: %s", escape_controls(reason))
             self.metrics.reloads.labels("failed").inc()
@@ -119,13 +120,13 @@ class Service:
         """Stop the threads and processes, and delete the downloads."""
         self.scheduler.close()
         self.downloads.close()
-        self.files.close()
+        self.file_processes.close()
         if self.models.pool is not None:
             self.models.pool.close()
 
 
 def load_glossaries(folder: str | None) -> dict[str, Glossary]:
-    """Load the files NAME.tsv of a folder, by name. Raises `ConfigError` for an invalid one."""
+    """Return the glossaries NAME.tsv of a folder, keyed by NAME. Raises `ConfigError`."""
     if folder is None:
         return {}
     path = resolve_path(folder)
@@ -147,6 +148,7 @@ async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]
     The body of the request must have been read. Raises `ClientDisconnectedError`.
     """
     task = asyncio.ensure_future(work)
+    # after the body, the next message says that the client has disconnected
     disconnect = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)

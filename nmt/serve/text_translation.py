@@ -25,9 +25,9 @@ from nmt.translate.windows import Window
 T = TypeVar("T")
 TranslatableT = TypeVar("TranslatableT", bound=Translatable)
 
-_WINDOW_SENTENCES = 128  # sentences of a document that the scheduler gets at a time
+_WINDOW_SENTENCES = 128  # number of sentences of a document that the scheduler gets at a time
 _INLINE_CHARACTERS = 4000  # larger requests are read and answered outside of the event loop
-_MAX_QUEUE_TRIES = 31  # attempts to queue a window of a document, a second or more apart
+_MAX_QUEUE_TRIES = 31  # number of attempts to queue a window, a second or more apart
 
 
 @dataclass
@@ -39,7 +39,7 @@ class TranslatedText:
     confidence: float  # see `ResolvedDirection.confidence`
     direction: Direction | None  # None if the text stays unchanged
     source_text: SourceText  # the text, split into sentences
-    results: list[LineResult] = field(default_factory=list)  # of the sentences
+    results: list[LineResult] = field(default_factory=list)  # results of the sentences
 
     @property
     def is_complete(self) -> bool:
@@ -157,7 +157,7 @@ class TextTranslator:
         needs_alignment = any(text.needs_alignment for text in source_texts)
         has_context = self._config.context > 0 and not needs_alignment
         separator = ""
-        # of lines translated together, only the text of the best translation can be divided
+        # only the text of the best translation of several lines can be divided into lines
         is_plain = not options.with_scores and options.n_best == 1 and not options.prefix
         if has_context and is_plain:
             separator = find_common_separator(direction.translator.tokenizer)

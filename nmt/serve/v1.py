@@ -31,7 +31,7 @@ from nmt.translate.attention import attention_shape
 from nmt.translate.results import LineResult, Translation
 from nmt.translate.translator import Translator
 
-_SAMPLE_CHARACTERS = 4000  # at the start of a stream, from which its language is detected
+_SAMPLE_CHARACTERS = 4000  # length of the start of a stream from which its language is detected
 
 
 async def translate(request: Request) -> Response:
@@ -108,7 +108,7 @@ def _describe_sentence(
         return content | {"error": result.error}
     if result.source_tokens:
         content["source_tokens"] = result.source_tokens
-        content["source_spans"] = [  # in the sentence, to which the model reads `prefix` as well
+        content["source_spans"] = [  # spans in the sentence, before which the model reads `prefix`
             [max(0, start - len(prefix)), max(0, end - len(prefix))]
             for start, end in find_token_spans(result.source_tokens, prefix + sentence)
         ]

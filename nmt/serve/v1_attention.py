@@ -6,7 +6,6 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from torch import Tensor
 
 from nmt.data.languages import Tags, tag_lines
 from nmt.errors import ConfigError
@@ -16,7 +15,7 @@ from nmt.serve.service import run_unless_disconnected
 from nmt.translate.attention import KINDS, attention_shape
 from nmt.translate.translator import Translator
 
-_MAX_ATTENTION_TOKENS = 256  # of the source and of the translation
+_MAX_ATTENTION_TOKENS = 256  # largest number of tokens of the source, and of the translation
 
 
 async def attention(request: Request) -> Response:
@@ -62,29 +61,24 @@ def _compute_attention(
 ) -> dict[str, Any]:
     """Return the attention weights of a layer and head, as the JSON object of the response.
 
-    `head` None returns the mean of all heads, `kind` "all" the weights of all layers and heads. The
-    lines begin with the language tags of the model.
+    If `head` is None, returns the mean of all heads. If `kind` is "all", returns the weights of all
+    layers and heads. The lines begin with the language tags of the model.
     """
-    num_src_tokens = len(translator.tokenizer.src.encode(src_line)) + 1  # with EOS
+    num_src_tokens = len(translator.tokenizer.src.encode(src_line)) + 1  # EOS counts
     num_tgt_tokens = len(translator.tokenizer.tgt.encode(tgt_line)) + 1
     num_tokens = max(num_src_tokens, num_tgt_tokens)
     if num_tokens > _MAX_ATTENTION_TOKENS:
         raise ConfigError(
             f"{num_tokens} tokens are more than {_MAX_ATTENTION_TOKENS}; give a shorter sentence"
         )
-    [attention_maps] = translator.attention([src_line], [tgt_line], tags=Tags())
+    [pair] = translator.attention([src_line], [tgt_line], tags=Tags())
     if kind == "all":
-        return attention_maps.as_json()
-    # L layers, H heads; S source and T target tokens
-    layers: Tensor = getattr(attention_maps, kind)  # (L, H, queries, keys), each S or T
-    weights = layers[layer].mean(dim=0) if head is None else layers[layer, head]
-    query_tokens = {
-        "encoder": attention_maps.src,
-        "decoder": attention_maps.tgt,
-        "cross": attention_maps.predicted,
-    }
+        return pair.as_json()
+    attention_map = pair.attention_map(kind)
+    layer_weights = attention_map.weights[layer]  # (H, rows, columns)
+    weights = layer_weights.mean(dim=0) if head is None else layer_weights[head]
     return {
-        "rows": query_tokens[kind],
-        "columns": attention_maps.tgt if kind == "decoder" else attention_maps.src,
+        "rows": attention_map.rows,
+        "columns": attention_map.columns,
         "weights": [[round(weight, 4) for weight in row] for row in weights.tolist()],
     }

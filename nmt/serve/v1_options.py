@@ -30,7 +30,7 @@ _PARAMETERS = {
     "target",
     "text",
 }
-_MAX_SAMPLED_SENTENCES = 64  # of a request with sampling, which is searched as one batch
+_MAX_SAMPLED_SENTENCES = 64  # number of sentences of a request with sampling, which is one batch
 _MAX_FORBIDDEN_PHRASES = 100
 _MAX_GLOSSARY_PAIRS = 10_000
 

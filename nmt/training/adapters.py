@@ -61,11 +61,11 @@ def set_trainable_parameters(model: FastTransformer, config: TrainConfig) -> Non
 
 def _add_adapter(module: FastLinear, rank: int) -> None:
     """Turn a linear layer into an `AdaptedLinear` with the same output."""
-    module.__class__ = AdaptedLinear  # in place, so that the model and its caches keep the module
+    module.__class__ = AdaptedLinear  # keeps the module, to which the model and its caches refer
     module.weight.requires_grad_(False)
     device = module.weight.device
     down = torch.empty(rank, module.in_features, device=device)
-    nn.init.kaiming_uniform_(down, a=math.sqrt(5))  # as torch initializes linear layers
+    nn.init.kaiming_uniform_(down, a=math.sqrt(5))  # torch's initialization of linear layers
     module.down = nn.Parameter(down)
     # zeros, so that an untrained adapter adds nothing
     module.up = nn.Parameter(torch.zeros(module.out_features, rank, device=device))

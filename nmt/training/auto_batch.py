@@ -20,8 +20,8 @@ from nmt.training.preflight import largest_batches, measure_batches
 
 log = logging.getLogger(__name__)
 _SAFE_SHARE = 0.9
-"""Share of the memory, or of a size that fits, that is used: batches of different shapes fragment
-memory.
+"""The share of the memory, or of a size that fits, to use. Batches of different shapes fragment the
+rest.
 """
 _MIN_GAIN = 1.05  # the search ends when the next size would be less than this times the last one
 
@@ -66,7 +66,7 @@ def _find_for_stage(
             run_batch, batches, device=learner.device, reserved_bytes=reserved_bytes
         )
         learner.zero_grad()
-        peaks = []  # of all ranks, which must agree on the next size
+        peaks = []  # the peaks of all ranks, so that all of them try the same next size
         for rank_peak in gather(peak_bytes):
             if rank_peak is None:
                 return None
@@ -96,7 +96,7 @@ def search_max_tokens(
     if fitting_peak is None or fitting_peak > limit_bytes:
         return None
     fitting = minimum
-    largest = maximum  # smaller than every failed trial
+    largest = maximum  # after a failed trial, the size below it
     bytes_per_token = 0.0  # additional memory of a token, between the last two peaks
     ran_out_of_memory = False
     while fitting < largest:

@@ -48,9 +48,9 @@ class Batch:
     tgt_in: Tensor  # (M,)
     tgt_out: Tensor  # (M,)
     tgt_packing: Packing
-    num_src_tokens: int  # without padding
-    num_tokens: int  # target tokens without padding
-    lengths: Lengths  # (B, 2), without padding
+    num_src_tokens: int  # number of source tokens without padding
+    num_tokens: int  # number of target tokens without padding
+    lengths: Lengths  # (B, 2), lengths of the pairs without padding
     alignment: Tensor | None = None
     """The links of words, (L, 3): pair, target position and source position."""
 
@@ -150,8 +150,9 @@ class BatchMaker:
     ) -> None:
         """Make batches for `device`: in host memory, which is page-locked for a GPU.
 
-        With `guided_alignment`, batches have the alignment of their pairs: the given one, or else
-        the one of `aligner`. Given alignments do not fit pairs that augmentation or noise change.
+        With `guided_alignment`, batches have the alignment of their pairs. It comes from the data,
+        or else from `aligner`: the data's alignment does not fit a pair that augmentation or noise
+        has changed.
         """
         self.data = data
         self.lengths = data.lengths
@@ -200,7 +201,7 @@ class BatchMaker:
         """Pack the pairs of `rows` into one batch, after all random changes."""
         pairs: list[tuple[Ids, Ids]] = []
         decoder_inputs: list[Ids] = []
-        given_links: list[Any] = []  # (L, 2) between the words of each pair; None: compute them
+        given_links: list[Any] = []  # word links of each pair, (L, 2); None if none are known
         for row in rows.tolist():
             pair: tuple[Ids, Ids] = self.data[row]  # arrays; the random changes below return lists
             src, tgt = pair

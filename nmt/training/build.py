@@ -92,7 +92,7 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
     # max_tokens=auto is None here; the run is then built a second time, with a number
     if world.is_main and config.max_tokens is not None:
         _warn_of_short_run(config, last_stage_start=max(samplers.keys()))
-    torch.manual_seed(config.seed)  # for the initial weights
+    torch.manual_seed(config.seed)  # seeds the initial weights
     noise = None
     if config.noise.is_enabled:
         noise = TokenNoise(config.noise, config.seed, tokenizers, data_info.directions.values())
@@ -119,7 +119,7 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
 def make_samplers(
     config: TrainConfig, data_info: DataInfo, data: ParallelData, world: World
 ) -> dict[int, TokenBatchSampler]:
-    """Return the samplers of all stages, by the number of updates before the stage.
+    """Return the sampler of each stage, keyed by the number of updates before the stage.
 
     Training starts with the corpus weights of `config.mix`; a stage may replace some of them.
     """
@@ -144,7 +144,7 @@ def make_samplers(
 def make_augmenters(
     config: TrainConfig, data_info: DataInfo, tokenizers: Tokenizers
 ) -> dict[int, TextAugmenter | None]:
-    """Return the augmentation of all stages, by the number of updates before the stage."""
+    """Return the augmentation of each stage, keyed by the number of updates before the stage."""
     stage_settings = {0: config.augment}
     for stage in config.stages.values():
         stage_settings[stage.start] = config.augment_at(stage)

@@ -60,13 +60,13 @@ class BestCheckpoint:
 class TrainerState:
     """How far a run has come, and its best validations."""
 
-    num_updates: int = 0  # changes of the weights
-    epoch: int = 0  # from 0
-    epoch_position: int = 0  # updates of this epoch that were made, or skipped as not finite
+    num_updates: int = 0  # number of changes of the weights
+    epoch: int = 0  # number of the current epoch, from 0
+    epoch_position: int = 0  # number of updates of this epoch, including those that were skipped
     best: list[BestCheckpoint] = field(default_factory=list)  # best first
     best_metric: str = ""  # the metric by which `best` is sorted
-    bad_validations: int = 0  # consecutive validations without improvement
-    bad_updates: int = 0  # consecutive updates that were skipped as not finite
+    bad_validations: int = 0  # number of validations in a row without improvement
+    bad_updates: int = 0  # number of updates in a row that were not finite, and so were skipped
     validated_update: int = 0  # number of updates before the newest validation
     flops: float = 0.0  # operations of the model on non-padding tokens since the start
 
@@ -107,7 +107,7 @@ class Checkpoint:
     """The content of a checkpoint, without the tokenizer."""
 
     folder: str
-    weights: dict[str, Any]  # tensors by name
+    weights: dict[str, Any]  # tensors, keyed by name
     state: TrainerState
     learner: dict[str, Any]  # result of `Learner.state_dict`
     fingerprint: dict[str, Any]  # result of `make_fingerprint`: the data and settings of the run
@@ -158,7 +158,7 @@ class Saver:
     def __init__(self, run_dir: Path, *, update: int, keep_last: int) -> None:
         """Continue after the checkpoint of `update`. Newer ones are damaged, and removed later."""
         self.run_dir = run_dir
-        self.newest_update = update  # of the newest intact checkpoint
+        self.newest_update = update  # update of the newest intact checkpoint
         self.keep_last = keep_last
         self.failure: str | None = None  # why the newest checkpoint could not be written
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
@@ -231,7 +231,7 @@ class Saver:
             self.failure = failure
 
     def _describe_failure(self, error: Exception, update: int | None) -> str:
-        message = getattr(error, "strerror", None) or error  # without the path of an OSError
+        message = getattr(error, "strerror", None) or error  # the text of an OSError has its path
         reason = " ".join(str(message).split())
         checkpoints = list_checkpoints(self.run_dir)
         fallback = "there is none before it"

@@ -28,7 +28,7 @@ Shape = tuple[int, int]  # input size and output size of a weight matrix
 PEAK_SECONDS = 0.25  # time for measuring the peak throughput of a device
 _MAX_CPU_ROWS = 256  # larger matrices take longer and reach the same throughput within 3 %
 _MAX_CPU_OUT_SIZE = 4096
-_CONTAINER_LIMITS = (  # files with the memory limit of a container: of control groups v2, of v1
+_CONTAINER_LIMITS = (  # files with the memory limit of a container, for cgroups v2 and v1
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )

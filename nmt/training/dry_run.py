@@ -36,7 +36,7 @@ _SETTINGS_WITHOUT_COST = ("seed", "max_updates", "label_smoothing")
 class Measurement:
     """The time and the operations of some updates, over all ranks."""
 
-    plans: Sequence[UpdatePlan]  # of the measured updates
+    plans: Sequence[UpdatePlan]  # plans of the measured updates
     seconds: float
     flops: float  # operations of the model on non-padding tokens
 
@@ -46,11 +46,12 @@ class _DryRunResult:
     """The measured part of a dry run, which runs of a sweep with the same cost share."""
 
     measurement: Measurement
-    memory: str  # for the report
+    memory: str  # description of the memory, for the report
     peak_flops_per_second: float
 
 
-_results: dict[tuple[object, ...], _DryRunResult] = {}  # of this process, by `cost_settings`
+_results: dict[tuple[object, ...], _DryRunResult] = {}
+"""The results of this process, keyed by `cost_settings`."""
 
 
 def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
@@ -172,7 +173,7 @@ def measure_updates(
     if num_updates == 0:
         is_very_slow = broadcast_from_main(first.seconds > MEASURING_SECONDS)
         return first if is_very_slow else measure([first_plan])
-    # from the second plan on, since a part of the first one has run already
+    # begin with the second plan, since a part of the first one has run already
     return measure(list(islice(cycle(plans), 1, 1 + num_updates)))
 
 
@@ -194,7 +195,7 @@ def render_report(
     `Learner.measure_peak_flops`.
     """
     plans = epoch_plan.pool_of(0)
-    batches = [rows for plan in plans for rows in plan.batches]  # of this rank
+    rank_batches = [rows for plan in plans for rows in plan.batches]
     tgt_tokens_per_update = sum(plan.num_tokens for plan in plans) / len(plans)
     src_tokens_per_update = sum(plan.num_src_tokens for plan in plans) / len(plans)
     measured_tgt_tokens = sum(plan.num_tokens for plan in measurement.plans)
@@ -206,9 +207,9 @@ def render_report(
     end = start + timedelta(seconds=num_updates * seconds_per_update)
     sections = {
         "plan": f"{epoch_plan.num_pairs:,} pairs; {len(epoch_plan):,} updates an epoch of "
-        f"{len(batches) / len(plans):.1f} batches a rank and "
+        f"{len(rank_batches) / len(plans):.1f} batches a rank and "
         f"{tgt_tokens_per_update:,.0f} target tokens; "
-        f"{padding_share(lengths, batches):.1%} padding; "
+        f"{padding_share(lengths, rank_batches):.1%} padding; "
         f"{num_updates:,} updates are {num_updates / len(epoch_plan):,.1f} epochs",
         "memory": memory,
         "speed": f"{measured_src_tokens / measurement.seconds:,.0f} source and "

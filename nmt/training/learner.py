@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 class UpdateResult:
     """Statistics of an update, over all ranks except for `batch_losses`."""
 
-    loss_sum: float  # nats, smoothed
-    nll_sum: float  # nats
-    gradient_norm: float  # before clipping
+    loss_sum: float  # smoothed loss in nats, summed over target tokens
+    nll_sum: float  # negative log-likelihood in nats, summed over target tokens
+    gradient_norm: float  # norm of the gradient before clipping
     flops: float  # floating-point operations of the model on non-padding tokens
-    num_positions: float  # source and target tokens of all batches, with padding
-    num_tokens: int  # target tokens without padding
-    num_src_tokens: int  # source tokens without padding
-    is_stop_requested: bool  # on any rank
+    num_positions: float  # number of source and target tokens of all batches, with padding
+    num_tokens: int  # number of target tokens without padding
+    num_src_tokens: int  # number of source tokens without padding
+    is_stop_requested: bool  # whether any rank has received a signal to stop
     batch_losses: Tensor  # summed loss of each batch of this rank, (batches,)
 
     @property
@@ -227,7 +227,7 @@ class Learner:
 
     def _recount_tokens(self, plan: UpdatePlan, batches: list[list[Batch]]) -> UpdatePlan:
         """Return `plan` with the token counts of all ranks after subword sampling and noise."""
-        counts = torch.zeros(2, dtype=torch.int64)  # target and source tokens, on the CPU
+        counts = torch.zeros(2, dtype=torch.int64)  # numbers of target and source tokens
         if plan.batches:  # otherwise `batches` is a filler
             for batch in itertools.chain.from_iterable(batches):
                 counts += torch.tensor([batch.num_tokens, batch.num_src_tokens])
@@ -240,7 +240,7 @@ class Learner:
         Returns the summed loss and the summed nll of each batch of this rank, (batches, 2).
         """
         self.objective.train()
-        loss_weight = 0.0  # of a filler
+        loss_weight = 0.0  # a filler has no weight
         if plan.batches:
             loss_weight = self.world.size / plan.num_tokens  # DDP takes the mean over ranks
         sums = torch.zeros(len(batches), 2, device=self.device)

@@ -26,7 +26,7 @@ from nmt.training.batches import Batch
 from nmt.training.compiled import Compiler
 from nmt.training.costs import GPU_CHUNK_LOGITS
 
-CPU_CHUNK_ROWS = 256  # target tokens whose logits exist at the same time on a CPU
+CPU_CHUNK_ROWS = 256  # number of target tokens whose logits exist at the same time on a CPU
 CUT_PROB = 0.05  # probability that SimCut sets a token's embedding to 0 (Gao et al., 2022)
 _ALIGNMENT_EPS = 1e-6  # added to attention weights, so that their logarithm is finite
 
@@ -214,7 +214,7 @@ def cut_embeddings(model: FastTransformer, src_eos_id: int) -> Iterator[None]:
 
     def cut(_: nn.Module, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
         (ids,) = inputs
-        is_cut = torch.rand(ids.shape, device=ids.device) < CUT_PROB  # of each token
+        is_cut = torch.rand(ids.shape, device=ids.device) < CUT_PROB  # drawn for each token
         return embedded.masked_fill((is_cut & (ids != src_eos_id))[..., None], 0.0)
 
     hooks = [model.embedding.register_forward_hook(cut)]
@@ -259,7 +259,7 @@ def alignment_loss(weights: Tensor, alignment: Tensor) -> Tensor:
     sentences, tgt_positions, src_positions = alignment.unbind(1)  # (L,) each
     probs = weights[sentences, tgt_positions, src_positions].float()  # (L,)
     ones = torch.ones_like(probs)
-    num_links = weights.new_zeros(weights.shape[:2])  # of each target token, (B, T)
+    num_links = weights.new_zeros(weights.shape[:2])  # (B, T), links of each target token
     num_links.index_put_((sentences, tgt_positions), ones.to(num_links.dtype), accumulate=True)
     return -((probs + _ALIGNMENT_EPS).log() / num_links[sentences, tgt_positions]).sum()
 
@@ -294,7 +294,7 @@ class Objective(nn.Module):
         self.model = model
         self.smoothing = smoothing
         self.num_passes = 2 if r_drop or simcut else 1
-        self.has_cut_pass = simcut > 0  # in SimCut, the second pass has embeddings set to 0
+        self.has_cut_pass = simcut > 0  # whether the second pass has embeddings set to 0
         self.src_eos_id = src_eos_id
         self.alignment_weight = guided_alignment
         self.forward_model: Callable[..., Tensor] = model.forward
@@ -316,7 +316,7 @@ class Objective(nn.Module):
         attention_out: AttentionWeights | None = None  # gets the weights of the last pass
         if self.alignment_weight:
             attention_out = {alignment_attention(self.model): None}
-        outputs = []  # of the decoder, one per pass
+        outputs = []  # the decoder's output in each pass
         for pass_index in range(self.num_passes):  # each draws new dropout
             is_cut = self.has_cut_pass and pass_index == 1
             with cut_embeddings(self.model, self.src_eos_id) if is_cut else nullcontext():

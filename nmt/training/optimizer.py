@@ -17,9 +17,9 @@ from nmt.model.fast import FastTransformer
 from nmt.model.fast.layers import FastLinear
 from nmt.model.transformer import MultiHeadAttention
 
-_LAYER_PREFIXES = ("encoder_layers.", "decoder_layers.")  # of parameter names
+_LAYER_PREFIXES = ("encoder_layers.", "decoder_layers.")  # names of parameters begin with these
 
-_MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of x, x^3 and x^5, by Jordan et al. (2024)
+_MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # factors of x, x^3, x^5 (Jordan et al., 2024)
 _MUON_ITERATIONS = 5
 
 
@@ -76,7 +76,7 @@ def _is_layer_matrix(name: str, parameter: Tensor) -> bool:
 
 def _make_muon(model: nn.Module, matrices: list[nn.Parameter], config: OptimizerConfig) -> Muon:
     """Make the optimizer of `matrices`, in two groups: joint q, k, v projections, and others."""
-    qkv_sizes: dict[Tensor, list[int]] = {}  # by the weight of a projection to q, k and v at once
+    qkv_sizes: dict[Tensor, list[int]] = {}  # keyed by the weight of a joint q, k, v projection
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
             qkv_sizes[module.in_projection.weight] = module.qkv_sizes

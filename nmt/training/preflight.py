@@ -22,11 +22,11 @@ from nmt.runtime.distributed import gather
 from nmt.training.costs import device_memory_bytes, peak_memory_bytes
 from nmt.training.learner import Learner
 
-_NUM_BISECTIONS = 3  # steps of the search between a max_tokens that fits and one that does not
+_NUM_BISECTIONS = 3  # number of steps between a max_tokens that fits and one that does not
 _SIMILAR_SHARE = 0.98  # batches of at least this share of the largest size represent it
 _SAFE_SHARE = 0.9
-"""Share of a size that fits, or of the memory, that is used: batches of different shapes fragment
-memory.
+"""The share of a size that fits, or of the memory, to use. Batches of different shapes fragment the
+rest.
 """
 _OUT_OF_MEMORY = re.compile(  # messages of CPU, Windows, MPS, cuBLAS, oneDNN and the C++ library
     "can't allocate memory|not enough memory|out of memory|CUBLAS_STATUS_ALLOC_FAILED|"
@@ -135,7 +135,7 @@ def check_batches_fit(
     peak_bytes = measure(max_tokens)
     if peak_bytes is not None:
         return peak_bytes
-    largest = lengths[largest_batches(lengths, max_tokens)[0]]  # lengths of its pairs, (B, 2)
+    largest = lengths[largest_batches(lengths, max_tokens)[0]]  # (B, 2), of the largest batch
     problem = (
         f"out of memory: max_tokens={max_tokens} makes batches such as {len(largest)} pairs of "
         f"{largest[:, 0].max()} source and {largest[:, 1].max()} target tokens"

@@ -19,7 +19,7 @@ class UpdateProfiler:
     def __init__(self, updates: range, path: Path) -> None:
         self._updates = updates
         self._path = path
-        self._profile: profile | None = None  # while it records
+        self._profile: profile | None = None  # None unless it is recording
 
     def start_update(self, update: int) -> None:
         """Start to record before the first of the updates; write the trace after the last."""

@@ -32,7 +32,8 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     if schedule is Schedule.wsd:
         decay_start = max(decay_start, decay_end - round(optimizer.decay_share * decay_end))
     num_decay_steps = max(decay_end - decay_start, 1)
-    progress = min(max(step - decay_start, 0) / num_decay_steps, 1.0)  # share of the decay
+    # the share of the decay that is over
+    progress = min(max(step - decay_start, 0) / num_decay_steps, 1.0)
     if schedule is Schedule.cosine:
         return peak * (0.5 * (1 + math.cos(math.pi * progress)))
     if schedule is Schedule.constant:

@@ -46,7 +46,7 @@ class Sharded:
         for layer in [*model.encoder_layers, *model.decoder_layers]:
             fully_shard(layer, mesh=self.mesh)
         fully_shard(objective, mesh=self.mesh)
-        sharded_parameters: dict[Tensor, nn.Parameter] = {}  # by the whole parameter
+        sharded_parameters: dict[Tensor, nn.Parameter] = {}  # keyed by the whole parameter
         for name, parameter in model.named_parameters():
             sharded_parameters[whole_parameters[name]] = parameter
         self._shard_optimizer(optimizer, sharded_parameters)

@@ -72,11 +72,12 @@ def log_plan(run: Run, state: TrainerState) -> None:
             f"{state.epoch_position} of an epoch of {len(epoch_plan)}; remove it to resume another"
         )
     update_plans = epoch_plan.pool_of(state.epoch_position)
-    batches = [rows for plan in update_plans for rows in plan.batches]  # of this rank
+    rank_batches = [rows for plan in update_plans for rows in plan.batches]
     update_tokens = sum(plan.num_tokens for plan in update_plans) / len(update_plans)
-    batch_tokens = 1.0  # if this rank has no batch in these updates
-    if batches:
-        batch_tokens = sum(int(sampler.lengths[rows, 1].sum()) for rows in batches) / len(batches)
+    batch_tokens = 1.0  # stays if this rank has no batch in these updates
+    if rank_batches:
+        rank_tokens = sum(int(sampler.lengths[rows, 1].sum()) for rows in rank_batches)
+        batch_tokens = rank_tokens / len(rank_batches)
     num_ranks = run.world.size
     batches_per_rank = update_tokens / batch_tokens / num_ranks
     process_word = "processes" if num_ranks > 1 else "process"
@@ -86,7 +87,7 @@ def log_plan(run: Run, state: TrainerState) -> None:
     dtype = str(run.learner.dtype).removeprefix("torch.")
     lines = [
         f"{epoch_plan.num_pairs} pairs; {len(epoch_plan)} updates an epoch; "
-        f"{100 * padding_share(sampler.lengths, batches):.1f} % padding",
+        f"{100 * padding_share(sampler.lengths, rank_batches):.1f} % padding",
         f"{update_tokens:.0f} target tokens an update = {batch_tokens:.0f} a batch x "
         f"{batches_per_rank:.1f} batches x {num_ranks} {process_word}",
         f"{count_parameters(run.learner.model)} parameters, vocabulary {vocabulary}, "

@@ -41,7 +41,7 @@ _QUIET_SECONDS = 1.0  # a wait at the end of a run is logged if it is longer
 class SentMarker:
     """The marker file `trackers/NAME.json`: how far a run was sent to one tracker."""
 
-    id: str  # of the run in the tracker: a letter and hexadecimal digits
+    id: str  # id of the run in the tracker: a letter and hexadecimal digits
     sent: int = 0  # position of the newest record that was sent
 
 
@@ -50,7 +50,7 @@ class RunInfo:
     """A run, as a tracker needs to know it."""
 
     folder: Path
-    id: str  # from the marker file, so a resumed run continues the same run in the tracker
+    id: str  # id from the marker file, with which the tracker continues a resumed run
     settings: dict[str, Any]  # values by dotted keys, such as model.d_model, and the git commit
     sent: int  # position of the newest record that was surely sent; 0 if none
 
@@ -84,7 +84,7 @@ class _TensorBoard:
         )
 
     def newest_position(self) -> int:
-        return 2 * self._purge_step - 1  # of the validation of the update before the purged ones
+        return 2 * self._purge_step - 1  # the validation of the last update that is not purged
 
     def write(self, position: int, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
@@ -165,7 +165,7 @@ class _Mlflow:
         newest = 0
         for name, update in self._sent_metrics:
             newest = max(newest, _record_position(update, is_validation=name.startswith("valid")))
-        return max(newest - 1, 0)  # of the newest record, only some metrics may have been sent
+        return max(newest - 1, 0)  # only some metrics of the newest record may have been sent
 
     def write(self, position: int, metrics: dict[str, float]) -> None:
         entities = importlib.import_module("mlflow.entities")
@@ -217,7 +217,7 @@ class _Trackio:
 
 
 def _record_position(update: int, *, is_validation: bool) -> int:
-    return 2 * update + int(is_validation)
+    return 2 * update + 1 if is_validation else 2 * update
 
 
 _TRACKERS: dict[TrackerName, type[Any]] = {

@@ -66,7 +66,7 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
         stack.callback(trainer.metrics_writer.close)
         stack.callback(trainer.profiler.close)
         stack.enter_context(trainer.progress)
-        was_complete = trainer.is_complete()  # before this start of the run
+        was_complete = trainer.is_complete()  # whether an earlier start has completed the run
         trainer.repeat_lost_validation()
         while not (trainer.is_stopped or trainer.is_complete()):
             trainer.train_epoch()
@@ -90,7 +90,7 @@ class Trainer:
         self.state = state
         self.signals = signals
         self.is_stopped = False  # whether a signal to any rank stopped the run
-        self.saved_position = state.position  # of the newest checkpoint
+        self.saved_position = state.position  # position of the newest checkpoint
         self.meter = Meter()
         self.spike_detector = SpikeDetector()
         if self.is_complete():
@@ -167,7 +167,7 @@ class Trainer:
             start=state.epoch_position,
             augment=self.run.augmenter_at(state.num_updates),
         )
-        # at the end, wait for the thread: preparing an update may take seconds
+        # preparing an update may take seconds, so the end of the loop waits for the thread
         for plan, batches in prefetch(updates, join_seconds=60):
             result = self.train_update(plan, batches)
             self._advance(result, sampler, len(epoch_plan))

@@ -28,7 +28,7 @@ from nmt.training.batches import make_batch
 from nmt.training.loss import smoothed_cross_entropy
 from nmt.translate.translator import Translator
 
-_BATCH_LINES = 256  # translated together by one rank
+_BATCH_LINES = 256  # number of lines that a rank translates together
 
 
 class Validation:
@@ -120,7 +120,7 @@ class Validation:
         line_order = sorted(range(len(text.sources)), key=lambda line: len(text.sources[line]))
         batch_starts = range(0, len(line_order), _BATCH_LINES)
         direction = text.direction
-        translations: dict[int, str] = {}  # by line
+        translations: dict[int, str] = {}  # keyed by line
         for start in batch_starts[self.world.rank :: self.world.size]:
             lines = line_order[start : start + _BATCH_LINES]
             outputs = translator.translate(

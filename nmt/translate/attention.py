@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,14 @@ KINDS = ("cross", "encoder", "decoder")  # the kinds of attention, as `PairAtten
 
 # a piece that begins a word starts with a space or a character of a script without spaces
 _WORD_START = re.compile("▁|[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]")
+
+
+class AttentionMap(NamedTuple):
+    """The weights of one kind of attention, and the pieces that label their rows and columns."""
+
+    weights: Tensor  # (L, H, rows, columns)
+    rows: list[str]
+    columns: list[str]
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,14 @@ class PairAttention:
         """Return a map of the last layer's cross-attention, the mean of its heads."""
         return heat_map(self.predicted, self.src, self.cross[-1].mean(dim=0).tolist())
 
+    def attention_map(self, kind: str) -> AttentionMap:
+        """Return the weights and pieces of one of `KINDS`."""
+        if kind == "encoder":
+            return AttentionMap(self.encoder, self.src, self.src)
+        if kind == "decoder":
+            return AttentionMap(self.decoder, self.tgt, self.tgt)
+        return AttentionMap(self.cross, self.predicted, self.src)
+
     def as_json(self) -> dict[str, Any]:
         """Return the data for the attention view of HTML pages.
 
@@ -62,9 +78,9 @@ class PairAttention:
         in base64, where 255 is a weight of 1.
         """
         pieces_by_side = {"src": self.src, "tgt": self.tgt, "predicted": self.predicted}
-        weights_by_kind = {"cross": self.cross, "encoder": self.encoder, "decoder": self.decoder}
         maps = {}
-        for kind, weights in weights_by_kind.items():
+        for kind in KINDS:
+            weights = self.attention_map(kind).weights
             data = base64.b64encode((weights * 255).round().byte().numpy().tobytes())
             maps[kind] = {"shape": list(weights.shape), "data": data.decode()}
         words = {name: word_numbers(pieces) for name, pieces in pieces_by_side.items()}

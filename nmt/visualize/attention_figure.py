@@ -7,9 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from nmt.config import AttentionKind, Engine, VisualizeConfig
 from nmt.data.text import read_input
@@ -34,23 +32,11 @@ _MIN_PANEL_WIDTH_INCHES = 1.2  # so that the title fits
 _LABEL_POINTS_PER_INCH = 60  # font size of a label, in points per inch of the height of a cell
 
 
-class _AttentionMaps(NamedTuple):
-    """The weights of one kind of attention, and the pieces that label them."""
-
-    weights: Tensor  # (L, H, rows, columns)
-    rows: list[str]
-    columns: list[str]
-    title: str  # title of the figure
-
-
-def _select_kind(pair: PairAttention, kind: AttentionKind) -> _AttentionMaps:
-    """Return the weights of a kind of attention, with the pieces of their rows and columns."""
-    if kind is AttentionKind.encoder:
-        return _AttentionMaps(pair.encoder, pair.src, pair.src, "Attention, source to source")
-    if kind is AttentionKind.decoder:
-        return _AttentionMaps(pair.decoder, pair.tgt, pair.tgt, "Attention, target to target")
-    title = "Attention of the target to the source"
-    return _AttentionMaps(pair.cross, pair.predicted, pair.src, title)
+_TITLES = {
+    AttentionKind.cross: "Attention of the target to the source",
+    AttentionKind.encoder: "Attention, source to source",
+    AttentionKind.decoder: "Attention, target to target",
+}
 
 
 def load_translator(config: VisualizeConfig) -> Translator:
@@ -105,17 +91,17 @@ def attention_figure(
 
     Layers and heads count from 1, and head 0 is the mean of all heads. An empty list chooses all.
     """
-    maps = _select_kind(pair, kind)
-    weights = maps.weights  # (L, H, rows, columns)
+    attention_map = pair.attention_map(kind.value)
+    weights = attention_map.weights  # (L, H, rows, columns)
     layers = layers or list(range(1, len(weights) + 1))
     heads = heads or list(range(1, weights.size(1) + 1))
     if max(layers) > len(weights):
         raise ConfigError(f"layers={max(layers)}: the model has {len(weights)} layers")
     if max(heads) > weights.size(1):
         raise ConfigError(f"heads={max(heads)}: the model has {weights.size(1)} heads")
-    character_codes = style.add_fonts_for([*maps.rows, *maps.columns])
-    rows = [piece.translate(character_codes) for piece in maps.rows]
-    columns = [piece.translate(character_codes) for piece in maps.columns]
+    character_codes = style.add_fonts_for([*attention_map.rows, *attention_map.columns])
+    rows = [piece.translate(character_codes) for piece in attention_map.rows]
+    columns = [piece.translate(character_codes) for piece in attention_map.columns]
     are_all_labeled = len(layers) * len(heads) <= _MAX_LABELED_PANELS
     num_cells_across = len(columns) * len(heads)
     num_cells_down = len(rows) * len(layers)
@@ -151,5 +137,5 @@ def attention_figure(
                 gray_mask=gray_mask,
             )
             axes.tick_params(labelsize=min(10, _LABEL_POINTS_PER_INCH * cell_inches))
-    figure.suptitle(f"{maps.title}; a row attends to columns", fontsize=11)
+    figure.suptitle(f"{_TITLES[kind]}; a row attends to columns", fontsize=11)
     return figure
