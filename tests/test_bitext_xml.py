@@ -13,7 +13,7 @@ from tiny import sentences
 from toy import command
 
 from nmt.errors import DataError
-from nmt.preprocess.bitext_xml import MAX_TEXT, read_pairs
+from nmt.preprocess.bitext_xml import MAX_TEXT_LENGTH, read_pairs
 
 FOLDER = Path(__file__).with_name("bitext")
 OMEGAT = (FOLDER / "omegat.tmx").read_text(encoding="utf-8")
@@ -112,8 +112,8 @@ def test_memory_is_flat_and_a_single_text_is_bounded() -> None:
         num_pairs += 1
     assert num_pairs == 100_000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KB
-    endless = blocks(3, b"<tu><tuv xml:lang='en'><seg>" + b"a" * MAX_TEXT + b"a")
-    with pytest.raises(DataError, match=f"more than {MAX_TEXT:,} characters"):
+    endless = blocks(3, b"<tu><tuv xml:lang='en'><seg>" + b"a" * MAX_TEXT_LENGTH + b"a")
+    with pytest.raises(DataError, match=f"more than {MAX_TEXT_LENGTH:,} characters"):
         list(read_pairs(endless, "a.tmx", EN_DE, keep_codes=False))
 
 

@@ -394,9 +394,8 @@ def test_what_cannot_be_is_one_line(
         if out.name == "own":
             (out / "summary.json").unlink()
         text = folder / "in-1" if out.name == "own" else out / name
-        with pytest.raises(
-            DataError, match=f"{name} is the input, or was not written by this command"
-        ):
+        reason = "was not written by this command" if out.name == "own" else "is the input"
+        with pytest.raises(DataError, match=f"{name} {reason}; give output=FOLDER"):
             distill(folder, out, input=[str(text)])
         assert (out / name).read_bytes() == (folder / "distill" / name).read_bytes()
     monkeypatch.chdir(tmp_path)

@@ -32,7 +32,7 @@ _FLAGS_WITH_VALUE = (*_CONFIG_FLAGS, *_COMPLETION_FLAGS, *_FOLDER_FLAGS)
 # finds our key in a text of ADVICE_FOR_KEY, the advice for keys of other toolkits
 _ADVISED_KEY = re.compile(r"write (?P<key>[\w.]+)=")
 _SETTING_OR_FLAG = re.compile(r"[+]*[\w./@:-]+=|-(?!\d)")  # -1 is a value, not a flag
-_LIKELY_KEYS = {  # by command: the settings that a user most likely means by words without a key
+_LIKELY_KEYS = {  # for each command, the settings that words without a key most likely belong to
     "preprocess": ("data.train.src", "data.train.tgt"),
     "train": ("data_dir",),
     "average": ("run_dir",),
@@ -267,5 +267,5 @@ def _advise_on_key(key: str, value: str, settings: dict[str, Setting], command: 
 
 def is_list(type_hint: Any) -> bool:
     """Return whether the type of a setting is `list[...]` or `list[...] | None`."""
-    accepted_types = (type_hint, *typing.get_args(type_hint))  # with the members of a union
+    accepted_types = (type_hint, *typing.get_args(type_hint))  # a union accepts its members
     return any(typing.get_origin(accepted_type) is list for accepted_type in accepted_types)

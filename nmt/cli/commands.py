@@ -23,7 +23,7 @@ from typing import Any
 from nmt import config
 
 NAME = "NAME"  # placeholder in keys for a name that the user chooses
-_KEY_WIDTH = 34  # columns of --help for a key and its default
+_KEY_WIDTH = 34  # number of columns of --help for a key and its default
 _PREPROCESS_ONLY_KEYS = {"scheduler"}  # settings of nmt-preprocess that nmt-train does not accept
 # --help shows files and folders first, then settings of the command, then device and workers
 _SHOWN_FIRST = {"model_dir", "input", "src", "tgt", "output", "run_dir", "data_dir", "experiment"}
@@ -36,8 +36,8 @@ class Command:
 
     name: str
     summary: str
-    reads: str  # for --help
-    writes: str  # for --help
+    reads: str  # description of the input, for --help
+    writes: str  # description of the output, for --help
     examples: tuple[str, ...]
     schema: type[Any]  # the dataclass of its settings
     entry_point: str  # "module:function"; imported when the command runs, since it may need torch
@@ -245,7 +245,7 @@ class Setting:
 
     key: str  # such as model.d_model or data.corpora.NAME.src
     type_hint: Any
-    default: str  # as in --help: "[value]"; "" for a mapping with names that the user chooses
+    default: str  # text in --help: "[value]"; "" for a mapping with names that the user chooses
     help: str
     resume_rule: config.ResumeRule
 
@@ -266,7 +266,7 @@ def list_settings(
         resume_rule = field.metadata["on_resume"] or inherited_rule
         if typing.get_origin(type_hint) is dict:
             key = f"{key}.{NAME}"
-            type_hint = typing.get_args(type_hint)[1]  # of the values
+            type_hint = typing.get_args(type_hint)[1]  # the type of the values
             yield Setting(key, type_hint, "", help, resume_rule)
         elif not dataclasses.is_dataclass(type_hint):
             yield Setting(key, type_hint, _default_text(field), help, resume_rule)

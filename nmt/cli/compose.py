@@ -53,8 +53,7 @@ _TEXT_KEYS = (*_FILE_KEYS, *_DATASET_KEYS, "alignments", "score", "scores")
 # config groups of Hydra that only sweeps and its flags need; without them a run starts 20 to 35 ms
 # faster
 _SWEEP_GROUPS_OF_HYDRA = ("env", "help", "hydra_help", "launcher", "output", "sweeper")
-# in the name of a file in a list: limits how many names `_split_list` looks for
-_MAX_COMMAS_IN_NAME = 15
+_MAX_COMMAS_IN_NAME = 15  # limits how many names of files `_split_list` looks for
 _QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
 _structured_configs: dict[type[Any], DictConfig] = {}
 

@@ -99,8 +99,8 @@ def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
         f"stopped by {stop_signal.name}; the same command resumes from the newest checkpoint"
     )
     for path in sorted(folder.rglob("error.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))  # as torch's `record` writes it
-        message = content["message"]["message"]  # NameOfTheError: text
+        content = json.loads(path.read_text(encoding="utf-8"))  # torch's `record` wrote it
+        message = content["message"]["message"]  # it has the form NameOfTheError: text
         error_name, _, rank_message = message.partition(": ")
         if error_name != StoppedError.__name__:
             raise RankError(
@@ -114,8 +114,9 @@ def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
 class _Cause:
     """Why a rank failed. The minimum over the ranks is the likely origin of the other failures."""
 
-    # from the origin: 0 own error, 1 killed or without an answer, 2 lost a rank, 3 ended by torch
     distance: int
+    """Distance from the origin: 0 for an error of the rank itself, 1 if it was killed or had no
+    answer, 2 if it lost the connection to another rank, 3 if torch ended it."""
     timestamp: int  # seconds, when the rank failed
     rank: int
     exit_code: int
@@ -145,11 +146,11 @@ def _read_cause(failure: errors.ProcessFailure) -> _Cause:
         # text, or the dictionary that torch's `record` wrote
         message = failure.message
         log_line = message["message"] if isinstance(message, dict) else message
-        # as in `_raise_stopped`: NameOfTheError: text
+        # the message has the form NameOfTheError: text
         error_name, _, text = log_line.partition(": ")
         distance = 0
         if error_name == PeerError.__name__:
             log_line = text
-            # as `nmt.runtime.distributed` words the timeout; else the connection was lost
+            # `nmt.runtime.distributed` words a timeout so; otherwise the connection was lost
             distance = 1 if "no answer" in text else 2
     return _Cause(distance, failure.timestamp, failure.local_rank, failure.exitcode, text, log_line)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _QUIET_WORDS = ("-q", "--quiet", "quiet=true")
 _VERBOSE_WORDS = ("-v", "-verbose", "--verbose", "verbose=true")
 _LEVEL_VARIABLE = "NMT_LOG_LEVEL"
-_OUR_COMMAND = {  # by the name of a command in other toolkits
+_OUR_COMMAND = {  # keyed by the name of the command in other toolkits
     "generate": "translate",
     "interactive": "translate",
     "decode": "translate",
@@ -156,7 +156,7 @@ def report_error(error: BaseException, program: str) -> int:
 
 def import_and_run(command: Command, composed: ComposedCommand) -> Any:
     """Import and run a command; return the score of nmt-train for a sweeper, else None."""
-    if not logging.getLogger("nmt").handlers:  # in a process that a launcher of Hydra started
+    if not logging.getLogger("nmt").handlers:  # a launcher of Hydra has started this process
         log_to_stderr()
     run = import_function(command)
     if composed.preparation is None:

@@ -35,8 +35,8 @@ def score(config: ScoreConfig) -> None:
     if config.backend is Engine.auto:  # CTranslate2's quantized weights would change the scores
         config = replace(config, backend=Engine.native, quantization=None)
     translator = load_translator(config, config.device)
-    file_names = ("stdin" if src == "-" else src, "stdin" if tgt == "-" else tgt)  # for errors
-    pairs = pair_lines(read_input(src), read_input(tgt), names=file_names)
+    shown_names = ("stdin" if src == "-" else src, "stdin" if tgt == "-" else tgt)
+    pairs = pair_lines(read_input(src), read_input(tgt), names=shown_names)
     with contextlib.ExitStack() as stack:
         if output_file is None:
             stream = open_output(config.output, stack)
@@ -120,7 +120,7 @@ def _link_words(record: dict[str, Any], translator: Translator, tags: Tags) -> s
     num_tgt_tags = len(translator.tokenizer.tgt.encode(tags.tgt))
     source_positions = record["alignment"][num_tgt_tags:]
     links = link_words(
-        record["source_tokens"][num_src_tags:-1],  # without EOS
+        record["source_tokens"][num_src_tags:-1],  # drop the tags and EOS
         record["tokens"][num_tgt_tags:],
         # a token that is aligned to a tag is linked to the first word
         [max(0, position - num_src_tags) for position in source_positions],
@@ -143,5 +143,5 @@ def _to_record(
     if hypothesis.alignment is not None:  # a source position for each target token
         [ids] = encode_sources(tokenizer.src, [source], tags)
         record["source_tokens"] = tokenizer.src.pieces([*ids, tokenizer.src.eos_id])
-        record["alignment"] = hypothesis.alignment[: len(record["tokens"])]  # without EOS
+        record["alignment"] = hypothesis.alignment[: len(record["tokens"])]  # drop EOS
     return record

@@ -38,7 +38,7 @@ HYDRA_SETTINGS: dict[str, Any] = {  # Hydra itself writes no files and stays in 
     "job": {"chdir": False},
 }
 VERSION_BASE: dict[str, Any] = {"version_base": "1.3"} if IS_HYDRA_1_3 else {}
-_MAX_RUN_NAME_LENGTH = 200  # characters
+_MAX_RUN_NAME_LENGTH = 200  # number of characters
 
 
 def run_hydra(
@@ -114,7 +114,7 @@ class _Jobs:
             return None
         try:
             return self._run(self._compose_job())
-        # of any type: `run_hydra` raises it when Hydra, which would print its own report, has ended
+        # whatever it is: `run_hydra` raises it when Hydra has ended, which would print a report
         except Exception as error:
             if os.getpid() != self._main_pid:
                 raise  # Hydra raises it again in the main process

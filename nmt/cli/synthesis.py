@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.cli.commands import shell_command
-from nmt.cli.translate import TranslationJob, with_chosen_backend
+from nmt.cli.translate import WindowTranslator, with_chosen_backend
 from nmt.config import (
     BacktranslateConfig,
     DistillConfig,
@@ -39,7 +39,8 @@ from nmt.translate.synthesis import (
 from nmt.translate.windows import WINDOW_LINES, WindowReader
 
 log = logging.getLogger(__name__)
-_PAIRS = "pairs"  # file in the output folder for the pairs of an unfinished job, removed at its end
+_PAIRS = "pairs"
+"""While a job is unfinished, `partial_path(output / _PAIRS)` contains its pairs."""
 
 
 def distill(config: DistillConfig) -> None:
@@ -94,40 +95,43 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
     files = _find_inputs(config)
     folder = resolve_path(config.output)
     _check_output(folder, files)
-    job = _make_job(config)
-    job_fingerprint = {**describe_job(config, job.search), "is_reversed": is_reversed}
+    translator = _load_translator(config)
+    job_fingerprint = {**describe_job(config, translator.search), "is_reversed": is_reversed}
     counts = None
     if not any(is_stream(file) for file in files):  # a stream cannot be read twice
         counts = read_counts(folder, job_fingerprint, open_input=lambda: _open_files(files))
-    if counts is not None:
-        log.info("%s is complete already, for this model, text and settings", config.output)
-        remove_partial(folder / _PAIRS)  # left by a job that was killed after it wrote the summary
-    else:
+    if counts is None:
         _check_replacement(config)
-        counts = _translate(config, files, job, job_fingerprint)
+        counts = _translate(config, files, translator, job_fingerprint, is_reversed=is_reversed)
+    else:
+        log.info("%s is complete already, for this model, text and settings", config.output)
+        remove_partial(folder / _PAIRS)  # a kill after the summary was written leaves this file
     print(counts.table(config))
     if not counts.pairs:
         raise DataError(f"no pair is left in {config.output}; the lines above say why")
-    return _find_direction(config, job.directions, is_reversed=is_reversed)
+    languages = _find_languages(config, translator.directions)
+    if is_reversed:
+        return LanguagePair(src_lang=languages.tgt_lang, tgt_lang=languages.src_lang)
+    return languages
 
 
 def _find_inputs(config: SynthesisConfig) -> list[str]:
     """Return the files that `input` names; raise an error for one that cannot be read."""
     files: list[str] = []
     for pattern in config.input or []:
-        files.extend(match_files(pattern).values())  # the keys are the text that * and ? match
+        files.extend(match_files(pattern).values())  # the keys are texts that * and ? stand for
     for file in files:
         if file != "-":
             check_file(resolve_path(file))
     return files
 
 
-def _make_job(config: SynthesisConfig) -> TranslationJob:
-    """Load the models for a job with the settings that `config` shares with nmt-translate."""
+def _load_translator(config: SynthesisConfig) -> WindowTranslator:
+    """Load the models, with the settings that `config` shares with nmt-translate."""
     names = [setting.name for setting in fields(TranslationConfig)]
     settings = {name: getattr(config, name) for name in names}
-    # the job translates windows of lines: it opens neither `input` nor `output`
-    return TranslationJob(TranslateConfig(**settings, input="-", output="-"))
+    # a `WindowTranslator` uses neither `input` nor `output`
+    return WindowTranslator(TranslateConfig(**settings, input="-", output="-"))
 
 
 def _check_output(folder: Path, files: list[str]) -> None:
@@ -137,12 +141,10 @@ def _check_output(folder: Path, files: list[str]) -> None:
     has_unfinished_corpus = partial_path(folder / _PAIRS).exists()
     for name in TEXT_FILES:
         path = folder / name
-        is_input = path.resolve() in input_paths
-        is_file_of_user = path.exists() and not has_complete_corpus and not has_unfinished_corpus
-        if is_input or is_file_of_user:
-            raise DataError(
-                f"{path} is the input, or was not written by this command; give output=FOLDER"
-            )
+        if path.resolve() in input_paths:
+            raise DataError(f"{path} is the input; give output=FOLDER")
+        if path.exists() and not (has_complete_corpus or has_unfinished_corpus):
+            raise DataError(f"{path} was not written by this command; give output=FOLDER")
 
 
 def _check_replacement(config: SynthesisConfig) -> None:
@@ -157,11 +159,11 @@ def _check_replacement(config: SynthesisConfig) -> None:
         num_pairs = read_json(path)["counts"]["pairs"]
         if num_pairs == 0:
             return
-        pairs = f"{num_pairs:,} pairs"
+        content = f"{num_pairs:,} pairs"
     except (DamagedError, KeyError, TypeError, ValueError):
-        pairs = "pairs"
+        content = "pairs"
     raise DataError(
-        f"{config.output} holds {pairs} of another model, text or settings; give another output, "
+        f"{config.output} holds {content} of another model, text or settings; give another output, "
         "or overwrite=true to replace them"
     )
 
@@ -169,10 +171,15 @@ def _check_replacement(config: SynthesisConfig) -> None:
 def _translate(
     config: SynthesisConfig,
     files: list[str],
-    job: TranslationJob,
+    translator: WindowTranslator,
     job_fingerprint: dict[str, Any],
+    *,
+    is_reversed: bool,
 ) -> SynthesisCounts:
-    """Translate the lines that a killed job has not translated, and write the corpus."""
+    """Translate the lines of `files`, without lines that a killed job has translated before.
+
+    Then writes the corpus.
+    """
     folder = resolve_path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     total_bytes: int | None = None
@@ -189,17 +196,17 @@ def _translate(
         progress = stack.enter_context(
             Progress("translate", "lines", total_bytes=total_bytes, done=reader.num_lines)
         )
-        is_checked = False
-        for window, results in job.translate_windows(reader, stack):
-            if not is_checked:  # only the first window
-                _warn_of_other_language(window.lines, config, job.directions)
-                is_checked = True
+        is_first_window = True
+        for window, results in translator.translate_windows(reader, stack):
+            if is_first_window:
+                _warn_of_other_language(window.lines, config, translator.directions)
+                is_first_window = False
             pair_bytes, window_counts = select_pairs(
                 window,
                 results,
                 config=config,
-                tokenizer=job.tokenizer.src,
-                is_reversed=job_fingerprint["is_reversed"],
+                tokenizer=translator.tokenizer.src,
+                is_reversed=is_reversed,
             )
             partial_file.append(pair_bytes, window_counts, window)
             progress.update(len(window.lines), read_bytes=window.num_bytes)
@@ -218,7 +225,7 @@ def _warn_of_other_language(
     lines: Sequence[str], config: SynthesisConfig, directions: Sequence[LanguagePair]
 ) -> None:
     """Warn if most lines are not in the language that the model translates from."""
-    language = _find_direction(config, directions, is_reversed=False).src_lang
+    language = _find_languages(config, directions).src_lang
     if are_in_other_language(lines, language):
         log.warning(
             "warning: most lines of the input are not in the language %r that the model translates "
@@ -233,12 +240,10 @@ def _open_files(files: list[str], window_lines: int = WINDOW_LINES) -> WindowRea
     return WindowReader(lines, window_lines=window_lines)
 
 
-def _find_direction(
-    config: SynthesisConfig, directions: Sequence[LanguagePair], *, is_reversed: bool
-) -> LanguagePair:
-    """Return the languages of the corpus, in reverse if the input is its target side.
+def _find_languages(config: SynthesisConfig, directions: Sequence[LanguagePair]) -> LanguagePair:
+    """Return the languages of the translation: the language of the input, then of the output.
 
-    Languages that the settings do not name are taken from a model with a single direction.
+    The settings name them. A model with a single direction, in `directions`, needs no settings.
     """
     src_lang = config.src_lang
     tgt_lang = config.tgt_lang
@@ -247,6 +252,4 @@ def _find_direction(
         [(model_src_lang, model_tgt_lang)] = languages
         src_lang = src_lang or model_src_lang
         tgt_lang = tgt_lang or model_tgt_lang
-    if is_reversed:
-        return LanguagePair(src_lang=tgt_lang, tgt_lang=src_lang)
     return LanguagePair(src_lang=src_lang, tgt_lang=tgt_lang)

@@ -45,7 +45,7 @@ def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> 
     None for a dry run and for a rank of torchrun.
     """
     _check_run_dir(config.run_dir)
-    if is_launched():  # by torchrun
+    if is_launched():  # torchrun has started this process
         end_with_launcher(os.getppid())
         record(_run_launched)(config, config_yaml, preparation)  # reports errors to torchrun
         return None
@@ -112,9 +112,10 @@ def _run_launched(config: TrainConfig, config_yaml: str, preparation: DataPrepar
 
 
 def _choose_max_tokens(config: TrainConfig, world: World, device: torch.device) -> int:
-    """Return `max_tokens` for max_tokens=auto: as the run has recorded it, else the largest.
+    """Return the number of tokens for max_tokens=auto.
 
-    The largest number of tokens is the one whose batches fit in the memory of the device.
+    This is the number that the run has recorded, or else the largest number whose batches fit in
+    the memory of the device.
     """
     recorded: int | None = None
     path = resolve_path(config.run_dir) / "config.yaml"

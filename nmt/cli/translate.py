@@ -58,7 +58,7 @@ def translate(config: TranslateConfig) -> None:
     if document is not None:
         config = document.adapt(config)
     config = with_chosen_backend(config)
-    job = TranslationJob(config)
+    translator = WindowTranslator(config)
     is_interactive = config.input == "-" and sys.stdin is not None and sys.stdin.buffer.isatty()
     if is_interactive:
         log.info("type a line and Enter for its translation, Ctrl-D to end; or give input=FILE")
@@ -68,10 +68,12 @@ def translate(config: TranslateConfig) -> None:
             lines, has_more = open_input(config.input, stack)
             # in this process, a window ends where reading would wait, so that output is immediate;
             # workers get full windows
-            reader = _open_reader(config, lines, has_more if job.is_in_process else None)
+            reader = _open_reader(config, lines, has_more if translator.is_in_process else None)
             output = _OutputStream(open_output(config.output, stack))
         else:
-            output = stack.enter_context(PartialFile(output_file, describe_job(config, job.search)))
+            output = stack.enter_context(
+                PartialFile(output_file, describe_job(config, translator.search))
+            )
             reader = output.resume(
                 lambda: _open_reader(config, _read_lines(config, document)),
                 is_stream=is_stream(config.input) or is_stream(config.prefixes or ""),
@@ -79,13 +81,13 @@ def translate(config: TranslateConfig) -> None:
         progress = stack.enter_context(
             _open_progress(config, document, reader.num_lines, is_interactive=is_interactive)
         )
-        for window, results in job.translate_windows(reader, stack):
+        for window, results in translator.translate_windows(reader, stack):
             output_bytes, counts = render(
                 window,
                 results,
                 output_format=config.format,
-                n_best=job.options.n_best,
-                protect=job.search.protect,
+                n_best=translator.options.n_best,
+                protect=translator.search.protect,
             )
             output.append(output_bytes, counts, window)
             progress.update(len(window.lines), read_bytes=window.num_bytes)
@@ -93,7 +95,7 @@ def translate(config: TranslateConfig) -> None:
             progress.finish()
         write_output = None
         if document is not None:
-            write_output = partial(document.write, job.source_prefix)
+            write_output = partial(document.write, translator.source_prefix)
         total_counts = output.finish(reader, write_output)
     _report_counts(total_counts, config)
 
@@ -120,7 +122,7 @@ class _OutputStream:
         return self._counts
 
 
-class TranslationJob:
+class WindowTranslator:
     """Translates windows of lines in this process, in one process per device, or on a cluster."""
 
     def __init__(self, config: TranslateConfig) -> None:

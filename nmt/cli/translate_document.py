@@ -16,7 +16,7 @@ from nmt.runtime.files import replace_file
 from nmt.translate.job import JobState, partial_path
 from nmt.translate.results import LineResult, result_from_json
 
-_LINE_FORMATS = (".txt", ".csv", ".tsv")  # which nmt-translate reads as lines
+_LINE_FORMATS = (".txt", ".csv", ".tsv")  # nmt-translate reads these as lines
 _MAX_BYTES = 256 << 20
 
 

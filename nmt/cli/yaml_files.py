@@ -32,15 +32,15 @@ from nmt.config import (
 from nmt.errors import ConfigError, suggest_names
 from nmt.runtime.reading import MAX_BYTES, open_regular
 
-# in a YAML file, these are for nmt-train only; other commands use the keys in another sense
+# keys of YAML files that are for nmt-train only; other commands use them in another sense
 TRAINING_KEYS = ("dtype", "max_tokens", "seed")
 IS_HYDRA_1_3 = hydra.__version__.startswith("1.3")
-_ADVICE_FOR_PATH = {  # for a path that is not a YAML file, by config group
+_ADVICE_FOR_PATH = {  # for each config group, advice on a path that is not a YAML file
     "model": "write init_from={path} to start from a trained model",
     "data": "write data.train.src=FILE data.train.tgt=FILE for text, or data_dir={path} for a data "
     "folder of nmt-preprocess",
 }
-_registered_paths: dict[str, Path] = {}  # files of the user by their names in Hydra
+_registered_paths: dict[str, Path] = {}  # files of the user, keyed by their names in Hydra
 
 
 def find_yaml_files(folders: Iterable[Path]) -> dict[tuple[str, str], Path]:
@@ -209,7 +209,7 @@ def _is_optional_number(type_hint: Any) -> bool:
 
 def _check_text(text: str, type_hint: Any, key: str) -> None:
     """Raise a `ConfigError` for text that a setting of type `type_hint` does not accept."""
-    accepted_types = [type_hint, *typing.get_args(type_hint)]  # with the members of a union
+    accepted_types = [type_hint, *typing.get_args(type_hint)]  # a union accepts its members
     for accepted_type in accepted_types:
         if isinstance(accepted_type, type) and issubclass(accepted_type, Enum):
             choose(accepted_type, key, text)  # raises if `text` is not a choice
@@ -225,7 +225,7 @@ def _check_text(text: str, type_hint: Any, key: str) -> None:
 
 def _check_items(items: list[Any], type_hint: Any, key: str) -> None:
     """Raise a `ConfigError` for text that is not an item of a list setting of type `type_hint`."""
-    for accepted_type in (type_hint, *typing.get_args(type_hint)):  # with the members of a union
+    for accepted_type in (type_hint, *typing.get_args(type_hint)):  # a union accepts its members
         if typing.get_origin(accepted_type) is list:
             [item_type] = typing.get_args(accepted_type)
             for item in items:

@@ -42,7 +42,7 @@ class Perturbation(Enum):
     upper = "upper"  # source and references in capitals
     title = "title"  # source and references with the first letter of each word capital
     lower = "lower"  # source and references without capitals
-    punct = "punct"  # without the mark at the end, if it is the same in source and references
+    punct = "punct"  # source and references lose the mark at the end if it is the same
     typos = "typos"  # four typos in each source
     noise = "noise"  # a random word, emoji, symbol or address after source and references
 

@@ -18,7 +18,7 @@ DEFAULT_DATA_DIR = "data/prepared"
 DEFAULT_RUN_DIR = "runs/default"
 MAX_NUMBER = 10**9  # upper bound of settings that declare none
 LARGEST_SEED = 2**63 - 1
-_MAX_TEXT_BYTES = 1 << 26  # of a file whose lines are values of a setting
+_MAX_TEXT_BYTES = 1 << 26  # size of a file whose lines are values of a setting
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
 EnumType = TypeVar("EnumType", bound=Enum)
 
@@ -141,7 +141,7 @@ def _invalid_value(key: str, value: object, rule: str) -> ConfigError:
     """Return the error for a setting whose value breaks a rule."""
     shown_value = to_primitive(value)
     if isinstance(value, bool):
-        shown_value = str(value).lower()  # as in YAML
+        shown_value = str(value).lower()  # the notation of YAML
     return ConfigError(f"{key}={shown_value}: {rule}")
 
 

@@ -19,7 +19,7 @@ class Reranking(str, Enum):
 
     none = "none"  # the score of search
     mbr = "mbr"  # the mean similarity to all candidates, chrF
-    noisy_channel = "noisy_channel"  # with the probability of the source in a reverse model
+    noisy_channel = "noisy_channel"  # also uses the probability of the source in a reverse model
     command = "command"  # the number that another program prints
 
 

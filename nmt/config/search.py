@@ -27,8 +27,8 @@ class Normalization(str, Enum):
 class Stop(str, Enum):
     """When beam search drops a live hypothesis, and stops after the last one (docs/search.md)."""
 
-    first = "first"  # if it could not become a result by ending with its next token
-    exact = "exact"  # if it could not become a result at any length
+    first = "first"  # stops once no hypothesis can become a result by ending with its next token
+    exact = "exact"  # stops once no hypothesis can become a result at any length
 
 
 @dataclass(kw_only=True)
@@ -149,7 +149,7 @@ class SearchConfig(Settings):
     )
 
     def __post_init__(self) -> None:
-        # in config.json of a model, members of enums are text
+        # config.json of a model has the members of enums as text
         self.normalization = choose(Normalization, "normalization", self.normalization)
         self.stop = choose(Stop, "stop", self.stop)
         super().__post_init__()

@@ -46,7 +46,7 @@ class Theme(str, Enum):
 class AttentionKind(str, Enum):
     """The attention layers to draw."""
 
-    cross = "cross"  # from the decoder to the source
+    cross = "cross"  # attention of the decoder to the source
     encoder = "encoder"  # self-attention of the source
     decoder = "decoder"  # self-attention of the target
 

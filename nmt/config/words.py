@@ -281,7 +281,7 @@ def translate_value(text: str, type_hint: Any) -> str:
 
     Other text is returned unchanged.
     """
-    accepted_types = (type_hint, *typing.get_args(type_hint))  # with the members of a union
+    accepted_types = (type_hint, *typing.get_args(type_hint))  # a union accepts its members
     name = text.lower()
     if DType in accepted_types and name in _DTYPE_ALIASES:
         return _DTYPE_ALIASES[name].value

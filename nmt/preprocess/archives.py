@@ -106,8 +106,8 @@ def _list_sizes(archive: Path) -> Iterator[tuple[str, int]]:
                         yield entry.filename, entry.file_size
         else:
             with _open_tar(archive) as tar_file:
-                # to find the next member, `tarfile` decompresses the content of this one; the size
-                # is yielded, and checked, before
+                # To find the next member, `tarfile` decompresses the content of this one. The
+                # caller checks the size before it asks for the next member.
                 for member in tar_file:
                     if member.isreg():
                         yield member.name.removeprefix("./"), member.size

@@ -11,7 +11,7 @@ from xml.parsers import expat
 
 from nmt.errors import DataError, list_first
 
-MAX_TEXT = 1 << 20  # characters of a text
+MAX_TEXT_LENGTH = 1 << 20  # in characters
 _CODES = {"bpt", "ept", "it", "ph", "ut"}  # elements with code of the original document in a text
 # attributes of `file` in XLIFF 1.2, and of the root in XLIFF 2
 _SOURCE_LANGUAGES = ("source-language", "srcLang")
@@ -37,7 +37,7 @@ def read_pairs(
             within a text are removed, and their text is kept.
 
     Units without one of the texts are skipped. Raises `DataError` for a damaged file, entity
-    declarations, text of more than `MAX_TEXT` characters, and a file without any pair.
+    declarations, text of more than `MAX_TEXT_LENGTH` characters, and a file without any pair.
     """
     reader = _Reader(name, languages, keep_codes)
     num_pairs = 0
@@ -68,7 +68,7 @@ class _Reader:
         self.pairs: list[tuple[str, str]] = []
         self.languages_seen: set[str] = set()
         self._root_languages = ("", "")  # source and target language of the root, in XLIFF 2
-        self._file_languages = ("", "")  # of the current element `file` of XLIFF
+        self._file_languages = ("", "")  # those of the current element `file`, in XLIFF
         self._unit_texts: dict[str, str] = {}  # texts of the current unit, by normalized language
         self._language = ""  # language of the current text
         self._text: list[str] | None = None  # strings of the current text; None outside of texts
@@ -106,7 +106,7 @@ class _Reader:
         )
 
     def _start(self, element: str, attributes: dict[str, str]) -> None:
-        element = element.rpartition(":")[2]  # without the prefix of a namespace
+        element = element.rpartition(":")[2]  # removes the prefix of a namespace
         if self._text is not None:
             if self._code_depth or element in _CODES:
                 self._code_depth += 1
@@ -117,7 +117,7 @@ class _Reader:
         elif element == "file":
             source, target = _read_languages(attributes, self._root_languages)
             self._file_languages = (source, target or self.languages[1])
-        # alternative translations, and text between segments
+        # skip alternative translations and text between segments
         elif self._skip_depth or element in ("alt-trans", "ignorable", "notes"):
             self._skip_depth += 1
         elif element in ("tu", "trans-unit", "segment"):
@@ -140,8 +140,8 @@ class _Reader:
         if self._text is None or (self._code_depth and not self.keep_codes):
             return
         self._text_length += len(text)
-        if self._text_length > MAX_TEXT:
-            raise DataError(f"{self.name} has a text of more than {MAX_TEXT:,} characters")
+        if self._text_length > MAX_TEXT_LENGTH:
+            raise DataError(f"{self.name} has a text of more than {MAX_TEXT_LENGTH:,} characters")
         self._text.append(text)
 
     def _end(self, element: str) -> None:

@@ -111,7 +111,7 @@ def is_among(signatures: Signatures, sorted_signatures: Signatures) -> Flags:
     """Return which of the `signatures` (N,) occur in `sorted_signatures` (K,)."""
     if len(sorted_signatures) == 0:
         return np.zeros(len(signatures), bool)
-    # without the last one, the index of a larger signature is valid too
+    # leaves out the last one, so that the index of a larger signature is valid too
     indices = np.searchsorted(sorted_signatures[:-1], signatures)
     is_equal: Flags = sorted_signatures[indices] == signatures
     return is_equal
@@ -139,7 +139,7 @@ def foreign_shares(lines: Sequence[str], scripts: Sequence[str]) -> Shares:
     """Return the share of letters outside of `scripts` in each line (N,); 0 without letters."""
     codes, starts = _to_code_points(lines)
     numbers = script_numbers().take(codes)  # (C,)
-    # by number of the script; "" is for characters without a script
+    # index: number of the script; "" is for characters without a script
     is_foreign_script = np.array([name not in ("", *scripts) for name in SCRIPT_BY_NUMBER])
     is_foreign = is_foreign_script.take(numbers)  # (C,)
     is_letter = numbers > 0  # (C,)
@@ -148,8 +148,8 @@ def foreign_shares(lines: Sequence[str], scripts: Sequence[str]) -> Shares:
     return num_foreign / np.maximum(num_letters, 1)
 
 
-_NUM_LISTED = 20  # characters in each list of the report
-_MAIN_SHARE = 0.05  # if a script has a smaller share of the letters, they are reported as odd
+_NUM_LISTED = 20  # length of each list of characters in the report
+_MAIN_SHARE = 0.05  # letters of a script with a smaller share of all letters are odd
 _REPLACEMENT = 0xFFFD  # replaces bytes that could not be decoded
 # categories of Unicode whose characters are odd in a text, and often have no name
 _ODD_CATEGORIES = {"Cc": "control", "Cf": "invisible", "Co": "private use", "Cn": "unassigned"}
@@ -161,7 +161,7 @@ def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str,
     A character is covered if the tokenizer encodes it without <unk> and byte tokens.
     """
     shares = _script_shares(counts)
-    odd_reasons = {}  # by code point
+    odd_reasons = {}  # why a code point is odd
     for code in counts:
         if reason := _odd_reason(code, shares):
             odd_reasons[code] = reason

@@ -24,8 +24,8 @@ BYTES_PER_CHUNK = 2 << 20
 MAX_LINE_BYTES = 1 << 20
 """The text of longer lines is discarded; their positions are kept."""
 
-# Read from a file at a time. At most MAX_LINE_BYTES, so that only the first line that
-# ends in a block can be longer.
+# A file is read in blocks of this size. It is at most MAX_LINE_BYTES, so that only the first line
+# that ends in a block can be longer than MAX_LINE_BYTES.
 _BLOCK_BYTES = 1 << 20
 
 
@@ -47,8 +47,8 @@ class Source:
     """Either one file with all columns, or separate files in this order: source, target, and the
     optional alignments and scores."""
     names: tuple[str, ...]  # the user's names of these files, for messages
-    columns: tuple[int, ...] = (1, 2)  # of source, target and perhaps alignment in TSV, from 1
-    fields: tuple[str, ...] = ("src", "tgt")  # of source, target and perhaps alignment in JSON
+    columns: tuple[int, ...] = (1, 2)  # TSV columns from 1: source, target, perhaps alignment
+    fields: tuple[str, ...] = ("src", "tgt")  # JSON fields: source, target, perhaps alignment
     has_alignment_file: bool = False  # whether the third file is an alignment
     score: str | None = None  # column of the score in TSV, from 1, or its field in JSON
     tags: Tags = Tags()
@@ -102,7 +102,7 @@ class Chunk:
     first_pair: int  # number of the first pair in the corpus, from 0
     first_line: int  # number of the first line in the source, from 1
     num_pairs: int
-    raw: tuple[bytes, ...]  # by file: `num_pairs` lines, each ended by \n
+    raw: tuple[bytes, ...]  # for each file, `num_pairs` lines, each ended by \n
     overlong: tuple[tuple[int, int], ...]
     """Line number and file (index in `raw`) of each line above MAX_LINE_BYTES. Such a line is empty
     in `raw`."""
@@ -199,7 +199,7 @@ def _find_lines(path: Path, name: str, first_index: int, step: int) -> tuple[int
             offsets += (num_bytes + 1 + ends[indices - num_line_ends - 1]).tolist()
             next_index += step * len(indices)
             num_line_ends += len(ends)
-            num_bytes += len(block)  # in the blocks before the next one
+            num_bytes += len(block)
             last_byte = block[-1:]
     num_lines = num_line_ends
     if last_byte != b"\n":
@@ -260,7 +260,7 @@ def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
                 next_pair += num_pairs
         # continue with the first line of the next source
         next_line = 1
-        offsets = (0, 0, 0, 0)  # at most four files
+        offsets = (0, 0, 0, 0)  # a source has at most four files
     if next_pair < end_pair:
         raise DataError(f"{sources[-1].names[0]} became shorter while it was read; start again")
 

@@ -137,7 +137,7 @@ class PairCounts:
 class LineError:
     """An invalid line of a chunk."""
 
-    row: int  # in the chunk, from 0
+    row: int  # index in the chunk
     side: int  # 0 for the source, 1 for the target, 2 for the alignment; 0 if one file holds all
     message: str
     byte: int | None = None  # position of the first invalid byte in the line, from 1
@@ -184,12 +184,12 @@ class CleanChunk:
 
     def drop_errors(self, reason: str, errors: Collection[LineError]) -> None:
         """Drop the pairs with an error on either side."""
-        first_errors: dict[int, LineError] = {}  # by row
+        error_of_row: dict[int, LineError] = {}
         for error in _sort_by_line(errors):
-            first_errors.setdefault(error.row, error)
-        is_dropped = np.isin(self.kept_rows, list(first_errors))
+            error_of_row.setdefault(error.row, error)  # keeps the first error
+        is_dropped = np.isin(self.kept_rows, list(error_of_row))
         dropped_rows = self.kept_rows[is_dropped][:NUM_EXAMPLES].tolist()
-        self._remove(reason, is_dropped, [self.locate(first_errors[row]) for row in dropped_rows])
+        self._remove(reason, is_dropped, [self.locate(error_of_row[row]) for row in dropped_rows])
 
     def _remove(self, reason: str, is_dropped: Mask, examples: list[Location]) -> Mask:
         """Remove and count the marked pairs (N,); return a mask of the remaining pairs (N,)."""
@@ -305,7 +305,7 @@ class _ChunkReader:
         self.counts = PairCounts(read=chunk.num_pairs, kept=chunk.num_pairs)
         self.invalid: dict[tuple[int, int], LineError] = {}  # not UTF-8, by row and side
         self.num_invalid = 0  # invalid bytes, and halves of surrogate pairs
-        self.malformed: dict[int, LineError] = {}  # by row
+        self.malformed: dict[int, LineError] = {}  # the first error of each malformed row
         # the score of each row as text; `read` sets it if the scores are in the file of the text
         self._score_texts: list[str] | None = None
 
@@ -340,7 +340,7 @@ class _ChunkReader:
         Lines whose score is no finite number are malformed, and their score becomes 0.
         """
         source = self._chunk.source
-        score_side = 3 if source.has_alignment_file else 2  # if there is a file of scores
+        score_side = 3 if source.has_alignment_file else 2  # index of the file of scores, if any
         if len(source.paths) > score_side:
             lines = self._split(self._decode(score_side), score_side)
             if source.score is None:
@@ -406,9 +406,10 @@ class _ChunkReader:
 
     def _read_tsv(self, lines: list[str]) -> list[list[str]]:
         """Return the columns of source, target and perhaps alignment."""
-        columns = self._chunk.source.columns  # from 1
+        columns = self._chunk.source.columns  # they count from 1
         score = self._chunk.source.score
-        score_column = columns[0] if score is None else int(score)  # without a score, not used
+        # if the corpus has no scores, any column will do: the texts are not used
+        score_column = columns[0] if score is None else int(score)
         num_columns = max(*columns, score_column)
         texts: list[list[str]] = [[] for _ in columns]
         score_texts = []

@@ -32,10 +32,11 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 UNITS = ("pairs", "sources", "targets")
 """Repeats are counted for whole pairs, for sources and for targets."""
 
-# 2^64 / golden ratio. An odd number loses no bit, and other than 1 keeps the sides apart.
+# This is 2^64 / golden ratio. Multiplication by an odd number loses no bit of a hash. The factor is
+# not 1, so that the hash of a pair changes if its sides are exchanged.
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 PAIRS_PER_FILE = 1 << 19  # a file also has the rest of the chunk in which it reaches this number
-_MAX_FILE_BYTES = 32 * PAIRS_PER_FILE  # twice 16 bytes per pair, which the forms have
+_MAX_FILE_BYTES = 32 * PAIRS_PER_FILE  # twice the bytes of the forms, which have 16 a pair
 PAIRS_PER_INTERVAL = 1 << 19
 
 
@@ -77,7 +78,7 @@ class HashWriter(AbstractContextManager["HashWriter"]):
     def __init__(self, folder: Path, task: int) -> None:
         self._folder = folder
         self._task = task
-        self._pending: dict[str, list[np.ndarray[Any, Any]]] = {}  # by column
+        self._pending: dict[str, list[np.ndarray[Any, Any]]] = {}  # keys: names of columns
         self._num_pending = 0
         self._num_files = 0
 
@@ -172,7 +173,7 @@ def find_duplicates(
             rows = rows[is_relevant]
             tasks = tasks[is_relevant]
             scores = scores[is_relevant]
-        # by hash, then from the highest score down, then in reading order
+        # sorts by hash, then from the highest score down, then in reading order
         order = np.lexsort((-scores, hashes))
         sorted_hashes = hashes[order]
         is_equal = sorted_hashes[1:] == sorted_hashes[:-1]
@@ -253,7 +254,7 @@ def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
     num_intervals = math.ceil(num_pairs / PAIRS_PER_INTERVAL)
     starts = [0] * len(paths)
     for number in range(1, num_intervals + 1):
-        largest_hash = np.uint64(number * (1 << 64) // num_intervals - 1)  # in this interval
+        largest_hash = np.uint64(number * (1 << 64) // num_intervals - 1)
         slices = []
         for i, path in enumerate(paths):
             hashes = _map_file(path, "<u8")

@@ -176,9 +176,9 @@ class ShardEncoder:
 class WordCounts(NamedTuple):
     """The words of one side of N pairs."""
 
-    in_text: list[int]  # words that are separated by spaces, without the tag
+    in_text: list[int]  # numbers of words separated by spaces; the tag does not count
     is_unchanged: Array  # (N,), whether the pieces have as many words as the text
-    num_tag_words: int  # words of the tag
+    num_tag_words: int  # number of words of the tag
 
 
 class WordCounter:
@@ -259,11 +259,11 @@ class DocumentContext:
         self._separator_ids = [tokenizer.encode(self._separator) for tokenizer in tokenizers]
         text_lengths = lengths - self._tag_lengths  # (N, 2)
         lengths_with_separator = text_lengths + [len(ids) for ids in self._separator_ids]
-        self._starts: list[int] = []  # of each pair, the first pair of its context
+        self._starts: list[int] = []  # index of the first pair of each pair's context
         line_numbers = chunk.lines.tolist()
         for i, line_number in enumerate(line_numbers):
             start = i
-            total_lengths = lengths[i] + 1  # with EOS, (2,)
+            total_lengths = lengths[i] + 1  # (2,), 1 for EOS
             earliest = max(i - line_number % (config.data.context + 1), 0)
             for j in range(i - 1, earliest - 1, -1):
                 total_lengths = total_lengths + lengths_with_separator[j]
@@ -353,7 +353,7 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     This holds for BPE, where merges never cross words. It does not hold for unigram models, whose
     sums of scores may round differently.
     """
-    # of M2M100 or NLLB; there, the first piece of a line may be a tag
+    # the tokenizers of M2M100 and NLLB, where the first piece of a line may be a tag
     if tokenizer.vocabulary is not None:
         return False
     proto = read_proto(tokenizer.model)
@@ -373,7 +373,7 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
 
 
 def make_encoding_task(job: Job) -> Task:
-    """Return a function that writes the shard of a span and returns its record."""
+    """Return a function that writes the shard of a span and returns its record, for `run_stage`."""
     config = job.config
     taken_lines = read_taken_lines(job)
     taken_set = LineSet(taken_lines) if taken_lines else None

@@ -45,7 +45,7 @@ up to 6 % of such lines.
 # The language model reads only the start of a line, since more rarely changes its answer.
 _MAX_DETECTED_CHARACTERS = 200
 _EMPTY = "empty side"
-HELD_OUT = "held out"  # the pair, or a sentence of it, was taken for validation or test
+HELD_OUT = "held out"  # a sentence of the pair was taken for validation or test
 _SETTINGS_BY_REASON = {  # the setting that drops pairs for a reason
     "low score": "filter.min_score",
     "different numbers": "filter.numbers",
@@ -61,7 +61,7 @@ _SETTINGS_BY_REASON = {  # the setting that drops pairs for a reason
     "length ratio": "filter.max_ratio",
     "unknown tokens": "filter.max_unknown",
 }
-# by code of a language: the code that the language model has for it
+# codes that the language model has for languages with several codes
 _LANGUAGE_ALIASES = {"nb": "no", "iw": "he", "in": "id"}
 
 
@@ -147,8 +147,8 @@ def drop_by_tokens(
     max_ratio = config.filter.max_ratio
     max_unknown = config.filter.max_unknown
     drop_masks = {
-        _EMPTY: (src == tag_lengths[0], tgt == tag_lengths[1]),  # only the tag
-        "too long": (src + 1 > config.max_length, tgt + 1 > config.max_length),  # with EOS
+        _EMPTY: (src == tag_lengths[0], tgt == tag_lengths[1]),  # the tag is the only text
+        "too long": (src + 1 > config.max_length, tgt + 1 > config.max_length),  # 1 for EOS
     }
     if max_ratio:
         drop_masks["length ratio"] = (src > max_ratio * tgt, tgt > max_ratio * src)
@@ -210,7 +210,7 @@ def _language_codes(direction: LanguagePair) -> list[str]:
     Codes such as pt_BR or zh-Hant are shortened. Raises a `ConfigError` for languages that the
     model does not know, and if the package is missing.
     """
-    # with this k and threshold, the answer lists all languages
+    # this k and threshold make the answer list all languages
     all_answers = _detector().detect("", k=1000, threshold=-1.0)
     codes_of_model = {answer["lang"] for answer in all_answers}
     codes = []

@@ -1,7 +1,8 @@
 """Read validation and test sets, or take them out of the training text.
 
-Which pairs are taken depends only on the text: the pairs with the smallest hashes whose sentences
-are all new. Training pairs that share a sentence with them on either side, compared without case,
+Every pair has a key, a hash of its text (see `scan.py`). The pairs with the smallest keys are
+taken, except those with a sentence of an earlier pair, so the choice depends only on the text.
+Training pairs that share a sentence with a held-out pair on either side, compared without case,
 punctuation and spaces, are left out of training, in corpora of every direction.
 """
 
@@ -27,8 +28,8 @@ from nmt.runtime.metadata import read_json
 log = logging.getLogger(__name__)
 # The test set is taken first, so that it stays the same if the validation set gets more pairs.
 _SPLITS = ("test", "valid")
-_TAKEN_MARKER = "taken.json"  # in the plan folder, as soon as all sets are written to it
-_SPARE_CANDIDATES = 1000  # since candidates that share a sentence are skipped
+_TAKEN_MARKER = "taken.json"  # is written to the plan folder after all sets
+_SPARE_CANDIDATES = 1000  # replace candidates that share a sentence and are skipped
 # Chinese and Japanese have no spaces, so each of their characters counts as a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 _SWAP_MARGIN = 0.2
@@ -116,7 +117,7 @@ def _taken_paths(job: Job, split: str, corpus: str) -> tuple[Path, Path]:
 
 def _write_pairs(job: Job, split: str, pairs: Sequence[_Pair]) -> list[str]:
     """Write the pairs of a split, two files for each corpus; return the names of the corpora."""
-    texts: dict[str, tuple[list[str], list[str]]] = {}  # by corpus
+    texts: dict[str, tuple[list[str], list[str]]] = {}  # sources and targets of each corpus
     for corpus, src, tgt in pairs:
         src_lines, tgt_lines = texts.setdefault(corpus, ([], []))
         src_lines.append(src)
@@ -139,7 +140,7 @@ def _read_candidates(
     """Return the candidates by key; scan again for all pairs if the first scan found too few."""
     total_size = sum(requested_sizes(job.config).values())
     candidates = _merge_candidates(job, spans, stage)
-    are_shares = total_size < 1  # then the limit is exact, see `held_out_key_limit`
+    are_shares = total_size < 1  # `held_out_key_limit` is exact for shares
     has_all_pairs = are_shares or limits.held_out_below == NUM_KEYS
     if not has_all_pairs and len(candidates) < _num_candidates(total_size):
         stage = f"{stage} for held-out pairs"
@@ -149,7 +150,7 @@ def _read_candidates(
 
 
 def _merge_candidates(job: Job, spans: Sequence[Span], stage: str) -> dict[int, _Pair]:
-    """Return the candidates in the records of a stage, by key; of equal keys, the first."""
+    """Return the candidates in the records of a stage by key: the first one of each key."""
     candidates: dict[int, _Pair] = {}
     for record in read_records(job, spans, stage):
         for key, corpus, src, tgt in record["candidates"]:
@@ -167,7 +168,7 @@ def _choose_pairs(
     taken: dict[str, list[_Pair]] = {}
     used_forms: set[str] = set()
     keys = iter(sorted(candidates))  # each split continues where the previous one ended
-    share_end = 0.0  # if sizes are shares, the key at which the split ends
+    share_end = 0.0  # key at which a split ends whose size is a share
     for split, size in sizes.items():
         share_end += size * NUM_KEYS
         pairs: list[_Pair] = []

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 LINE_SEPARATOR = "\u2028".encode()
 _ROWS_PER_BATCH = 10_000
 _HUB_TIMEOUT_SECONDS = 10
-_SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # written by save_to_disk
+_SAVED_DATASET_FILES = ("state.json", "dataset_dict.json")  # save_to_disk writes one of them
 
 
 def describe_dataset(settings: SplitConfig) -> str:
@@ -71,7 +71,7 @@ def _read_tables(settings: SplitConfig, split: str) -> Iterator[pa.Table]:
         tables_by_split = saved if isinstance(saved, dict) else {split: saved}
     else:
         builder = _make_builder(datasets, path, settings, split)
-        if hasattr(builder.config, "batch_size"):  # Parquet; the default is a whole row group
+        if hasattr(builder.config, "batch_size"):  # Parquet reads whole row groups by default
             builder.config.batch_size = _ROWS_PER_BATCH
         tables_by_split = builder.as_streaming_dataset()
     if split not in tables_by_split:
@@ -100,7 +100,7 @@ def _make_builder(datasets: Any, path: Path, settings: SplitConfig, split: str) 
     except ValueError:
         if config is None or not (path / config).is_dir():
             raise
-        # without a README, a configuration is the name of a subfolder
+        # if there is no README, a configuration is the name of a subfolder
         return datasets.load_dataset_builder(str(path), data_dir=config)
 
 

@@ -119,7 +119,7 @@ def _train_tokenizers(job: Job, spans: Sequence[Span], taken_lines: Sequence[str
     make_trainer = partial(_make_trainer, job.config, pair_files, end_key)
     worker: Workers[Path, None] = CurrentProcess(make_trainer)
     if sum(path.stat().st_size for path in pair_files) > _MAX_BYTES_IN_PROCESS:
-        # in a process of its own, since SentencePiece ignores Ctrl-C and never releases its memory
+        # SentencePiece ignores Ctrl-C and never releases its memory, so it gets its own process
         worker = Processes(1, make_trainer)
     with worker:
         for _ in worker.map([job.work.plan]):  # trains, and waits until the files are written

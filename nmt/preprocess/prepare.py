@@ -41,7 +41,7 @@ from nmt.runtime.files import remove_all_temporary, write_json
 
 log = logging.getLogger(__name__)
 _HELD_OUT_SPLITS = ("valid", "test")
-_MAX_DROPPED_SHARE = 0.05  # if more of the training pairs are dropped, a warning says so
+_MAX_DROPPED_SHARE = 0.05  # a warning says so if more of the training pairs are dropped
 _STAGE = "encode"
 
 
@@ -127,7 +127,7 @@ def _finish_folder(
             shard_name = f"{split}-{corpus}-00000" if corpus else f"{split}-00000"
             statistics[split][corpus], shards = encoder.write(shard_name, corpus_chunks)
             index[split].append(CorpusIndex(corpus, 1.0, shards))
-    repeats = None  # if the filter dropped duplicates, the report has them as dropped pairs
+    repeats = None  # the report has duplicates that the filter dropped as dropped pairs
     if not job.config.filter.drops_duplicates:
         repeats = count_repeats(job.work.hashes)
     report = build_report(statistics, config=job.config, tokenizers=tokenizers, duplicates=repeats)

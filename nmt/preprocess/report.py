@@ -24,7 +24,7 @@ from nmt.preprocess.statistics import MATCH_LEVELS, NUM_BINS, Overlap, Statistic
 from nmt.runtime.pages import load_page_templates
 
 Report = dict[str, Any]
-Corpora = Mapping[str, Statistics]  # of a split, by corpus; "" is a corpus without a name
+Corpora = Mapping[str, Statistics]  # a split's corpora by name; "" is one without a name
 
 FORMAT_VERSION = 1
 _MAX_HISTOGRAM_BARS = 50
@@ -32,13 +32,13 @@ _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 _STEEP_RATIO = 3.0  # pairs with a larger ratio of lengths are probably no translations
 # scripts of languages that do not separate words by spaces
 _UNSPACED_SCRIPTS = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar"}
-# by unit: the value of filter.duplicates that drops repeats, and the share that leads to advice
+# the value of filter.duplicates that drops repeats of a unit, and the share that leads to advice
 _DUPLICATE_FILTERS = {"pairs": ("pair", 0.1), "sources": ("src", 0.3), "targets": ("tgt", 0.3)}
 
 _SPLITS = ("train", "valid", "test")
 _SIDE_NAMES = {"src": "source", "tgt": "target"}
 _LANGUAGE_KEYS = {"src": "src_lang", "tgt": "tgt_lang"}
-_MAX_LISTED = 8  # corpora, and pieces of advice, on the terminal
+_MAX_LISTED = 8  # corpora, or pieces of advice, that the terminal shows
 _BAR_CHARACTERS = " ▁▂▃▄▅▆▇█"
 _SIDE_COLUMNS = {  # columns of the table: key and format of the number
     "tokens a pair\nsrc/tgt": ("tokens_per_pair", ".1f"),
@@ -71,7 +71,7 @@ def build_report(
     }
     if config.data.license is not None:
         report["license"] = config.data.license
-    overlaps: Mapping[str, Overlap] = {}  # of the training text with the other splits
+    overlaps: Mapping[str, Overlap] = {}  # overlaps of the training text with other splits
     for split, corpora in splits.items():
         total = Statistics()
         for statistics in corpora.values():
@@ -154,11 +154,11 @@ def _count_steep_pairs(statistics: Statistics) -> int:
 
 
 def _describe_lengths(statistics: Statistics, side: str) -> Report:
-    """Return quantiles and a histogram of the lengths of one side, with EOS."""
+    """Return quantiles and a histogram of the lengths of one side; EOS counts."""
     src_bins, tgt_bins, counts = _length_bins(statistics)
     bins = src_bins if side == "src" else tgt_bins
     starts = bin_starts()[:-1]
-    num_lengths = getattr(statistics, side).longest + 1  # from 0
+    num_lengths = getattr(statistics, side).longest + 1  # lengths start at 0
     bar_width = math.ceil(num_lengths / _MAX_HISTOGRAM_BARS)
     bars = np.bincount(starts[bins] // bar_width, weights=counts).astype(np.int64)
     pairs_by_bin = np.bincount(bins, weights=counts, minlength=NUM_BINS).astype(np.int64)
@@ -220,7 +220,7 @@ def _advise(report: Report) -> Iterator[str]:
         yield from _advise_on_words(_SIDE_NAMES[side], train[side])
     for side in _SIDE_NAMES:
         yield from _advise_on_characters(_SIDE_NAMES[side], train[side])
-    duplicates = report["duplicates"] or {}  # None if they were dropped
+    duplicates = report["duplicates"] or {}  # the report has None if they were dropped
     for unit, (filter_value, min_share) in _DUPLICATE_FILTERS.items():
         number = duplicates.get(unit, 0)
         if number > min_share * num_kept:

@@ -83,7 +83,7 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                 sampled_keys.append(keys[is_sampled])
                 for i in np.flatnonzero(is_sampled).tolist():
                     stream.write(f"{chunk.src[i]}\n{chunk.tgt[i]}\n")
-                # (N, 2); `find_duplicates` recognizes pairs with held-out sentences by them
+                # (N, 2); they tell `find_duplicates` which pairs have a held-out sentence
                 form_hashes = None
                 if limits.held_out_below:
                     src_forms = [normal_form(line) for line in chunk.src]
@@ -94,7 +94,7 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                     form_hashes = np.stack([hash_forms(src_forms), hash_forms(tgt_forms)], axis=1)
                 if drops_duplicates:
                     pair_hashes = hash_duplicates(chunk.src, chunk.tgt, config.filter.duplicates)
-                    rows = pair_numbers - span.first_pair  # (N,), in the span
+                    rows = pair_numbers - span.first_pair  # (N,), indices in the span
                     scores = None
                     if config.data.has_scores:
                         scores = chunk.scores

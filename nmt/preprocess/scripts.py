@@ -76,7 +76,7 @@ def script_numbers() -> np.ndarray[Any, np.dtype[np.uint8]]:
     Only letters have a script, except for superscript letters such as the ordinal ª and letters
     that several scripts share.
     """
-    # without surrogates, which cannot be decoded; from 0x40000 on there are no letters
+    # leaves out surrogates, which cannot be decoded; there are no letters from 0x40000 on
     code_points = np.r_[0:0xD800, 0xE000:0x40000].astype("<u4")
     all_characters = code_points.tobytes().decode("utf-32-le")
     excluded = r"[\p{Decomposition_Type=Super}\p{Script=Common}\p{Script=Inherited}]"

@@ -38,7 +38,7 @@ from nmt.runtime.files import sync
 
 log = logging.getLogger(__name__)
 STDIN = "-"
-# by split: the split of a dataset that is read unless `dataset_split` names one
+# the split of a dataset that is read for each of our splits, unless `dataset_split` names one
 DATASET_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 _BITEXT_SUFFIXES = ("tsv", "jsonl", "tmx", "xliff")
 """Suffixes of files with both sides. `SplitConfig` has a setting of the same name for each."""
@@ -49,7 +49,7 @@ class _CorpusSettings:
     """The settings of one corpus in one split."""
 
     key: str  # config key, such as data.corpora.news.valid
-    name: str  # of the corpus in data.corpora, or ""
+    name: str  # the corpus's name in data.corpora, or ""
     split: SplitConfig
     direction: LanguagePair
 
@@ -102,7 +102,7 @@ def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
         corpora.append(_CorpusSettings(key, name, settings, corpus_direction(config, name)))
 
     corpus_configs = sorted(config.corpora.items())
-    if split == "train" and corpus_configs:  # then `DataConfig.check` refuses data.train
+    if split == "train" and corpus_configs:  # `DataConfig.check` refuses data.train beside these
         for name, corpus_config in corpus_configs:
             add(f"data.corpora.{name}", name, corpus_config)
         return corpora
@@ -205,7 +205,7 @@ def _convert_xml(
     """Write the pairs of TMX or XLIFF files to text files; yield these as sources."""
     direction = corpus.direction
     languages = (direction.src_lang, direction.tgt_lang)
-    if languages == DEFAULT_LANGUAGES:  # not set; `read_pairs` takes those that the file states
+    if languages == DEFAULT_LANGUAGES:  # they are not set, so the file states its languages
         languages = ("", "")
     for number, [file] in enumerate(corpus.file_names()):
         name = "stdin" if file == STDIN else file
@@ -314,7 +314,7 @@ def match_files(name: str) -> dict[tuple[str, ...], str]:
     path = os.path.expanduser(name)
     if name == STDIN or not re.search(r"[*?]", name) or os.path.exists(path):
         return {(): name}
-    glob_pattern = path.replace("[", "[[]")  # in nmt, brackets are part of a name
+    glob_pattern = path.replace("[", "[[]")  # nmt takes brackets as part of a name
     files = sorted(file for file in glob.glob(glob_pattern) if not os.path.isdir(file))
     if not files:
         raise DataError(f"{name} matches no file; check the pattern")

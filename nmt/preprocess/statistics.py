@@ -44,12 +44,12 @@ class _SplitTables(NamedTuple):
 class SideStatistics:
     """The counts of one side of a text."""
 
-    tokens: int = 0  # without EOS
+    tokens: int = 0  # EOS does not count
     words: int = 0  # separated by spaces
     unknown_tokens: int = 0  # <unk>
     byte_tokens: int = 0  # bytes of characters without a piece
-    longest: int = 0  # tokens, EOS included
-    characters: Counter[int] = field(default_factory=Counter)  # by code point
+    longest: int = 0  # length of the longest line in tokens, EOS included
+    characters: Counter[int] = field(default_factory=Counter)  # the keys are code points
 
     def merge(self, following: SideStatistics) -> None:
         """Add the counts of the next text."""
@@ -180,7 +180,7 @@ def _measure_side(
     """Count one side of a chunk; return the length of each line, EOS included, (N,)."""
     ids, offsets = encoded
     lengths = np.diff(offsets).astype(np.int64) + 1
-    counts = np.bincount(kinds.take(ids), minlength=3)  # by kind, (3,)
+    counts = np.bincount(kinds.take(ids), minlength=3)  # (3,), a count for each kind
     side.characters = codes.tally()
     side.words = codes.num_words()
     side.tokens = len(ids)
@@ -198,7 +198,7 @@ class HeldOut:
     """
 
     def __init__(self, splits: Mapping[str, Texts]) -> None:
-        self._tables: dict[str, dict[str, _SplitTables]] = {}  # by split, then by match level
+        self._tables: dict[str, dict[str, _SplitTables]] = {}  # keys: split, then match level
         src_lines: list[str] = []
         tgt_lines: list[str] = []
         for split, (src, tgt) in splits.items():
@@ -223,7 +223,7 @@ class HeldOut:
         `signatures` holds the signatures of source lines (N,) and of target lines (N,).
         """
         overlaps: dict[str, Overlap] = {}
-        may_match = is_among(signatures[0], self._src_signatures)  # (N,), on either side
+        may_match = is_among(signatures[0], self._src_signatures)  # (N,), true for either side
         may_match |= is_among(signatures[1], self._tgt_signatures)
         for row in np.flatnonzero(may_match).tolist():
             location = chunk.raw_chunk.location(int(chunk.kept_rows[row]))
@@ -233,7 +233,7 @@ class HeldOut:
             for split, tables in self._tables.items():
                 src_rows: set[int] = set()  # rows of the split with this source
                 tgt_rows: set[int] = set()
-                # exact first; its rows stay in the sets, since they also match when normalised
+                # rows of the level "exact" stay in the sets, since they also match when normalised
                 for level in MATCH_LEVELS:
                     src_text, tgt_text = texts[level]
                     src_rows |= tables[level].by_src.get(src_text, set())

@@ -49,7 +49,7 @@ _OVERWRITE_ADVICE = (
 )
 _FINGERPRINT_FILE = "job.json"
 _LOCK_FILE = "lock"
-_FORMAT_VERSION = 6  # of the work folder; a run does not continue in another version
+_FORMAT_VERSION = 6  # a run does not continue in a work folder of another version
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Job:
 
     config: PreprocessConfig
     work: Workspace
-    sources: Mapping[str, list[Source]]  # of the training corpora, by sorted name
-    held_out: Mapping[str, list[Source]]  # of valid and test
+    sources: Mapping[str, list[Source]]  # key: training corpus, in the order of their names
+    held_out: Mapping[str, list[Source]]  # keys: valid and test
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the settings, input files and tokenizers that determine the data folder.
@@ -159,11 +159,11 @@ class Workspace:
         self.folder = folder
         self.data_dir = data_dir
         self.data = folder / "data"  # becomes `data_dir` when it is complete
-        self.records = folder / "records"  # of finished spans, by stage
+        self.records = folder / "records"  # the records of finished spans, a folder for each stage
         self.hashes = folder / "hashes"
         self.spool = folder / "spool"  # text that is not read from uncompressed files
         self.plan = folder / "plan"
-        self._fingerprint: dict[str, Any] = {}  # of the job of an earlier, interrupted run
+        self._fingerprint: dict[str, Any] = {}  # fingerprint of an interrupted run's job
         with contextlib.suppress(FileNotFoundError, DamagedError):
             self._fingerprint = read_json(folder / _FINGERPRINT_FILE)
         self.is_new = not self._fingerprint
