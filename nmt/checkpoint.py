@@ -33,8 +33,8 @@ from nmt.runtime.signatures import verify_signature
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-EXPORT_INFO = "nmt.json"  # in exports, since other tools expect their own config.json there
-_MAX_HEADER_BYTES = 1 << 22  # of a safetensors file; the header of a deep model has 0.3 MB
+EXPORT_INFO = "nmt.json"  # the file of an export, whose config.json belongs to another tool
+_MAX_HEADER_BYTES = 1 << 22  # the safetensors header of a deep model has 0.3 MB
 _CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -44,13 +44,13 @@ class ModelInfo:
 
     model: ModelConfig
     search: SearchConfig
-    vocab_size: int  # of the target; also of the source if src_vocab_size is None
+    vocab_size: int  # size of the target's vocabulary; see `src_vocab_size`
     src_lang: str
     tgt_lang: str
     tokenizer_sha256: str
     updates: int  # training updates; an average has the number of its newest checkpoint
-    src_vocab_size: int | None = None  # if the source has its own vocabulary
-    directions: list[LanguagePair] = field(default_factory=list)  # if it has language tags
+    src_vocab_size: int | None = None  # None if source and target share a vocabulary
+    directions: list[LanguagePair] = field(default_factory=list)  # empty without language tags
 
     def __post_init__(self) -> None:
         self._check_size("vocab_size", self.vocab_size)
@@ -77,7 +77,7 @@ class ExportInfo:
 
     format: ExportFormat
     quantization: Quantization
-    max_positions: int  # tokens of the longest sentence that fits
+    max_positions: int  # length in tokens of the longest sentence that fits
 
 
 def save_model(
@@ -240,7 +240,7 @@ def find_model(folder: Path) -> Path:
     if not models:
         _check_is_model(folder)  # raises the error that fits, since there is no config.json
     if "average" not in models or "checkpoints/latest" not in models:
-        return next(iter(models.values()))  # the average, else the latest, else the best
+        return next(iter(models.values()))  # `_find_run_models` lists the preferred one first
     average = models["average"]
     latest = models["checkpoints/latest"]
     has_more_updates = _read_num_updates(latest) > _read_num_updates(average)

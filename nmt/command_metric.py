@@ -1,4 +1,4 @@
-"""A metric that an external command computes, such as COMET in an environment of its own."""
+"""`CommandMetric`, a metric of a command, such as COMET in an environment of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class CommandMetric(Metric):
     """The mean of the numbers that a command prints, one for each translation.
 
     The command reads lines of JSON: `{"src": ..., "mt": ..., "refs": [...]}`, without `src` if
-    there are no sources. A subclass of sacreBLEU's metrics, so that its tests of significance work.
+    there are no sources. The class inherits from sacreBLEU's metrics, so that sacreBLEU's tests of
+    significance work with it.
 
     Args:
         command: the program and its arguments, separated as in a shell.
@@ -30,7 +31,7 @@ class CommandMetric(Metric):
         super().__init__()  # type: ignore[no-untyped-call]
         self._command = command
         self._sources = sources
-        self._num_references = 0  # of each line; set when lines are scored
+        self._num_references = 0  # number of references per line; set when lines are scored
 
     def get_signature(self) -> Signature:
         """Return the command and the version of sacreBLEU, which computes the significance."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 EXIT_DONE = 0
-EXIT_BUG = 1  # also Python's status after a traceback
+EXIT_BUG = 1  # Python's status after a traceback
 EXIT_USER = 2  # wrong arguments, settings or input
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a signal stopped training after a checkpoint
 EXIT_INTERRUPTED = 130  # Ctrl-C
@@ -71,7 +71,7 @@ def escape_controls(text: str) -> str:
 
     Otherwise, a text of the user's data could control the terminal or forge lines of a log.
     """
-    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)  # without the quotes of `ascii`
+    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)  # `ascii` adds quotes
 
 
 def suggest_names(name: str, valid: Iterable[str], otherwise: str = "") -> str:
@@ -82,7 +82,7 @@ def suggest_names(name: str, valid: Iterable[str], otherwise: str = "") -> str:
     empty.
     """
     options = sorted(valid)
-    # a setting without its group, such as warmup_steps for optimizer.warmup_steps
+    # the name may lack its group, such as warmup_steps for optimizer.warmup_steps
     same_ending = sorted((option for option in options if option.endswith(f".{name}")), key=len)
     proposals = same_ending[:3] or difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     if proposals and not same_ending:

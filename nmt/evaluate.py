@@ -49,7 +49,7 @@ _UNSPACED_SCRIPTS = {
 }
 _MAX_UNSPACED_SHARE = 0.3  # share of such letters above which a warning is logged
 _NUM_CHECKED_LINES = 1000  # lines whose script is checked
-_BLEU_TOKENIZERS = {  # BLEU tokenizer by language; all other languages use 13a
+_BLEU_TOKENIZERS = {  # the keys are languages; all other languages use 13a
     "zh": "zh",
     "zho": "zh",
     "cmn": "zh",
@@ -65,8 +65,8 @@ _BLEU_TOKENIZERS = {  # BLEU tokenizer by language; all other languages use 13a
 class Score:
     """The value of one metric for one system."""
 
-    name: str  # sacreBLEU's: BLEU, chrF2, chrF2++ or TER
-    value: float  # points: 0 to 100, for TER 0 and up
+    name: str  # sacreBLEU's name: BLEU, chrF2, chrF2++ or TER
+    value: float  # points from 0 to 100; TER has no maximum
     signature: str
     detail: dict[str, float]  # components of the value, lengths in tokens; empty for chrF
 
@@ -96,10 +96,10 @@ class Comparison:
     system: float
     system_mean: float
     system_ci: float
-    difference: float  # system minus baseline; for TER negative is better
+    difference: float  # system minus baseline; a negative one is better for TER
     difference_low: float
     difference_high: float
-    p_value: float  # two-sided; with Method.bootstrap one-sided, so compare it with 0.025
+    p_value: float  # two-sided; Method.bootstrap is one-sided, so compare it with 0.025
     signature: str
 
 
@@ -201,7 +201,7 @@ def compare(
     signatures, results = paired()
     comparisons = []
     for name, metric in paired.metrics.items():
-        # in the order in which `_build_paired_test` gives the two systems
+        # `_build_paired_test` gives sacreBLEU the baseline first
         baseline_result, system_result = cast(list[Any], results[name])
         baseline_counts = _line_counts(metric, baseline, references)
         system_counts = _line_counts(metric, hypotheses, references)
@@ -233,13 +233,13 @@ def _build_paired_test(
     metrics: Sequence[SacreMetric],
     test: Significance,
 ) -> PairedTest:
-    """Build sacreBLEU's test. A call of it returns the signatures and the results by metric."""
+    """Build sacreBLEU's test, which returns signatures and results by metric when it is called."""
     test_type = "ar"
     num_interval_samples = NUM_INTERVAL_SAMPLES
     if test.method is Method.bootstrap:
         test_type = "bs"
         num_interval_samples = -1  # this test computes intervals from its own resamples
-    with patch.dict(os.environ, {"SACREBLEU_SEED": str(test.seed)}):  # read by the constructor
+    with patch.dict(os.environ, {"SACREBLEU_SEED": str(test.seed)}):  # the constructor reads it
         return PairedTest(
             [("baseline", baseline), ("system", hypotheses)],
             # sacreBLEU replaces these keys by the names of the metrics' scores
@@ -283,7 +283,7 @@ class CandidateCounts:
         self._metric = _build_metric(metric, tokenize, lowercase)
         self._sign = -1 if metric is Metric.ter else 1
         lines: list[str] = []
-        self._first_rows = np.empty(len(candidates), dtype=np.int64)  # by line
+        self._first_rows = np.empty(len(candidates), dtype=np.int64)  # rows of first candidates
         line_numbers: list[int] = []
         for i, texts in enumerate(candidates):
             self._first_rows[i] = len(lines)
@@ -439,7 +439,7 @@ def _difference_interval(
     num_lines = len(system)
     differences = []
     for _ in range(NUM_INTERVAL_SAMPLES):
-        lines = rng.integers(num_lines, size=num_lines)  # the same for both, so samples are paired
+        lines = rng.integers(num_lines, size=num_lines)  # both systems get the same lines
         differences.append(score(system[lines]) - score(baseline[lines]))
     low, high = np.percentile(differences, [2.5, 97.5])
     return float(low), float(high)

@@ -28,7 +28,7 @@ SCORES = "scores.json"
 """Optional file of a model folder, to which a user writes the output of `nmt-evaluate format=json`.
 """
 UNKNOWN = "unknown"
-_ISO_639_CODE = re.compile("[a-z]{2,3}(?![a-z])")  # at the start of a code such as zh-Hans
+_ISO_639_CODE = re.compile("[a-z]{2,3}(?![a-z])")  # starts a code such as zh-Hans
 
 
 @dataclass
@@ -37,9 +37,9 @@ class Origin:
 
     records: list[dict[str, Any]] = field(default_factory=list)
     """Lines of metrics.jsonl, up to the last update of the model."""
-    settings: dict[str, Any] = field(default_factory=dict)  # of config.yaml of the run
-    report: dict[str, Any] = field(default_factory=dict)  # of report.json of the data folder
-    corpus_weights: dict[str, float] = field(default_factory=dict)  # by training corpus
+    settings: dict[str, Any] = field(default_factory=dict)  # the run's config.yaml
+    report: dict[str, Any] = field(default_factory=dict)  # the data folder's report.json
+    corpus_weights: dict[str, float] = field(default_factory=dict)  # training corpus: weight
 
     @classmethod
     def find(cls, folder: Path, info: ModelInfo) -> Origin:
@@ -101,7 +101,7 @@ def render_card(
 
 
 def _iso_639_code(language: str) -> str:
-    """Return a language without script and territory; "und", undetermined, for other texts."""
+    """Return a language without script and territory, or "und" (undetermined) for other texts."""
     match = _ISO_639_CODE.match(language.lower())
     if match is None or language in DEFAULT_LANGUAGES:
         return "und"
@@ -146,7 +146,7 @@ def _make_result(split: str, name: str, value: float, signature: str) -> dict[st
 
 
 def _describe_data(origin: Origin) -> str:
-    """Return the section about the training data: counts by corpus and by reason to drop pairs."""
+    """Return the section about the training data, with the pairs of each corpus and reason."""
     if not origin.report:
         return f"## Training data\n\nPairs, filters and license: {UNKNOWN}."
     lines = [

@@ -45,7 +45,7 @@ def bucket_by_length(lengths: Lengths, max_tokens: int, order: Rows) -> list[Row
     """
     src, tgt = lengths[order].T  # (N,) each
     longest = np.maximum(src, tgt)
-    by_length = np.lexsort((src, tgt, longest))  # by longest side, then target, then source
+    by_length = np.lexsort((src, tgt, longest))  # sorts by longest side, then target, then source
     rows = order[by_length]
     longest = longest[by_length]
     batches = []

@@ -19,7 +19,7 @@ from nmt.data.languages import DEFAULT_LANGUAGES
 
 # codes that CLDR has no alias for; LibreTranslate uses "pb" and "zt"
 _ALIASES = {"no": "nb", "pb": "pt_BR", "zt": "zh_Hant"}
-_CODE_WITH_SCRIPT = re.compile("[a-z]{3}_[A-Z][a-z]{3}")  # as in NLLB and FLORES
+_CODE_WITH_SCRIPT = re.compile("[a-z]{3}_[A-Z][a-z]{3}")  # codes of NLLB and FLORES
 
 
 class Code(NamedTuple):

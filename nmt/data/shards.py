@@ -103,7 +103,7 @@ class ShardWriter:
         num_pairs = len(src[1]) - 1
         start = 0
         while start < num_pairs:
-            num_free_rows = _BATCH_ROWS - self.shard.pairs % _BATCH_ROWS  # in this record batch
+            num_free_rows = _BATCH_ROWS - self.shard.pairs % _BATCH_ROWS
             end = min(num_pairs, start + num_free_rows)
             columns = [
                 self._make_column("src", src, start, end),

@@ -1,10 +1,10 @@
-"""Texts and documents to translate, by format.
+"""Read texts and documents to translate, and build them again from translations.
 
-texts                               sentences of a text, and a text from translations
-document                            the texts of a file, and a file from translations
-formats                             formats by suffix
-markup, html_tokens, inline_tags    HTML; tags within a sentence
-subtitles, tables, po               SubRip; CSV and TSV; messages of gettext
-xml_tokens, xml_text, xliff         XML; XLIFF
-packages, office                    archives of XML files; paragraphs of office documents
+texts                               cuts a text into sentences, and joins translations
+document                            the texts of a file, and the function that builds it again
+formats                             chooses the format by the suffix of a file
+markup, html_tokens, inline_tags    HTML, and tags within a sentence
+subtitles, tables, po               SubRip, CSV and TSV, and message catalogs of gettext
+xml_tokens, xml_text, xliff         XML and XLIFF
+packages, office                    archives of XML files, and paragraphs of office documents
 """

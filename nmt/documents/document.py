@@ -1,4 +1,4 @@
-"""A file to translate: its texts, and how the file is built from their translations."""
+"""`Document`, a file to translate: its texts, and how to build it from their translations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nmt.documents.markup import parse_html
 from nmt.documents.texts import SourceText, parse_plain_text
 from nmt.errors import DataError
 
-MAX_TEXTS = 1_000_000  # in a file; each takes half a kilobyte
+MAX_TEXTS = 1_000_000  # maximum for a file; each text takes half a kilobyte of memory
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ReadOptions:
 
     split_sentences: bool = True
     columns: Sequence[str] = ()
-    """Columns of a table to translate, by number from 1 or by name in the first row; () for all."""
+    """Columns of a table to translate: numbers from 1, or names in the first row. () means all."""
 
 
 def read_text(options: ReadOptions, text: str, *, is_html: bool = False) -> SourceText:

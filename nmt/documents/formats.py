@@ -59,7 +59,7 @@ def _read_html(text: str, options: ReadOptions) -> Document:
     return Document([MarkupText([content]) for content in page.contents], join_texts)
 
 
-_TEXT_READERS: dict[str, Callable[[str, ReadOptions], Document]] = {  # by suffix
+_TEXT_READERS: dict[str, Callable[[str, ReadOptions], Document]] = {  # the keys are suffixes
     ".txt": _read_lines,
     ".srt": read_subtitles,
     ".html": _read_html,
@@ -67,7 +67,7 @@ _TEXT_READERS: dict[str, Callable[[str, ReadOptions], Document]] = {  # by suffi
     ".csv": partial(read_table, suffix=".csv"),
     ".tsv": partial(read_table, suffix=".tsv"),
 }
-# By suffix. These formats are archives, or name their encoding inside the file.
+# The keys are suffixes. These formats are archives, or name their encoding inside the file.
 _READERS: dict[str, Callable[[bytes, ReadOptions], Document]] = {
     ".docx": partial(read_package, package_format=DOCX),
     ".pptx": partial(read_package, package_format=PPTX),

@@ -19,10 +19,10 @@ _INLINE_ELEMENTS = _split_names(
     "a abbr acronym b bdi bdo big cite code del dfn em font i img input ins kbd label mark math q "
     "rp rt ruby s samp small span strike strong sub sup svg time tt u var wbr"
 )
-_VOID_ELEMENTS = _split_names(  # which have no end tag
+_VOID_ELEMENTS = _split_names(  # these have no end tag
     "area base br col embed hr img input link meta param source track wbr"
 )
-_OPAQUE_ELEMENTS = _split_names(  # whose content is not translated
+_OPAQUE_ELEMENTS = _split_names(  # their content is not translated
     "code iframe math noscript object samp script style svg template var"
 )
 _PRE_SPACING = re.compile(r"([\t\r\n\f]+ *| {2,})")  # aligns words and lines in <pre>
@@ -47,7 +47,7 @@ class Token:
 
     kind: TokenKind
     raw: str
-    name: str = ""  # of the element, in lower case
+    name: str = ""  # name of the element in lower case
 
 
 def tokenize(text: str) -> Iterator[Token]:
@@ -76,9 +76,9 @@ def _split_preformatted(text: str) -> Iterator[Token]:
 
 
 def extract_visible_text(text: str, num_characters: int) -> str:
-    """Return the start of the text to translate: at least `num_characters`, or all of it.
+    """Return the text to translate at the start of a document: `num_characters` or more.
 
-    Reads no more of a long document than necessary.
+    A shorter document gives all its text. Reads no more of a long document than necessary.
     """
     num_read = 8192
     while num_read < len(text):
@@ -116,9 +116,9 @@ class _TokenParser(HTMLParser):
         super().__init__()
         self.starts: list[_TokenStart] = []
         self._text = text
-        self._opaque_name = ""  # of the open opaque element
-        self._opaque_depth = 0  # open elements of that name
-        self._pre_depth = 0  # open <pre> elements
+        self._opaque_name = ""  # name of the open opaque element
+        self._opaque_depth = 0  # number of open elements with this name
+        self._pre_depth = 0  # number of open <pre> elements
         self._pass_start = 0  # the position in the text at which HTMLParser started
         self._line_starts: list[int] = []  # relative to _pass_start
 
@@ -129,7 +129,7 @@ class _TokenParser(HTMLParser):
         the text, as in a browser. The "<" of such a tag is text, and another pass starts after it.
         """
         position = 0
-        max_read = len(self._text) + _MAX_REREAD_CHARACTERS  # characters, by all passes together
+        max_read = len(self._text) + _MAX_REREAD_CHARACTERS  # characters that all passes may read
         for _ in range(_MAX_UNCLOSED_TAGS):
             max_read -= len(self._text) - position
             if max_read < 0:

@@ -32,8 +32,8 @@ class Element:
     """An inline element, or something without text such as an image, in the text of a block."""
 
     opening: str  # the start tag
-    start: int  # of the content, in the characters of the block's text
-    end: int
+    start: int  # index in the block's text of the content's first character
+    end: int  # index after the content's last character
     name: str = ""
     closing: str = ""  # the end tag
     children: list[Element] = field(default_factory=list)
@@ -41,20 +41,20 @@ class Element:
 
 @dataclass(frozen=True)
 class Span:
-    """A range of characters or words, without the end."""
+    """A range of characters or words."""
 
     start: int
-    end: int
+    end: int  # index after the last one
 
 
 @dataclass(frozen=True)
 class Region:
-    """A part of the translation, without the word `end_word` and the character `end`."""
+    """A part of the translation, as a range of words and as a range of characters."""
 
     first_word: int
-    end_word: int
-    start: int  # of its characters
-    end: int
+    end_word: int  # index after the last word
+    start: int  # index of the first character
+    end: int  # index after the last character
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class TargetWord:
 
     start: int
     end: int
-    source_position: int  # of the character in the block's text that the word attends to most
+    source_position: int  # index of the character in the block's text that it attends to most
 
 
 def align_words(
@@ -87,20 +87,21 @@ def align_words(
     target_spans = find_token_spans(translation.tokens, text)
     source_spans = find_token_spans(result.source_tokens, prefix + sentence)
     alignment = translation.alignment or []
-    token_starts: list[int] = []  # of the target tokens with visible characters
-    source_positions: list[int] = []  # of the characters of the sentence that they attend to
+    # lists with an item for each target token that has visible characters
+    token_starts: list[int] = []  # its first character
+    source_positions: list[int] = []  # the character of the sentence that it attends to
     for token_index, (start, end) in enumerate(target_spans):
         if start == end:
             continue
         if token_index < len(alignment) and alignment[token_index] < len(source_spans):
             position = source_spans[alignment[token_index]][0] - len(prefix)
-        else:  # without attention, the character at the same fraction of the sentence
+        else:  # takes the character at the same fraction of the sentence
             position = start * len(sentence) // max(len(text), 1)
         token_starts.append(start)
         # the prefix and EOS, which tokens may attend to as well, are outside of the sentence
         source_positions.append(max(0, min(position, len(sentence) - 1)))
     for word in _split_words(text):
-        index = bisect_right(token_starts, word.start) - 1  # of the token at the start of the word
+        index = bisect_right(token_starts, word.start) - 1  # the token with the word's start
         position = source_positions[index] if source_positions else 0
         yield TargetWord(
             target_start + word.start, target_start + word.end, source_start + position
@@ -148,7 +149,7 @@ class TagPlacer:
     def _place(self, element: Element, region: Region) -> str:
         """Return the inner HTML of an element that holds this region of the translation."""
         html_parts = []
-        position = region.start  # the target before this character is rendered
+        position = region.start  # all characters of the target before this one are rendered
         spans = self._find_words(element.children, region)
         for index in sorted(range(len(spans)), key=lambda index: spans[index].start):
             child = element.children[index]
@@ -185,7 +186,7 @@ class TagPlacer:
         """Return the character at which to insert an element without words, at `word`."""
         previous_character = self._source[max(child.start - 1, 0) : child.start]
         if previous_character.strip() and word > region.first_word:
-            # without a space before it in the source, the element follows the previous word
+            # no space precedes the element in the source, so it follows the previous word directly
             return self._words[word - 1].end
         if child.start == parent.start and word == region.first_word:
             return region.start
@@ -198,7 +199,7 @@ class TagPlacer:
         """
         spans = self._find_runs(children, region)
         self._add_closest_words(spans, children, region)
-        run_starts: dict[int, int] = {}  # for each word of a run but the first: the run's start
+        run_starts: dict[int, int] = {}  # the run's start for each word of a run but the first
         for run in spans.values():
             for word in range(run.start + 1, run.end):
                 run_starts[word] = run.start
@@ -224,7 +225,7 @@ class TagPlacer:
         for index, child in enumerate(children):
             if not free or index in spans or not self._has_text(child):
                 continue
-            closest = bisect_left(positions, child.start)  # the first one at or after the child
+            closest = bisect_left(positions, child.start)  # the first word at or after the child
             if closest == len(free):
                 closest -= 1
             elif closest > 0:
@@ -243,7 +244,7 @@ class TagPlacer:
         as one of them, unless it belongs to another child.
         """
         starts = [child.start for child in children]  # ascending: children do not overlap
-        owners: list[int | None] = []  # of each word, the index of the child that it belongs to
+        owners: list[int | None] = []  # the index of the child that each word belongs to
         for word in self._words[region.first_word : region.end_word]:
             index = bisect_right(starts, word.source_position) - 1
             is_inside = index >= 0 and word.source_position < children[index].end

@@ -1,4 +1,4 @@
-"""HTML as a source text: tags stay, and inline tags stay around the words they belong to.
+"""Read HTML as a source text: inline tags stay around the words that they belong to.
 
 The text between two block tags is one block, whatever inline tags and line ends it holds.
 """
@@ -16,9 +16,9 @@ from nmt.documents.inline_tags import Element, TagPlacer, TargetWord, align_word
 from nmt.documents.texts import PlainText, get_translation_text, parse_plain_text
 from nmt.translate.results import LineResult
 
-_WHITE_SPACE = " \t\r\n\f"  # as HTML defines it; other white space is text
+_WHITE_SPACE = " \t\r\n\f"  # the white space of HTML; other spaces are text
 _SPACES = re.compile(f"[{_WHITE_SPACE}]+")
-_MAX_DEPTH = 32  # of elements in elements; tags further inside are placed without their content
+_MAX_DEPTH = 32  # elements further inside are placed without their content
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def parse_tokens(
         keeps_elements: whether an element stays even if the translation has no word for it.
     """
     contents: list[str | Block] = []
-    markup: list[str] = []  # source of the tokens since the previous block
+    markup: list[str] = []  # sources of the tokens since the previous block
     for is_boundary, group in groupby(source_tokens, _is_boundary):
         tokens = list(group)
         texts = [token.raw for token in tokens if token.kind is TokenKind.TEXT]
@@ -95,14 +95,14 @@ def parse_tokens(
 
 
 def _split_ends(tokens: Sequence[Token]) -> tuple[str, Sequence[Token], str]:
-    """Return the elements at the ends of a block, which stay there, and the tokens between them.
+    """Divide the tokens of a block into those at its start, in the middle and at its end.
 
-    These are elements without text, and those around the whole text.
+    Elements without text at either end, and elements around the whole text, stay where they are.
     """
     start = 0
     end = len(tokens)
     end_tags = _match_tags(tokens)
-    while True:  # ends at the latest at a text, of which each block has at least one
+    while True:  # a block has at least one text, which ends this loop
         if tokens[start].kind is TokenKind.ATOM:
             start += 1
         elif tokens[end - 1].kind is TokenKind.ATOM:
@@ -141,9 +141,9 @@ class Block:
     """Text between two block tags, and the inline elements in it."""
 
     text: PlainText
-    characters: str  # the text with its gaps, white space collapsed as in a browser
+    characters: str  # the text with its gaps; its white space is collapsed as in a browser
     root: Element  # holds the elements of the block
-    leading_space: str  # as in the source; not in `characters`
+    leading_space: str  # white space of the source that `characters` lacks
     trailing_space: str
     keeps_elements: bool
 
@@ -208,10 +208,10 @@ def _parse_block(
 def _parse_elements(tokens: Sequence[Token], *, preserves_space: bool) -> tuple[str, Element]:
     """Return the text of inline tokens, and an element that holds their elements.
 
-    A space after another one, or at the start, is left out, unless `preserves_space`.
+    Unless `preserves_space` is set, leaves out a space at the start, and after another space.
     """
     root = Element("", start=0, end=0)
-    open_elements = [root]  # from the outermost to the innermost
+    open_elements = [root]  # the innermost is the last
     characters = ""
     ends_in_space = True
     for token in tokens:

@@ -1,4 +1,4 @@
-"""The paragraphs of office documents: OOXML (Word, PowerPoint) and OpenDocument.
+"""Read the paragraphs of office documents: OOXML (Word, PowerPoint) and OpenDocument.
 
 A paragraph of OOXML consists of runs, each with its formatting. The formatting of the largest part
 of a text counts as plain; other runs, links and fields are elements within the text, which are
@@ -29,7 +29,7 @@ from nmt.documents.xml_text import (
 from nmt.documents.xml_tokens import XmlKind, XmlToken, tokenize_xml
 from nmt.errors import DataError
 
-# Each of the transitional and of the strict variant of OOXML.
+# The first is the namespace of the transitional, the second that of the strict variant of OOXML.
 _WORD_NAMESPACES = (
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main",
     "http://purl.oclc.org/ooxml/wordprocessingml/main",
@@ -40,15 +40,16 @@ _DRAWING_NAMESPACES = (
 )
 _RUN_NAMESPACES = _WORD_NAMESPACES + _DRAWING_NAMESPACES
 _ODF_TEXT = "urn:oasis:names:tc:opendocument:xmlns:text:1.0"
-_CONTAINERS = ("hyperlink", "ins", "moveTo", "smartTag", "customXml", "dir", "bdo")  # of runs
-_SEPARATORS = ("tab", "br", "cr", "ptab")  # in a run, between two texts
-_DROPPED = ("proofErr", "lastRenderedPageBreak", "softHyphen")  # about the layout of the source
+# elements around runs
+_CONTAINERS = ("hyperlink", "ins", "moveTo", "smartTag", "customXml", "dir", "bdo")
+_SEPARATORS = ("tab", "br", "cr", "ptab")  # elements that separate two texts of a run
+_DROPPED = ("proofErr", "lastRenderedPageBreak", "softHyphen")  # only the source needs these
 _UNTRANSLATED = ("tracked-changes", "annotation")  # deleted text and remarks
 _SPELLING_ATTRIBUTE = re.compile(
     r"""\s(lang|altLang|dirty|err|smtClean|noProof)=("[^"]*"|'[^']*')"""
 )
-_MARKER = re.compile(r"<\?nmt-text (\d+)\?>")  # with an index of `XmlPart.inner_parts`
-_MAX_DEPTH = 8  # of paragraphs in paragraphs, such as text boxes
+_MARKER = re.compile(r"<\?nmt-text (\d+)\?>")  # has an index of `XmlPart.inner_parts`
+_MAX_DEPTH = 8  # how deeply paragraphs are nested, for example in text boxes
 
 
 @dataclass
@@ -127,7 +128,7 @@ class _PartReader:
         if not any(token.name in ("p", "h") for token in tokens):
             return join_raw(tokens)
         inner_part = _PartReader(self._options, self._depth + 1).read(iter(tokens))
-        if len(inner_part.texts) == 1:  # only markup; these are no paragraphs
+        if len(inner_part.texts) == 1:  # it is markup, so there is no paragraph
             return join_raw(tokens)
         self._part.inner_parts.append(inner_part)
         return f"<?nmt-text {len(self._part.inner_parts) - 1}?>"
@@ -180,14 +181,14 @@ class _Item(NamedTuple):
     """A part of an OOXML paragraph."""
 
     kind: TokenKind
-    raw: str  # for a text: the escaped text without its run
-    name: str = ""  # of an element with text in it
+    raw: str  # the source; a text is escaped, and without its run
+    name: str = ""  # name of an element that contains text
     run: _Run | None = None  # the run of a text
     field_mark: str = ""  # the role of the item in a field; see `_field_mark`
 
     @property
     def markup(self) -> str:
-        """The source of the item in the paragraph; of a text, with its run."""
+        """The source of the item in the paragraph. A text gets the tags of its run."""
         return self.raw if self.run is None else self.run.opening + self.raw + self.run.closing
 
 
@@ -222,7 +223,7 @@ class _RunReader:
                 raw = join_raw(self._tokens[index:end])
                 yield _Item(kind, raw, token.name)
             elif is_run_markup and token.name == "sdtContent":
-                end = self._find_tag_end(index)  # of </sdtContent>, up to </sdt>
+                end = self._find_tag_end(index)  # includes </sdt>
                 yield _Item(TokenKind.CLOSING, join_raw(self._tokens[index:end]), "sdt")
             elif token.name in ("pPr", "endParaRPr", "br"):
                 yield _Item(TokenKind.BOUNDARY, join_raw(self._tokens[index:end]))
@@ -233,7 +234,7 @@ class _RunReader:
             index = end
 
     def _is_container(self, start: int, end: int) -> bool:
-        """Return whether a tag begins or ends an element around runs; `sdt` may be without any."""
+        """Return whether a tag begins or ends an element around runs. `sdt` may contain none."""
         name = self._tokens[start].name
         if name != "sdt":
             return name in _CONTAINERS
@@ -320,8 +321,7 @@ def _group_fields(items: Sequence[_Item]) -> list[_Item]:
     """Join the items of each field.
 
     A link becomes an element around its text. Any other field becomes one item, whose result is not
-    translated.
-    A field that begins or ends in another paragraph separates texts.
+    translated. A field that begins or ends in another paragraph separates texts.
     """
     grouped: list[_Item] = []
     starts: list[int] = []  # indices in `grouped` at which the open fields begin
@@ -349,7 +349,7 @@ def _join_field(items: Sequence[_Item]) -> list[_Item]:
 
 def _build_run_text(items: Sequence[_Item], options: ReadOptions) -> SourceText:
     """Return the text of neighboring runs."""
-    lengths: Counter[_Run] = Counter()  # characters, by the formatting that a run gives them
+    lengths: Counter[_Run] = Counter()  # number of characters with the formatting of a run
     for item in items:
         if item.run is not None:
             lengths[item.run] += len(item.raw.strip())
@@ -372,5 +372,5 @@ def _build_run_text(items: Sequence[_Item], options: ReadOptions) -> SourceText:
             tokens.append(Token(TokenKind.CLOSING, run.closing + plain_run.opening, "r"))
     text = parse_tokens(tokens, split_sentences=options.split_sentences, preserves_space=True)
     contents = [plain_run.opening, *text.contents, plain_run.closing]
-    empty_runs = [run.opening + run.closing for run in lengths]  # left by tags side by side
+    empty_runs = [run.opening + run.closing for run in lengths]  # tags side by side leave these
     return XmlText(MarkupText(contents), removed=empty_runs)

@@ -1,4 +1,4 @@
-"""Documents that are zip archives of XML files: DOCX, PPTX, OpenDocument and EPUB."""
+"""Read documents that are zip archives of XML files: DOCX, PPTX, OpenDocument and EPUB."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from nmt.documents.xml_text import XmlText, escape
 from nmt.documents.xml_tokens import XmlKind, decode_xml, encode_xml, tokenize_xml
 from nmt.errors import DataError
 
-_MAX_TEXT_BYTES = 64 << 20  # of all files with text, unpacked
-_MAX_RATIO = 200  # an archive may unpack to this many times its size,
-_MIN_LIMIT_BYTES = 64 << 20  # or to this number of bytes if that is more
+_MAX_TEXT_BYTES = 64 << 20  # unpacked size of all files with text
+# An archive may unpack to _MAX_RATIO times its size, or to _MIN_LIMIT_BYTES if that is more.
+_MAX_RATIO = 200
+_MIN_LIMIT_BYTES = 64 << 20
 _MAX_FILES = 10_000
 _MACROS = re.compile(r"(?i)(^|/)vbaProject\.bin$|^Basic/.+/(?!script-l[bc]\.xml).+\.xml$")
 
 
 _Reader = Callable[[str, ReadOptions], XmlPart]
-_ZIP_ERRORS = (  # which zipfile raises for a damaged archive
+_ZIP_ERRORS = (  # zipfile raises these for a damaged archive
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
@@ -114,7 +115,7 @@ def read_package(content: bytes, options: ReadOptions, *, package_format: _Forma
     contents = _read_texts(content, package_format)
     if not contents:
         raise DataError(f"the file is not a {package_format.name} document: it has no text")
-    xml_parts: dict[str, tuple[XmlPart, str]] = {}  # by name of the file; with its encoding
+    xml_parts: dict[str, tuple[XmlPart, str]] = {}  # file name: its texts and its encoding
     texts: list[SourceText] = []
     for file_name, (read, xml) in contents.items():
         try:
@@ -129,9 +130,9 @@ def read_package(content: bytes, options: ReadOptions, *, package_format: _Forma
 
 
 def _read_texts(content: bytes, package_format: _Format) -> dict[str, tuple[_Reader, bytes]]:
-    """Return the files with text, by name, and the functions that read them.
+    """Return the content of each file with text, and the function that reads it.
 
-    Checks all files of the archive.
+    The keys are the names of the files. Checks all files of the archive.
     """
     contents: dict[str, tuple[_Reader, bytes]] = {}
     try:
@@ -174,7 +175,7 @@ def _check_files(archive: zipfile.ZipFile, packed_bytes: int, package_format: _F
             f"the file of {packed_bytes} bytes unpacks to {num_bytes}, over {_MAX_RATIO} times its "
             "size, which documents do not"
         )
-    manifest = "META-INF/manifest.xml"  # in OpenDocument
+    manifest = "META-INF/manifest.xml"  # OpenDocument has this file
     if manifest in names and b"encryption-data" in archive.read(manifest):
         raise DataError("the file has a password; save it without one")
 

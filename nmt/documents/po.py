@@ -1,4 +1,4 @@
-"""PO and POT, the message catalogs of gettext: messages without a translation are translated."""
+"""Read PO and POT, the message catalogs of gettext. Only missing translations are added."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _ESCAPE_BY_CHARACTER = str.maketrans(
     {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 )
 _TAG = r"</?[A-Za-z][^<>]*>"
-_PERCENT = (  # the placeholders of printf, for all flags that `_PLACEHOLDERS` lacks
+_PERCENT = (  # the placeholders of printf, which all flags have that `_PLACEHOLDERS` lacks
     r"%(?:\(\w+\))?(?:\d+\$)?[-+ #0']*(?:\*|\d+)?(?:\.(?:\*|\d+))?(?:hh|h|ll|l|q|j|z|t|L)?\w|%%"
 )
 _OPENING_MARKS = r"""["'(\[«„“‘‚]*"""  # around a placeholder, they belong to it
 _CLOSING_MARKS = r"""["')\]»”’]*"""
 _BRACES = r"\{[^{}\s]*\}"
-_PLACEHOLDERS = {  # by flag of a message
+_PLACEHOLDERS = {  # the keys are flags of messages
     "python-brace-format": _BRACES,
     "perl-brace-format": _BRACES,
     "csharp-format": _BRACES,
@@ -47,11 +47,11 @@ _PLACEHOLDERS = {  # by flag of a message
 class _Message:
     """A message, from its comments to its translations."""
 
-    lines: list[str] = field(default_factory=list)  # with line ends
+    lines: list[str] = field(default_factory=list)  # each includes its line end
     flags: set[str] = field(default_factory=set)
-    texts: dict[str, str] = field(default_factory=dict)  # by keyword, such as msgstr[0]
+    texts: dict[str, str] = field(default_factory=dict)  # the keys are keywords like msgstr[0]
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By keyword: the index of its first line, and the index after its last line."""
+    """For each keyword, the index of its first line, and the index after its last line."""
 
     def find_source(self, keyword: str) -> str:
         """Return the text whose translation belongs to `msgstr` or `msgstr[n]`."""
@@ -75,7 +75,7 @@ class _Translation(WrappedText):
         text = html.unescape(self.text.render(results, rank, prefix))
         lines = _split_lines(text) or [""]
         if len(lines) > 1:
-            lines.insert(0, "")  # as gettext does, so that all lines of the text begin alike
+            lines.insert(0, "")  # gettext does this too, so that all lines of a text begin alike
         quoted = [f'"{line.translate(_ESCAPE_BY_CHARACTER)}"{self.newline}' for line in lines]
         return f"{self.keyword} {''.join(quoted)}"
 

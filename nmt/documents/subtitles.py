@@ -1,4 +1,4 @@
-"""SubRip subtitles."""
+"""Read subtitles in the format SubRip."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from nmt.documents.markup import MarkupText
 from nmt.documents.texts import PlainText, SourceText, WrappedText
 from nmt.translate.results import LineResult
 
-_SPACES = r"[^\S\n]*"  # no line end
+_SPACES = r"[^\S\n]*"  # any white space but a line end
 _CUE_TIMES = rf"{_SPACES}(?:\d+:)?\d+:\d+[,.]\d+\s*-->"
-_NEXT_CUE = rf"{_CUE_TIMES}|{_SPACES}\d+{_SPACES}\n{_CUE_TIMES}"  # with or without a number
+_NEXT_CUE = rf"{_CUE_TIMES}|{_SPACES}\d+{_SPACES}\n{_CUE_TIMES}"  # it may have a number
 _CUE = re.compile(  # a line of times, and lines of text up to an empty line or the next cue
     rf"^{_CUE_TIMES}.*\n(?P<text>(?:(?!{_NEXT_CUE}){_SPACES}\S.*\n?)+)", re.MULTILINE
 )
@@ -29,7 +29,7 @@ _SPEAKER_DASH = re.compile(r"\s*[-–—]\s")
 class _Subtitle(WrappedText):
     """Lines of one speaker, translated as one text and wrapped to the same number of lines."""
 
-    position_tags: str  # before the text, as in the source
+    position_tags: str  # these precede the text in the source
     num_lines: int
     newline: str
     has_entities: bool
@@ -61,7 +61,7 @@ def read_subtitles(text: str, options: ReadOptions) -> Document:
                 texts.append(PlainText([], [newline]))
             texts.append(_read_subtitle(speaker_lines, newline, options))
         check_count(len(texts))
-        position = start + len("\n".join(lines))  # before the line end of the last line
+        position = start + len("\n".join(lines))  # the line end of the last line
     texts.append(PlainText([], [text[position:]]))
     return Document(texts, join_texts)
 
@@ -94,7 +94,7 @@ def _wrap(text: str, num_lines: int, newline: str) -> str:
     A word goes on a line if at least half of it fits.
     """
     words = deque(_WORD.findall(text))
-    num_characters = sum(len(word) + 1 for word in words)  # on this line and those after it
+    num_characters = sum(len(word) + 1 for word in words)  # those that are on no line yet
     lines: list[str] = []
     for num_lines_left in range(num_lines, 0, -1):
         if not words:

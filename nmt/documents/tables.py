@@ -1,4 +1,4 @@
-"""Tables in CSV and TSV."""
+"""Read tables in CSV and TSV."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def read_table(text: str, options: ReadOptions, *, suffix: str) -> Document:
 
 
 def _parse_rows(text: str, delimiter: str, *, has_quotes: bool) -> list[list[str]]:
-    """Return the cells of a table, by row. Raises `DataError` for a broken table."""
-    csv.field_size_limit(1 << 24)  # characters of a cell, for every reader of this process
+    """Return the rows of a table, lists of cells. Raises `DataError` for a broken table."""
+    csv.field_size_limit(1 << 24)  # limits cells for all readers of this process
     reader = csv.reader(
         io.StringIO(text, newline=""),
         delimiter=delimiter,

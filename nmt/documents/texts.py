@@ -1,4 +1,4 @@
-"""Texts to translate: splitting into sentences, and joining of their translations."""
+"""Split texts into sentences to translate, and join the translations."""
 
 from __future__ import annotations
 
@@ -158,9 +158,9 @@ def find_token_spans(tokens: Sequence[str], text: str) -> list[tuple[int, int]]:
     positions = [i for i, character in enumerate(text) if not character.isspace()]
     scale = len(positions) / num_visible if num_visible else 0.0
     spans = []
-    offset = 0  # in the visible characters of the tokens
+    offset = 0  # number of visible characters of the tokens so far
     for length in visible_lengths:
-        start = int(offset * scale + 1e-9)  # in case a whole number was rounded down
+        start = int(offset * scale + 1e-9)  # 1e-9, since a whole number may be rounded down
         offset += length
         end = int(offset * scale + 1e-9)
         if length == 0 or start >= len(positions):

@@ -1,4 +1,4 @@
-"""XLIFF 1.2 and 2: the sources of segments without a target are translated."""
+"""Read XLIFF 1.2 and 2. Segments without a target get one."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class _XliffReader:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._texts: list[SourceText] = []
-        self._markup: list[str] = []  # since the last text
+        self._markup: list[str] = []  # the markup since the last text
         self._untranslated: list[bool] = [False]
-        """For the file and each open element: whether its units stay as they are."""
+        """Whether the units of the file, and of each open element, stay as they are."""
 
     def read(self, tokens: Iterator[XmlToken]) -> list[SourceText]:
         """Return the texts of the file, and the markup between them."""
@@ -88,7 +88,7 @@ class _XliffReader:
                 opening = tokens[target_start].raw.removesuffix("/>").rstrip() + ">"
         else:  # the new target gets a line of its own if the source has one
             self._markup.append(join_raw(tokens[:insert_position]))
-            space_start = source_start  # of the line end and indentation before the source
+            space_start = source_start  # becomes the start of the white space before the source
             while tokens[space_start - 1].kind is XmlKind.TEXT:
                 space_start -= 1
             self._markup.append(join_raw(tokens[space_start:source_start]))
@@ -104,7 +104,7 @@ class _XliffReader:
             return
         position = 0
         for start in segment_starts:
-            if start < position:  # in another segment, which XLIFF does not allow
+            if start < position:  # it lies in another segment, which XLIFF does not allow
                 continue
             end = find_end(tokens, start)
             self._markup.append(join_raw(tokens[position : start + 1]))
@@ -128,7 +128,7 @@ class _XliffReader:
 
 
 def _find_children(tokens: Sequence[XmlToken]) -> dict[str, tuple[int, int]]:
-    """Return the start and end of each child of a unit by its name; of several, the first."""
+    """Return the start and end of each child of a unit by its name: the first with this name."""
     children: dict[str, tuple[int, int]] = {}
     index = 1
     while index < len(tokens) - 1:
@@ -191,7 +191,7 @@ def _find_number(token: XmlToken) -> str:
 def _pair_codes(tokens: Sequence[Token]) -> list[Token]:
     """Return the tokens. The start and the end of codes that are not nested become atoms."""
     paired = list(tokens)
-    open_indices: list[int] = []  # of elements and codes
+    open_indices: list[int] = []  # indices of the elements and codes that have not ended
 
     def make_atom(index: int) -> None:
         paired[index] = replace(paired[index], kind=TokenKind.ATOM)

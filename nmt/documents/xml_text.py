@@ -1,4 +1,4 @@
-"""Source texts in XML: blocks of text with inline elements, and the markup around them."""
+"""`XmlText`, a source text in XML, and functions for the tokens of XML."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_cdata_mark(token: XmlToken) -> bool:
 
 
 def find_end(tokens: Sequence[XmlToken], start: int) -> int:
-    """Return the index after the element that begins at `start`, or after its only token."""
+    """Return the index after the element that begins at `start`, or after any other token there."""
     depth = 0
     for index in range(start, len(tokens)):
         if tokens[index].kind is XmlKind.OPENING:

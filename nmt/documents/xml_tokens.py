@@ -33,11 +33,11 @@ class XmlToken(NamedTuple):
 
     kind: XmlKind
     raw: str
-    namespace: str = ""  # of an element
-    name: str = ""  # of an element, without its prefix
+    namespace: str = ""  # namespace of an element
+    name: str = ""  # name of an element; its prefix is removed
     attributes: dict[str, str] = {}  # noqa: RUF012  # never changed
-    """By name without its prefix; of two with the same name, one is missing."""
-    text: str = ""  # of characters, without references
+    """The keys are names without their prefix. If two attributes have one name, one is missing."""
+    text: str = ""  # the characters of a text; references are replaced
 
     @property
     def prefix(self) -> str:
@@ -94,9 +94,9 @@ class _TokenParser:
     """Collects the starts of tokens; a token ends where the next one starts."""
 
     def __init__(self) -> None:
-        self._starts: list[int] = []  # in bytes
-        self._tokens: list[XmlToken] = []  # at `_starts`; `take_tokens` adds their source
-        self._tag_start = -1  # where the last start tag begins
+        self._starts: list[int] = []  # positions in bytes
+        self._tokens: list[XmlToken] = []  # begin at `_starts`; `take_tokens` adds their source
+        self._tag_start = -1  # position of the last start tag
         self._parser = expat.ParserCreate("utf-8", "}")
         self._parser.namespace_prefixes = True
         self._parser.StartElementHandler = self._start

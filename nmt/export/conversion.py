@@ -29,7 +29,7 @@ from nmt.runtime.signatures import needs_signatures
 log = logging.getLogger(__name__)
 
 MAX_POSITIONS = 2048
-"""Longest source or target that a converted model can translate, in tokens with EOS."""
+"""Longest source or target that a converted model can translate, in tokens; EOS counts."""
 _LOCK_SECONDS = 600  # longer than any conversion takes
 
 
@@ -66,7 +66,7 @@ def convert_once(model_folder: Path, quantization: Quantization) -> Path:
             lock = FileLock(parent / ".lock").acquire(timeout=_LOCK_SECONDS)
         except Timeout:
             raise NmtError(f"{parent} is locked by another process; stop it, or wait") from None
-        except (OSError, RuntimeError):  # not writable; RuntimeError: the file system has no locks
+        except (OSError, RuntimeError):  # it is not writable, or the file system has no locks
             continue
         with lock:
             _convert(model_folder, parent / name, quantization)

@@ -29,7 +29,7 @@ _ACTIVATIONS = {
     Activation.relu: "RELU",
     Activation.gelu: "GELU",
     Activation.silu: "SWISH",
-    Activation.swiglu: "SWISH",  # the activation of the gate
+    Activation.swiglu: "SWISH",  # CTranslate2 applies it to the gate
 }
 
 
@@ -88,7 +88,7 @@ def build_spec(
 
 
 def _new_spec(model_config: ModelConfig) -> Any:
-    """Return a `TransformerSpec` of this architecture, without weights."""
+    """Return a `TransformerSpec` of this architecture. It has no weights yet."""
     try:
         from ctranslate2.specs import TransformerSpec, common_spec, transformer_spec
     except ImportError:
@@ -104,7 +104,7 @@ def _new_spec(model_config: ModelConfig) -> Any:
         "relative_attention_bias": model_config.positions is Positions.alibi,
     }
     if model_config.positions is Positions.rotary:
-        options["rotary_dim"] = 0  # all dimensions of a head
+        options["rotary_dim"] = 0  # 0 stands for all dimensions of a head
     encoder = transformer_spec.TransformerEncoderSpec(
         model_config.num_encoder_layers, model_config.num_heads, **options
     )
@@ -188,7 +188,7 @@ def _set_layer(layer: Any, arrays: Arrays, layer_name: str) -> None:
     if hasattr(layer, "attention"):
         _set_cross_attention(layer.attention, arrays, f"{layer_name}.cross_attention")
     inner = layer.ffn.linear_0
-    if hasattr(layer.ffn, "linear_0_noact"):  # gated: then linear_0 is the gate
+    if hasattr(layer.ffn, "linear_0_noact"):  # in a gated layer, linear_0 is the gate
         _set_linear(layer.ffn.linear_0, arrays, f"{layer_name}.feed_forward.gate")  # (F, D)
         inner = layer.ffn.linear_0_noact
     _set_linear(inner, arrays, f"{layer_name}.feed_forward.inner")  # (F, D)
@@ -198,7 +198,7 @@ def _set_layer(layer: Any, arrays: Arrays, layer_name: str) -> None:
 
 def _set_cross_attention(attention: Any, arrays: Arrays, name: str) -> None:
     """Assign a cross-attention: one linear layer for queries, another for keys and values."""
-    if hasattr(attention, "q_norm"):  # in nmt, only self-attention has QK norm
+    if hasattr(attention, "q_norm"):  # only self-attention of nmt has QK norm
         del attention.q_norm, attention.k_norm
     queries, keys_values, output = attention.linear
     weight = arrays[f"{name}.in_projection.weight"]  # (3D, D)

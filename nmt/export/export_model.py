@@ -68,7 +68,7 @@ _LIBRARIES = {  # names of libraries on the Hugging Face Hub
     ExportFormat.web: "onnx",
 }
 Support: TypeAlias = dict[str, list[Any] | None]
-"""The supported values of settings of the architecture, by setting; None: all values."""
+"""For settings of the architecture, the values that are supported; None stands for all values."""
 
 _COMMON_SUPPORT: Support = {
     "num_encoder_layers": None,
@@ -176,12 +176,12 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
             tags=(config.format.value,),
         )
         (temporary / CARD).write_text(card, encoding="utf-8", newline="\n")
-        if config.sign is not None:  # last, since the signature covers all other files
+        if config.sign is not None:  # the signature covers all other files, so it comes last
             sign_folder(temporary, resolve_path(config.sign))
 
 
 def find_unsupported(model: ModelConfig, export_format: ExportFormat) -> list[str]:
-    """Return a text for each setting that a format does not support: value and supported values.
+    """Describe each setting that a format does not support: its value and the supported values.
 
     Dropout affects training only, so it is never listed. A setting that is missing from `SUPPORTED`
     must have its default.
@@ -214,7 +214,7 @@ def describe_exports(model: ModelConfig) -> str:
 
 def _format_value(value: Any) -> str:
     """Write a value as in YAML, such as null, true or rotary."""
-    return json.dumps(value).strip('"')  # as JSON, but texts have no quotes
+    return json.dumps(value).strip('"')  # removes the quotes of texts
 
 
 @functools.cache  # compiling the template takes longer than rendering it
@@ -233,7 +233,7 @@ def _readme_template() -> Template:
 
 def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig) -> str:
     """Return the README.md of an exported folder, from `readme.md.j2`."""
-    # variable of the README's code: file of a SentencePiece model
+    # variables of the README's code, and the SentencePiece models that they load
     tokenizer_files = {"source": SRC_MODEL, "target": TGT_MODEL}
     if isinstance(tokenizers, Tokenizer):
         tokenizer_files = {"tokenizer": JOINT_MODEL}

@@ -8,7 +8,7 @@ them, the export permutes the D dimensions of the residual stream in every weigh
 writes it.
 """
 
-# D d_model, F d_ff, V vocab, P positions. A stack is "encoder" or "decoder".
+# Shapes: D d_model, F d_ff, V vocab, P positions. A stack is "encoder" or "decoder".
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from nmt.runtime.files import write_json
 from nmt.search.constraints import forbidden_ids
 
 Weights = dict[str, Tensor]
-_MAX_GENERATED_TOKENS = 512  # default of `generate`, unless the model has fewer positions
+_MAX_GENERATED_TOKENS = 512  # the default of `generate` in models with enough positions
 # `model_type` in config.json
 MARIAN = "marian"
 M2M100 = "m2m_100"
@@ -108,7 +108,7 @@ def rename_weights(
     model_config = info.model
     permutation = torch.arange(model_config.d_model)  # (D,)
     if model_config.positions is Positions.sinusoidal:
-        # all sines before all cosines
+        # moves all sines before all cosines
         permutation = torch.cat([permutation[0::2], permutation[1::2]])
     embedding = weights["embedding.weight"][:, permutation]  # (V, D)
     renamed: Weights = {}
@@ -147,7 +147,7 @@ def rename_weights(
 def make_position_table(
     model_config: ModelConfig, stack: str, weights: Weights, num_positions: int
 ) -> Tensor:
-    """Return the vectors (P, D) of the first `num_positions` positions, added to embeddings.
+    """Return the vectors (P, D) of the first `num_positions` positions.
 
     Positions beyond the end of a learned table get its last vector.
     """
@@ -192,7 +192,7 @@ def _rename_attention(
     biases = weights[f"{our_prefix}.in_projection.bias"].chunk(3)
     for i, name in enumerate(("q_proj", "k_proj", "v_proj")):
         renamed[f"{their_prefix}.{name}.weight"] = projections[i][:, permutation]  # (D, D)
-        # a copy, since safetensors refuses tensors that share memory
+        # safetensors refuses tensors that share memory, so this is a copy
         renamed[f"{their_prefix}.{name}.bias"] = biases[i].clone()  # (D,)
     renamed |= _permute_output(
         weights, f"{our_prefix}.out_projection", f"{their_prefix}.out_proj", permutation

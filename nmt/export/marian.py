@@ -32,7 +32,7 @@ from nmt.search.constraints import forbidden_ids
 
 ACTIVATIONS = {Activation.relu: "relu", Activation.silu: "swish"}
 _FORBIDDEN_BIAS = -1e4  # output bias of ids that no translation contains
-# applied in this order; they turn the names of transformers into Marian's
+# These rules, applied in this order, turn the names of transformers into Marian's.
 _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"^model\.shared\.weight$", "Wemb"),
     (r"^model\.(encoder|decoder)\.embed_tokens\.weight$", r"\1_Wemb"),
@@ -62,8 +62,8 @@ def write_marian(
 ) -> None:
     """Write `model.npz`, `decoder.yml`, SentencePiece models and vocabularies into `folder`.
 
-    Raises `ModelError` if Marian cannot represent the model: forced target tokens, control symbols
-    with other names.
+    Raises `ModelError` if Marian cannot represent the model, because it has forced target tokens or
+    other names of control symbols.
     """
     _check_vocabularies(info, tokenizers)
     src_pieces = tokenizers.src.all_pieces()

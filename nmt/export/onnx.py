@@ -6,7 +6,7 @@ log-probabilities of the next token, the extended cache, and the attention to th
 words. Batch size and lengths are dynamic. In the first step, the cache has length 0.
 """
 
-# B batch, S source length, T cached target tokens, V vocab, D d_model
+# Shapes: B batch, S source length, T cached target tokens, V vocab, D d_model
 # L decoder layers, H heads, K heads of keys and values, d dimensions of a head
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from nmt.search.constraints import forbidden_ids
 OPSET = 18  # version of the ONNX operators
 ENCODER = "encoder.onnx"
 DECODER = "decoder.onnx"
-# Limit on the weights. Each file is one protobuf message, which has to be smaller than 2 GiB.
+# Maximum size of the weights: each file is a protobuf message, which must be smaller than 2 GiB.
 _MAX_BYTES = 2**31 - 2**24
 _DYNAMIC_AXES = {
     "source": {0: "batch", 1: "source_length"},
@@ -77,7 +77,7 @@ class Encoder(nn.Module):
 
 
 class DecoderStep(nn.Module):
-    """One step of the decoder. The probability of `forbidden` tokens is 0."""
+    """One step of the decoder. It gives `forbidden` tokens the probability 0."""
 
     is_forbidden: Tensor
 
@@ -254,7 +254,7 @@ def _write_graph(
 ) -> None:
     """Write the graph of `module`, traced with `inputs`."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on exporting by tracing
+        warnings.simplefilter("ignore")  # torch warns that tracing is deprecated
         torch.onnx.export(
             module,
             tuple(inputs.values()),

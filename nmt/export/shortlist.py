@@ -1,4 +1,4 @@
-"""A shortlist: for each source piece, the target pieces that may translate it.
+"""Write a shortlist, which lists for each source piece the target pieces that may translate it.
 
 With a shortlist, CTranslate2 computes logits only for the candidates of a batch, which saves most
 of that time if the vocabulary is large. The candidates are the most probable translations in IBM
@@ -54,7 +54,7 @@ def find_candidates(links: Links, num_src: int, num_tgt: int) -> list[list[int]]
     `num_src` and `num_tgt` are the numbers of ids. The null id is one of the source ids.
     """
     src_ids, tgt_ids, probs = estimate_translations(links, num_src, num_tgt)
-    order = np.lexsort((-probs, src_ids))  # by source id, most probable first
+    order = np.lexsort((-probs, src_ids))  # sorts by source id, then the most probable first
     boundaries = np.searchsorted(src_ids[order], np.arange(num_src + 1))
     candidates = []
     for token in range(num_src):

@@ -33,8 +33,8 @@ _STATIC = Path(__file__).with_name("web_static")
 _SERVER_STATIC = Path(nmt.__file__).parent / "serve" / "static"
 _RUNTIME_SCRIPT = "ort.wasm.bundle.min.mjs"
 _RUNTIME_BINARY = "ort-wasm-simd-threaded.wasm"
-_MAX_SOURCE_LENGTH = 256  # tokens, EOS included; longer sentences are split, as in nmt-translate
-_SEGMENTATIONS = {1: "unigram", 2: "bpe"}  # by `TrainerSpec.ModelType` of SentencePiece
+_MAX_SOURCE_LENGTH = 256  # in tokens, EOS included; the page splits longer sentences
+_SEGMENTATIONS = {1: "unigram", 2: "bpe"}  # the keys are `TrainerSpec.ModelType`
 _ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
 
 

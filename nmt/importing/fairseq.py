@@ -1,7 +1,7 @@
 """Import a `transformer` of fairseq from a `.pt` file next to `dict.*.txt`.
 
-These models have the positional encoding of Tensor2Tensor, whose first position has the number 2,
-and start decoding from EOS.
+These models have the sinusoidal positions of Tensor2Tensor. Their positions count from 2, since
+fairseq reserves 0 and 1 for padding. Decoding starts from EOS.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from nmt.errors import ModelError
 from nmt.importing.piece_ids import (
     SideVocabulary,
     SpecialIds,
+    add_ids,
     find_spm,
-    list_pieces,
     make_tokenizers,
-    number_pieces,
+    sort_pieces,
 )
 from nmt.importing.settings import ImportedModel, Settings, read_text
 from nmt.importing.weights import (
@@ -29,7 +29,7 @@ from nmt.importing.weights import (
     merge_embeddings,
 )
 
-_SPM_NAMES = (  # of source and target
+_SPM_NAMES = (  # pairs of file names: of the source and of the target
     ("source.spm", "target.spm"),
     ("sentencepiece.bpe.model", "sentencepiece.bpe.model"),
     ("sentencepiece.model", "sentencepiece.model"),
@@ -40,41 +40,42 @@ _SPECIAL_IDS = SpecialIds(pad=1, unk=3, decoder_start=2, eos=2)
 
 
 def read(path: Path, config: ImportConfig) -> ImportedModel:
-    """Read a `.pt` file, or a folder with one.
+    """Read the model in a `.pt` file; `path` is this file, or the folder that contains it.
 
-    The same folder has the vocabularies and the SentencePiece models. Raises `ModelError` for an
-    architecture that nmt does not have, for a file with classes other than `argparse.Namespace`,
-    and for files that do not belong together.
+    The folder of the file must also contain the vocabularies (`dict.*.txt`) and the SentencePiece
+    models. Raises `ModelError` for an architecture that nmt does not have, for a file with classes
+    other than `argparse.Namespace`, and for files that do not belong together.
     """
     path = find_pt_file(path)
     checkpoint = load_pickle(path)
     settings = _read_settings(path, checkpoint)
     tensors = Tensors(path, checkpoint["model"])
     tensors.rename([(r"^decoder\.output_projection\.", "output.")])
-    for stack in ("encoder", "decoder"):  # these two are not weights
+    for stack in ("encoder", "decoder"):  # fairseq stores two tensors that are not weights
         tensors.drop(f"{stack}.version")
         tensors.drop(f"{stack}.embed_positions._float_tensor")
     must_be_tied = settings.get_bool("share_decoder_input_output_embed", False)
-    sizes = merge_embeddings(tensors, must_be_tied=must_be_tied)
-    model = _convert_architecture(settings, has_tied_output=sizes.has_tied_output)
+    embedding_sizes = merge_embeddings(tensors, must_be_tied=must_be_tied)
+    model = _convert_architecture(settings, has_tied_output=embedding_sizes.has_tied_output)
     folder = path.parent
-    # the names of the dictionaries contain the languages of the checkpoint
-    src_lang = settings.get_text("source_lang") or config.src_lang
-    tgt_lang = settings.get_text("target_lang") or config.tgt_lang
-    src_pieces = _read_pieces(folder, src_lang, sizes.num_src_rows)
-    tgt_pieces = _read_pieces(folder, tgt_lang, sizes.vocab_size)
+    # The checkpoint's languages come first here: the files `dict.LANG.txt` are named after them. In
+    # the imported model, the user's settings come first: they may name the languages differently.
+    dict_src_lang = settings.get_text("source_lang") or config.src_lang
+    dict_tgt_lang = settings.get_text("target_lang") or config.tgt_lang
+    src_pieces = _read_pieces(folder, dict_src_lang, embedding_sizes.num_src_rows)
+    tgt_pieces = _read_pieces(folder, dict_tgt_lang, embedding_sizes.vocab_size)
     src_spm, tgt_spm = find_spm(folder, config, _SPM_NAMES)
     return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
             SideVocabulary(src_spm, src_pieces, _SPECIAL_IDS),
             SideVocabulary(tgt_spm, tgt_pieces, _SPECIAL_IDS),
-            shares_embedding=sizes.shares_embedding,
+            shares_embedding=embedding_sizes.shares_embedding,
         ),
-        weights=make_state_dict(tensors, model, sizes),
+        weights=make_state_dict(tensors, model, embedding_sizes),
         search=SearchConfig(),
-        src_lang=config.src_lang or src_lang,
-        tgt_lang=config.tgt_lang or tgt_lang,
+        src_lang=config.src_lang or dict_src_lang,
+        tgt_lang=config.tgt_lang or dict_tgt_lang,
     )
 
 
@@ -94,10 +95,10 @@ def _read_settings(path: Path, checkpoint: dict[str, Any]) -> Settings:
 
 
 def _read_pieces(folder: Path, lang: str | None, vocab_size: int) -> list[str]:
-    """Return the control symbols and the pieces of `dict.LANG.txt`, or of `dict.txt`.
+    """Return the pieces of a vocabulary: the control symbols, then the pieces in a file.
 
-    Each line of the file is a piece and its count. Raises `ModelError` if the vocabulary does not
-    have `vocab_size` pieces.
+    The file is `dict.LANG.txt`, or `dict.txt` if there is none; each line has a piece and its
+    count. Raises `ModelError` if the vocabulary does not have `vocab_size` pieces.
     """
     path = folder / f"dict.{lang}.txt"
     if not path.exists():
@@ -107,9 +108,11 @@ def _read_pieces(folder: Path, lang: str | None, vocab_size: int) -> list[str]:
         if line:
             piece, space, _ = line.rpartition(" ")
             if not space:
-                raise ModelError(f"{path}: a line has no piece with a count; copy it again")
+                raise ModelError(
+                    f"{path}: the line {line!r:.60} is not a piece and a count; copy it again"
+                )
             pieces.append(piece)
-    return list_pieces(path, number_pieces(pieces), vocab_size)
+    return sort_pieces(path, add_ids(pieces), vocab_size)
 
 
 def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> ModelConfig:

@@ -1,9 +1,8 @@
 """Import models from folders of Hugging Face transformers. Three architectures are supported:
 
 - MarianMT (OPUS-MT) is post-norm and has sinusoidal positions in the layout of Marian.
-- M2M100 (NLLB) is pre-norm and has sinusoidal positions in the layout of Tensor2Tensor; the first
-  position has the number `pad_token_id + 1`. Decoding starts from EOS, and each text begins with
-  its language.
+- M2M100 (NLLB) is pre-norm and has sinusoidal positions in the layout of Tensor2Tensor, which count
+  from `pad_token_id + 1`. Decoding starts from EOS, and each text begins with its language.
 - Pegasus is MarianMT with pre-norm. nmt-export writes it for pre-norm models.
 """
 
@@ -25,8 +24,8 @@ from nmt.importing.piece_ids import (
     find_id,
     find_language,
     find_spm,
-    list_pieces,
     make_tokenizers,
+    sort_pieces,
 )
 from nmt.importing.settings import ImportedModel, Settings, read_json
 from nmt.importing.weights import (
@@ -52,7 +51,7 @@ _POSITION_TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.w
 _OLD_POSITION_TABLES = ("encoder.embed_positions.weights", "decoder.embed_positions.weights")
 """The names of the position tables in old files of M2M100."""
 _MAX_POSITION_OFFSET = 3  # the largest offset that is tried on a stored position table
-_SPM_NAMES = (  # pairs of source and target; M2M100 and Pegasus have one file for both
+_SPM_NAMES = (  # pairs of file names for source and target, which may be the same
     ("source.spm", "target.spm"),
     ("sentencepiece.bpe.model", "sentencepiece.bpe.model"),
     ("spiece.model", "spiece.model"),
@@ -272,8 +271,8 @@ def _read_pieces(
     src_path = folder / "vocab.json"
     if tokenizer_settings.get_bool("separate_vocabs", False):
         tgt_path = folder / "target_vocab.json"
-        src_pieces = list_pieces(src_path, read_json(src_path).items(), sizes.num_src_rows)
-        tgt_pieces = list_pieces(tgt_path, read_json(tgt_path).items(), sizes.vocab_size)
+        src_pieces = sort_pieces(src_path, read_json(src_path).items(), sizes.num_src_rows)
+        tgt_pieces = sort_pieces(tgt_path, read_json(tgt_path).items(), sizes.vocab_size)
         return src_pieces, tgt_pieces
     if sizes.num_src_rows != sizes.vocab_size:
         raise ModelError(f"{folder} has embeddings of two sizes and one vocabulary")
@@ -282,7 +281,7 @@ def _read_pieces(
     else:
         src_path = folder / "tokenizer.json"
         pieces_and_ids = _read_fast_tokenizer(src_path)
-    pieces = list_pieces(src_path, pieces_and_ids, sizes.vocab_size)
+    pieces = sort_pieces(src_path, pieces_and_ids, sizes.vocab_size)
     return pieces, pieces
 
 

@@ -48,7 +48,7 @@ def import_model(config: ImportConfig) -> Path:
         raise ModelError(f"input={path} does not exist; give a folder or a file with a model")
     _check_output(output)
     _check_importable(path, config)
-    if path.name == huggingface.CONFIG:  # given in place of its folder
+    if path.name == huggingface.CONFIG:  # the user named this file, and not its folder
         path = path.parent
     toolkit = find_format(path) if config.format is ImportFormat.auto else config.format
     try:

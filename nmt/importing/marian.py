@@ -25,19 +25,19 @@ from nmt.errors import ModelError
 from nmt.importing.piece_ids import (
     SideVocabulary,
     SpecialIds,
+    add_ids,
     find_id,
     find_spm,
-    list_pieces,
     make_tokenizers,
-    number_pieces,
     read_yaml_vocabulary,
+    sort_pieces,
 )
 from nmt.importing.settings import ImportedModel, Settings, read_text
 from nmt.importing.weights import EmbeddingSizes, Rule, Tensors, make_state_dict, merge_embeddings
 from nmt.runtime.metadata import parse_yaml
 from nmt.runtime.reading import check_regular, list_zip_members
 
-_SETTINGS = "special:model.yml"  # an array with the bytes of the settings
+_SETTINGS = "special:model.yml"  # the name of an array with the bytes of the settings
 _ACTIVATIONS = {"relu": Activation.relu, "swish": Activation.silu}
 # Marian's operations before a sub-layer, after it, and after the stack: d is dropout, a adds the
 # residual, and n normalizes
@@ -49,7 +49,7 @@ _MAX_ARRAYS = 1 << 13
 _ARRAY_TYPES = ("i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8")  # numpy's names: kind and bytes
 _MAX_COMPRESSION = 20  # a file that unpacks to more than 20 times its size is refused
 _PAD = "<pad>"
-_PADDING_BIAS = -1e4  # bias of padding: far below every logit, and within float16
+_PADDING_BIAS = -1e4  # far below every logit, and a number of float16
 _SPM_NAMES = (("source.spm", "target.spm"), ("vocab.spm", "vocab.spm"))
 _RULES: list[Rule] = [  # applied in this order; they give the names that `make_state_dict` expects
     (r"^Wemb$", "shared.weight"),
@@ -73,12 +73,12 @@ _RULES: list[Rule] = [  # applied in this order; they give the names that `make_
 
 
 def read(path: Path, config: ImportConfig) -> ImportedModel:
-    """Read a `.npz` file, or a folder with one.
+    """Read the model in a `.npz` file; `path` is this file, or the folder that contains it.
 
-    The same folder has the SentencePiece models. If the model's ids are not the ids of
-    SentencePiece, it also has `.yml` files with the vocabularies. Raises `ModelError` for an
-    architecture that nmt does not have, such as the SSRU of student models, and for files that do
-    not belong together.
+    The folder also has the SentencePiece models and, if the model's ids are not those of
+    SentencePiece, `.yml` files with the vocabularies. Raises `ModelError` for an architecture that
+    nmt does not have, such as the SSRU of student models, and for files that do not belong
+    together.
     """
     folder = path if path.is_dir() else path.parent
     decoder_settings = _read_decoder_settings(path, folder)
@@ -252,7 +252,7 @@ def _find_vocabularies(
             f"{folder}: which vocabulary belongs to the source is unknown; write a decoder.yml "
             f"with the line vocabs: [{files[0].name}, {files[1].name}], the source's first"
         )
-    return files[0], files[-1]  # the same file twice if both sides share a vocabulary
+    return files[0], files[-1]  # one file for both sides if they share a vocabulary
 
 
 def _make_side_vocabulary(spm_path: Path, vocabulary_path: Path, size: int) -> SideVocabulary:
@@ -263,8 +263,8 @@ def _make_side_vocabulary(spm_path: Path, vocabulary_path: Path, size: int) -> S
     if vocabulary_path.suffix == ".yml":
         pieces_and_ids = read_yaml_vocabulary(vocabulary_path)
     else:
-        pieces_and_ids = number_pieces(Tokenizer(read_model(vocabulary_path)).all_pieces())
-    pieces = list_pieces(vocabulary_path, pieces_and_ids, size - 1)
+        pieces_and_ids = add_ids(Tokenizer(read_model(vocabulary_path)).all_pieces())
+    pieces = sort_pieces(vocabulary_path, pieces_and_ids, size - 1)
     pieces.append("<nmt:pad>" if _PAD in pieces else _PAD)
     id_of_piece = {piece: i for i, piece in enumerate(pieces)}
     pad_id = size - 1

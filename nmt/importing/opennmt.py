@@ -18,11 +18,11 @@ from nmt.errors import ModelError
 from nmt.importing.piece_ids import (
     SideVocabulary,
     SpecialIds,
+    add_ids,
     find_id,
     find_spm,
-    list_pieces,
     make_tokenizers,
-    number_pieces,
+    sort_pieces,
 )
 from nmt.importing.settings import ImportedModel, Settings
 from nmt.importing.weights import (
@@ -65,9 +65,9 @@ _RULES: list[Rule] = [  # applied in this order; they give the names that `make_
 
 
 def read(path: Path, config: ImportConfig) -> ImportedModel:
-    """Read a `.pt` file, or a folder with one.
+    """Read the model in a `.pt` file; `path` is this file, or the folder that contains it.
 
-    The same folder has the SentencePiece models. Raises `ModelError` for an architecture that nmt
+    The folder also has the SentencePiece models. Raises `ModelError` for an architecture that nmt
     does not have, for a file with classes other than `argparse.Namespace`, and for files that do
     not belong together.
     """
@@ -130,7 +130,7 @@ def _make_side_vocabulary(
     """
     if not isinstance(vocabulary, list):
         raise ModelError(f"{path}: a vocabulary is missing or no list of pieces")
-    pieces = list_pieces(path, number_pieces(map(str, vocabulary)), num_rows)
+    pieces = sort_pieces(path, add_ids(map(str, vocabulary)), num_rows)
     id_of_piece = {piece: i for i, piece in enumerate(pieces)}
     pad_piece = "<blank>" if "<blank>" in id_of_piece else "<pad>"
     special_ids = SpecialIds(
@@ -165,7 +165,7 @@ def _convert_architecture(
     )
     settings.require_choice("self_attn_type", _ATTENTION_TYPES, "scaled-dot")
     positions = settings.get_choice("position_encoding_type", _POSITIONS, "SinusoidalInterleaved")
-    # hidden_size in version 3, enc_rnn_size or rnn_size in older files
+    # version 3 has hidden_size, and older files have enc_rnn_size or rnn_size
     old_d_model = settings.get("enc_rnn_size", settings.get("rnn_size"))
     d_model = settings.get_int("hidden_size", old_d_model)
     compute_table = partial(sinusoidal_positions, d_model=d_model, layout=positions)

@@ -30,7 +30,7 @@ from nmt.importing.settings import read_text
 _ESCAPE = re.compile(
     r"\\(?:x(?P<x>[0-9a-fA-F]{2})|u(?P<u>[0-9a-fA-F]{4})|U(?P<U>[0-9a-fA-F]{8})|(?P<character>.))"
 )
-_ESCAPED_CHARACTERS = {  # after a backslash in double-quoted text of YAML
+_ESCAPED_CHARACTERS = {  # meaning of a letter after a backslash in YAML's double quotes
     "a": "\a",
     "b": "\b",
     "t": "\t",
@@ -69,7 +69,7 @@ class SpecialIds:
 
     @property
     def prefix(self) -> list[int]:
-        """Ids before every text."""
+        """Ids that every text begins with."""
         return [] if self.language is None else [self.language]
 
 
@@ -82,17 +82,18 @@ class SideVocabulary:
     special_ids: SpecialIds
 
 
-def number_pieces(pieces: Iterable[str]) -> list[tuple[str, int]]:
-    """Return each piece with its position as its id."""
+def add_ids(pieces: Iterable[str]) -> list[tuple[str, int]]:
+    """Return pairs of piece and id for pieces in the order of their ids."""
     return [(piece, i) for i, piece in enumerate(pieces)]
 
 
-def list_pieces(path: Path, pieces_and_ids: Iterable[tuple[str, Any]], size: int) -> list[str]:
-    """Return the `size` pieces of a vocabulary in the order of their ids.
+def sort_pieces(path: Path, pieces_and_ids: Iterable[tuple[str, Any]], size: int) -> list[str]:
+    """Sort the pieces of a vocabulary by their ids, and check that their ids are 0 to `size` - 1.
 
-    `pieces_and_ids` is the content of the file `path`. The last rows of an embedding may have no
-    piece: their ids get the piece `<unused ID>`. Raises `ModelError` for other missing ids, for an
-    id or a piece that occurs twice, and for an id of `size` or above.
+    `pieces_and_ids` is the content of the file `path`, and `size` the number of rows of the
+    embedding. The last rows may have no piece: their ids get the piece `<unused ID>`. Raises
+    `ModelError` for other missing ids, for an id or a piece that occurs twice, and for an id of
+    `size` or above.
     """
     piece_of_id: dict[int, str] = {}
     for piece, i in pieces_and_ids:

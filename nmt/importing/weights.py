@@ -25,7 +25,7 @@ from nmt.runtime.torch_files import load_torch_file
 Weights = dict[str, Tensor]
 Rule = tuple[str, str | Callable[[re.Match[str]], str]]
 """A pattern and a replacement for `re.sub`, to rename tensors."""
-_POSITIONS_TOLERANCE = 2e-3  # rounding errors of float16, and of large angles in float32
+_POSITIONS_TOLERANCE = 2e-3  # allows for rounding errors of float16 and of large angles
 
 
 @dataclass(frozen=True)

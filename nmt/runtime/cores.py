@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 _SAMPLE_SECONDS = 0.2  # long enough, since the kernel counts in hundredths of a second
-_OPENMP_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_")  # variables that set the number of threads
+_OPENMP_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_")  # these variables set numbers of threads
 
 
 def choose_num_threads(max_threads: int) -> int:

@@ -131,7 +131,7 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         raise PeerError(
             f"{problem}; run the same command to continue from the newest checkpoint ({reason})"
         ) from error
-    dist.destroy_process_group()  # not after an error, since it would wait for the other ranks
+    dist.destroy_process_group()  # after an error, this would wait for the other ranks
 
 
 def sum_over_ranks(values: Tensor) -> list[float]:
@@ -173,7 +173,7 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
         "cpu": 1,
     }
     if name == "auto":
-        # in the order of `device_counts`, the fastest first
+        # `device_counts` lists the fastest devices first
         name = next(device_type for device_type, count in device_counts.items() if count)
     device_type, _, index = name.partition(":")
     if device_type not in device_counts or (index and not index.isdigit()):

@@ -21,7 +21,7 @@ from nmt.runtime.reading import open_regular, read_regular_file
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-SIGNATURE = "model.sig"  # not listed in the manifest, which it signs
+SIGNATURE = "model.sig"  # signs the manifest, which does not list it
 FORMAT_VERSION = 1
 _BLOCK_BYTES = 1 << 18
 _is_verifying = True

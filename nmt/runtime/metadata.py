@@ -152,7 +152,7 @@ def _convert(type_hint: Any, value: Any, key: str) -> Any:
 
 
 def _convert_scalar(type_hint: Any, value: Any, key: str) -> Any:
-    """Convert to bool, int, float or str. An integer is valid for a float; bounds are checked."""
+    """Convert to bool, int, float or str, and check bounds. An integer is valid for a float."""
     is_integer = type(value) is int  # True and False are instances of int too
     is_valid = type(value) is type_hint or (is_integer and type_hint is float)
     _require(is_valid, key, _TYPE_NAMES[type_hint], value)

@@ -1,4 +1,4 @@
-"""Read `metrics.jsonl`, the log of a run: one JSON object per line, each with its `update`."""
+"""Read `metrics.jsonl`, the log of a run. Each line is a JSON object with the key `update`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nmt.runtime.reading import open_regular
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 30
-_TEXT_KEYS = {"event", "batch"}  # all other values are numbers
+_TEXT_KEYS = {"event", "batch"}  # all other keys have numbers
 
 
 def read_metrics_log(path: Path) -> list[dict[str, Any]]:

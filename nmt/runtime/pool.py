@@ -82,7 +82,7 @@ class Processes(Workers[Item, Result]):
         self, num_workers: int, function_factory: Callable[[], Callable[[Item], Result]]
     ) -> None:
         self._max_pending = ITEMS_PER_WORKER * num_workers
-        self._older_children = set(multiprocessing.active_children())  # not to be killed
+        self._older_children = set(multiprocessing.active_children())  # `__exit__` keeps them
         context = multiprocessing.get_context("spawn")
         worker_indices = context.SimpleQueue()
         for index in range(num_workers):
@@ -224,6 +224,6 @@ def _start_worker(
 def _apply_function(item: Any) -> Any:
     """Apply the function to an item in a worker process. Builds the function for the first item."""
     global _function
-    if _function is None:  # not in _start_worker, whose exceptions do not reach the parent
+    if _function is None:  # exceptions of _start_worker would not reach the parent
         _function = _function_factory()
     return _function(item)

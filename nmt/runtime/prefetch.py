@@ -44,6 +44,6 @@ def prefetch(items: Iterable[T], *, join_seconds: float = 0.5) -> Iterator[T]:
             yield future.result()
     finally:
         is_closed.set()
-        while not futures.empty():  # so that a thread that is blocked in `put` can exit
+        while not futures.empty():  # lets the thread leave `put` if it is blocked there
             futures.get_nowait()
         thread.join(join_seconds)

@@ -17,8 +17,8 @@ from typing import IO, BinaryIO
 from nmt.errors import DamagedError
 
 _ZIP_END_BYTES = 22  # size of the record at the end of a zip file, without its comment
-_ZIP64_END_BYTES = 76  # size of the additional records before it in large files
-_BYTES_PER_ZIP_MEMBER = 256  # upper limit for an entry in the directory of a zip file
+_ZIP64_END_BYTES = 76  # size of the additional end records of a large zip file
+_BYTES_PER_ZIP_MEMBER = 256  # maximum size of an entry in the directory of a zip file
 MAX_BYTES = 1 << 28  # maximum size of a file that is read whole; 100,000 shards are listed in 20 MB
 _ADVICE = "copy or make the folder again"
 # do not wait for a pipe, nor make a terminal the controlling terminal; 0 on Windows
@@ -82,7 +82,8 @@ def list_zip_members(file: IO[bytes], *, max_members: int) -> list[zipfile.ZipIn
     file.seek(max(0, file.seek(0, os.SEEK_END) - tail_bytes))
     tail = file.read()
     directory_bytes = 0
-    # the end record and the ZIP64 end record, each with the position of the directory's size in it
+    # signature of the end record and of the ZIP64 end record, and where they state the size of the
+    # directory
     for signature, start, end in ((b"PK\5\6", 12, 16), (b"PK\6\6", 40, 48)):
         position = tail.rfind(signature)
         if position >= 0:

@@ -1,4 +1,4 @@
-"""Programs that compute scores, such as COMET in an environment of its own."""
+"""Run programs that compute scores, such as COMET in an environment of its own."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from torch.serialization import safe_globals
 from nmt.runtime.reading import list_zip_members, open_regular
 
 _MAX_TENSORS = 1 << 15
-_MAX_PICKLE_BYTES = 1 << 24  # for names of tensors, settings and the pieces of vocabularies
+_MAX_PICKLE_BYTES = 1 << 24  # holds names of tensors, settings and pieces of vocabularies
 _MAX_OPCODES = 1 << 20  # enough for 25,000 tensors, or vocabularies of 500,000 pieces
-_NUM_OLD_PICKLES = 5  # in the old format: magic number, version, machine, content, storage keys
+_NUM_OLD_PICKLES = 5  # the old format: magic number, version, machine, content, storage keys
 _ALLOCATING_CLASS = "bytearray"  # torch allows it, and bytearray(n) allocates n bytes
 _OPCODES_WITH_CLASS = ("GLOBAL", "STACK_GLOBAL", "INST")
 

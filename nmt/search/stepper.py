@@ -138,7 +138,7 @@ class ModelStepper:
     def step(self, tokens: Tensor, state: ModelState) -> Tensor:
         """See `Stepper.step`."""
         if isinstance(state.decoding, SingleState):
-            return state.decoding.log_probs(tokens)  # without autocast: its layers are in `dtype`
+            return state.decoding.log_probs(tokens)  # needs no autocast: its layers are in `dtype`
         with self._autocast():
             hidden = self.model.step(tokens, state.decoding, state.attention_out)  # (R, D)
             # autograd does not support `out=`, with which the loop below writes its results

@@ -40,7 +40,7 @@ class Languages:
         for source, target in pairs:
             self._targets_by_source[source].add(target)
             self._sources_by_target[target].append(source)
-        self._code_by_key: dict[Hashable, str] = {}  # for the keys see `_lookup_keys`
+        self._code_by_key: dict[Hashable, str] = {}  # `_lookup_keys` returns the keys
         for code in self.codes:
             for key in _lookup_keys(code):
                 self._code_by_key.setdefault(key, code)

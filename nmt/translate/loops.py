@@ -44,7 +44,7 @@ def replace_loops(
     second_request = replace(
         request.select(indices),
         config=replace(config, no_repeat_ngram=NGRAM_OF_SECOND_SEARCH),
-        with_scores=True,  # for `_rank`
+        with_scores=True,  # `_rank` needs them
     )
     second_hypotheses = backend.search(second_request)
     results = list(hypotheses)

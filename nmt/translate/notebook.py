@@ -7,7 +7,7 @@ from html import escape
 
 from nmt.translate.results import Translation
 
-_BLUE = "rgb(0 114 178 / {:.2f})"  # of Okabe and Ito; readable on light and dark pages
+_BLUE = "rgb(0 114 178 / {:.2f})"  # Okabe and Ito's blue, readable on light and dark pages
 _CELL = '<td style="text-align:left">{}</td>'
 
 

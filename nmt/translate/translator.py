@@ -352,7 +352,7 @@ class Translator:
             retried_results = translate_lines(window, [window.lines[i] for i in retried])
             for i, result in zip(retried, retried_results, strict=True):
                 results[i] = take_last(result, 1, separator)
-            yield window, list(filter(None, results))  # by now, every line has a result
+            yield window, list(filter(None, results))  # every line has a result now
 
     def score(
         self,

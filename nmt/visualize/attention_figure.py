@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # pages use this module without matplotlib
     from nmt.visualize.style import Style
 
 log = logging.getLogger(__name__)
-_MAX_LABELED_PANELS = 6  # of more panels, only the left and the bottom ones have labels
+_MAX_LABELED_PANELS = 6  # among more panels, only the left and bottom ones have labels
 _MAX_CELL_INCHES = 0.24  # largest width and height of the cell of a weight
 _MAX_FIGURE_INCHES = 60.0  # largest width and height of all panels together, without margins
 _LABEL_MARGIN_INCHES = 1.6  # space for the labels and the title of a panel

@@ -192,7 +192,7 @@ def draw_decoding(
         memory: the encoder's output (S, D).
         attention: the attention weights (T, S) of the best hypothesis and EOS.
     """
-    best_tokens = list(hypotheses[0].tokens)  # without EOS if the length limit cut them off
+    best_tokens = list(hypotheses[0].tokens)  # the last is EOS, unless the length limit cut it off
     src_width = sum(box_width(piece) + _BOX_GAP for piece in src_pieces)
     tree_width = (record.num_steps + 1) * _COLUMN_WIDTH
     drawing = Drawing(record.num_steps, width=2 * _MARGIN + max(src_width, tree_width))

@@ -45,7 +45,7 @@ class MetricChart:
     """A chart of metrics over updates."""
 
     title: str
-    labels: dict[str, str]  # from keys in metrics.jsonl to labels of curves; "" for a single curve
+    labels: dict[str, str]  # key in metrics.jsonl: label of its curve, "" for a single curve
     is_log_scale: bool = False
 
 

@@ -46,7 +46,7 @@ class FastTransformer(Transformer):
 
     # class attributes, since `accelerate` does not call `__init__`
     reordered_weights: ReorderedWeights | None = None  # copies of the output matrix, see `freeze`
-    step_decoder: StepDecoder | None = None  # for frozen weights, the first `start` builds it
+    step_decoder: StepDecoder | None = None  # the first `start` builds it for frozen weights
     single_transformer: SingleTransformer | None = None  # the first `start_single` builds it
 
     @property
