@@ -1,4 +1,4 @@
-"""Put the inline tags of a block around the words of its translation.
+"""Put the inline tags of a block, the text between two block tags, into its translation.
 
 An element is placed around the target words that attend to the source characters inside it:
 
@@ -8,10 +8,10 @@ An element is placed around the target words that attend to the source character
     result     am Meer ein <b>rotes Haus</b>
 
 If the words of an element are separated by other words, its tags go around the longest run of them.
-If no word attends to the text of an element, its tags go around the free word that attends closest
-to it; if no word is free, they are left out. An element without text, such as an image, goes before
-the first word that translates text after it. Elements inside an element are placed among its words
-in the same way, so that tags stay nested.
+If no word attends to the text of an element, its tags go around the word that attends closest to it
+among the words of no element; if there is none, they are left out. An element without text, such as
+an image, goes before the first word that translates text after it. Elements inside an element are
+placed among its words in the same way, so that tags stay nested.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Counts of the characters of many lines, and comparison of lines by their normal form.
 
-The normal form of a line ignores case, punctuation and spaces. For speed, a Python loop computes a
-value for each distinct character of a text; NumPy looks it up for all characters.
+The normal form of a line ignores case, punctuation and spaces. The signature of a line is a number
+that all lines with the same normal form share. For speed, a Python loop computes a value for each
+distinct character of a text; NumPy looks it up for all characters.
 """
 
 # In shapes, N is the number of lines, C the number of characters of all lines with their line ends,

@@ -1,7 +1,8 @@
 """Prepare for encoding, after one scan of the training text: take held-out sets out of the text,
 train the tokenizers, and mark duplicate pairs.
 
-The results lie in the plan folder, so that an interrupted run does not repeat this work.
+The results lie in the plan folder, so that an interrupted run does not repeat this work. Keys in
+this file are sample keys, which `scan.py` explains.
 """
 
 from __future__ import annotations

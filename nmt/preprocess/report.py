@@ -77,10 +77,11 @@ def build_report(
         for statistics in corpora.values():
             total.merge(statistics)
         report[split] = _summarize(total)
-        for side, tokenizer in (("src", tokenizers.src), ("tgt", tokenizers.tgt)):
-            characters = getattr(total, side).characters
-            report[split][side] |= describe_characters(characters, tokenizer)
-            report[split][side]["lengths"] = _describe_lengths(total, side)
+        report[split]["src"] |= describe_characters(total.src.characters, tokenizers.src)
+        report[split]["tgt"] |= describe_characters(total.tgt.characters, tokenizers.tgt)
+        src_bins, tgt_bins, counts = _length_bins(total)
+        report[split]["src"]["lengths"] = _describe_lengths(src_bins, counts, total.src.longest)
+        report[split]["tgt"]["lengths"] = _describe_lengths(tgt_bins, counts, total.tgt.longest)
         summaries = {name: _summarize(corpus) for name, corpus in corpora.items() if name}
         report[split]["corpora"] = summaries
         if split == "train":
@@ -153,12 +154,14 @@ def _count_steep_pairs(statistics: Statistics) -> int:
     return int(counts[is_steep].sum())
 
 
-def _describe_lengths(statistics: Statistics, side: str) -> Report:
-    """Return quantiles and a histogram of the lengths of one side; EOS counts."""
-    src_bins, tgt_bins, counts = _length_bins(statistics)
-    bins = src_bins if side == "src" else tgt_bins
+def _describe_lengths(bins: Ints, counts: Ints, longest: int) -> Report:
+    """Return quantiles and a histogram of the lengths of one side; EOS counts.
+
+    `bins` (K,) are bins of lengths on this side, and `counts` (K,) their numbers of pairs. A bin
+    may occur several times. `longest` is the largest length.
+    """
     starts = bin_starts()[:-1]
-    num_lengths = getattr(statistics, side).longest + 1  # lengths start at 0
+    num_lengths = longest + 1  # lengths start at 0
     bar_width = math.ceil(num_lengths / _MAX_HISTOGRAM_BARS)
     bars = np.bincount(starts[bins] // bar_width, weights=counts).astype(np.int64)
     pairs_by_bin = np.bincount(bins, weights=counts, minlength=NUM_BINS).astype(np.int64)

@@ -58,8 +58,8 @@ class _CorpusSettings:
 
         A file in an archive has a name such as corpus.zip/corpus.de-en.de.
         """
+        names_by_source: list[tuple[str, ...]] = []
         if self.split.src is not None and self.split.tgt is not None:
-            pairs: list[tuple[str, ...]] = []
             for src, tgt in pair_up(self.split.src, self.split.tgt, self.key):
                 src = archives.find_text(src, self.direction.src_lang)
                 tgt = archives.find_text(tgt, self.direction.tgt_lang)
@@ -67,27 +67,28 @@ class _CorpusSettings:
                 # equal only if the user names one twice, which is allowed
                 if src == tgt and archives.split_name(src) is not None:
                     raise DataError(f"{self.key}: source and target are the same file, {src}")
-                pairs.append((src, tgt))
-            pairs = self._add_files(pairs, "alignments")
-            return self._add_files(pairs, "scores")
-        files: list[tuple[str, ...]] = []
+                names_by_source.append((src, tgt))
+            names_by_source = self._add_files(names_by_source, "alignments")
+            return self._add_files(names_by_source, "scores")
         for suffix in _BITEXT_SUFFIXES:
             for file in _match_all(getattr(self.split, suffix) or []):
-                files.append((archives.find_text(file, suffix),))
-        return files
+                names_by_source.append((archives.find_text(file, suffix),))
+        return names_by_source
 
-    def _add_files(self, pairs: list[tuple[str, ...]], setting: str) -> list[tuple[str, ...]]:
-        """Add to each pair of files its file of alignments or scores, if `setting` names any."""
-        names: list[str] | None = getattr(self.split, setting)
-        if names is None:
-            return pairs
-        files = [archives.find_text(file, setting) for file in _match_all(names)]
-        if len(files) != len(pairs):
+    def _add_files(
+        self, names_by_source: list[tuple[str, ...]], setting: str
+    ) -> list[tuple[str, ...]]:
+        """Add to each source its file of alignments or scores, if `setting` names any."""
+        patterns: list[str] | None = getattr(self.split, setting)
+        if patterns is None:
+            return names_by_source
+        files = [archives.find_text(file, setting) for file in _match_all(patterns)]
+        if len(files) != len(names_by_source):
             raise DataError(
-                f"{self.key}.{setting}: {len(files)} files for {len(pairs)} files of text; the "
-                "numbers must be equal"
+                f"{self.key}.{setting}: {len(files)} files for {len(names_by_source)} files of "
+                "text; the numbers must be equal"
             )
-        return [(*pair, file) for pair, file in zip(pairs, files, strict=True)]
+        return [(*names, file) for names, file in zip(names_by_source, files, strict=True)]
 
 
 def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
@@ -271,22 +272,22 @@ def pair_up(src: Sequence[str], tgt: Sequence[str], key: str) -> list[tuple[str,
     """
     if len(src) != len(tgt):
         return _pair_in_order(_match_all(src), _match_all(tgt), key)
-    pairs: list[tuple[str, ...]] = []
+    file_pairs: list[tuple[str, ...]] = []
     for src_name, tgt_name in zip(src, tgt, strict=True):
         src_matches = match_files(src_name)
         tgt_matches = match_files(tgt_name)
         if src_matches.keys() == tgt_matches.keys():
-            pairs += [(file, tgt_matches[texts]) for texts, file in src_matches.items()]
+            file_pairs += [(file, tgt_matches[texts]) for texts, file in src_matches.items()]
         elif src_matches.keys().isdisjoint(tgt_matches):  # such as part-*.en and teil-1.de
             src_files = list(src_matches.values())
-            pairs += _pair_in_order(src_files, list(tgt_matches.values()), "src and tgt")
+            file_pairs += _pair_in_order(src_files, list(tgt_matches.values()), "src and tgt")
         else:
             unpaired = [src_matches[texts] for texts in src_matches if texts not in tgt_matches]
             unpaired += [tgt_matches[texts] for texts in tgt_matches if texts not in src_matches]
             raise DataError(
                 f"{min(unpaired)} has no counterpart on the other side; add it or name the files"
             )
-    return pairs
+    return file_pairs
 
 
 def _pair_in_order(src: list[str], tgt: list[str], key: str) -> list[tuple[str, ...]]:

@@ -1,5 +1,9 @@
 """Count pairs, tokens, words, characters and lengths of a text for the report, chunk by chunk, and
 find sentences of held-out sets in it. The sums do not depend on the division into chunks.
+
+A training pair may match a row of a held-out set in three units: as a pair, or only in its source
+or its target. The match level says whether the texts are equal ("exact"), or only their normal
+forms ("normalised").
 """
 
 # In shapes, N is the number of pairs of a chunk and V the size of the vocabulary.
