@@ -38,7 +38,7 @@ from nmt.data.tokenizer import (
 )
 from nmt.errors import ConfigError
 from nmt.export.export_model import export_model
-from nmt.importing.piece_ids import find_language, list_pieces
+from nmt.importing.piece_ids import find_language, sort_pieces
 from nmt.model.positions import sinusoidal_positions
 from nmt.search.request import SearchRequest
 from nmt.translate.engines.native import load_models
@@ -397,7 +397,7 @@ def test_ids_without_a_piece_are_not_part_of_a_translation(tmp_path: Path) -> No
     start = ["<s>", "<pad>", "</s>", "<unk>"]
     ids = number_pieces([*start, *pieces])
     size = len(ids) + 5
-    padded = list_pieces(tmp_path / "vocab.json", ids.items(), size)
+    padded = sort_pieces(tmp_path / "vocab.json", ids.items(), size)
     vocabulary = Vocabulary(pieces=padded, pad_id=1, unk_id=3, bos_id=0, eos_id=2)
     tokenizer = MappedTokenizer(spm, vocabulary, [])
     text = tokenizer.encode(LINES[0])

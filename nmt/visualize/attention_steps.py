@@ -121,10 +121,10 @@ class FollowedToken:
     """A token of a sentence, and the steps of its self-attention in one layer and head."""
 
     steps: AttentionSteps
-    pieces: list[str]  # (S), with EOS
+    pieces: list[str]  # (S), EOS included
     query: int  # index of the token
-    layer: int  # of the encoder, from 1
-    head: int  # from 1
+    layer: int  # number of the encoder layer, from 1
+    head: int  # number of the head, from 1
     output_matrix: Tensor  # (H * d, D), W^O
     is_pre_norm: bool
 
