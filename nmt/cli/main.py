@@ -49,7 +49,7 @@ _OUR_COMMAND = {  # keyed by the name of the command in other toolkits
     "build-vocab": "preprocess",
     "convert": "import",
 }
-_ALIASES = {"average-checkpoints": "average"}  # of commands
+_COMMAND_BY_ALIAS = {"average-checkpoints": "average"}
 _ERRORS_WITHOUT_TRACEBACK = (*ONE_LINE_ERRORS, OSError, KeyboardInterrupt)
 
 
@@ -70,7 +70,7 @@ def nmt() -> int:
     if words[0] == "help":
         words = [*words[1:], "--help"]
     name = words[0].removeprefix("nmt-")
-    name = _ALIASES.get(name, name)
+    name = _COMMAND_BY_ALIAS.get(name, name)
     if name in COMMANDS:
         return main(COMMANDS[name], words[1:])
     return main(None, [name])

@@ -26,13 +26,13 @@ from nmt.errors import ConfigError
 
 log = logging.getLogger(__name__)
 _ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
-_JOINER = "￭"  # as in OpenNMT's Tokenizer
+_JOINER = "￭"  # OpenNMT's Tokenizer has the same joiner
 _SPACE = "▁"  # SentencePiece's mark of a space
 _SAME_SPACE = "\x01"  # a space in rules that change nothing, which SentencePiece's trainer refuses
 _SPACES = ("", " ", "\u00a0", "\u202f")  # beside punctuation; the last two do not break lines
 _FIRST_RARE_SYMBOL = "\u2190"  # arrows, mathematical symbols and emoji are parts of words
 _NUM_CHARACTERS = 0x10000  # the rules concern the basic plane of Unicode
-_SUBWORD_JOINER = "@@ "  # between the parts of a word in the output of subword-nmt and fastBPE
+_SUBWORD_JOINER = "@@ "  # subword-nmt and fastBPE write it between the parts of a word
 
 
 def train_word_tokenizer(
@@ -94,7 +94,7 @@ def _make_empty_model(
             model_writer=content,
             model_type="word",
             use_all_vocab=True,
-            unk_surface=" ⁇",  # of <unk> in decoded text; the next word begins with a space
+            unk_surface=" ⁇",  # stands for <unk> in decoded text; the next word begins with a space
             normalization_rule_tsv=normalization_file,
             denormalization_rule_tsv=denormalization_file,
             user_defined_symbols=symbols,
@@ -128,7 +128,7 @@ def _split_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str
     SentencePiece applies the longest rule that matches, so a rule is needed for each space that may
     stand before or after a mark.
     """
-    rules = {_JOINER: "■"}  # as NFKC
+    rules = {_JOINER: "■"}  # NFKC does the same
     for char in punctuation:
         for left in _SPACES:
             for right in _SPACES:
@@ -136,7 +136,9 @@ def _split_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str
                 after = " " if right else f"{_JOINER} "
                 rules[left + char + right] = before + char + after
         rules[f" {char} "] = f"{_SAME_SPACE}{char} "
-    for symbol in symbols:  # or else the rule for a space and the first character would match
+    for (
+        symbol
+    ) in symbols:  # without these, the rule for a space and the first character would match
         for left in _SPACES[1:]:
             rules[left + symbol] = _SAME_SPACE + symbol
     return rules
@@ -149,7 +151,7 @@ def _join_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str,
     in spite of the space. So between two marks, only the first one tells whether there is a space.
     """
     rules = {f"{char} {_JOINER}": f"{char} " for char in punctuation}
-    for symbol in symbols:  # which may end with punctuation
+    for symbol in symbols:  # a symbol may end with punctuation
         rules[f"{symbol} {_JOINER}"] = symbol
     # _SPACE is not decoded in words that replace unknown ones
     for joiner in (

@@ -22,7 +22,7 @@ class Cell:
     """A number in a table, and its color."""
 
     text: str
-    share: int  # of color, in percent
+    share: int  # percentage of the color in the cell's background
     is_negative: bool
 
 
