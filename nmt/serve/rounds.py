@@ -55,7 +55,8 @@ class SearchRound:
         """For the number of each unfinished segment, its request and its index in the request."""
         self.num_tokens = 0  # number of source tokens of the unfinished segments
         self.measured_at = time.monotonic()  # when the throughput was last measured
-        self.num_expected = 0  # at the end of the round, see `ClientQueues.count_expected`
+        self.num_finished_tokens = 0  # number of source tokens finished since `measured_at`
+        self.num_expected = 0  # `ClientQueues.count_expected` at the end of the round
         self.on_new_segments: Callable[[], None] = lambda: None
         """Called after segments were added to the running search; a worker may replace it."""
         self._new_segments: deque[Segment] = deque()  # added, but not taken by the worker
