@@ -36,7 +36,12 @@ def run_notebook(folder: Path, max_updates: int | None = None) -> NotebookNode:
     os.environ["PYTHONPATH"] = str(ROOT)
     resources = {"metadata": {"path": str(folder)}}
     client = nbclient.NotebookClient(
-        notebook, timeout=1200, kernel_name="python3", record_timing=False, resources=resources
+        notebook,
+        timeout=1200,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,
+        resources=resources,
     )
     return client.execute()
 
