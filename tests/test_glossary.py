@@ -249,6 +249,22 @@ def test_translations_that_are_cut_at_the_length_limit_keep_their_terms(
         assert target in translations[0].text.split(), target
 
 
+def test_a_term_is_repeated_although_other_repeats_are_forbidden(tokenizer: Tokenizer) -> None:
+    model = tiny_model(3, sharpness=2.0, vocab_size=tokenizer.vocab_size)
+    config = SearchConfig(beam_size=4, max_length_a=0, max_length_b=60)
+    translator = Translator(ModelStepper(model), tokenizer, config)
+    term = "das größere grüne haus"  # more than 4 tokens, the n-grams of the second search
+    options = {"glossary": [f"house\t{term}", "tree\tBaum"]}
+    plain, twice = translator.n_best(["the tree", "house house"], **options)
+    assert twice[0].searched_again  # by the loop guard
+    assert twice[0].text.casefold().count(term.casefold()) == 2
+    forbidding = {**options, "no_repeat_ngram": 3}
+    [twice] = translator.translate(["house house"], **forbidding)
+    assert twice.casefold().count(term.casefold()) == 2
+    [once] = translator.translate(["house"], **forbidding)
+    assert once.casefold().count(term.casefold()) == 1
+
+
 @pytest.mark.slow
 def test_translations_contain_the_terms_of_a_glossary(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = trained_model(tmp_path / "model", tokenizer)

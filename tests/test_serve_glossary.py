@@ -9,9 +9,11 @@ import pytest
 from exporting import short_sentences
 from serving import Running, loaded, running, tiny_folder
 from test_foreign_files import REPLACEMENTS, limited
+from tiny import sentences, tokenizer_config
 
 from nmt.config import Engine, ServeConfig
 from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError
 from nmt.serve.access import read_keys
 from nmt.serve.models import choose_serve_engine
@@ -62,6 +64,21 @@ def test_requests_contain_or_name_a_glossary(server: Running, folder: Path) -> N
     streamed = server.send("POST", query, "\n".join(LINES).encode(), Content_Type="text/plain")
     for line, text in zip(LINES, streamed.body.decode().splitlines(), strict=True):
         assert ("Haus" in text or "Tür" in text) or WORD not in line.split()
+
+
+def test_soft_glossaries_add_hints(tmp_path: Path) -> None:
+    symbols = ["__source__", "__target__", "__done__"]
+    hint_tokenizer = train_tokenizer(sentences(200), tokenizer_config(), symbols)
+    folder = tiny_folder(tmp_path / "model", hint_tokenizer)
+    translator = Translator.load(folder, device="cpu", backend="native")
+    soft = {"beam_size": 1, "glossary_mode": "soft"}
+    expected = translator.translate(LINES, **soft, glossary=[f"{WORD}\tHaus"])
+    assert expected != translator.translate(LINES, beam_size=1)
+    with running(loaded(folder)) as server:
+        assert translate(server, [[WORD, "Haus"]], search=soft) == expected
+        text = f"<p>{LINES[0]}</p>"
+        [marked] = translate(server, [[WORD, "Haus"]], search=soft, text=[text], format="html")
+        assert marked == f"<p>{expected[0]}</p>"
 
 
 def test_wrong_glossaries_are_refused_in_one_line(server: Running) -> None:

@@ -31,6 +31,13 @@ class Stop(str, Enum):
     exact = "exact"  # stops once no hypothesis can become a result at any length
 
 
+class GlossaryMode(str, Enum):
+    """How the terms of a glossary get into translations (docs/control.md)."""
+
+    hard = "hard"  # search requires them
+    soft = "soft"  # the source has hints, which the model has learned to follow
+
+
 @dataclass(kw_only=True)
 class SearchConfig(Settings):
     """How translations are searched (docs/search.md), saved with the model as its defaults.
@@ -112,7 +119,12 @@ class SearchConfig(Settings):
     glossary: list[str] = option(
         [],
         "files of lines SOURCE<TAB>TARGET: if a sentence contains SOURCE, its translation contains "
-        "TARGET; only beam search",
+        "TARGET; see glossary_mode",
+    )
+    glossary_mode: GlossaryMode = option(
+        GlossaryMode.hard,
+        "hard: search requires the terms of the glossary; soft: the source has hints, for a model "
+        "trained with augment.terminology",
     )
     protect: bool = option(
         False,
@@ -152,6 +164,7 @@ class SearchConfig(Settings):
         # config.json of a model has the members of enums as text
         self.normalization = choose(Normalization, "normalization", self.normalization)
         self.stop = choose(Stop, "stop", self.stop)
+        self.glossary_mode = choose(GlossaryMode, "glossary_mode", self.glossary_mode)
         super().__post_init__()
 
     def check(self) -> None:
@@ -159,7 +172,7 @@ class SearchConfig(Settings):
         self.require(are_phrases, "forbid", "must be a list of texts that are not empty")
         are_pairs = all(isinstance(line, str) and "\t" in line for line in self.glossary)
         self.require(are_pairs, "glossary", "must be a list of files or of SOURCE<TAB>TARGET")
-        if self.glossary:
+        if self.required_terms:
             is_beam_search = self.beam_size > 1 and not self.sampling
             self.require(is_beam_search, "glossary", "needs beam_size=2 or more and no sampling")
         if self.protect:
@@ -196,7 +209,17 @@ class SearchConfig(Settings):
     @property
     def has_terms(self) -> bool:
         """Whether sentences may have terms that their translations must contain."""
-        return bool(self.glossary) or self.protect
+        return bool(self.required_terms) or self.protect
+
+    @property
+    def required_terms(self) -> list[str]:
+        """The lines of the glossary whose terms search requires."""
+        return self.glossary if self.glossary_mode is GlossaryMode.hard else []
+
+    @property
+    def hints(self) -> list[str]:
+        """The lines of the glossary whose terms become hints in the source."""
+        return self.glossary if self.glossary_mode is GlossaryMode.soft else []
 
     @property
     def max_results(self) -> int:
@@ -274,6 +297,7 @@ class SearchOverrides(ScoringOverrides):
     forbid: list[str] | None = override("forbid")
     suppress: list[str] | None = override("suppress")
     glossary: list[str] | None = override("glossary")
+    glossary_mode: GlossaryMode | None = override("glossary_mode")
     protect: bool | None = override("protect")
     sampling: bool | None = override("sampling")
     temperature: float | None = override("temperature")
@@ -288,7 +312,7 @@ class SearchOverrides(ScoringOverrides):
 class SearchOptions(TypedDict, total=False):
     """The settings of `SearchConfig` as keyword arguments; None keeps the value of the model.
 
-    `normalization` and `stop` are the names of members of `Normalization` and `Stop`.
+    `normalization`, `stop` and `glossary_mode` are names of members of their enums.
     """
 
     beam_size: int | None
@@ -310,6 +334,7 @@ class SearchOptions(TypedDict, total=False):
     forbid: list[str] | None
     suppress: list[str] | None
     glossary: list[str] | None
+    glossary_mode: str | None
     protect: bool | None
     sampling: bool | None
     temperature: float | None

@@ -177,6 +177,12 @@ class AugmentConfig(Settings):
         0.0, "a random word, emoji, symbol or address inserted into both sides", low=0, high=1
     )
     noise: float = option(0.0, "both sides replaced by such words", low=0, high=1)
+    terminology: float = option(
+        0.0,
+        "1 to 3 source words with hints, the target words that translate them",
+        low=0,
+        high=1,
+    )
 
     @property
     def is_enabled(self) -> bool:
@@ -460,10 +466,16 @@ class TrainConfig(RuntimeConfig):
     def changes_lengths(self) -> bool:
         """Whether training changes the number of tokens that a pair has in the data folder."""
         changes_tokens = self.subword_sampling > 0 or self.noise.drop > 0
-        stages_change_text = any(
-            self.augment_at(stage).is_enabled for stage in self.stages.values()
-        )
-        return changes_tokens or self.augment.is_enabled or stages_change_text
+        return changes_tokens or any(augment.is_enabled for augment in self._all_augment())
+
+    @property
+    def has_hints(self) -> bool:
+        """Whether training adds hints to sources, in any stage."""
+        return any(augment.terminology > 0 for augment in self._all_augment())
+
+    def _all_augment(self) -> list[AugmentConfig]:
+        """Return the augmentation before the first stage and in each stage."""
+        return [self.augment, *map(self.augment_at, self.stages.values())]
 
     def _is_set(self, key: str) -> bool:
         """Return whether a setting differs from its default and is not False."""

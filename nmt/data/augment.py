@@ -17,8 +17,10 @@ from nmt.data import perturb
 from nmt.data.batch import Ids
 from nmt.data.languages import LanguagePair
 from nmt.data.noise import find_prefix_length
+from nmt.data.terminology import HintDrawer
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.vocabulary import user_symbols
+from nmt.data.word_alignment import WordAligner
 
 
 class TextAugmenter:
@@ -35,9 +37,15 @@ class TextAugmenter:
         tokenizers: Tokenizers,
         directions: Iterable[LanguagePair],
         max_length: int,
+        aligner: WordAligner | None = None,
     ) -> None:
+        """Only `config.terminology` needs `aligner`."""
         self.config = config
         self.seed = seed
+        self._add_hints: PairChange | None = None
+        if config.terminology:
+            assert aligner is not None
+            self._add_hints = HintDrawer(tokenizers, aligner)
         directions = list(directions)
         src_tags = [direction.src_tag for direction in directions]
         tgt_tags = [direction.tgt_tag for direction in directions]
@@ -85,6 +93,9 @@ class TextAugmenter:
         for probability, change in changes_by_probability:
             if rng.random() < probability:
                 changes.append(change)
+        # the last change, since its hints are for the changed words
+        if self._add_hints is not None and rng.random() < config.terminology:
+            changes.append(self._add_hints)
         return changes
 
     def _change_case(

@@ -92,12 +92,12 @@ class NoRepeatedNgrams:
 
 @dataclass(frozen=True)
 class NoNgramsBeyondSource:
-    """Forbids each token that would repeat an n-gram of `size` tokens more often than it occurs in
-    the source.
+    """Forbids each token that would repeat an n-gram of `size` tokens more often than it is
+    allowed, because of the source or its terms.
     """
 
     size: int
-    source_counts: Sequence[Counter[tuple[int, ...]]]  # n-grams of each sentence, as target ids
+    allowed_counts: Sequence[Counter[tuple[int, ...]]]  # n-grams of each sentence, as target ids
     can_join = False
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
@@ -107,7 +107,7 @@ class NoNgramsBeyondSource:
         forbidden_tokens = []
         sentences = beam.sentences.tolist()
         for row, tokens in enumerate(beam.tokens.tolist()):
-            allowed = self.source_counts[sentences[row]]
+            allowed = self.allowed_counts[sentences[row]]
             newest = tuple(tokens[len(tokens) - self.size + 1 :])
             for ngram, count in count_ngrams(tokens, self.size).items():
                 if ngram[:-1] == newest and count >= allowed[ngram]:

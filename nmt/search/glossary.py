@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from nmt.data.terminology import Term, add_hints
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 
@@ -57,6 +58,20 @@ def _normalize(text: str) -> str:
     return unicodedata.normalize("NFKC", text)
 
 
+class _Match(NamedTuple):
+    """A term that occurs in a text."""
+
+    start: int  # first character in the normalized text
+    end: int  # after the last character
+    entries: list[Entry]  # with this term
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The target forms of all entries."""
+        targets = [target for entry in self.entries for target in entry.targets]
+        return tuple(dict.fromkeys(targets))
+
+
 class Glossary:
     """Entries that are looked up by their source terms in a text."""
 
@@ -83,57 +98,62 @@ class Glossary:
 
         A word belongs to one term only, the longest one.
         """
+        return [match.targets for match in self._find_matches(_normalize(text))]
+
+    def add_hints(self, text: str) -> str:
+        """Add the first target form of each term to the text, for a model that reads hints.
+
+        Returns a text without terms unchanged, and others in Unicode normal form NFKC.
+        """
+        normalized = _normalize(text)
         terms = []
-        for entries in self._find_entries(text):
-            targets = [target for entry in entries for target in entry.targets]
-            terms.append(tuple(dict.fromkeys(targets)))
-        return terms
+        for match in self._find_matches(normalized):
+            terms.append(Term(match.start, match.end, match.targets[0]))
+        return add_hints(normalized, terms) if terms else text
 
     def select_lines(self, texts: Iterable[str]) -> list[str]:
         """Return the lines of the entries whose terms occur in `texts`, sorted."""
         lines: dict[str, None] = {}
         for text in texts:
-            for entries in self._find_entries(text):
-                lines.update(dict.fromkeys(entry.line for entry in entries))
+            for match in self._find_matches(_normalize(text)):
+                lines.update(dict.fromkeys(entry.line for entry in match.entries))
         return sorted(lines)
 
-    def _find_entries(self, text: str) -> list[list[Entry]]:
-        """Return the entries of each term that occurs in `text`."""
-        text = _normalize(text)
+    def _find_matches(self, text: str) -> Iterator[_Match]:
+        """Yield each term that occurs in `text`, which is normalized."""
         matches = list(_WORD.finditer(text))
         words = [match.group().casefold() for match in matches]
-        terms = []
         first = 0
         while first < len(words):
             num_words = min(self._max_words.get(words[first], 0), len(words) - first)
             while num_words:  # the longest term that begins with this word
                 entries = self._by_words.get(tuple(words[first : first + num_words]), [])
-                matched = text[matches[first].start() : matches[first + num_words - 1].end()]
-                entries = _choose_entries(entries, matched)
+                start = matches[first].start()
+                end = matches[first + num_words - 1].end()
+                entries = _choose_entries(entries, text[start:end])
                 if entries:
-                    terms.append(entries)
+                    yield _Match(start, end, entries)
                     break
                 num_words -= 1
             else:  # no term begins with this word
-                terms += self._find_parts(matches[first].group())
+                yield from self._find_parts(matches[first])
             first += max(num_words, 1)
-        return terms
 
-    def _find_parts(self, word: str) -> list[list[Entry]]:
-        """Return the entries of the terms inside a word.
+    def _find_parts(self, word_match: re.Match[str]) -> Iterator[_Match]:
+        """Yield the terms inside a word.
 
         Finds none in a word whose length changes with case folding, as for ß: positions in the
         folded word would not be positions in the word.
         """
+        word = word_match.group()
         if self._part_pattern is None or len(word.casefold()) != len(word):
-            return []
-        terms = []
+            return
         for match in self._part_pattern.finditer(word.casefold()):
             matched = word[match.start() : match.end()]
             entries = _choose_entries(self._parts[match.group()], matched)
             if entries:
-                terms.append(entries)
-        return terms
+                offset = word_match.start()
+                yield _Match(offset + match.start(), offset + match.end(), entries)
 
 
 def _choose_entries(entries: Sequence[Entry], matched: str) -> list[Entry]:

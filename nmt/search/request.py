@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,7 @@ from nmt.search.constraints import (
     suppressed_ids,
     to_target_ids,
 )
+from nmt.search.glossary import load_glossary, spell
 from nmt.search.protect import ProtectedText, find_protected
 
 Ids = Sequence[int]
@@ -130,6 +132,18 @@ class SearchRequest:
             return []
         return find_protected(self.decode_source(sentence, tokenizer))
 
+    def find_spellings(
+        self, sentence: int, tokenizer: Tokenizers
+    ) -> list[tuple[tuple[int, ...], ...]]:
+        """Return the target ids of each term of the glossary in a source, one of which must occur.
+
+        Leaves out terms that the tokenizer cannot encode.
+        """
+        glossary = load_glossary(tuple(self.config.required_terms))
+        terms = glossary.find(self.decode_source(sentence, tokenizer))
+        spellings_of_terms = [spell(targets, tokenizer.tgt) for targets in terms]
+        return [spellings for spellings in spellings_of_terms if spellings]
+
     def all_constraints(self, tokenizer: Tokenizers) -> list[Constraint]:
         """Return the constraints of the settings and the forced prefixes, then `constraints`."""
         constraints: list[Constraint] = [ForbiddenTokens(forbidden_ids(tokenizer.tgt))]
@@ -161,16 +175,32 @@ class SearchRequest:
         if self.config.repetition_penalty > 1:
             constraints.append(RepetitionPenalty(self.config.repetition_penalty))
         ngram_size = self.config.no_repeat_ngram
-        if ngram_size and (self.config.allow_source_repeats or self.config.protect):
-            source_counts = []
+        if ngram_size and (self.config.allow_source_repeats or self.config.has_terms):
+            allowed_counts = []
             for i, source in enumerate(to_target_ids(self.sources, tokenizer)):
                 # a sentence may have a protected text twice
                 may_repeat = self.config.allow_source_repeats or self.find_protected(i, tokenizer)
-                source_counts.append(count_ngrams(source if may_repeat else [], ngram_size))
-            constraints.append(NoNgramsBeyondSource(ngram_size, source_counts))
+                source_counts = count_ngrams(source if may_repeat else [], ngram_size)
+                # and a term of the glossary
+                allowed_counts.append(
+                    source_counts | self._count_term_ngrams(i, ngram_size, tokenizer)
+                )
+            constraints.append(NoNgramsBeyondSource(ngram_size, allowed_counts))
         elif ngram_size:
             constraints.append(NoRepeatedNgrams(ngram_size))
         return constraints
+
+    def _count_term_ngrams(
+        self, sentence: int, size: int, tokenizer: Tokenizers
+    ) -> Counter[tuple[int, ...]]:
+        """Count the n-grams of `size` tokens in the glossary terms of a sentence."""
+        counts: Counter[tuple[int, ...]] = Counter()
+        for spellings in self.find_spellings(sentence, tokenizer):
+            term_counts: Counter[tuple[int, ...]] = Counter()
+            for ids in spellings:  # one of them occurs
+                term_counts |= count_ngrams(ids, size)
+            counts += term_counts
+        return counts
 
     def can_join(self, tokenizer: Tokenizers) -> bool:
         """Return whether `BeamSearch.join` can add sentences to the search of this request.

@@ -21,7 +21,7 @@ from nmt.model.fast.cache import BeamGrid
 from nmt.model.fast.top import NEG_INF, Candidates, best_candidates
 from nmt.model.fast.transfer import send
 from nmt.search.beam import BeamSearch
-from nmt.search.glossary import load_glossary, spell, word_starts
+from nmt.search.glossary import word_starts
 from nmt.search.protect import spell_protected
 from nmt.search.request import SearchRequest
 from nmt.search.stepper import Stepper
@@ -140,7 +140,6 @@ def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTe
     Terms are the terms of the glossary and the texts that `protect` keeps. Leaves out targets that
     the tokenizer cannot encode.
     """
-    glossary = load_glossary(tuple(request.config.glossary))
     starts_word = word_starts(tokenizer.tgt)
     sentences: list[SentenceTerms | None] = []
     for i in range(len(request.sources)):
@@ -152,10 +151,7 @@ def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTe
                 if not protected.ends_word:
                     closed.append(len(terms))
                 terms.append(spellings)
-        for targets in glossary.find(request.decode_source(i, tokenizer)):
-            spellings = spell(targets, tokenizer.tgt)
-            if spellings:
-                terms.append(spellings)
+        terms += request.find_spellings(i, tokenizer)
         sentences.append(SentenceTerms(terms, starts_word, closed) if terms else None)
     return sentences
 

@@ -42,7 +42,12 @@ class TextEncoder:
         """
         window = Window(first_line=0, lines=lines, prefixes=prefixes)
         translator = options.translator
-        line_options = replace(options.lines, tags=options.tags, protect=options.search.protect)
+        line_options = replace(
+            options.lines,
+            tags=options.tags,
+            protect=options.search.protect,
+            hints=tuple(options.search.hints),
+        )
         if sum(map(len, lines)) <= _INLINE_CHARACTERS:
             return encode_window(window, translator.tokenizer, line_options)
         executor = self._executors.get(translator)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
-from nmt.config import Normalization, Stop, choose
+from nmt.config import GlossaryMode, Normalization, Stop, choose
 from nmt.documents.texts import parse_plain_text
 from nmt.errors import ConfigError, suggest_names
 from nmt.search.glossary import Glossary, parse_entry
@@ -63,7 +63,11 @@ _SEARCH_RANGES = {
     "epsilon": _NumberRange(float, 0, 0.999),
     "seed": _NumberRange(int, 0, 2**63 - 1),
 }
-_SEARCH_CHOICES: dict[str, type[Enum]] = {"normalization": Normalization, "stop": Stop}
+_SEARCH_CHOICES: dict[str, type[Enum]] = {
+    "glossary_mode": GlossaryMode,
+    "normalization": Normalization,
+    "stop": Stop,
+}
 
 
 def read_options(api_request: ApiRequest) -> TranslationOptions:

@@ -97,7 +97,7 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
     if config.noise.is_enabled:
         noise = TokenNoise(config.noise, config.seed, tokenizers, data_info.directions.values())
     aligner = None
-    if config.guided_alignment and not data.is_aligned:
+    if config.has_hints or (config.guided_alignment and not data.is_aligned):
         log.info("learning the alignment of words")
         aligner = WordAligner(data, src_vocab_size=vocab_sizes[0], tgt_vocab_size=vocab_sizes[1])
     batch_maker = BatchMaker(config, data, tokenizers, device, noise, aligner)
@@ -110,7 +110,7 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
         tokenizers=tokenizers,
         validation=validation,
         samplers=samplers,
-        augmenters=make_augmenters(config, data_info, tokenizers),
+        augmenters=make_augmenters(config, data_info, tokenizers, aligner),
         fingerprint=make_fingerprint(config, data_info, samplers),
         learner=Learner(model, config, batch_maker, world, device),
     )
@@ -142,7 +142,10 @@ def make_samplers(
 
 
 def make_augmenters(
-    config: TrainConfig, data_info: DataInfo, tokenizers: Tokenizers
+    config: TrainConfig,
+    data_info: DataInfo,
+    tokenizers: Tokenizers,
+    aligner: WordAligner | None,
 ) -> dict[int, TextAugmenter | None]:
     """Return the augmentation of each stage, keyed by the number of updates before the stage."""
     stage_settings = {0: config.augment}
@@ -158,6 +161,7 @@ def make_augmenters(
                 tokenizers,
                 data_info.directions.values(),
                 max_length=data_info.max_length,
+                aligner=aligner,
             )
     return augmenters
 

@@ -62,7 +62,7 @@ class LineOptions:
 
     `Translator` makes these from `TranslateOptions` and from the settings of its model. They do not
     change the translation of a line that is short enough, except for `recase`, `copy_symbols`,
-    `protect`, `unk_replacement`, `rerank`, `tags` and `context`.
+    `protect`, `hints`, `unk_replacement`, `rerank`, `tags` and `context`.
     """
 
     n_best: int = 1
@@ -82,6 +82,8 @@ class LineOptions:
     """Whether to copy lines without words: web and e-mail addresses, emoji, other symbols."""
     protect: bool = False
     """Whether search keeps placeholders, tags and addresses, see `SearchConfig.protect`."""
+    hints: tuple[str, ...] = ()
+    """Lines of a glossary whose terms become hints in the source, see `SearchConfig.hints`."""
     unk_replacement: bool = False
     """Whether to replace each unknown token of a translation by the source word with the highest
     attention."""
@@ -102,6 +104,9 @@ class LineOptions:
         require_valid(self.context == 0 or self.n_best == 1, "context", self.context, rule)
         is_valid = self.rerank is None or self.context == 0
         require_valid(is_valid, "context", self.context, "does not work with rerank")
+        is_valid = not (self.hints and self.unk_replacement)
+        rule = "does not work with glossary_mode=soft"
+        require_valid(is_valid, "unk_replacement", self.unk_replacement, rule)
         is_valid = self.max_source_length >= _MIN_SOURCE_LENGTH
         rule = f"must be at least {_MIN_SOURCE_LENGTH}"
         require_valid(is_valid, "max_source_length", self.max_source_length, rule)

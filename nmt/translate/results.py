@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nmt.config import OutputFormat
+from nmt.data.terminology import remove_hints
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.protect import lacks_protected
@@ -141,6 +142,8 @@ def build_line_results(
                 ]
             if alignment:
                 source_tokens = _source_tokens(segments, tokenizer.src)
+                if encoded.has_hints:
+                    source_tokens, translations = _leave_out_hints(source_tokens, translations)
         line_result = LineResult(
             translations,
             error=error,
@@ -171,6 +174,19 @@ def _source_tokens(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[st
     for segment in segments:
         ids += [*segment.ids, tokenizer.eos_id]
     return tokenizer.pieces(ids)
+
+
+def _leave_out_hints(
+    source_tokens: Sequence[str], translations: Sequence[Translation]
+) -> tuple[list[str], list[Translation]]:
+    """Return the tokens of a source without hints, and translations that are aligned to them."""
+    without_hints = remove_hints(source_tokens)
+    aligned = []
+    for translation in translations:
+        assert translation.alignment is not None
+        alignment = [without_hints.positions[position] for position in translation.alignment]
+        aligned.append(replace(translation, alignment=alignment))
+    return without_hints.pieces, aligned
 
 
 def _join_segments(

@@ -32,6 +32,7 @@ from nmt.data.languages import (
     encode_starts,
     tag_lines,
 )
+from nmt.data.terminology import check_hint_symbols
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.prefetch import prefetch
@@ -279,7 +280,7 @@ class Translator:
             src_tags=self.list_src_tags(options.tags),
             with_scores=options.with_scores or reranker is not None,
         )
-        options = replace(options, protect=config.protect)
+        options = replace(options, protect=config.protect, hints=tuple(config.hints))
         encode = partial(encode_window, tokenizer=self.tokenizer, options=options)
         encoded_windows: Iterable[EncodedWindow] = map(encode, windows)
         # starting a thread for a single window would only cost time
@@ -545,6 +546,8 @@ class Translator:
                 changes[setting.name] = checked_options[setting.name]
         config = replace(config, **changes) if changes else config
         suppressed_ids(config.suppress, self.tokenizer.tgt)  # raises an error for unknown pieces
+        if config.hints:
+            check_hint_symbols("glossary_mode=soft", self.tokenizer.src)
         return config
 
     def _rerank_from(self, checked_options: Mapping[str, Any]) -> RerankConfig | None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
 from nmt.config import TooLong
 from nmt.data.languages import Tags, encode_sources, encode_starts
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, DataError
+from nmt.search.glossary import load_glossary
 from nmt.search.protect import find_protected, has_only_protected
 from nmt.translate.batch_search import Segment
 from nmt.translate.copied import has_no_words
@@ -179,6 +179,7 @@ class EncodedWindow:
     texts: list[str]  # the lines as they are translated: recased, but not split or truncated
     cases: list[str]  # the case for the translation of each line, see `find_case`
     is_copied: list[bool]  # whether each line is copied instead of translated
+    has_hints: bool = False  # whether the segments have hints of a glossary, unlike `texts`
 
 
 def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -> EncodedWindow:
@@ -202,7 +203,12 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
             cases[i] = find_case(line)
         if cases[i]:
             lines[i] = to_sentence_case(line)
-    line_ids = encode_sources(tokenizer.src, lines, tags, first_line=window.first_line)
+    hints = load_glossary(options.hints)
+
+    def add_hints(texts: Sequence[str]) -> Sequence[str]:
+        return [hints.add_hints(text) for text in texts] if hints.lines else texts
+
+    line_ids = encode_sources(tokenizer.src, add_hints(lines), tags, first_line=window.first_line)
     line_prefixes = encode_starts(tokenizer.tgt, prefixes, tags.tgt)
     # the prefix of the second and later segments of a line
     [tag_prefix] = encode_starts(tokenizer.tgt, [""], tags.tgt)
@@ -221,18 +227,26 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
                 segment_ids = [ids[:max_tokens]]
                 num_truncated[i] = len(ids) - max_tokens
             else:
-                segment_ids = _split_tagged(lines[i], max_tokens, tokenizer.src, tags)
+                segment_ids = _split_tagged(lines[i], max_tokens, tokenizer.src, tags, add_hints)
         line_segments = []
         for number, source_ids in enumerate(segment_ids):
             is_continuation = number > 0
             prefix = tag_prefix if is_continuation else line_prefixes[i]
             line_segments.append(Segment(source_ids, prefix, is_continuation))
         segments.append(line_segments)
-    return EncodedWindow(window, segments, num_truncated, lines, cases, is_copied)
+    return EncodedWindow(
+        window, segments, num_truncated, lines, cases, is_copied, has_hints=bool(hints.lines)
+    )
 
 
-def _split_tagged(line: str, max_tokens: int, tokenizer: Tokenizer, tags: Tags) -> list[list[int]]:
-    """Split a line and return the ids of its segments.
+def _split_tagged(
+    line: str,
+    max_tokens: int,
+    tokenizer: Tokenizer,
+    tags: Tags,
+    add_hints: Callable[[Sequence[str]], Sequence[str]],
+) -> list[list[int]]:
+    """Split a line and return the ids of its segments, with hints.
 
     If the line begins with one of `tags.choices`, each segment gets that tag.
     """
@@ -241,4 +255,6 @@ def _split_tagged(line: str, max_tokens: int, tokenizer: Tokenizer, tags: Tags) 
             line = line.removeprefix(tag)
             tags = Tags(tag)
             break
-    return split_line(line, max_tokens, partial(encode_sources, tokenizer, tags=tags))
+    return split_line(
+        line, max_tokens, lambda texts: encode_sources(tokenizer, add_hints(texts), tags)
+    )

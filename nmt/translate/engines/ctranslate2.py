@@ -233,8 +233,8 @@ def check_search(config: SearchConfig, *, scoring: bool = False) -> None:
         raise _unsupported("prefix_bias", config.prefix_bias, " in greedy search and sampling")
     if config.protect:
         raise _unsupported("protect", "true")
-    if config.glossary:
-        raise _unsupported("glossary", f"({len(config.glossary)} terms)")
+    if config.required_terms:
+        raise _unsupported("glossary", f"({len(config.required_terms)} terms)")
     if config.sampling and config.top_k == 1 < config.beam_size:
         raise _unsupported("top_k", 1, " below 2 for several samples")
 

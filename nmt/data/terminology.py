@@ -1,0 +1,191 @@
+"""Hints in source text: words together with the target words that should translate them
+(docs/control.md).
+
+A model learns in training to follow hints (Dinu et al., 2019). A hint is ordinary text with three
+symbols, so that every engine can translate it:
+
+    The__source__ dog__target__ Hund__done__ runs.
+
+A symbol precedes the space of the next word, so that words have the same pieces as without a hint.
+"""
+
+# L links of pieces, W source words
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from random import Random
+from typing import NamedTuple
+
+from nmt.data.tokenizer import Tokenizer, Tokenizers
+from nmt.data.vocabulary import user_symbols
+from nmt.data.word_alignment import WordAligner, number_words
+from nmt.errors import ConfigError
+
+SOURCE = "__source__"  # the symbols of OpusTrainer
+TARGET = "__target__"
+DONE = "__done__"
+MAX_TERMS = 3  # of a training pair
+_MAX_WORDS = 3  # of the source of a term in training
+_MAX_EXTRA_WORDS = 1  # by which its target may be longer
+_COPY_PROB = 0.3  # probability that a random word replaces the target of a term in training
+_MAX_PARTS = 3  # pieces of a random word
+# from the first letter or digit to the last one, without punctuation around them
+_TEXT = re.compile(r"\w(?:.*\w)?")
+
+
+class Term(NamedTuple):
+    """A term in a source text."""
+
+    start: int  # first character
+    end: int  # after the last character
+    target: str
+
+
+def check_hint_symbols(setting: str, tokenizer: Tokenizer) -> None:
+    """Raise a `ConfigError` that names `setting` unless the vocabulary has the symbols of hints."""
+    if not {SOURCE, TARGET, DONE} <= set(user_symbols(tokenizer.model)):
+        raise ConfigError(
+            f"{setting} needs a vocabulary with the symbols of hints; run nmt-preprocess with "
+            f"tokenizer.symbols=[{SOURCE},{TARGET},{DONE}]"
+        )
+
+
+def add_hints(text: str, terms: Iterable[Term]) -> str:
+    """Add the targets of terms, which are sorted and do not overlap, to a source text."""
+    hinted = ""
+    position = 0
+    for term in terms:
+        text_before = text[position : term.start]
+        word_before = text_before.rstrip()
+        space = text_before[len(word_before) :]
+        if term.start == 0:  # the tokenizer puts a space before a text
+            space = " "
+        source = text[term.start : term.end]
+        hinted += f"{word_before}{SOURCE}{space}{source}{TARGET} {term.target}{DONE}"
+        position = term.end
+    return hinted + text[position:]
+
+
+class PlainPieces(NamedTuple):
+    """The pieces of a source without hints."""
+
+    pieces: list[str]
+    positions: list[int]  # of each piece with hints; for a hint, of the first piece of its term
+
+
+def remove_hints(pieces: Iterable[str]) -> PlainPieces:
+    """Remove the hints from the pieces of a source."""
+    plain: list[str] = []
+    positions = []
+    term_start = 0
+    is_target = False
+    for piece in pieces:
+        if piece == SOURCE:
+            if plain[-1:] == ["▁"]:  # the space before a text; the term has its own
+                plain.pop()
+            term_start = len(plain)
+        is_target = is_target or piece == TARGET
+        is_hint = is_target or piece == SOURCE
+        positions.append(term_start if is_hint else len(plain))
+        if not is_hint:
+            plain.append(piece)
+        is_target = is_target and piece != DONE
+    return PlainPieces(plain, positions)
+
+
+class _PhrasePair(NamedTuple):
+    """Spans of words that translate each other; no word has a link out of them."""
+
+    src_start: int
+    src_end: int
+    tgt_start: int
+    tgt_end: int
+
+    def overlaps(self, other: _PhrasePair) -> bool:
+        """Return whether two pairs have a word in common."""
+        has_src_word = self.src_start < other.src_end and other.src_start < self.src_end
+        has_tgt_word = self.tgt_start < other.tgt_end and other.tgt_start < self.tgt_end
+        return has_src_word or has_tgt_word
+
+
+class HintDrawer:
+    """Draws terms of training pairs by their word alignment, and adds hints for them."""
+
+    def __init__(self, tokenizers: Tokenizers, aligner: WordAligner) -> None:
+        check_hint_symbols("augment.terminology", tokenizers.src)
+        self._tokenizers = tokenizers
+        self._aligner = aligner
+        pieces = [piece.removeprefix("▁") for piece in tokenizers.tgt.all_pieces()]
+        self._word_parts = [piece for piece in pieces if piece.isalpha()]
+
+    def __call__(self, src: str, tgt: str, rng: Random) -> tuple[str, str]:
+        """Add 1 to `MAX_TERMS` hints to a source, fewer if the pair has fewer linked words.
+
+        A random word replaces the targets of some terms, on both sides, so that the model learns to
+        copy words that it would not choose. Longer words are drawn more often: they are terms more
+        often.
+        """
+        src_words = list(re.finditer(r"\S+", src))
+        tgt_words = list(re.finditer(r"\S+", tgt))
+        links = self._link_words(src, tgt, len(src_words), len(tgt_words))
+        first_words = sorted({src_word for src_word, _ in links})
+        drawn: list[_PhrasePair] = []
+        for _ in range(rng.randint(1, MAX_TERMS) if first_words else 0):
+            lengths = [len(src_words[i][0]) for i in first_words]
+            [first_word] = rng.choices(first_words, lengths)
+            phrase = _find_phrase(links, first_word, rng.randint(1, _MAX_WORDS))
+            if phrase is not None and not any(map(phrase.overlaps, drawn)):
+                drawn.append(phrase)
+        terms = []
+        for phrase in sorted(drawn, key=lambda phrase: phrase.tgt_start, reverse=True):
+            src_span = _find_text(src, src_words[phrase.src_start : phrase.src_end])
+            tgt_span = _find_text(tgt, tgt_words[phrase.tgt_start : phrase.tgt_end])
+            if src_span is None or tgt_span is None:  # only punctuation
+                continue
+            target = tgt[tgt_span.start : tgt_span.stop]
+            if rng.random() < _COPY_PROB:
+                target = "".join(rng.choices(self._word_parts, k=rng.randint(1, _MAX_PARTS)))
+                # from the last one on, so that earlier positions stay valid
+                tgt = tgt[: tgt_span.start] + target + tgt[tgt_span.stop :]
+            terms.append(Term(src_span.start, src_span.stop, target))
+        return add_hints(src, sorted(terms)), tgt
+
+    def _link_words(
+        self, src: str, tgt: str, num_src_words: int, num_tgt_words: int
+    ) -> set[tuple[int, int]]:
+        """Return the linked words of a pair, or none if the tokenizers divide it into others."""
+        src_ids = self._tokenizers.src.encode(src)
+        tgt_ids = self._tokenizers.tgt.encode(tgt)
+        src_numbers = number_words(self._tokenizers.src.pieces(src_ids))
+        tgt_numbers = number_words(self._tokenizers.tgt.pieces(tgt_ids))
+        if src_numbers[-1] + 1 != num_src_words or tgt_numbers[-1] + 1 != num_tgt_words:
+            return set()
+        has_joint_ids = self._tokenizers.src_vocab_size is None  # None: a joint vocabulary
+        links = self._aligner.align([(src_ids, tgt_ids)], has_joint_ids=has_joint_ids)  # (L, 3)
+        return {(src_numbers[src], tgt_numbers[tgt]) for _, tgt, src in links.tolist()}
+
+
+def _find_phrase(links: set[tuple[int, int]], src_start: int, num_words: int) -> _PhrasePair | None:
+    """Return the pair of the longest source phrase of at most `num_words` words from `src_start`.
+
+    A pair is consistent with the links (Koehn et al., 2003), and ends with a linked word. None if
+    there is no such pair.
+    """
+    for src_end in range(src_start + num_words, src_start, -1):
+        linked_tgt = {tgt for src, tgt in links if src_start <= src < src_end}
+        tgt_start = min(linked_tgt)
+        tgt_end = max(linked_tgt) + 1
+        linked_src = {src for src, tgt in links if tgt_start <= tgt < tgt_end}
+        has_same_ends = min(linked_src) == src_start and max(linked_src) == src_end - 1
+        if has_same_ends and tgt_end - tgt_start <= src_end - src_start + _MAX_EXTRA_WORDS:
+            return _PhrasePair(src_start, src_end, tgt_start, tgt_end)
+    return None
+
+
+def _find_text(text: str, words: list[re.Match[str]]) -> range | None:
+    """Return the characters of words without the punctuation around them; None if that is all."""
+    start = words[0].start()
+    match = _TEXT.search(text, start, words[-1].end())
+    return None if match is None else range(match.start(), match.end())

@@ -1,0 +1,172 @@
+"""Hints of glossaries in sources: in training pairs, and in the lines to translate."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+from exporting import random_model
+from tiny import sentences, tokenizer_config
+from toy import WORDS, assert_resumes_exactly, train, write_corpus
+from toy import command as run_command
+
+from nmt import Translator
+from nmt.config import AugmentConfig
+from nmt.data.augment import TextAugmenter
+from nmt.data.terminology import DONE, SOURCE, TARGET, Term, add_hints, remove_hints
+from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer
+from nmt.data.word_alignment import WordAligner
+from nmt.errors import ConfigError
+from nmt.translate.options import LineOptions
+from nmt.translate.windows import Window, encode_window
+
+SYMBOLS = [SOURCE, TARGET, DONE]
+HINT = re.compile(f"{SOURCE}(.*?){TARGET} (.*?){DONE}")
+
+
+@pytest.fixture(scope="module")
+def hint_tokenizer() -> Tokenizer:
+    texts = [*sentences(200), *[" ".join([*WORDS, *WORDS.values()])] * 100]  # words are pieces
+    return train_tokenizer(texts, tokenizer_config(byte_fallback=True), SYMBOLS)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, hint_tokenizer: Tokenizer) -> Path:
+    return random_model(tmp_path_factory.mktemp("terms") / "model", hint_tokenizer)
+
+
+def test_words_keep_their_pieces_beside_hints(hint_tokenizer: Tokenizer) -> None:
+    text = "(the house) sees a tree, house"
+    targets = {"the": "das", "house": "grünes Haus", "tree": "Baum"}
+    terms = [Term(m.start(), m.end(), targets[m[0]]) for m in re.finditer("the|house|tree", text)]
+    assert add_hints(text[5:], [Term(0, 5, "Haus")]) == (
+        "__source__ house__target__ Haus__done__) sees a tree, house"
+    )
+    assert add_hints(text, terms).startswith(
+        "(__source__the__target__ das__done____source__ house__target__ grünes Haus__done__) sees"
+    )
+    for line, line_terms in ((text[1:], [Term(0, 3, "das")]), (text, terms[1:]), (text, [])):
+        plain = hint_tokenizer.pieces(hint_tokenizer.encode(line))
+        hinted = hint_tokenizer.pieces(hint_tokenizer.encode(add_hints(line, line_terms)))
+        without_hints = remove_hints(hinted)
+        assert without_hints.pieces == plain
+        is_target = False
+        for piece, position in zip(hinted, without_hints.positions, strict=True):
+            if piece == SOURCE:
+                first_position = position
+            is_target = is_target or piece == TARGET
+            if is_target:  # in a hint, the first piece of the term
+                assert position == first_position
+            elif piece not in ("▁", SOURCE):
+                assert plain[position] == piece
+            is_target = is_target and piece != DONE
+
+
+def test_training_pairs_get_hints_of_their_aligned_words(hint_tokenizer: Tokenizer) -> None:
+    draw = random.Random(1)
+    lines = []
+    for _ in range(300):  # words in the reverse order, so that positions alone do not align them
+        words = draw.choices(list(WORDS), k=draw.randint(2, 4))
+        lines.append((" ".join(words) + ".", " ".join(WORDS[w] for w in reversed(words)) + "."))
+    pairs = [(hint_tokenizer.encode(src), hint_tokenizer.encode(tgt)) for src, tgt in lines]
+    size = hint_tokenizer.vocab_size
+    aligner = WordAligner(pairs, src_vocab_size=size, tgt_vocab_size=size)
+    augment = TextAugmenter(AugmentConfig(terminology=0.5), 1, hint_tokenizer, [], 200, aligner)
+    num_changed = 0
+    num_right = 0
+    num_random = 0
+    for row in range(len(pairs)):
+        src_ids, tgt_ids = augment(*pairs[row], 3, row)
+        assert augment(*pairs[row], 3, row) == (src_ids, tgt_ids)
+        src = hint_tokenizer.decode(src_ids)
+        tgt = hint_tokenizer.decode(tgt_ids)
+        assert HINT.sub(r"\1", src).strip() == lines[row][0]
+        hints = HINT.findall(src)
+        assert len(hints) <= 3
+        num_changed += len(hints) > 0
+        for source, target in hints:
+            assert target in tgt
+            words = [WORDS[word] for word in reversed(source.split())]
+            num_right += " ".join(words) == target
+            num_random += target not in lines[row][1]
+    assert num_changed > 75
+    num_terms = num_right + num_random
+    assert num_terms > 75
+    assert 0.2 < num_random / num_terms < 0.4
+
+
+def test_models_without_the_symbols_of_hints_refuse_them(
+    tokenizer: Tokenizer, random_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    translator = Translator.load(random_model(tmp_path / "model", tokenizer), device="cpu")
+    message = r"^glossary_mode=soft needs .* tokenizer.symbols=\[__source__,__target__,__done__\]$"
+    with pytest.raises(ConfigError, match=message):
+        translator.translate(["a"], glossary=["a\tb"], glossary_mode="soft")
+    translator.translate(["a"], glossary_mode="soft")  # nothing to add
+    assert train(random_data, tmp_path / "run", "augment.terminology=0.1") == 2
+    assert "augment.terminology needs" in capsys.readouterr().err
+
+
+GLOSSARY = ["tree\tBaum|Bäume", "house\tHaus"]
+LINES = {
+    "the small house sees": "the small__source__ house__target__ Haus__done__ sees",
+    "House": "__source__ House__target__ Haus__done__",
+    "a tree tree": (
+        "a__source__ tree__target__ Baum__done____source__ tree__target__ Baum__done__"
+    ),
+    "the green": "the green",
+    "": "",
+}
+
+
+@pytest.mark.parametrize("backend", ["native", "ctranslate2"])
+def test_a_soft_glossary_translates_lines_with_hints(model: Path, backend: str) -> None:
+    translator = Translator.load(model, device="cpu", backend=backend, num_threads=1)
+    for options in ({"beam_size": 2}, {"beam_size": 1}):
+        soft = {**options, "glossary": GLOSSARY, "glossary_mode": "soft"}
+        expected = translator.translate(list(LINES.values()), **options)
+        assert translator.translate(list(LINES), **soft) == expected
+        [capitals] = translator.translate(["THE GREEN TREE"], **soft)
+        hinted = "The green__source__ tree__target__ Baum__done__"
+        assert [capitals] == [translator.translate([hinted], **options)[0].upper()]
+    if backend == "native":
+        soft["beam_size"] = 2
+        assert translator.translate(list(LINES), **soft, protect=True) == translator.translate(
+            list(LINES), **soft
+        )
+    with pytest.raises(ConfigError, match=r"^unk_replacement=true: does not work with glossary"):
+        translator.translate(list(LINES), **soft, unk_replacement=True)
+
+
+def test_alignments_are_without_hints(model: Path) -> None:
+    translator = Translator.load(model, device="cpu", backend="native")
+    options = {"beam_size": 2, "alignment": True}
+    soft = {"glossary": GLOSSARY, "glossary_mode": "soft"}
+    plain = translator.n_best(list(LINES), **options)
+    results = translator.n_best(list(LINES), **options, **soft)
+    for before, after in zip(plain, results, strict=True):
+        assert after.source_tokens == before.source_tokens
+        for translation in after:
+            assert len(translation.alignment or []) == len(translation.tokens)
+            assert all(i < len(after.source_tokens) for i in translation.alignment or [])
+
+
+def test_long_lines_are_divided_between_hints(hint_tokenizer: Tokenizer) -> None:
+    line = "the tree. a small house sees the green tree and the house. the tree"
+    options = LineOptions(max_source_length=24, hints=tuple(GLOSSARY))
+    encoded = encode_window(Window(0, [line]), hint_tokenizer, options)
+    texts = [hint_tokenizer.decode(segment.ids) for segment in encoded.segments[0]]
+    assert len(texts) > 2
+    assert len(HINT.findall(" ".join(texts))) == 5
+    assert not any(symbol in HINT.sub("", text) for text in texts for symbol in SYMBOLS)
+
+
+@pytest.mark.slow
+def test_runs_with_hints_resume_exactly(tmp_path: Path) -> None:
+    symbols = f"tokenizer.symbols=[{','.join(SYMBOLS)}]"
+    assert run_command("preprocess", write_corpus(tmp_path), symbols) == 0
+    settings = ["augment.terminology=0.5", "guided_alignment=0.1", "valid_bleu=false"]
+    assert_resumes_exactly(tmp_path / "data", tmp_path, settings, ends=(4, 8))
