@@ -9,7 +9,7 @@ symbols, so that every engine can translate it:
 A symbol precedes the space of the next word, so that words have the same pieces as without a hint.
 """
 
-# L links of pieces, W source words
+# L links of pieces
 
 from __future__ import annotations
 
@@ -158,13 +158,15 @@ class HintDrawer:
         """Return the linked words of a pair, or none if the tokenizers divide it into others."""
         src_ids = self._tokenizers.src.encode(src)
         tgt_ids = self._tokenizers.tgt.encode(tgt)
+        if not src_ids or not tgt_ids:  # another change has left nothing
+            return set()
         src_numbers = number_words(self._tokenizers.src.pieces(src_ids))
         tgt_numbers = number_words(self._tokenizers.tgt.pieces(tgt_ids))
         if src_numbers[-1] + 1 != num_src_words or tgt_numbers[-1] + 1 != num_tgt_words:
             return set()
         has_joint_ids = self._tokenizers.src_vocab_size is None  # None: a joint vocabulary
         links = self._aligner.align([(src_ids, tgt_ids)], has_joint_ids=has_joint_ids)  # (L, 3)
-        return {(src_numbers[src], tgt_numbers[tgt]) for _, tgt, src in links.tolist()}
+        return {(src_numbers[i], tgt_numbers[j]) for _, j, i in links.tolist()}
 
 
 def _find_phrase(links: set[tuple[int, int]], src_start: int, num_words: int) -> _PhrasePair | None:
