@@ -254,15 +254,12 @@ def test_a_term_is_repeated_although_other_repeats_are_forbidden(tokenizer: Toke
     config = SearchConfig(beam_size=4, max_length_a=0, max_length_b=60)
     translator = Translator(ModelStepper(model), tokenizer, config)
     term = "das größere grüne haus"  # more than 4 tokens, the n-grams of the second search
-    options = {"glossary": [f"house\t{term}", "tree\tBaum"]}
-    plain, twice = translator.n_best(["the tree", "house house"], **options)
+    options = {"glossary": [f"house\t{term}"]}
+    [twice] = translator.n_best(["house house"], **options)
     assert twice[0].searched_again  # by the loop guard
-    assert twice[0].text.casefold().count(term.casefold()) == 2
-    forbidding = {**options, "no_repeat_ngram": 3}
-    [twice] = translator.translate(["house house"], **forbidding)
-    assert twice.casefold().count(term.casefold()) == 2
-    [once] = translator.translate(["house"], **forbidding)
-    assert once.casefold().count(term.casefold()) == 1
+    assert twice[0].text.casefold().count(term) == 2
+    [forbidding] = translator.translate(["house house"], **options, no_repeat_ngram=3)
+    assert forbidding.casefold().count(term) == 2
 
 
 @pytest.mark.slow

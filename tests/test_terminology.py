@@ -110,6 +110,7 @@ def test_models_without_the_symbols_of_hints_refuse_them(
         make_run(random_data, tmp_path, augment=AugmentConfig(terminology=0.1))
 
 
+SHORT = {"max_length_a": 0.0, "max_length_b": 8}
 GLOSSARY = ["tree\tBaum|Bäume", "house\tHaus"]
 LINES = {
     "the small house sees": "the small__source__ house__target__ Haus__done__ sees",
@@ -125,7 +126,7 @@ LINES = {
 @pytest.mark.parametrize("backend", ["native", "ctranslate2"])
 def test_a_soft_glossary_translates_lines_with_hints(model: Path, backend: str) -> None:
     translator = Translator.load(model, device="cpu", backend=backend, num_threads=1)
-    for options in ({"beam_size": 2}, {"beam_size": 1}):
+    for options in ({"beam_size": 2, **SHORT}, {"beam_size": 1, **SHORT}):
         soft = {**options, "glossary": GLOSSARY, "glossary_mode": "soft"}
         expected = translator.translate(list(LINES.values()), **options)
         assert translator.translate(list(LINES), **soft) == expected
@@ -143,7 +144,7 @@ def test_a_soft_glossary_translates_lines_with_hints(model: Path, backend: str) 
 
 def test_alignments_are_without_hints(model: Path) -> None:
     translator = Translator.load(model, device="cpu", backend="native")
-    options = {"beam_size": 2, "alignment": True}
+    options = {"beam_size": 2, "alignment": True, **SHORT}
     soft = {"glossary": GLOSSARY, "glossary_mode": "soft"}
     plain = translator.n_best(list(LINES), **options)
     results = translator.n_best(list(LINES), **options, **soft)
