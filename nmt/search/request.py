@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -180,27 +180,16 @@ class SearchRequest:
             for i, source in enumerate(to_target_ids(self.sources, tokenizer)):
                 # a sentence may have a protected text twice
                 may_repeat = self.config.allow_source_repeats or self.find_protected(i, tokenizer)
-                source_counts = count_ngrams(source if may_repeat else [], ngram_size)
-                # and a term of the glossary
-                allowed_counts.append(
-                    source_counts | self._count_term_ngrams(i, ngram_size, tokenizer)
-                )
+                counts = count_ngrams(source if may_repeat else [], ngram_size)
+                for spellings in self.find_spellings(i, tokenizer):
+                    for ids in spellings:
+                        # a term may occur twice, or partly in another word
+                        counts.update(dict.fromkeys(count_ngrams(ids, ngram_size), sys.maxsize))
+                allowed_counts.append(counts)
             constraints.append(NoNgramsBeyondSource(ngram_size, allowed_counts))
         elif ngram_size:
             constraints.append(NoRepeatedNgrams(ngram_size))
         return constraints
-
-    def _count_term_ngrams(
-        self, sentence: int, size: int, tokenizer: Tokenizers
-    ) -> Counter[tuple[int, ...]]:
-        """Count the n-grams of `size` tokens in the glossary terms of a sentence."""
-        counts: Counter[tuple[int, ...]] = Counter()
-        for spellings in self.find_spellings(sentence, tokenizer):
-            term_counts: Counter[tuple[int, ...]] = Counter()
-            for ids in spellings:  # one of them occurs
-                term_counts |= count_ngrams(ids, size)
-            counts += term_counts
-        return counts
 
     def can_join(self, tokenizer: Tokenizers) -> bool:
         """Return whether `BeamSearch.join` can add sentences to the search of this request.
