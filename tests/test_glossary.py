@@ -257,9 +257,9 @@ def test_a_term_is_repeated_although_other_repeats_are_forbidden(tokenizer: Toke
     options = {"glossary": [f"house\t{term}"]}
     [twice] = translator.n_best(["house house"], **options)
     assert twice[0].searched_again  # by the loop guard
-    assert twice[0].text.casefold().count(term) == 2
+    assert twice[0].text.lower().count(term) == 2
     [forbidding] = translator.translate(["house house"], **options, no_repeat_ngram=3)
-    assert forbidding.casefold().count(term) == 2
+    assert forbidding.lower().count(term) == 2
 
 
 @pytest.mark.slow
