@@ -64,7 +64,11 @@ def test_a_file_of_xliff_does_not_inherit_the_languages_of_the_file_before_it() 
 
 
 def test_xliff_is_read_in_the_other_direction_too() -> None:
-    assert pairs(XLIFF_2, ("de", "en"))[0] == ("Ein kleines Haus", "A small house")
+    for text in (XLIFF_2, XLIFF_2.replace(' trgLang="de"', "")):
+        for languages in (("de", "en"), ("de", "en-US")):
+            text = text.replace('"en"', f'"{languages[1]}"')
+            assert pairs(text, languages)[0] == ("Ein kleines Haus", "A small house"), text
+        assert pairs(text, ("en", "de"))[0] == ("A small house", "Ein kleines Haus")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import docx
@@ -48,8 +49,10 @@ def upper_backwards(sentence: str) -> LineResult:
     return upper(sentence, backwards=True)
 
 
-def translate(name: str, content: bytes, translate_sentence: Translate = upper) -> bytes:
-    document = read_document(name, content, ReadOptions())
+def translate(
+    name: str, content: bytes, translate_sentence: Translate = upper, **options: Any
+) -> bytes:
+    document = read_document(name, content, ReadOptions(**options))
     texts = []
     for text in document.texts:
         texts.append(text.render([translate_sentence(s) for s in text.sentences]))
@@ -295,6 +298,20 @@ def test_xliff_units_are_found() -> None:
     result = translate("trados.sdlxliff", (FOLDER / "trados.sdlxliff").read_bytes()).decode()
     segment = '<mrk mtype="seg" mid="2">THE <x id="2"/><g id="3">SECOND</g> ONE</mrk>'
     assert f'<mrk mtype="seg" mid="1">THE FIRST ONE.</mrk> {segment}</g></target>' in result
+
+
+def test_xliff_2_without_a_target_language_gets_it() -> None:
+    content = (FOLDER / "version-2.xlf").read_text()
+    unknown = content.replace(' trgLang="de"', "")
+    for original, tgt_lang, expected in (
+        (unknown, "de_AT", ' srcLang="en" trgLang="de-AT">'),
+        (unknown, "", ' srcLang="en">'),
+        (content, "fr", ' srcLang="en" trgLang="de">'),
+        (content.replace(' srcLang="en" trgLang="de"', ""), "fr", ' version="2.0">'),  # as 1.2
+    ):
+        result = translate("a.xlf", original.encode(), tgt_lang=tgt_lang).decode()
+        assert result.split("\n")[0].endswith(expected), (tgt_lang, result[:200])
+        assert "MAIN WINDOW" in result
 
 
 def draw_codes(draw: random.Random, depth: int = 0) -> str:

@@ -83,8 +83,9 @@ def open_document(config: TranslateConfig, output_file: Path | None) -> InputDoc
         content = stream.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
         raise DataError(f"{name} has more than {_MAX_BYTES} bytes; cut it into several")
+    options = ReadOptions(tgt_lang=config.tgt_lang or "")
     try:
-        document = read_document(Path(name).name, content, ReadOptions())
+        document = read_document(Path(name).name, content, options)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
     sentences = [sentence for text in document.texts for sentence in text.sentences]

@@ -27,6 +27,8 @@ class ReadOptions:
     split_sentences: bool = True
     columns: Sequence[str] = ()
     """Columns of a table to translate: numbers from 1, or names in the first row. () means all."""
+    tgt_lang: str = ""
+    """Language of the translation, for files that have to state it; empty if it is unknown."""
 
 
 def read_text(options: ReadOptions, text: str, *, is_html: bool = False) -> SourceText:

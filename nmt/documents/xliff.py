@@ -51,6 +51,9 @@ class _XliffReader:
                     check_count(len(self._texts))
                     continue
                 self._untranslated.append(self._is_untranslated(token))
+                if token.name == "xliff":
+                    self._markup.append(_state_language(token, self._options.tgt_lang))
+                    continue
             elif token.kind is XmlKind.CLOSING:
                 self._untranslated.pop()
             self._markup.append(token.raw)
@@ -125,6 +128,14 @@ class _XliffReader:
             keeps_elements=True,
         )
         self._texts.append(XmlText(text))
+
+
+def _state_language(root: XmlToken, tgt_lang: str) -> str:
+    """Return the tag of the root, which in XLIFF 2 has to state the language of the targets."""
+    is_version_2 = "srcLang" in root.attributes
+    if not tgt_lang or not is_version_2 or "trgLang" in root.attributes:
+        return root.raw
+    return f'{root.raw[:-1]} trgLang="{escape(tgt_lang.replace("_", "-"))}">'
 
 
 def _find_children(tokens: Sequence[XmlToken]) -> dict[str, tuple[int, int]]:

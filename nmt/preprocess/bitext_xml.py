@@ -116,7 +116,7 @@ class _Reader:
             self._root_languages = _read_languages(attributes, ("", ""))
         elif element == "file":
             source, target = _read_languages(attributes, self._root_languages)
-            self._file_languages = (source, target or self.languages[1])
+            self._file_languages = (source, target or self._guess_target(source))
         # skip alternative translations and text between segments
         elif self._skip_depth or element in ("alt-trans", "ignorable", "notes"):
             self._skip_depth += 1
@@ -130,6 +130,13 @@ class _Reader:
             self._start_text(self._file_languages[0])
         elif element == "target":
             self._start_text(self._file_languages[1])
+
+    def _guess_target(self, source: str) -> str:
+        """Return the target of a file that only states its source: the other language."""
+        src_lang, tgt_lang = self.languages
+        code = _normalize(source)
+        is_target = code.split("-")[0] == _normalize(tgt_lang).split("-")[0]
+        return src_lang if is_target and code != _normalize(src_lang) else tgt_lang
 
     def _start_text(self, language: str) -> None:
         self._language = language

@@ -150,6 +150,7 @@ async def _translate_file(
     read_options = ReadOptions(
         split_sentences=api_request.service.config.split_sentences,
         columns=[column.strip() for column in columns if column.strip()],
+        tgt_lang=options.target,
     )
     client = api_request.context.client
     service = api_request.service
