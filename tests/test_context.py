@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from serving import loaded, running
+from serving import change_config, eventually, loaded, running
 from tiny import sentences
 from toy import command
 from translating import translate, write_lines, write_model
@@ -261,3 +263,27 @@ def test_the_translator_and_the_server_translate_as_the_command(
         alone = server.translate(lines[:30], **languages)
         texts = [text.replace(separator, "<sep>") for text in translator.translate(lines[:30])]
         assert alone == [without_separators(text) for text in texts]
+
+
+@pytest.mark.slow
+def test_the_server_drops_long_context_as_the_translator_does_and_counts_sentences_once(
+    tmp_path: Path,
+) -> None:
+    model = tmp_path / "model"
+    write_model(model, seed=5, eos_scale=4.0, sep_scale=3.0)
+    search = json.loads((model / "config.json").read_text(encoding="utf-8"))["search"]
+    change_config(model, search=search | DRAWS)
+    translator = Translator.load(model, device="cpu", backend="native")
+    lines = [line for line in LINES if line]
+    expected = translator.translate(lines, context=1, max_source_length=13)
+    assert expected != translator.translate(lines, context=1)
+    options = {"context": 1, "max_source_length": 13, "split_sentences": False}
+    entries: list[dict[str, Any]] = []
+    with (
+        patch("nmt.serve.middleware.log_access", entries.append),
+        running(loaded(model), access_log=True, **options) as server,
+    ):
+        text = server.translate("\n".join(lines), source="en", target="de")
+        eventually(lambda: bool(entries))
+    assert text.split("\n") == expected
+    assert [entry["sentences"] for entry in entries] == [len(lines)]  # some are searched twice

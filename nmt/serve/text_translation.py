@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from nmt.config import ServeConfig
@@ -18,7 +19,13 @@ from nmt.serve.models import Direction, Models, TranslationOptions
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, QueueFullError, TooManySentencesError
 from nmt.serve.scheduler import Scheduler
-from nmt.translate.context import add_context, find_common_separator, join_lines, take_last
+from nmt.translate.context import (
+    add_context,
+    drop_long_context,
+    find_common_separator,
+    join_lines,
+    take_last,
+)
 from nmt.translate.results import LineResult
 from nmt.translate.windows import Window
 
@@ -118,6 +125,7 @@ class TextTranslator:
 
         async def translate_group(direction: Direction, group: list[TranslatedText]) -> None:
             source_texts = [text.source_text for text in group]
+            _count_sentences(context, source_texts)
             results = await self.translate_sentences(context, direction, source_texts, options)
             for text, text_results in zip(group, results, strict=True):
                 text.results = text_results
@@ -169,6 +177,13 @@ class TextTranslator:
             groups = []
             for document in documents:
                 groups += add_context(Window(0, document), self._config.context)
+            groups = await call_for_texts(
+                sentences,
+                partial(drop_long_context, max_source_length=self._config.max_source_length),
+                groups,
+                direction.translator.tokenizer,
+                direction.tags,
+            )
             results = await self._search_in_context(
                 context, direction, groups, options, separator=separator
             )
@@ -223,7 +238,6 @@ class TextTranslator:
             options = replace(options, search={**options.search, "glossary": lines})
         options = self.choose_protection(options, sentences)
         batch_options = self.make_batch_options(direction, options, alignment=alignment)
-        context.fields["sentences"] = context.fields.get("sentences", 0) + len(sentences)
         timeout_seconds = self._config.timeout_seconds
         try:
             return await self._scheduler.translate(
@@ -318,6 +332,7 @@ class TextTranslator:
         options: TranslationOptions,
     ) -> list[list[LineResult]]:
         """Translate a window of a document. Waits and tries again if the queue is full."""
+        _count_sentences(context, window)
         for _ in range(_MAX_QUEUE_TRIES - 1):
             try:
                 return await self.translate_sentences(
@@ -328,6 +343,12 @@ class TextTranslator:
         return await self.translate_sentences(
             context, direction, window, options, are_consecutive=True
         )
+
+
+def _count_sentences(context: RequestContext, texts: Sequence[Translatable]) -> None:
+    """Add the sentences of texts to the log entry of a request, once for all tries."""
+    num_sentences = sum(len(text.sentences) for text in texts)
+    context.fields["sentences"] = context.fields.get("sentences", 0) + num_sentences
 
 
 def check_results(results: Sequence[LineResult]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nmt.config import SEPARATORS, require_valid
-from nmt.data.languages import find_separator
+from nmt.data.languages import Tags, encode_sources, find_separator
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
 from nmt.translate.results import LineResult
@@ -52,6 +52,23 @@ def add_context(window: Window, context: int) -> list[list[str]]:
             start -= 1
         groups.append(lines[start : i + 1])
     return groups
+
+
+def drop_long_context(
+    groups: Sequence[Sequence[str]],
+    tokenizer: Tokenizers,
+    tags: Tags,
+    *,
+    max_source_length: int,
+) -> list[list[str]]:
+    """Return the groups; of one with more than `max_source_length` tokens, only the last line."""
+    separator = find_common_separator(tokenizer)
+    group_ids = encode_sources(tokenizer.src, join_lines(groups, separator), tags)
+    short_groups = []
+    for group, ids in zip(groups, group_ids, strict=True):
+        is_long = len(ids) + 1 > max_source_length  # 1: EOS
+        short_groups.append(list(group[-1:] if is_long else group))
+    return short_groups
 
 
 def join_lines(groups: Sequence[Sequence[str]], separator: str) -> list[str]:

@@ -46,6 +46,7 @@ from nmt.translate.batch_search import BatchSearch
 from nmt.translate.context import (
     add_context,
     check_context,
+    drop_long_context,
     find_common_separator,
     join_lines,
     take_last,
@@ -328,7 +329,6 @@ class Translator:
         self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
     ) -> Iterator[tuple[Window, list[LineResult]]]:
         """Translate each line together with the lines before it, or without them if that fails."""
-        max_tokens = options.max_source_length - 1  # one is left for EOS
         separator = find_common_separator(self.tokenizer)
         line_options = replace(options, context=0)
 
@@ -338,13 +338,12 @@ class Translator:
             return results
 
         for window in windows:
-            groups = add_context(window, options.context)
-            group_ids = encode_sources(
-                self.tokenizer.src, join_lines(groups, separator), options.tags
+            groups = drop_long_context(
+                add_context(window, options.context),
+                self.tokenizer,
+                options.tags,
+                max_source_length=options.max_source_length,
             )
-            for i, ids in enumerate(group_ids):
-                if len(ids) > max_tokens:
-                    groups[i] = groups[i][-1:]  # the line without context
             group_results = translate_lines(window, join_lines(groups, separator))
             results = []
             for result, group in zip(group_results, groups, strict=True):
