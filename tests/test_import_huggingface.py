@@ -186,6 +186,20 @@ def write_m2m100(
     return folder
 
 
+def write_nllb(folder: Path, seed: int) -> Path:
+    """Write a random model with the files and the languages of NLLB."""
+    write_m2m100(folder, seed, M2M100["m2m"])
+    vocab = read_json(folder / "vocab.json")
+    (folder / "vocab.json").unlink()
+    languages = ["ace_Arab", "deu_Latn", "eng_Latn", "fra_Latn", "<mask>"]
+    added = [{"id": len(vocab) + i, "content": name} for i, name in enumerate(languages)]
+    content = {"model": {"type": "BPE", "vocab": vocab}, "added_tokens": added}
+    write_json(folder / "tokenizer.json", content)
+    settings = {"tokenizer_class": "NllbTokenizer", "unk_token": "<unk>"}
+    write_json(folder / "tokenizer_config.json", settings)
+    return folder
+
+
 def check(folder: Path, name: str, theirs: Any, tokenizer: Any) -> None:
     """Compare ids of text, logits and results of search with transformers."""
     loaded = load_models([imported(folder)], device="cpu")
@@ -409,15 +423,8 @@ def test_ids_without_a_piece_are_not_part_of_a_translation(tmp_path: Path) -> No
 def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_m2m100(tmp_path / "nllb", 3, M2M100["m2m"])
-    vocab = read_json(folder / "vocab.json")
-    (folder / "vocab.json").unlink()
-    languages = ["ace_Arab", "eng_Latn", "fra_Latn", "<mask>"]
-    added = [{"id": len(vocab) + i, "content": name} for i, name in enumerate(languages)]
-    content = {"model": {"type": "BPE", "vocab": vocab}, "added_tokens": added}
-    write_json(folder / "tokenizer.json", content)
-    settings = {"tokenizer_class": "NllbTokenizer", "unk_token": "<unk>"}
-    write_json(folder / "tokenizer_config.json", settings)
+    folder = write_nllb(tmp_path / "nllb", 3)
+    vocab = read_json(folder / "tokenizer.json")["model"]["vocab"]
     model_dir = imported(folder, src_lang="eng_Latn", tgt_lang="fra_Latn")
     info = load_info(model_dir)
     translator = Translator.load(model_dir, backend="native")

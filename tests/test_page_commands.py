@@ -34,7 +34,7 @@ from pages import (
     table_lines,
 )
 from test_config import composed
-from test_import_huggingface import MARIAN
+from test_import_huggingface import MARIAN, write_nllb
 from test_import_huggingface import write_marian as write_opus
 from test_import_toolkits import write_fairseq, write_marian
 from test_readme import ELSEWHERE
@@ -88,7 +88,10 @@ def write_text(home: Path) -> None:
     letter.save(str(home / "letter.docx"))
     [terms, *_] = fenced_blocks((ROOT / "docs/how-to/glossary.md").read_text("utf-8"), "")
     (home / "terms.tsv").write_text(terms, encoding="utf-8")
-    write_tmx(home / "memory.tmx", texts["train", "src"].decode(), texts["train", "tgt"].decode())
+    sides = [texts["train", side].decode().splitlines() for side in ("src", "tgt")]
+    units = list(zip(*sides, strict=True))
+    write_tmx(home / "memory.tmx", units, "de")
+    write_tmx(home / "low-german.tmx", [(src, f"{tgt} snackt") for src, tgt in units], "nds")
     for language, side in (("en", "src"), ("de", "tgt")):
         with zipfile.ZipFile(home / "de-en.txt.zip", "a") as moses:
             moses.write(home / f"toy/train.{side}.txt", f"OPUS.de-en.{language}")
@@ -105,12 +108,12 @@ def write_text(home: Path) -> None:
                 path.write_bytes(texts[split, side])
 
 
-def write_tmx(path: Path, src_text: str, tgt_text: str) -> None:
-    """Write a translation memory of English and German."""
+def write_tmx(path: Path, pairs: list[tuple[str, str]], tgt_lang: str) -> None:
+    """Write a translation memory of English and another language."""
     units = []
-    for src, tgt in zip(src_text.splitlines(), tgt_text.splitlines(), strict=True):
+    for src, tgt in pairs:
         variants = f'<tuv xml:lang="en"><seg>{src}</seg></tuv>'
-        variants += f'<tuv xml:lang="de"><seg>{tgt}</seg></tuv>'
+        variants += f'<tuv xml:lang="{tgt_lang}"><seg>{tgt}</seg></tuv>'
         units.append(f"<tu>{variants}</tu>")
     body = "".join(units)
     path.write_text(f'<tmx version="1.4"><header srclang="en"/><body>{body}</body></tmx>', "utf-8")
@@ -156,6 +159,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     export = [f"model_dir={home}/runs/mine", f"output={home}/exported"]
     assert command("export", export) == 0
     write_opus(home / "opus-mt-en-de", 0, MARIAN["swish, bias"])
+    write_nllb(home / "nllb-distilled", 0)
     write_marian(home / "marian", 0)
     write_fairseq(home / "fairseq", 0, is_pre_norm=False, is_tied=True)
     for path in (home / "fairseq").iterdir():

@@ -347,7 +347,7 @@ def test_init_from_refuses_another_architecture_and_keeps_rows_of_shared_pieces(
     fresh = Transformer(info.model, new.vocab_size).state_dict()
     carried = load_initial_weights(replace(config, model=info.model), new, fresh)
     frozen = replace(config, model=info.model, freeze=[Part.embeddings])
-    with pytest.raises(ConfigError, match=r"freeze=\[embeddings\]: \d+ pieces .* stay random"):
+    with pytest.raises(ConfigError, match=r"freeze=\[embeddings\]: \d+ pieces .* stay untrained"):
         load_initial_weights(frozen, new, fresh)
     old_pieces = old.all_pieces()
     old_rows = []

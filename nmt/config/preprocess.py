@@ -387,6 +387,13 @@ class TokenizerConfig(Settings):
         None, "SentencePiece .model, or folder of a model, to use instead of training one"
     )
     tgt_model: str | None = option(None, "separate: SentencePiece .model of the target")
+    extend: int | None = option(
+        None,
+        "add missing symbols and tags to tokenizer.model, and up to this number of pieces of the "
+        "new text; null: it stays as it is",
+        low=0,
+        high=1_000_000,
+    )
     type: TokenizerType = option(
         TokenizerType.bpe,
         "bpe, unigram, word (whole words and punctuation) or space (text tokenized already)",
@@ -444,6 +451,13 @@ class TokenizerConfig(Settings):
         else:
             rule = "needs tokenizer.model=FILE and tokenizer.separate=true"
             self.require(self.tgt_model is None, "tgt_model", rule)
+        is_extensible = self.extend is None or self.model is not None
+        self.require(is_extensible, "extend", "needs tokenizer.model=RUN, a model to extend")
+
+    @property
+    def learns_from_text(self) -> bool:
+        """Whether the training text is needed to make the tokenizer."""
+        return self.model is None or bool(self.extend)
 
 
 @dataclass(kw_only=True)

@@ -217,6 +217,7 @@ class StageConfig(Settings):
 # (setting, needed setting, rule): the first is refused unless the second is set, see `_is_set`
 _REQUIREMENTS = (
     ("freeze", "init_from", "needs init_from=FOLDER, a trained model"),
+    ("init_rows", "init_from", "needs init_from=FOLDER, a trained model"),
     ("adapter", "init_from", "needs init_from=FOLDER, a trained model"),
     ("adapter_rank", "adapter", "needs adapter=lora"),
 )
@@ -255,6 +256,10 @@ class TrainConfig(RuntimeConfig):
     )
     init_from: str | None = option(
         None, "run, checkpoint or model folder whose weights training starts from"
+    )
+    init_rows: dict[str, str] = option(
+        dict,
+        "piece of init_from whose embedding a new piece copies: init_rows.oci_Latn=cat_Latn",
     )
     freeze: list[Part] = option([], "parts that are not trained: encoder, decoder, embeddings")
     adapter: Adapter = option(Adapter.none, "lora: train low-rank additions to linear layers")
@@ -478,10 +483,10 @@ class TrainConfig(RuntimeConfig):
         return [self.augment, *map(self.augment_at, self.stages.values())]
 
     def _is_set(self, key: str) -> bool:
-        """Return whether a setting differs from its default and is not False."""
-        # a dataclass has no attribute for a default that is a list; here such lists are empty
-        default = getattr(type(self), key, [])
-        return getattr(self, key) not in (default, False)
+        """Return whether a setting differs from its default and is neither False nor empty."""
+        value = getattr(self, key)
+        # a dataclass has no attribute for a default that is a list or dict; they are empty here
+        return bool(value) and value != getattr(type(self), key, None)
 
 
 @dataclass(kw_only=True)

@@ -123,11 +123,7 @@ def find_directions(
         return list(recorded)
     directions = []
     if src_tokenizer.language_ids:
-        directions.append(LanguagePair(src_lang, tgt_lang))
-        for src_tag, tgt_tag in itertools.permutations(src_tokenizer.language_ids, 2):
-            direction = LanguagePair(src_tag.strip("_"), tgt_tag.strip("_"), src_tag, tgt_tag)
-            directions.append(direction)
-        return directions
+        return [LanguagePair(src_lang, tgt_lang), *list_language_directions(src_tokenizer)]
     tags = {}  # keyed by target language
     for piece in src_tokenizer.all_pieces():
         if match := _TAG.fullmatch(piece):
@@ -140,6 +136,15 @@ def find_directions(
         for src_code in src_codes:
             if src_code != tgt_code:
                 directions.append(LanguagePair(src_code, tgt_code, tags.get(tgt_code, "")))
+    return directions
+
+
+def list_language_directions(src_tokenizer: Tokenizer) -> list[LanguagePair]:
+    """Return the directions between all languages of M2M100 or NLLB, none for other models."""
+    directions = []
+    for src_tag, tgt_tag in itertools.permutations(src_tokenizer.language_ids, 2):
+        direction = LanguagePair(src_tag.strip("_"), tgt_tag.strip("_"), src_tag, tgt_tag)
+        directions.append(direction)
     return directions
 
 
@@ -185,6 +190,9 @@ def choose_tags(
         request = f"{request} tgt_lang={tgt_lang}".lstrip()
     candidates = directions if request else default_directions(directions)
     matches = [d for d in candidates if d.matches(src_lang, tgt_lang)]
+    if request and not matches:  # M2M100 or NLLB, fine-tuned on other directions
+        languages = list_language_directions(tokenizers.src)
+        matches = [d for d in languages if d.matches(src_lang, tgt_lang)]
     if request and directions and not matches:
         raise ConfigError(f"{request}: the model translates {_list_directions(directions)}")
     matching_tags = {direction.tags for direction in matches}

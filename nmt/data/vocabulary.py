@@ -58,7 +58,7 @@ def train_tokenizers(config: PreprocessConfig, read_side: ReadSide) -> Tokenizer
 
     The tags of the corpora become symbols. Raises the errors of `train_tokenizer`.
     """
-    src_symbols, tgt_symbols = _list_symbols(config)
+    src_symbols, tgt_symbols = list_symbols(config)
     multiple = config.tokenizer.vocab_multiple
     if not config.tokenizer.separate:
         tokenizer = _train_with_suitable_size(
@@ -98,9 +98,9 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
     """Load the models that the settings `tokenizer.model` and `tokenizer.tgt_model` name.
 
     Adds the symbols of the settings to SentencePiece models, see `adopt_tokenizer`. In a model
-    folder, the tokenizers must already have all symbols.
+    folder, the tokenizers must already have all symbols, unless `tokenizer.extend` is set.
     """
-    src_symbols, tgt_symbols = _list_symbols(config)
+    src_symbols, tgt_symbols = list_symbols(config)
     assert config.tokenizer.model is not None
     src_path = resolve_path(config.tokenizer.model)
     multiple = config.tokenizer.vocab_multiple
@@ -124,25 +124,28 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
 
 
 def _open_model_folder(config: PreprocessConfig, folder: Path) -> Tokenizers:
-    """Load the tokenizers of a model folder or run, which must have all symbols of the settings."""
+    """Load the tokenizers of a model folder or run.
+
+    They must have all symbols of the settings, unless `tokenizer.extend` is set.
+    """
     tokenizers = load_tokenizers(find_tokenizers(folder))
     if config.tokenizer.tgt_model is not None:
         raise ConfigError(
             f"tokenizer.model={folder} is a model folder with the tokenizers of both sides; leave "
             "out tokenizer.tgt_model and tokenizer.separate"
         )
-    src_symbols, tgt_symbols = _list_symbols(config)
+    src_symbols, tgt_symbols = list_symbols(config)
     missing = set(src_symbols) - set(tokenizers.src.all_pieces())
     missing |= set(tgt_symbols) - set(tokenizers.tgt.all_pieces())
-    if missing:
+    if missing and config.tokenizer.extend is None:
         raise ConfigError(
-            f"tokenizer.model={folder} has no piece {min(missing)}, and a model's "
-            "vocabulary cannot grow; leave the symbol or tag out"
+            f"tokenizer.model={folder} has no piece {min(missing)}; leave the symbol or tag out, "
+            "or set tokenizer.extend=0 to add it to the vocabulary"
         )
     return tokenizers
 
 
-def _list_symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
+def list_symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
     """Return the symbols of source and target.
 
     These are the symbols in the settings, the spare ones, the separator of lines if pairs have a
@@ -254,22 +257,17 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
     No id changes, and text without a symbol is segmented as before. Raises a `ModelError` for an
     invalid file, and a `ConfigError` for a symbol that the model has as an ordinary piece.
     """
-    model = read_model(path)
-    tokenizer = Tokenizer(model)
+    tokenizer = Tokenizer(read_model(path))
     pieces = set(tokenizer.all_pieces())
-    model_symbols = user_symbols(model)
-    added: list[str] = []
-    # Protobuf merges messages whose bytes are concatenated: lists grow, other values are replaced.
-    # So additions need only be appended to the bytes of the model.
-    for symbol in dict.fromkeys(symbols):
-        if symbol not in pieces:
-            model += _serialize_piece(symbol, _Piece.USER_DEFINED)
-            added.append(symbol)
-        elif symbol not in model_symbols:
+    model_symbols = user_symbols(tokenizer.model)
+    for symbol in symbols:
+        if symbol in pieces and symbol not in model_symbols:
             raise ConfigError(
                 f"{symbol} cannot be a symbol of {path}, which has it as an ordinary or control "
                 "piece; choose another name for the symbol or tag"
             )
+    added = [symbol for symbol in dict.fromkeys(symbols) if symbol not in pieces]
+    model = append_symbols(tokenizer.model, added)
     control_ids = {"pad": tokenizer.pad_id, "bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
     for role, name in _CONTROL_NAMES.items():
         if control_ids[role] >= 0:
@@ -279,7 +277,7 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
         trainer_spec = ModelProto().trainer_spec
         setattr(trainer_spec, f"{role}_id", tokenizer.vocab_size + len(added))
         setattr(trainer_spec, f"{role}_piece", name)
-        model += _serialize_piece(name, _Piece.CONTROL)
+        model += serialize_piece(name, _Piece.CONTROL)
         model += ModelProto(trainer_spec=trainer_spec).SerializePartialToString()
         added.append(name)
     if added:
@@ -296,13 +294,21 @@ def pad_vocabulary(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
     size = tokenizer.vocab_size
     num_unused = -size % multiple  # distance to the next multiple
     for number in range(size, size + num_unused):
-        model += _serialize_piece(f"{UNUSED_PREFIX}{number}>", _Piece.CONTROL)
+        model += serialize_piece(f"{UNUSED_PREFIX}{number}>", _Piece.CONTROL)
     return Tokenizer(model)
 
 
-def _serialize_piece(name: str, piece_type: int) -> bytes:
-    """Return the bytes of one piece; appended to a serialized model, they add the piece."""
-    piece = _Piece(piece=name, score=0.0, type=piece_type)
+def append_symbols(model: bytes, symbols: Sequence[str]) -> bytes:
+    """Append symbols to the pieces of a SentencePiece model, which must not have them."""
+    return model + b"".join(serialize_piece(symbol, _Piece.USER_DEFINED) for symbol in symbols)
+
+
+def serialize_piece(name: str, piece_type: int, score: float = 0.0) -> bytes:
+    """Return the bytes of one piece; appended to a serialized model, they add the piece.
+
+    Protobuf merges messages whose bytes are concatenated: lists grow, other values are replaced.
+    """
+    piece = _Piece(piece=name, score=score, type=piece_type)
     content: bytes = ModelProto(pieces=[piece]).SerializePartialToString()
     return content
 

@@ -40,6 +40,7 @@ from nmt.data.tokenizer import (
     TGT_MODEL,
     TGT_VOCABULARY,
     VOCABULARY,
+    MappedTokenizer,
     Tokenizer,
     Tokenizers,
     save_tokenizers,
@@ -239,6 +240,11 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         tokenizer_files = {"tokenizer": JOINT_MODEL}
     src = tokenizers.src
     tgt = tokenizers.tgt
+    directions = [direction for direction in info.directions if direction.has_tag]
+    if src.language_ids and directions:  # the tags are languages, not text
+        src = _start_with(src, directions[0].src_tag)
+        tgt = _start_with(tgt, directions[0].tgt_tag)
+        directions = []
     vocabulary_files = (SRC_VOCABULARY, TGT_VOCABULARY)
     if info.src_vocab_size is None:
         vocabulary_files = (VOCABULARY, VOCABULARY)
@@ -253,10 +259,17 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         tgt=tgt,
         vocabulary_files=vocabulary_files,
         has_own_vocabulary=tgt.vocabulary is not None,
-        directions=[direction for direction in info.directions if direction.has_tag],
+        directions=directions,
         has_prefix=bool(src.prefix or tgt.prefix),
         src_prefix=src.pieces(src.prefix),
         tgt_prefix=tgt.pieces(tgt.prefix),
         pad=tgt.pieces([tgt.pad_id])[0],
         bos=tgt.pieces([tgt.bos_id])[0],
     )
+
+
+def _start_with(tokenizer: Tokenizer, language: str) -> Tokenizer:
+    """Return a tokenizer of M2M100 or NLLB that puts `language` before every text, if given."""
+    assert tokenizer.vocabulary is not None
+    prefix = tokenizer.encode(language) or tokenizer.prefix
+    return MappedTokenizer(tokenizer.model, tokenizer.vocabulary, prefix)

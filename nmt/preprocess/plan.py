@@ -21,9 +21,10 @@ from typing import TextIO
 import numpy as np
 
 from nmt.config import PreprocessConfig, TokenizerConfig
+from nmt.data.extension import extend_tokenizers
 from nmt.data.text import MAX_LINE_BYTES
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
-from nmt.data.vocabulary import open_tokenizers, train_tokenizers
+from nmt.data.vocabulary import ReadSide, open_tokenizers, train_tokenizers
 from nmt.errors import DataError
 from nmt.preprocess.characters import LineSet, normal_form
 from nmt.preprocess.chunks import Span
@@ -59,15 +60,15 @@ def scan_training_text(job: Job, spans: Sequence[Span]) -> Job:
     Returns the job with these sets. Raises a `ConfigError` if the text has too few pairs for them.
     """
     config = job.config
-    trains_tokenizer = config.tokenizer.model is None
+    learns_pieces = config.tokenizer.learns_from_text
     limits = _first_scan_limits(job, spans)
-    if trains_tokenizer or requested_sizes(config) or config.filter.drops_duplicates:
+    if learns_pieces or requested_sizes(config) or config.filter.drops_duplicates:
         scan(job, spans, _STAGE, limits)
     return take_held_out(job, spans, _STAGE, limits)
 
 
 def prepare_encoding(job: Job, spans: Sequence[Span]) -> Tokenizers:
-    """Train or copy the tokenizers, mark duplicate pairs, and return the tokenizers.
+    """Train, extend or copy the tokenizers, mark duplicate pairs, and return the tokenizers.
 
     Only loads the tokenizers if an earlier run completed the plan folder.
     """
@@ -75,10 +76,10 @@ def prepare_encoding(job: Job, spans: Sequence[Span]) -> Tokenizers:
     if (folder / _DONE_MARKER).exists():
         return load_tokenizers(folder)
     taken_lines = read_taken_lines(job)
-    if job.config.tokenizer.model is not None:
-        save_tokenizers(folder, open_tokenizers(job.config))
-    else:
+    if job.config.tokenizer.learns_from_text:
         _train_tokenizers(job, spans, taken_lines)
+    else:
+        save_tokenizers(folder, _make_tokenizers(job.config, lambda side: []))
     if job.config.filter.drops_duplicates:
         find_duplicates(
             job.work.hashes,
@@ -96,7 +97,7 @@ def _first_scan_limits(job: Job, spans: Sequence[Span]) -> KeyLimits:
     """Return limits that probably leave enough pairs, if not too many are dropped."""
     num_pairs = sum(span.num_pairs for span in spans)
     sample_below = 0
-    if job.config.tokenizer.model is None:
+    if job.config.tokenizer.learns_from_text:
         sample_below = sample_key_limit(sample_size(job.config.tokenizer), num_pairs)
     return KeyLimits(
         sample_below=sample_below,
@@ -115,7 +116,7 @@ def _hash_normal_forms(lines: Sequence[str]) -> Keys | None:
 def _train_tokenizers(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]) -> None:
     """Train the tokenizers on a sample of the training text; write them to the plan folder."""
     end_key = _find_sample_end(job, spans, taken_lines)
-    log.info("training the tokenizer")
+    log.info("%s the tokenizer", "extending" if job.config.tokenizer.model else "training")
     pair_files = _pair_files(job, spans)
     make_trainer = partial(_make_trainer, job.config, pair_files, end_key)
     worker: Workers[Path, None] = CurrentProcess(make_trainer)
@@ -143,9 +144,19 @@ def _make_trainer(
                     yield pair[side].removesuffix("\n")
 
     def train(folder: Path) -> None:
-        save_tokenizers(folder, train_tokenizers(config, read_sample))
+        save_tokenizers(folder, _make_tokenizers(config, read_sample))
 
     return train
+
+
+def _make_tokenizers(config: PreprocessConfig, read_sample: ReadSide) -> Tokenizers:
+    """Train the tokenizers on a sample of the text, or open existing ones and extend them."""
+    if config.tokenizer.model is None:
+        return train_tokenizers(config, read_sample)
+    tokenizers = open_tokenizers(config)
+    if config.tokenizer.extend is None:
+        return tokenizers
+    return extend_tokenizers(tokenizers, config, read_sample)
 
 
 def _find_sample_end(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]) -> np.uint64:

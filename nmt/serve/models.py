@@ -13,7 +13,7 @@ import torch
 
 from nmt.config import Engine, ServeConfig
 from nmt.data.language_codes import shorten_codes
-from nmt.data.languages import Tags, find_source_prefix
+from nmt.data.languages import Tags, find_source_prefix, list_language_directions
 from nmt.documents.html_tokens import extract_visible_text
 from nmt.documents.texts import is_emoji_only
 from nmt.errors import ConfigError, ModelError, list_first
@@ -144,6 +144,8 @@ class Models:
             if config.protect:  # raises a `ConfigError` now, and not for each request
                 translator.backend.check(translator.search_config(protect=True))
             _add_directions(directions, translator, folder)
+        for folder, translator in zip(config.model_dir, translators, strict=True):
+            _add_language_directions(directions, translator, folder)
         directions = _shorten_codes(directions)
         names = [f"{source}-{target}" for source, target in directions]
         log.info("directions: %s", list_first(names, _MAX_LOGGED_DIRECTIONS))
@@ -240,6 +242,15 @@ def _add_directions(directions: Directions, translator: Translator, folder: str)
                 f"model_dir: {folder} and {directions[codes].folder} both translate "
                 f"{pair.src_lang} to {pair.tgt_lang}; leave one out"
             )
+
+
+def _add_language_directions(directions: Directions, translator: Translator, folder: str) -> None:
+    """Add the other directions of M2M100 or NLLB, which no model was fine-tuned on."""
+    model_tags = {pair.tags for pair in translator.directions}
+    for pair in list_language_directions(translator.tokenizer.src):
+        if pair.tags not in model_tags:
+            codes = (pair.src_lang, pair.tgt_lang)
+            directions.setdefault(codes, Direction(translator, folder, pair.tags))
 
 
 def _shorten_codes(directions: Directions) -> Directions:

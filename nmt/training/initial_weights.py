@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from nmt.checkpoint import (
     load_weights,
 )
 from nmt.config import Part, SearchConfig, TrainConfig, resolve_path
+from nmt.data.extension import segment_new_pieces
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.errors import ConfigError, ModelError
+from nmt.errors import ConfigError, ModelError, suggest_names
 
 log = logging.getLogger(__name__)
 _JOINT_EMBEDDING = "embedding.weight"
@@ -77,8 +79,7 @@ def load_initial_weights(
     """Read the weights of `init_from`, after `adopt_model`.
 
     If its tokenizers are not the `tokenizers` of the run, the embeddings are adapted to the new
-    vocabulary. Pieces that `init_from` does not have get embeddings of `random_weights`; if
-    embeddings are frozen, raises a `ConfigError` instead.
+    vocabulary, see `adapt_vocabulary`.
     """
     folder = find_model(resolve_path(str(config.init_from)))
     info = load_info(folder)
@@ -89,8 +90,11 @@ def load_initial_weights(
             load_model_tokenizers(folder, info),
             random_weights,
             tokenizers,
+            init_rows=config.init_rows,
             is_frozen=Part.embeddings in config.freeze,
         )
+    elif config.init_rows:
+        raise ConfigError("init_rows: the data has no new pieces; leave it out")
     # `adopt_model` has made the architectures equal
     assert all(tensor.shape == random_weights[name].shape for name, tensor in weights.items())
     log.info("starting with the weights of %s", folder)
@@ -103,39 +107,118 @@ def adapt_vocabulary(
     random_weights: dict[str, Tensor],
     new_tokenizers: Tokenizers,
     *,
+    init_rows: Mapping[str, str] | None = None,
     is_frozen: bool = False,
 ) -> dict[str, Tensor]:
     """Return `weights` for the vocabulary of `new_tokenizers`.
 
-    Pieces that only `new_tokenizers` have get rows of `random_weights`; if the embeddings are
-    frozen, raises a `ConfigError` instead.
+    If it extends the vocabulary of `old_tokenizers`, new pieces get rows computed by `_new_rows`,
+    otherwise rows of `random_weights`. `init_rows` names the pieces whose rows new pieces copy.
+    Raises a `ConfigError` for wrong names, and for new pieces if the embeddings are frozen.
     """
+    extends = _extends(old_tokenizers.src, new_tokenizers.src)
+    extends = extends and _extends(old_tokenizers.tgt, new_tokenizers.tgt)
+    _check_init_rows(init_rows or {}, old_tokenizers, new_tokenizers)
     adapted = {name: weights.get(name, tensor) for name, tensor in random_weights.items()}
     for name in sorted(_VOCABULARY_TENSORS & random_weights.keys()):
         # a model that shares its embeddings has only this tensor for all of them
         old_rows = weights[name if name in weights else _JOINT_EMBEDDING]
-        old_tokenizer = old_tokenizers.tgt
-        new_tokenizer = new_tokenizers.tgt
-        if name == _SRC_EMBEDDING:
-            old_tokenizer = old_tokenizers.src
-            new_tokenizer = new_tokenizers.src
+        side = "src" if name == _SRC_EMBEDDING else "tgt"
+        old_tokenizer: Tokenizer = getattr(old_tokenizers, side)
+        new_tokenizer: Tokenizer = getattr(new_tokenizers, side)
         old_ids, new_ids = _shared_ids(old_tokenizer, new_tokenizer)
-        num_random = len(random_weights[name]) - len(new_ids)
-        if is_frozen and num_random:
+        num_new = len(random_weights[name]) - len(new_ids)
+        if is_frozen and num_new:
             raise ConfigError(
-                f"freeze=[embeddings]: {num_random} pieces that init_from does not know would stay "
-                "random; leave it out"
+                f"freeze=[embeddings]: {num_new} pieces that init_from does not know would stay "
+                "untrained; leave it out"
             )
         adapted[name] = random_weights[name].clone()
         adapted[name][new_ids] = old_rows[old_ids].to(adapted[name])
+        if extends:
+            segmentations = segment_new_pieces(old_tokenizer, new_tokenizer)
+            if new_tokenizers.src_vocab_size is None and new_tokenizers.src is not new_tokenizer:
+                # an imported vocabulary of two SentencePiece models
+                segmentations |= segment_new_pieces(old_tokenizers.src, new_tokenizers.src)
+            new_rows = _new_rows(old_rows, old_tokenizer, new_tokenizer, segmentations)
+            adapted[name][len(old_rows) :] = new_rows.to(adapted[name])
+        else:
+            log.info(
+                "%s: another vocabulary; %d of %d rows are kept, %d pieces are new",
+                name,
+                len(new_ids),
+                len(adapted[name]),
+                num_new,
+            )
+        _copy_rows(adapted[name], old_rows, init_rows or {}, old_tokenizer, new_tokenizer)
+    if extends:
+        num_new = new_tokenizers.tgt.vocab_size - old_tokenizers.tgt.vocab_size
+        if new_tokenizers.src_vocab_size is not None:
+            num_new += new_tokenizers.src.vocab_size - old_tokenizers.src.vocab_size
         log.info(
-            "%s: another vocabulary; %d of %d rows are kept, %d pieces are new",
-            name,
-            len(new_ids),
-            len(adapted[name]),
-            num_random,
+            "the tokenizer of the data extends init_from's: the embeddings grow by %d rows", num_new
         )
     return adapted
+
+
+def _extends(old: Tokenizer, new: Tokenizer) -> bool:
+    """Return whether all ids of `old` are the same in `new`."""
+    has_same_controls = old.control_ids == new.control_ids
+    return has_same_controls and new.all_pieces()[: old.vocab_size] == old.all_pieces()
+
+
+def _check_init_rows(
+    init_rows: Mapping[str, str], old_tokenizers: Tokenizers, new_tokenizers: Tokenizers
+) -> None:
+    """Raise a `ConfigError` unless `init_rows` names new pieces, and pieces of the model."""
+    old_pieces = {*old_tokenizers.src.all_pieces(), *old_tokenizers.tgt.all_pieces()}
+    new_pieces = {*new_tokenizers.src.all_pieces(), *new_tokenizers.tgt.all_pieces()} - old_pieces
+    for new_piece, old_piece in init_rows.items():
+        if new_piece not in new_pieces:
+            raise ConfigError(f"init_rows.{new_piece}: {suggest_names(new_piece, new_pieces)}")
+        if old_piece not in old_pieces:
+            raise ConfigError(
+                f"init_rows.{new_piece}={old_piece}: init_from has no piece {old_piece}"
+            )
+
+
+def _new_rows(
+    old_rows: Tensor,
+    old: Tokenizer,
+    new: Tokenizer,
+    segmentations: Mapping[str, Sequence[int]],
+) -> Tensor:
+    """Return the rows of new pieces: the mean of the rows of the pieces that each joins.
+
+    Language pieces get the mean of all languages, other symbols and pieces of unknown characters
+    the mean of all pieces (Gee et al., 2022). Rows of `old_rows` (V, D) or (V,) become (N, D) or
+    (N,) rows.
+    """
+    no_text = {*old.control_ids, *old.unused_ids}
+    mean = old_rows[[i for i in range(old.used_size) if i not in no_text]].double().mean(dim=0)
+    language_mean = mean
+    if old.language_ids:
+        language_mean = old_rows[list(old.language_ids.values())].double().mean(dim=0)
+    rows = []
+    for piece in new.all_pieces()[len(old_rows) :]:
+        if segmentations.get(piece):
+            rows.append(old_rows[segmentations[piece]].double().mean(dim=0))
+        elif piece in new.language_ids:
+            rows.append(language_mean)
+        else:
+            rows.append(mean)
+    return torch.stack(rows) if rows else old_rows[:0]
+
+
+def _copy_rows(
+    rows: Tensor, old_rows: Tensor, init_rows: Mapping[str, str], old: Tokenizer, new: Tokenizer
+) -> None:
+    """Copy rows of old pieces to new pieces, where both vocabularies have the pieces."""
+    old_ids = {piece: i for i, piece in enumerate(old.all_pieces())}
+    new_ids = {piece: i for i, piece in enumerate(new.all_pieces())}
+    for new_piece, old_piece in init_rows.items():
+        if new_piece in new_ids and old_piece in old_ids:
+            rows[new_ids[new_piece]] = old_rows[old_ids[old_piece]].to(rows)
 
 
 def _shared_ids(old: Tokenizer, new: Tokenizer) -> tuple[Tensor, Tensor]:

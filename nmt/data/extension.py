@@ -1,0 +1,289 @@
+"""Extend the tokenizers of a finished model with symbols, characters and pieces of new text.
+
+No id changes. A new piece joins pieces that are neighbors in the model's segmentation, so that the
+new segmentation of a text has no boundary that the old one lacks:
+
+- In a BPE model, new pieces are merges after all merges of the model.
+- In a unigram model, the score of a new piece is the sum of the scores of the pieces that it joins,
+  plus a small bonus for each boundary that it removes.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import sentencepiece
+
+from nmt.config import PreprocessConfig, TokenizerConfig
+from nmt.data.tokenizer import (
+    LANGUAGE,
+    UNUSED_PREFIX,
+    MappedTokenizer,
+    Tokenizer,
+    TokenizerPair,
+    Tokenizers,
+    Vocabulary,
+    open_model,
+)
+from nmt.data.vocabulary import (
+    ModelProto,
+    ReadSide,
+    append_symbols,
+    list_symbols,
+    pad_vocabulary,
+    read_proto,
+    serialize_piece,
+)
+from nmt.errors import ConfigError
+
+log = logging.getLogger(__name__)
+_TAG = re.compile(">>.*<<")  # of OPUS-MT; see `MappedTokenizer`
+_FIRST_CODE = 0x20000  # of the characters that stand for pieces when merges are learned
+_MIN_COUNT = 2  # in the sample, of a piece that joins others
+_UNKNOWN_PENALTY = 10.0
+"""In a unigram model, an unknown character has the lowest score of a piece minus this number."""
+_JOIN_BONUS = 1e-3  # larger than the rounding error of the score of a sentence
+_Piece = ModelProto.SentencePiece
+_BPE = ModelProto().trainer_spec.BPE
+_UNIGRAM = ModelProto().trainer_spec.UNIGRAM
+
+
+def extend_tokenizers(
+    tokenizers: Tokenizers, config: PreprocessConfig, read_side: ReadSide
+) -> Tokenizers:
+    """Append the symbols of the settings and up to `tokenizer.extend` pieces of the text.
+
+    If both languages have the same SentencePiece model, it gets this number of pieces of the text
+    of both; otherwise each model gets it. Raises a `ConfigError` for models of other types than
+    bpe and unigram.
+    """
+    src_symbols, tgt_symbols = list_symbols(config)
+    if tokenizers.src.model == tokenizers.tgt.model:
+        src = _Extension(tokenizers.src, src_symbols + tgt_symbols)
+        src.learn(itertools.chain(read_side(0), read_side(1)), config.tokenizer)
+        tgt = src
+    else:
+        src = _Extension(tokenizers.src, src_symbols)
+        src.learn(read_side(0), config.tokenizer)
+        tgt = _Extension(tokenizers.tgt, tgt_symbols)
+        tgt.learn(read_side(1), config.tokenizer)
+    multiple = config.tokenizer.vocab_multiple
+    if tokenizers.src.vocabulary is None:
+        new_src = pad_vocabulary(Tokenizer(src.model), multiple)
+        if isinstance(tokenizers, Tokenizer):
+            return new_src
+        return TokenizerPair(new_src, pad_vocabulary(Tokenizer(tgt.model), multiple))
+    assert isinstance(tokenizers, TokenizerPair)
+    src_pieces = src.new_pieces
+    tgt_pieces = tgt.new_pieces
+    if tokenizers.shares_vocabulary:
+        src_pieces = tgt_pieces = list(dict.fromkeys(src_pieces + tgt_pieces))
+    return TokenizerPair(
+        src=_extend_mapped(tokenizers.src, src.model, src_pieces, multiple),
+        tgt=_extend_mapped(tokenizers.tgt, tgt.model, tgt_pieces, multiple),
+        shares_vocabulary=tokenizers.shares_vocabulary,
+    )
+
+
+def _extend_mapped(
+    tokenizer: Tokenizer, model: bytes, new_pieces: Sequence[str], multiple: int
+) -> Tokenizer:
+    """Append pieces to the vocabulary of an imported model, and unused ids up to a multiple."""
+    assert tokenizer.vocabulary is not None
+    pieces = [*tokenizer.vocabulary.pieces, *new_pieces]
+    num_unused = -len(pieces) % multiple
+    pieces += [f"{UNUSED_PREFIX}{len(pieces) + i}>" for i in range(num_unused)]
+    vocabulary: Vocabulary = replace(tokenizer.vocabulary, pieces=pieces)
+    return MappedTokenizer(model, vocabulary, tokenizer.prefix)
+
+
+class _Extension:
+    """A SentencePiece model that grows, and the pieces that the vocabulary of its tokenizer lacks.
+
+    Attributes:
+        model: content of the model file.
+        new_pieces: pieces to append to the vocabulary. Language pieces of M2M100 and NLLB and tags
+            of OPUS-MT are in the vocabulary only.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, symbols: Sequence[str]) -> None:
+        self._vocabulary = set(tokenizer.all_pieces())
+        self.new_pieces = [s for s in dict.fromkeys(symbols) if s not in self._vocabulary]
+        text_symbols = self.new_pieces
+        if tokenizer.vocabulary is not None:
+            has_languages = bool(tokenizer.language_ids)
+            text_symbols = []
+            for symbol in self.new_pieces:
+                is_language = has_languages and LANGUAGE.fullmatch(symbol)
+                if not is_language and not _TAG.fullmatch(symbol):
+                    text_symbols.append(symbol)
+        self.model = append_symbols(tokenizer.model, text_symbols)
+        self._vocabulary.update(self.new_pieces)
+
+    def learn(self, sentences: Iterable[str], config: TokenizerConfig) -> None:
+        """Append missing characters, then pieces that join others, the most frequent first."""
+        assert config.extend is not None
+        spec = read_proto(self.model).trainer_spec
+        if config.extend > 0 and spec.model_type not in (_BPE, _UNIGRAM):
+            raise ConfigError(
+                f"tokenizer.extend={config.extend}: the tokenizer is neither bpe nor unigram; set "
+                "tokenizer.extend=0, which adds only symbols and tags"
+            )
+        num_symbols = len(self.new_pieces)
+        if config.extend > 0:
+            words = self._count_words(sentences)
+            characters = self._find_characters(words, config.character_coverage)[: config.extend]
+            self._append_characters(characters)
+            num_free = config.extend - len(characters)
+            self._append_joined(_learn_merges(self._split_words(words), num_free))
+        log.info(
+            "the tokenizer grows by %d symbols and tags, and %d pieces of the text",
+            num_symbols,
+            len(self.new_pieces) - num_symbols,
+        )
+
+    def _count_words(self, sentences: Iterable[str]) -> Counter[str]:
+        """Count the words of normalized sentences, each with the space that its pieces have."""
+        has_space_after = read_proto(self.model).trainer_spec.treat_whitespace_as_suffix
+        word = re.compile("[^▁]+▁*" if has_space_after else "▁*[^▁]+")
+        processor = open_model(self.model)
+        words: Counter[str] = Counter()
+        for sentence in sentences:
+            words.update(word.findall(processor.normalize(sentence)))
+        return words
+
+    def _find_characters(self, words: Counter[str], coverage: float) -> list[str]:
+        """Return the characters that are no pieces, without the rarest beyond `coverage`."""
+        characters: Counter[str] = Counter()
+        for word, count in words.items():
+            for character in word:
+                characters[character] += count
+        num_uncovered = int((1 - coverage) * characters.total())
+        missing = [c for c, _ in characters.most_common() if c not in self._vocabulary]
+        while missing and characters[missing[-1]] <= num_uncovered:
+            num_uncovered -= characters[missing.pop()]
+        return missing
+
+    def _append_characters(self, characters: Sequence[str]) -> None:
+        """Append pieces of one character, with the score that unknown characters have."""
+        proto = read_proto(self.model)
+        score = min(_normal_scores(proto).values()) - _UNKNOWN_PENALTY
+        model_pieces = {piece.piece for piece in proto.pieces}
+        for i, character in enumerate(characters):
+            if character not in model_pieces:
+                # merges of BPE need different scores
+                piece_score = score - i if proto.trainer_spec.model_type == _BPE else score
+                self.model += serialize_piece(character, _Piece.NORMAL, piece_score)
+        self._add(characters)
+
+    def _append_joined(self, joined_pieces: Sequence[Sequence[str]]) -> None:
+        """Append pieces that join others, in the order in which they are merged."""
+        proto = read_proto(self.model)
+        scores = _normal_scores(proto)
+        model_pieces = {piece.piece for piece in proto.pieces}
+        lowest = min(scores.values())
+        for i, pieces in enumerate(joined_pieces, start=1):
+            piece = "".join(pieces)
+            if piece in model_pieces:  # also joins other pieces to the same text
+                continue
+            score = sum(scores[p] for p in pieces) + _JOIN_BONUS * (len(pieces) - 1)
+            if proto.trainer_spec.model_type == _BPE:
+                score = lowest - i
+            self.model += serialize_piece(piece, _Piece.NORMAL, score)
+            model_pieces.add(piece)
+            self._add([piece])
+
+    def _add(self, pieces: Sequence[str]) -> None:
+        """Add pieces to the vocabulary, which may have them for the other language."""
+        self.new_pieces += [piece for piece in pieces if piece not in self._vocabulary]
+        self._vocabulary.update(pieces)
+
+    def _split_words(self, words: Counter[str]) -> Counter[tuple[str, ...]]:
+        """Count the sequences of pieces in words, between symbols, bytes and unknown pieces."""
+        processor = _open_for_pieces(self.model)
+        pieces = _normal_scores(read_proto(self.model)).keys() & self._vocabulary
+        sequences: Counter[tuple[str, ...]] = Counter()
+        for word, count in words.items():
+            segmentation = processor.encode(word, out_type=str)
+            for can_join, sequence in itertools.groupby(segmentation, pieces.__contains__):
+                if can_join:
+                    sequences[tuple(sequence)] += count
+        return sequences
+
+
+def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[str]]:
+    """Learn up to `limit` merges of neighboring pieces by BPE; return the pieces that each joins.
+
+    SentencePiece learns them from text in which one character stands for each piece.
+    """
+    pieces = sorted(set(itertools.chain.from_iterable(sequences)))
+    if not pieces or limit == 0:
+        return []
+    codes = {piece: chr(_FIRST_CODE + i) for i, piece in enumerate(pieces)}
+    words = {"".join(codes[p] for p in sequence): count for sequence, count in sequences.items()}
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(f"{word}\t{count}" for word, count in words.items()),
+        model_writer=model,
+        input_format="tsv",
+        model_type="bpe",
+        vocab_size=len(pieces) + 1 + limit,  # 1: the unknown piece
+        hard_vocab_limit=False,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        add_dummy_prefix=False,
+        split_by_unicode_script=False,
+        split_by_number=False,
+        unk_id=0,
+        bos_id=-1,
+        eos_id=-1,
+        num_threads=1,
+        minloglevel=2,
+    )
+    processor = open_model(model.getvalue())
+    merges = [processor.id_to_piece(i) for i in range(1, processor.vocab_size())]
+    merges = [merge for merge in merges if len(merge) > 1]
+    uses: Counter[str] = Counter()
+    for word, count in words.items():
+        for piece in processor.encode(word, out_type=str):
+            uses[piece] += count
+    while merges and uses[merges[-1]] < _MIN_COUNT:  # the rarest are the last
+        merges.pop()
+    return [[pieces[ord(code) - _FIRST_CODE] for code in merge] for merge in merges]
+
+
+def segment_new_pieces(old: Tokenizer, new: Tokenizer) -> dict[str, list[int]]:
+    """Return the ids in `old` of the pieces that each new piece of the text in `new` joins.
+
+    The list is empty for a piece of unknown characters. Symbols and tags are left out.
+    """
+    old_ids = {piece: i for i, piece in enumerate(old.all_pieces())}
+    processor = _open_for_pieces(old.model)
+    new_pieces = set(new.all_pieces()) - old_ids.keys()
+    segmentations = {}
+    for piece in _normal_scores(read_proto(new.model)):
+        if piece in new_pieces:
+            segmentation = processor.encode(piece, out_type=str)
+            segmentations[piece] = [old_ids[p] for p in segmentation if p in old_ids]
+    return segmentations
+
+
+def _normal_scores(proto: ModelProto) -> dict[str, float]:
+    """Return the score of each piece that is neither a symbol nor a byte."""
+    return {piece.piece: piece.score for piece in proto.pieces if piece.type == _Piece.NORMAL}
+
+
+def _open_for_pieces(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    """Load a SentencePiece model that segments pieces. It normalizes nothing and adds no space."""
+    proto = read_proto(model)
+    spec = proto.normalizer_spec
+    spec.precompiled_charsmap = b""
+    spec.add_dummy_prefix = False
+    spec.remove_extra_whitespaces = False
+    return open_model(proto.SerializeToString())
