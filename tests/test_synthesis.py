@@ -265,7 +265,7 @@ def kill_often(task: Callable[[], int], log: Path, rounds: int) -> None:
 def test_a_command_killed_again_and_again_ends_with_the_same_bytes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "_MIN_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(job, "_MIN_SECONDS_BETWEEN_SAVES", 0.0)
     out, log = tmp_path / "out", tmp_path / "log"
     state = out / "pairs.partial.json"
     pid = fork(partial(backtranslate, folder, out), log)

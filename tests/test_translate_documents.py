@@ -59,7 +59,7 @@ def test_paragraphs_are_translated_as_lines_are(model: Path, tmp_path: Path) -> 
 def test_a_killed_job_resumes_and_writes_the_same_document(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "_MIN_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(job, "_MIN_SECONDS_BETWEEN_SAVES", 0.0)
     (tmp_path / "in.docx").write_bytes(make_document(sentences(200)))
     shared = [f"model_dir={model}", f"input={tmp_path / 'in.docx'}", "window_lines=20"]
     shared.append("backend=native")

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_lines(folder / "in", LINES)
     assert translate(*model_and_input(folder), f"output={folder / 'uninterrupted'}", *OPTIONS) == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "_MIN_SAVE_SECONDS", 0.0)
+        patch.setattr(job, "_MIN_SECONDS_BETWEEN_SAVES", 0.0)
         pid = start(folder / "log", *model_and_input(folder), f"output={folder / 'out'}", *OPTIONS)
     state = folder / "out.partial.json"
     deadline = time.monotonic() + 60
@@ -54,7 +54,7 @@ def model_and_input(folder: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _save_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "_MIN_SAVE_SECONDS", 0.02)
+    monkeypatch.setattr(job, "_MIN_SECONDS_BETWEEN_SAVES", 0.02)
 
 
 def lines_done(state: Path) -> int:
