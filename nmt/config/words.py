@@ -1,7 +1,7 @@
 """Keys and values of other toolkits that the command line understands.
 
-`OUR_KEY` maps a key of another toolkit to our key, or to the end of our key: `beam_size` is the
-whole key in translation, and the end of `search.beam_size` in training.
+`OUR_KEY` maps a key of another toolkit to our key without its group: `beam` becomes `beam_size`,
+which stands for `beam_size` in nmt-translate and for `search.beam_size` in nmt-train.
 `ADVICE_FOR_KEY` maps keys without a counterpart, and short flags such as -s, to advice for the
 user. The flags come from fairseq, Marian, Sockeye, JoeyNMT, OpenNMT-py and transformers.
 """
@@ -14,9 +14,9 @@ from typing import Any
 
 from nmt.config.runtime import DType, Quantization
 
-# By our key: the keys of other toolkits that mean the same. A key is only replaced if the command
-# has no such setting. So model_dir and run_dir may replace each other: commands that read a model
-# have model_dir, and training has run_dir.
+# For each of our keys, the keys of other toolkits with the same meaning. A key is only replaced if
+# the command has no setting of that name. Therefore model_dir and run_dir can be listed for each
+# other: commands that read a model have model_dir, and nmt-train has run_dir.
 _OTHER_KEYS = {
     "activation": "activation_fn pos_ffn_activation_fn hidden_act mlp_activation_fn",
     "activation_dropout": "relu_dropout",

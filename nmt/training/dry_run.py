@@ -57,8 +57,9 @@ _results: dict[tuple[object, ...], _DryRunResult] = {}
 def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
     """Run the largest batches and a few updates; return a report on the planned run.
 
-    Nothing is read from or written to the run folder. A later run of this process whose settings
-    make no difference to memory and speed, as in a sweep over seeds, is not measured again.
+    Nothing is read from or written to the run folder. The runs of a sweep over seeds, for example,
+    need the same memory and time. So a run is measured only if no earlier run of this process had
+    the same `cost_settings`.
     """
     run = build_run(config, world, device)
     epoch_plan = run.sampler_at(0).plan_epoch(0)
@@ -132,7 +133,11 @@ def first_batches(plan: UpdatePlan, lengths: Lengths) -> UpdatePlan:
 
 
 def _describe_memory(learner: Learner, peak_bytes: int) -> str:
-    """Say how much memory a device needs, how much it has, and what sharding saves."""
+    """Say how much memory a device needs, how much it has, and what sharding saves.
+
+    For example: "3.10 GB of tensors, of 80.00 GB, on each device, at the peak; weights, gradients
+    and moments are 0.70 GB; sharding=full is not needed". "Moments" are the optimizer's state.
+    """
     scope = "the process" if learner.device.type == "cpu" else "tensors"
     memory_bytes = device_memory_bytes(learner.device)
     if memory_bytes:
@@ -157,8 +162,8 @@ def measure_updates(
 
     `run_update` runs an update, waits for the device and returns the operations of all ranks.
     `first_plan`, which may be a small part of `plans[0]`, runs first, to estimate the time of an
-    update. If a whole update would take longer, only `first_plan` is measured: in a second run, or
-    in the first run if that alone took longer.
+    update. If one update would take more than `MEASURING_SECONDS`, only `first_plan` is measured.
+    It then runs a second time, unless its first run already took more than `MEASURING_SECONDS`.
     """
 
     def measure(measured_plans: Sequence[UpdatePlan]) -> Measurement:
@@ -189,9 +194,9 @@ def render_report(
 ) -> str:
     """Return the report on a run of `num_updates` that starts at `start`.
 
-    `lengths` (N, 2) are the lengths of all pairs. An epoch is planned in pools of updates. Assumes
-    that all updates are like those in the first pool of `epoch_plan`, and take the measured time
-    per source or target token. `peak_flops_per_second` is the result of
+    `lengths` (N, 2) are the lengths of all pairs. An epoch is planned in pools of updates. The
+    report assumes that all updates are like those in the first pool of `epoch_plan`, and that each
+    token, source or target, takes the measured time. `peak_flops_per_second` is the result of
     `Learner.measure_peak_flops`.
     """
     plans = epoch_plan.pool_of(0)

@@ -115,7 +115,8 @@ def softmax_loss_in_place(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute a `SoftmaxLoss` in float32, with few temporary tensors.
 
-    Smoothing covers the first `used_size` ids, by default all.
+    Temporary tensors are changed in place; `logits` is not. Smoothing covers the first `used_size`
+    ids, by default all: padding of the vocabulary has larger ids.
     """
     dtype = logits.dtype
     used_size = used_size or logits.size(1)
@@ -129,7 +130,7 @@ def softmax_loss_in_place(
     # the gradient is p - q: probabilities minus target distribution
     grad_logits = probs
     grad_logits[:, :used_size].sub_(smoothing / used_size)
-    # the correct token has the probability 1 - smoothing in addition
+    # q of the correct token is larger by 1 - smoothing, so p - q is smaller by as much
     correct_change = grad_logits.new_full((len(targets), 1), smoothing - 1)
     grad_logits.scatter_add_(1, targets[:, None], correct_change)
     return loss, nll, grad_logits.to(dtype)
@@ -169,6 +170,7 @@ def r_drop_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
         log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
         log_probs = log_probs.view(-1, 2, logits.size(1))  # (N / 2, 2, V)
         log_ratio = log_probs - log_probs.flip(1)
+        # in place, since no tensor of an update is larger than these
         probs = log_probs.exp_()
         kl_terms = log_ratio.mul_(probs)
         kl = kl_terms.sum(-1, keepdim=True)  # divergence of each pass from the other, (N / 2, 2, 1)

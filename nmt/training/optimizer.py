@@ -155,10 +155,10 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 class ScheduleFree(torch.optim.Optimizer):
     """Schedule-free AdamW (Defazio et al., 2024, algorithm 1).
 
-    Three weights belong to each parameter: z takes the steps of Adam without momentum, x is the
-    average of all z, and y = (1 - beta1) * z + beta1 * x is trained: gradients are computed at y,
-    which the model holds. z is in the optimizer's state, and x follows from y and z. The average
-    is weighted by the squared learning rate, which gives warm-up a small share.
+    Each parameter has three values. z takes the steps of Adam without momentum. x is the average
+    of all z, weighted by the squared learning rate, which gives warm-up a small share. The model
+    holds y = (1 - beta1) * z + beta1 * x, and gradients are computed at y. z is in the optimizer's
+    state. x is not stored, since it follows from y and z.
     """
 
     def __init__(self, params: list[dict[str, Any]], config: OptimizerConfig) -> None:
@@ -194,7 +194,9 @@ class ScheduleFree(torch.optim.Optimizer):
         direction = weight.grad / (square / bias_correction).sqrt_().add_(group["eps"])
         direction.add_(weight, alpha=group["weight_decay"])
         z_share = lr**2 / group["weight_sum"] if lr else 0.0  # share of the new z in the average x
-        # change y as the steps of z and x change it, without computing x
+        # With d = direction and c = z_share, z' = z - lr * d and x' = (1 - c) * x + c * z'. So
+        # y' = (1 - beta1) * z' + beta1 * x'
+        #    = (1 - c) * y + c * z - lr * (1 - beta1 * (1 - c)) * d, which needs no x.
         weight.lerp_(state["z"], z_share)
         weight.add_(direction, alpha=lr * (beta1 * (1 - z_share) - 1))
         state["z"].sub_(direction, alpha=lr)
@@ -203,7 +205,7 @@ class ScheduleFree(torch.optim.Optimizer):
     def averaged_copy(self, model: FastTransformer) -> FastTransformer:
         """Return a copy of the trained `model` that has the averaged weights x.
 
-        `model` itself is not changed, so validation and saving do not round the trained weights.
+        `model` itself keeps y. Replacing its weights by x and back would round them.
         """
         averaged_model = copy.deepcopy(model).requires_grad_(False)
         for module in averaged_model.modules():
@@ -235,7 +237,7 @@ class WeightAverage:
     After update t, average = d * average + (1 - d) * weights, with d = min(decay, t / (t + 9)). The
     smaller d of the first updates makes the average forget the random initial weights, as in Marian
     (Junczys-Dowmunt et al., 2018). Averages of weights: Polyak and Juditsky (1992).
-    `torch.optim.swa_utils.AveragedModel` would set the average to the weights of update 1.
+    `torch.optim.swa_utils.AveragedModel` has no such d: it starts with the weights of update 1.
     """
 
     def __init__(self, model: FastTransformer, decay: float) -> None:
