@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from exporting import random_model, save, short_sentences
+from exporting import exported, random_model, save, short_sentences
 from importing import shuffled
 from serving import change_config, loaded
 from tiny import WORDS, sentences, tiny_model, train_sentencepiece
@@ -18,6 +18,7 @@ from toy import TINY, command
 
 from nmt.checkpoint import load_info, load_weights
 from nmt.config import (
+    ExportFormat,
     Norm,
     Part,
     Positions,
@@ -274,6 +275,40 @@ def test_a_model_like_nllb_grows_by_a_language(
     assert command("train", [option for option in TINY if "model." not in option], run) == 0
     tuned = Translator.load(tmp_path / "r", device="cpu", backend="native")
     assert tuned.choose_tags(src_lang="en", tgt_lang="hr")[:2] == ("eng_Latn", "hrv_Latn")
+    check_exports(tmp_path / "r/checkpoints/latest")
+
+
+def check_exports(folder: Path) -> None:
+    """Compare a model with its exports, in a new and in an old direction."""
+    import transformers
+
+    folder = folder.resolve()
+    ours = Translator.load(folder, device="cpu", backend="native")
+    ctranslate2_folder = exported(folder, ExportFormat.ctranslate2)
+    theirs = Translator.load(ctranslate2_folder, device="cpu", backend="ctranslate2")
+    hf_folder = exported(folder, ExportFormat.huggingface)
+    hf_model = transformers.AutoModelForSeq2SeqLM.from_pretrained(hf_folder)
+    tgt = ours.tokenizer.tgt
+    lines = [*new_text(6), *OLD_TEXT[:6]]
+    for tgt_tag in ("hrv_Latn", "deu_Latn"):
+        tags = {"src_tag": "eng_Latn", "tgt_tag": tgt_tag}
+        options = {**tags, "beam_size": 1, "loop_guard": False}
+        assert theirs.translate(lines, **options) == ours.translate(lines, **options), tgt_tag
+        scores = ours.score(lines, lines[::-1], **tags)
+        for score, same in zip(scores, theirs.score(lines, lines[::-1], **tags), strict=True):
+            assert same.tokens == score.tokens, tgt_tag
+            assert same.token_log_probs == pytest.approx(score.token_log_probs, abs=1e-3), tgt_tag
+        for line, target_line, score in zip(lines, lines[::-1], scores, strict=True):
+            src_ids = [*ours.tokenizer.src.encode(f"eng_Latn {line}"), tgt.eos_id]
+            tgt_ids = tgt.encode(f"{tgt_tag} {target_line}")
+            with torch.inference_mode():
+                logits = hf_model(
+                    input_ids=torch.tensor([src_ids]),
+                    decoder_input_ids=torch.tensor([[tgt.bos_id, *tgt_ids]]),
+                ).logits
+            labels = torch.tensor([*tgt_ids, tgt.eos_id])
+            log_probs = logits[0].log_softmax(dim=-1).gather(1, labels[:, None])
+            assert log_probs[:, 0].tolist() == pytest.approx(score.token_log_probs, abs=1e-3)
 
 
 @pytest.mark.slow
