@@ -131,15 +131,15 @@ class HintDrawer:
         tgt_words = list(re.finditer(r"\S+", tgt))
         links = self._link_words(src, tgt, len(src_words), len(tgt_words))
         first_words = sorted({src_word for src_word, _ in links})
-        drawn: list[_PhrasePair] = []
+        phrases: list[_PhrasePair] = []
         for _ in range(rng.randint(1, MAX_TERMS) if first_words else 0):
             lengths = [len(src_words[i][0]) for i in first_words]
             [first_word] = rng.choices(first_words, lengths)
             phrase = _find_phrase(links, first_word, rng.randint(1, _MAX_WORDS))
-            if phrase is not None and not any(map(phrase.overlaps, drawn)):
-                drawn.append(phrase)
+            if phrase is not None and not any(map(phrase.overlaps, phrases)):
+                phrases.append(phrase)
         terms = []
-        for phrase in sorted(drawn, key=lambda phrase: phrase.tgt_start, reverse=True):
+        for phrase in sorted(phrases, key=lambda phrase: phrase.tgt_start, reverse=True):
             src_span = _find_text(src, src_words[phrase.src_start : phrase.src_end])
             tgt_span = _find_text(tgt, tgt_words[phrase.tgt_start : phrase.tgt_end])
             if src_span is None or tgt_span is None:  # only punctuation

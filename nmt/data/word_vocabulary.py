@@ -130,17 +130,17 @@ def _split_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str
     """
     rules = {_JOINER: "■"}  # NFKC does the same
     for char in punctuation:
-        for left in _SPACES:
-            for right in _SPACES:
-                before = " " if left else f" {_JOINER}"
-                after = " " if right else f"{_JOINER} "
-                rules[left + char + right] = before + char + after
+        for left_space in _SPACES:
+            for right_space in _SPACES:
+                token = char if left_space else _JOINER + char
+                if not right_space:
+                    token += _JOINER
+                rules[left_space + char + right_space] = f" {token} "
         rules[f" {char} "] = f"{_SAME_SPACE}{char} "
-    for (
-        symbol
-    ) in symbols:  # without these, the rule for a space and the first character would match
-        for left in _SPACES[1:]:
-            rules[left + symbol] = _SAME_SPACE + symbol
+    # without these rules, the rule for a space and the first character of a symbol would match
+    for symbol in symbols:
+        for left_space in _SPACES[1:]:
+            rules[left_space + symbol] = _SAME_SPACE + symbol
     return rules
 
 

@@ -29,7 +29,7 @@ from nmt.documents.xml_text import (
 from nmt.documents.xml_tokens import XmlKind, XmlToken, tokenize_xml
 from nmt.errors import DataError
 
-# The first is the namespace of the transitional, the second that of the strict variant of OOXML.
+# Namespaces of the transitional and of the strict variant of OOXML, in this order.
 _WORD_NAMESPACES = (
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main",
     "http://purl.oclc.org/ooxml/wordprocessingml/main",

@@ -143,14 +143,14 @@ def _measure_fastest(x: Tensor, weight: Tensor, *, seconds: float) -> float:
     synchronize(x.device)
     end = time.perf_counter() + seconds
     fastest_seconds = float("inf")
-    now = time.perf_counter()
-    while fastest_seconds == float("inf") or now < end:
-        start = now
+    run_end = time.perf_counter()
+    while fastest_seconds == float("inf") or run_end < end:  # at least once
+        start = run_end
         for _ in range(num_runs):
             _multiply_like_training(x, weight)
         synchronize(x.device)
-        now = time.perf_counter()
-        fastest_seconds = min(fastest_seconds, (now - start) / num_runs)
+        run_end = time.perf_counter()
+        fastest_seconds = min(fastest_seconds, (run_end - start) / num_runs)
     return fastest_seconds
 
 
