@@ -27,6 +27,7 @@ from translating import translate, write_lines
 
 from nmt import Translator
 from nmt.config import ExportFormat, Normalization, SearchConfig
+from nmt.config.search import GlossaryMode
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.search.hypotheses import Hypothesis
@@ -214,6 +215,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "allow_source_repeats": {"no_repeat_ngram": 2, "allow_source_repeats": True},
     "beam_groups": {"beam_groups": 2},
     "glossary": {"glossary": ["a\tb"]},
+    "glossary_mode=soft": {"glossary": ["a\tb"], "glossary_mode": GlossaryMode.soft},
     "protect": {"protect": True},
     "alternatives": {"alternatives": 3},
     "prefix_bias": {"prefix_bias": 0.5},

@@ -342,3 +342,8 @@ def test_a_fine_tuned_model_of_languages_still_has_its_old_directions(tmp_path: 
         translator.choose_tags(tgt_lang="xx")
     pairs = loaded(folder).directions.keys()
     assert {("de", "en"), ("en", "fr"), ("fr", "de")} <= pairs
+    # the data folder may name no languages
+    change_config(folder, directions=[direction | {"src_lang": "src", "tgt_lang": "tgt"}])
+    unnamed = Translator.load(folder, device="cpu", backend="native")
+    assert unnamed.choose_tags(src_lang="eng_Latn", tgt_lang="fra_Latn") == old
+    assert unnamed.choose_tags(src_lang="xx", tgt_lang="yy")[:2] == ("deu_Latn", "eng_Latn")

@@ -410,6 +410,7 @@ def test_a_sweep_gives_each_run_a_folder_returns_the_score_and_resumes(
     monkeypatch.chdir(tmp_path)
     scores: list[float] = []
     options = [*TINY, "max_updates=2", "valid_bleu=false", f"data_dir={toy_data}", "run_dir=s"]
+    options.append("hydra.sweep.dir=${run_dir}")  # Hydra looks the setting up again for each run
     for _ in range(2):
         compose.compose_command(
             COMMANDS["train"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import shutil
 import subprocess
@@ -121,6 +122,11 @@ def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(tmp_path: Path
     records[2].append({"update": 15, "valid_loss": 9.0})  # an update of only one run
     expected = ([5, 10], [2.5, 3.5], [1.5, 1.5])
     assert run_table.mean_curve([records[0], records[2]], "valid_loss") == expected
+    records[0][-1]["valid_loss"] = math.inf
+    updates, _, deviations = run_table.mean_curve([records[0]], "valid_loss")
+    assert updates == [5, 10]
+    assert deviations[0] == 0.0
+    assert math.isnan(deviations[1])
     figure = runs.draw_run(VisualizeConfig(run_dir=folders[:3]), Style(Theme.light))
     [band, *no_bands] = figure.axes[0].collections[:2]
     assert no_bands  # of training and validation

@@ -13,13 +13,23 @@ from toy import WORDS, assert_resumes_exactly, make_run, write_corpus
 from toy import command as run_command
 
 from nmt import Translator
-from nmt.config import AugmentConfig
+from nmt.config import AugmentConfig, PreprocessConfig, TokenizerConfig
+from nmt.config.preprocess import TokenizerType
 from nmt.data.augment import TextAugmenter
-from nmt.data.terminology import DONE, SOURCE, TARGET, Term, add_hints, remove_hints
-from nmt.data.tokenizer import Tokenizer
-from nmt.data.vocabulary import train_tokenizer
+from nmt.data.terminology import (
+    DONE,
+    SOURCE,
+    TARGET,
+    Term,
+    add_hints,
+    check_hint_symbols,
+    remove_hints,
+)
+from nmt.data.tokenizer import LANGUAGE, Tokenizer
+from nmt.data.vocabulary import train_tokenizer, train_tokenizers
 from nmt.data.word_alignment import WordAligner
 from nmt.errors import ConfigError
+from nmt.search.glossary import load_glossary
 from nmt.translate.options import LineOptions
 from nmt.translate.windows import Window, encode_window
 
@@ -63,6 +73,30 @@ def test_words_keep_their_pieces_beside_hints(hint_tokenizer: Tokenizer) -> None
             elif piece not in ("▁", SOURCE):
                 assert plain[position] == piece
             is_target = is_target and piece != DONE
+
+
+def test_placeholders_and_addresses_get_no_hints() -> None:
+    glossary = load_glossary(("name\tName", "example\tBeispiel", "dog\tHund"))
+    for text in ("{{ name }}", "%(name)s", "{name}", "www.example.com/x", "<b name='x'>"):
+        hinted = f"{text}{SOURCE} dog{TARGET} Hund{DONE}"
+        assert glossary.add_hints(f"{text} dog") == hinted
+    assert SOURCE in glossary.add_hints("name")
+
+
+def test_the_first_line_of_a_glossary_gives_the_hint() -> None:
+    glossary = load_glossary(("dog\tKöter", "dog\tHund"))
+    lines = tuple(glossary.select_lines(["a dog"]))
+    assert load_glossary(lines).add_hints("dog") == glossary.add_hints("dog")
+    assert "Köter" in glossary.add_hints("dog")
+
+
+def test_vocabularies_that_cannot_separate_the_symbols_are_refused() -> None:
+    words = TokenizerConfig(type=TokenizerType.word, min_freq=1, symbols=SYMBOLS)
+    tokenizer = train_tokenizers(PreprocessConfig(tokenizer=words), lambda side: ["a dog"])
+    with pytest.raises(ConfigError, match=r"glossary_mode=soft needs .*type=bpe or unigram$"):
+        check_hint_symbols("glossary_mode=soft", tokenizer.src)
+    assert not any(LANGUAGE.fullmatch(symbol) for symbol in SYMBOLS)
+    assert LANGUAGE.fullmatch("__en__")
 
 
 def test_training_pairs_get_hints_of_their_aligned_words(hint_tokenizer: Tokenizer) -> None:

@@ -285,17 +285,18 @@ def _compose_with_hydra(
 ) -> DictConfig:
     """Merge the defaults and the YAML files of a command.
 
-    Initializes Hydra, unless this is a job of Hydra. Hydra composes the files only, since it would
-    copy the defaults of all settings several times.
+    Initializes Hydra, unless this is a job of Hydra, whose later jobs compose the stored defaults
+    again. Otherwise Hydra composes the files only, since it would copy the defaults several times.
     """
+    command_defaults = _command_defaults(name, reads_run)
     with ExitStack() as stack:
         if GlobalHydra.instance().is_initialized():
-            _store_for_hydra(name, corpus, {}, unused_groups=())
+            _store_for_hydra(name, corpus, command_defaults, unused_groups=())
         else:
             _store_for_hydra(name, corpus, {}, _SWEEP_GROUPS_OF_HYDRA)
             stack.enter_context(hydra.initialize_config_module("nmt.configs", **VERSION_BASE))
         from_files = hydra.compose(name, list(group_choices))
-    defaults = OmegaConf.create(_command_defaults(name, reads_run))
+    defaults = OmegaConf.create(command_defaults)
     return typing.cast(DictConfig, OmegaConf.merge(defaults, from_files))
 
 

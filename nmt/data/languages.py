@@ -51,6 +51,11 @@ class LanguagePair:
         """Whether at least one side has a tag."""
         return bool(self.src_tag or self.tgt_tag)
 
+    @property
+    def has_default_language(self) -> bool:
+        """Whether at least one side has no name of its own."""
+        return self.src_lang in DEFAULT_LANGUAGES or self.tgt_lang in DEFAULT_LANGUAGES
+
     def matches(self, src_lang: str, tgt_lang: str) -> bool:
         """Return whether the direction has the requested languages.
 
@@ -190,9 +195,10 @@ def choose_tags(
         request = f"{request} tgt_lang={tgt_lang}".lstrip()
     candidates = directions if request else default_directions(directions)
     matches = [d for d in candidates if d.matches(src_lang, tgt_lang)]
-    if request and not matches:  # M2M100 or NLLB, fine-tuned on other directions
+    # M2M100 or NLLB, fine-tuned on other directions or on a corpus whose languages have no names
+    if request and all(d.has_default_language for d in matches):
         languages = list_language_directions(tokenizers.src)
-        matches = [d for d in languages if d.matches(src_lang, tgt_lang)]
+        matches = [d for d in languages if d.matches(src_lang, tgt_lang)] or matches
     if request and directions and not matches:
         raise ConfigError(f"{request}: the model translates {_list_directions(directions)}")
     matching_tags = {direction.tags for direction in matches}

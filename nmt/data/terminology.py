@@ -19,7 +19,7 @@ from random import Random
 from typing import NamedTuple
 
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.data.vocabulary import user_symbols
+from nmt.data.vocabulary import is_word_model, user_symbols
 from nmt.data.word_alignment import WordAligner, number_words
 from nmt.errors import ConfigError
 
@@ -44,7 +44,9 @@ class Term(NamedTuple):
 
 
 def check_hint_symbols(setting: str, tokenizer: Tokenizer) -> None:
-    """Raise a `ConfigError` that names `setting` unless the vocabulary has the symbols of hints."""
+    """Raise a `ConfigError` that names `setting` unless the tokenizer can read hints."""
+    if is_word_model(tokenizer.model):  # it would not separate the symbols from words
+        raise ConfigError(f"{setting} needs a vocabulary of tokenizer.type=bpe or unigram")
     if not {SOURCE, TARGET, DONE} <= set(user_symbols(tokenizer.model)):
         raise ConfigError(
             f"{setting} needs a vocabulary with the symbols of hints; run nmt-preprocess with "
@@ -145,7 +147,7 @@ class HintDrawer:
             if src_span is None or tgt_span is None:  # only punctuation
                 continue
             target = tgt[tgt_span.start : tgt_span.stop]
-            if rng.random() < _COPY_PROB:
+            if self._word_parts and rng.random() < _COPY_PROB:
                 target = "".join(rng.choices(self._word_parts, k=rng.randint(1, _MAX_PARTS)))
                 # from the last one on, so that earlier positions stay valid
                 tgt = tgt[: tgt_span.start] + target + tgt[tgt_span.stop :]

@@ -33,8 +33,8 @@ VOCABULARY = "tokenizer.vocab.json"
 SRC_VOCABULARY = "tokenizer.src.vocab.json"
 TGT_VOCABULARY = "tokenizer.tgt.vocab.json"
 
-LANGUAGE = re.compile(r"__(\w+)__|[a-z]{3}_[A-Z][a-z]{3}")
-"""Pieces for languages in M2M100 (`__en__`) and NLLB (`eng_Latn`)."""
+LANGUAGE = re.compile(r"__(?!(?:source|target|done)__)(\w+)__|[a-z]{3}_[A-Z][a-z]{3}")
+"""Pieces for languages in M2M100 (`__en__`) and NLLB (`eng_Latn`), not the symbols of hints."""
 UNUSED_PREFIX = "<unused "
 """The pieces of unused ids begin with this text. Unused ids round up the size of a vocabulary."""
 

@@ -135,7 +135,8 @@ def _state_language(root: XmlToken, tgt_lang: str) -> str:
     is_version_2 = "srcLang" in root.attributes
     if not tgt_lang or not is_version_2 or "trgLang" in root.attributes:
         return root.raw
-    return f'{root.raw[:-1]} trgLang="{escape(tgt_lang.replace("_", "-"))}">'
+    end = "/>" if root.raw.endswith("/>") else ">"
+    return f'{root.raw.removesuffix(end)} trgLang="{escape(tgt_lang.replace("_", "-"))}"{end}'
 
 
 def _find_children(tokens: Sequence[XmlToken]) -> dict[str, tuple[int, int]]:

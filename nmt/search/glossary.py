@@ -13,6 +13,7 @@ from typing import NamedTuple
 from nmt.data.terminology import Term, add_hints
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
+from nmt.search.protect import protected_spans, without_space
 
 _CASE = "case"  # flag: the source must have the case of the term
 _PART = "part"  # flag: the term is also found inside of words
@@ -77,12 +78,14 @@ class Glossary:
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.lines: list[str] = []
+        self._line_numbers: dict[str, int] = {}
         # keyed by the case-folded words of the source
         self._by_words: dict[tuple[str, ...], list[Entry]] = {}
         # the highest number of words of the entries that begin with a word
         self._max_words: dict[str, int] = {}
         self._parts: dict[str, list[Entry]] = {}  # entries that are also found inside words
         for entry in entries:
+            self._line_numbers.setdefault(entry.line, len(self.lines))
             self.lines.append(entry.line)
             words = tuple(_WORD.findall(entry.source.casefold()))
             self._by_words.setdefault(words, []).append(entry)
@@ -103,21 +106,27 @@ class Glossary:
     def add_hints(self, text: str) -> str:
         """Add the first target form of each term to the text, for a model that reads hints.
 
-        Returns a text without terms unchanged, and others in Unicode normal form NFKC.
+        Placeholders, tags and addresses stay as they are. Returns a text without terms unchanged,
+        and others in Unicode normal form NFKC.
         """
         normalized = _normalize(text)
+        protected = protected_spans(normalized)
         terms = []
         for match in self._find_matches(normalized):
-            terms.append(Term(match.start, match.end, match.targets[0]))
+            is_protected = any(
+                match.start < span.stop and span.start < match.end for span in protected
+            )
+            if not is_protected:
+                terms.append(Term(match.start, match.end, match.targets[0]))
         return add_hints(normalized, terms) if terms else text
 
     def select_lines(self, texts: Iterable[str]) -> list[str]:
-        """Return the lines of the entries whose terms occur in `texts`, sorted."""
-        lines: dict[str, None] = {}
+        """Return the lines of the entries whose terms occur in `texts`, in their order."""
+        lines: set[str] = set()
         for text in texts:
             for match in self._find_matches(_normalize(text)):
-                lines.update(dict.fromkeys(entry.line for entry in match.entries))
-        return sorted(lines)
+                lines.update(entry.line for entry in match.entries)
+        return sorted(lines, key=self._line_numbers.__getitem__)
 
     def _find_matches(self, text: str) -> Iterator[_Match]:
         """Yield each term that occurs in `text`, which is normalized."""
@@ -231,16 +240,6 @@ def spell(targets: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ..
             if re.match(_IDEOGRAPH, form):
                 spellings.append(without_space(ids, pieces))
     return tuple(dict.fromkeys(spellings))
-
-
-def without_space(ids: list[int], pieces: list[str]) -> tuple[int, ...]:
-    """Return the ids without the space in front, or `ids` if the vocabulary has no such piece."""
-    first_piece = pieces[ids[0]].removeprefix(_SPACE)
-    if not first_piece:  # the space is a piece of its own
-        return tuple(ids[1:])
-    if first_piece in pieces:
-        return (pieces.index(first_piece), *ids[1:])
-    return tuple(ids)
 
 
 @lru_cache(maxsize=4)

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.search.glossary import without_space
 
 _PROTECTED = re.compile(
     r"""
@@ -41,6 +40,11 @@ class ProtectedText(NamedTuple):
     def ends_word(self) -> bool:
         """Whether the text ends with a letter or digit, so that no other may follow it."""
         return self.text[-1].isalnum()
+
+
+def protected_spans(sentence: str) -> list[range]:
+    """Return the positions of the characters of each placeholder, tag and address."""
+    return [range(*match.span()) for match in _PROTECTED.finditer(sentence)]
 
 
 def find_protected(sentence: str) -> list[ProtectedText]:
@@ -84,3 +88,13 @@ def spell_protected(protected: ProtectedText, tokenizer: Tokenizer) -> tuple[tup
     if protected.follows_text:
         spellings.append(without_space(ids, tokenizer.all_pieces()))
     return tuple(dict.fromkeys(spellings))
+
+
+def without_space(ids: list[int], pieces: list[str]) -> tuple[int, ...]:
+    """Return the ids without the space in front, or `ids` if the vocabulary has no such piece."""
+    first_piece = pieces[ids[0]].removeprefix("▁")
+    if not first_piece:  # the space is a piece of its own
+        return tuple(ids[1:])
+    if first_piece in pieces:
+        return (pieces.index(first_piece), *ids[1:])
+    return tuple(ids)

@@ -181,7 +181,8 @@ class SearchRequest:
                 # a sentence may have a protected text twice
                 may_repeat = self.config.allow_source_repeats or self.find_protected(i, tokenizer)
                 counts = count_ngrams(source if may_repeat else [], ngram_size)
-                for spellings in self.find_spellings(i, tokenizer):
+                terms = self.find_spellings(i, tokenizer) if self.config.has_terms else []
+                for spellings in terms:
                     for ids in spellings:
                         # a term may occur twice, or partly in another word
                         counts.update(dict.fromkeys(count_ngrams(ids, ngram_size), sys.maxsize))

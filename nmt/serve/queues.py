@@ -145,7 +145,9 @@ class ClientQueues:
         self.max_per_client = max(max_waiting // 2, 1)  # maximum number of segments of a client
         self._max_waiting = max_waiting
         self._queues: OrderedDict[str, deque[QueuedRequest]] = OrderedDict()  # keyed by client
-        self._num_segments: Counter[str] = Counter()  # unanswered segments of each client
+        self._num_segments: Counter[str] = (
+            Counter()
+        )  # segments of the unanswered requests of each client
         self._num_tokens: Counter[str] = Counter()  # source tokens of these segments
         self._urgent_at: OrderedDict[str, float] = OrderedDict()
         """When the latest urgent request of each client was added, the oldest first."""

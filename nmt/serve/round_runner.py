@@ -1,7 +1,8 @@
 """Runs rounds: takes segments from the queues of the clients and gives them to workers.
 
-A round starts as soon as a worker is free. Segments that arrive while all workers are busy join a
-running search if their options allow it; otherwise they wait for the next round.
+A round starts as soon as a worker is free, or a moment later if clients that were just answered may
+send more. Segments that arrive while all workers are busy join a running search if their options
+allow it; otherwise they wait for the next round.
 
 If there are several workers, the last one is reserved for urgent requests (see
 `nmt.serve.queues`) while these compete with clients that have much work.
@@ -38,6 +39,7 @@ _ROUND_SECONDS = 0.5  # goal for the duration of a round, so that new clients do
 _MIN_SEGMENTS = 32  # a round may take longer for this many: small batches are slow per sentence
 _MAX_JOINED_SEGMENTS = 2048  # a round of this many segments is finished before another one starts
 _MAX_CONCURRENT_CALLS = 8
+_MAX_GATHER_SECONDS = 0.1
 _GATHER_SHARE = 0.15  # share of a round's duration that the next one waits for requests
 _POLL_SECONDS = 0.001
 _MEASURED_SECONDS = 0.3  # interval between two updates of the measured throughput
@@ -140,7 +142,8 @@ class RoundRunner:
         if search_round.options.can_join:
             return _Expectation(0, 0.0)  # later requests join, so no round waits for them
         end = time.monotonic()
-        return _Expectation(search_round.num_expected, end + _GATHER_SHARE * (end - start))
+        wait_seconds = min(_GATHER_SHARE * (end - start), _MAX_GATHER_SECONDS)
+        return _Expectation(search_round.num_expected, end + wait_seconds)
 
     async def _gather(self, expectation: _Expectation) -> None:
         """Once a segment waits, wait a moment for the expected requests, at most `_MIN_SEGMENTS`.

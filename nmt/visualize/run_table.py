@@ -96,7 +96,10 @@ def read_curve(records: Records, key: str) -> tuple[list[int], list[float]]:
 
 
 def mean_curve(runs: Sequence[Records], key: str) -> tuple[list[int], list[float], list[float]]:
-    """Return the updates that all runs have, and the mean and standard deviation of a metric."""
+    """Return the updates that all runs have, and the mean and standard deviation of a metric.
+
+    A value that is not finite has no deviation.
+    """
     values_by_update: dict[int, list[float]] = {}
     for records in runs:
         for update, value in zip(*read_curve(records, key), strict=True):
@@ -108,7 +111,8 @@ def mean_curve(runs: Sequence[Records], key: str) -> tuple[list[int], list[float
         if len(values) == len(runs):
             updates.append(update)
             means.append(statistics.fmean(values))
-            deviations.append(statistics.pstdev(values))
+            is_finite = all(map(math.isfinite, values))
+            deviations.append(statistics.pstdev(values) if is_finite else math.nan)
     return updates, means, deviations
 
 

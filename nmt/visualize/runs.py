@@ -94,16 +94,16 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     """Draw the charts of one run, or compare several runs, each in a color of its own.
 
     Runs that differ only in their seed share a color: a curve of their mean in a band of their
-    standard deviation. Also prints the table of several runs.
+    standard deviation, as far as all of them have come. Also prints the table of several runs.
     """
     folders = find_runs(config.run_dir)
     runs = [read_metrics(folder) for folder in folders]
     names = _display_names(folders, style)
     newest_update = max(records[-1]["update"] for records in runs)
-    summaries = [summarize_run(folder) for folder in folders]
+    summaries = [summarize_run(folder) for folder in folders] if len(folders) > 1 else []
     groups = []
     group_names = []
-    for indices in group_by_seed(summaries):
+    for indices in group_by_seed(summaries) if summaries else [[0]]:
         groups.append([runs[i] for i in indices])
         name = names[indices[0]]
         if len(indices) > 1:
@@ -114,11 +114,14 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
         title = f"{len(runs)} runs up to update {newest_update:,}; dashed: validation"
         if len(groups) < len(runs):
             title += "; bands: standard deviation over seeds"
-        num_legend_columns, num_legend_lines = _legend_size(group_names)
     else:
         title = f"{group_names[0]} up to update {newest_update:,}"
-        num_legend_columns = 0
-        num_legend_lines = 0
+    num_legend_columns = 0
+    num_legend_lines = 0
+    if len(groups) > 1:
+        num_legend_columns, num_legend_lines = _legend_size(group_names)
+    elif len(runs) > 1:
+        title = f"{group_names[0]}: {title}"
     figure = style.figure(12, 6.5 + _TEXT_LINE_INCHES * (num_legend_lines + title.count("\n")))
     panels = figure.subplots(2, 3).flat
     for axes, chart in zip(panels, METRIC_CHARTS, strict=True):
