@@ -40,6 +40,7 @@ Place = tuple[str, str]  # a module and one of its functions
 
 PROPOSALS = re.compile(r"did you mean (.*?)\?")
 DRY_RUN = ["data_dir=data", *TINY, "max_updates=4", "dry_run=true"]
+TUNE = [*[option for option in TINY if "model." not in option], "init_from=run", "max_updates=1"]
 PREPROCESS = ["preprocess", "overwrite=true", "data_dir=new"]
 
 # A command, and the part of it that is misspelled. `write_files` writes the files.
@@ -54,6 +55,7 @@ MISSPELLED: list[tuple[list[str], str]] = [
     (["train", *DRY_RUN, "model=Tiny"], "Tiny"),
     (["train", *DRY_RUN, "experiment=mine"], "mine"),
     (["train", *DRY_RUN, "stages.a.start=2", "stages.a.augment.upprr=0.1"], "upprr"),
+    (["train", *TUNE, "data_dir=grown", "run_dir=tuned", "init_rows={xyz:e}"], "xyz"),
     (["evaluate", "hypotheses=in.en", "references=in.en", "tokenize=carh", "force=true"], "carh"),
     (["translate", "model_dir=run", "input=in.en", "output=out.de", "beamsiz=2"], "beamsiz"),
     (["translate", "model_dir=run", "input=in.en", "output=out.de", "too_long=spli"], "spli"),
@@ -121,6 +123,8 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert command("preprocess", corpora, "data_dir=data") == 0
     run = ["data_dir=data", "run_dir=run", "max_updates=4", "valid_bleu=false"]
     assert command("train", run, TINY) == 0
+    grown = ["tokenizer.model=run", "tokenizer.extend=0", "tokenizer.symbols=[xyzw]"]
+    assert command("preprocess", arguments, "data_dir=grown", grown) == 0
     return tmp_path
 
 
