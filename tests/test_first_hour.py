@@ -249,6 +249,10 @@ def test_the_command_after_preprocessing_names_a_free_run_and_the_model_to_fine_
     config = composed("preprocess", "experiment=finetune", "tokenizer.model=runs/old")
     expected = "experiment=finetune data_dir=data/finetune init_from=runs/old"
     assert train_command(config).endswith(expected)
+    words = ["tokenizer.model=runs/old", "tokenizer.extend=10", "data_dir=data/grown"]
+    config = composed("preprocess", *words)
+    expected = " init_from=runs/old data_dir=data/grown run_dir=runs/grown"
+    assert train_command(config).endswith(expected)
 
 
 def test_a_run_from_another_folder_asks_for_its_data(

@@ -63,22 +63,23 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
 def train_command(config: PreprocessConfig) -> str:
     """Return the `nmt-train` command for the data folder, with a run folder that is not in use."""
     settings: dict[str, str] = {}
+    model_folder = config.tokenizer.model
+    if model_folder is not None and not resolve_path(model_folder).is_dir():
+        model_folder = None  # the file of a tokenizer
     if config.experiment is not None:
         settings["experiment"] = config.experiment
         settings["data_dir"] = config.data_dir
         train_config = _compose_train_config(config)
-        model = config.tokenizer.model
-        if (
-            train_config.init_from is not None
-            and model is not None
-            and resolve_path(model).is_dir()
-        ):
+        if train_config.init_from is not None and model_folder is not None:
             # fine-tune the model whose tokenizer the data has
-            settings["init_from"] = model
+            settings["init_from"] = model_folder
         default_run_dir = train_config.run_dir
         run_dir = default_run_dir
     else:
-        settings["model"] = "tiny"
+        if config.tokenizer.extend is not None and model_folder is not None:
+            settings["init_from"] = model_folder  # the model whose vocabulary has grown
+        else:
+            settings["model"] = "tiny"
         default_run_dir = DEFAULT_RUN_DIR
         run_dir = default_run_dir
         if config.data_dir != DEFAULT_DATA_DIR:
