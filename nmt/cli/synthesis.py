@@ -119,7 +119,7 @@ def _find_inputs(config: SynthesisConfig) -> list[str]:
     """Return the files that `input` names; raise an error for one that cannot be read."""
     files: list[str] = []
     for pattern in config.input or []:
-        files.extend(match_files(pattern).values())  # the keys are texts that * and ? stand for
+        files.extend(match_files(pattern).values())  # the keys are the texts that * and ? match
     for file in files:
         if file != "-":
             check_file(resolve_path(file))

@@ -390,7 +390,7 @@ class TokenizerConfig(Settings):
     extend: int | None = option(
         None,
         "add missing symbols and tags to tokenizer.model, and up to this number of pieces of the "
-        "new text; null: it stays as it is",
+        "new text; null: add none",
         low=0,
         high=1_000_000,
     )

@@ -1,7 +1,7 @@
 """Keys and values of other toolkits that the command line understands.
 
 `OUR_KEY` maps a key of another toolkit to our key without its group: `beam` becomes `beam_size`,
-which stands for `beam_size` in nmt-translate and for `search.beam_size` in nmt-train.
+which is `beam_size` in nmt-translate and `search.beam_size` in nmt-train.
 `ADVICE_FOR_KEY` maps keys without a counterpart, and short flags such as -s, to advice for the
 user. The flags come from fairseq, Marian, Sockeye, JoeyNMT, OpenNMT-py and transformers.
 """

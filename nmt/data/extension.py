@@ -44,8 +44,8 @@ from nmt.errors import ConfigError
 
 log = logging.getLogger(__name__)
 _TAG = re.compile(">>.*<<")  # of OPUS-MT; see `MappedTokenizer`
-_FIRST_CODE = 0x20000  # of the characters that stand for pieces when merges are learned
-_MIN_COUNT = 2  # in the sample, of a piece that joins others
+_FIRST_CODE = 0x20000  # the first character that replaces a piece when merges are learned
+_MIN_COUNT = 2  # occurrences in the sample that a new piece needs
 _UNKNOWN_PENALTY = 10.0
 """In a unigram model, an unknown character has the lowest score of a piece minus this number."""
 _JOIN_BONUS = 1e-3  # larger than the rounding error of the score of a sentence
@@ -220,7 +220,7 @@ class _Extension:
 def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[str]]:
     """Learn up to `limit` merges of neighboring pieces by BPE; return the pieces that each joins.
 
-    SentencePiece learns them from text in which one character stands for each piece.
+    SentencePiece learns them from text in which a character replaces each piece.
     """
     pieces = sorted(set(itertools.chain.from_iterable(sequences)))
     if not pieces or limit == 0:

@@ -26,11 +26,11 @@ from nmt.errors import ConfigError
 SOURCE = "__source__"  # the symbols of OpusTrainer
 TARGET = "__target__"
 DONE = "__done__"
-MAX_TERMS = 3  # of a training pair
-_MAX_WORDS = 3  # of the source of a term in training
-_MAX_EXTRA_WORDS = 1  # by which its target may be longer
+MAX_TERMS = 3  # maximum number of hints in a training pair
+_MAX_WORDS = 3  # maximum number of source words of a term in training
+_MAX_EXTRA_WORDS = 1  # the target of a term may have this many words more than its source
 _COPY_PROB = 0.3  # probability that a random word replaces the target of a term in training
-_MAX_PARTS = 3  # pieces of a random word
+_MAX_PARTS = 3  # maximum number of pieces of a random word
 # from the first letter or digit to the last one, without punctuation around them
 _TEXT = re.compile(r"\w(?:.*\w)?")
 
@@ -126,8 +126,8 @@ class HintDrawer:
         """Add 1 to `MAX_TERMS` hints to a source, fewer if the pair has fewer linked words.
 
         A random word replaces the targets of some terms, on both sides, so that the model learns to
-        copy words that it would not choose. Longer words are drawn more often: they are terms more
-        often.
+        copy words that it would not choose. Longer words are drawn more often, since more of them
+        are terms.
         """
         src_words = list(re.finditer(r"\S+", src))
         tgt_words = list(re.finditer(r"\S+", tgt))

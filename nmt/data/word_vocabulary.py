@@ -43,7 +43,7 @@ def train_word_tokenizer(
 ) -> Tokenizer:
     """Make a model of the words that occur at least `config.min_freq` times, most frequent first.
 
-    With `config.vocab_size`, the model has at most so many pieces. `control_ids` has the arguments
+    `config.vocab_size` limits the number of pieces. `control_ids` has the arguments
     `pad_id`, `unk_id`, `bos_id` and `eos_id` of SentencePiece's trainer. Raises a `ConfigError` if
     no word is frequent enough.
     """
@@ -94,7 +94,7 @@ def _make_empty_model(
             model_writer=content,
             model_type="word",
             use_all_vocab=True,
-            unk_surface=" ⁇",  # stands for <unk> in decoded text; the next word begins with a space
+            unk_surface=" ⁇",  # decoded text of <unk>; the next word begins with a space
             normalization_rule_tsv=normalization_file,
             denormalization_rule_tsv=denormalization_file,
             user_defined_symbols=symbols,
@@ -126,7 +126,7 @@ def _split_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str
     """Return normalization rules that put spaces around punctuation and mark the sides without one.
 
     SentencePiece applies the longest rule that matches, so a rule is needed for each space that may
-    stand before or after a mark.
+    precede or follow a mark.
     """
     rules = {_JOINER: "■"}  # NFKC does the same
     for char in punctuation:

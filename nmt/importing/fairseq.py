@@ -97,8 +97,8 @@ def _read_settings(path: Path, checkpoint: dict[str, Any]) -> Settings:
 def _read_pieces(folder: Path, lang: str | None, vocab_size: int) -> list[str]:
     """Return the pieces of a vocabulary: the control symbols, then the pieces in a file.
 
-    The file is `dict.LANG.txt`, or `dict.txt` if there is none; each line has a piece and its
-    count. Raises `ModelError` if the vocabulary does not have `vocab_size` pieces.
+    The file is `dict.LANG.txt` or else `dict.txt`; each line has a piece and its count. Raises
+    `ModelError` if the vocabulary does not have `vocab_size` pieces.
     """
     path = folder / f"dict.{lang}.txt"
     if not path.exists():

@@ -75,8 +75,8 @@ _RULES: list[Rule] = [  # applied in this order; they give the names that `make_
 def read(path: Path, config: ImportConfig) -> ImportedModel:
     """Read the model in a `.npz` file; `path` is this file, or the folder that contains it.
 
-    The folder also has the SentencePiece models and, if the model's ids are not those of
-    SentencePiece, `.yml` files with the vocabularies. Raises `ModelError` for an architecture that
+    The folder also has the SentencePiece models. If the model has other ids than SentencePiece, it
+    has `.yml` files with the vocabularies too. Raises `ModelError` for an architecture that
     nmt does not have, such as the SSRU of student models, and for files that do not belong
     together.
     """

@@ -68,7 +68,7 @@ class _Reader:
         self.pairs: list[tuple[str, str]] = []
         self.languages_seen: set[str] = set()
         self._root_languages = ("", "")  # source and target language of the root, in XLIFF 2
-        self._file_languages = ("", "")  # those of the current element `file`, in XLIFF
+        self._file_languages = ("", "")  # languages of the current element `file`, in XLIFF
         self._unit_texts: dict[str, str] = {}  # texts of the current unit, by normalized language
         self._language = ""  # language of the current text
         self._text: list[str] | None = None  # strings of the current text; None outside of texts

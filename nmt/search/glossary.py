@@ -106,7 +106,7 @@ class Glossary:
     def add_hints(self, text: str) -> str:
         """Add the first target form of each term to the text, for a model that reads hints.
 
-        Placeholders, tags and addresses stay as they are. Returns a text without terms unchanged,
+        Placeholders, tags and addresses get no hints. Returns a text without terms unchanged,
         and others in Unicode normal form NFKC.
         """
         normalized = _normalize(text)

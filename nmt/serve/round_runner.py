@@ -125,7 +125,7 @@ class RoundRunner:
                 self._queues.fail_all(str(error))
 
     async def _run_next_round(self, worker_index: int, expectation: _Expectation) -> _Expectation:
-        """Run a round if segments wait; return what the next one can expect."""
+        """Run a round if segments wait; return the requests that the next one can expect."""
         await self._gather(expectation)
         search_round = self._take_round(only_urgent=self._is_reserved(worker_index))
         if search_round is None:

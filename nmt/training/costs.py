@@ -133,7 +133,7 @@ def measure_peak_flops(
 
 
 def _measure_fastest(x: Tensor, weight: Tensor, *, seconds: float) -> float:
-    """Return the seconds of the fastest multiplication, of as many as fit into `seconds`.
+    """Multiply for `seconds`; return the seconds of the fastest multiplication.
 
     Other load on the machine only slows a multiplication down. The timer of
     `torch.utils.benchmark` would import setuptools, which takes 0.3 s.
