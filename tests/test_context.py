@@ -15,6 +15,7 @@ from toy import command
 from translating import translate, write_lines, write_model
 
 from nmt.data.binary import ParallelData
+from nmt.data.terminology import DONE, SOURCE, TARGET
 from nmt.data.tokenizer import load_tokenizers
 from nmt.errors import ConfigError
 from nmt.preprocess import chunks
@@ -22,6 +23,8 @@ from nmt.translate.context import add_context, take_last
 from nmt.translate.results import LineResult, Translation
 from nmt.translate.translator import Translator
 from nmt.translate.windows import Window, WindowReader
+
+SYMBOLS = [SOURCE, TARGET, DONE]
 
 # --- pairs
 
@@ -196,6 +199,16 @@ def test_a_translation_is_the_part_after_the_separator_or_that_of_the_line_alone
         assert 2 <= sum(ways) < len(LINES) - 10
 
 
+def test_context_that_is_too_long_with_hints_is_dropped(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", sep_scale=1.0, symbols=SYMBOLS)
+    translator = Translator.load(tmp_path / "model", device="cpu", backend="native")
+    lines = ["the small house", "a green tree"]
+    soft = {"glossary": ["house\tHaus", "tree\tBaum"], "glossary_mode": "soft"}
+    without_hints = len(translator.tokenizer.encode(" <sep> ".join(lines))) + 1  # 1: EOS
+    limits = {"context": 1, "max_source_length": without_hints + 3, "too_long": "error"}
+    assert translator.translate(lines, **limits, **soft) == translator.translate(lines, **soft)
+
+
 @pytest.mark.slow
 def test_a_job_that_goes_on_knows_the_lines_before(folder: Path, tmp_path: Path) -> None:
     outputs = []
@@ -270,9 +283,10 @@ def test_the_server_drops_long_context_as_the_translator_does_and_counts_sentenc
     tmp_path: Path,
 ) -> None:
     model = tmp_path / "model"
-    write_model(model, seed=5, eos_scale=4.0, sep_scale=3.0)
+    write_model(model, seed=5, eos_scale=4.0, sep_scale=3.0, symbols=SYMBOLS)
     search = json.loads((model / "config.json").read_text(encoding="utf-8"))["search"]
-    change_config(model, search=search | DRAWS)
+    soft = {"glossary": ["house\tHaus"], "glossary_mode": "soft"}
+    change_config(model, search=search | DRAWS | soft)
     translator = Translator.load(model, device="cpu", backend="native")
     lines = [line for line in LINES if line]
     expected = translator.translate(lines, context=1, max_source_length=13)

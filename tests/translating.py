@@ -29,16 +29,17 @@ def write_model(
     eos_scale: float = 1.0,
     sep_scale: float = 0.0,
     separator: str = "<sep>",
+    symbols: Sequence[str] = (),
 ) -> Path:
     """Write a model folder of random weights that gives each sentence a text of its own; they end
     before their limit, or have separators of lines, with a larger embedding of these.
     """
-    symbols = [separator] if sep_scale else []
-    tokenizer = train_tokenizer(sentences(200), tokenizer_config(), symbols)
+    separators = [separator] if sep_scale else []
+    tokenizer = train_tokenizer(sentences(200), tokenizer_config(), [*separators, *symbols])
     model = tiny_model(seed, sharpness=2.0, vocab_size=tokenizer.vocab_size)
     with torch.no_grad():
         model.embedding.weight[tokenizer.eos_id] *= eos_scale
-        for symbol in symbols:
+        for symbol in separators:
             model.embedding.weight[tokenizer.all_pieces().index(symbol)] *= sep_scale
     search = SearchConfig(beam_size=2, max_length_a=0.5, max_length_b=4)
     info = ModelInfo(

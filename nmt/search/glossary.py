@@ -109,6 +109,8 @@ class Glossary:
         Placeholders, tags and addresses get no hints. Returns a text without terms unchanged,
         and others in Unicode normal form NFKC.
         """
+        if not self.lines:
+            return text
         normalized = _normalize(text)
         protected = protected_spans(normalized)
         terms = []

@@ -170,6 +170,9 @@ class TextTranslator:
         if has_context and is_plain:
             separator = find_common_separator(direction.translator.tokenizer)
         sentences = [sentence for text in source_texts for sentence in text.sentences]
+        if options.glossary is not None:
+            lines = options.glossary.select_lines(sentences)
+            options = replace(options, search={**options.search, "glossary": lines})
         if separator:
             documents = [sentences]
             if not are_consecutive:  # a text has no context in the other texts
@@ -179,7 +182,11 @@ class TextTranslator:
                 groups += add_context(Window(0, document), self._config.context)
             groups = await call_for_texts(
                 sentences,
-                partial(drop_long_context, max_source_length=self._config.max_source_length),
+                partial(
+                    drop_long_context,
+                    max_source_length=self._config.max_source_length,
+                    hints=self.make_batch_options(direction, options).search.hints,
+                ),
                 groups,
                 direction.translator.tokenizer,
                 direction.tags,
@@ -233,9 +240,6 @@ class TextTranslator:
         alignment: bool = False,
     ) -> list[LineResult]:
         """Return the result of each sentence. Raises an `HttpError` if the scheduler refuses."""
-        if options.glossary is not None:
-            lines = options.glossary.select_lines(sentences)
-            options = replace(options, search={**options.search, "glossary": lines})
         options = self.choose_protection(options, sentences)
         batch_options = self.make_batch_options(direction, options, alignment=alignment)
         timeout_seconds = self._config.timeout_seconds

@@ -14,6 +14,7 @@ from nmt.config import SEPARATORS, require_valid
 from nmt.data.languages import Tags, encode_sources, find_separator
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
+from nmt.search.glossary import load_glossary
 from nmt.translate.results import LineResult
 from nmt.translate.windows import Window
 
@@ -60,10 +61,16 @@ def drop_long_context(
     tags: Tags,
     *,
     max_source_length: int,
+    hints: Sequence[str] = (),
 ) -> list[list[str]]:
-    """Return the groups; of one with more than `max_source_length` tokens, only the last line."""
-    separator = find_common_separator(tokenizer)
-    group_ids = encode_sources(tokenizer.src, join_lines(groups, separator), tags)
+    """Return the groups; of one with more than `max_source_length` tokens, only the last line.
+
+    The tokens of `hints`, see `SearchConfig.hints`, count too.
+    """
+    glossary = load_glossary(tuple(hints))
+    lines = join_lines(groups, find_common_separator(tokenizer))
+    hinted_lines = [glossary.add_hints(line) for line in lines]
+    group_ids = encode_sources(tokenizer.src, hinted_lines, tags)
     short_groups = []
     for group, ids in zip(groups, group_ids, strict=True):
         is_long = len(ids) + 1 > max_source_length  # 1: EOS

@@ -343,6 +343,7 @@ class Translator:
                 self.tokenizer,
                 options.tags,
                 max_source_length=options.max_source_length,
+                hints=config.hints,
             )
             group_results = translate_lines(window, join_lines(groups, separator))
             results = []

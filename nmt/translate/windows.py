@@ -206,7 +206,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     hints = load_glossary(options.hints)
 
     def add_hints(texts: Sequence[str]) -> Sequence[str]:
-        return [hints.add_hints(text) for text in texts] if hints.lines else texts
+        return [hints.add_hints(text) for text in texts]
 
     line_ids = encode_sources(tokenizer.src, add_hints(lines), tags, first_line=window.first_line)
     line_prefixes = encode_starts(tokenizer.tgt, prefixes, tags.tgt)
