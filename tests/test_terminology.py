@@ -13,7 +13,7 @@ from toy import WORDS, assert_resumes_exactly, make_run, write_corpus
 from toy import command as run_command
 
 from nmt import Translator
-from nmt.config import AugmentConfig, PreprocessConfig, TokenizerConfig
+from nmt.config import AugmentConfig, PreprocessConfig, TokenizerConfig, TooLong
 from nmt.config.preprocess import TokenizerType
 from nmt.data.augment import TextAugmenter
 from nmt.data.terminology import (
@@ -197,6 +197,24 @@ def test_long_lines_are_divided_between_hints(hint_tokenizer: Tokenizer) -> None
     assert len(texts) > 2
     assert len(HINT.findall(" ".join(texts))) == 5
     assert not any(symbol in HINT.sub("", text) for text in texts for symbol in SYMBOLS)
+
+
+def test_truncation_cuts_no_hint(hint_tokenizer: Tokenizer) -> None:
+    line = "the tree house a tree"
+    plain = hint_tokenizer.encode(line)
+    glossary = tuple(f"{entry} {entry[-4:]}" for entry in GLOSSARY)  # hints of many pieces
+    ids = hint_tokenizer.encode(load_glossary(glossary).add_hints(line))
+    for max_source_length in range(8, len(ids) + 1):
+        options = LineOptions(
+            max_source_length=max_source_length, too_long=TooLong.truncate, hints=glossary
+        )
+        encoded = encode_window(Window(0, [line]), hint_tokenizer, options)
+        [[segment]] = encoded.segments
+        assert len(segment.ids) + encoded.num_truncated[0] == len(ids)
+        pieces = hint_tokenizer.pieces(segment.ids)
+        assert [pieces.count(symbol) for symbol in SYMBOLS] == [pieces.count(SOURCE)] * 3
+        plain_pieces = remove_hints(pieces).pieces
+        assert plain_pieces == hint_tokenizer.pieces(plain)[: len(plain_pieces)]
 
 
 @pytest.mark.slow

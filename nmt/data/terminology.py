@@ -14,7 +14,7 @@ A symbol precedes the space of the next word, so that words have the same pieces
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -68,6 +68,21 @@ def add_hints(text: str, terms: Iterable[Term]) -> str:
         hinted += f"{word_before}{SOURCE}{space}{source}{TARGET} {term.target}{DONE}"
         position = term.end
     return hinted + text[position:]
+
+
+def close_hint(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of a truncated source without a hint that lacks its end; its term stays."""
+    pieces = tokenizer.pieces(ids)
+    start = max((i for i, piece in enumerate(pieces) if piece == SOURCE), default=len(pieces))
+    hint = pieces[start:]
+    if DONE in hint:
+        return list(ids)
+    if TARGET in hint:
+        hint = hint[: hint.index(TARGET)]
+    before = list(ids[:start])
+    if hint and pieces[start - 1 : start] == ["▁"]:  # as in `remove_hints`
+        before.pop()
+    return before + list(ids[start + 1 : start + len(hint)])
 
 
 class PlainPieces(NamedTuple):

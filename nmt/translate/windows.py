@@ -15,6 +15,7 @@ from itertools import islice
 
 from nmt.config import TooLong
 from nmt.data.languages import Tags, encode_sources, encode_starts
+from nmt.data.terminology import close_hint
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.search.glossary import load_glossary
@@ -224,8 +225,11 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
                     "shorten it, or set too_long=split"
                 )
             if options.too_long is TooLong.truncate:
-                segment_ids = [ids[:max_tokens]]
-                num_truncated[i] = len(ids) - max_tokens
+                kept_ids = ids[:max_tokens]
+                if hints.lines:
+                    kept_ids = close_hint(kept_ids, tokenizer.src)
+                segment_ids = [kept_ids]
+                num_truncated[i] = len(ids) - len(kept_ids)
             else:
                 segment_ids = _split_tagged(lines[i], max_tokens, tokenizer.src, tags, add_hints)
         line_segments = []
