@@ -5,10 +5,14 @@ from __future__ import annotations
 import random
 import time
 
-from tiny import sentences
+from tiny import sentences, tokenizer_config
 
+from nmt.data.terminology import DONE, SOURCE, TARGET
 from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer
 from nmt.translate.long_lines import join_parts, split_line
+from nmt.translate.options import LineOptions
+from nmt.translate.windows import Window, encode_window
 
 
 def parts(tokenizer: Tokenizer, text: str, max_tokens: int) -> list[str]:
@@ -46,6 +50,11 @@ def test_what_has_no_space_is_cut_between_characters(tokenizer: Tokenizer) -> No
     assert "".join(parts(tokenizer, "x\u0301" * 90, 50)) == "x\u0301" * 90
 
 
+def test_spaces_at_the_ends_of_a_long_word_cost_no_text(tokenizer: Tokenizer) -> None:
+    for text in (" " * 9000 + "x" * 50, "x" * 50 + " " * 9):
+        assert "".join(parts(tokenizer, text, 40)) == "x" * 50
+
+
 def test_nothing_of_any_text_is_lost_and_every_part_fits(tokenizer: Tokenizer) -> None:
     alphabet = "aé漢。.,!? \u0301\u200d👩\u3000ไ\"'"
     for seed in range(20):
@@ -56,6 +65,34 @@ def test_nothing_of_any_text_is_lost_and_every_part_fits(tokenizer: Tokenizer) -
         assert all(1 <= len(ids) <= max_tokens for ids in segments), seed
         letters = "".join(tokenizer.decode(tokenizer.encode(text)).split())
         assert "".join("".join(map(tokenizer.decode, segments)).split()) == letters, seed
+
+
+def test_no_term_is_cut_that_fits() -> None:
+    config = tokenizer_config(byte_fallback=True)
+    tokenizer = train_tokenizer(sentences(50), config, [SOURCE, TARGET, DONE])
+    terms = ("the house", "漢字語", "{{ name }}", "Yes! No", "x, y")
+    alphabet = [*terms, "a", "é", ".", "。", " ", ","]
+    glossary = ("the house\tHaus", "漢字語\tWort", "Yes! No\tJa", "x, y\tz")
+    for seed in range(8):
+        draw = random.Random(seed)
+        text = "".join(draw.choice(alphabet) + draw.choice(" ,") for _ in range(100))
+        for lines in ({"hints": glossary}, {"required_terms": glossary}):
+            options = LineOptions(max_source_length=draw.randint(30, 60), protect=True, **lines)
+            [segments] = encode_window(Window(0, [text]), tokenizer, options).segments
+            texts = [tokenizer.decode(segment.ids) for segment in segments]
+            assert len(texts) > 5
+            assert all(segment.num_tokens <= options.max_source_length for segment in segments)
+            for term in terms:
+                assert sum(part.count(term) for part in texts) == text.count(term), (seed, term)
+
+
+def test_a_term_that_is_too_long_is_cut(tokenizer: Tokenizer) -> None:
+    term = "the house " * 20 + "漢字" * 20
+    options = LineOptions(max_source_length=20, required_terms=(f"{term}\tHaus",))
+    [segments] = encode_window(Window(0, [term]), tokenizer, options).segments
+    decoded = " ".join(tokenizer.decode(segment.ids) for segment in segments)
+    assert decoded.replace(" ", "") == term.replace(" ", "")
+    assert max(segment.num_tokens for segment in segments) <= 20
 
 
 def test_the_time_for_a_line_grows_with_its_length_and_not_faster(tokenizer: Tokenizer) -> None:

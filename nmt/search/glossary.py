@@ -122,6 +122,10 @@ class Glossary:
                 terms.append(Term(match.start, match.end, match.targets[0]))
         return add_hints(normalized, terms) if terms else text
 
+    def find_spans(self, text: str) -> list[range]:
+        """Return the positions of each term in `text`, without terms that need normalization."""
+        return [range(match.start, match.end) for match in self._find_matches(text)]
+
     def select_lines(self, texts: Iterable[str]) -> list[str]:
         """Return the lines of the entries whose terms occur in `texts`, in their order."""
         lines: set[str] = set()
@@ -131,7 +135,7 @@ class Glossary:
         return sorted(lines, key=self._line_numbers.__getitem__)
 
     def _find_matches(self, text: str) -> Iterator[_Match]:
-        """Yield each term that occurs in `text`, which is normalized."""
+        """Yield each term that occurs in `text`, which should be normalized."""
         matches = list(_WORD.finditer(text))
         words = [match.group().casefold() for match in matches]
         first = 0

@@ -47,6 +47,7 @@ class TextEncoder:
             tags=options.tags,
             protect=options.search.protect,
             hints=tuple(options.search.hints),
+            required_terms=tuple(options.search.required_terms),
         )
         if sum(map(len, lines)) <= _INLINE_CHARACTERS:
             return encode_window(window, translator.tokenizer, line_options)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 Encode = Callable[[Sequence[str]], list[list[int]]]
 """Maps texts to their token ids."""
+FindInner = Callable[[str], Collection[int]]
+"""Returns the positions in a text where it should not be cut, such as those inside of a term."""
 
 _CLOSING = "[\"'”’»)\\]}」』）】》›]*"
 _SENTENCE_END = re.compile(
@@ -32,14 +34,17 @@ _JOINERS = "\u200d\u200c\ufe0e\ufe0f"
 _MAX_CHARACTER_LENGTH = 16  # largest number of code points of a visible character
 
 
-def split_line(text: str, max_tokens: int, encode: Encode) -> list[list[int]]:
+def split_line(
+    text: str, max_tokens: int, encode: Encode, find_inner: FindInner = lambda text: ()
+) -> list[list[int]]:
     """Return the ids of the fragments of `text` in order, each of 1 to `max_tokens` tokens.
 
     A sentence that fits becomes one fragment, since models are trained on sentences. A longer one
-    is divided into fragments that are as long as possible.
+    is divided into fragments that are as long as possible. No cut is at a position of `find_inner`
+    unless the text between two other cuts is too long.
     """
-    sentences = _cut(text, sentence_ends(text))
-    return list(filter(None, _encode_fragments(sentences, max_tokens, encode)))
+    sentences = _cut(text, sentence_ends(text), find_inner(text))
+    return list(filter(None, _encode_fragments(sentences, max_tokens, encode, find_inner)))
 
 
 def join_parts(texts: Iterable[str]) -> str:
@@ -63,31 +68,52 @@ def sentence_ends(text: str) -> Iterator[int]:
             yield match.end()
 
 
-def _encode_fragments(fragments: list[str], max_tokens: int, encode: Encode) -> Iterator[list[int]]:
+def _encode_fragments(
+    fragments: list[str], max_tokens: int, encode: Encode, find_inner: FindInner
+) -> Iterator[list[int]]:
     """Yield the ids of each fragment; fragments that are too long are divided further."""
     for ids, fragment in zip(encode(fragments), fragments, strict=True):
         if len(ids) <= max_tokens:
             yield ids
             continue
-        subfragments = _divide(fragment, len(ids), max_tokens, encode)
+        fragment = fragment.strip()  # a cut at the ends would change nothing
+        subfragments = _divide(fragment, len(ids), max_tokens, encode, find_inner(fragment))
+        if len(subfragments) <= 1:  # a single long term
+            subfragments = _divide(fragment, len(ids), max_tokens, encode, ())
         if len(subfragments) > 1:
-            yield from _encode_fragments(subfragments, max_tokens, encode)
+            yield from _encode_fragments(subfragments, max_tokens, encode, find_inner)
         else:  # a single character with more tokens (bytes) than allowed
             yield encode(subfragments)[0][:max_tokens]
 
 
-def _divide(text: str, num_tokens: int, max_tokens: int, encode: Encode) -> list[str]:
-    """Divide a text of too many tokens at the ends of clauses, else at spaces, else anywhere."""
+def _divide(
+    text: str, num_tokens: int, max_tokens: int, encode: Encode, inner: Collection[int]
+) -> list[str]:
+    """Divide a text of too many tokens at the ends of clauses, else at spaces, else anywhere.
+
+    `inner` are the positions at which it is not cut.
+    """
     for pattern in (_CLAUSE_END, _SPACE):
         ends = (match.end() for match in pattern.finditer(text))
-        fragments = _merge(_cut(text, ends), max_tokens, encode)
+        fragments = _merge(_cut(text, ends, inner), max_tokens, encode)
         if len(fragments) > 1:
             return fragments
     # the mean number of characters of `max_tokens` tokens; one less, so that most fragments fit
     step = max(1, len(text) * max_tokens // num_tokens - 1)
     max_shift = min(step - 1, _MAX_CHARACTER_LENGTH)  # below `step`, so that positions increase
-    positions = range(step, len(text), step)
-    return _cut(text, (_character_start(text, position, max_shift) for position in positions))
+    positions = [0]
+    for target in range(step, len(text), step):
+        position = _character_start(text, target, max_shift)
+        start = position
+        while start in inner:
+            start -= 1
+        if start > positions[-1]:
+            position = start
+        while position in inner:
+            position += 1
+        if position > positions[-1]:
+            positions.append(position)
+    return _cut(text, positions)
 
 
 def _merge(fragments: list[str], max_tokens: int, encode: Encode) -> list[str]:
@@ -104,9 +130,9 @@ def _merge(fragments: list[str], max_tokens: int, encode: Encode) -> list[str]:
     return merged
 
 
-def _cut(text: str, positions: Iterable[int]) -> list[str]:
-    """Cut `text` at these positions; drop fragments that are empty or white space."""
-    bounds = [0, *positions, len(text)]
+def _cut(text: str, positions: Iterable[int], inner: Collection[int] = ()) -> list[str]:
+    """Cut `text` at these positions, except `inner`; drop empty fragments and white space."""
+    bounds = [0, *(position for position in positions if position not in inner), len(text)]
     fragments = []
     for start, end in pairwise(bounds):
         if text[start:end].strip():

@@ -62,7 +62,8 @@ class LineOptions:
 
     `Translator` makes these from `TranslateOptions` and from the settings of its model. They do not
     change the translation of a line that is short enough, except for `recase`, `copy_symbols`,
-    `protect`, `hints`, `unk_replacement`, `rerank`, `tags` and `context`.
+    `protect`, `hints`, `unk_replacement`, `rerank`, `tags` and `context`. A line that is split is
+    not cut inside of a term or, with `protect`, a placeholder.
     """
 
     n_best: int = 1
@@ -84,6 +85,8 @@ class LineOptions:
     """Whether search keeps placeholders, tags and addresses, see `SearchConfig.protect`."""
     hints: tuple[str, ...] = ()
     """Lines of a glossary whose terms become hints in the source, see `SearchConfig.hints`."""
+    required_terms: tuple[str, ...] = ()
+    """Lines of a glossary whose terms search requires, see `SearchConfig.required_terms`."""
     unk_replacement: bool = False
     """Whether to replace each unknown token of a translation by the source word with the highest
     attention."""

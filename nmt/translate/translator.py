@@ -281,7 +281,12 @@ class Translator:
             src_tags=self.list_src_tags(options.tags),
             with_scores=options.with_scores or reranker is not None,
         )
-        options = replace(options, protect=config.protect, hints=tuple(config.hints))
+        options = replace(
+            options,
+            protect=config.protect,
+            hints=tuple(config.hints),
+            required_terms=tuple(config.required_terms),
+        )
         encode = partial(encode_window, tokenizer=self.tokenizer, options=options)
         encoded_windows: Iterable[EncodedWindow] = map(encode, windows)
         # starting a thread for a single window would only cost time

@@ -11,6 +11,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from nmt.config import TooLong
@@ -19,10 +20,10 @@ from nmt.data.terminology import close_hint
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.search.glossary import load_glossary
-from nmt.search.protect import find_protected, has_only_protected
+from nmt.search.protect import find_protected, has_only_protected, protected_spans
 from nmt.translate.batch_search import Segment
 from nmt.translate.copied import has_no_words
-from nmt.translate.long_lines import split_line
+from nmt.translate.long_lines import FindInner, split_line
 from nmt.translate.options import LineOptions
 from nmt.translate.recasing import find_case, to_sentence_case
 
@@ -231,7 +232,10 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
                 segment_ids = [kept_ids]
                 num_truncated[i] = len(ids) - len(kept_ids)
             else:
-                segment_ids = _split_tagged(lines[i], max_tokens, tokenizer.src, tags, add_hints)
+                find_inner = partial(_find_inner, options=options)
+                segment_ids = _split_tagged(
+                    lines[i], max_tokens, tokenizer.src, tags, add_hints, find_inner
+                )
         line_segments = []
         for number, source_ids in enumerate(segment_ids):
             is_continuation = number > 0
@@ -243,12 +247,21 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     )
 
 
+def _find_inner(text: str, options: LineOptions) -> set[int]:
+    """Return the positions inside of terms of the glossary and, with `protect`, of placeholders."""
+    spans = load_glossary(options.hints or options.required_terms).find_spans(text)
+    if options.protect:
+        spans += protected_spans(text)
+    return {position for span in spans for position in span[1:]}
+
+
 def _split_tagged(
     line: str,
     max_tokens: int,
     tokenizer: Tokenizer,
     tags: Tags,
     add_hints: Callable[[Sequence[str]], Sequence[str]],
+    find_inner: FindInner,
 ) -> list[list[int]]:
     """Split a line and return the ids of its segments, with hints.
 
@@ -260,5 +273,8 @@ def _split_tagged(
             tags = Tags(tag)
             break
     return split_line(
-        line, max_tokens, lambda texts: encode_sources(tokenizer, add_hints(texts), tags)
+        line,
+        max_tokens,
+        lambda texts: encode_sources(tokenizer, add_hints(texts), tags),
+        find_inner,
     )

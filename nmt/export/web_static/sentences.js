@@ -92,7 +92,7 @@ function encodeParts(text, maxTokens, encode) {
   const ids = encode(text);
   if (ids.length === 0) return [];
   if (ids.length <= maxTokens) return [ids];
-  const parts = divide(text, ids.length, maxTokens, encode);
+  const parts = divide(text.trim(), ids.length, maxTokens, encode);
   if (parts.length === 1) return [ids.slice(0, maxTokens)]; // one character with more tokens than allowed
   return parts.flatMap((part) => encodeParts(part, maxTokens, encode));
 }
