@@ -172,4 +172,4 @@ def test_compiled_gradients_equal_gradients_without_compilation(tokenizer: Token
     expected = compute_gradients(None)
     assert len(gradients) == len(expected)
     for gradient, exact in zip(gradients, expected, strict=True):
-        assert_close(gradient, exact, 0.05, exact.shape)
+        assert_close(gradient, exact, 0.1, exact.shape)

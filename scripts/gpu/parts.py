@@ -400,7 +400,8 @@ def compare_translation(job: Job) -> dict[str, Any]:
                 turn["tgt_tokens"] / turn["wall_seconds"] for turn in records
             )
             memory_bytes[name] = max(turn["peak_bytes"] for turn in records)
-    if not {"nmt-float32", "nmt-bfloat16"} <= set(rates):
+    required = {"nmt-float32"} if job.is_rehearsal else {"nmt-float32", "nmt-bfloat16"}
+    if not required <= set(rates):  # not every CPU has bfloat16
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
         raise PartError(f"{reasons}; tokens per second of other engines: {rates}")
     return {"tokens_per_second": rates, "memory_bytes": memory_bytes, "failed": failures}
@@ -460,13 +461,13 @@ def measure_bleu(job: Job) -> dict[str, Any]:
 PARTS: dict[str, tuple[PartFunction, int]] = {
     "machine": (inspect_machine, 30),
     "data": (preprocess, 60),
-    "tests": (run_tests, 120),
+    "tests": (run_tests, 240),
     "big_plain": (partial(measure_training, model="big", compiled=False), 60),
     "base_plain": (partial(measure_training, model="base", compiled=False), 45),
-    "precision": (compare_precision, 60),
+    "precision": (compare_precision, 150),
     "several_devices": (compare_devices, 60),
     "big_compiled": (partial(measure_training, model="big", compiled=True), 150),
     "base_compiled": (partial(measure_training, model="base", compiled=True), 120),
     "translation": (compare_translation, TRANSLATION_SECONDS),
-    "bleu": (measure_bleu, 120),
+    "bleu": (measure_bleu, 240),
 }
