@@ -67,6 +67,7 @@ PROGRAMS = {
     "torchrun ": "needs two machines; scripts/two_hosts.py runs it on two simulated ones",
     "sbatch ": "needs SLURM",
     "python scripts/compare.py variants": "test_ablation.py",
+    "python scripts/compare.py paper": "test_ablation.py",
     "python scripts/compare.py fairseq": "needs fairseq and an hour",
     ".venv/bin/python scripts/serve_benchmark.py": "needs a trained model and LibreTranslate",
     "python scripts/benchmark/run.py": "needs a GPU; test_benchmark.py runs its parts",
