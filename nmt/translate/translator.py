@@ -30,6 +30,7 @@ from nmt.data.languages import (
     default_directions,
     encode_sources,
     encode_starts,
+    list_language_directions,
     tag_lines,
 )
 from nmt.data.terminology import check_hint_symbols
@@ -328,7 +329,12 @@ class Translator:
         """Return the directions that text with these tags may have."""
         if tags.choices:  # the text itself has a tag
             return list(self.directions)
-        return [direction for direction in self.directions if direction.tags == tags]
+        directions = [direction for direction in self.directions if direction.tags == tags]
+        if directions:
+            return directions
+        # an old direction of M2M100 or NLLB, fine-tuned on other directions
+        languages = list_language_directions(self.tokenizer.src)
+        return [direction for direction in languages if direction.tags == tags]
 
     def _translate_in_context(
         self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
