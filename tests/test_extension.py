@@ -34,7 +34,9 @@ from nmt.data.tokenizer import (
     Tokenizers,
     Vocabulary,
     load_tokenizers,
+    save_tokenizers,
 )
+from nmt.data.vocabulary import append_symbols, open_tokenizers
 from nmt.errors import ConfigError
 from nmt.training.initial_weights import load_initial_weights
 from nmt.translate.translator import Translator
@@ -183,6 +185,27 @@ def test_two_models_with_a_common_vocabulary_learn_from_their_own_side() -> None
     new = extend_tokenizers(separate, settings(), lambda side: texts[side])
     assert "▁zelena" in new.src.all_pieces()
     assert "▁zelena" not in new.tgt.all_pieces()
+
+
+def test_a_symbol_that_one_side_of_a_common_vocabulary_has_is_added_to_the_other(
+    tmp_path: Path,
+) -> None:
+    models = [append_symbols(small_model("bpe"), ["treehouse"]), small_model("bpe")]
+    pieces = [*Tokenizer(models[0]).all_pieces(), ">>hrv<<"]
+    vocabulary = Vocabulary(pieces, *map(pieces.index, ("<pad>", "<unk>", "<pad>", "</s>")))
+    src, tgt = (MappedTokenizer(model, vocabulary, []) for model in models)
+    old = TokenizerPair(src, tgt, shares_vocabulary=True)
+    assert "treehouse" not in old.tgt.split("a treehouse tree")
+    save_tokenizers(tmp_path, old)
+    config = settings(model=str(tmp_path), extend=None, symbols=["treehouse", ">>hrv<<"])
+    with pytest.raises(ConfigError, match=r"has no piece treehouse; .* set tokenizer.extend=0"):
+        open_tokenizers(config)
+    config.tokenizer.extend = 0
+    new = extend_tokenizers(open_tokenizers(config), config, lambda side: [])
+    assert new.tgt.all_pieces() == pieces
+    assert new.src.model == models[0]
+    assert new.tgt.pieces(new.tgt.encode("a treehouse tree")).count("treehouse") == 1
+    assert new.tgt.decode(new.tgt.encode("a treehouse tree")) == "a treehouse tree"
 
 
 def grow(

@@ -22,7 +22,6 @@ import sentencepiece
 
 from nmt.config import PreprocessConfig, TokenizerConfig
 from nmt.data.tokenizer import (
-    LANGUAGE,
     UNUSED_PREFIX,
     MappedTokenizer,
     Tokenizer,
@@ -36,6 +35,7 @@ from nmt.data.vocabulary import (
     ReadSide,
     append_symbols,
     list_symbols,
+    missing_text_symbols,
     pad_vocabulary,
     read_proto,
     serialize_piece,
@@ -43,7 +43,6 @@ from nmt.data.vocabulary import (
 from nmt.errors import ConfigError
 
 log = logging.getLogger(__name__)
-_TAG = re.compile(">>.*<<")  # of OPUS-MT; see `MappedTokenizer`
 _FIRST_CODE = 0x20000  # the first character that replaces a piece when merges are learned
 _MIN_COUNT = 2  # occurrences in the sample that a new piece needs
 _UNKNOWN_PENALTY = 10.0
@@ -115,15 +114,7 @@ class _Extension:
     def __init__(self, tokenizer: Tokenizer, symbols: Sequence[str]) -> None:
         self._vocabulary = set(tokenizer.all_pieces())
         self.new_pieces = [s for s in dict.fromkeys(symbols) if s not in self._vocabulary]
-        text_symbols = self.new_pieces
-        if tokenizer.vocabulary is not None:
-            has_languages = bool(tokenizer.language_ids)
-            text_symbols = []
-            for symbol in self.new_pieces:
-                is_language = has_languages and LANGUAGE.fullmatch(symbol)
-                if not is_language and not _TAG.fullmatch(symbol):
-                    text_symbols.append(symbol)
-        self.model = append_symbols(tokenizer.model, text_symbols)
+        self.model = append_symbols(tokenizer.model, missing_text_symbols(tokenizer, symbols))
         self._vocabulary.update(self.new_pieces)
 
     def learn(self, sentences: Iterable[str], config: TokenizerConfig) -> None:

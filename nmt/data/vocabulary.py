@@ -20,6 +20,7 @@ from sentencepiece import sentencepiece_model_pb2
 from nmt.config import WORD_TYPES, PreprocessConfig, TokenizerConfig, resolve_path
 from nmt.data.languages import corpus_direction
 from nmt.data.tokenizer import (
+    LANGUAGE,
     UNUSED_PREFIX,
     Tokenizer,
     TokenizerPair,
@@ -51,6 +52,7 @@ ReadSide = Callable[[int], Iterable[str]]
 _DEFAULT_VOCAB_SIZE = 37_000  # the size in the paper
 _SMALL_VOCAB_SIZE = 8_000  # used if the text is too small for the default
 _Piece = ModelProto.SentencePiece
+_TAG = re.compile(">>.*<<")  # of OPUS-MT
 
 
 def train_tokenizers(config: PreprocessConfig, read_side: ReadSide) -> Tokenizers:
@@ -137,6 +139,9 @@ def _open_model_folder(config: PreprocessConfig, folder: Path) -> Tokenizers:
     src_symbols, tgt_symbols = list_symbols(config)
     missing = set(src_symbols) - set(tokenizers.src.all_pieces())
     missing |= set(tgt_symbols) - set(tokenizers.tgt.all_pieces())
+    # one vocabulary may belong to two SentencePiece models, of which only one has the symbol
+    missing.update(missing_text_symbols(tokenizers.src, src_symbols))
+    missing.update(missing_text_symbols(tokenizers.tgt, tgt_symbols))
     if missing and config.tokenizer.extend is None:
         raise ConfigError(
             f"tokenizer.model={folder} has no piece {min(missing)}; leave the symbol or tag out, "
@@ -296,6 +301,23 @@ def pad_vocabulary(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
     for number in range(size, size + num_unused):
         model += serialize_piece(f"{UNUSED_PREFIX}{number}>", _Piece.CONTROL)
     return Tokenizer(model)
+
+
+def missing_text_symbols(tokenizer: Tokenizer, symbols: Sequence[str]) -> list[str]:
+    """Return the symbols that the SentencePiece model of a tokenizer lacks.
+
+    In an imported model, only the vocabulary has the language pieces of M2M100 and NLLB, and the
+    tags of OPUS-MT; see `MappedTokenizer`.
+    """
+    is_imported = tokenizer.vocabulary is not None
+    pieces = {piece.piece for piece in read_proto(tokenizer.model).pieces}
+    missing = []
+    for symbol in dict.fromkeys(symbols):
+        is_language = bool(tokenizer.language_ids) and LANGUAGE.fullmatch(symbol) is not None
+        is_prefix = is_imported and (is_language or _TAG.fullmatch(symbol) is not None)
+        if symbol not in pieces and not is_prefix:
+            missing.append(symbol)
+    return missing
 
 
 def append_symbols(model: bytes, symbols: Sequence[str]) -> bytes:
