@@ -206,6 +206,10 @@ def test_a_symbol_that_one_side_of_a_common_vocabulary_has_is_added_to_the_other
     assert new.src.model == models[0]
     assert new.tgt.pieces(new.tgt.encode("a treehouse tree")).count("treehouse") == 1
     assert new.tgt.decode(new.tgt.encode("a treehouse tree")) == "a treehouse tree"
+    save_tokenizers(tmp_path, new)
+    tagged = load_tokenizers(tmp_path, removed_tags=["treehouse", ">>hrv<<"]).tgt
+    for line in ("treehouse the tree", ">>hrv<< the tree"):
+        assert tagged.decode(tagged.encode(line)) == "the tree"
 
 
 def grow(

@@ -232,8 +232,14 @@ class MappedTokenizer(Tokenizer):
     vocabulary: Vocabulary
     min_texts_for_threads = sys.maxsize  # the ids are mapped in Python, where threads do not help
 
-    def __init__(self, model: bytes, vocabulary: Vocabulary, prefix: Sequence[int]) -> None:
-        super().__init__(model, vocabulary=vocabulary, prefix=prefix)
+    def __init__(
+        self,
+        model: bytes,
+        vocabulary: Vocabulary,
+        prefix: Sequence[int],
+        removed_tags: Sequence[str] = (),
+    ) -> None:
+        super().__init__(model, removed_tags, vocabulary=vocabulary, prefix=prefix)
         control_ids = {*self.control_ids, *self.unused_ids, *self.language_ids.values()}
         control_ids.update(vocabulary.src_prefix, vocabulary.tgt_prefix)
         self._undecoded_ids = control_ids - {self.unk_id}
@@ -291,7 +297,7 @@ class MappedTokenizer(Tokenizer):
         text: str = self._processor.decode(pieces) if pieces else ""
         # The vocabulary may have pieces that this model lacks, for example pieces of the source
         # language if both languages share it. SentencePiece does not decode their ▁ to a space.
-        return replace_line_breaks(text.removeprefix("▁").replace("▁", " "))
+        return self._clean(text.removeprefix("▁").replace("▁", " "))
 
 
 @dataclass(frozen=True)
@@ -339,7 +345,7 @@ def load_tokenizers(
     )
     tokenizers: Tokenizers
     if (folder / VOCABULARY).exists() or (folder / SRC_VOCABULARY).exists():
-        tokenizers = _load_mapped(folder)
+        tokenizers = _load_mapped(folder, removed_tags)
     elif (folder / SRC_MODEL).exists():
         src = Tokenizer.load(folder / SRC_MODEL)
         tokenizers = TokenizerPair(src, Tokenizer.load(folder / TGT_MODEL, removed_tags))
@@ -353,7 +359,7 @@ def load_tokenizers(
     return tokenizers
 
 
-def _load_mapped(folder: Path) -> TokenizerPair:
+def _load_mapped(folder: Path, removed_tags: Sequence[str]) -> TokenizerPair:
     """Read the tokenizers of an imported model, with one vocabulary or with two."""
     shares_vocabulary = (folder / VOCABULARY).exists()
     if shares_vocabulary:
@@ -367,7 +373,10 @@ def _load_mapped(folder: Path) -> TokenizerPair:
             read_model(folder / SRC_MODEL), src_vocabulary, src_vocabulary.src_prefix
         ),
         tgt=MappedTokenizer(
-            read_model(folder / TGT_MODEL), tgt_vocabulary, tgt_vocabulary.tgt_prefix
+            read_model(folder / TGT_MODEL),
+            tgt_vocabulary,
+            tgt_vocabulary.tgt_prefix,
+            removed_tags,
         ),
         shares_vocabulary=shares_vocabulary,
     )
