@@ -14,14 +14,15 @@ from translating import translate, write_lines
 
 from nmt import Translator
 from nmt.checkpoint import ModelInfo, save_model
-from nmt.config import SearchConfig
+from nmt.config import SearchConfig, TooLong
 from nmt.data.tokenizer import MappedTokenizer, Tokenizer, Vocabulary
 from nmt.data.vocabulary import train_tokenizer
 from nmt.search.hypotheses import Hypothesis
 from nmt.translate.batch_search import Segment
+from nmt.translate.options import LineOptions
 from nmt.translate.results import build_line_results
 from nmt.translate.unknown_words import SourceWords
-from nmt.translate.windows import EncodedWindow, Window
+from nmt.translate.windows import EncodedWindow, Window, encode_window
 
 LINES = ["the red house sees a tree", "a big tree sees the house", "the house is red and big"]
 SOURCE = "the Öl-house sees a Žižek."
@@ -107,6 +108,17 @@ def test_a_token_inside_a_word_brings_the_whole_word(pieces: Tokenizer) -> None:
         word = find_word(source_words, pieces, 0, position)
         assert word in ("the", "Öl-house", "sees", "a", "Žižek", "." if "." in surface else "the")
         assert set(surface.strip(" .")) <= set(word)
+
+
+def test_words_of_a_truncated_line_are_found(words: Tokenizer) -> None:
+    line = "the Xaver sees Yves and the house"
+    options = LineOptions(max_source_length=8, too_long=TooLong.truncate)
+    encoded = encode_window(Window(0, [f"{line} {line}"]), words, options)
+    source_words = SourceWords(
+        encoded.texts[0], encoded.segments[0], words, encoded.num_truncated[0]
+    )
+    surfaces = [find_word(source_words, words, 0, position) for position in range(7)]
+    assert surfaces == line.split()
 
 
 def test_words_of_segments_and_behind_a_prefix_are_found(words: Tokenizer) -> None:

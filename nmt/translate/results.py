@@ -134,7 +134,9 @@ def build_line_results(
         if segments and error is None:
             source_words = None
             if unk_replacement:
-                source_words = SourceWords(encoded.texts[i], segments, tokenizer.src)
+                source_words = SourceWords(
+                    encoded.texts[i], segments, tokenizer.src, encoded.num_truncated[i]
+                )
             translations = _join_segments(segments, hypotheses, tokenizer.tgt, n_best, source_words)
             if unk_replacement and not alignment:  # the user has not asked for the alignment
                 translations = [

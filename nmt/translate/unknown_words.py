@@ -19,16 +19,25 @@ _WORD = re.compile(r"\w+(?:[^\w\s]\w+)*")
 
 
 class SourceWords:
-    """The words of a line, which are looked up by the tokens of its segments."""
+    """The words of a line, which are looked up by the tokens of its segments.
 
-    def __init__(self, line: str, segments: Sequence[Segment], tokenizer: Tokenizer) -> None:
+    `num_truncated` is the number of tokens of the line that are not in its segments.
+    """
+
+    def __init__(
+        self,
+        line: str,
+        segments: Sequence[Segment],
+        tokenizer: Tokenizer,
+        num_truncated: int = 0,
+    ) -> None:
         pieces = tokenizer.split(line)
         self._text = "".join(pieces).replace("▁", " ")  # the line as the tokenizer normalizes it
         self._ends = list(itertools.accumulate(map(len, pieces)))  # ends of the pieces in `_text`
         self._segments = segments
         # number of ids before the text of each segment, such as a tag; negative if the line has its
         # own tag
-        num_ids = sum(len(segment.ids) for segment in segments)
+        num_ids = sum(len(segment.ids) for segment in segments) + num_truncated
         self._num_prefix_ids, remainder = divmod(num_ids - len(pieces), len(segments))
         self._has_same_tokens = remainder == 0  # whether the tokens of the segments are the line's
 
