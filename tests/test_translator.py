@@ -355,6 +355,8 @@ def test_lines_that_are_none_are_refused(translator: Translator) -> None:
             call(translator, [5])
         with pytest.raises(TypeError, match="=None: give a list of texts"):
             call(translator, None)
+        with pytest.raises(DataError, match="has half a surrogate pair at character 1"):
+            call(translator, ["a\ud800"])
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ class Tokenizer:
                 return [self.encode(text) for text in texts]
             return self._processor.encode(list(texts), num_threads=num_threads)  # type: ignore[no-any-return]
         except (TypeError, RuntimeError):  # SentencePiece does not say which text is invalid
-            _refuse_surrogates(texts)
+            refuse_surrogates(texts)
             raise
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -411,7 +411,7 @@ def read_model(path: Path) -> bytes:
     return model
 
 
-def _refuse_surrogates(texts: Sequence[str]) -> None:
+def refuse_surrogates(texts: Sequence[str]) -> None:
     """Raise `DataError` if a text has half of a surrogate pair."""
     for text in texts:
         if match := re.search("[\ud800-\udfff]", text):

@@ -17,7 +17,7 @@ from itertools import islice
 from nmt.config import TooLong
 from nmt.data.languages import Tags, encode_sources, encode_starts
 from nmt.data.terminology import close_hint
-from nmt.data.tokenizer import Tokenizer, Tokenizers
+from nmt.data.tokenizer import Tokenizer, Tokenizers, refuse_surrogates
 from nmt.errors import ConfigError, DataError
 from nmt.search.glossary import load_glossary
 from nmt.search.protect import find_protected, has_only_protected, protected_spans
@@ -138,15 +138,24 @@ class WindowReader:
             return None
         prefixes = list(islice(self._prefixes, num_prefixes))
         for prefix in prefixes:
-            self._prefix_hash.update(prefix.encode("utf-8") + b"\n")
+            self._prefix_hash.update(_to_bytes(prefix))
         return prefixes
 
     def _add_to_hash(self, line: str) -> None:
         """Hash and count a line that was read."""
-        data = line.encode("utf-8") + b"\n"
+        data = _to_bytes(line)
         self._line_hash.update(data)
         self.num_lines += 1
         self.num_bytes += len(data)
+
+
+def _to_bytes(line: str) -> bytes:
+    """Return a line in UTF-8; raise `DataError` if it has half of a surrogate pair."""
+    try:
+        return line.encode("utf-8") + b"\n"
+    except UnicodeEncodeError:
+        refuse_surrogates([line])
+        raise
 
 
 def check_lines(name: str, lines: Iterable[str]) -> Iterator[str]:
