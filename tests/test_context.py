@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -15,6 +16,7 @@ from toy import command
 from translating import translate, write_lines, write_model
 
 from nmt.data.binary import ParallelData
+from nmt.data.perturb import to_title
 from nmt.data.terminology import DONE, SOURCE, TARGET
 from nmt.data.tokenizer import load_tokenizers
 from nmt.errors import ConfigError
@@ -197,6 +199,31 @@ def test_a_translation_is_the_part_after_the_separator_or_that_of_the_line_alone
         assert run(folder, tmp_path / "out", *options) == 0
         assert (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1] == expected
         assert 2 <= sum(ways) < len(LINES) - 10
+
+
+def test_each_line_has_its_own_case_and_symbols_are_copied(folder: Path) -> None:
+    translator = Translator.load(folder / "model", device="cpu", backend="native")
+    lines = ["Green.", "A house.", "Trees.", "THE SMALL HOUSE", "The Green Tree", "...", "a tree"]
+    ordinary = [
+        "Green.",
+        "A house.",
+        "Trees.",
+        "The small house",
+        "The green tree",
+        "...",
+        "a tree",
+    ]
+    cases = [str, str, str, str.upper, to_title, str, str]
+    joined = [f"{a} <sep> {b}" for a, b in itertools.pairwise(ordinary)]
+    together = translator.n_best([ordinary[0], *joined], beam_size=1, recase=False, **DRAWS)
+    alone = translator.translate(ordinary, recase=False, **DRAWS)
+    expected = []
+    for single, case, [best] in zip(alone, cases, together, strict=True):
+        segments = best.text.split("<sep>")
+        is_divided = len(segments) == 2 and segments[1].strip() and best.finished
+        expected.append(case(segments[1].strip() if is_divided else without_separators(single)))
+    expected[5] = "..."
+    assert translator.translate(lines, context=1, **DRAWS) == expected
 
 
 def test_context_that_is_too_long_with_hints_is_dropped(tmp_path: Path) -> None:

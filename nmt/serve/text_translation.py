@@ -6,7 +6,6 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 from nmt.config import ServeConfig
@@ -24,6 +23,7 @@ from nmt.translate.context import (
     drop_long_context,
     find_common_separator,
     join_lines,
+    recase_groups,
     take_last,
 )
 from nmt.translate.results import LineResult
@@ -180,19 +180,23 @@ class TextTranslator:
             groups = []
             for document in documents:
                 groups += add_context(Window(0, document), self._config.context)
-            groups = await call_for_texts(
-                sentences,
-                partial(
-                    drop_long_context,
+            protection_options = self.choose_protection(options, sentences)
+            search = self.make_batch_options(direction, protection_options).search
+
+            def prepare_groups() -> tuple[list[list[str]], list[str]]:
+                recased_groups, cases = recase_groups(groups, protect=search.protect)
+                short_groups = drop_long_context(
+                    recased_groups,
+                    direction.translator.tokenizer,
+                    direction.tags,
                     max_source_length=self._config.max_source_length,
-                    hints=self.make_batch_options(direction, options).search.hints,
-                ),
-                groups,
-                direction.translator.tokenizer,
-                direction.tags,
-            )
+                    hints=search.hints,
+                )
+                return short_groups, cases
+
+            short_groups, cases = await call_for_texts(sentences, prepare_groups)
             results = await self._search_in_context(
-                context, direction, groups, options, separator=separator
+                context, direction, short_groups, cases, options, separator=separator
             )
         else:
             results = await self._search(
@@ -206,20 +210,22 @@ class TextTranslator:
         context: RequestContext,
         direction: Direction,
         groups: Sequence[Sequence[str]],
+        cases: Sequence[str],
         options: TranslationOptions,
         *,
         separator: str,
     ) -> list[LineResult]:
         """Return the result of the last sentence of each group, which is searched as one line.
 
-        Where the translation cannot be divided, the sentence is searched without context.
+        `groups` and `cases` are as `recase_groups` returns them. Where the translation cannot be
+        divided, the sentence is searched without context.
         """
         lines = join_lines(groups, separator)
         results: list[LineResult] = []
         retried: list[int] = []
         group_results = await self._search(context, direction, lines, options)
-        for result, group in zip(group_results, groups, strict=True):
-            divided = take_last(result, len(group), separator)
+        for result, group, case in zip(group_results, groups, cases, strict=True):
+            divided = take_last(result, len(group), separator, case)
             if divided is None:
                 retried.append(len(results))
             results.append(divided or result)  # the latter is replaced below
@@ -227,7 +233,7 @@ class TextTranslator:
             sentences = [groups[i][-1] for i in retried]
             single_results = await self._search(context, direction, sentences, options)
             for i, result in zip(retried, single_results, strict=True):
-                results[i] = take_last(result, 1, separator) or result
+                results[i] = take_last(result, 1, separator, cases[i]) or result
         return results
 
     async def _search(

@@ -15,8 +15,10 @@ from nmt.data.languages import Tags, encode_sources, find_separator
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
 from nmt.search.glossary import load_glossary
+from nmt.translate.copied import has_no_words
+from nmt.translate.recasing import apply_case, to_sentence_case
 from nmt.translate.results import LineResult
-from nmt.translate.windows import Window
+from nmt.translate.windows import Window, choose_case
 
 _MAX_CONTEXT = 100  # lines
 
@@ -40,19 +42,38 @@ def find_common_separator(tokenizer: Tokenizers) -> str:
 def add_context(window: Window, context: int) -> list[list[str]]:
     """Return a group for each line of the window: up to `context` lines before it, and the line.
 
-    Context ends at an empty line. An empty line gets no context.
+    Context ends at an empty line. A line without words, which may be copied, gets no context.
     """
     lines = [*window.context, *window.lines]
     groups = []
     for i in range(len(window.context), len(lines)):
         earliest = max(i - context, 0)
-        if not lines[i].strip():
+        if not lines[i].strip() or has_no_words(lines[i]):
             earliest = i
         start = i
         while start > earliest and lines[start - 1].strip():
             start -= 1
         groups.append(lines[start : i + 1])
     return groups
+
+
+def recase_groups(
+    groups: Sequence[Sequence[str]], *, protect: bool
+) -> tuple[list[list[str]], list[str]]:
+    """Return groups whose lines are in ordinary case, and the case of the last line of each.
+
+    The translation of the last line gets this case. See `nmt.translate.recasing`.
+    """
+    recased_groups = []
+    cases = []
+    for group in groups:
+        recased_lines = []
+        for line in group:
+            case = choose_case(line, protect=protect)
+            recased_lines.append(to_sentence_case(line) if case else line)
+        recased_groups.append(recased_lines)
+        cases.append(case)
+    return recased_groups, cases
 
 
 def drop_long_context(
@@ -83,8 +104,12 @@ def join_lines(groups: Sequence[Sequence[str]], separator: str) -> list[str]:
     return [f" {separator} ".join(group) for group in groups]
 
 
-def take_last(result: LineResult, num_lines: int, separator: str) -> LineResult | None:
+def take_last(
+    result: LineResult, num_lines: int, separator: str, case: str = ""
+) -> LineResult | None:
     """Return the result of the last line, from the `result` of `num_lines` lines together.
+
+    Its text gets the `case` that `recase_groups` returns.
 
     Returns None if their translation failed, is unfinished, has a wrong number of separators, or
     has no text after the last one. A single line always has a result; separators in it are removed.
@@ -99,4 +124,6 @@ def take_last(result: LineResult, num_lines: int, separator: str) -> LineResult 
         last_text = texts[-1]
     else:
         return None
+    if case:
+        last_text = apply_case(last_text, case)
     return replace(result, translations=[replace(best, text=last_text)])

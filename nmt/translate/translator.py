@@ -50,6 +50,7 @@ from nmt.translate.context import (
     drop_long_context,
     find_common_separator,
     join_lines,
+    recase_groups,
     take_last,
 )
 from nmt.translate.engines.auto import load_auto
@@ -349,8 +350,12 @@ class Translator:
             return results
 
         for window in windows:
+            groups = add_context(window, options.context)
+            cases = [""] * len(groups)
+            if options.recase:
+                groups, cases = recase_groups(groups, protect=config.protect)
             groups = drop_long_context(
-                add_context(window, options.context),
+                groups,
                 self.tokenizer,
                 options.tags,
                 max_source_length=options.max_source_length,
@@ -358,12 +363,12 @@ class Translator:
             )
             group_results = translate_lines(window, join_lines(groups, separator))
             results = []
-            for result, group in zip(group_results, groups, strict=True):
-                results.append(take_last(result, len(group), separator))
+            for result, group, case in zip(group_results, groups, cases, strict=True):
+                results.append(take_last(result, len(group), separator, case))
             retried = [i for i, result in enumerate(results) if result is None]
-            retried_results = translate_lines(window, [window.lines[i] for i in retried])
+            retried_results = translate_lines(window, [groups[i][-1] for i in retried])
             for i, result in zip(retried, retried_results, strict=True):
-                results[i] = take_last(result, 1, separator)
+                results[i] = take_last(result, 1, separator, cases[i])
             yield window, list(filter(None, results))  # every line has a result now
 
     def score(

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 
 from nmt.config import TooLong
-from nmt.data.languages import Tags, encode_sources, encode_starts
+from nmt.data.languages import Tags, encode_sources, encode_starts, find_separator
 from nmt.data.terminology import close_hint
 from nmt.data.tokenizer import Tokenizer, Tokenizers, refuse_surrogates
 from nmt.errors import ConfigError, DataError
@@ -205,13 +205,14 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     lines = list(window.lines)
     cases = [""] * len(lines)
     is_copied = [False] * len(lines)
+    separator = find_separator(tokenizer.src)
     for i, line in enumerate(window.lines):
         if prefixes[i]:  # the translation has to continue the prefix as the user wrote it
             continue
         if options.copy_symbols:
             is_copied[i] = has_no_words(line) or (options.protect and has_only_protected(line))
-        if options.recase and not (options.protect and find_protected(line)):
-            cases[i] = find_case(line)
+        if options.recase and not (separator and separator in line):  # a group has its own cases
+            cases[i] = choose_case(line, protect=options.protect)
         if cases[i]:
             lines[i] = to_sentence_case(line)
     hints = load_glossary(options.hints)
@@ -254,6 +255,14 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     return EncodedWindow(
         window, segments, num_truncated, lines, cases, is_copied, has_hints=bool(hints.lines)
     )
+
+
+def choose_case(line: str, *, protect: bool) -> str:
+    """Return the case of the translation of a line, see `find_case`.
+
+    With `protect`, a line with placeholders, tags or addresses stays as it is.
+    """
+    return "" if protect and find_protected(line) else find_case(line)
 
 
 def _find_inner(text: str, options: LineOptions) -> set[int]:
