@@ -23,7 +23,7 @@ from searching import (
     source_rows,
     toy_source,
 )
-from tiny import EOS, UNK, tiny_model
+from tiny import EOS, UNK, tiny_model, train_sentencepiece
 from torch import Tensor
 from toy import command
 from translating import translate, write_lines
@@ -217,6 +217,17 @@ def test_terms_are_counted_as_whole_words_and_as_often_as_in_the_source() -> Non
     spaced = load_glossary(("ten\t10\u00a0€",))
     assert count_terms(spaced, ["ten ten"], ["10 € 10\u00a0€"]) == (2, 2)
     assert count_terms(glossary, ["none"], ["Hund"]) == (0, 0)
+
+
+def test_signs_and_marks_belong_to_words() -> None:
+    glossary = load_glossary(("घर\thouse", "İstanbul\tIstanbul", "house\tघर"))
+    assert glossary.find("घरों में") == []
+    assert glossary.find("घर में, İstanbul'da") == [("house",), ("Istanbul",)]
+    assert count_terms(glossary, ["house"], ["घरों में"]).num_translated == 0
+    assert count_terms(glossary, ["house"], ["घर में"]).num_translated == 1
+    tokenizer = Tokenizer(train_sentencepiece(["घर में घरों"] * 9, vocab_size=12))
+    starts = dict(zip(tokenizer.all_pieces(), word_starts(tokenizer), strict=True))
+    assert {piece for piece, is_start in starts.items() if not is_start} >= set("घरों")
 
 
 def test_the_terms_of_given_translations_are_scored(

@@ -20,6 +20,7 @@ from nmt.data.terminology import (
     DONE,
     SOURCE,
     TARGET,
+    HintDrawer,
     Term,
     add_hints,
     check_hint_symbols,
@@ -155,6 +156,22 @@ LINES = {
     "the green": "the green",
     "": "",
 }
+
+
+def test_words_of_hints_keep_their_vowel_signs(hint_tokenizer: Tokenizer) -> None:
+    src = "in the houses."
+    tgt = "घरों में।"
+    ids = (hint_tokenizer.encode(src), hint_tokenizer.encode(tgt))  # no pieces but bytes
+    size = hint_tokenizer.vocab_size
+    aligner = WordAligner([ids] * 3, src_vocab_size=size, tgt_vocab_size=size)
+    draw = HintDrawer(hint_tokenizer, aligner)
+    targets = set()
+    for seed in range(30):
+        hinted, _ = draw(src, tgt, random.Random(seed))
+        targets.update(word for _, target in HINT.findall(hinted) for word in target.split())
+    words = {word for word in targets if not word.isascii() and word[0] in tgt}
+    assert words
+    assert words <= {"घरों", "में"}
 
 
 @pytest.mark.parametrize("backend", ["native", "ctranslate2"])

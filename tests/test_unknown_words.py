@@ -110,6 +110,10 @@ def test_a_token_inside_a_word_brings_the_whole_word(pieces: Tokenizer) -> None:
         assert set(surface.strip(" .")) <= set(word)
 
 
+def test_words_keep_their_vowel_signs(words: Tokenizer) -> None:
+    assert replace_unknown(words, "the घरों a", "<unk> ▁the", [1, 0]) == "घरों the"
+
+
 def test_words_of_a_truncated_line_are_found(words: Tokenizer) -> None:
     line = "the Xaver sees Yves and the house"
     options = LineOptions(max_source_length=8, too_long=TooLong.truncate)

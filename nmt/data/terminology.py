@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
+import regex  # type: ignore[import-untyped]
+
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.vocabulary import is_word_model, user_symbols
 from nmt.data.word_alignment import WordAligner, number_words
@@ -31,8 +33,9 @@ _MAX_WORDS = 3  # maximum number of source words of a term in training
 _MAX_EXTRA_WORDS = 1  # the target of a term may have this many words more than its source
 _COPY_PROB = 0.3  # probability that a random word replaces the target of a term in training
 _MAX_PARTS = 3  # maximum number of pieces of a random word
-# from the first letter or digit to the last one, without punctuation around them
-_TEXT = re.compile(r"\w(?:.*\w)?")
+# from the first letter or digit to the last one, without punctuation around them; unlike \w of re,
+# \w of regex includes the vowel signs of languages such as Hindi
+_TEXT = regex.compile(r"\w(?:.*\w)?")
 
 
 class Term(NamedTuple):

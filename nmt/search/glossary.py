@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+import regex  # type: ignore[import-untyped]
+
 from nmt.data.terminology import Term, add_hints
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
@@ -19,7 +21,8 @@ _CASE = "case"  # flag: the source must have the case of the term
 _PART = "part"  # flag: the term is also found inside of words
 # characters of scripts without spaces between words; each is matched as one word
 _IDEOGRAPH = "[\u2e80-\u312f\u31a0-\u9fff\uf900-\ufaff]"
-_WORD = re.compile(rf"{_IDEOGRAPH}|(?:(?!{_IDEOGRAPH})\w)+|[^\w\s]")
+# unlike \w of re, \w of regex includes the vowel signs and other marks of words, such as in Hindi
+_WORD = regex.compile(rf"{_IDEOGRAPH}|(?:(?!{_IDEOGRAPH})\w)+|[^\w\s]")
 _SPACE = "\u2581"  # SentencePiece's mark of a space
 
 
@@ -87,7 +90,7 @@ class Glossary:
         for entry in entries:
             self._line_numbers.setdefault(entry.line, len(self.lines))
             self.lines.append(entry.line)
-            words = tuple(_WORD.findall(entry.source.casefold()))
+            words = tuple(word.casefold() for word in _WORD.findall(entry.source))
             self._by_words.setdefault(words, []).append(entry)
             self._max_words[words[0]] = max(len(words), self._max_words.get(words[0], 0))
             if entry.matches_parts:
@@ -203,23 +206,23 @@ def count_terms(
 
 
 @lru_cache(maxsize=4096)
-def _target_pattern(targets: tuple[str, ...]) -> re.Pattern[str]:
+def _target_pattern(targets: tuple[str, ...]) -> regex.Pattern[str]:
     """Return a pattern for the occurrences of target forms as whole words."""
     alternatives = []
     for target in sorted(map(_normalize, targets), key=len, reverse=True):
         for form in (target, target[0].upper() + target[1:], target.upper()):
-            pattern = re.escape(form)
+            pattern = regex.escape(form)
             if _is_word_character(form[0]):
                 pattern = r"(?<!\w)" + pattern
             if _is_word_character(form[-1]):
                 pattern += r"(?!\w)"
             alternatives.append(pattern)
-    return re.compile("|".join(alternatives))
+    return regex.compile("|".join(alternatives))
 
 
 def _is_word_character(character: str) -> bool:
     """Return whether words continue with the character without a space between them."""
-    return re.match(r"\w", character) is not None and not re.match(_IDEOGRAPH, character)
+    return bool(regex.match(r"\w", character)) and not re.match(_IDEOGRAPH, character)
 
 
 @lru_cache(maxsize=8)
@@ -254,6 +257,6 @@ def word_starts(tokenizer: Tokenizer) -> tuple[bool, ...]:
     byte_ids = set(tokenizer.byte_ids)
     starts = []
     for token, piece in enumerate(tokenizer.all_pieces()):
-        continues = piece[:1].isalnum() and not re.match(_IDEOGRAPH, piece)
+        continues = _is_word_character(piece[:1]) and piece[:1] != "_"
         starts.append(not continues and token not in byte_ids)
     return tuple(starts)

@@ -7,15 +7,16 @@ An unknown token is replaced by the source word to which it has the highest atte
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
+
+import regex  # type: ignore[import-untyped]
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.search.hypotheses import Hypothesis
 from nmt.translate.batch_search import Segment
 
-# letters and digits; also signs such as hyphens and apostrophes between them
-_WORD = re.compile(r"\w+(?:[^\w\s]\w+)*")
+# letters, digits and marks; also signs such as hyphens and apostrophes between them
+_WORD = regex.compile(r"\w+(?:[^\w\s]\w+)*")
 
 
 class SourceWords:
