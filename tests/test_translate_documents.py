@@ -5,17 +5,24 @@ from __future__ import annotations
 import io
 import time
 import urllib.parse
+from dataclasses import replace
 from pathlib import Path
 
 import docx
 import pytest
+from exporting import random_model
 from serving import GOOD, loaded, running, tiny_folder
+from test_extension import languages_model
 from tiny import sentences
 from toy import command
 from translating import kill, start, status, translate, write_lines, write_model
 
+from nmt import Translator
+from nmt.config import Norm
 from nmt.data.tokenizer import Tokenizer
+from nmt.documents.markup import parse_html
 from nmt.translate import job
+from nmt.translate.results import LineResult
 
 
 def make_document(lines: list[str]) -> bytes:
@@ -53,6 +60,33 @@ def test_paragraphs_are_translated_as_lines_are(model: Path, tmp_path: Path) -> 
     assert not list(tmp_path.glob("*.partial*"))
     bold = [run for run in docx.Document(str(tmp_path / "out.docx")).paragraphs[0].runs if run.bold]
     assert bold
+
+
+def test_tags_are_placed_without_the_language_before_each_translation(tmp_path: Path) -> None:
+    folder = random_model(tmp_path / "model", languages_model(), norm=Norm.pre)
+    lines = [line.split() for line in sentences(20) if line.count(" ") > 4]
+    page = "".join(f"<p>{a} <b>{b}</b> <i>{c}</i> {' '.join(d)}</p>" for a, b, c, *d in lines)
+    (tmp_path / "in.html").write_text(page, encoding="utf-8")
+    search = {"max_length_a": 0.0, "max_length_b": 9, "no_repeat_ngram": 1}
+    languages = {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}
+    arguments = [f"{key}={value}" for key, value in {**search, **languages}.items()]
+    arguments += [f"model_dir={folder}", "backend=native", f"input={tmp_path / 'in.html'}"]
+    assert translate(*arguments, f"output={tmp_path / 'out.html'}") == 0
+    translator = Translator.load(folder, device="cpu", backend="native")
+    text = parse_html(page)
+    results = []
+    results_with_tag = []
+    for candidates in translator.n_best(text.sentences, alignment=True, **search, **languages):
+        best = candidates[0]
+        assert best.tokens[0] == "deu_Latn"
+        assert best.alignment is not None
+        without_tag = replace(best, tokens=best.tokens[1:], alignment=best.alignment[1:])
+        source_tokens = list(candidates.source_tokens)
+        results.append(LineResult([without_tag], source_tokens=source_tokens))
+        results_with_tag.append(LineResult([best], source_tokens=source_tokens))
+    expected = text.render(results, prefix="eng_Latn ")
+    assert text.render(results_with_tag, prefix="eng_Latn ") != expected
+    assert (tmp_path / "out.html").read_text(encoding="utf-8") == expected
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from nmt.config import (
     TranslationConfig,
     resolve_path,
 )
-from nmt.data.languages import find_source_prefix
+from nmt.data.languages import encode_starts, find_source_prefix
 from nmt.data.text import count_lines, is_stream, read_input
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.export.conversion import MAX_POSITIONS
@@ -95,7 +95,7 @@ def translate(config: TranslateConfig) -> None:
             progress.finish()
         write_output = None
         if document is not None:
-            write_output = partial(document.write, translator.source_prefix)
+            write_output = partial(document.write, translator.source_prefix, translator.num_forced)
         total_counts = output.finish(reader, write_output)
     _report_counts(total_counts, config)
 
@@ -137,6 +137,8 @@ class WindowTranslator:
         self.directions = translator.directions
         self.source_prefix = find_source_prefix(translator.tokenizer.src, self.options.tags)
         """The text that the model reads before each line."""
+        [forced_start] = encode_starts(translator.tokenizer.tgt, [""], self.options.tags.tgt)
+        self.num_forced = len(forced_start)  # tokens of the target tag before each translation
         self._translator = translator if self.is_in_process else None
 
     def translate_windows(

@@ -11,6 +11,7 @@ from nmt.config import OutputFormat, TranslateConfig, resolve_path
 from nmt.data.text import open_bytes
 from nmt.documents.document import Document, ReadOptions
 from nmt.documents.formats import FORMATS, PACKAGES, read_document
+from nmt.documents.texts import remove_forced_start
 from nmt.errors import ConfigError, DataError
 from nmt.runtime.files import replace_file
 from nmt.translate.job import JobState, partial_path
@@ -41,13 +42,17 @@ class InputDocument:
         """Size of the sentences as lines."""
         return sum(len(sentence.encode()) + 1 for sentence in self.sentences)
 
-    def write(self, prefix: str, job_state: JobState) -> None:
+    def write(self, prefix: str, num_forced: int, job_state: JobState) -> None:
         """Write the document with the results of its sentences, which are in a partial file.
 
-        `prefix` is the text that the model read before each sentence.
+        `prefix` is the text that the model read before each sentence, and `num_forced` the number
+        of tokens before each translation that its text omits.
         """
         with partial_path(self.output).open("rb") as lines:
-            results = (result_from_json(json.loads(line)) for line in lines)
+            results = (
+                remove_forced_start(result_from_json(json.loads(line)), num_forced)
+                for line in lines
+            )
             content = self.document.assemble(list(self._render(results, prefix)))
         with replace_file(self.output) as temporary:
             temporary.write_bytes(content)

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Protocol
 
 from nmt.data.text import replace_line_breaks
-from nmt.translate.batch_search import Segment
 from nmt.translate.long_lines import join_parts, sentence_ends
 from nmt.translate.results import LineResult
 
@@ -120,11 +119,9 @@ def get_translation_text(result: LineResult, rank: int = 0) -> str:
     return translations[min(rank, len(translations) - 1)].text if translations else ""
 
 
-def remove_forced_start(
-    result: LineResult, segments: Sequence[Segment], num_forced: int
-) -> LineResult:
+def remove_forced_start(result: LineResult, num_forced: int) -> LineResult:
     """Remove `num_forced` tokens, which the text omits, from the start of a line of one segment."""
-    if num_forced == 0 or len(segments) != 1:
+    if num_forced == 0 or result.num_segments != 1:
         return result
     translations = [
         replace(

@@ -98,7 +98,4 @@ class Scheduler:
         results = apply_cases(results, request.encoded.cases)
         self._metrics.sentences.inc(len(results))
         self._metrics.failed_sentences.inc(sum(result.error is not None for result in results))
-        return [
-            remove_forced_start(result, segments, options.num_forced)
-            for result, segments in zip(results, request.encoded.segments, strict=True)
-        ]
+        return [remove_forced_start(result, options.num_forced) for result in results]
