@@ -15,6 +15,7 @@ from tiny import sentences
 from toy import command
 from translating import translate, write_lines, write_model
 
+from nmt.config import DataConfig, HeldOutConfig
 from nmt.data.binary import ParallelData
 from nmt.data.perturb import to_title
 from nmt.data.terminology import DONE, SOURCE, TARGET
@@ -107,6 +108,12 @@ def test_the_separator_of_mozilla(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
     assert any("|" in text for text in texts[0])
     assert command("preprocess", *files, *options, "data.separator=|") == 2
+
+
+def test_drawn_pairs_are_no_documents() -> None:
+    for split in ("valid", "test"):
+        with pytest.raises(ConfigError, match="context=1: does not work with num_pairs, .*; give"):
+            DataConfig(context=1, **{split: HeldOutConfig(num_pairs=20)})
 
 
 # --- translations

@@ -335,6 +335,11 @@ class DataConfig(Settings):
         for split in (self.train, *self.corpora.values()):
             rule = "does not work with an alignment of words"
             self.require(not (self.context and split.has_alignment), "context", rule)
+        is_drawn = any(split.num_pairs is not None for split in (self.valid, self.test))
+        rule = (
+            "does not work with num_pairs, whose pairs are not documents; give files of documents"
+        )
+        self.require(not (self.context and is_drawn), "context", rule)
         splits = {"train": self.train, "valid": self.valid, "test": self.test}
         text_keys = [f"data.{name}" for name, split in splits.items() if split.source_keys]
         if self.corpora:
