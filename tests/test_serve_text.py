@@ -81,6 +81,8 @@ def test_only_symbols_are_emoji() -> None:
 def test_token_spans_cover_the_words_of_a_text() -> None:
     text = "Das  Haus"
     assert find_token_spans(["▁Das", "▁Ha", "us", "</s>"], text) == [(0, 3), (5, 7), (7, 9), (9, 9)]
+    unknown = find_token_spans(["▁the", "▁", "<unk>", "▁red", "</s>"], "the 😀 red")
+    assert unknown == [(0, 3), (9, 9), (4, 5), (6, 9), (9, 9)]
     emoji = find_token_spans(["▁a", "▁", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "▁b"], "a 😀 b")
     assert [emoji[0], emoji[2], emoji[6]] == [(0, 1), (2, 3), (4, 5)]
 

@@ -171,6 +171,8 @@ def _visible_length(token: str) -> int:
     """Return the number of characters that a SentencePiece token shows in a text."""
     if token in ("</s>", "<s>", "<pad>"):
         return 0
+    if token == "<unk>":  # usually a single character, and always one in a translation
+        return 1
     if _BYTE_TOKEN.fullmatch(token):  # one byte of a UTF-8 character
         is_continuation = 0x80 <= int(token[3:5], 16) < 0xC0
         return 0 if is_continuation else 1
