@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from nmt.documents.document import Document, ReadOptions, check_count, join_texts, read_text
 from nmt.errors import DataError, suggest_names
 
+_MAX_ROW_CHARACTERS = 1 << 16  # only the start of a longer first row tells the separator
+_QUOTED_TEXT = re.compile(r'"[^"]*"')
 _QUOTED_CELL = re.compile(r'(?:^|(?<=\t))"(?:[^"]|"")*"(?=\t|\r?$)', re.MULTILINE)
 
 
 def read_table(text: str, options: ReadOptions, *, suffix: str) -> Document:
     """Read CSV or TSV. The first row is not translated if `columns` are its names."""
-    first_line = text.split("\n", 1)[0]  # its most frequent character separates the cells
+    # the most frequent character of the first row separates the cells
+    first_line = _QUOTED_TEXT.sub("", text[:_MAX_ROW_CHARACTERS]).split("\n", 1)[0]
     delimiter = "\t" if suffix == ".tsv" else max(",;\t|", key=first_line.count)
     has_quotes = suffix == ".csv" or _has_quoted_cells(text)
     newline = "\r\n" if "\r\n" in text else "\n"
