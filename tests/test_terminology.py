@@ -158,6 +158,25 @@ LINES = {
 }
 
 
+def test_symbols_and_placeholders_of_training_pairs_get_no_hints() -> None:
+    config = tokenizer_config(byte_fallback=True)
+    tokenizer = train_tokenizer(sentences(200), config, [*SYMBOLS, "<sep>", "[x]"])
+    line = "the house <sep> a [x] green {name} tree"
+    ids = tokenizer.encode(line)
+    size = tokenizer.vocab_size
+    aligner = WordAligner([(ids, ids)] * 5, src_vocab_size=size, tgt_vocab_size=size)
+    draw = HintDrawer(tokenizer, aligner)
+    num_hints = 0
+    for seed in range(30):
+        src, tgt = draw(line, line, random.Random(seed))
+        assert HINT.sub(r"\1", src).split() == line.split()
+        for word in ("<sep>", "[x]", "{name}"):
+            assert f" {word} " in tgt
+            assert not any(word.strip("<>[]{}") in hint for _, hint in HINT.findall(src))
+        num_hints += len(HINT.findall(src))
+    assert num_hints > 25
+
+
 def test_words_of_hints_keep_their_vowel_signs(hint_tokenizer: Tokenizer) -> None:
     src = "in the houses."
     tgt = "घरों में।"

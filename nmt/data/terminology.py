@@ -37,6 +37,8 @@ _MAX_PARTS = 3  # maximum number of pieces of a random word
 # \w of regex includes the vowel signs of languages such as Hindi
 _TEXT = regex.compile(r"\w(?:.*\w)?")
 
+_PLACEHOLDER = r"[{}<>%$@]|://|www\."  # words with these signs get no hints, as in translation
+
 
 class Term(NamedTuple):
     """A term in a source text."""
@@ -139,24 +141,32 @@ class HintDrawer:
         self._aligner = aligner
         pieces = [piece.removeprefix("▁") for piece in tokenizers.tgt.all_pieces()]
         self._word_parts = [piece for piece in pieces if piece.isalpha()]
+        symbols = {*user_symbols(tokenizers.src.model), *user_symbols(tokenizers.tgt.model)}
+        self._untouched = re.compile("|".join([_PLACEHOLDER, *map(re.escape, sorted(symbols))]))
 
     def __call__(self, src: str, tgt: str, rng: Random) -> tuple[str, str]:
         """Add 1 to `MAX_TERMS` hints to a source, fewer if the pair has fewer linked words.
 
         A random word replaces the targets of some terms, on both sides, so that the model learns to
         copy words that it would not choose. Longer words are drawn more often, since more of them
-        are terms.
+        are terms. Words with a symbol of the vocabulary, a placeholder or an address get no hints.
         """
         src_words = list(re.finditer(r"\S+", src))
         tgt_words = list(re.finditer(r"\S+", tgt))
         links = self._link_words(src, tgt, len(src_words), len(tgt_words))
-        first_words = sorted({src_word for src_word, _ in links})
+        first_words = sorted(
+            {i for i, _ in links if self._untouched.search(src_words[i][0]) is None}
+        )
         phrases: list[_PhrasePair] = []
         for _ in range(rng.randint(1, MAX_TERMS) if first_words else 0):
             lengths = [len(src_words[i][0]) for i in first_words]
             [first_word] = rng.choices(first_words, lengths)
             phrase = _find_phrase(links, first_word, rng.randint(1, _MAX_WORDS))
-            if phrase is not None and not any(map(phrase.overlaps, phrases)):
+            if phrase is None or any(map(phrase.overlaps, phrases)):
+                continue
+            words = src_words[phrase.src_start : phrase.src_end]
+            words += tgt_words[phrase.tgt_start : phrase.tgt_end]
+            if not any(self._untouched.search(word[0]) for word in words):
                 phrases.append(phrase)
         terms = []
         for phrase in sorted(phrases, key=lambda phrase: phrase.tgt_start, reverse=True):
