@@ -228,7 +228,6 @@ _CONFLICTS = (
     ("compile", "sharding", "does not work with sharding=full"),
     ("r_drop", "sharding", "does not work with sharding=full"),
     ("simcut", "sharding", "does not work with sharding=full"),
-    ("simcut", "compile", "does not work with compile=true"),
     ("simcut", "r_drop", "does not work with r_drop"),
     ("guided_alignment", "sharding", "does not work with sharding=full"),
     ("guided_alignment", "compile", "does not work with compile=true"),

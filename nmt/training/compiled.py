@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from nmt.model.transformer import Transformer
+
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -55,6 +57,32 @@ class Compiler:
         """
         compiled: Callable[..., T] = torch.compile(function, dynamic=dynamic, fullgraph=True)
         return self._with_fallback(compiled, function) if self._may_fail else compiled
+
+    def compile_layers(self, model: Transformer) -> None:
+        """Compile the layers of `model`, in place, for calls with gradients.
+
+        All encoder layers share one graph, and all decoder layers another one. A graph of the whole
+        model takes several times as long to compile, and delays the exchange of gradients between
+        ranks to the end of the backward pass.
+        """
+        classes = {}  # keyed by the class of the uncompiled layers
+        for layer in [*model.encoder_layers, *model.decoder_layers]:
+            layer_class = type(layer)
+            if layer_class not in classes:
+                classes[layer_class] = self._compiled_class(layer_class)
+            layer.__class__ = classes[layer_class]
+
+    def _compiled_class(self, layer_class: type[nn.Module]) -> type[nn.Module]:
+        """Return a subclass of a layer's class with a compiled `forward`."""
+        plain_forward = layer_class.forward
+        compiled_forward = self.compile(plain_forward)
+
+        def forward(layer: nn.Module, *inputs: Any) -> Any:
+            # validation and search have too few calls to pay for graphs of their own
+            call = compiled_forward if torch.is_grad_enabled() else plain_forward
+            return call(layer, *inputs)
+
+        return type(f"Compiled{layer_class.__name__}", (layer_class,), {"forward": forward})
 
     def _with_fallback(
         self, compiled: Callable[..., T], function: Callable[..., T]

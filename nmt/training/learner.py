@@ -99,7 +99,7 @@ class Learner:
         self.sharded: Sharded | None = None  # set by `connected` with sharding=full
         should_compile = config.compile
         is_sharded = config.sharding is Sharding.full
-        if is_sharded or config.guided_alignment or config.simcut:
+        if is_sharded or config.guided_alignment:
             should_compile = False  # the config refuses compile=true with these settings
         if self.dtype is torch.bfloat16 and not is_sharded:
             # not with FSDP: it gathers weights again without a new version number, so the cache
