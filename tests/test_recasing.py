@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny import sentences, tokenizer_config
 from translating import translate, write_lines, write_model
 
 from nmt import Translator
+from nmt.config import OutputFormat
+from nmt.data.languages import Tags
 from nmt.data.perturb import to_title
+from nmt.data.vocabulary import train_tokenizer
 from nmt.translate.copied import has_no_words
+from nmt.translate.options import LineOptions
 from nmt.translate.recasing import find_case, to_sentence_case
+from nmt.translate.results import EMPTY, LineResult, render
+from nmt.translate.windows import Window, encode_window
 
 SENTENCE_CASES = {
     "SIGN IN NOW": "Sign in now",
@@ -54,14 +62,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_translation_gets_the_case_of_its_line(model: Path, tmp_path: Path) -> None:
     translator = Translator.load(model, device="cpu", backend="native")
-    sentences = ["The small house sees a tree", "A green tree", "The house"]
-    lines = [sentences[0].upper(), to_title(sentences[0]), sentences[1].upper(), *sentences]
-    first, second, *_ = expected = translator.translate(sentences)
+    ordinary = ["The small house sees a tree", "A green tree", "The house"]
+    lines = [ordinary[0].upper(), to_title(ordinary[0]), ordinary[1].upper(), *ordinary]
+    first, second, *_ = expected = translator.translate(ordinary)
     recased = translator.translate(lines)
     assert recased == [first.upper(), to_title(first), second.upper(), *expected]
     assert recased[0] != recased[1] != recased[3]
     n_best = translator.n_best(lines[:1], beam_size=3)[0]
-    plain = translator.n_best(sentences[:1], beam_size=3)[0]
+    plain = translator.n_best(ordinary[:1], beam_size=3)[0]
     assert [item.text for item in n_best] == [item.text.upper() for item in plain]
     assert [item.log_prob for item in n_best] == pytest.approx([item.log_prob for item in plain])
     # unchanged, also with prefixes
@@ -97,6 +105,25 @@ LINES_WITHOUT_WORDS = [
 ]
 
 
+def test_lines_that_begin_with_a_tag_are_recased_and_copied_without_it() -> None:
+    tags = Tags(choices=("<2de>", "<2fr>"))
+    tokenizer = train_tokenizer(sentences(200), tokenizer_config(), tags.choices)
+    lines = ["<2de> THE SMALL HOUSE", "<2fr>The Green Tree", "<2de> www.example.com", "<2de> {x}"]
+    options = LineOptions(tags=tags, protect=True)
+    encoded = encode_window(Window(0, lines), tokenizer, options)
+    assert encoded.texts[:2] == ["<2de> The small house", "<2fr> The green tree"]
+    assert encoded.cases[:2] == ["upper", "title"]
+    assert encoded.copied == ["", "", "www.example.com", "{x}"]
+    assert not any(encoded.segments[2:])
+    texts = ("a", "b", "www.example.com", "")
+    results = [LineResult([replace(EMPTY, text=text)]) for text in texts]
+    settings = {"output_format": OutputFormat.text, "n_best": 1, "protect": True, "tags": tags}
+    output, counts = render(Window(0, lines), results, **settings)
+    assert output == b"a\nb\nwww.example.com\n\n"
+    assert counts.lost_protected == 1
+
+
+@pytest.mark.slow
 def test_lines_without_words_are_copied(model: Path, tmp_path: Path) -> None:
     assert all(map(has_no_words, LINES_WITHOUT_WORDS))
     for line in ("", " ", "a", "🎉 yes", "3.5", "50 €", "see https://example.org", "@ home", "x@y"):

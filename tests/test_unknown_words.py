@@ -63,7 +63,7 @@ def replace_unknown(tokenizer: Tokenizer, line: str, target: str, alignment: lis
         tokens, log_prob=0, score=0, finished=True, token_log_probs=[], alignment=[*alignment, 0]
     )
     window = Window(0, [line])
-    encoded = EncodedWindow(window, [[Segment(ids, [])]], [0], [line], [""], [False])
+    encoded = EncodedWindow(window, [[Segment(ids, [])]], [0], [line], [""], [""])
     settings = {"n_best": 1, "alignment": False, "unk_replacement": True}
     [result] = build_line_results(encoded, [[hypothesis]], tokenizer, **settings)
     assert result.translations[0].alignment is None

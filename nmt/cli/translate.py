@@ -88,6 +88,7 @@ def translate(config: TranslateConfig) -> None:
                 output_format=config.format,
                 n_best=translator.options.n_best,
                 protect=translator.search.protect,
+                tags=translator.options.tags,
             )
             output.append(output_bytes, counts, window)
             progress.update(len(window.lines), read_bytes=window.num_bytes)

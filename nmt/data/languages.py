@@ -238,6 +238,17 @@ def tag_lines(lines: Sequence[str], tag: str) -> list[str]:
     return [f"{tag} {line}" if line else tag for line in lines]
 
 
+def split_tag(line: str, tags: Tags) -> tuple[str, str]:
+    """Divide a source that begins with one of `tags.choices` into this tag and its text.
+
+    The tag is empty without choices.
+    """
+    for tag in tags.choices:
+        if line.startswith(tag):
+            return tag, line.removeprefix(tag).removeprefix(" ")
+    return "", line
+
+
 @functools.lru_cache(8)
 def find_separator(tokenizer: Tokenizer) -> str:
     """Return the separator of lines among the pieces of a tokenizer, or an empty text."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nmt.config import OutputFormat
+from nmt.data.languages import Tags, split_tag
 from nmt.data.terminology import remove_hints
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.search.hypotheses import Hypothesis
@@ -126,8 +127,8 @@ def build_line_results(
                 hypotheses.append(search_result)
         first += len(segments)
         translations = []
-        if encoded.is_copied[i]:
-            translations = [replace(EMPTY, text=encoded.window.lines[i])]
+        if encoded.copied[i]:
+            translations = [replace(EMPTY, text=encoded.copied[i])]
         elif not segments:
             translations = [EMPTY]
         source_tokens = []
@@ -262,12 +263,13 @@ def render(
     output_format: OutputFormat,
     n_best: int,
     protect: bool = False,
+    tags: Tags = Tags(),  # noqa: B008  # immutable
 ) -> tuple[bytes, LineCounts]:
     """Return the encoded output for a window, and the counts of its lines; log lines that failed.
 
     As text, a line becomes its best translation or, with `n_best` above 1, an n-best list in the
     format of Moses. As JSON, a line becomes one object. With `protect`, counts the translations
-    that lack a placeholder, tag or address.
+    that lack a placeholder, tag or address; one of `tags.choices` is none.
     """
     lines = []
     counts = LineCounts()
@@ -282,7 +284,8 @@ def render(
             counts.too_long += 1
         if result.translations and result.translations[0].searched_again:
             counts.searched_again += 1
-        if protect and lacks_protected(window.lines[index - window.first_line], result.text):
+        _, text = split_tag(window.lines[index - window.first_line], tags)
+        if protect and lacks_protected(text, result.text):
             counts.lost_protected += 1
         if output_format is OutputFormat.json:
             lines.append(json.dumps(_result_to_json(result, index), ensure_ascii=False))

@@ -15,7 +15,14 @@ from functools import partial
 from itertools import islice
 
 from nmt.config import TooLong
-from nmt.data.languages import Tags, encode_sources, encode_starts, find_separator
+from nmt.data.languages import (
+    Tags,
+    encode_sources,
+    encode_starts,
+    find_separator,
+    split_tag,
+    tag_lines,
+)
 from nmt.data.terminology import close_hint
 from nmt.data.tokenizer import Tokenizer, Tokenizers, refuse_surrogates
 from nmt.errors import ConfigError, DataError
@@ -189,7 +196,7 @@ class EncodedWindow:
     num_truncated: list[int]  # number of tokens removed from the end of each line
     texts: list[str]  # the lines as they are translated: recased, but not split or truncated
     cases: list[str]  # the case for the translation of each line, see `find_case`
-    is_copied: list[bool]  # whether each line is copied instead of translated
+    copied: list[str]  # the text of each line that is copied instead of translated, else ""
     has_hints: bool = False  # whether the segments have hints of a glossary, unlike `texts`
 
 
@@ -204,17 +211,20 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     prefixes = window.prefixes or [""] * len(window.lines)
     lines = list(window.lines)
     cases = [""] * len(lines)
-    is_copied = [False] * len(lines)
+    copied = [""] * len(lines)
     separator = find_separator(tokenizer.src)
     for i, line in enumerate(window.lines):
         if prefixes[i]:  # the translation has to continue the prefix as the user wrote it
             continue
-        if options.copy_symbols:
-            is_copied[i] = has_no_words(line) or (options.protect and has_only_protected(line))
+        tag, text = split_tag(line, tags)
+        if options.copy_symbols and has_no_words(text):
+            copied[i] = text
+        if options.copy_symbols and options.protect and has_only_protected(text):
+            copied[i] = text
         if options.recase and not (separator and separator in line):  # a group has its own cases
-            cases[i] = choose_case(line, protect=options.protect)
+            cases[i] = choose_case(text, protect=options.protect)
         if cases[i]:
-            lines[i] = to_sentence_case(line)
+            [lines[i]] = tag_lines([to_sentence_case(text)], tag)
     hints = load_glossary(options.hints)
 
     def add_hints(texts: Sequence[str]) -> Sequence[str]:
@@ -227,8 +237,8 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     segments = []
     num_truncated = [0] * len(line_ids)
     for i, ids in enumerate(line_ids):
-        segment_ids = [ids] if ids and not is_copied[i] else []
-        if len(ids) > max_tokens and not is_copied[i]:
+        segment_ids = [ids] if ids and not copied[i] else []
+        if len(ids) > max_tokens and not copied[i]:
             if options.too_long is TooLong.error:
                 raise DataError(
                     f"line {window.first_line + i + 1} has {len(ids)} tokens, more than "
@@ -253,7 +263,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
             line_segments.append(Segment(source_ids, prefix, is_continuation))
         segments.append(line_segments)
     return EncodedWindow(
-        window, segments, num_truncated, lines, cases, is_copied, has_hints=bool(hints.lines)
+        window, segments, num_truncated, lines, cases, copied, has_hints=bool(hints.lines)
     )
 
 
@@ -285,14 +295,10 @@ def _split_tagged(
 
     If the line begins with one of `tags.choices`, each segment gets that tag.
     """
-    for tag in tags.choices:
-        if line.startswith(tag):
-            line = line.removeprefix(tag)
-            tags = Tags(tag)
-            break
+    tag, text = split_tag(line, tags)
     return split_line(
-        line,
+        text,
         max_tokens,
-        lambda texts: encode_sources(tokenizer, add_hints(texts), tags),
+        lambda texts: encode_sources(tokenizer, add_hints(texts), Tags(tag) if tag else tags),
         find_inner,
     )
