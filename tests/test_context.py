@@ -17,12 +17,14 @@ from translating import translate, write_lines, write_model
 
 from nmt.config import DataConfig, HeldOutConfig
 from nmt.data.binary import ParallelData
+from nmt.data.languages import Tags
 from nmt.data.perturb import to_title
 from nmt.data.terminology import DONE, SOURCE, TARGET
 from nmt.data.tokenizer import load_tokenizers
 from nmt.errors import ConfigError
 from nmt.preprocess import chunks
 from nmt.translate.context import add_context, take_last
+from nmt.translate.options import LineOptions
 from nmt.translate.results import LineResult, Translation
 from nmt.translate.translator import Translator
 from nmt.translate.windows import Window, WindowReader
@@ -206,6 +208,12 @@ def test_a_translation_is_the_part_after_the_separator_or_that_of_the_line_alone
         assert run(folder, tmp_path / "out", *options) == 0
         assert (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1] == expected
         assert 2 <= sum(ways) < len(LINES) - 10
+
+
+def test_context_needs_the_direction_of_a_model_with_several() -> None:
+    with pytest.raises(ConfigError, match=r"^context=1: needs one direction .* give tgt_lang="):
+        LineOptions(context=1, tags=Tags(choices=("<2de>", "<2fr>")))
+    assert LineOptions(context=1, tags=Tags("<2de>")).context == 1
 
 
 def test_each_line_has_its_own_case_and_symbols_are_copied(folder: Path) -> None:

@@ -105,6 +105,9 @@ class LineOptions:
         require_valid(is_valid, "candidates", num_candidates, "must be at least n_best")
         rule = "only works with one translation per line"
         require_valid(self.context == 0 or self.n_best == 1, "context", self.context, rule)
+        is_valid = not (self.tags.choices and self.context)  # only the first line has its tag
+        rule = "needs one direction for all lines; give tgt_lang=..., or src_tag=... or tgt_tag=..."
+        require_valid(is_valid, "context", self.context, rule)
         is_valid = self.rerank is None or self.context == 0
         require_valid(is_valid, "context", self.context, "does not work with rerank")
         is_valid = not (self.hints and self.unk_replacement)
