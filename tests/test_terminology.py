@@ -13,7 +13,7 @@ from toy import WORDS, assert_resumes_exactly, make_run, write_corpus
 from toy import command as run_command
 
 from nmt import Translator
-from nmt.config import AugmentConfig, PreprocessConfig, TokenizerConfig, TooLong
+from nmt.config import AugmentConfig, PreprocessConfig, SearchConfig, TokenizerConfig, TooLong
 from nmt.config.preprocess import TokenizerType
 from nmt.data.augment import TextAugmenter
 from nmt.data.terminology import (
@@ -31,6 +31,8 @@ from nmt.data.vocabulary import train_tokenizer, train_tokenizers
 from nmt.data.word_alignment import WordAligner
 from nmt.errors import ConfigError
 from nmt.search.glossary import load_glossary
+from nmt.search.protect import find_protected
+from nmt.search.request import SearchRequest
 from nmt.translate.options import LineOptions
 from nmt.translate.windows import Window, encode_window
 
@@ -82,6 +84,17 @@ def test_placeholders_and_addresses_get_no_hints() -> None:
         hinted = f"{text}{SOURCE} dog{TARGET} Hund{DONE}"
         assert glossary.add_hints(f"{text} dog") == hinted
     assert SOURCE in glossary.add_hints("name")
+
+
+def test_texts_to_protect_end_before_a_hint(hint_tokenizer: Tokenizer) -> None:
+    search = SearchConfig(beam_size=2, protect=True, glossary=["tree\tBaum"], glossary_mode="soft")
+    options = LineOptions(hints=tuple(search.hints), protect=True)
+    lines = ["tree", "$name tree", "www.example.com tree", "a@b.com tree", "{x} tree tree {y}"]
+    encoded = encode_window(Window(0, lines), hint_tokenizer, options)
+    request = SearchRequest([segments[0].ids for segments in encoded.segments], search)
+    for i, line in enumerate(lines):
+        assert request.decode_source(i, hint_tokenizer) == line
+        assert request.find_protected(i, hint_tokenizer) == find_protected(line)
 
 
 def test_the_first_line_of_a_glossary_gives_the_hint() -> None:

@@ -37,6 +37,7 @@ _MAX_PARTS = 3  # maximum number of pieces of a random word
 # \w of regex includes the vowel signs of languages such as Hindi
 _TEXT = regex.compile(r"\w(?:.*\w)?")
 
+_HINT = re.compile(f"{SOURCE}(.*?){TARGET} .*?{DONE}")
 _PLACEHOLDER = r"[{}<>%$@]|://|www\."  # words with these signs get no hints, as in translation
 
 
@@ -88,6 +89,11 @@ def close_hint(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     if hint and pieces[start - 1 : start] == ["▁"]:  # as in `remove_hints`
         before.pop()
     return before + list(ids[start + 1 : start + len(hint)])
+
+
+def remove_hints_from_text(text: str) -> str:
+    """Remove the hints from the text of a source."""
+    return _HINT.sub(r"\1", text).lstrip()
 
 
 class PlainPieces(NamedTuple):

@@ -10,6 +10,7 @@ import torch
 
 from nmt.config import SearchConfig
 from nmt.data.batch import pad
+from nmt.data.terminology import remove_hints_from_text
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
 from nmt.search.constraints import (
@@ -119,8 +120,10 @@ class SearchRequest:
                     )
 
     def decode_source(self, sentence: int, tokenizer: Tokenizers) -> str:
-        """Return the text of a source, without a tag before it."""
+        """Return the text of a source, without a tag before it and without hints."""
         text = tokenizer.src.decode(self.sources[sentence])
+        if self.config.hints:
+            text = remove_hints_from_text(text)
         for tag in self.src_tags:
             if tag and text.startswith(tag):
                 return text.removeprefix(tag).removeprefix(" ")
