@@ -217,7 +217,7 @@ def test_table_3_of_a_tiny_corpus_is_resumed(tmp_path: Path) -> None:
             (text_dir / f"{name}.{lang}").write_text(lines)
     results = tmp_path / "results.jsonl"
     command = [sys.executable, str(SCRIPTS / "compare.py"), "paper", f"--text={text_dir}"]
-    command += [f"--output={tmp_path / 'runs'}", f"--results={results}", "--vocab-size=270"]
+    command += [f"--output={tmp_path / 'runs'}", f"--results={results}", "--vocab-size=280"]
     command += ["--updates=2", "--seeds", "1", "2", "--only", "base", "--jobs=2"]
     first = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in results.read_text().splitlines()]

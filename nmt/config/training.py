@@ -253,6 +253,9 @@ class TrainConfig(RuntimeConfig):
     stages: dict[str, StageConfig] = option(
         dict, "stages that change corpus weights or augmentation, by name"
     )
+    bidirectional: bool = option(
+        False, "train on each pair in both directions; needs one vocabulary for both languages"
+    )
     init_from: str | None = option(
         None, "run, checkpoint or model folder whose weights training starts from"
     )

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +133,17 @@ def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dic
 class ParallelData:
     """The pairs of one split of a data folder. Reading the first pair of a shard maps the shard.
 
+    With `bidirectional`, the N pairs are followed by the same N pairs with source and target
+    exchanged. This needs a joint vocabulary without tags, and keeps the lengths in memory.
+
     Threads may share an instance. Pickling stores only the arguments; another process then maps the
     files itself.
     """
 
-    def __init__(self, data_dir: Path, split: str) -> None:
+    def __init__(self, data_dir: Path, split: str, *, bidirectional: bool = False) -> None:
         self._data_dir = data_dir
         self._split = split
+        self._bidirectional = bidirectional
         meta = read_meta(data_dir)
         self._vocab_sizes = meta.vocab_sizes
         if split not in meta.splits:
@@ -155,20 +160,24 @@ class ParallelData:
                 self._paths.append(path)
                 self._starts.append(self._starts[-1] + shard.pairs)
         self._shards: list[MappedShard | None] = [None] * len(self._paths)
-        if len(self) == 0:
+        if self._starts[-1] == 0:
             raise DataError(f"{data_dir} holds no sentence pairs; preprocess the corpus again")
         self.lengths = self._map_lengths()  # (N, 2), numbers of source and target tokens with EOS
+        if bidirectional:
+            self._add_reversed_pairs()
 
-    def __reduce__(self) -> tuple[type[ParallelData], tuple[Path, str]]:
-        return ParallelData, (self._data_dir, self._split)
+    def __reduce__(self) -> tuple[Any, tuple[Path, str]]:
+        make = partial(ParallelData, bidirectional=self._bidirectional)
+        return make, (self._data_dir, self._split)
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return len(self.lengths)
 
     def __getitem__(self, index: int) -> tuple[Ids, Ids]:
         """Return source and target ids of a pair, without BOS and EOS."""
-        shard, row = self._find_row(index)
-        return shard[row]
+        shard, row, is_reversed = self._find_row(index)
+        src, tgt = shard[row]
+        return (tgt, src) if is_reversed else (src, tgt)
 
     @property
     def is_aligned(self) -> bool:
@@ -178,21 +187,34 @@ class ParallelData:
 
     def alignment(self, index: int) -> Ids | None:
         """Return the links of a pair, source and target words (L, 2); None if none were given."""
-        shard, row = self._find_row(index)
-        return shard.alignment(row)
+        shard, row, is_reversed = self._find_row(index)
+        links = shard.alignment(row)
+        return links[:, ::-1] if is_reversed and links is not None else links
 
     def texts(self, index: int) -> tuple[str, ...]:
         """Return the text of source and target of a pair, or () without `keep_text`."""
-        shard, row = self._find_row(index)
-        return shard.texts(row)
+        shard, row, is_reversed = self._find_row(index)
+        texts = shard.texts(row)
+        return texts[::-1] if is_reversed else texts
 
-    def _find_row(self, index: int) -> tuple[MappedShard, int]:
-        """Return the shard of a pair, mapped, and the row of the pair in it."""
+    def _add_reversed_pairs(self) -> None:
+        """Append each corpus, and the lengths, with source and target exchanged."""
+        num_pairs = len(self.lengths)
+        for corpus in self.corpora[:]:
+            self.corpora.append(replace(corpus, start=num_pairs + corpus.start, is_reversed=True))
+        self.lengths = np.concatenate([self.lengths, self.lengths[:, ::-1]])
+
+    def _find_row(self, index: int) -> tuple[MappedShard, int, bool]:
+        """Return the shard of a pair, mapped, the row of the pair in it, and if it is reversed."""
+        num_stored = self._starts[-1]
+        is_reversed = self._bidirectional and index >= num_stored
+        if is_reversed:
+            index -= num_stored
         shard_index = bisect_right(self._starts, index) - 1
         shard = self._shards[shard_index]
         if shard is None:
             shard = self._map_shard(shard_index)
-        return shard, index - self._starts[shard_index]
+        return shard, index - self._starts[shard_index], is_reversed
 
     def _map_shard(self, shard_index: int) -> MappedShard:
         """Map and check a shard. If two threads do this at once, both results are valid."""
@@ -226,8 +248,9 @@ class ParallelData:
             raise unusable_file(path, "is missing") from None
         except (ValueError, OSError, EOFError):
             raise unusable_file(path) from None
-        if lengths.shape != (len(self), 2):
-            problem = f"is damaged: it has the shape {lengths.shape} instead of ({len(self)}, 2)"
+        shape = (self._starts[-1], 2)
+        if lengths.shape != shape:
+            problem = f"is damaged: it has the shape {lengths.shape} instead of {shape}"
             raise unusable_file(path, problem)
         if lengths.dtype.kind not in "iu" or lengths.min() < 1:
             raise unusable_file(path, "is damaged: it has lengths that are no positive integers")

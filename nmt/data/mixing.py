@@ -27,6 +27,7 @@ class CorpusRange:
     start: int
     num_pairs: int
     weight: float
+    is_reversed: bool = False  # whether source and target are exchanged
 
     @property
     def end(self) -> int:
@@ -84,10 +85,13 @@ class Mix:
 
     def __str__(self) -> str:
         if list(self.pairs_per_epoch) == [corpus.num_pairs for corpus in self.corpora]:
-            return "every pair once"
+            is_bidirectional = any(corpus.is_reversed for corpus in self.corpora)
+            return "every pair once" + (" in each direction" if is_bidirectional else "")
         terms = []
         for corpus, num_pairs in zip(self.corpora, self.pairs_per_epoch, strict=True):
             name = corpus.name or "train"
+            if corpus.is_reversed:
+                name += ", reversed"
             terms.append(f"{num_pairs:.9g} of {corpus.num_pairs} pairs of {name}")
         return " + ".join(terms)
 
@@ -121,7 +125,7 @@ def make_mix(
     `weights` maps names of corpora to weights that replace their own. Raises `ConfigError` for an
     unknown name, and if an epoch would be empty.
     """
-    names = [corpus.name for corpus in corpora]
+    names = list(dict.fromkeys(corpus.name for corpus in corpora))  # no name twice
     for name in weights:
         if name not in names:
             hint = suggest_names(name, names)

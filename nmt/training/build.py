@@ -19,7 +19,7 @@ from nmt.data.mixing import make_mix
 from nmt.data.noise import TokenNoise
 from nmt.data.tokenizer import Tokenizers, load_tokenizers
 from nmt.data.word_alignment import WordAligner
-from nmt.errors import DataError
+from nmt.errors import ConfigError, DataError
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.transformer import Transformer
 from nmt.runtime.distributed import World, set_num_threads
@@ -86,7 +86,9 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
             f"{data_dir}/meta.json has vocabularies of {data_info.vocab_sizes} pieces, the "
             f"tokenizer of {vocab_sizes}; run nmt-preprocess again"
         )
-    data = ParallelData(data_dir, "train")
+    if config.bidirectional:
+        _check_bidirectional(data_info, tokenizers)
+    data = ParallelData(data_dir, "train", bidirectional=config.bidirectional)
     validation = Validation(data_dir, tokenizers, config, world)
     samplers = make_samplers(config, data_info, data, world)
     # max_tokens=auto is None here; the run is then built a second time, with a number
@@ -114,6 +116,20 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
         fingerprint=make_fingerprint(config, data_info, samplers),
         learner=Learner(model, config, batch_maker, world, device),
     )
+
+
+def _check_bidirectional(data_info: DataInfo, tokenizers: Tokenizers) -> None:
+    """Raise a `ConfigError` unless source and target ids of a pair can be exchanged."""
+    if tokenizers.src_vocab_size is not None:
+        raise ConfigError(
+            "bidirectional=true needs one vocabulary for both languages; preprocess with "
+            "tokenizer.separate=false"
+        )
+    if data_info.directions or tokenizers.src.prefix or tokenizers.tgt.prefix:
+        raise ConfigError(
+            "bidirectional=true does not work with language tags; give both directions as corpora "
+            "of nmt-preprocess instead"
+        )
 
 
 def make_samplers(
