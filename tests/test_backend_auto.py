@@ -249,6 +249,7 @@ folder = convert_once(Path(sys.argv[1]), Quantization.int8)
 os.write(1, f"{folder}\\n".encode())  # at once, so that lines of several processes do not mix
 """
 FORK = """
+import ctranslate2  # once for all processes
 for _ in range(15):
     if os.fork() == 0:
         break
@@ -258,7 +259,7 @@ while True:
     try:
         assert os.wait()[1] == 0
     except ChildProcessError:
-        break
+        os._exit(0)  # without the cleanup of each interpreter
 """
 CONVERT_AT_ONCE = CONVERT.replace("# fork\n", FORK) + WAIT
 
