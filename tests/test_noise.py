@@ -61,6 +61,23 @@ def test_shares_of_tokens_are_dropped_masked_and_hidden(tokenizer: Tokenizer) ->
             assert np.mean(ids == unknown) == pytest.approx(share, abs=0.02), key
 
 
+def test_hints_stay_whole() -> None:
+    symbols = ["__source__", "__target__", "__done__"]
+    tokenizer = train_tokenizer(sentences(200), tokenizer_config(), symbols)
+    hint = "__target__ größer Haus__done__"
+    src = tokenizer.encode(f"the green__source__ house tree{hint} sees a__source__ tree{hint} a")
+    hint_ids = tokenizer.encode(f"a{hint}")[1:]
+    num_changed = 0
+    for noisy, _ in draw(tokenizer, (src, TGT), drop=0.3, mask=0.3, swap=2):
+        positions = [i for i, token in enumerate(noisy) if token == hint_ids[0]]
+        assert [noisy[i : i + len(hint_ids)] for i in positions] == [hint_ids, hint_ids]
+        assert [token for token in noisy if tokenizer.pieces([token])[0] in symbols] == [
+            token for token in src if tokenizer.pieces([token])[0] in symbols
+        ]
+        num_changed += noisy != src
+    assert num_changed > 0.9 * len(ROWS)
+
+
 def test_something_remains_of_every_source(tokenizer: Tokenizer) -> None:
     sources = {tuple(src) for src, _ in draw(tokenizer, ([7, 8], [9]), drop=0.99)}
     assert {(7,), (8,)} <= sources <= {(7,), (8,), (7, 8)}

@@ -22,6 +22,7 @@ import numpy as np
 from nmt.config import NoiseConfig
 from nmt.data.batch import Ids
 from nmt.data.languages import LanguagePair, find_separator
+from nmt.data.terminology import DONE, SOURCE, TARGET
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.vocabulary import ModelProto, read_proto
 from nmt.errors import ConfigError
@@ -36,7 +37,8 @@ _MAX_CACHED_SEGMENTATIONS = 1 << 18  # this many take about 80 MB
 class TokenNoise:
     """Adds noise to pairs.
 
-    Tags and prefixes at the start of a side, and separators of lines, stay unchanged.
+    Tags and prefixes at the start of a side, separators of lines, and hints (`augment.terminology`)
+    stay unchanged.
     """
 
     def __init__(
@@ -52,6 +54,9 @@ class TokenNoise:
         self.tgt_unk_id = tokenizers.tgt.unk_id
         self.src_separator_id = _find_separator_id(tokenizers.src)
         self.tgt_separator_id = _find_separator_id(tokenizers.tgt)
+        pieces = tokenizers.src.all_pieces()
+        # ids of the symbols of hints, -1 for a symbol that the vocabulary lacks
+        self.hint_ids = [pieces.index(s) if s in pieces else -1 for s in (SOURCE, TARGET, DONE)]
         self.src_prefixes = [tokenizers.src.prefix]  # ids that stay unchanged at the start
         self.tgt_prefixes = [tokenizers.tgt.prefix]
         for direction in directions:
@@ -89,7 +94,7 @@ class TokenNoise:
         drop_draws = draws[0, : len(ids)]
         mask_draws = draws[1, : len(ids)]
         move_draws = draws[2, : len(ids)]
-        is_separator = ids == self.src_separator_id  # (T,)
+        is_separator = (ids == self.src_separator_id) | self._mark_hints(ids)  # (T,)
         is_kept = self._choose_kept_tokens(is_separator, drop_draws)
         kept_ids = ids[is_kept]  # (K,)
         is_kept_separator = is_separator[is_kept]
@@ -98,10 +103,16 @@ class TokenNoise:
         order = _draw_order(is_kept_separator, move_draws[is_kept], max_distance=self.config.swap)
         return kept_ids[order]
 
+    def _mark_hints(self, ids: Any) -> Any:
+        """Return a mask (T,) of the symbols of hints and of the target words of hints."""
+        source_id, target_id, done_id = self.hint_ids
+        is_target = (ids == target_id).cumsum() > (ids == done_id).cumsum()
+        return is_target | (ids == source_id) | (ids == done_id)
+
     def _choose_kept_tokens(self, is_separator: Any, drop_draws: Floats) -> Any:
         """Return a mask (T,) of the tokens to keep, with all separators.
 
-        Keeps at least one token that is not a separator, if there is any.
+        Hints count as separators. Keeps at least one other token, if there is any.
         """
         is_kept = is_separator | (drop_draws >= self.config.drop)
         has_text = not is_separator.all()
