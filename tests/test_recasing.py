@@ -10,10 +10,11 @@ from tiny import sentences, tokenizer_config
 from translating import translate, write_lines, write_model
 
 from nmt import Translator
-from nmt.config import OutputFormat
+from nmt.config import OutputFormat, SearchConfig
 from nmt.data.languages import Tags
 from nmt.data.perturb import to_title
 from nmt.data.vocabulary import train_tokenizer
+from nmt.translate.context import recase_groups
 from nmt.translate.copied import has_no_words
 from nmt.translate.options import LineOptions
 from nmt.translate.recasing import find_case, to_sentence_case
@@ -103,6 +104,19 @@ LINES_WITHOUT_WORDS = [
     "www.example.org/x — jane.doe+x@mail.example.org",
     "  ->  ",
 ]
+
+
+def test_terms_of_a_glossary_keep_a_case_that_counts() -> None:
+    tokenizer = train_tokenizer(sentences(200), tokenizer_config())
+    lines = ["NASA SEES A HOUSE", "The Green Apple Store", "the Apple House"]
+    terms = ("NASA\tNASA\tcase", "Apple\tApple\tcase", "house\tHaus")
+    for glossary in ({"hints": terms}, {"required_terms": terms}):
+        encoded = encode_window(Window(0, lines), tokenizer, LineOptions(**glossary))
+        assert encoded.texts == ["NASA sees a house", "The green Apple store", lines[2]]
+        assert encoded.cases == ["upper", "title", ""]
+    groups, cases = recase_groups([lines[:2]], SearchConfig(glossary=list(terms)))
+    assert groups == [["NASA sees a house", "The green Apple store"]]
+    assert cases == ["title"]
 
 
 def test_lines_that_begin_with_a_tag_are_recased_and_copied_without_it() -> None:

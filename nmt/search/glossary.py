@@ -87,9 +87,11 @@ class Glossary:
         # the highest number of words of the entries that begin with a word
         self._max_words: dict[str, int] = {}
         self._parts: dict[str, list[Entry]] = {}  # entries that are also found inside words
+        self._has_exact_terms = False  # whether the case of a term counts
         for entry in entries:
             self._line_numbers.setdefault(entry.line, len(self.lines))
             self.lines.append(entry.line)
+            self._has_exact_terms = self._has_exact_terms or entry.matches_case
             words = tuple(word.casefold() for word in _WORD.findall(entry.source))
             self._by_words.setdefault(words, []).append(entry)
             self._max_words[words[0]] = max(len(words), self._max_words.get(words[0], 0))
@@ -128,6 +130,16 @@ class Glossary:
     def find_spans(self, text: str) -> list[range]:
         """Return the positions of each term in `text`, without terms that need normalization."""
         return [range(match.start, match.end) for match in self._find_matches(text)]
+
+    def keep_case(self, text: str, recased: str) -> str:
+        """Return `recased`, `text` in another case, with the terms that must keep their case."""
+        if not self._has_exact_terms or len(recased) != len(text):
+            return recased
+        for match in self._find_matches(text):
+            if match.entries[0].matches_case:
+                term = text[match.start : match.end]
+                recased = recased[: match.start] + term + recased[match.end :]
+        return recased
 
     def select_lines(self, texts: Iterable[str]) -> list[str]:
         """Return the lines of the entries whose terms occur in `texts`, in their order."""

@@ -184,7 +184,7 @@ class TextTranslator:
             search = self.make_batch_options(direction, protection_options).search
 
             def prepare_groups() -> tuple[list[list[str]], list[str]]:
-                recased_groups, cases = recase_groups(groups, protect=search.protect)
+                recased_groups, cases = recase_groups(groups, search)
                 short_groups = drop_long_context(
                     recased_groups,
                     direction.translator.tokenizer,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nmt.config import SEPARATORS, require_valid
+from nmt.config import SEPARATORS, SearchConfig, require_valid
 from nmt.data.languages import Tags, encode_sources, find_separator
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
@@ -58,19 +58,22 @@ def add_context(window: Window, context: int) -> list[list[str]]:
 
 
 def recase_groups(
-    groups: Sequence[Sequence[str]], *, protect: bool
+    groups: Sequence[Sequence[str]], search: SearchConfig
 ) -> tuple[list[list[str]], list[str]]:
     """Return groups whose lines are in ordinary case, and the case of the last line of each.
 
     The translation of the last line gets this case. See `nmt.translate.recasing`.
     """
+    terms = load_glossary(tuple(search.glossary))
     recased_groups = []
     cases = []
     for group in groups:
         recased_lines = []
         for line in group:
-            case = choose_case(line, protect=protect)
-            recased_lines.append(to_sentence_case(line) if case else line)
+            case = choose_case(line, protect=search.protect)
+            if case:
+                line = terms.keep_case(line, to_sentence_case(line))
+            recased_lines.append(line)
         recased_groups.append(recased_lines)
         cases.append(case)
     return recased_groups, cases

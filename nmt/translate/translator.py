@@ -353,7 +353,7 @@ class Translator:
             groups = add_context(window, options.context)
             cases = [""] * len(groups)
             if options.recase:
-                groups, cases = recase_groups(groups, protect=config.protect)
+                groups, cases = recase_groups(groups, config)
             groups = drop_long_context(
                 groups,
                 self.tokenizer,

@@ -213,6 +213,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     cases = [""] * len(lines)
     copied = [""] * len(lines)
     separator = find_separator(tokenizer.src)
+    terms = load_glossary(options.hints or options.required_terms)
     for i, line in enumerate(window.lines):
         if prefixes[i]:  # the translation has to continue the prefix as the user wrote it
             continue
@@ -224,7 +225,8 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
         if options.recase and not (separator and separator in line):  # a group has its own cases
             cases[i] = choose_case(text, protect=options.protect)
         if cases[i]:
-            [lines[i]] = tag_lines([to_sentence_case(text)], tag)
+            recased = terms.keep_case(text, to_sentence_case(text))
+            [lines[i]] = tag_lines([recased], tag)
     hints = load_glossary(options.hints)
 
     def add_hints(texts: Sequence[str]) -> Sequence[str]:
