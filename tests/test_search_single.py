@@ -28,7 +28,7 @@ from tiny import (
     tiny_model,
 )
 
-from nmt.config import Activation, Norm, Normalization, Positions, SearchConfig, Stop
+from nmt.config import Activation, Decoder, Norm, Normalization, Positions, SearchConfig, Stop
 from nmt.model.fast import freeze
 from nmt.model.fast.decode import DecodingState
 from nmt.model.fast.layers import FastLinear
@@ -97,7 +97,12 @@ def test_a_model_translates_a_sentence_as_the_general_path() -> None:
 @torch.inference_mode()
 def test_any_walk_through_the_cache_of_one_sentence_equals_the_plain_model(max_rows: int) -> None:
     draw = torch.Generator().manual_seed(max_rows)
-    for changes in ({"norm": Norm.pre}, {"norm": Norm.post}, {"source_eos": False}):
+    for changes in (
+        {"norm": Norm.pre},
+        {"norm": Norm.post},
+        {"source_eos": False},
+        {"decoder": Decoder.ssru},
+    ):
         model = tiny_model(num_heads=2, **changes)
         twin = plain(model)
         freeze(model)

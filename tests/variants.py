@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nmt.config import Activation, Norm, NormLayer, Positions
+from nmt.config import Activation, Decoder, Norm, NormLayer, Positions
 
 MODERN: dict[str, Any] = {
     "norm": Norm.pre,
@@ -13,6 +13,11 @@ MODERN: dict[str, Any] = {
     "activation": Activation.swiglu,
     "qk_norm": True,
     "num_kv_heads": 2,
+}
+SSRU: dict[str, dict[str, Any]] = {
+    "ssru": {"decoder": Decoder.ssru},
+    "ssru, pre": {"decoder": Decoder.ssru, "norm": Norm.pre},
+    "ssru, modern": MODERN | {"decoder": Decoder.ssru},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "learned": {"positions": Positions.learned, "num_positions": 4},  # shorter than sentences
@@ -33,9 +38,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "modern, relative": MODERN | {"positions": Positions.relative, "max_distance": 3},
     "modern, alibi": MODERN | {"positions": Positions.alibi, "num_kv_heads": 1},
     "modern, large heads": MODERN | {"head_size": 6},
+    **SSRU,
     "deep encoder": {"num_encoder_layers": 4, "num_decoder_layers": 1},
 }
 """By name; models with 4 heads."""
-KNOWN = ("gelu", "silu", "deep encoder", "small heads", "modern, large heads")
+KNOWN = ("gelu", "silu", "deep encoder", "small heads", "modern, large heads", *SSRU)
 OWN = {name: changes for name, changes in VARIANTS.items() if name not in KNOWN}
-"""Those whose export has code of its own; no format supports `head_size`."""
+"""Those whose export has code of its own; few formats support `head_size` and SSRUs."""

@@ -60,6 +60,13 @@ class Activation(str, Enum):
     swiglu = "swiglu"  # silu of one linear layer times another linear layer, Shazeer (2020)
 
 
+class Decoder(str, Enum):
+    """How a decoder layer reads the target tokens so far."""
+
+    attention = "attention"  # masked self-attention, as in the paper
+    ssru = "ssru"  # simpler simple recurrent unit, Kim et al. (2019), with a state of fixed size
+
+
 @dataclass(kw_only=True)
 class ModelConfig(Settings):
     """The Transformer's architecture (paper, section 3; table 3 for base and big)."""
@@ -67,6 +74,10 @@ class ModelConfig(Settings):
     prefix = "model."
     num_encoder_layers: int = option(6, "encoder layers", low=1, high=1000)
     num_decoder_layers: int = option(6, "decoder layers", low=1, high=1000)
+    decoder: Decoder = option(
+        Decoder.attention,
+        "how decoder layers read target tokens: attention, or ssru (recurrent, for fast students)",
+    )
     d_model: int = option(512, "dimension of embeddings and layers", low=1, high=65536)
     d_ff: int = option(2048, "inner dimension of the feed-forward layers", low=1, high=1 << 20)
     decoder_d_ff: int | None = option(

@@ -26,6 +26,7 @@ from nmt.checkpoint import (
 )
 from nmt.config import (
     Activation,
+    Decoder,
     ExportConfig,
     ExportFormat,
     ModelConfig,
@@ -105,6 +106,7 @@ _CTRANSLATE2_SUPPORT: Support = _COMMON_SUPPORT | {
     "source_eos": None,
 }
 _ONNX_SUPPORT: Support = {setting.name: None for setting in dataclasses.fields(ModelConfig)}
+_ONNX_SUPPORT["decoder"] = [Decoder.attention]
 SUPPORTED: dict[ExportFormat, Support] = {
     ExportFormat.ctranslate2: _CTRANSLATE2_SUPPORT,
     # source_eos=false is not supported, since tokenizers of transformers always add EOS

@@ -119,7 +119,7 @@ class DecoderStep(nn.Module):
         distances = torch.arange(num_past + 1)[None] - num_past  # (1, T + 1)
         self_mask = torch.ones(1, dtype=torch.bool)  # no cached token is masked
         source_mask = source_mask[:, None, None, :]  # (B, 1, 1, S)
-        x = model.embed(tokens[:, None], model.embedding, model.decoder_positions, positions)
+        x = model.embed_target(tokens[:, None], positions)
         keys = []
         values = []
         cross_weights = []

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nmt.config import Activation, ModelConfig, Norm, NormLayer
+from nmt.config import Activation, Decoder, ModelConfig, Norm, NormLayer
 from nmt.model.positions import (
     PositionEncoding,
     TokenPositions,
@@ -311,6 +311,41 @@ class FeedForward(nn.Module):
         return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]
 
 
+class Ssru(nn.Module):
+    """The simpler simple recurrent unit of Kim et al. (2019, section 3.2) in place of the decoder's
+    self-attention.
+
+    f_t = sigmoid(W_f x_t + b_f)
+    c_t = f_t * c_{t-1} + (1 - f_t) * (W x_t), with c_0 = 0
+    o_t = max(0, c_t)
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.forget_gate = nn.Linear(d_model, d_model)  # W_f, b_f
+        self.candidate = nn.Linear(d_model, d_model, bias=False)  # W
+        nn.init.xavier_uniform_(self.forget_gate.weight)
+        nn.init.xavier_uniform_(self.candidate.weight)
+        nn.init.zeros_(self.forget_gate.bias)
+
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """Map (B, T, D) to (B, T, D). Padding must be at the end; the `context` is not used."""
+        gates, candidates = self.project(x)
+        state = torch.zeros_like(candidates[:, 0])  # c_0, (B, D)
+        states = []
+        for t in range(x.size(1)):
+            state = gates[:, t] * state + (1 - gates[:, t]) * candidates[:, t]
+            states.append(state)
+        return torch.relu(torch.stack(states, dim=1))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute f and W x of `x` (..., D), at least in float32: low precision would add up."""
+        gates = self.forget_gate(x)
+        candidates = self.candidate(x)
+        dtype = torch.promote_types(candidates.dtype, torch.float32)
+        return torch.sigmoid(gates.to(dtype)), candidates.to(dtype)
+
+
 class Layer(nn.Module):
     """Base class of encoder and decoder layers, which are sub-layers with residual sums and norms.
 
@@ -319,13 +354,20 @@ class Layer(nn.Module):
     2020).
     """
 
-    def __init__(self, config: ModelConfig, d_ff: int | None = None) -> None:
-        """Make a layer; `d_ff` defaults to `config.d_ff`."""
+    def __init__(
+        self, config: ModelConfig, d_ff: int | None = None, decoder: Decoder = Decoder.attention
+    ) -> None:
+        """Make a layer with self-attention or an SSRU; `d_ff` defaults to `config.d_ff`."""
         super().__init__()
         self.is_post_norm = config.norm is Norm.post
         self.dropout = nn.Dropout(config.dropout)
-        self.self_attention = MultiHeadAttention(config, is_self=True)
-        self.self_attention_norm = new_norm(config.norm_layer, config.d_model)
+        self.ssru: Ssru | None = None
+        if decoder is Decoder.ssru:
+            self.ssru = Ssru(config.d_model)
+            self.ssru_norm = new_norm(config.norm_layer, config.d_model)
+        else:
+            self.self_attention = MultiHeadAttention(config, is_self=True)
+            self.self_attention_norm = new_norm(config.norm_layer, config.d_model)
         self.feed_forward = FeedForward(
             config.d_model, d_ff or config.d_ff, config.activation_dropout, config.activation
         )
@@ -358,10 +400,10 @@ class EncoderLayer(Layer):
 
 
 class DecoderLayer(Layer):
-    """Causal self-attention, cross-attention, feed-forward (right half of figure 1)."""
+    """Causal self-attention or an SSRU, cross-attention, feed-forward (right half of figure 1)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config, config.decoder_d_ff)
+        super().__init__(config, config.decoder_d_ff, config.decoder)
         self.cross_attention = MultiHeadAttention(config, is_self=False)
         self.cross_attention_norm = new_norm(config.norm_layer, config.d_model)
 
@@ -378,9 +420,13 @@ class DecoderLayer(Layer):
         `memory` (B, S, D) is the encoder's output. `tgt_context` has the causal mask, and
         `cross_context` the mask of the source.
         """
-        y = self.sublayer_input(self.self_attention_norm, x)
-        y = self.self_attention(y, y, tgt_context, attention_out)
-        x = self.add_and_norm(self.self_attention_norm, x, y)
+        if self.ssru is not None:
+            y = self.ssru(self.sublayer_input(self.ssru_norm, x), tgt_context)
+            x = self.add_and_norm(self.ssru_norm, x, y)
+        else:
+            y = self.sublayer_input(self.self_attention_norm, x)
+            y = self.self_attention(y, y, tgt_context, attention_out)
+            x = self.add_and_norm(self.self_attention_norm, x, y)
         y = self.sublayer_input(self.cross_attention_norm, x)
         y = self.cross_attention(y, memory, cross_context, attention_out)  # section 3.2.3
         x = self.add_and_norm(self.cross_attention_norm, x, y)
@@ -494,8 +540,7 @@ class Transformer(nn.Module):
         """
         tgt_context = as_context(tgt_mask, tgt)
         cross_context = as_context(src_mask, tgt)  # its queries are `tgt`, its keys the source
-        positions = tgt_context.positions
-        x = self.embed(tgt, self.embedding, self.decoder_positions, positions)  # (B, T, D)
+        x = self.embed_target(tgt, tgt_context.positions)  # (B, T, D)
         for layer in self.decoder_layers:
             x = self.checkpointed(layer)(x, tgt_context, memory, cross_context, attention_out)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
@@ -508,6 +553,18 @@ class Transformer(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (..., D) to unnormalized log-probabilities (..., V)."""
         return F.linear(hidden, self.output_matrix, self.output_bias)
+
+    def embed_target(self, ids: Tensor, positions: TokenPositions) -> Tensor:
+        """Map target ids (B, T) to embeddings (B, T, D), see `embed`.
+
+        A decoder with SSRUs reads zeros in place of the embedding of the first token, BOS, as in
+        Marian: an SSRU has no bias that could represent another vector there.
+        """
+        x = self.embedding(ids) * self.embedding_scale
+        if self.config.decoder is Decoder.ssru:
+            is_first = positions.index.flatten().unsqueeze(1) == 0  # (T, 1)
+            x = x.masked_fill(is_first, 0.0)
+        return self.dropout(self.decoder_positions.add(x, positions))  # type: ignore[no-any-return]
 
     def embed(
         self,

@@ -40,6 +40,8 @@ async def attention(request: Request) -> Response:
         raise HttpError(404, f"{params['target']} texts are not translated to {params['target']}")
     shape = attention_shape(direction.translator.backend)
     if shape is not None and kind != "all":  # None: `_compute_attention` raises an error
+        if shape[kind] == 0:
+            raise HttpError(404, f"kind={kind}: the decoder of this model has no self-attention")
         _check_index("layer", layer, shape[kind])
         _check_index("head", head or 0, shape["heads"])
     [src_line] = tag_lines([sentence], direction.tags.src)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nmt.config import Activation, ModelConfig, Positions
+from nmt.config import Activation, Decoder, ModelConfig, Positions
 from nmt.data import Lengths
 from nmt.model.fast.layers import linear, transposed_matmul
 
@@ -51,7 +51,9 @@ def training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths) -> in
     num_weight_uses = int(src.sum()) * _count_weights(source_shapes(config))
     num_weight_uses += int(tgt.sum()) * _count_weights(target_shapes(config, vocab_size))
     num_attention_pairs = config.num_encoder_layers * int(src @ src)  # pairs of query and key
-    num_attention_pairs += config.num_decoder_layers * int(tgt @ tgt + src @ tgt)
+    num_attention_pairs += config.num_decoder_layers * int(src @ tgt)
+    if config.decoder is Decoder.attention:
+        num_attention_pairs += config.num_decoder_layers * int(tgt @ tgt)
     return 6 * num_weight_uses + 12 * config.num_heads * config.d_k * num_attention_pairs
 
 
@@ -72,7 +74,11 @@ def target_shapes(config: ModelConfig, vocab_size: int) -> Counter[Shape]:
     q_size = config.num_heads * config.d_k
     cross_query_and_output = [(d_model, q_size), (q_size, d_model)]
     d_ff = config.decoder_d_ff or config.d_ff
-    layer_shapes = _layer_shapes(config, d_ff) + cross_query_and_output
+    if config.decoder is Decoder.ssru:
+        layer_shapes = [(d_model, d_model)] * 2 + _feed_forward_shapes(config, d_ff)
+    else:
+        layer_shapes = _layer_shapes(config, d_ff)
+    layer_shapes += cross_query_and_output
     return Counter(layer_shapes * config.num_decoder_layers + [(d_model, vocab_size)])
 
 
@@ -85,16 +91,20 @@ def _layer_shapes(config: ModelConfig, d_ff: int) -> list[Shape]:
     """Return the shapes of the matrices of self-attention and the feed-forward network."""
     d_model = config.d_model
     q_size = config.num_heads * config.d_k
-    shapes = [(d_model, q_size + 2 * kv_size(config)), (q_size, d_model), (d_model, d_ff)]
-    if config.activation is Activation.swiglu:
-        shapes.append((d_model, d_ff))
-    shapes.append((d_ff, d_model))
+    shapes = [(d_model, q_size + 2 * kv_size(config)), (q_size, d_model)]
+    shapes += _feed_forward_shapes(config, d_ff)
     if config.positions is Positions.relative:
         # The heads share the tables of keys and values, (num_distances, d_k). Multiplying each of
         # them with a table takes as many operations as one matrix for all heads.
         num_distances = 2 * config.max_distance + 1
         shapes += [(q_size, num_distances), (num_distances, q_size)]
     return shapes
+
+
+def _feed_forward_shapes(config: ModelConfig, d_ff: int) -> list[Shape]:
+    """Return the shapes of the matrices of a feed-forward network."""
+    num_inner = 2 if config.activation is Activation.swiglu else 1
+    return [(config.d_model, d_ff)] * num_inner + [(d_ff, config.d_model)]
 
 
 def measure_peak_flops(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nmt.config import Decoder
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
 from nmt.model.fast import FastTransformer
@@ -51,7 +52,7 @@ class PairAttention:
     tgt: list[str]  # T pieces that the decoder reads, first BOS; they label the rows of `decoder`
     predicted: list[str]  # T pieces that it predicts, last EOS; they label the rows of `cross`
     encoder: Tensor  # (L, H, S, S)
-    decoder: Tensor  # (L, H, T, T)
+    decoder: Tensor  # (L, H, T, T); L is 0 for a decoder without self-attention
     cross: Tensor  # (L, H, T, S)
 
     def __repr__(self) -> str:
@@ -81,6 +82,8 @@ class PairAttention:
         maps = {}
         for kind in KINDS:
             weights = self.attention_map(kind).weights
+            if len(weights) == 0:
+                continue
             data = base64.b64encode((weights * 255).round().byte().numpy().tobytes())
             maps[kind] = {"shape": list(weights.shape), "data": data.decode()}
         words = {name: word_numbers(pieces) for name, pieces in pieces_by_side.items()}
@@ -120,7 +123,7 @@ def attention_shape(backend: Backend) -> dict[str, int] | None:
         config = model.config
     return {
         "encoder": config.num_encoder_layers,
-        "decoder": config.num_decoder_layers,
+        "decoder": config.num_decoder_layers if config.decoder is Decoder.attention else 0,
         "cross": config.num_decoder_layers,
         "heads": config.num_heads,
     }
@@ -150,9 +153,11 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
     tgt_ids = [tokenizer.tgt.bos_id, *tgt]
     attentions: dict[str, list[nn.Module]] = {
         "encoder": [layer.self_attention for layer in model.encoder_layers],  # type: ignore[misc]
-        "decoder": [layer.self_attention for layer in model.decoder_layers],  # type: ignore[misc]
+        "decoder": [],
         "cross": [layer.cross_attention for layer in model.decoder_layers],  # type: ignore[misc]
     }
+    if model.config.decoder is Decoder.attention:
+        attentions["decoder"] = [layer.self_attention for layer in model.decoder_layers]  # type: ignore[misc]
     attention_out: AttentionWeights = {}  # the forward pass stores the weights of these modules
     for kind in KINDS:
         attention_out.update(dict.fromkeys(attentions[kind]))
@@ -173,6 +178,8 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
             layer_weights = attention_out[attention]
             assert layer_weights is not None
             weights.append(layer_weights)
+        if not weights:  # a decoder with SSRUs has no self-attention
+            return torch.zeros(0, model.config.num_heads, len(tgt_ids), len(tgt_ids))
         return torch.cat(weights).float().cpu()  # (L, H, T, S)
 
     return PairAttention(

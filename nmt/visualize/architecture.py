@@ -141,8 +141,11 @@ def make_layer(config: ModelConfig, *, is_decoder: bool) -> list[Box]:
     if is_decoder:
         title = "Masked self-attention"
         shape = f"(B, T, {config.d_model})"
-    self_attention = Box(title, heads, count_parameters(layer.self_attention), "attention")
-    sublayers = [self_attention]
+    if layer.ssru is None:
+        first = Box(title, heads, count_parameters(layer.self_attention), "attention")
+    else:
+        first = Box("SSRU", "a state per position", count_parameters(layer.ssru), "attention")
+    sublayers = [first]
     if is_decoder:
         cross_attention = Box(
             "Attention to the source",

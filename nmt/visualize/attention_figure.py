@@ -93,6 +93,8 @@ def attention_figure(
     """
     attention_map = pair.attention_map(kind.value)
     weights = attention_map.weights  # (L, H, rows, columns)
+    if len(weights) == 0:
+        raise ConfigError(f"kind={kind.value}: the decoder of this model has no self-attention")
     layers = layers or list(range(1, len(weights) + 1))
     heads = heads or list(range(1, weights.size(1) + 1))
     if max(layers) > len(weights):

@@ -32,7 +32,7 @@ def render_page(pairs: Sequence[PairAttention], models: str) -> str:
     return template.render(
         models=models,
         num_encoder_layers=len(pairs[0].encoder),
-        num_decoder_layers=len(pairs[0].decoder),
+        num_decoder_layers=len(pairs[0].cross),
         num_heads=pairs[0].encoder.size(1),
         titles=titles,
         pairs=attention,

@@ -30,11 +30,13 @@ from nmt.model.fast.layers import (
 )
 from nmt.model.fast.packing import PackedContext, Packing, pack
 from nmt.model.fast.single import SingleState, SingleTransformer, can_decode_single
+from nmt.model.fast.ssru import FastSsru
 from nmt.model.transformer import (
     AttentionContext,
     AttentionWeights,
     FeedForward,
     MultiHeadAttention,
+    Ssru,
     Transformer,
 )
 
@@ -129,7 +131,7 @@ class FastTransformer(Transformer):
         num_rows = len(tokens)
         tokens = F.pad(tokens, (0, state.grid.num_padded_rows - num_rows))  # add filler rows
         state.advance()
-        x = self.embed(tokens, self.embedding, self.decoder_positions, state.positions)
+        x = self.embed_target(tokens, state.positions)
         x = state.decoder.step(x, state, attention_out)
         return self.decoder_norm(x)[:num_rows]  # type: ignore[no-any-return]
 
@@ -167,6 +169,7 @@ class FastTransformer(Transformer):
 FAST_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     Transformer: FastTransformer,
     MultiHeadAttention: FastAttention,
+    Ssru: FastSsru,
     FeedForward: FastFeedForward,
     nn.Linear: FastLinear,
     nn.Dropout: FastDropout,

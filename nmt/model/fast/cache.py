@@ -1,27 +1,29 @@
-"""The key-value cache of decoding, and the indices of each hypothesis's keys and values in it.
+"""The cache of the target tokens in decoding: keys and values, or the states of SSRUs.
 
-Each step adds one column of keys and values for every beam of a sentence. A boolean mask says which
-columns each hypothesis attends to. Reordering hypotheses moves the rows of this mask only, not the
-columns. From time to time, unused columns and finished sentences are dropped together.
+In the key-value cache, each step adds one column of keys and values for every beam of a sentence. A
+boolean mask says which columns each hypothesis attends to. Reordering hypotheses moves the rows of
+this mask only, not the columns. From time to time, unused columns and finished sentences are
+dropped together.
 
 Masks and indices are computed on the CPU and sent to the device, so that no step waits for a GPU.
 """
 
-# R live hypotheses, one row each; B sentences
+# R live hypotheses, one row each (and filler rows, see `BeamGrid`); B sentences
 # W beams, the largest number of hypotheses of a sentence
 # C columns, T columns that a hypothesis attends to
-# H heads, K heads of keys and values, d dimensions of a head
+# H heads, K heads of keys and values, d dimensions of a head, D d_model
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.model.fast.layers import round_up_rows
-from nmt.model.fast.packing import MIN_WIDTH
+from nmt.model.fast.packing import MIN_WIDTH, additive_mask
 from nmt.model.fast.transfer import send
 
 CPU = torch.device("cpu")
@@ -120,6 +122,16 @@ class GatherIndex:
         )
 
 
+@dataclass(frozen=True)
+class StepContext:
+    """The keys that each row attends to in one step, as a bias or an index for the kernel."""
+
+    grid: BeamGrid
+    bias: Tensor | None = None  # (B, 1, 1 or W, C), added to the logits
+    gather_index: GatherIndex | None = None
+    distances: Tensor | None = None  # (B, W, C), key position minus query position
+
+
 class KVCache:
     """Keys and values of the target tokens, in one tensor (2, B, K, capacity, d) for each layer."""
 
@@ -178,3 +190,172 @@ class KVCache:
         # F.pad takes the padding of the last dimension first; this pads the second dimension
         padding = (0, 0, 0, 0, 0, 0, 0, count)
         self.tensors = [F.pad(tensor, padding) for tensor in self.tensors]
+
+
+class TargetCache(Protocol):
+    """What the decoder layers remember of the target tokens of each hypothesis."""
+
+    def advance(self, grid: BeamGrid) -> None:
+        """Begin a step, which adds a token to each hypothesis."""
+
+    def reorder(self, rows: Tensor, grid: BeamGrid) -> None:
+        """Replace the hypotheses by those at `rows` (R',), on the CPU; `grid` is the new grid."""
+
+    def needs_compaction(self, num_positions: int) -> bool:
+        """Return whether to drop unused columns; a hypothesis has up to `num_positions` tokens."""
+
+    def compact(self, live: Tensor, sentences: Tensor, grid: BeamGrid) -> None:
+        """Keep only the sentences `live` (B',) of `grid`.
+
+        `sentences` (R,) holds the sentence of each row after that.
+        """
+
+    def add_sentences(self, count: int, grid: BeamGrid) -> None:
+        """Append `count` sentences with an empty hypothesis each; `grid` is the new grid."""
+
+
+class AttentionCache:
+    """The keys and values of all target tokens, for decoders with self-attention.
+
+    `gathers` is whether attention uses a `GatherIndex`, and `has_bias` whether it needs distances.
+    `attention_mask` (R, C) is on the CPU.
+    """
+
+    def __init__(
+        self,
+        num_sentences: int,
+        device: torch.device,
+        *,
+        num_heads: int,
+        gathers: bool,
+        has_bias: bool,
+    ) -> None:
+        self.keys_values = KVCache()
+        self.context: StepContext  # set by `advance`
+        self.attention_mask = torch.zeros(num_sentences, 0, dtype=torch.bool)
+        self._device = device
+        self._num_heads = num_heads
+        self._gathers = gathers
+        self._has_bias = has_bias
+        self._num_compact_columns = 0  # number of columns after the latest compaction
+
+    def advance(self, grid: BeamGrid) -> None:
+        """Add a column for every beam, and let each hypothesis attend to its own."""
+        num_beams = grid.shape[1]
+        is_own = grid.beams.unsqueeze(1) == torch.arange(num_beams)  # (R, W)
+        self.attention_mask = torch.cat([self.attention_mask, is_own], dim=1)  # (R, C)
+        self.keys_values.add_columns(num_beams)
+        if self._gathers:
+            self.context = StepContext(grid, gather_index=self._index_columns(grid))
+        else:
+            mask = send(grid.spread(self.attention_mask).unsqueeze(1), self._device)
+            bias = additive_mask(mask, self.keys_values.width)  # (B, 1, W, C)
+            distances = self._distances(grid) if self._has_bias else None
+            self.context = StepContext(grid, bias=bias, distances=distances)
+
+    def _distances(self, grid: BeamGrid) -> Tensor:
+        """Return the position of each column's token minus the newest position, (B, W, C).
+
+        Columns are in the order of their tokens, so the mask's running sum counts positions.
+        """
+        positions = self.attention_mask.cumsum(dim=1)  # (R, C)
+        distances = grid.spread(positions - positions[:, -1:])
+        return send(F.pad(distances, (0, self.keys_values.width - distances.size(2))), self._device)
+
+    def _index_columns(self, grid: BeamGrid) -> GatherIndex:
+        """Index the columns of each row's own tokens."""
+        rows, columns = self.attention_mask.nonzero().unbind(1)
+        lengths = self.attention_mask.sum(dim=1)  # (R,)
+        longest = int(lengths.max())
+        have_one_length = len(columns) == len(lengths) * longest
+        if have_one_length:
+            columns = columns.view(len(lengths), longest)
+        else:  # sentences that joined later have fewer tokens
+            starts = lengths.cumsum(0) - lengths  # (R,), where the columns of each row begin
+            positions = torch.arange(len(columns)) - starts[rows]
+            padded = columns.new_zeros(len(lengths), longest)  # (R, T)
+            columns = padded.index_put((rows, positions), columns)
+        num_filler = grid.num_padded_rows - len(lengths)
+        columns = F.pad(columns, (0, max(0, MIN_WIDTH - longest), 0, num_filler))  # (padded R, T)
+        bias = None
+        if not have_one_length or longest < MIN_WIDTH:
+            lengths = F.pad(lengths, (0, num_filler), value=1)
+            mask = torch.arange(columns.size(1)) < lengths[:, None]
+            bias = additive_mask(mask.unsqueeze(1), columns.size(1))  # (padded R, 1, T)
+        return GatherIndex.of(
+            columns,
+            bias,
+            grid,
+            num_heads=self._num_heads,
+            width=self.keys_values.width,
+            capacity=self.keys_values.capacity,
+        )
+
+    def reorder(self, rows: Tensor, grid: BeamGrid) -> None:
+        """See `TargetCache.reorder`."""
+        self.attention_mask = self.attention_mask.index_select(0, rows)
+
+    def needs_compaction(self, num_positions: int) -> bool:
+        """Return whether columns have grown by half; a hypothesis needs up to `num_positions`."""
+        max_columns = max(1.5 * self._num_compact_columns + MIN_WIDTH, num_positions)
+        return self.attention_mask.size(1) > max_columns
+
+    def compact(self, live: Tensor, sentences: Tensor, grid: BeamGrid) -> None:
+        """Also drop the columns that no hypothesis attends to; see `TargetCache.compact`."""
+        is_used = grid.spread(self.attention_mask).any(dim=1)[live]  # (B', C)
+        num_columns = int(is_used.sum(dim=1).max())
+        # the used columns of each sentence first, in their order
+        order = is_used.sort(dim=1, descending=True, stable=True).indices  # (B', C)
+        columns = order[:, :num_columns]
+        self._num_compact_columns = num_columns
+        self.attention_mask = self.attention_mask.gather(1, columns[sentences])  # (R, C')
+        # spare capacity for the steps until the next compaction
+        num_spare = num_columns // 2 + MIN_WIDTH + grid.shape[1]
+        columns = send(F.pad(columns, (0, num_spare)), self._device)
+        self.keys_values.compact(send(live, self._device), columns, num_columns)
+
+    def add_sentences(self, count: int, grid: BeamGrid) -> None:
+        """See `TargetCache.add_sentences`."""
+        self.keys_values.add_sentences(count)
+        self.attention_mask = F.pad(self.attention_mask, (0, 0, 0, count))
+
+
+class RecurrentCache:
+    """The states of the SSRUs, one tensor (R, D) for each layer, filler rows included.
+
+    They have the same size in every step.
+    """
+
+    def __init__(self, memory: Tensor, num_layers: int, grid: BeamGrid) -> None:
+        """Begin with zeros. `memory` (N, D) is the output of the encoder."""
+        self._device = memory.device
+        dtype = torch.promote_types(memory.dtype, torch.float32)
+        zeros = memory.new_zeros(grid.num_padded_rows, memory.size(1), dtype=dtype)
+        self.states = [zeros] * num_layers  # layers replace their tensor, and never change it
+
+    def advance(self, grid: BeamGrid) -> None:
+        """Do nothing: the layers replace their states by `update`."""
+
+    def update(self, layer_index: int, gates: Tensor, candidates: Tensor) -> Tensor:
+        """Compute the next state of a layer from f and W x, (R, D) each, and return it."""
+        state = torch.lerp(candidates, self.states[layer_index], gates)
+        self.states[layer_index] = state
+        return state
+
+    def reorder(self, rows: Tensor, grid: BeamGrid) -> None:
+        """See `TargetCache.reorder`."""
+        rows = send(F.pad(rows, (0, grid.num_padded_rows - len(rows))), self._device)
+        self.states = [state.index_select(0, rows) for state in self.states]
+
+    def needs_compaction(self, num_positions: int) -> bool:
+        """Return False: there are no unused states."""
+        return False
+
+    def compact(self, live: Tensor, sentences: Tensor, grid: BeamGrid) -> None:
+        """Do nothing: the rows stay the same."""
+
+    def add_sentences(self, count: int, grid: BeamGrid) -> None:
+        """Append a row of zeros for each sentence."""
+        num_rows = len(grid.beams)
+        padding = (0, 0, 0, grid.num_padded_rows - (num_rows - count))
+        self.states = [F.pad(state[: num_rows - count], padding) for state in self.states]

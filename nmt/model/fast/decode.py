@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -22,7 +21,14 @@ from torch import Tensor, nn
 
 from nmt.config import Activation
 from nmt.model.fast.attention import FastAttention
-from nmt.model.fast.cache import BeamGrid, GatherIndex, KVCache
+from nmt.model.fast.cache import (
+    AttentionCache,
+    BeamGrid,
+    GatherIndex,
+    RecurrentCache,
+    StepContext,
+    TargetCache,
+)
 from nmt.model.fast.layers import FastLinear
 from nmt.model.fast.packing import MASKED, MIN_WIDTH, Packing, additive_mask
 from nmt.model.fast.transfer import send
@@ -33,16 +39,6 @@ Function = Callable[[Tensor], Tensor]
 
 
 # --- attention of a step
-
-
-@dataclass(frozen=True)
-class StepContext:
-    """The keys that each row attends to in one step, as a bias or an index for the kernel."""
-
-    grid: BeamGrid
-    bias: Tensor | None = None  # (B, 1, 1 or W, C), added to the logits
-    gather_index: GatherIndex | None = None
-    distances: Tensor | None = None  # (B, W, C), key position minus query position
 
 
 def attend_gathered(q: Tensor, k: Tensor, v: Tensor, context: StepContext) -> Tensor:
@@ -126,25 +122,21 @@ class LayerStep:
     def __init__(self, layer_index: int, layer: DecoderLayer, decoder: StepDecoder) -> None:
         self.layer_index = layer_index
         self.is_post_norm = layer.is_post_norm
-        self.self_attention = attention = cast(FastAttention, layer.self_attention)
         self.cross_attention = cast(FastAttention, layer.cross_attention)
-        self.num_heads = attention.num_heads
-        self.head_size = attention.head_size
-        # whether the class of the encoding overrides `rotate`
-        has_rotation = type(attention.position_encoding).rotate is not PositionEncoding.rotate
-        self.has_norm_or_rotation = has_rotation or attention.query_norm is not None
+        self.num_heads = self.cross_attention.num_heads
+        self.head_size = self.cross_attention.head_size
         linear = decoder.linear
-        q_size = attention.qkv_sizes[0]
-        self.self_in = linear(attention.in_projection)  # (R, D) to (R, (H + 2K) * d)
-        self.self_out = linear(attention.out_projection)  # (R, H * d) to (R, D)
+        q_size = self.cross_attention.qkv_sizes[0]
         self.cross_in = linear(self.cross_attention.in_projection, q_size)
         self.cross_out = linear(self.cross_attention.out_projection)
         self.attend_cross = attend_gathered if decoder.gathers_cross_attention else attend_biased
-        self.attend_self: Callable[[Tensor, Tensor, Tensor, StepContext], Tensor] = attend_biased
-        if decoder.has_bias:
-            self.attend_self = functools.partial(attend_with_distances, attention)
-        elif decoder.gathers_self_attention:
-            self.attend_self = attend_gathered
+        if layer.ssru is None:
+            self._prepare_self_attention(cast(FastAttention, layer.self_attention), decoder)
+            first_sublayer = norm_function(layer.self_attention_norm), self.decode_self
+        else:
+            self.ssru_gate = linear(layer.ssru.forget_gate)
+            self.ssru_candidate = linear(layer.ssru.candidate)
+            first_sublayer = norm_function(layer.ssru_norm), self.decode_ssru
         feed_forward: Function = layer.feed_forward
         if decoder.is_frozen and layer.feed_forward.activation is Activation.relu:
             inner = linear(layer.feed_forward.inner, activation="relu")
@@ -152,10 +144,33 @@ class LayerStep:
             feed_forward = lambda x: outer(inner(x))  # noqa: E731
         # pairs of a norm and a sub-layer, which is called with (x, state, attention_out)
         self.sublayers: list[tuple[Function, Callable[..., Tensor]]] = [
-            (norm_function(layer.self_attention_norm), self.decode_self),
+            first_sublayer,
             (norm_function(layer.cross_attention_norm), self.decode_cross),
             (norm_function(layer.feed_forward_norm), lambda x, *_: feed_forward(x)),
         ]
+
+    def _prepare_self_attention(self, attention: FastAttention, decoder: StepDecoder) -> None:
+        """Choose the functions that `decode_self` calls."""
+        self.self_attention = attention
+        # whether the class of the encoding overrides `rotate`
+        has_rotation = type(attention.position_encoding).rotate is not PositionEncoding.rotate
+        self.has_norm_or_rotation = has_rotation or attention.query_norm is not None
+        self.self_in = decoder.linear(attention.in_projection)  # (R, D) to (R, (H + 2K) * d)
+        self.self_out = decoder.linear(attention.out_projection)  # (R, H * d) to (R, D)
+        self.attend_self: Callable[[Tensor, Tensor, Tensor, StepContext], Tensor] = attend_biased
+        if decoder.has_bias:
+            self.attend_self = functools.partial(attend_with_distances, attention)
+        elif decoder.gathers_self_attention:
+            self.attend_self = attend_gathered
+
+    def decode_ssru(self, x: Tensor, state: DecodingState, _: AttentionWeights | None) -> Tensor:
+        """Update the states of the SSRU by the newest tokens."""
+        cache = state.target_cache
+        assert isinstance(cache, RecurrentCache)
+        dtype = cache.states[0].dtype
+        gates = torch.sigmoid(self.ssru_gate(x).to(dtype))  # (R, D)
+        candidates = self.ssru_candidate(x).to(dtype)  # (R, D)
+        return torch.relu(cache.update(self.layer_index, gates, candidates))
 
     def decode_self(self, x: Tensor, state: DecodingState, _: AttentionWeights | None) -> Tensor:
         """Add the newest keys and values to the cache, and attend to all tokens so far."""
@@ -166,9 +181,11 @@ class LayerStep:
         q = cells[:, :, : self.num_heads].transpose(1, 2)  # (B, H, W, d)
         keys_values = cells[:, :, self.num_heads :]  # (B, W, 2K, d)
         newest = keys_values.view(*state.grid.shape, 2, -1, self.head_size).permute(2, 0, 3, 1, 4)
-        k, v = state.cache.update(self.layer_index, newest).unbind()  # (B, K, capacity, d)
-        k = k[:, :, : state.cache.width]  # the gather index counts the spare capacity of `v`
-        return self.self_out(self.attend_self(q, k, v, state.self_context))
+        cache = state.target_cache
+        assert isinstance(cache, AttentionCache)
+        k, v = cache.keys_values.update(self.layer_index, newest).unbind()  # (B, K, capacity, d)
+        k = k[:, :, : cache.keys_values.width]  # the gather index counts the spare capacity of `v`
+        return self.self_out(self.attend_self(q, k, v, cache.context))
 
     def _normalize_and_rotate(self, heads: Tensor, positions: TokenPositions) -> Tensor:
         attention = self.self_attention
@@ -200,9 +217,11 @@ class StepDecoder:
     def __init__(self, layers: Iterable[nn.Module], *, is_frozen: bool) -> None:
         self.is_frozen = is_frozen
         decoder_layers = [cast(DecoderLayer, layer) for layer in layers]
-        attention = decoder_layers[0].self_attention
+        layer = decoder_layers[0]
+        attention = layer.cross_attention
+        self.is_recurrent = layer.ssru is not None
         self.num_heads = attention.num_heads
-        self.has_bias = attention.position_encoding.has_bias
+        self.has_bias = not self.is_recurrent and layer.self_attention.position_encoding.has_bias
         weight = attention.in_projection.weight
         is_float32_on_cpu = (
             weight.device.type == "cpu"
@@ -228,6 +247,18 @@ class StepDecoder:
         if end is None:
             return layer
         return functools.partial(layer.block, start=0, end=end)
+
+    def make_target_cache(self, memory: Tensor, grid: BeamGrid) -> TargetCache:
+        """Return the cache of empty hypotheses; `memory` (N, D) is the encoder's output."""
+        if self.is_recurrent:
+            return RecurrentCache(memory, len(self.layers), grid)
+        return AttentionCache(
+            grid.shape[0],
+            memory.device,
+            num_heads=self.num_heads,
+            gathers=self.gathers_self_attention,
+            has_bias=self.has_bias,
+        )
 
     def step(
         self, x: Tensor, state: DecodingState, attention_out: AttentionWeights | None
@@ -257,9 +288,9 @@ def norm_function(norm: nn.Module) -> Function:
 
 
 class DecodingState:
-    """The live hypotheses, and the keys and values that they attend to.
+    """The live hypotheses, the source's keys and values, and the cache of the target.
 
-    `sentences` and `attention_mask` are on the CPU, so that no step waits for a GPU.
+    `sentences` is on the CPU, so that no step waits for a GPU.
     """
 
     def __init__(self, decoder: StepDecoder, memory: Tensor, packing: Packing) -> None:
@@ -273,14 +304,12 @@ class DecodingState:
             keys_values = packing.pad(layer.cross_attention.project_memory(memory))
             keys_values = keys_values.permute(2, 0, 3, 1, 4)  # (B, S, 2, K, d) to (2, B, K, S, d)
             self.source_keys_values.append(widen(keys_values, width).contiguous())
-        self.cache = KVCache()
         self.num_positions = 0  # number of target tokens of the longest hypotheses so far
         # (B,), `num_positions` at the time when each sentence joined; None if none joined later
         self.first_positions: Tensor | None = None
         self.sentences = torch.arange(packing.num_sentences)  # (R,), ascending
-        self.attention_mask = torch.zeros(packing.num_sentences, 0, dtype=torch.bool)  # (R, C)
-        self._num_compact_columns = 0  # number of columns after the latest compaction
         self._rebuild_grid(packing.num_sentences)
+        self.target_cache = decoder.make_target_cache(memory, self.grid)
 
     def _rebuild_grid(self, num_sentences: int) -> None:
         """Rebuild the grid and the cross-attention context for changed rows or sentences."""
@@ -289,22 +318,10 @@ class DecodingState:
         self.cross_context = StepContext(self.grid, bias=self.source_bias, gather_index=index)
 
     def advance(self) -> None:
-        """Begin a step: add a column to the cache for every beam, and let each hypothesis attend to
-        its own.
-        """
-        num_beams = self.grid.shape[1]
-        is_own = self.grid.beams.unsqueeze(1) == torch.arange(num_beams)  # (R, W)
-        self.attention_mask = torch.cat([self.attention_mask, is_own], dim=1)  # (R, C)
+        """Begin a step, which adds a token to each hypothesis."""
         self.num_positions += 1
-        self.cache.add_columns(num_beams)
         self.positions = self._newest_positions()
-        if self.decoder.gathers_self_attention:
-            self.self_context = StepContext(self.grid, gather_index=self._target_index())
-        else:
-            mask = send(self.grid.spread(self.attention_mask).unsqueeze(1), self.device)
-            bias = additive_mask(mask, self.cache.width)  # (B, 1, W, C)
-            distances = self._distances() if self.decoder.has_bias else None
-            self.self_context = StepContext(self.grid, bias=bias, distances=distances)
+        self.target_cache.advance(self.grid)
 
     def _newest_positions(self) -> TokenPositions:
         """Return the position of each row's newest token."""
@@ -316,43 +333,6 @@ class DecodingState:
             padding = self.grid.num_padded_rows - len(positions)
             index = send(F.pad(positions, (0, padding)).unsqueeze(1), self.device)
         return TokenPositions(index, self.num_positions)
-
-    def _distances(self) -> Tensor:
-        """Return the position of each column's token minus the newest position, (B, W, C).
-
-        Columns are in the order of their tokens, so the mask's running sum counts positions.
-        """
-        positions = self.attention_mask.cumsum(dim=1)  # (R, C)
-        distances = self.grid.spread(positions - positions[:, -1:])
-        return send(F.pad(distances, (0, self.cache.width - distances.size(2))), self.device)
-
-    def _target_index(self) -> GatherIndex:
-        """Index the columns of each row's own tokens."""
-        rows, columns = self.attention_mask.nonzero().unbind(1)
-        lengths = self.attention_mask.sum(dim=1)  # (R,)
-        longest = int(lengths.max())
-        if self.first_positions is None:
-            columns = columns.view(len(lengths), longest)
-        else:  # sentences that joined later have fewer tokens
-            starts = lengths.cumsum(0) - lengths  # (R,), where the columns of each row begin
-            positions = torch.arange(len(columns)) - starts[rows]
-            padded = columns.new_zeros(len(lengths), longest)  # (R, T)
-            columns = padded.index_put((rows, positions), columns)
-        num_filler = self.grid.num_padded_rows - len(lengths)
-        columns = F.pad(columns, (0, max(0, MIN_WIDTH - longest), 0, num_filler))  # (padded R, T)
-        bias = None
-        if self.first_positions is not None or longest < MIN_WIDTH:
-            lengths = F.pad(lengths, (0, num_filler), value=1)
-            mask = torch.arange(columns.size(1)) < lengths[:, None]
-            bias = additive_mask(mask.unsqueeze(1), columns.size(1))  # (padded R, 1, T)
-        return GatherIndex.of(
-            columns,
-            bias,
-            self.grid,
-            num_heads=self.decoder.num_heads,
-            width=self.cache.width,
-            capacity=self.cache.capacity,
-        )
 
     def _source_index(self) -> GatherIndex:
         """Index the keys and values of each row's source."""
@@ -374,39 +354,30 @@ class DecodingState:
         """
         num_sentences = self.grid.shape[0]
         sentences = self.sentences.index_select(0, rows)
-        self.attention_mask = self.attention_mask.index_select(0, rows)
         if not torch.equal(sentences, self.sentences):
             self.sentences = sentences
             self._rebuild_grid(num_sentences)
-        num_columns = self.attention_mask.size(1)
-        # compact if columns have grown by half, or a quarter of the sentences is finished; each
-        # hypothesis needs `num_positions` columns
-        max_columns = max(1.5 * self._num_compact_columns + MIN_WIDTH, self.num_positions)
-        if num_columns > max_columns or int((self.grid.counts > 0).sum()) <= 0.75 * num_sentences:
+        self.target_cache.reorder(rows, self.grid)
+        num_live = int((self.grid.counts > 0).sum())  # number of sentences
+        # compact also if a quarter of the sentences is finished
+        if (
+            self.target_cache.needs_compaction(self.num_positions)
+            or num_live <= 0.75 * num_sentences
+        ):
             self._compact()
 
     def _compact(self) -> None:
-        """Drop sentences without hypotheses, and columns that no hypothesis attends to."""
+        """Drop sentences without hypotheses, and columns that no hypothesis reads."""
         is_live = self.grid.counts > 0  # (B,)
         live = is_live.nonzero().squeeze(1)  # (B',)
         self.sentences = (is_live.cumsum(0) - 1)[self.sentences]
-        is_used = self.grid.spread(self.attention_mask).any(dim=1)[live]  # (B', C)
         if self.first_positions is not None:
             self.first_positions = self.first_positions.index_select(0, live)
             earliest = int(self.first_positions.min())  # count from the oldest live sentence
             self.first_positions -= earliest
             self.num_positions -= earliest
-        num_columns = int(is_used.sum(dim=1).max())
-        # the used columns of each sentence first, in their order
-        order = is_used.sort(dim=1, descending=True, stable=True).indices  # (B', C)
-        columns = order[:, :num_columns]
-        self._num_compact_columns = num_columns
-        self.attention_mask = self.attention_mask.gather(1, columns[self.sentences])  # (R, C')
-        # spare capacity for the steps until the next compaction
-        num_spare = num_columns // 2 + MIN_WIDTH + self.grid.shape[1]
+        self.target_cache.compact(live, self.sentences, self.grid)
         live = send(live, self.device)
-        columns = send(F.pad(columns, (0, num_spare)), self.device)
-        self.cache.compact(live, columns, num_columns)
         self.source_keys_values = [x.index_select(1, live) for x in self.source_keys_values]
         self.source_bias = self.source_bias.index_select(0, live)
         self._rebuild_grid(len(live))
@@ -422,13 +393,12 @@ class DecodingState:
         bias = F.pad(self.source_bias, (0, width - self.source_bias.size(3)), value=MASKED)
         new_bias = F.pad(new.source_bias, (0, width - new.source_bias.size(3)), value=MASKED)
         self.source_bias = torch.cat([bias, new_bias])
-        self.cache.add_sentences(num_new)
         if self.first_positions is None:
             self.first_positions = self.sentences.new_zeros(num_sentences)
         self.first_positions = F.pad(self.first_positions, (0, num_new), value=self.num_positions)
         self.sentences = torch.cat([self.sentences, new.sentences + num_sentences])
-        self.attention_mask = F.pad(self.attention_mask, (0, 0, 0, num_new))
         self._rebuild_grid(num_sentences + num_new)
+        self.target_cache.add_sentences(num_new, self.grid)
 
 
 def widen(keys_values: Tensor, width: int) -> Tensor:

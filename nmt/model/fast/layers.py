@@ -71,14 +71,19 @@ class FastLinear(nn.Linear):
     def block(self, x: Tensor, start: int, end: int, *, activation: str = "none") -> Tensor:
         """Compute only the outputs from `start` to `end`, (..., end - start)."""
         weight: Tensor = self.weight
-        bias: Tensor = self.bias
+        bias: Tensor | None = self.bias
         if end - start < self.out_features:  # slicing costs a copy in the backward pass
-            weight, bias = weight[start:end], bias[start:end]
+            weight = weight[start:end]
+            bias = self._slice_bias(start, end)
         if self.rounded_weights is not None and _takes_bfloat16(x):
             rounded = _round_block(self.rounded_weights, weight, start)
             return _OneDnnLinear.apply(x, weight, bias, activation, rounded)  # type: ignore[no-untyped-call, no-any-return]
         weight, reordered_bias = reorder(self.reordered_weights, weight, bias, x, start)
         return linear(x, weight, reordered_bias, activation=activation)
+
+    def _slice_bias(self, start: int, end: int | None) -> Tensor | None:
+        """Return the bias of the outputs from `start` to `end`, or None for a layer without one."""
+        return None if self.bias is None else self.bias[start:end]
 
     def frozen_function(
         self, start: int = 0, end: int | None = None, activation: str = "none"
@@ -88,7 +93,7 @@ class FastLinear(nn.Linear):
         The weights must be on a CPU and must not change afterwards.
         """
         weight = self.weight[start:end]
-        bias: Tensor | None = self.bias[start:end]
+        bias = self._slice_bias(start, end)
         example_input = weight[:1]  # (1, I)
         weight, bias = reorder(self.reordered_weights, weight, bias, example_input, start)
         return frozen_linear(weight, bias, activation)
@@ -103,13 +108,13 @@ class FastLinear(nn.Linear):
         """
         multiply_many = self.frozen_function(start, end, activation)
         weight = self.weight[start:end].t()  # (I, O)
-        bias = self.bias[start:end]
+        bias = self._slice_bias(start, end)
         max_rows = _MAX_ADDMM_PRODUCTS // weight.numel()
 
         def multiply(x: Tensor) -> Tensor:
             if x.shape[0] > max_rows:  # `len` takes four times as long
                 return multiply_many(x)
-            y = torch.addmm(bias, x, weight)
+            y = torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
             return y.relu_() if activation == "relu" else y
 
         return multiply

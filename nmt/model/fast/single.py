@@ -3,7 +3,8 @@
 For few rows, calling operators takes longer than their arithmetic, so this path makes as few calls
 as possible. One sentence needs neither packing nor the grid of `nmt.model.fast.decode`: all
 hypotheses share the keys and values of the source, and a mask selects the columns of the cache that
-belong to each hypothesis. See `nmt.model.fast.cache` for columns and rows.
+belong to each hypothesis. An SSRU has a state for each hypothesis instead. See
+`nmt.model.fast.cache` for columns and rows.
 """
 
 # R live hypotheses, one row each; S source length, N source rows (S and filler rows)
@@ -12,13 +13,14 @@ belong to each hypothesis. See `nmt.model.fast.cache` for columns and rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmt.config import Activation
+from nmt.config import Activation, Decoder
 from nmt.model.fast.attention import FastAttention
 from nmt.model.fast.decode import Function, norm_function
 from nmt.model.fast.layers import FastLinear, round_up_rows
@@ -34,7 +36,7 @@ def can_decode_single(model: Transformer) -> bool:
     """Return whether `SingleTransformer` supports a model: float32 weights, ReLU, and attention
     without rotation, bias, normalized queries or shared keys.
     """
-    layer = cast(DecoderLayer, model.decoder_layers[0])
+    layer = cast(EncoderLayer, model.encoder_layers[0])
     attention = cast(FastAttention, layer.self_attention)
     encoding = attention.position_encoding
     linear = cast(FastLinear, attention.in_projection)
@@ -86,30 +88,39 @@ class SingleDecoderLayer:
 
     def __init__(self, layer: DecoderLayer) -> None:
         self.is_post_norm = layer.is_post_norm
-        self_attention = cast(FastAttention, layer.self_attention)
         cross_attention = cast(FastAttention, layer.cross_attention)
-        self.num_heads = self_attention.num_heads
-        self.head_size = self_attention.head_size
+        self.num_heads = cross_attention.num_heads
+        self.head_size = cross_attention.head_size
         self.scale = self.head_size**-0.5
-        self.self_in = few_rows_function(self_attention.in_projection)
-        self.self_out = few_rows_function(self_attention.out_projection)
+        # the sub-layer that reads the target: self-attention or an SSRU
+        self.read_target: Callable[[Tensor, LayerCache, SingleState], Tensor]
+        if layer.ssru is None:
+            self_attention = cast(FastAttention, layer.self_attention)
+            self.self_in = few_rows_function(self_attention.in_projection)
+            self.self_out = few_rows_function(self_attention.out_projection)
+            self.self_norm = norm_function(layer.self_attention_norm)
+            self.read_target = self.attend_self
+        else:
+            self.ssru_gate = few_rows_function(layer.ssru.forget_gate)
+            self.ssru_candidate = few_rows_function(layer.ssru.candidate)
+            self.self_norm = norm_function(layer.ssru_norm)
+            self.read_target = self.update_ssru
         q_size = cross_attention.qkv_sizes[0]
         self.cross_in = few_rows_function(cross_attention.in_projection, end=q_size)
         self.project_memory = few_rows_function(cross_attention.in_projection, start=q_size)
         self.cross_out = few_rows_function(cross_attention.out_projection)
         self.inner = few_rows_function(layer.feed_forward.inner, activation="relu")
         self.outer = few_rows_function(layer.feed_forward.outer)
-        self.self_norm = norm_function(layer.self_attention_norm)
         self.cross_norm = norm_function(layer.cross_attention_norm)
         self.feed_forward_norm = norm_function(layer.feed_forward_norm)
 
     def step(self, x: Tensor, cache: LayerCache, state: SingleState) -> Tensor:
         """Map the newest token of each hypothesis (R, D) to (R, D), and add it to the cache."""
         if self.is_post_norm:
-            x = self.self_norm(x + self.attend_self(x, cache, state))
+            x = self.self_norm(x + self.read_target(x, cache, state))
             x = self.cross_norm(x + self.attend_source(x, cache))
             return self.feed_forward_norm(x + self.outer(self.inner(x)))
-        x = x + self.attend_self(self.self_norm(x), cache, state)
+        x = x + self.read_target(self.self_norm(x), cache, state)
         x = x + self.attend_source(self.cross_norm(x), cache)
         return x + self.outer(self.inner(self.feed_forward_norm(x)))
 
@@ -126,6 +137,12 @@ class SingleDecoderLayer:
         attended = torch.bmm(torch.softmax(logits, dim=-1), cache.values)  # (H, R, d)
         return self.self_out(attended.transpose(0, 1).reshape(num_rows, -1))
 
+    def update_ssru(self, x: Tensor, cache: LayerCache, state: SingleState) -> Tensor:
+        """Update the states of the SSRU in the cache by the newest tokens `x`."""
+        gates = torch.sigmoid(self.ssru_gate(x))
+        cache.ssru_states = torch.lerp(self.ssru_candidate(x), cache.ssru_states, gates)
+        return torch.relu(cache.ssru_states)
+
     def attend_source(self, x: Tensor, cache: LayerCache) -> Tensor:
         """Attend to the source, whose keys in the cache are already scaled."""
         num_rows = x.shape[0]
@@ -136,7 +153,10 @@ class SingleDecoderLayer:
 
 
 class LayerCache:
-    """Keys and values of a decoder layer, for the source and for the target tokens so far."""
+    """Keys and values of a decoder layer, for the source and for the target tokens so far.
+
+    A layer with an SSRU has its states (R, D) in place of the target's keys and values.
+    """
 
     def __init__(self, layer: SingleDecoderLayer, memory: Tensor, num_tokens: int) -> None:
         """Project the first `num_tokens` rows of `memory` (N, D) to source keys and values."""
@@ -145,6 +165,7 @@ class LayerCache:
         scaled_keys = keys_values[:, 0] * layer.scale  # (S, H, d)
         self.source_keys = scaled_keys.permute(1, 2, 0).contiguous()  # (H, d, S)
         self.source_values = keys_values[:, 1].transpose(0, 1).contiguous()  # (H, S, d)
+        self.ssru_states = memory.new_zeros(1, memory.size(1))
         self.set_target(memory.new_zeros(2, layer.num_heads, _MIN_CAPACITY, layer.head_size))
 
     def set_target(self, keys_values: Tensor) -> None:
@@ -191,6 +212,7 @@ class SingleState:
     def __init__(self, transformer: SingleTransformer, memory: Tensor, num_tokens: int) -> None:
         """Begin with one empty hypothesis; `memory` (N, D) encodes `num_tokens` source tokens."""
         self.transformer = transformer
+        self.is_recurrent = transformer.model.config.decoder is Decoder.ssru
         self.caches = []
         for layer in transformer.decoder_layers:
             self.caches.append(LayerCache(layer, memory, num_tokens))
@@ -214,13 +236,16 @@ class SingleState:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token to each hypothesis, ids (R,); return hidden states (R, D)."""
-        self._add_columns(tokens.shape[0])
+        if not self.is_recurrent:
+            self._add_columns(tokens.shape[0])
         position = torch.full((1, 1), self.num_positions)
         self.num_positions += 1
         transformer = self.transformer
         model = transformer.model
         positions = TokenPositions(position, self.num_positions)
         x = torch.embedding(model.embedding.weight, tokens) * model.embedding_scale
+        if self.is_recurrent and self.num_positions == 1:
+            x = torch.zeros_like(x)  # see `Transformer.embed_target`
         x = model.decoder_positions.add(x, positions)
         for layer, cache in zip(transformer.decoder_layers, self.caches, strict=True):
             x = layer.step(x, cache, self)
@@ -228,7 +253,11 @@ class SingleState:
 
     def reorder(self, rows: Tensor) -> None:
         """Replace the hypotheses by those at `rows` (R',); a row may be repeated or missing."""
-        self.set_mask(self.mask.index_select(0, rows))
+        if not self.is_recurrent:
+            self.set_mask(self.mask.index_select(0, rows))
+            return
+        for cache in self.caches:
+            cache.ssru_states = cache.ssru_states.index_select(0, rows)
 
     def _add_columns(self, num_rows: int) -> None:
         """Add a column to the cache for each hypothesis; no other hypothesis attends to it."""

@@ -1,0 +1,82 @@
+"""The SSRU of `nmt.model.transformer` over packed sentences.
+
+The loop over time is a custom operator, so `torch.compile` does not unroll it for each length. On a
+CPU it takes a tenth of the time of a parallel scan.
+"""
+
+# N tokens of packed sentences; B sentences, T tokens of the longest; D d_model
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmt.model.fast.packing import PackedContext
+from nmt.model.transformer import AttentionContext, Ssru
+
+
+class FastSsru(Ssru):
+    """`Ssru` that also takes packed sentences."""
+
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """Map (N, D) to (N, D).
+
+        With a context that is not a `PackedContext`, see `Ssru.forward`.
+        """
+        if not isinstance(context, PackedContext):
+            return super().forward(x, context)
+        gates, candidates = self.project(x)  # (N, D) each
+        packing = context.queries
+        # padding follows the tokens of its sentence, so it does not affect their states
+        states: Tensor = scan(packing.pad(gates), packing.pad(candidates))  # (B, T, D)
+        return packing.unpad(torch.relu(states))
+
+
+@torch.library.custom_op("nmt::ssru_scan", mutates_args=())
+def scan(gates: Tensor, candidates: Tensor) -> Tensor:
+    """Compute c_t = f_t * c_{t-1} + (1 - f_t) * z_t for the gates f and candidates z, (B, T, D)."""
+    states = torch.empty_like(candidates)
+    state = torch.zeros_like(candidates[:, 0])
+    steps = zip(gates.unbind(1), candidates.unbind(1), states.unbind(1), strict=True)
+    for gate, candidate, out in steps:
+        state = torch.lerp(candidate, state, gate, out=out)
+    return states
+
+
+@torch.library.custom_op("nmt::ssru_scan_backward", mutates_args=())
+def scan_backward(
+    grad: Tensor, gates: Tensor, candidates: Tensor, states: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of gates and candidates for `grad`, the gradient of `states`."""
+    # the gradient of c_t has a part from o_t, and a part f_{t+1} * grad_{t+1} from c_{t+1}
+    grad = grad.clone()
+    grad_steps = grad.unbind(1)
+    gate_steps = gates.unbind(1)
+    for t in range(len(grad_steps) - 2, -1, -1):
+        grad_steps[t].addcmul_(gate_steps[t + 1], grad_steps[t + 1])
+    grad_gates = -candidates * grad
+    grad_gates[:, 1:].addcmul_(states[:, :-1], grad[:, 1:])
+    return grad_gates, torch.addcmul(grad, grad, gates, value=-1)
+
+
+@scan.register_fake
+def _(gates: Tensor, candidates: Tensor) -> Tensor:
+    return torch.empty_like(candidates)
+
+
+@scan_backward.register_fake
+def _(grad: Tensor, gates: Tensor, candidates: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(gates), torch.empty_like(candidates)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs, output)
+
+
+def _compute_gradients(ctx: Any, grad: Tensor) -> Any:
+    return scan_backward(grad, *ctx.saved_tensors)
+
+
+scan.register_autograd(_compute_gradients, setup_context=_save_for_backward)
