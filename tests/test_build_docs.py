@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +15,8 @@ from selenium.common.exceptions import ElementNotInteractableException
 from selenium.webdriver.support.ui import WebDriverWait
 
 pytestmark = pytest.mark.slow
+
+SEARCH_ROOT = "[...document.querySelectorAll('*')].map(e => e.shadowRoot).filter(r => r).pop()"
 
 
 @pytest.fixture(scope="module")
@@ -109,19 +110,31 @@ def test_the_search_answers_questions_within_three_hits(site: Path, browser: Any
 
 
 def search_site(browser: Any, words: str, count: int = 3) -> list[str]:
-    """Type words into the search of the open page; return the addresses of the first hits."""
-    script = (
-        "return [...document.querySelectorAll('*')].map(e => e.shadowRoot).filter(r => r).pop()"
-    )
+    """Enter words into the search of the open page; return the addresses of the first hits."""
     wait = WebDriverWait(browser, 30, ignored_exceptions=[ElementNotInteractableException])
-    root = wait.until(lambda _: browser.execute_script(script))
+    root = wait.until(lambda _: browser.execute_script(f"return {SEARCH_ROOT}"))
     fields = root.find_elements("css selector", "input")
     if not fields or not fields[0].is_displayed():
         browser.execute_script("document.querySelector('[for=__search]').click()")
         wait.until(lambda _: root.find_element("css selector", "input").is_displayed())
-    field = root.find_element("css selector", "input")
-    field.clear()
-    field.send_keys(words)
-    time.sleep(1)  # the search runs in a worker and has no sign that it is done
-    links = wait.until(lambda _: root.find_elements("css selector", "a"))
-    return [link.get_attribute("href") for link in links[:count]]
+    enter_words(browser, "")
+    wait.until(lambda _: not find_hits(browser))
+    enter_words(browser, words)  # at once, since a worker searches for each input
+    wait.until(lambda _: find_hits(browser))
+    return find_hits(browser)[:count]
+
+
+def enter_words(browser: Any, words: str) -> None:
+    """Replace the words in the field of the search."""
+    script = f"""
+        const field = {SEARCH_ROOT}.querySelector("input");
+        field.value = arguments[0];
+        field.dispatchEvent(new Event("input", {{bubbles: true}}));
+    """
+    browser.execute_script(script, words)
+
+
+def find_hits(browser: Any) -> list[str]:
+    """Return the addresses that the search shows."""
+    script = f"return [...{SEARCH_ROOT}.querySelectorAll('a')].map((link) => link.href)"
+    return list(browser.execute_script(script))
