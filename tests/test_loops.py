@@ -101,7 +101,7 @@ def test_clean_translations_are_not_searched_again(
 def test_greedy_search_without_scores_gives_the_same_translations(looping_model: Path) -> None:
     backend = load_models([looping_model], device="cpu").backend
     tokenizer = load_models([looping_model], device="cpu").tokenizer
-    sources = tokenizer.src.encode_batch(provoking_lines())
+    sources = tokenizer.src.encode_batch(provoking_lines()[:50])
     for changes in ({}, {"alignment": True}, {"repetition_penalty": 1.5}):
         config = SearchConfig(beam_size=1, max_length_b=20, **changes)
         request = SearchRequest(sources, config)
