@@ -1,7 +1,8 @@
-"""Compare variants of nmt with each other, repeat table 3 of the paper, and compare with fairseq.
+"""Compare variants of nmt, ways to regularize, the rows of table 3 of the paper, and fairseq.
 
     python scripts/compare.py variants --text multi30k --output build/ablation
     python scripts/compare.py variants ... --only baseline R-Drop --seeds 1 --table docs/ablation.md
+    python scripts/compare.py regularization --text multi30k --output build/regular
     python scripts/compare.py paper --text multi30k --output build/table-3 --table docs/table-3.md
     python scripts/compare.py paper ... --device cuda --jobs 8 --updates 8000
     python scripts/compare.py fairseq --text multi30k --output build/learning --updates 1200 \\
@@ -29,6 +30,15 @@ validation set. BLEU is measured on test_2016_flickr with beam 5, while the pape
 newstest2013. In rows (B) the size of values changes with the size of keys. Means are over the
 seeds, with half of the 95 % confidence interval (Student's t); a difference to the BLEU of the base
 model is marked as noise if it lies within its 95 % interval (t with pooled variance).
+
+The baseline of this table has rotary positions, Muon, dropout 0.1, label smoothing 0.1 and the
+other settings of `REGULARIZED`; an epoch of Multi30k has 493,000 target tokens. A variant changes
+some of these settings. R-Drop and SimCut run every batch twice: the baseline with twice the updates
+takes about as much time. A model is the last checkpoint, or the average of the last eight, and
+translates test_2016_flickr with beam 5. The validation loss is the last checkpoint's. A row has
+means over the seeds with half of the 95 % confidence interval (Student's t). Its last column is the
+difference to the BLEU of the baseline, marked as noise if it lies within its 95 % interval (t with
+pooled variance).
 
 `fairseq` trains models of the same size on the same SentencePiece tokens with both toolkits. With
 `--updates`, both have the same schedule. With `--seconds`, both have the same CPU time: nmt has a
@@ -97,6 +107,31 @@ VARIANTS = {
     "R-Drop x4": "r_drop=5",
     "BPE-dropout x4": "subword_sampling=0.1",
     "dropout 0.2 x4": "model.dropout=0.2",
+}
+
+# settings of `regularization`
+REGULARIZED = f"""{SHARED_SETTINGS} model.d_model=128 model.d_ff=512 model.dropout=0.1
+    model.positions=rotary optimizer.name=muon optimizer.warmup_steps=600
+    optimizer.peak_learning_rate=0.0035
+    tokens_per_update=2000 max_tokens=2250 keep_last=1 average_last=1"""
+REGULARIZERS = {
+    "baseline": "",
+    "baseline x2": "",
+    "dropout 0": "model.dropout=0.0",
+    "dropout 0.2": "model.dropout=0.2",
+    "dropout 0.3": "model.dropout=0.3",
+    "label smoothing 0": "label_smoothing=0.0",
+    "label smoothing 0.2": "label_smoothing=0.2",
+    "BPE-dropout": "subword_sampling=0.1",
+    "word dropout": "noise.word_dropout=0.1",
+    "R-Drop": "r_drop=5",
+    "R-Drop, dropout 0.3": "r_drop=5 model.dropout=0.3",
+    "SimCut": "simcut=3",
+    "SimCut, dropout 0.3": "simcut=3 model.dropout=0.3",
+    "EMA": "ema_decay=0.999",
+    "average of 8": "keep_last=8 average_last=8",
+    "AdamW": "optimizer.name=adamw",
+    "schedule-free AdamW": "optimizer.name=schedule_free optimizer.schedule=constant",
 }
 
 # settings of `paper`
@@ -191,8 +226,10 @@ class Comparison:
     results: Path
     updates: int
     introduction: str
+    title: str
+    command: str
     method_paragraph: int  # number of the paragraph of the module docstring on the method
-    make_page: Callable[[list[Result], int], str]
+    make_page: Callable[[Comparison, list[Result], int], str]
 
 
 def main() -> None:
@@ -201,8 +238,9 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     variants = commands.add_parser("variants", help="layers and methods of nmt")
     paper = commands.add_parser("paper", help="table 3 of the paper at a small size")
+    regularization = commands.add_parser("regularization", help="dropout, R-Drop, SimCut, ...")
     fairseq = commands.add_parser("fairseq", help="nmt and fairseq")
-    for command in (variants, paper, fairseq):
+    for command in (variants, paper, regularization, fairseq):
         command.add_argument("--text", type=Path, required=True, help="folder with train.en, ...")
         command.add_argument("--output", type=Path, required=True)
         command.add_argument(
@@ -211,6 +249,7 @@ def main() -> None:
         command.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     add_comparison_options(variants, COMPARISONS["variants"])
     add_comparison_options(paper, COMPARISONS["paper"])
+    add_comparison_options(regularization, COMPARISONS["regularization"])
     budget = fairseq.add_mutually_exclusive_group(required=True)
     budget.add_argument("--updates", type=int, help="updates of each training")
     budget.add_argument("--seconds", type=float, help="CPU seconds of each training")
@@ -269,7 +308,7 @@ def compare_variants(options: argparse.Namespace, data_dir: Path) -> None:
         except KeyboardInterrupt:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
-    page = comparison.make_page(results, options.updates)
+    page = comparison.make_page(comparison, results, options.updates)
     print(page)
     if options.table:
         options.table.write_text(page, encoding="utf-8")
@@ -289,7 +328,7 @@ def load_results(path: Path) -> list[Result]:
 
 
 def measure_variant(options: argparse.Namespace, data_dir: Path, name: str, seed: int) -> Result:
-    """Train a variant, translate the test set with its last checkpoint and score it.
+    """Train a variant, translate the test set with its last checkpoint or average, and score it.
 
     With several jobs, the output of the commands goes to a file beside the run.
     """
@@ -306,6 +345,9 @@ def measure_variant(options: argparse.Namespace, data_dir: Path, name: str, seed
     train_seconds = run_nmt("train", arguments, log)
     tokens_per_second = int(settings["tokens_per_update"]) * updates / train_seconds
     model_dir = run_dir / "checkpoints" / "latest"
+    if settings["average_last"] != "1":
+        run_nmt("average", [f"run_dir={run_dir}"], log)
+        model_dir = run_dir / "average"
     hypotheses = translate_test_set(
         model_dir, data_dir, run_dir / "test.de", device=options.device, log=log
     )
@@ -349,9 +391,8 @@ def results_by_variant(
     return variant_results
 
 
-def make_ablation_page(results: list[Result], updates: int) -> str:
-    """Return the page docs/ablation.md: the method and a table of the results."""
-    comparison = COMPARISONS["variants"]
+def make_variants_page(comparison: Comparison, results: list[Result], updates: int) -> str:
+    """Return a page with the method and a table of the results."""
     heading = ["variant", "seeds", "parameters", "validation loss", "BLEU", "lower-cased", "chrF2"]
     heading += ["tokens a CPU-second", "BLEU over baseline"]
     variant_results = results_by_variant(comparison, results, updates)
@@ -362,10 +403,7 @@ def make_ablation_page(results: list[Result], updates: int) -> str:
         baseline_results = [] if name == baseline else variant_results[baseline]
         if results_of_name:
             rows.append(make_row(results_of_name, baseline_results))
-    command = "python scripts/compare.py variants --text multi30k --output build/ablation"
-    title = "Layers and methods on Multi30k en-de"
-    about = describe_method(comparison, variant_results, updates)
-    return format_page([f"# {title}", "", f"    {command}", "", *about], heading, rows)
+    return format_page(describe_method(comparison, variant_results, updates), heading, rows)
 
 
 def make_row(results: list[Result], baseline_results: list[Result]) -> list[str]:
@@ -377,9 +415,8 @@ def make_row(results: list[Result], baseline_results: list[Result]) -> list[str]
     return [*row, compare_bleu(results, baseline_results)]
 
 
-def make_paper_page(results: list[Result], updates: int) -> str:
-    """Return the page docs/table-3.md: the method and the rows beside the paper's figures."""
-    comparison = COMPARISONS["paper"]
+def make_paper_page(comparison: Comparison, results: list[Result], updates: int) -> str:
+    """Return a page with the method and the rows beside the paper's figures."""
     heading = ["row", "seeds", "parameters", "perplexity", "BLEU", "BLEU over base"]
     heading += ["paper: perplexity", "BLEU", "BLEU over base"]
     variant_results = results_by_variant(comparison, results, updates)
@@ -395,21 +432,22 @@ def make_paper_page(results: list[Result], updates: int) -> str:
         row += [f"{perplexity:.2f}", f"{bleu:.1f}"]
         row.append(f"{bleu - PAPER_SCORES['base'][1]:+.1f}" if name != "base" else "")
         rows.append(row)
-    command = "python scripts/compare.py paper --text multi30k --output build/table-3"
-    title = "Table 3 of the paper, small"
-    about = describe_method(comparison, variant_results, updates)
-    return format_page([f"# {title}", "", f"    {command}", "", *about], heading, rows)
+    return format_page(describe_method(comparison, variant_results, updates), heading, rows)
 
 
 def describe_method(
     comparison: Comparison, variant_results: dict[str, list[Result]], updates: int
 ) -> list[str]:
-    """Return lines that describe how the results of a page were measured."""
+    """Return the lines of a page above its table: how the results were measured."""
     machines = set()
     for results in variant_results.values():
         machines.update(result.about for result in results)
     settings = variant_settings(comparison, next(iter(comparison.variants)))
     return [
+        f"# {comparison.title}",
+        "",
+        f"    {comparison.command}",
+        "",
         comparison.introduction,
         "",
         (__doc__ or "").split("\n\n")[comparison.method_paragraph],
@@ -474,8 +512,22 @@ COMPARISONS = {
         updates=1000,
         introduction="[layers.md](layers.md) and [training.md](training.md) describe the variants, "
         "[results.md](results.md) larger runs.",
+        title="Layers and methods on Multi30k en-de",
+        command="python scripts/compare.py variants --text multi30k --output build/ablation",
         method_paragraph=3,
-        make_page=make_ablation_page,
+        make_page=make_variants_page,
+    ),
+    "regularization": Comparison(
+        base_settings=REGULARIZED,
+        variants=REGULARIZERS,
+        default_names=list(REGULARIZERS),
+        results=Path("docs/regularization.jsonl"),
+        updates=7500,
+        introduction="[definitions.md](definitions.md) defines the methods.",
+        title="Ways to regularize on Multi30k en-de",
+        command="python scripts/compare.py regularization --text multi30k --output build/regular",
+        method_paragraph=5,
+        make_page=make_variants_page,
     ),
     "paper": Comparison(
         base_settings=PAPER_BASE,
@@ -484,6 +536,8 @@ COMPARISONS = {
         results=Path("docs/table-3.jsonl"),
         updates=4000,
         introduction="The [guide](how-to/reproduce-table-3.md) repeats the table at full size.",
+        title="Table 3 of the paper, small",
+        command="python scripts/compare.py paper --text multi30k --output build/table-3",
         method_paragraph=4,
         make_page=make_paper_page,
     ),

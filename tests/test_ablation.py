@@ -38,6 +38,12 @@ def make_results(compare: Any, variant: str, scores: list[float]) -> list[Any]:
     return results
 
 
+def make_page(compare: Any, command: str, results: list[Any]) -> str:
+    comparison = compare.COMPARISONS[command]
+    page: str = comparison.make_page(comparison, results, 10)
+    return page
+
+
 def read_table(text: str) -> dict[str, list[str]]:
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("|")]
     return {row[0].removeprefix("| "): row[1:] for row in rows[2:]}
@@ -48,7 +54,7 @@ def test_a_row_has_means_intervals_and_a_verdict(compare: Any) -> None:
     results += make_results(compare, "R-Drop", [40.0, 41.0, 42.0])
     results += make_results(compare, "one head of keys", [36.5, 37.5, 38.5])
     results += make_results(compare, "Muon", [39.0])
-    cells = read_table(compare.make_ablation_page(results, updates=10))
+    cells = read_table(make_page(compare, "variants", results))
     assert list(cells) == ["baseline", "one head of keys", "R-Drop", "Muon"]
     # 95 % of Student's t with 2 degrees of freedom: 4.303 * 1 / sqrt(3) = 2.48
     assert cells["baseline"][3] == "37.00 ± 2.48"
@@ -67,8 +73,7 @@ def test_a_variant_is_compared_with_the_baseline_of_as_many_updates(compare: Any
     for name, bleu in scores.items():
         results += make_results(compare, name, [bleu])
     differences = {
-        name: row[-1]
-        for name, row in read_table(compare.make_ablation_page(results, updates=10)).items()
+        name: row[-1] for name, row in read_table(make_page(compare, "variants", results)).items()
     }
     assert differences == {
         "baseline": " |",
@@ -144,10 +149,10 @@ def test_a_failed_training_does_not_stop_the_others(
 def test_an_interrupted_training_has_no_throughput(compare: Any) -> None:
     results = make_results(compare, "baseline", [36.0, 37.0])
     results[0].tokens_per_cpu_second = None
-    [row] = read_table(compare.make_ablation_page(results, updates=10)).values()
+    [row] = read_table(make_page(compare, "variants", results)).values()
     assert row[6] == "1000"
     results[1].tokens_per_cpu_second = None
-    [row] = read_table(compare.make_ablation_page(results, updates=10)).values()
+    [row] = read_table(make_page(compare, "variants", results)).values()
     assert row[6] == ""
 
 
@@ -193,7 +198,7 @@ def test_a_row_of_table_3_has_the_paper_s_figures_beside_it(compare: Any) -> Non
     results = make_results(compare, "base", [36.0, 37.0, 38.0])
     results += make_results(compare, "(A) 1 head", [34.0])
     results += make_results(compare, "big x3", [40.0, 41.0, 42.0])
-    cells = read_table(compare.make_paper_page(results, updates=10))
+    cells = read_table(make_page(compare, "paper", results))
     # exp(2) = 7.39
     assert cells["base"][2:] == ["7.39 ± 0.00", "37.00 ± 2.48", "", "4.92", "25.8", " |"]
     assert cells["(A) 1 head"][2:] == [

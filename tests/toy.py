@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nmt.cli.commands import COMMANDS
 from nmt.cli.main import main
-from nmt.config import TrainConfig
+from nmt.config import DType, TrainConfig
 from nmt.data.augment import TextAugmenter
 from nmt.data.batching import UpdatePlan
 from nmt.data.tokenizer import Tokenizer
@@ -175,6 +175,7 @@ def make_run(data_dir: Path, run_dir: Path, world: World | None = None, **change
     settings: dict[str, Any] = {
         "model": tiny_config(),
         "device": "cpu",
+        "dtype": DType.float32,
         "num_threads": 1,
         "tokens_per_update": 1000,
         "valid_bleu": False,
