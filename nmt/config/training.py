@@ -228,6 +228,7 @@ _CONFLICTS = (
     ("compile", "sharding", "does not work with sharding=full"),
     ("r_drop", "sharding", "does not work with sharding=full"),
     ("simcut", "sharding", "does not work with sharding=full"),
+    ("simcut", "compile", "does not work with compile=true"),
     ("simcut", "r_drop", "does not work with r_drop"),
     ("guided_alignment", "sharding", "does not work with sharding=full"),
     ("guided_alignment", "compile", "does not work with compile=true"),
@@ -368,7 +369,9 @@ class TrainConfig(RuntimeConfig):
         False, "use TF32 for float32 matrix multiplications on a GPU", on_resume="log"
     )
     compile: bool | None = option(
-        None, "use torch.compile; null: on a GPU where it works", on_resume="log"
+        None,
+        "use torch.compile for the whole model; null: for each layer, on a GPU where it works",
+        on_resume="log",
     )
     activation_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, slower", on_resume="free"

@@ -281,9 +281,9 @@ class Objective(nn.Module):
         used_size: int | None = None,
         src_eos_id: int = -1,
     ) -> None:
-        """Choose the loss. A `compiler` compiles it, and the layers of `model` in place.
+        """Choose the loss, and compile it and the forward pass with `compiler`, if there is one.
 
-        Calls without gradients, as in validation and decoding, run uncompiled.
+        Validation and decoding, which have no gradients, run uncompiled.
 
         Args:
             smoothing: label smoothing, over the first `used_size` ids, by default all.
@@ -299,6 +299,7 @@ class Objective(nn.Module):
         self.has_cut_pass = simcut > 0  # whether the second pass has embeddings set to 0
         self.src_eos_id = src_eos_id
         self.alignment_weight = guided_alignment
+        self.forward_model: Callable[..., Tensor] = model.forward
         self.softmax_loss: SoftmaxLoss = partial(softmax_loss_in_place, used_size=used_size)
         if r_drop:
             self.softmax_loss = r_drop_loss(r_drop, used_size)
@@ -307,7 +308,7 @@ class Objective(nn.Module):
         elif compiler is not None:
             self.softmax_loss = partial(softmax_loss_for_compiler, used_size=used_size)
         if compiler is not None:
-            compiler.compile_layers(model)
+            self.forward_model = compiler.compile_model(model)
             # dynamic=None makes one graph for full chunks, and one for any other number of rows
             self.softmax_loss = compiler.compile(self.softmax_loss, dynamic=None)
 
@@ -321,7 +322,7 @@ class Objective(nn.Module):
         for pass_index in range(self.num_passes):  # each draws new dropout
             is_cut = self.has_cut_pass and pass_index == 1
             with cut_embeddings(self.model, self.src_eos_id) if is_cut else nullcontext():
-                output = self.model(
+                output = self.forward_model(
                     batch.src, batch.src_packing, batch.tgt_in, batch.tgt_packing, attention_out
                 )  # (M, D), with padding
             outputs.append(output[:num_tokens])  # (N, D)

@@ -42,7 +42,7 @@ class Packing:
     offsets: Tensor  # (B + 1,) the first token of each sentence, and N; int32 for flash attention
     positions: Tensor  # (N,) the position of each token in its sentence, from 0
     cells: Tensor  # (N,) the index of each token among the B * T cells of the padded tensor
-    tokens: Tensor  # (B * T,) the index of the token in each cell; arbitrary for padding
+    tokens: Tensor  # (B, T) the index of the token in each cell; arbitrary for padding
     mask: Tensor  # (B, 1, 1, T), True = may be attended to
     longest: int  # T
     has_one_length: bool  # all sentences have T tokens
@@ -63,8 +63,10 @@ class Packing:
 
     def pad(self, x: Tensor) -> Tensor:
         """Map packed tokens (N, ...) to padded ones (B, T, ...), with arbitrary padding."""
-        padded = x if self.is_full else x.index_select(0, self.tokens)  # (B * T, ...)
-        return padded.reshape(self.num_sentences, self.longest, *x.shape[1:])
+        padded = x if self.is_full else x.index_select(0, self.tokens.flatten())  # (B * T, ...)
+        # The shape of `tokens` has a symbol for each size in `torch.compile`, which could not
+        # compile a quotient of sizes on GPUs.
+        return padded.reshape(*self.tokens.shape, *x.shape[1:])
 
     def unpad(self, x: Tensor) -> Tensor:
         """Map padded tokens (B, T, ...) to packed ones (N, ...)."""
@@ -142,7 +144,7 @@ def pack(lengths: Sequence[int]) -> Packing:
         offsets=torch.from_numpy(offsets.astype(np.int32)),
         positions=torch.from_numpy(positions),
         cells=torch.from_numpy(cells),
-        tokens=torch.from_numpy(tokens.ravel()),
+        tokens=torch.from_numpy(tokens),
         mask=torch.from_numpy(mask)[:, None, None, :],
         longest=longest,
         has_one_length=bool((sizes == longest).all()),
