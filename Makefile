@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
+# Each file in one process, in the order of tests/conftest.py
+PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: install demo docs benchmark test test-slow test-all check check-style floors format wheel clean torture gpu
 
@@ -38,13 +40,13 @@ torture: $(INSTALLED)
 	$(BIN)/python scripts/torture.py $(TORTURE)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-slow: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "slow and not long"
+	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not long"
 
 test-all: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --dist loadfile -m ""
+	$(BIN)/python -m pytest $(PARALLEL) -m ""
 
 check: check-style test
 
@@ -53,7 +55,7 @@ floors:
 	$(PYTHON) -m venv .venv-floors
 	$(PYTHON) scripts/floors.py > .venv-floors/floors.txt
 	.venv-floors/bin/python -m pip install --quiet --editable ".[dev,serve,export,cluster,tensorboard]" -c .venv-floors/floors.txt
-	.venv-floors/bin/python -m pytest -n auto --dist loadfile
+	.venv-floors/bin/python -m pytest $(PARALLEL)
 
 check-style: $(INSTALLED)
 	$(BIN)/ruff format --check nmt configs scripts tests

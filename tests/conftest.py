@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 SHAPE = {"d_model": 30, "d_ff": 42, "num_heads": 3, "num_decoder_layers": 1}
 """Settings of the trained models."""
 
+LONGEST = ("first_tutorial", "page_commands", "onnx", "web_export", "hints", "build_docs", "search")
+LONGEST += ("serve_workers", "serve_load", "protect", "translator", "foreign_commands", "exported")
+"""Files whose slow tests take longest, which pytest-xdist hands out first."""
+
 gc.disable()  # collection would traverse all modules again and again while they are imported
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files, so that no worker is left with one at the end."""
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONGEST)
 
 
 def pytest_collection_finish() -> None:

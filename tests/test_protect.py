@@ -124,18 +124,18 @@ def test_texts_are_spelled_as_they_are_decoded(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.slow
-def test_500_lines_keep_their_placeholders_and_other_lines_are_unchanged(
+def test_200_lines_keep_their_placeholders_and_other_lines_are_unchanged(
     translator: Translator,
 ) -> None:
-    lines = lines_with_items(500)
-    plain_lines = short_sentences(200)
+    lines = lines_with_items(200)
+    plain_lines = short_sentences(80)
     without = translator.translate(lines, max_length_b=20)
     num_kept = sum(not lacks_protected(*pair) for pair in zip(lines, without, strict=True))
-    assert num_kept < 50  # the model does not know them
+    assert num_kept < 20  # the model does not know them
     translations = translator.translate([*lines, *plain_lines], **OPTIONS)
     lost = [pair for pair in zip(lines, translations, strict=False) if lacks_protected(*pair)]
     assert lost == []
-    assert translations[500:] == translator.translate(plain_lines, max_length_b=20)
+    assert translations[200:] == translator.translate(plain_lines, max_length_b=20)
 
 
 @pytest.mark.slow
