@@ -17,6 +17,7 @@ from tiny import sentences
 from nmt.checkpoint import load_weights
 from nmt.config import (
     Activation,
+    Decoder,
     ExportConfig,
     ExportFormat,
     Norm,
@@ -40,6 +41,8 @@ def test_marian_models_have_the_same_weights_after_import_and_export(tmp_path: P
         "not tied": {"tied": "none"},
         "wide decoder": {"settings": {"transformer-decoder-dim-ffn": 40}},
         "pre-norm": {"pre": True, "enc": 2},
+        "student": {"ssru": True, "activation": "relu"},
+        "pre-norm student": {"ssru": True, "pre": True},
     }
     for seed, (name, shape) in enumerate(shapes.items()):
         theirs = write_marian(tmp_path / name, seed, **shape)
@@ -54,6 +57,20 @@ def test_marian_models_have_the_same_weights_after_import_and_export(tmp_path: P
         weights = load_weights(model_dir)
         for key, tensor in load_weights(imported(output)).items():
             assert torch.equal(tensor, weights[key]), (name, key)
+
+
+@pytest.mark.parametrize("norm", [Norm.post, Norm.pre])
+def test_our_students_translate_as_before_when_they_are_imported(
+    tmp_path: Path, tokenizer: Tokenizer, norm: Norm
+) -> None:
+    changes = {"decoder": Decoder.ssru, "positions": Positions.sinusoidal_concat, "norm": norm}
+    lines = sentences(5)
+    for pair in (tokenizer, TokenizerPair(tokenizer, tokenizer)):
+        model_dir = random_model(tmp_path / type(pair).__name__, pair, **changes)
+        model = imported(exported(model_dir, MARIAN))
+        searches = zip(native(model_dir, lines, GREEDY), native(model, lines, GREEDY), strict=True)
+        for ours, theirs in searches:
+            assert ours[0].tokens == theirs[0].tokens
 
 
 @pytest.mark.slow
@@ -98,10 +115,12 @@ def test_what_marian_has_no_form_for_is_refused_by_name(
         "norm_layer": NormLayer.rms,
         "activation": Activation.swiglu,
         "positions": Positions.rotary,
+        "decoder": Decoder.ssru,  # with the positions of the paper
     }
     for name, value in unsupported.items():
         folder = random_model(tmp_path / name, tokenizer, **{name: value})
-        with pytest.raises(ConfigError, match=f"format=marian does not support model.{name}"):
+        setting = "positions=sinusoidal " if name == "decoder" else name
+        with pytest.raises(ConfigError, match=f"format=marian does not support model.{setting}"):
             exported(folder, MARIAN)
     folder = random_model(tmp_path / "tags", tokenizer)
     tags = {"src_tag": "the", "tgt_tag": "house"}

@@ -18,11 +18,13 @@ import pytest
 import torch
 import yaml
 from importing import imported, randomize, shuffled, train_spm
+from marian_student import MarianStudent
 from tiny import sentences
 from torch import nn
 
 from nmt.checkpoint import load_info
 from nmt.config import Normalization, Positions, SearchConfig
+from nmt.errors import ModelError
 from nmt.importing.piece_ids import read_yaml_vocabulary
 from nmt.model.positions import sinusoidal_positions
 from nmt.search.request import SearchRequest
@@ -71,6 +73,9 @@ def check(name: str, model_dir: Path, converted: Path, *, pad: str) -> None:
 # --- Marian
 
 
+SSRU_SETTINGS = {"transformer-decoder-autoreg": "rnn", "dec-cell": "ssru"}
+
+
 def marian_arrays(rng: np.random.Generator, sizes: dict[str, Any]) -> Arrays:
     """Draw the arrays of a model, with Marian's names."""
     d, f = sizes["d"], sizes["f"]
@@ -88,6 +93,9 @@ def marian_arrays(rng: np.random.Generator, sizes: dict[str, Any]) -> Arrays:
 
     for stack, depth in (("encoder", sizes["enc"]), ("decoder", sizes["dec"])):
         attentions = ["self"] if stack == "encoder" else ["self", "context"]
+        has_ssru = stack == "decoder" and sizes.get("ssru", False)
+        if has_ssru:
+            attentions = ["context"]
         if stack == "decoder":
             f = sizes.get("settings", {}).get("transformer-decoder-dim-ffn", f)
         for layer in range(1, depth + 1):
@@ -97,6 +105,11 @@ def marian_arrays(rng: np.random.Generator, sizes: dict[str, Any]) -> Arrays:
                     draw(f"{name}_{attention}_W{head}", d, d)
                     draw(f"{name}_{attention}_b{head}", 1, d)
                 draw_norm(f"{name}_{attention}_Wo_ln", suffix)
+            if has_ssru:
+                draw(f"{name}_rnn_W", d, d)
+                draw(f"{name}_rnn_Wf", d, d)
+                draw(f"{name}_rnn_bf", 1, d)
+                draw_norm(f"{name}_rnn_ln" if suffix else f"{name}_rnn_ffn_ln", suffix)
             draw(f"{name}_ffn_W1", d, f)
             draw(f"{name}_ffn_b1", 1, f)
             draw(f"{name}_ffn_W2", f, d)
@@ -147,6 +160,7 @@ def write_marian(folder: Path, seed: int, **shape: Any) -> Path:
         "transformer-preprocess": "n" if sizes["pre"] else "",
         "transformer-postprocess": "da" if sizes["pre"] else "dan",
         "transformer-postprocess-top": "n" if sizes["pre"] else "",
+        **(SSRU_SETTINGS if sizes.get("ssru", False) else {}),
         **sizes.get("settings", {}),
     }
     arrays = marian_arrays(np.random.default_rng(seed), sizes)
@@ -188,6 +202,31 @@ def test_marian_models_find_the_ids_and_scores_of_ctranslate2(tmp_path: Path) ->
         check(name, model_dir, theirs, pad="")
         search = load_info(model_dir).search
         assert (search.beam_size, search.word_reward) == (6, -0.5), name
+
+
+def test_students_of_marian_have_the_scores_of_its_formulas(tmp_path: Path) -> None:
+    folder = write_marian(tmp_path / "student", 5, ssru=True, activation="relu")
+    model_dir = imported(folder)
+    assert load_info(model_dir).model.positions is Positions.sinusoidal_concat
+    student = MarianStudent(folder, num_heads=2)
+    loaded = load_models([model_dir], device="cpu")
+    tokenizer = loaded.tokenizer
+    rows = tokenizer.src.encode_batch(LINES[:4])
+    config = SearchConfig(beam_size=2, normalization=Normalization.none, max_length_b=6)
+    for row, hypotheses in zip(
+        rows, loaded.backend.search(SearchRequest(rows, config)), strict=True
+    ):
+        for hypothesis in hypotheses:
+            expected = student.log_probs([*row, tokenizer.src.eos_id], hypothesis.tokens)
+            assert hypothesis.token_log_probs == pytest.approx(expected, abs=1e-4)
+
+
+def test_other_recurrent_decoders_of_marian_are_refused(tmp_path: Path) -> None:
+    for name, value in (("dec-cell", "gru"), ("layer-normalization", True)):
+        settings = SSRU_SETTINGS | {name: value}
+        folder = write_marian(tmp_path / name, 5, ssru=True, settings=settings)
+        with pytest.raises(ModelError, match=f"{name}={value!r} cannot be imported"):
+            imported(folder)
 
 
 def test_pieces_of_marian_are_read_as_yaml_writes_them(tmp_path: Path) -> None:

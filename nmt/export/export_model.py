@@ -129,6 +129,7 @@ SUPPORTED: dict[ExportFormat, Support] = {
         "num_kv_heads": [None],
         "qk_norm": [False],
         "scale_embedding": [True],
+        "decoder": None,
     },
     ExportFormat.web: _ONNX_SUPPORT,
 }
@@ -190,13 +191,16 @@ def find_unsupported(model: ModelConfig, export_format: ExportFormat) -> list[st
     must have its default.
     """
     unsupported = []
+    support = SUPPORTED[export_format]
+    if model.decoder is Decoder.ssru and support.get("decoder", []) is None:
+        support = support | {"positions": [Positions.sinusoidal_concat]}  # Marian's frequencies
     if model.head_size == model.d_model // model.num_heads:
         model = dataclasses.replace(model, head_size=None)  # the default gives the same size
     for setting in dataclasses.fields(model):
         if "dropout" in setting.name:
             continue
         value = getattr(model, setting.name)
-        supported = SUPPORTED[export_format].get(setting.name, [setting.default])
+        supported = support.get(setting.name, [setting.default])
         if supported is not None and value not in supported:
             names = ", ".join(map(_format_value, supported))
             unsupported.append(f"model.{setting.name}={_format_value(value)} (only {names})")

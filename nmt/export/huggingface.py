@@ -166,9 +166,12 @@ def _rename_layer(
 
     Dimensions inside heads and feed-forward layers keep their order.
     """
-    renamed = _rename_attention(
-        weights, f"{our_prefix}.self_attention", f"{their_prefix}.self_attn", permutation
-    )
+    if f"{our_prefix}.ssru_norm.weight" in weights:
+        renamed = _rename_ssru(weights, f"{our_prefix}.ssru", f"{their_prefix}.ssru", permutation)
+    else:
+        renamed = _rename_attention(
+            weights, f"{our_prefix}.self_attention", f"{their_prefix}.self_attn", permutation
+        )
     if f"{our_prefix}.cross_attention_norm.weight" in weights:
         renamed |= _rename_attention(
             weights, f"{our_prefix}.cross_attention", f"{their_prefix}.encoder_attn", permutation
@@ -181,6 +184,22 @@ def _rename_layer(
     )
     norm = f"{their_prefix}.final_layer_norm"
     return renamed | _permute_output(weights, f"{our_prefix}.feed_forward_norm", norm, permutation)
+
+
+def _rename_ssru(
+    weights: Weights, our_prefix: str, their_prefix: str, permutation: Tensor
+) -> Weights:
+    """Rename an SSRU and its norm, for formats that add this layer to the names of transformers."""
+    renamed: Weights = {}
+    for name in ("candidate.weight", "forget_gate.weight"):
+        weight = weights[f"{our_prefix}.{name}"]  # (D, D)
+        renamed[f"{their_prefix}.{name}"] = weight[permutation][:, permutation]
+    renamed[f"{their_prefix}.forget_gate.bias"] = weights[f"{our_prefix}.forget_gate.bias"][
+        permutation
+    ]
+    return renamed | _permute_output(
+        weights, f"{our_prefix}_norm", f"{their_prefix}_layer_norm", permutation
+    )
 
 
 def _rename_attention(

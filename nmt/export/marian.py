@@ -3,7 +3,8 @@
 Marian starts decoding from an embedding of zeros, and `nmt` from the embedding of BOS. The export
 subtracts the embedding of BOS from all target embeddings, and adds it again inside of the decoder:
 to biases of the first layer (post-norm), or in an additional layer (pre-norm). A tied output layer
-then subtracts the same number from all logits of a step, which the softmax ignores.
+then subtracts the same number from all logits of a step, which the softmax ignores. Decoders with
+SSRUs start from zeros in `nmt` too.
 """
 
 # D d_model, V vocab
@@ -24,7 +25,7 @@ import yaml
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import Activation, ExportConfig, Norm
+from nmt.config import Activation, Decoder, ExportConfig, Norm
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ModelError
 from nmt.export.huggingface import MARIAN, Weights, rename_weights
@@ -40,6 +41,10 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"^lm_head\.weight$", "decoder_ff_logit_out_W"),
     (r"^model\.", ""),
     (r"\.layers\.(\d+)\.", lambda match: f"_l{int(match[1]) + 1}_"),  # counts layers from 1
+    (r"ssru_layer_norm", "rnn_ffn_ln"),
+    (r"ssru\.candidate\.weight$", "rnn_W"),
+    (r"ssru\.forget_gate\.weight$", "rnn_Wf"),
+    (r"ssru\.forget_gate\.bias$", "rnn_bf"),
     (r"self_attn_layer_norm", "self_Wo_ln"),
     (r"encoder_attn_layer_norm", "context_Wo_ln"),
     (r"final_layer_norm", "ffn_ffn_ln"),
@@ -73,7 +78,9 @@ def write_marian(
         tgt_pieces = tgt_pieces[:-1]
         weights = _drop_padding(weights)
     else:
-        info, weights = _subtract_start(info, weights, tokenizers.tgt)
+        weights = _forbid_ids(info, weights, tokenizers.tgt)
+        if info.model.decoder is Decoder.attention:
+            info, weights = _subtract_start(info, weights, tokenizers.tgt)
     arrays = _make_arrays(info, weights, config.max_positions)
     sizes = [len(src_pieces), len(tgt_pieces)]
     # Marian reads the settings as a string of C, which ends with a zero byte
@@ -127,6 +134,13 @@ def _drop_padding(weights: Weights) -> Weights:
     return weights | shortened
 
 
+def _forbid_ids(info: ModelInfo, weights: Weights, tokenizer: Tokenizer) -> Weights:
+    """Give the ids that no translation contains the probability 0, by the output bias."""
+    bias = weights.get("output_bias", torch.zeros(info.vocab_size)).clone()  # (V,)
+    bias[forbidden_ids(tokenizer)] = _FORBIDDEN_BIAS
+    return weights | {"output_bias": bias}
+
+
 def _subtract_start(
     info: ModelInfo, weights: Weights, tokenizer: Tokenizer
 ) -> tuple[ModelInfo, Weights]:
@@ -136,9 +150,6 @@ def _subtract_start(
     embedding = weights["embedding.weight"]  # (V, D)
     start = embedding[tokenizer.bos_id]  # (D,)
     weights["embedding.weight"] = embedding - start
-    bias = weights.get("output_bias", torch.zeros(info.vocab_size)).clone()  # (V,)
-    bias[forbidden_ids(tokenizer)] = _FORBIDDEN_BIAS
-    weights["output_bias"] = bias
     offset = start * math.sqrt(model.d_model)  # embeddings are scaled
     if model.norm is Norm.post:
         _add_to_first_layer(weights, "decoder_layers.0", offset)
@@ -202,6 +213,7 @@ def _make_arrays(
             name = re.sub(pattern, replacement, name)
         if info.model.norm is Norm.pre and re.search("_(Wo|ffn)_ln_", name):
             name += "_pre"  # the norm before a sub-layer; without this suffix, the one after it
+            name = name.replace("rnn_ffn_ln", "rnn_ln")
         array = tensor.float()
         if array.dim() == 1:
             array = array[None]  # (1, D)
@@ -219,7 +231,14 @@ def _make_settings(info: ModelInfo, sizes: list[int]) -> dict[str, Any]:
     model = info.model
     is_pre_norm = model.norm is Norm.pre
     shares_embedding = info.src_vocab_size is None
-    return {
+    settings: dict[str, Any] = {"transformer-decoder-autoreg": "self-attention"}
+    if model.decoder is Decoder.ssru:
+        settings = {
+            "transformer-decoder-autoreg": "rnn",
+            "dec-cell": "ssru",
+            "layer-normalization": False,
+        }
+    return settings | {
         "type": "transformer",
         "dim-vocabs": sizes,
         "dim-emb": model.d_model,
@@ -235,7 +254,6 @@ def _make_settings(info: ModelInfo, sizes: list[int]) -> dict[str, Any]:
         "transformer-postprocess": "da" if is_pre_norm else "dan",
         "transformer-postprocess-top": "n" if is_pre_norm else "",
         "transformer-postprocess-emb": "d",
-        "transformer-decoder-autoreg": "self-attention",
         "transformer-guided-alignment-layer": "last",
         "transformer-no-projection": False,
         "transformer-pool": False,

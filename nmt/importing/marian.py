@@ -19,7 +19,7 @@ import torch.nn.functional as F
 import yaml
 from torch import Tensor
 
-from nmt.config import Activation, ImportConfig, ModelConfig, Norm, Positions
+from nmt.config import Activation, Decoder, ImportConfig, ModelConfig, Norm, Positions
 from nmt.data.tokenizer import Tokenizer, read_model
 from nmt.errors import ModelError
 from nmt.importing.piece_ids import (
@@ -38,6 +38,7 @@ from nmt.runtime.metadata import parse_yaml
 from nmt.runtime.reading import check_regular, list_zip_members
 
 _SETTINGS = "special:model.yml"  # the name of an array with the bytes of the settings
+_DECODERS = {"self-attention": Decoder.attention, "rnn": Decoder.ssru}
 _ACTIVATIONS = {"relu": Activation.relu, "swish": Activation.silu}
 # Marian's operations before a sub-layer, after it, and after the stack: d is dropout, a adds the
 # residual, and n normalizes
@@ -56,6 +57,9 @@ _RULES: list[Rule] = [  # applied in this order; they give the names that `make_
     (r"^(encoder|decoder)_Wemb$", r"\1.embed_tokens.weight"),
     (r"^decoder_ff_logit_out_Wt?$", "output.weight"),
     (r"_l(\d+)_", lambda match: f".layers.{int(match[1]) - 1}."),  # Marian counts layers from 1
+    (r"\.rnn_(ffn_)?ln_", ".ssru_layer_norm."),
+    (r"\.rnn_W$", ".ssru.candidate.W"),
+    (r"\.rnn_([Wb])f$", r".ssru.forget_gate.\1"),
     (r"\.self_Wo_ln_", ".self_attn_layer_norm."),
     (r"\.context_Wo_ln_", ".encoder_attn_layer_norm."),
     (r"\.ffn_ffn_ln_", ".final_layer_norm."),
@@ -77,7 +81,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
 
     The folder also has the SentencePiece models. If the model has other ids than SentencePiece, it
     has `.yml` files with the vocabularies too. Raises `ModelError` for an architecture that
-    nmt does not have, such as the SSRU of student models, and for files that do not belong
+    nmt does not have, such as other recurrent decoders than SSRUs, and for files that do not belong
     together.
     """
     folder = path if path.is_dir() else path.parent
@@ -281,7 +285,6 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
     """Convert the architecture; raise `ModelError` for a setting that nmt does not have."""
     expected: dict[str, Any] = {  # a dictionary, since the names of keywords have no hyphens
         "type": "transformer",
-        "transformer-decoder-autoreg": "self-attention",
         "transformer-no-projection": False,
         "transformer-train-position-embeddings": False,
         "transformer-tied-layers": [],
@@ -301,9 +304,21 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
     if ffn_depth not in (0, 2):  # 0 means the depth of the encoder
         raise settings.make_error("transformer-decoder-ffn-depth", ffn_depth, "2")
     d_ff = settings.get_int("transformer-dim-ffn")
+    decoder = settings.get_choice("transformer-decoder-autoreg", _DECODERS, "self-attention")
+    positions = Positions.sinusoidal_halves
+    if decoder is Decoder.ssru:
+        ssru_settings = {
+            "dec-cell": "ssru",
+            "layer-normalization": False,
+            "transformer-rnn-projection": False,
+        }
+        settings.require_values(**ssru_settings)
+        # Marian's frequencies; those of `sinusoidal_halves` are transformers' and CTranslate2's
+        positions = Positions.sinusoidal_concat
     return settings.make_model_config(
         num_encoder_layers=settings.get_int("enc-depth"),
         num_decoder_layers=settings.get_int("dec-depth"),
+        decoder=decoder,
         d_model=settings.get_int("dim-emb"),
         d_ff=d_ff,
         decoder_d_ff=settings.get_int("transformer-decoder-dim-ffn", 0) or d_ff,
@@ -312,7 +327,7 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
         attention_dropout=settings.get_dropout("transformer-dropout-attention"),
         activation_dropout=settings.get_dropout("transformer-dropout-ffn"),
         norm=_NORMS[operations],
-        positions=Positions.sinusoidal_halves,
+        positions=positions,
         activation=settings.get_choice("transformer-ffn-activation", _ACTIVATIONS),
         tied_output=has_tied_output,
         output_bias=True,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt.config import ModelConfig, Norm
+from nmt.config import Decoder, ModelConfig, Norm
 from nmt.errors import ModelError
 from nmt.runtime.torch_files import load_torch_file
 
@@ -201,7 +201,7 @@ def make_state_dict(tensors: Tensors, config: ModelConfig, sizes: EmbeddingSizes
         our_prefix = f"decoder_layers.{i}"
         their_prefix = f"decoder.layers.{i}"
         d_ff = config.decoder_d_ff or config.d_ff
-        state |= _take_layer(tensors, our_prefix, their_prefix, d_model, d_ff)
+        state |= _take_layer(tensors, our_prefix, their_prefix, d_model, d_ff, config.decoder)
         state |= _take_attention(
             tensors, f"{our_prefix}.cross_attention", f"{their_prefix}.encoder_attn", d_model
         )
@@ -213,15 +213,23 @@ def make_state_dict(tensors: Tensors, config: ModelConfig, sizes: EmbeddingSizes
 
 
 def _take_layer(
-    tensors: Tensors, our_prefix: str, their_prefix: str, d_model: int, d_ff: int
+    tensors: Tensors,
+    our_prefix: str,
+    their_prefix: str,
+    d_model: int,
+    d_ff: int,
+    decoder: Decoder = Decoder.attention,
 ) -> Weights:
-    """Take the self-attention and the feed-forward network of one layer.
+    """Take the self-attention or the SSRU, and the feed-forward network of one layer.
 
     `our_prefix` and `their_prefix` are the prefixes of our names and of the names in the file.
     """
-    layer = _take_attention(
-        tensors, f"{our_prefix}.self_attention", f"{their_prefix}.self_attn", d_model
-    )
+    if decoder is Decoder.ssru:
+        layer = _take_ssru(tensors, f"{our_prefix}.ssru", f"{their_prefix}.ssru", d_model)
+    else:
+        layer = _take_attention(
+            tensors, f"{our_prefix}.self_attention", f"{their_prefix}.self_attn", d_model
+        )
     layer |= _take_weight_and_bias(
         tensors, f"{our_prefix}.feed_forward.inner", f"{their_prefix}.fc1", d_ff, d_model
     )
@@ -232,6 +240,20 @@ def _take_layer(
         tensors, f"{our_prefix}.feed_forward_norm", f"{their_prefix}.final_layer_norm", d_model
     )
     return layer
+
+
+def _take_ssru(tensors: Tensors, our_prefix: str, their_prefix: str, d_model: int) -> Weights:
+    """Take an SSRU and its norm."""
+    candidate = "candidate.weight"
+    ssru = {
+        f"{our_prefix}.{candidate}": tensors.take(f"{their_prefix}.{candidate}", d_model, d_model)
+    }
+    ssru |= _take_weight_and_bias(
+        tensors, f"{our_prefix}.forget_gate", f"{their_prefix}.forget_gate", d_model, d_model
+    )
+    return ssru | _take_weight_and_bias(
+        tensors, f"{our_prefix}_norm", f"{their_prefix}_layer_norm", d_model
+    )
 
 
 def _take_attention(tensors: Tensors, our_prefix: str, their_prefix: str, d_model: int) -> Weights:
