@@ -198,25 +198,26 @@ class Learner:
         loss_sums = self.accumulate_gradient(plan, batches)
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)  # overflowed gradients stay infinite
-        gradient_norm = clip_gradient(self.model, self.config.optimizer.max_grad_norm)
+        parameters = list(self.model.parameters())  # takes milliseconds, so only once an update
+        gradient_norm = clip_gradient(parameters, self.config.optimizer.max_grad_norm)
         result = self._sum_over_ranks(
             loss_sums, gradient_norm, plan, batches, is_stop_requested=is_stop_requested
         )
         if result.is_finite:
-            self._step(learning_rate)
+            self._step(parameters, learning_rate)
         self.scaler.update()  # lowers the scale of the loss if a gradient has overflowed
         self.zero_grad()
         return result
 
-    def _step(self, learning_rate: float) -> None:
-        """Step the optimizers and update the average."""
+    def _step(self, parameters: list[nn.Parameter], learning_rate: float) -> None:
+        """Step the optimizers, which change `parameters`, and update the average."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
             optimizer.step()
         if self.sharded is None:
             # fused optimizers do not increase versions, which `cache_rounded_weights` compares
-            torch.autograd.graph.increment_version(list(self.model.parameters()))
+            torch.autograd.graph.increment_version(parameters)
         if self.average is not None:
             self.average.update(self.model)
 
@@ -239,7 +240,8 @@ class Learner:
 
         Returns the summed loss and the summed nll of each batch of this rank, (batches, 2).
         """
-        self.objective.train()
+        if not self.model.training:  # after a validation; the call takes milliseconds
+            self.objective.train()
         loss_weight = 0.0  # a filler has no weight
         if plan.batches:
             loss_weight = self.world.size / plan.num_tokens  # DDP takes the mean over ranks

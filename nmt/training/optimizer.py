@@ -242,14 +242,14 @@ class ScheduleFree(torch.optim.Optimizer):
         return averaged_model
 
 
-def clip_gradient(model: nn.Module, max_norm: float) -> Tensor:
+def clip_gradient(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
     """Scale the gradient down to at most `max_norm` (0 disables); return its norm before that."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    gradients = [p.grad for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
     if hasattr(norm, "full_tensor"):  # a DTensor if the model is sharded
         norm = norm.full_tensor()
     if max_norm > 0:
-        nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
 
 
