@@ -341,7 +341,7 @@ def measure_variant(options: argparse.Namespace, data_dir: Path, name: str, seed
     arguments = [f"{key}={value}" for key, value in settings.items()]
     arguments += [f"data_dir={data_dir}", f"run_dir={run_dir}", f"seed={seed}"]
     arguments += [f"max_updates={updates}", f"validate_every_updates={updates}"]
-    arguments += [f"checkpoint_every_updates={max(50, updates // 20)}", f"device={options.device}"]
+    arguments += [f"checkpoint_every_updates={max(50, updates // 60)}", f"device={options.device}"]
     train_seconds = run_nmt("train", arguments, log)
     tokens_per_second = int(settings["tokens_per_update"]) * updates / train_seconds
     model_dir = run_dir / "checkpoints" / "latest"

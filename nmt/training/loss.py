@@ -155,7 +155,7 @@ def softmax_loss_for_compiler(
 
 
 def r_drop_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
-    """Return the `SoftmaxLoss` of R-Drop (Wu et al., 2021, equation 4) with weight `alpha`.
+    """Return the `SoftmaxLoss` of R-Drop (Liang et al., 2021, equation 4) with weight `alpha`.
 
     Rows 2i and 2i + 1 of the logits come from two passes over token i. The loss of a token is
     (CE_1 + CE_2) / 2 + alpha / 4 * (KL(p_1 || p_2) + KL(p_2 || p_1)), where only the cross-entropy
