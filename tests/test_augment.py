@@ -78,8 +78,10 @@ def test_case_changes_on_both_sides(byte_tokenizer: Tokenizer) -> None:
     assert augment(byte_tokenizer, lower=1) == {(SRC.lower(), TGT.lower())}
     expected = (perturb.to_title(SRC), perturb.to_title(TGT))
     assert augment(byte_tokenizer, title=1) == {expected}
-    chinese = "房子很小。"
-    assert augment(byte_tokenizer, chinese, TGT, upper=1) == {(chinese, TGT)}
+    for chinese in ("房子很小。", "房子IBM很小。"):
+        assert augment(byte_tokenizer, chinese, TGT, upper=1) == {(chinese, TGT)}
+        upper = perturb.perturb_line(chinese, [TGT], Perturbation.upper, Random(1))
+        assert upper == (chinese, [TGT])
 
 
 def test_each_change_has_its_probability(byte_tokenizer: Tokenizer) -> None:

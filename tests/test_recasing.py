@@ -27,6 +27,7 @@ SENTENCE_CASES = {
     "HELLO! WHERE ARE YOU? 3 HOUSES.": "Hello! Where are you? 3 houses.",
     "«ÜBER ALLES»": "«Über alles»",
     "ПРИВЕТ, МИР": "Привет, мир",
+    "OʻZBEKISTON": "Oʻzbekiston",
     "The Big House Is Red": "The big house is red",
     "A Photo By NASA And McDonald Today": "A photo by NASA and McDonald today",
     "The Year 2024 - Was Very Good": "The year 2024 - was very good",
@@ -45,6 +46,11 @@ OTHER_LINES = [
     "你好世界",
     "https://example.org/A",
     "%S {Name} %D",
+    "这是HTTPS协议",  # letters without case around acronyms and names
+    "私はNHKを見ます",
+    "שלום USA",
+    "Samsung 과 Apple 은 Google 을 이겼다",
+    "شركة Google و Apple و Microsoft",
 ]
 
 

@@ -34,8 +34,9 @@ _UNITS = ("kg", "km", "°C", "%", "€", "MB", "kWh", "px")
 
 
 def has_case(text: str) -> bool:
-    """Return whether a text has letters that are upper or lower case."""
-    return text.lower() != text.upper()
+    """Return whether most letters of a text are upper or lower case, unlike Chinese or Arabic."""
+    num_cased = sum(letter.isupper() or letter.islower() for letter in text)
+    return 2 * num_cased > sum(map(str.isalpha, text))
 
 
 def to_title(text: str) -> str:
@@ -64,7 +65,7 @@ def perturb_line(
     """Perturb a source, and change its references if the correct translation changes with it.
 
     Typos do not change the references. The final punctuation is removed only if the source and
-    all references end with the same kind of mark.
+    all references end with the same kind of mark, and the case changes only if the source has one.
     """
     if kind is Perturbation.typos:
         return add_typos(src, MAX_TYPOS, rng), list(references)
@@ -80,6 +81,8 @@ def perturb_line(
                 return src, list(references)
             stripped_references.append(stripped_reference)
         return stripped_src, stripped_references
+    if not has_case(src):
+        return src, list(references)
     change_case = CASES[kind.value]
     return change_case(src), [change_case(reference) for reference in references]
 

@@ -11,6 +11,7 @@ import re
 from nmt.data.perturb import CASES
 
 _MIN_CAPITALS = 5  # a shorter text may be an abbreviation
+_MIN_CAPITAL_SHARE = 0.8  # of all letters; others may be marks such as the apostrophe of Uzbek
 _MIN_TITLE_WORDS = 3  # fewer may be a name
 _SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)\W*\w")
 
@@ -18,9 +19,13 @@ _SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)\W*\w")
 def find_case(text: str) -> str:
     """Return "upper" for a text in capitals, "title" for one in title case, and otherwise ""."""
     if text.isupper():
-        return "upper" if sum(map(str.isalpha, text)) >= _MIN_CAPITALS else ""
+        # an acronym in Chinese or Arabic, whose letters have no case, does not count
+        num_capitals = sum(map(str.isupper, text))
+        num_letters = sum(map(str.isalpha, text))
+        has_case = num_capitals >= _MIN_CAPITAL_SHARE * num_letters
+        return "upper" if has_case and num_capitals >= _MIN_CAPITALS else ""
     words = text.split()
-    if any(word[0].islower() for word in words):
+    if any(word[0].isalpha() and not word[0].isupper() for word in words):
         return ""
     return "title" if sum(map(_is_capitalized, words)) >= _MIN_TITLE_WORDS else ""
 

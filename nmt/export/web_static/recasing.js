@@ -3,8 +3,10 @@
 // of the line.
 
 const MIN_CAPITALS = 5; // a shorter text may be an abbreviation
+const MIN_CAPITAL_SHARE = 0.8; // of all letters; others may be marks such as the apostrophe of Uzbek
 const MIN_TITLE_WORDS = 3; // fewer may be a name
 const LETTER = /\p{L}/gu;
+const CAPITALS = /\p{Uppercase}/gu;
 const CAPITAL = /\p{Uppercase}/u;
 const SMALL = /[\p{Lowercase}\p{Lt}]/u;
 const WORD = /\S+/gu;
@@ -12,9 +14,14 @@ const SENTENCE_START = /(?:^|[.!?…]\s)[^\p{L}\p{N}_]*[\p{L}\p{N}_]/gu;
 
 /** Return "upper" for a text in capitals, "title" for one in title case, and otherwise "". */
 export function findCase(text) {
-  if (isUpper(text)) return (text.match(LETTER) ?? []).length >= MIN_CAPITALS ? "upper" : "";
+  if (isUpper(text)) {
+    // an acronym in Chinese or Arabic, whose letters have no case, does not count
+    const numCapitals = (text.match(CAPITALS) ?? []).length;
+    const hasCase = numCapitals >= MIN_CAPITAL_SHARE * (text.match(LETTER) ?? []).length;
+    return hasCase && numCapitals >= MIN_CAPITALS ? "upper" : "";
+  }
   const words = text.match(WORD) ?? [];
-  if (words.some((word) => /^\p{Lowercase}/u.test(word))) return "";
+  if (words.some((word) => /^\p{L}/u.test(word) && !/^\p{Uppercase}/u.test(word))) return "";
   return words.filter(isCapitalized).length >= MIN_TITLE_WORDS ? "title" : "";
 }
 
