@@ -248,7 +248,7 @@ def test_a_worker_in_a_long_search_ends_with_a_killed_server(
         busy: list[int] = []
 
         def find_busy() -> bool:
-            busy[:] = [pid for pid in processes(loader) if cpu_ticks(pid) > 150]
+            busy[:] = [pid for pid in processes(loader) if cpu_ticks(pid) > 100]
             return bool(busy)
 
         eventually(find_busy)

@@ -354,7 +354,7 @@ def test_the_page_gives_the_text_of_native_search(
     open_page: Any, trained_models: dict[str, Path], tmp_path: Path, downloads: Path
 ) -> None:
     capitals = ["THE GREEN HOUSE", "The Small Green Tree", "the house 😀", "http://a.b/c a@b.cd"]
-    lines = [*short_sentences(100), *HOSTILE, *capitals, "", "the " * 300]
+    lines = [*short_sentences(40), *HOSTILE, *capitals, "", "the " * 300]
     lines = [replace_line_breaks(line) for line in lines]
     path = tmp_path / "lines.txt"
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
