@@ -6,7 +6,7 @@ INSTALLED = $(VENV)/.installed
 # Each file in one process, in the order of tests/conftest.py
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: install demo docs benchmark test test-slow test-all check check-style floors format wheel clean torture gpu
+.PHONY: install demo docs benchmark test test-slow test-ci test-all check check-style floors format wheel clean torture gpu
 
 install: $(INSTALLED)
 
@@ -28,7 +28,7 @@ benchmark: $(INSTALLED)
 	$(BIN)/python scripts/benchmark/run.py $(BENCHMARK)
 
 # Tests start many processes, each of which would compile all modules again
-test test-slow test-all: export PYTHONDONTWRITEBYTECODE =
+test test-slow test-ci test-all: export PYTHONDONTWRITEBYTECODE =
 
 # On a machine with a GPU and no network: wheels=DIR text=DIR output=DIR; docs/benchmarks/gpu.md
 gpu:
@@ -44,6 +44,10 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not long"
+
+# Both at once, which imports modules and trains the shared models once
+test-ci: $(INSTALLED)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not long"
 
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest $(PARALLEL) -m ""

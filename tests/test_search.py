@@ -62,7 +62,7 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(rule: dict[str, Any]) -> No
             assert_same(hypotheses, expected[:beam_size])
 
 
-@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.long)])
 @every_rule
 def test_beam_search_equals_one_by_lists(rule: dict[str, Any], stride: int) -> None:
     source = toy_source(6, 2, 9, 4, 1, 3)

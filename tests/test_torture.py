@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
@@ -29,6 +27,7 @@ def workspace(torture: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return torture.Workspace(tmp_path_factory.mktemp("torture"), has_second=False)
 
 
+@pytest.mark.long
 def test_a_killed_command_leaves_old_or_new_output_and_no_files_after_another_run(
     torture: Any, workspace: Any
 ) -> None:
@@ -39,6 +38,7 @@ def test_a_killed_command_leaves_old_or_new_output_and_no_files_after_another_ru
         assert kills.find_failure(output, call) == ""
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_of_any_file_is_refused_in_one_line_or_harmless(
     torture: Any, workspace: Any
 ) -> None:
@@ -57,6 +57,7 @@ def test_a_flipped_bit_of_any_file_is_refused_in_one_line_or_harmless(
     assert tally.refused > 0
 
 
+@pytest.mark.slow
 def test_extreme_numbers_are_refused_in_one_line_or_work(torture: Any, workspace: Any) -> None:
     """The long form tries every setting; these values once ended badly or might."""
     tally = torture.Tally()
