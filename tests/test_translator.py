@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from exporting import exported, random_model
@@ -23,6 +24,7 @@ from tiny import sentences, tiny_model
 from translating import fork, status
 
 from nmt.config import ExportFormat, SearchConfig, TooLong
+from nmt.data.batch import bucket_by_length
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.prefetch import prefetch
@@ -215,6 +217,19 @@ class Fragile(NativeBackend):
         if len(request.sources) > self.max_rows or any(self.word in row for row in request.sources):
             raise torch.OutOfMemoryError("no memory\nfor this")
         return super().search(request)
+
+
+def test_segments_share_batches_as_pairs_of_their_lengths_do(tokenizer: Tokenizer) -> None:
+    random_numbers = random.Random(1)
+    for case in range(40):
+        count = random_numbers.randint(1, 60)
+        segments = [Segment([5] * random_numbers.randint(1, 30), []) for _ in range(count)]
+        max_tokens = random_numbers.choice((1, 40, 200, 100_000))
+        batches = BatchSearch(Fragile(tokenizer), CONFIG, n_best=1, max_tokens=max_tokens)
+        lengths = np.array([[segment.num_tokens] * 2 for segment in segments])
+        bound = max(max_tokens // CONFIG.beam_size, int(lengths.max()))  # the longest one must fit
+        expected = bucket_by_length(lengths, bound, np.arange(count))
+        assert batches._form_batches(segments) == [rows.tolist() for rows in expected], case
 
 
 def test_only_the_sentence_that_fails_is_lost(tokenizer: Tokenizer) -> None:

@@ -8,12 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 
 from nmt.config import SearchConfig
-from nmt.data import Rows
-from nmt.data.batch import bucket_by_length
 from nmt.search.beam import BeamSearch
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
@@ -91,11 +88,12 @@ class BatchSearch:
         continuations = [i for i, segment in enumerate(segments) if segment.is_continuation]
         if self.config.alternatives and continuations:
             return self._translate_continuations(segments, continuations)
-        sampling_keys = make_sampling_keys(segment.ids for segment in segments)
+        if self.config.sampling:
+            segments = _set_sampling_keys(segments)
 
-        def search_batch(indices: Rows) -> None:
+        def search_batch(indices: Sequence[int]) -> None:
             """Search the segments with these indices, and set their results."""
-            batch = [replace(segments[i], sampling_key=sampling_keys[i]) for i in indices]
+            batch = [segments[i] for i in indices]
             for i, result in zip(indices, self._search(batch), strict=True):
                 results[i] = result
 
@@ -122,16 +120,19 @@ class BatchSearch:
                 results[i] = result
         return results
 
-    def _form_batches(self, segments: Sequence[Segment]) -> list[Rows]:
+    def _form_batches(self, segments: Sequence[Segment]) -> list[list[int]]:
         """Divide segments into batches of similar length; return the indices of each batch."""
-        src_lengths = np.array([segment.num_tokens for segment in segments], dtype=np.int32)
-        # `bucket_by_length` takes the lengths of pairs; the targets are unknown, so each gets the
-        # length of its source
-        pair_lengths = np.stack([src_lengths, src_lengths], axis=1)  # (N, 2)
         # each source has a row per live hypothesis
         max_src_tokens = self.max_tokens // self.config.rows_per_sentence
-        max_src_tokens = max(max_src_tokens, int(src_lengths.max()))  # the longest segment must fit
-        return bucket_by_length(pair_lengths, max_src_tokens, np.arange(len(segments)))
+        by_length = sorted(range(len(segments)), key=lambda i: segments[i].num_tokens)
+        longest = segments[by_length[-1]]
+        max_src_tokens = max(max_src_tokens, longest.num_tokens)  # the longest segment must fit
+        batches: list[list[int]] = [[]]
+        for i in by_length:  # no segment of the batch is longer than the one that is added
+            if (len(batches[-1]) + 1) * segments[i].num_tokens > max_src_tokens:
+                batches.append([])
+            batches[-1].append(i)
+        return batches
 
     def translate_arriving(
         self,
@@ -247,3 +248,12 @@ class BatchSearch:
         with self._failure_lock:
             self.num_failed = 0
         return True
+
+
+def _set_sampling_keys(segments: Sequence[Segment]) -> list[Segment]:
+    """Return segments with keys that give equal segments different samples."""
+    keys = make_sampling_keys(segment.ids for segment in segments)
+    keyed_segments = []
+    for segment, key in zip(segments, keys, strict=True):
+        keyed_segments.append(replace(segment, sampling_key=key))
+    return keyed_segments

@@ -73,7 +73,10 @@ def is_looping(source: Sequence[Any], target: Sequence[Any], max_repeats: int) -
     """Return whether the target repeats tokens more than `max_repeats` times in a row, and more
     often than the source does.
     """
-    if max(Counter(target).values(), default=0) <= max_repeats:  # a quick test for most lines
+    # two quick tests: a loop has more than `max_repeats` occurrences of each of its tokens
+    if len(target) - len(set(target)) < max_repeats:
+        return False
+    if max(Counter(target).values()) <= max_repeats:
         return False
     return count_repeats(target) > max(max_repeats, count_repeats(source))
 

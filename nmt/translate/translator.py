@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from nmt.config import (
     Quantization,
     RerankConfig,
     Reranking,
+    RerankOptions,
     SearchConfig,
     SearchOptions,
     TooLong,
@@ -556,11 +557,9 @@ class Translator:
             raise TypeError(
                 f"config={config!r}: give a SearchConfig, or settings such as beam_size=4"
             )
-        changes = {}
-        for setting in fields(SearchConfig):
-            if setting.name in checked_options:
-                changes[setting.name] = checked_options[setting.name]
-        config = replace(config, **changes) if changes else config
+        names = SearchOptions.__annotations__.keys() & checked_options.keys()
+        if names:
+            config = replace(config, **{name: checked_options[name] for name in names})
         suppressed_ids(config.suppress, self.tokenizer.tgt)  # raises an error for unknown pieces
         if config.hints:
             check_hint_symbols("glossary_mode=soft", self.tokenizer.src)
@@ -568,8 +567,10 @@ class Translator:
 
     def _rerank_from(self, checked_options: Mapping[str, Any]) -> RerankConfig | None:
         """Return the settings of reranking among the options; None if they do not rerank."""
-        names = [setting.name for setting in fields(RerankConfig)]
-        config = RerankConfig(**{n: checked_options[n] for n in names if n in checked_options})
+        names = RerankOptions.__annotations__.keys() & checked_options.keys()
+        if not names:
+            return None
+        config = RerankConfig(**{name: checked_options[name] for name in names})
         return None if config.rerank is Reranking.none else config
 
     def _tags_from(self, checked_options: Mapping[str, Any]) -> Tags:

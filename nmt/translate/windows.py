@@ -233,9 +233,11 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
         return [hints.add_hints(text) for text in texts]
 
     line_ids = encode_sources(tokenizer.src, add_hints(lines), tags, first_line=window.first_line)
-    line_prefixes = encode_starts(tokenizer.tgt, prefixes, tags.tgt)
-    # the prefix of the second and later segments of a line
+    # the prefix of lines without one, and of the second and later segments of a line
     [tag_prefix] = encode_starts(tokenizer.tgt, [""], tags.tgt)
+    line_prefixes = [tag_prefix] * len(lines)
+    if window.prefixes:
+        line_prefixes = encode_starts(tokenizer.tgt, window.prefixes, tags.tgt)
     segments = []
     num_truncated = [0] * len(line_ids)
     for i, ids in enumerate(line_ids):

@@ -165,9 +165,10 @@ class CTranslate2Backend:
     def _to_hypotheses(self, result: Any, config: SearchConfig) -> list[Hypothesis]:
         """Return the hypotheses of a `ctranslate2.TranslationResult`."""
         hypotheses = []
+        scores = result.scores  # each access converts all of them to Python; empty without scores
         for i, pieces in enumerate(result.hypotheses):
             tokens = [self._tgt_ids[piece] for piece in pieces]
-            score = result.scores[i] if result.scores else math.nan
+            score = scores[i] if scores else math.nan
             hypothesis = Hypothesis(
                 tokens=tokens,
                 log_prob=score * len(tokens) ** config.length_exponent,
