@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from exporting import short_sentences, trained_model
+from exporting import short_sentences
 from searching import (
     Sentence,
     ToySettings,
@@ -250,8 +250,10 @@ def test_a_forbidden_phrase_is_found_wherever_it_stands_in_a_translation_with_a_
 
 
 @pytest.mark.slow
-def test_no_translation_contains_a_forbidden_phrase(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    model = trained_model(tmp_path / "model", tokenizer)
+def test_no_translation_contains_a_forbidden_phrase(
+    trained_model_dir: Path, tmp_path: Path
+) -> None:
+    model = trained_model_dir
     lines = short_sentences(20)
     native = Translator.load(model, device="cpu", backend="native")
     plain = native.translate(lines)

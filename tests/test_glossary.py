@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import short_sentences, trained_model
+from exporting import short_sentences
 from searching import (
     SYMBOLS,
     TOKENIZER,
@@ -274,8 +274,10 @@ def test_a_term_is_repeated_although_other_repeats_are_forbidden(tokenizer: Toke
 
 
 @pytest.mark.slow
-def test_translations_contain_the_terms_of_a_glossary(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    model = trained_model(tmp_path / "model", tokenizer)
+def test_translations_contain_the_terms_of_a_glossary(
+    trained_model_dir: Path, tmp_path: Path
+) -> None:
+    model = trained_model_dir
     lines = short_sentences(20)
     translator = Translator.load(model, device="cpu")
     plain = translator.translate(lines, beam_size=4)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exporting import random_model, short_sentences, trained_model
+from exporting import random_model, short_sentences
 from toy import command
 from translating import translate, write_lines
 
@@ -161,8 +161,8 @@ def test_settings_that_contradict_each_other_are_errors() -> None:
 
 
 @pytest.mark.slow
-def test_translations_are_the_best_candidates(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    model = trained_model(tmp_path / "model", tokenizer)
+def test_translations_are_the_best_candidates(trained_model_dir: Path, tmp_path: Path) -> None:
+    model = trained_model_dir
     lines = ["", *short_sentences(12)]
     translator = Translator.load(model, device="cpu", backend="native")
     candidates = translator.n_best(lines, beam_size=4)
@@ -198,10 +198,12 @@ def swap_languages(model: Path, folder: Path, tokenizer: Tokenizer) -> Path:
 
 
 @pytest.fixture(scope="module")
-def channel(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def channel(
+    trained_model_dir: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> SimpleNamespace:
     """A forward model, its reverse model, and a text."""
     folder = tmp_path_factory.mktemp("channel")
-    forward = trained_model(folder / "forward", tokenizer)
+    forward = trained_model_dir
     random_weights = random_model(folder / "random", tokenizer)
     reverse = swap_languages(random_weights, folder / "reverse", tokenizer)
     lines = ["", *short_sentences(20), "https://example.org"]  # two that are not searched

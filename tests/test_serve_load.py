@@ -593,13 +593,13 @@ def test_signals_drain_and_reload_without_a_lost_request(
         with ThreadPoolExecutor(4) as clients:
 
             def late(_: int) -> Answer:
-                return server.post("/translate", q=["the house"] * 100, **GOOD)
+                return server.post("/translate", q=["the house"] * 50, **GOOD)
 
             answers = [clients.submit(late, i) for i in range(4)]
             eventually(lambda: server.metric("nmt_queue_sentences") > 0)
             process.send_signal(signal.SIGTERM)
             for answer in answers:
-                assert answer.result(30).json["translatedText"] == [expected[1]] * 100
+                assert answer.result(30).json["translatedText"] == [expected[1]] * 50
         assert process.wait(20) == 0
     finally:
         if process.poll() is None:

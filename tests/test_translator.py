@@ -415,14 +415,14 @@ def test_draws_depend_on_neither_batch_nor_number(translator: Translator) -> Non
 @pytest.mark.slow
 def test_threads_get_what_one_gets(translator: Translator, tokenizer: Tokenizer) -> None:
     """Also next to a sentence longer than the table of positions, which grows then."""
-    texts = [random.Random(k).sample(LINES, 12) + ["the " * (520 + 40 * k)] for k in range(8)]
+    texts = [random.Random(k).sample(LINES, 12) + ["the " * (520 + 40 * k)] for k in range(4)]
     options = {"max_source_length": 2000, "max_length_b": 3, "max_length_a": 0.01}
     fresh = tiny_model(2, sharpness=2.0, vocab_size=tokenizer.vocab_size)
     shared = Translator(ModelStepper(fresh), tokenizer, CONFIG)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        with ThreadPoolExecutor(8) as pool:
+        with ThreadPoolExecutor(4) as pool:
             translations = list(pool.map(lambda lines: shared.translate(lines, **options), texts))
     finally:
         sys.setswitchinterval(interval)
