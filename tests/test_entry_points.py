@@ -174,7 +174,7 @@ LATE_MODULES = ["omegaconf", "nmt.cli.translate", "torch", "numpy", "sentencepie
 
 @pytest.mark.parametrize(
     "modules",
-    [["nmt.errors", "hydra"], pytest.param(EARLY_MODULES + LATE_MODULES, marks=pytest.mark.slow)],
+    [["nmt.errors", "hydra"], pytest.param(EARLY_MODULES + LATE_MODULES, marks=pytest.mark.long)],
 )
 def test_an_interrupted_import_ends_a_command_with_one_line(modules: list[str]) -> None:
     for module in modules:

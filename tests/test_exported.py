@@ -24,7 +24,7 @@ from exporting import (
 )
 from safetensors.torch import load_file
 from tiny import assert_near, hidden_states, sentences, tokenizer_config
-from variants import MODERN, OWN
+from variants import MODERN, OWN, SINGLE
 
 from nmt.checkpoint import load_info, load_model_tokenizers
 from nmt.config import (
@@ -76,7 +76,7 @@ SHAPES: dict[str, dict[str, Any]] = {  # of random models
 }
 SMALL_SUMS = {"sharpness": 1e-3, "scale_embedding": False, "tied_output": False}  # epsilon counts
 SHALLOW = {"num_encoder_layers": 1, "num_decoder_layers": 1}  # takes half of the time
-SHAPES |= {name: SHALLOW | changes for name, changes in OWN.items()}
+SHAPES |= {name: SHALLOW | changes for name, changes in OWN.items() if name not in SINGLE}
 SHAPES |= {"small sums": {**MODERN, **SMALL_SUMS}}
 ONLY_CTRANSLATE2 = ("foreign", "small sums")
 PRE_NORM = {

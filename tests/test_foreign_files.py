@@ -489,7 +489,7 @@ def test_nested_aliases_and_long_settings_of_marian_are_refused(tmp_path: Path) 
         )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_million_tensors_are_refused_at_once(tmp_path: Path) -> None:
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     header = json.dumps({f"tensor{i}": entry for i in range(100_000)}).encode()

@@ -234,7 +234,7 @@ def logging_hints() -> Iterator[set[Place]]:
     logging.setLogRecordFactory(make_record)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_next_command_works_as_it_stands(
     workspace: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -323,7 +323,7 @@ def test_the_number_that_an_error_names_is_accepted(
         listen(ServeConfig(model_dir=["run"], port=int(port))).close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_advice_for_each_setting_of_another_toolkit_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

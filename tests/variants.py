@@ -45,3 +45,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 KNOWN = ("gelu", "silu", "deep encoder", "small heads", "modern, large heads", *SSRU)
 OWN = {name: changes for name, changes in VARIANTS.items() if name not in KNOWN}
 """Those whose export has code of its own; few formats support `head_size` and SSRUs."""
+SINGLE = ("rotary", "alibi", "rms, pre", "swiglu", "grouped heads", "one head of keys")
+SINGLE += ("normalized queries",)
+"""Those whose settings are in a modern one, too; tests that take long leave them out."""
