@@ -160,6 +160,10 @@ def test_presets_of_later_layers_have_the_documented_size_and_can_be_exported() 
         with torch.device("meta"):
             assert count_parameters(Transformer(config, 37_000)) == expected
         assert not find_unsupported(config, ExportFormat.ctranslate2), name
+    config = composed("train", "model=student_tiny").model
+    with torch.device("meta"):
+        assert count_parameters(Transformer(config, 37_000)) == 18_155_008
+    assert not find_unsupported(config, ExportFormat.bergamot)
 
 
 # --- what users type

@@ -110,6 +110,7 @@ def test_a_setting_that_a_format_cannot_hold_is_named_with_the_valid_values() ->
         "export to onnx: yes",
         "export to marian: no, model.qk_norm=true (only false)",
         "export to web: yes",
+        "export to bergamot: no, model.qk_norm=true (only false)",
     ]
 
 

@@ -208,7 +208,7 @@ def test_students_of_marian_have_the_scores_of_its_formulas(tmp_path: Path) -> N
     folder = write_marian(tmp_path / "student", 5, ssru=True, activation="relu")
     model_dir = imported(folder)
     assert load_info(model_dir).model.positions is Positions.sinusoidal_concat
-    student = MarianStudent(folder, num_heads=2)
+    student = MarianStudent(dict(np.load(folder / "model.npz")), num_heads=2)
     loaded = load_models([model_dir], device="cpu")
     tokenizer = loaded.tokenizer
     rows = tokenizer.src.encode_batch(LINES[:4])

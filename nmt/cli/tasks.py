@@ -135,7 +135,11 @@ def export(config: ExportConfig) -> None:
         command = shlex.join(["python", "-m", "http.server", "--directory", output])
         log.info("next: %s", command)
     else:
-        libraries = {ExportFormat.onnx: "onnxruntime", ExportFormat.marian: "Marian"}
+        libraries = {
+            ExportFormat.onnx: "onnxruntime",
+            ExportFormat.marian: "Marian",
+            ExportFormat.bergamot: "Bergamot",
+        }
         library = libraries.get(config.format, "transformers")
         log.info("its README.md shows how to translate with %s", library)
 

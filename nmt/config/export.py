@@ -19,6 +19,7 @@ class ExportFormat(str, Enum):
     onnx = "onnx"  # ONNX Runtime
     marian = "marian"  # .npz
     web = "web"  # a page that translates in the browser
+    bergamot = "bergamot"  # Marian's binary format, for Firefox and translateLocally
 
 
 class ImportFormat(str, Enum):
@@ -41,8 +42,8 @@ class ExportConfig(ChecksumConfig):
     )
     format: ExportFormat = option(
         ExportFormat.ctranslate2,
-        "ctranslate2, huggingface (transformers), argos (.argosmodel), onnx, marian or web (a web "
-        "page)",
+        "ctranslate2, huggingface (transformers), argos (.argosmodel), onnx, marian, web (a web "
+        "page) or bergamot (Marian's binary format)",
     )
     quantization: Quantization = option(
         Quantization.float32,
@@ -60,7 +61,9 @@ class ExportConfig(ChecksumConfig):
         None, "private key (PEM, elliptic curve) to sign the folder with (pip install nmt[sign])"
     )
     shortlist_data: str | None = option(
-        None, "data folder to learn a shortlist of target pieces from (ctranslate2); null: none"
+        None,
+        "data folder to learn a shortlist of target pieces from (ctranslate2 and bergamot); null: "
+        "none",
     )
 
     def check(self) -> None:
@@ -72,12 +75,13 @@ class ExportConfig(ChecksumConfig):
             is_supported = self.quantization in (Quantization.float32, Quantization.int8)
             rule = f"format={self.format.value} takes float32 or int8"
             self.require(is_supported, "quantization", rule)
-        if self.format is ExportFormat.marian:
+        if self.format in (ExportFormat.marian, ExportFormat.bergamot):
             is_float32 = self.quantization is Quantization.float32
-            self.require(is_float32, "quantization", "format=marian takes float32")
+            self.require(is_float32, "quantization", f"format={self.format.value} takes float32")
         if self.shortlist_data is not None:
-            is_ctranslate2 = self.format is ExportFormat.ctranslate2
-            self.require(is_ctranslate2, "shortlist_data", "needs format=ctranslate2")
+            has_shortlist = self.format in (ExportFormat.ctranslate2, ExportFormat.bergamot)
+            rule = "needs format=ctranslate2 or bergamot"
+            self.require(has_shortlist, "shortlist_data", rule)
 
 
 @dataclass(kw_only=True)

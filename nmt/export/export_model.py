@@ -47,8 +47,8 @@ from nmt.data.tokenizer import (
     save_tokenizers,
 )
 from nmt.errors import ConfigError
-from nmt.export import argos, ctranslate2, huggingface, marian, onnx, web
-from nmt.export.shortlist import write_shortlist
+from nmt.export import argos, bergamot, ctranslate2, huggingface, marian, onnx, web
+from nmt.export.shortlist import learn_shortlist, write_vmap
 from nmt.model_card import CARD, render_card
 from nmt.runtime.files import replace_folder, write_json
 from nmt.runtime.signatures import sign_folder
@@ -60,6 +60,7 @@ _WRITERS = {
     ExportFormat.onnx: onnx.write_onnx,
     ExportFormat.marian: marian.write_marian,
     ExportFormat.web: web.write_web,
+    ExportFormat.bergamot: bergamot.write_bergamot,
 }
 _LIBRARIES = {  # names of libraries on the Hugging Face Hub
     ExportFormat.ctranslate2: "ctranslate2",
@@ -68,6 +69,7 @@ _LIBRARIES = {  # names of libraries on the Hugging Face Hub
     ExportFormat.onnx: "onnx",
     ExportFormat.marian: "marian",
     ExportFormat.web: "onnx",
+    ExportFormat.bergamot: "marian",
 }
 Support: TypeAlias = dict[str, list[Any] | None]
 """For settings of the architecture, the values that are supported; None stands for all values."""
@@ -105,6 +107,16 @@ _CTRANSLATE2_SUPPORT: Support = _COMMON_SUPPORT | {
     "qk_norm": None,
     "source_eos": None,
 }
+_MARIAN_SUPPORT: Support = _COMMON_SUPPORT | {
+    "positions": [Positions.sinusoidal, Positions.sinusoidal_halves],
+    "position_offset": [0],
+    "activation": list(marian.ACTIVATIONS),
+    "norm_layer": [NormLayer.layer],
+    "num_kv_heads": [None],
+    "qk_norm": [False],
+    "scale_embedding": [True],
+    "decoder": None,
+}
 _ONNX_SUPPORT: Support = {setting.name: None for setting in dataclasses.fields(ModelConfig)}
 _ONNX_SUPPORT["decoder"] = [Decoder.attention]
 SUPPORTED: dict[ExportFormat, Support] = {
@@ -120,18 +132,9 @@ SUPPORTED: dict[ExportFormat, Support] = {
     },
     ExportFormat.argos: _CTRANSLATE2_SUPPORT,
     ExportFormat.onnx: _ONNX_SUPPORT,
-    ExportFormat.marian: _COMMON_SUPPORT
-    | {
-        "positions": [Positions.sinusoidal, Positions.sinusoidal_halves],
-        "position_offset": [0],
-        "activation": list(marian.ACTIVATIONS),
-        "norm_layer": [NormLayer.layer],
-        "num_kv_heads": [None],
-        "qk_norm": [False],
-        "scale_embedding": [True],
-        "decoder": None,
-    },
+    ExportFormat.marian: _MARIAN_SUPPORT,
     ExportFormat.web: _ONNX_SUPPORT,
+    ExportFormat.bergamot: _MARIAN_SUPPORT,
 }
 """What each format supports. A setting that is missing here must have its default."""
 
@@ -161,7 +164,12 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
         save_tokenizers(temporary, tokenizers)
         if config.shortlist_data is not None:
             data_dir = resolve_path(config.shortlist_data)
-            write_shortlist(temporary, data_dir, tokenizers, info.tokenizer_sha256)
+            candidates = learn_shortlist(data_dir, tokenizers, info.tokenizer_sha256)
+            if config.format is ExportFormat.bergamot:
+                path = temporary / bergamot.name_shortlist(info)
+                path.write_bytes(bergamot.encode_shortlist(candidates, tokenizers))
+            else:
+                write_vmap(temporary, candidates, tokenizers)
         content = {
             "format_version": FORMAT_VERSION,
             "export": {

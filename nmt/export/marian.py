@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,13 @@ import yaml
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import Activation, Decoder, ExportConfig, Norm
+from nmt.config import Activation, Decoder, ExportConfig, ExportFormat, Norm
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ModelError
 from nmt.export.huggingface import MARIAN, Weights, rename_weights
 from nmt.search.constraints import forbidden_ids
 
+SETTINGS = "special:model.yml"  # the name of the settings among the arrays
 ACTIVATIONS = {Activation.relu: "relu", Activation.silu: "swish"}
 _FORBIDDEN_BIAS = -1e4  # output bias of ids that no translation contains
 # These rules, applied in this order, turn the names of transformers into Marian's.
@@ -62,15 +63,25 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
 ]
 
 
-def write_marian(
-    folder: Path, info: ModelInfo, weights: Weights, tokenizers: Tokenizers, config: ExportConfig
-) -> None:
-    """Write `model.npz`, `decoder.yml`, SentencePiece models and vocabularies into `folder`.
+@dataclass(frozen=True)
+class MarianModel:
+    """A model in the form of Marian: its arrays and settings, and the pieces of each side."""
+
+    arrays: dict[str, np.ndarray[Any, Any]]
+    settings: bytes  # YAML, as a string of C, which ends with a zero byte
+    src_pieces: list[str]
+    tgt_pieces: list[str]
+
+
+def convert_model(
+    info: ModelInfo, weights: Weights, tokenizers: Tokenizers, config: ExportConfig
+) -> MarianModel:
+    """Convert a model to the form of Marian.
 
     Raises `ModelError` if Marian cannot represent the model, because it has forced target tokens or
     other names of control symbols.
     """
-    _check_vocabularies(info, tokenizers)
+    _check_vocabularies(info, tokenizers, config.format)
     src_pieces = tokenizers.src.all_pieces()
     tgt_pieces = tokenizers.tgt.all_pieces()
     if _starts_from_zeros(weights, tokenizers):
@@ -82,12 +93,27 @@ def write_marian(
         if info.model.decoder is Decoder.attention:
             info, weights = _subtract_start(info, weights, tokenizers.tgt)
     arrays = _make_arrays(info, weights, config.max_positions)
-    sizes = [len(src_pieces), len(tgt_pieces)]
-    # Marian reads the settings as a string of C, which ends with a zero byte
-    text = yaml.safe_dump(_make_settings(info, sizes)).encode("utf-8") + b"\0"
-    arrays["special:model.yml"] = np.frombuffer(text, dtype=np.int8)
+    settings = yaml.safe_dump(_make_settings(info, [len(src_pieces), len(tgt_pieces)]))
+    return MarianModel(
+        arrays=arrays,
+        settings=settings.encode("utf-8") + b"\0",
+        src_pieces=src_pieces,
+        tgt_pieces=tgt_pieces,
+    )
+
+
+def write_marian(
+    folder: Path, info: ModelInfo, weights: Weights, tokenizers: Tokenizers, config: ExportConfig
+) -> None:
+    """Write `model.npz`, `decoder.yml`, SentencePiece models and vocabularies into `folder`.
+
+    Raises `ModelError` for the same reasons as `convert_model`.
+    """
+    model = convert_model(info, weights, tokenizers, config)
+    settings = np.frombuffer(model.settings, dtype=np.int8)
+    arrays = model.arrays | {SETTINGS: settings}
     np.savez(folder / "model.npz", **arrays)  # type: ignore[arg-type]
-    vocabularies = _write_vocabularies(folder, tokenizers, src_pieces, tgt_pieces)
+    vocabularies = _write_vocabularies(folder, tokenizers, model.src_pieces, model.tgt_pieces)
     decoder_settings = {
         "relative-paths": True,
         "models": ["model.npz"],
@@ -99,20 +125,22 @@ def write_marian(
     (folder / "decoder.yml").write_text(yaml.safe_dump(decoder_settings), encoding="utf-8")
 
 
-def _check_vocabularies(info: ModelInfo, tokenizers: Tokenizers) -> None:
+def _check_vocabularies(
+    info: ModelInfo, tokenizers: Tokenizers, export_format: ExportFormat
+) -> None:
     """Raise `ModelError` for vocabularies and prefixes that Marian has no form for."""
     has_target_tag = any(direction.tgt_tag for direction in info.directions)
     if has_target_tag or tokenizers.src.prefix or tokenizers.tgt.prefix:
         raise ModelError(
-            "format=marian does not support language tokens that nmt adds to source or target; use "
-            "format=ctranslate2"
+            f"format={export_format.value} does not support language tokens that nmt adds to "
+            "source or target; use format=ctranslate2"
         )
     for tokenizer in (tokenizers.src, tokenizers.tgt):
         names = tokenizer.pieces([tokenizer.unk_id, tokenizer.eos_id])
         if names != ["<unk>", "</s>"]:
             raise ModelError(
-                "format=marian needs the control symbols <unk> and </s>, and this model has "
-                f"{names[0]} and {names[1]}; use format=ctranslate2"
+                f"format={export_format.value} needs the control symbols <unk> and </s>, and this "
+                f"model has {names[0]} and {names[1]}; use format=ctranslate2"
             )
 
 

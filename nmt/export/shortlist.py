@@ -1,12 +1,13 @@
-"""Write a shortlist, which lists for each source piece the target pieces that may translate it.
+"""Learn a shortlist, which lists for each source piece the target pieces that may translate it.
 
-With a shortlist, CTranslate2 computes logits only for the candidates of a batch, which saves most
-of that time if the vocabulary is large. The candidates are the most probable translations in IBM
-model 1, which is estimated from training pairs.
+With a shortlist, CTranslate2 and Bergamot compute logits only for the candidates of a batch, which
+saves most of that time if the vocabulary is large. The candidates are the most probable
+translations in IBM model 1, which is estimated from training pairs.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +22,16 @@ CANDIDATES_PER_PIECE = 50
 NUM_COMMON = 200  # target pieces that are candidates for every sentence
 
 
-def write_shortlist(
-    folder: Path, data_dir: Path, tokenizers: Tokenizers, tokenizer_sha256: str
-) -> None:
-    """Write the shortlist of a model into its CTranslate2 folder.
+@dataclass(frozen=True)
+class Candidates:
+    """Target ids that may be in a translation: for each source id, best first, and for all."""
+
+    by_source: list[list[int]]
+    common: list[int]
+
+
+def learn_shortlist(data_dir: Path, tokenizers: Tokenizers, tokenizer_sha256: str) -> Candidates:
+    """Learn the candidates from the training pairs of a data folder.
 
     Raises `ConfigError` if the data folder was made with a different tokenizer.
     """
@@ -38,11 +45,20 @@ def write_shortlist(
     tgt_piece_ids = {piece: token for token, piece in enumerate(tgt_pieces)}
     links = make_links(draw_pairs(ParallelData(data_dir, "train")), null_id=len(src_pieces))
     candidates = find_candidates(links, len(src_pieces) + 1, len(tgt_pieces))
-    lines = [_format_line("", _find_frequent_targets(links, len(tgt_pieces)), tgt_pieces)]
+    by_source = []
     for token, piece in enumerate(src_pieces):
         translations = candidates[token]
         if piece in tgt_piece_ids:  # a name or number may be copied
             translations.append(tgt_piece_ids[piece])
+        by_source.append(translations)
+    return Candidates(by_source, _find_frequent_targets(links, len(tgt_pieces)))
+
+
+def write_vmap(folder: Path, candidates: Candidates, tokenizers: Tokenizers) -> None:
+    """Write a shortlist into a CTranslate2 folder."""
+    tgt_pieces = tokenizers.tgt.all_pieces()
+    lines = [_format_line("", candidates.common, tgt_pieces)]
+    for piece, translations in zip(tokenizers.src.all_pieces(), candidates.by_source, strict=True):
         if _is_writable(piece) and translations:
             lines.append(_format_line(piece, translations, tgt_pieces))
     (folder / SHORTLIST).write_text("".join(lines), encoding="utf-8", newline="\n")
