@@ -143,6 +143,13 @@ def test_lines_that_begin_with_a_tag_are_recased_and_copied_without_it() -> None
     assert counts.lost_protected == 1
 
 
+def test_an_address_ends_before_letters_that_need_no_space() -> None:
+    for line in ("https://ja.wikipedia.org/wiki/日本", "größe@straße.de"):
+        assert has_no_words(line)
+    for line in ("https://x.cn是我们的网站。", "a@b.cn是我的", "www.x.krから", "發到a@b.cn"):
+        assert not has_no_words(line)
+
+
 @pytest.mark.slow
 def test_lines_without_words_are_copied(model: Path, tmp_path: Path) -> None:
     assert all(map(has_no_words, LINES_WITHOUT_WORDS))

@@ -90,6 +90,9 @@ def test_addresses_are_equal_up_to_the_punctuation_after_them() -> None:
         ("https://x.org", "https://x.de", False),
         ("https://x.org", "hier", False),
         ("w/o address", "a@", True),
+        ("请访问https://x.cn。谢谢", "Visit https://x.cn. Thanks", True),
+        ("写信到a@b.cn谢谢", "Write to a@b.cn, thanks", True),
+        ("请访问https://x.cn谢谢", "Visit https://y.cn", False),
     ):
         assert have_equal_addresses(src, tgt) is expected, (src, tgt)
 

@@ -43,8 +43,25 @@ _SIGNATURES = {
 _UNSUPPORTED = re.compile(r"(?i)\.(zip|7z|rar|lz4|br|tgz|txz|tbz2?|tar(\.\w+)?)$")
 # Characters at which str.splitlines() and many tools end a line, and NUL
 _LINE_BREAK = re.compile("[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
-ADDRESS = re.compile(r"[a-z]+://\S+|www\.\S+|[\w.+-]+@[\w-]+\.[\w.-]+")
-"""A web or e-mail address."""
+_UNSPACED_LETTERS = (  # Thai, Lao, Burmese, Khmer; Chinese and Japanese; Korean
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fff\u3040-\u9fff\uac00-\ud7af"
+    "\uf900-\ufaff\U00020000-\U0003ffff"
+)
+UNSPACED = f"{_UNSPACED_LETTERS}\u3000-\u303f\ufe30-\ufe4f\uff00-\uffef"
+"""For patterns: letters and punctuation that may follow an address or a placeholder without a
+space."""
+SPACED_WORD = rf"[^\W{UNSPACED}]"
+"""For patterns: a letter or digit of other scripts, or an underscore."""
+URL_CHARACTER = rf'(?:[^\s<>"{UNSPACED}]|(?<=[/=_])[{_UNSPACED_LETTERS}]+)'
+"""For patterns: a character of a web address, or some Chinese letters after a slash."""
+ADDRESS = re.compile(
+    rf"(?:(?<![a-z])[a-z]+://|www\.){URL_CHARACTER}+"
+    rf"|(?<!{SPACED_WORD})(?<![.+-])(?:{SPACED_WORD}|[.+-])+"
+    rf"@(?:{SPACED_WORD}|-)+\.(?:{SPACED_WORD}|[.-])+"
+)
+"""A web or e-mail address. Each alternative begins where no character before it could begin it too,
+so that searching takes linear time.
+"""
 _BLOCK_BYTES = 1 << 16
 _LARGE_BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 4 << 20  # longest line to translate, score or evaluate
