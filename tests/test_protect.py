@@ -85,6 +85,9 @@ def lines_with_items(count: int, *, seed: int = 40) -> list[str]:
         ("${x} {{y}} %{z} %1$s %.2f %% %NAME $name", "${x} {{y}} %{z} %1$s %.2f %% %NAME $name"),
         ("50% of it, 50%ige, 5 % and $5, R&D; a < b", ""),
         ("x&nbsp;y &#160; <0>z</0>", "&nbsp; &#160; <0> </0>"),
+        ("请看https://x.cn/a。或联系a@b.cn谢谢", "https://x.cn/a a@b.cn"),
+        ("欢迎$name先生，%s的%NAME%さん", "$name %s %NAME%"),
+        ("https://ja.wikipedia.org/wiki/日本, $größe", "https://ja.wikipedia.org/wiki/日本 $größe"),
     ],
 )
 def test_placeholders_tags_and_addresses_are_found(sentence: str, expected: str) -> None:
@@ -100,9 +103,12 @@ def test_every_item_is_found_alone_and_in_a_sentence() -> None:
         assert lacks_protected(f"a {item} b {item}", f"c {item}")
         assert not lacks_protected(f"a {item} b {item}", f"{item} {item}.")
     assert lacks_protected("%s of %d", "%d der %sorte")
+    assert not lacks_protected("Hello $name", "你好$name先生")
 
 
-@pytest.mark.parametrize("text", ["a", "<a ", "{", "%", "%a", "a@", "a.", "&a", "www.,", "a://"])
+@pytest.mark.parametrize(
+    "text", ["a", "<a ", "{", "%", "%a", "a@", "a.", "&a", "www.,", "a://", "漢", "a://漢"]
+)
 def test_long_lines_take_linear_time(text: str) -> None:
     start = time.process_time()
     find_protected(text * 100_000)

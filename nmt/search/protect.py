@@ -7,22 +7,27 @@ from collections import Counter
 from functools import lru_cache
 from typing import NamedTuple
 
+from nmt.data.text import SPACED_WORD, UNSPACED, URL_CHARACTER
 from nmt.data.tokenizer import Tokenizer
 
+# Chinese letters may directly precede and follow a protected text, so they do not count as letters
+_W = SPACED_WORD
 _PROTECTED = re.compile(
-    r"""
-    (?<!\w)(?:[a-z][a-z+.-]{1,19}://|www\.)[^\s<>"]*[^\s<>".,;:!?)\]}'’»“”…]  # web address
-    | (?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+            # e-mail address
+    rf"""
+    (?<!{_W})(?:[a-z][a-z+.-]{{1,19}}://|www\.){URL_CHARACTER}+
+      (?<![".,;:!?)\]}}'’»“”…])                          # web address
+    | (?<!{_W})(?<![.+-])(?:{_W}|[.+-])+
+      @(?:{_W}|-)+(?:\.(?:{_W}|-)+)+                      # e-mail address
     | </?\w[\w:.-]*(?:\s[^<>]*)?/?>                      # <b>, </b>, <a href="...">
     | &(?:\#\d+|\#x[0-9a-fA-F]+|[A-Za-z]\w+);            # &nbsp;
-    | [$\#%]?\{\{[^{}]*\}\}                              # {{ name }}
-    | [$\#%]?\{[^{}\s]*\}                                # {name}, {0:.2f}, ${name}, %{name}
+    | [$\#%]?\{{\{{[^{{}}]*\}}\}}                         # {{{{ name }}}}
+    | [$\#%]?\{{[^{{}}\s]*\}}                            # {{name}}, {{0:.2f}}, ${{name}}
     | (?<!\d)%\([\w.]+\)[-+\#0]*\d*(?:\.\d+)?[a-zA-Z]    # %(count)d
     | (?<!\d)%(?:\d+\$)?[-+\#0]*\d*(?:\.\d+)?(?:hh|ll|[hlLqjzt])?
-      [diouxXeEfFgGaAcCsSp@](?![^\W_])                   # %s, %d, %1$s, %.2f, %ld
+      [diouxXeEfFgGaAcCsSp@](?![^\W_{UNSPACED}])          # %s, %d, %1$s, %.2f, %ld
     | (?<!\d)%%
-    | (?<![\w%])%[A-Za-z_]\w+%?                          # %NAME, %name%
-    | (?<![\w$])\$[A-Za-z_]\w*                           # $name
+    | (?<!{_W})(?<!%)%[A-Za-z_]{_W}+%?                    # %NAME, %name%
+    | (?<!{_W})(?<!\$)\$[A-Za-z_]{_W}*                    # $name
     """,
     re.VERBOSE,
 )
@@ -69,7 +74,7 @@ def lacks_protected(sentence: str, translation: str) -> bool:
     for text, count in Counter(texts).items():
         pattern = re.escape(text)
         if text[-1].isalnum():
-            pattern += r"(?!\w)"
+            pattern += f"(?!{_W})"
         if len(re.findall(pattern, translation)) < count:
             return True
     return False
