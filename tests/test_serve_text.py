@@ -354,6 +354,15 @@ def test_subtitles_without_empty_lines_between_them_or_entities() -> None:
     assert sentences == ["a & b <3 c", "d & e", "7"]
 
 
+def test_lines_of_subtitles_are_joined_as_the_language_is_written() -> None:
+    cues = "1\n00:01,000 --> 00:02,000\n我今天\n很高兴。\n2\n00:02,000 --> 00:03,000\nI am\nglad.\n"
+    texts = read_document("a.srt", cues.encode(), ReadOptions()).texts
+    assert [text.sentences for text in texts if text.sentences] == [
+        ["我今天很高兴。"],
+        ["I am glad."],
+    ]
+
+
 def test_subtitles_keep_tags_whole_and_the_place_where_they_are_shown() -> None:
     time_line = "1\n00:00:01,000 --> 00:00:02,000\n"
     color = '<font color="red">'

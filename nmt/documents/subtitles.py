@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from nmt.documents.document import Document, ReadOptions, check_count, join_texts, read_text
 from nmt.documents.markup import MarkupText
 from nmt.documents.texts import PlainText, SourceText, WrappedText
+from nmt.translate.long_lines import join_parts
 from nmt.translate.results import LineResult
 
 _SPACES = r"[^\S\n]*"  # any white space but a line end
@@ -77,7 +78,7 @@ def _split_speakers(lines: Sequence[str]) -> list[list[str]]:
 
 
 def _read_subtitle(lines: Sequence[str], newline: str, options: ReadOptions) -> _Subtitle:
-    line = " ".join(lines)
+    line = join_parts(lines)  # without a space between Chinese or Japanese lines
     text = _POSITION_TAGS.sub("", line)
     return _Subtitle(
         read_text(options, text, is_html=bool(_TAG.search(text))),
