@@ -114,6 +114,17 @@ def test_words_keep_their_vowel_signs(words: Tokenizer) -> None:
     assert replace_unknown(words, "the घरों a", "<unk> ▁the", [1, 0]) == "घरों the"
 
 
+def test_in_chinese_only_the_unknown_characters_are_copied() -> None:
+    config = tokenizer_config(vocab_size=13, byte_fallback=False)
+    tokenizer = train_tokenizer(["我爱野家。", "IBM 我"] * 9, config)
+    line = "我爱𠮷野家。X-IBM爱"
+    ids = tokenizer.encode(line)
+    source_words = SourceWords(line, [Segment(ids, [])], tokenizer)
+    unknown = [i for i, token in enumerate(ids) if token == tokenizer.unk_id]
+    words = [find_word(source_words, tokenizer, 0, position) for position in unknown]
+    assert words == ["𠮷", "X-IBM"]
+
+
 def test_words_of_a_truncated_line_are_found(words: Tokenizer) -> None:
     line = "the Xaver sees Yves and the house"
     options = LineOptions(max_source_length=8, too_long=TooLong.truncate)

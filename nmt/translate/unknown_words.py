@@ -15,8 +15,11 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.search.hypotheses import Hypothesis
 from nmt.translate.batch_search import Segment
 
-# letters, digits and marks; also signs such as hyphens and apostrophes between them
-_WORD = regex.compile(r"\w+(?:[^\w\s]\w+)*")
+# letters, digits and marks; also signs such as hyphens and apostrophes between them. In scripts
+# without spaces, such as Chinese, the piece itself takes the place of a word.
+_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+_LETTERS = rf"[\w--[{_UNSPACED}]]+"
+_WORD = regex.compile(rf"(?V1){_LETTERS}(?:[^\w\s]{_LETTERS})*")
 
 
 class SourceWords:
