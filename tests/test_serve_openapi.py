@@ -228,7 +228,7 @@ def test_each_text_file_of_the_schema_is_translated(server: Running, spec: dict[
     del properties["file"]
     fields = {"type": "object", "required": ["source", "target"], "properties": properties}
 
-    @example_settings(4)
+    @example_settings(12)
     @given(params=values_of(fields), text=st.text())
     def run(params: dict[str, Any], text: str) -> None:
         answer = server.upload("text.txt", text.encode(), **params)

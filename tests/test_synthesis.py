@@ -279,7 +279,7 @@ def test_a_command_killed_again_and_again_ends_with_the_same_bytes(
     assert corpus(out) == corpus(folder / "backtranslate")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_kill_at_any_call_that_changes_a_name_at_the_end_loses_nothing(
     folder: Path, tmp_path: Path
 ) -> None:
