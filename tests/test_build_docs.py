@@ -36,9 +36,9 @@ def site(build_docs: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
-    yield from start_browser(tmp_path)
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    yield from start_browser(tmp_path_factory.mktemp("browser"))
 
 
 def test_every_page_is_in_the_site_and_in_its_navigation(site: Path) -> None:
@@ -86,6 +86,7 @@ def test_pages_load_only_their_own_files_and_fit_the_screen(
         assert page_width <= width, name
     assert [url for url in requests_of(browser) if url.startswith("http")] == []
     assert complaints(browser) == []
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @needs_browser
