@@ -157,11 +157,14 @@ def test_formats_without_an_ssru_refuse_it_by_name() -> None:
         ExportFormat.ctranslate2,
         ExportFormat.huggingface,
         ExportFormat.argos,
-        ExportFormat.onnx,
-        ExportFormat.web,
     ):
         unsupported = find_unsupported(tiny_model(**SSRU).config, export_format)
         assert "model.decoder=ssru (only attention)" in unsupported, export_format
+    config = tiny_model(num_kv_heads=2, head_size=6, **SSRU).config
+    assert find_unsupported(config, ExportFormat.onnx) == [
+        "model.head_size=6 (only null)",
+        "model.num_kv_heads=2 (only null)",
+    ]
 
 
 def test_the_attention_of_a_decoder_without_it_is_refused(

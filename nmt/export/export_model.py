@@ -90,6 +90,7 @@ _COMMON_SUPPORT: Support = {
     "norm": None,
     "alignment_heads": None,
     "alignment_shift": None,
+    "decoder": [Decoder.attention],
 }
 _CTRANSLATE2_SUPPORT: Support = _COMMON_SUPPORT | {
     "positions": [
@@ -118,7 +119,6 @@ _MARIAN_SUPPORT: Support = _COMMON_SUPPORT | {
     "decoder": None,
 }
 _ONNX_SUPPORT: Support = {setting.name: None for setting in dataclasses.fields(ModelConfig)}
-_ONNX_SUPPORT["decoder"] = [Decoder.attention]
 SUPPORTED: dict[ExportFormat, Support] = {
     ExportFormat.ctranslate2: _CTRANSLATE2_SUPPORT,
     # source_eos=false is not supported, since tokenizers of transformers always add EOS
@@ -200,8 +200,11 @@ def find_unsupported(model: ModelConfig, export_format: ExportFormat) -> list[st
     """
     unsupported = []
     support = SUPPORTED[export_format]
-    if model.decoder is Decoder.ssru and support.get("decoder", []) is None:
+    if model.decoder is Decoder.ssru and support is _MARIAN_SUPPORT:
         support = support | {"positions": [Positions.sinusoidal_concat]}  # Marian's frequencies
+    if model.decoder is Decoder.ssru and support is _ONNX_SUPPORT:
+        # the cache has a state of d_model numbers in the place of the keys of all heads
+        support = support | {"head_size": [None], "num_kv_heads": [None]}
     if model.head_size == model.d_model // model.num_heads:
         model = dataclasses.replace(model, head_size=None)  # the default gives the same size
     for setting in dataclasses.fields(model):

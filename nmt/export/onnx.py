@@ -4,6 +4,9 @@ The encoder returns the keys and values of cross-attention. The inputs of the de
 newest target token, and the cache: the keys and values of earlier target tokens. It returns the
 log-probabilities of the next token, the extended cache, and the attention to the source that aligns
 words. Batch size and lengths are dynamic. In the first step, the cache has length 0.
+
+The cache of a decoder with SSRUs has their states (D) after each target token, divided into heads,
+so that it has the same shape. Keys and values are both these states, and a step reads the newest.
 """
 
 # Shapes: B batch, S source length, T cached target tokens, V vocab, D d_model
@@ -26,6 +29,7 @@ from nmt.model.transformer import (
     DecoderLayer,
     MultiHeadAttention,
     RmsNorm,
+    Ssru,
     Transformer,
     alignment_layer,
     attend,
@@ -124,15 +128,23 @@ class DecoderStep(nn.Module):
         values = []
         cross_weights = []
         for i, layer in enumerate(_decoder_layers(model)):
-            y = layer.sublayer_input(layer.self_attention_norm, x)  # (B, 1, D)
-            q, k, v = layer.self_attention.project(y, y)  # (B, H, 1, d), 2 x (B, K, 1, d)
-            q, k = layer.self_attention.normalize_and_rotate(q, k, positions)
-            keys.append(torch.cat([past_keys[i], k], dim=2))
-            values.append(torch.cat([past_values[i], v], dim=2))
-            y, _ = _attention_output(
-                layer.self_attention, q, keys[i], values[i], self_mask, distances
-            )
-            x = layer.add_and_norm(layer.self_attention_norm, x, y)
+            if layer.ssru is not None:
+                y = layer.sublayer_input(layer.ssru_norm, x)  # (B, 1, D)
+                state = _next_state(layer.ssru, y, past_keys[i])  # (B, H, 1, d)
+                keys.append(torch.cat([past_keys[i], state], dim=2))
+                values.append(torch.cat([past_values[i], state], dim=2))
+                y = torch.relu(state).transpose(1, 2).flatten(2)  # (B, 1, D)
+                x = layer.add_and_norm(layer.ssru_norm, x, y)
+            else:
+                y = layer.sublayer_input(layer.self_attention_norm, x)  # (B, 1, D)
+                q, k, v = layer.self_attention.project(y, y)  # (B, H, 1, d), 2 x (B, K, 1, d)
+                q, k = layer.self_attention.normalize_and_rotate(q, k, positions)
+                keys.append(torch.cat([past_keys[i], k], dim=2))
+                values.append(torch.cat([past_values[i], v], dim=2))
+                y, _ = _attention_output(
+                    layer.self_attention, q, keys[i], values[i], self_mask, distances
+                )
+                x = layer.add_and_norm(layer.self_attention_norm, x, y)
             y = layer.sublayer_input(layer.cross_attention_norm, x)
             q, _, _ = layer.cross_attention.project(y, y)  # a graph leaves out unused results
             # cross-attention has no encoding, so it ignores the distances
@@ -168,6 +180,20 @@ class PlainRmsNorm(nn.Module):
 def _decoder_layers(model: Transformer) -> list[DecoderLayer]:
     """Return the decoder layers with their type, which `nn.ModuleList` does not know."""
     return [layer for layer in model.decoder_layers if isinstance(layer, DecoderLayer)]
+
+
+def _next_state(ssru: Ssru, x: Tensor, past_states: Tensor) -> Tensor:
+    """Compute the next state (B, H, 1, d) of an SSRU from `x` (B, 1, D).
+
+    `past_states` (B, H, T, d) is empty in the first step, whose previous state is zeros.
+    """
+    _, num_heads, _, head_size = past_states.shape
+    gates, candidates = ssru.project(x)  # (B, 1, D) each
+    gates = gates.view(-1, num_heads, 1, head_size)  # (B, H, 1, d)
+    candidates = candidates.view(-1, num_heads, 1, head_size)
+    states = torch.cat([torch.zeros_like(candidates), past_states], dim=2)  # (B, H, T + 1, d)
+    state: Tensor = gates * states[:, :, -1:] + (1 - gates) * candidates
+    return state
 
 
 def _attention_output(
