@@ -25,7 +25,7 @@ from exporting import HOSTILE, exported, random_model, short_sentences
 from serving import change_config
 from tiny import sentences
 
-from nmt.config import ExportConfig, ExportFormat, Quantization
+from nmt.config import Decoder, ExportConfig, ExportFormat, Quantization
 from nmt.data.text import replace_line_breaks
 from nmt.data.tokenizer import MappedTokenizer, Tokenizer, TokenizerPair, Vocabulary
 from nmt.errors import ConfigError, ModelError
@@ -456,6 +456,22 @@ def test_settings_of_search_mean_what_they_mean_in_native_search(
         page, _ = open_page(model)
         expected = Translator.load(model, device="cpu", backend="native").translate(lines)
         assert page.translate_file(path, downloads) == "".join(f"{line}\n" for line in expected)
+
+
+@needs_browser
+@needs_node
+@pytest.mark.slow
+def test_a_student_with_ssrus_translates_as_native_search(
+    open_page: Any, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    model = random_model(tmp_path / "model", tokenizer, decoder=Decoder.ssru)
+    page, _ = open_page(model)
+    translator = Translator.load(model, device="cpu", backend="native")
+    for beam_size in (1, 4):
+        page.choose("beam", beam_size)
+        for line in ("small green", "the tree sees a house"):
+            [expected] = translator.translate([line], beam_size=beam_size)
+            assert page.translate(line) == expected, (beam_size, line)
 
 
 @needs_browser
