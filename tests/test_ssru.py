@@ -56,7 +56,7 @@ def test_the_operator_equals_a_naive_loop_and_has_its_gradients() -> None:
     candidates = torch.randn(2, 9, 3)
     exact = loop_naively(gates.double(), candidates.double())
     assert_near(scan(gates, candidates).double(), exact, atol=1e-6, rtol=0)
-    inputs = (gates.double().requires_grad_(), candidates.double().requires_grad_())
+    inputs = (gates[:1, :4].double().requires_grad_(), candidates[:1, :4].double().requires_grad_())
     torch.autograd.gradcheck(scan, inputs)
 
 
