@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis  # noqa: F401  # it searches all objects in memory, of which there are few yet
 import pytest
 
 if TYPE_CHECKING:
