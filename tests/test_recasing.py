@@ -129,17 +129,18 @@ def test_lines_that_begin_with_a_tag_are_recased_and_copied_without_it() -> None
     tags = Tags(choices=("<2de>", "<2fr>"))
     tokenizer = train_tokenizer(sentences(200), tokenizer_config(), tags.choices)
     lines = ["<2de> THE SMALL HOUSE", "<2fr>The Green Tree", "<2de> www.example.com", "<2de> {x}"]
+    lines += ["<2de>", "<2fr> ", ""]
     options = LineOptions(tags=tags, protect=True)
     encoded = encode_window(Window(0, lines), tokenizer, options)
     assert encoded.texts[:2] == ["<2de> The small house", "<2fr> The green tree"]
     assert encoded.cases[:2] == ["upper", "title"]
-    assert encoded.copied == ["", "", "www.example.com", "{x}"]
+    assert encoded.copied == ["", "", "www.example.com", "{x}", "", "", ""]
     assert not any(encoded.segments[2:])
-    texts = ("a", "b", "www.example.com", "")
+    texts = ("a", "b", "www.example.com", "", "", "", "")
     results = [LineResult([replace(EMPTY, text=text)]) for text in texts]
     settings = {"output_format": OutputFormat.text, "n_best": 1, "protect": True, "tags": tags}
     output, counts = render(Window(0, lines), results, **settings)
-    assert output == b"a\nb\nwww.example.com\n\n"
+    assert output == b"a\nb\nwww.example.com\n\n\n\n\n"
     assert counts.lost_protected == 1
 
 

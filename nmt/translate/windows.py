@@ -215,9 +215,11 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     separator = find_separator(tokenizer.src)
     terms = load_glossary(options.hints or options.required_terms)
     for i, line in enumerate(window.lines):
+        tag, text = split_tag(line, tags)
+        if not text.strip():  # also a line with only a tag is empty
+            lines[i] = ""
         if prefixes[i]:  # the translation has to continue the prefix as the user wrote it
             continue
-        tag, text = split_tag(line, tags)
         if options.copy_symbols and has_no_words(text):
             copied[i] = text
         if options.copy_symbols and options.protect and has_only_protected(text):
