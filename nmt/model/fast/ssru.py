@@ -34,9 +34,13 @@ class FastSsru(Ssru):
         return packing.unpad(torch.relu(states))
 
 
-@torch.library.custom_op("nmt::ssru_scan", mutates_args=())
 def scan(gates: Tensor, candidates: Tensor) -> Tensor:
     """Compute c_t = f_t * c_{t-1} + (1 - f_t) * z_t for the gates f and candidates z, (B, T, D)."""
+    states: Tensor = torch.ops.nmt.ssru_scan(gates, candidates)
+    return states
+
+
+def _scan(gates: Tensor, candidates: Tensor) -> Tensor:
     states = torch.empty_like(candidates)
     state = torch.zeros_like(candidates[:, 0])
     steps = zip(gates.unbind(1), candidates.unbind(1), states.unbind(1), strict=True)
@@ -45,8 +49,7 @@ def scan(gates: Tensor, candidates: Tensor) -> Tensor:
     return states
 
 
-@torch.library.custom_op("nmt::ssru_scan_backward", mutates_args=())
-def scan_backward(
+def _scan_backward(
     grad: Tensor, gates: Tensor, candidates: Tensor, states: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of gates and candidates for `grad`, the gradient of `states`."""
@@ -61,22 +64,39 @@ def scan_backward(
     return grad_gates, torch.addcmul(grad, grad, gates, value=-1)
 
 
-@scan.register_fake
-def _(gates: Tensor, candidates: Tensor) -> Tensor:
-    return torch.empty_like(candidates)
-
-
-@scan_backward.register_fake
-def _(grad: Tensor, gates: Tensor, candidates: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(gates), torch.empty_like(candidates)
-
-
 def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs, output)
 
 
 def _compute_gradients(ctx: Any, grad: Tensor) -> Any:
-    return scan_backward(grad, *ctx.saved_tensors)
+    return torch.ops.nmt.ssru_scan_backward(grad, *ctx.saved_tensors)
 
 
-scan.register_autograd(_compute_gradients, setup_context=_save_for_backward)
+def _register_operators() -> Any:
+    """Register the operators.
+
+    `torch.library.custom_op` would import torch's compiler at the first call, which takes seconds.
+    """
+    library: Any = torch.library.Library("nmt", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("ssru_scan(Tensor gates, Tensor candidates) -> Tensor")
+    library.define(
+        "ssru_scan_backward(Tensor grad, Tensor gates, Tensor candidates, Tensor states)"
+        " -> (Tensor, Tensor)"
+    )
+    library.impl("ssru_scan", _scan, "CompositeExplicitAutograd")
+    library.impl("ssru_scan_backward", _scan_backward, "CompositeExplicitAutograd")
+    torch.library.register_fake(
+        "nmt::ssru_scan", lambda _, candidates: torch.empty_like(candidates), lib=library
+    )
+    torch.library.register_fake(
+        "nmt::ssru_scan_backward",
+        lambda _, gates, candidates, __: (torch.empty_like(gates), torch.empty_like(candidates)),
+        lib=library,
+    )
+    torch.library.register_autograd(
+        "nmt::ssru_scan", _compute_gradients, setup_context=_save_for_backward, lib=library
+    )
+    return library
+
+
+_LIBRARY = _register_operators()  # the operators exist as long as this object
