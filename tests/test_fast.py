@@ -581,13 +581,13 @@ def test_rows_go_to_their_cells_and_come_back() -> None:
         sentences = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
         grid = BeamGrid(sentences, len(counts))
         rows = torch.randn(len(sentences), 3)
-        cells = grid.spread(rows)
+        cells = grid.rows_to_grid(rows)
         assert cells.shape == (len(counts), max(counts), 3)
         for sentence, count in enumerate(counts):
             assert torch.equal(cells[sentence, :count], rows[sentences == sentence])
             assert torch.equal(grid.is_empty[sentence], torch.arange(max(counts)) >= count)
-        assert torch.equal(grid.collect(cells)[: len(rows)], rows), counts
-        assert len(grid.collect(cells)) == grid.num_padded_rows >= len(rows)
+        assert torch.equal(grid.grid_to_rows(cells)[: len(rows)], rows), counts
+        assert len(grid.grid_to_rows(cells)) == grid.num_padded_rows >= len(rows)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,11 @@ class PositionEncoding(nn.Module):
         """Return embeddings `x`, (B, T, D) or (N, D), plus the vectors of their positions."""
         return x
 
+    @property
+    def has_rotation(self) -> bool:
+        """Whether the class overrides `rotate`."""
+        return type(self).rotate is not PositionEncoding.rotate
+
     def rotate(self, q: Tensor, k: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
         """Rotate the queries and keys (..., d) of the same tokens by their positions."""
         return q, k

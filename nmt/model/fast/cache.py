@@ -62,13 +62,13 @@ class BeamGrid:
         self._rows = self.rows.flatten()
         self._cells = send(self.cpu_cells, device)
 
-    def spread(self, x: Tensor) -> Tensor:
+    def rows_to_grid(self, x: Tensor) -> Tensor:
         """Map rows (R or more, ...), on the device or the CPU, to the grid (B, W, ...)."""
         if not self.is_full:
             x = x.index_select(0, self._cpu_rows if x.device.type == "cpu" else self._rows)
         return x.view(self.shape + x.shape[1:])
 
-    def collect(self, x: Tensor) -> Tensor:
+    def grid_to_rows(self, x: Tensor) -> Tensor:
         """Map the grid (B, W, ...) to rows (num_padded_rows, ...)."""
         x = x.flatten(0, 1)
         return x if self.is_full else x.index_select(0, self._cells)
@@ -217,7 +217,8 @@ class TargetCache(Protocol):
 class AttentionCache:
     """The keys and values of all target tokens, for decoders with self-attention.
 
-    `gathers` is whether attention uses a `GatherIndex`, and `has_bias` whether it needs distances.
+    `gathers` is whether attention uses a `GatherIndex`, and `has_position_bias` whether the
+    positional encoding needs distances.
     `attention_mask` (R, C) is on the CPU.
     """
 
@@ -228,7 +229,7 @@ class AttentionCache:
         *,
         num_heads: int,
         gathers: bool,
-        has_bias: bool,
+        has_position_bias: bool,
     ) -> None:
         self.keys_values = KVCache()
         self.context: StepContext  # set by `advance`
@@ -236,7 +237,7 @@ class AttentionCache:
         self._device = device
         self._num_heads = num_heads
         self._gathers = gathers
-        self._has_bias = has_bias
+        self._has_position_bias = has_position_bias
         self._num_compact_columns = 0  # number of columns after the latest compaction
 
     def advance(self, grid: BeamGrid) -> None:
@@ -248,9 +249,9 @@ class AttentionCache:
         if self._gathers:
             self.context = StepContext(grid, gather_index=self._index_columns(grid))
         else:
-            mask = send(grid.spread(self.attention_mask).unsqueeze(1), self._device)
+            mask = send(grid.rows_to_grid(self.attention_mask).unsqueeze(1), self._device)
             bias = additive_mask(mask, self.keys_values.width)  # (B, 1, W, C)
-            distances = self._distances(grid) if self._has_bias else None
+            distances = self._distances(grid) if self._has_position_bias else None
             self.context = StepContext(grid, bias=bias, distances=distances)
 
     def _distances(self, grid: BeamGrid) -> Tensor:
@@ -259,7 +260,7 @@ class AttentionCache:
         Columns are in the order of their tokens, so the mask's running sum counts positions.
         """
         positions = self.attention_mask.cumsum(dim=1)  # (R, C)
-        distances = grid.spread(positions - positions[:, -1:])
+        distances = grid.rows_to_grid(positions - positions[:, -1:])
         return send(F.pad(distances, (0, self.keys_values.width - distances.size(2))), self._device)
 
     def _index_columns(self, grid: BeamGrid) -> GatherIndex:
@@ -302,7 +303,7 @@ class AttentionCache:
 
     def compact(self, live: Tensor, sentences: Tensor, grid: BeamGrid) -> None:
         """Also drop the columns that no hypothesis attends to; see `TargetCache.compact`."""
-        is_used = grid.spread(self.attention_mask).any(dim=1)[live]  # (B', C)
+        is_used = grid.rows_to_grid(self.attention_mask).any(dim=1)[live]  # (B', C)
         num_columns = int(is_used.sum(dim=1).max())
         # the used columns of each sentence first, in their order
         order = is_used.sort(dim=1, descending=True, stable=True).indices  # (B', C)

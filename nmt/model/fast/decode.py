@@ -5,9 +5,12 @@ choosing kernels would take as long as computing, so a `StepDecoder` chooses the
 its device and dtype, and then calls plain functions.
 """
 
-# R live hypotheses, one row each (and filler rows, see `BeamGrid`)
-# B sentences, W beams (see `BeamGrid`); C columns of the cache, S source length
+# R live hypotheses, one row each, and filler rows
+# B sentences, W beams: a `BeamGrid` maps rows (R, ...) to a grid (B, W, ...) and back
+# N source tokens of all sentences, packed; S source length
+# C columns of a cache of keys and values, T columns that one hypothesis attends to
 # D d_model, H heads, K heads of keys and values, d dimensions of a head
+# SSRU is the simpler simple recurrent unit, which can replace self-attention in the decoder
 
 from __future__ import annotations
 
@@ -32,22 +35,21 @@ from nmt.model.fast.cache import (
 from nmt.model.fast.layers import FastLinear
 from nmt.model.fast.packing import MASKED, MIN_WIDTH, Packing, additive_mask
 from nmt.model.fast.transfer import send
-from nmt.model.positions import PositionEncoding, TokenPositions
+from nmt.model.positions import TokenPositions
 from nmt.model.transformer import AttentionWeights, DecoderLayer, attend, repeat_heads
 
-Function = Callable[[Tensor], Tensor]
+TensorFunction = Callable[[Tensor], Tensor]
 
 
 # --- attention of a step
 
 
 def attend_gathered(q: Tensor, k: Tensor, v: Tensor, context: StepContext) -> Tensor:
-    """Attend from queries (B, H, W, d) to keys (B, H, C, d) and values (B, H, C or more, d), by
-    `context.gather_index`; return rows (R, H * d). For float32 on a CPU.
+    """Attend to the columns that `context.gather_index` lists, on a CPU in float32.
 
-    `torch.embedding_bag` sums the weighted values several times as fast as `torch.bmm`, since it
-    skips the columns of other beams. It is called in place of `F.embedding_bag`, which first spends
-    time on checks of its arguments.
+    Takes queries (B, H, W, d), keys (B, H, C, d) and values (B, H, C or more, d); returns rows
+    (R, H * d). A beam attends only to its own columns of the cache, so the logits and values of
+    other beams are skipped.
     """
     index = context.gather_index
     assert index is not None
@@ -61,6 +63,8 @@ def attend_gathered(q: Tensor, k: Tensor, v: Tensor, context: StepContext) -> Te
     if index.bias is not None:
         logits += index.bias
     weights = torch.softmax(logits, dim=-1).view(-1)  # (R*H*T,)
+    # For each row and head, `embedding_bag` looks up T values and sums them by weight, which is
+    # several times as fast as `bmm` with all values. `F.embedding_bag` checks its arguments first.
     table = v.flatten(0, 2)  # (B*H*capacity, d)
     heads, *_ = torch.embedding_bag(
         table, index.value_index, index.offsets, per_sample_weights=weights
@@ -68,49 +72,59 @@ def attend_gathered(q: Tensor, k: Tensor, v: Tensor, context: StepContext) -> Te
     return heads.view(index.shape[0], -1)
 
 
-def attend_biased(q: Tensor, k: Tensor, v: Tensor, context: StepContext) -> Tensor:
-    """Attend from queries (B, H, W, d) to keys (B, K, C, d) and values (B, K, C or more, d), with
-    `context.bias`; return rows (R, H * d).
+def attend_masked(q: Tensor, k: Tensor, v: Tensor, context: StepContext) -> Tensor:
+    """Attend to all columns of a sentence that the additive mask `context.bias` allows.
+
+    Takes queries (B, H, W, d), keys (B, K, C, d) and values (B, K, C or more, d); returns rows
+    (R, H * d).
     """
-    bias = context.bias
+    bias = context.bias  # (B, 1, 1 or W, C)
     assert bias is not None
     v = v[:, :, : k.size(2)]  # drop the spare capacity
     group_size = q.size(1) // k.size(1)  # number of query heads that share a head of keys
     grouped = q
-    if group_size > 1:  # the heads of a group become further queries of one head
+    if group_size > 1:
+        # A group has H/K query heads. Their queries are stacked, as if they were one head with H/K
+        # times as many queries, so that the shared keys need not be repeated.
         grouped = q.reshape(*k.shape[:2], -1, q.size(3))  # (B, K, H/K * W, d)
-        if bias.size(2) > 1:
+        if bias.size(2) > 1:  # each head of the group needs the mask of every beam
             bias = bias.repeat(1, 1, group_size, 1)  # (B, 1, H/K * W, C)
     if q.device.type != "cpu":
         bias = bias.to(q.dtype)
         heads = F.scaled_dot_product_attention(grouped, k, v, attn_mask=bias)
     else:  # three operations take less time than the fused kernel
         scaled = (grouped * q.size(-1) ** -0.5).flatten(0, 1)  # (B*K, H/K * W, d)
-        logits = torch.bmm(scaled, k.flatten(0, 1).transpose(1, 2))
-        weights = torch.softmax(logits.view(*grouped.shape[:3], -1) + bias, dim=-1)
-        heads = torch.bmm(weights.flatten(0, 1).to(v.dtype), v.flatten(0, 1))
+        k = k.flatten(0, 1)  # (B*K, C, d)
+        v = v.flatten(0, 1)
+        logits = torch.bmm(scaled, k.transpose(1, 2))  # (B*K, H/K * W, C)
+        logits = logits.view(*grouped.shape[:3], -1) + bias  # (B, K, H/K * W, C)
+        weights = torch.softmax(logits, dim=-1).flatten(0, 1)  # (B*K, H/K * W, C)
+        heads = torch.bmm(weights.to(v.dtype), v)  # (B*K, H/K * W, d)
     heads = heads.reshape(q.shape)  # (B, H, W, d)
-    return context.grid.collect(heads.transpose(1, 2).flatten(2))
+    return context.grid.grid_to_rows(heads.transpose(1, 2).flatten(2))  # (B, W, H*d) to (R, H*d)
 
 
-def attend_with_distances(
+def attend_with_position_bias(
     attention: FastAttention, q: Tensor, k: Tensor, v: Tensor, context: StepContext
 ) -> Tensor:
-    """Attend with a positional encoding that adds biases; return rows (R, H * d)."""
-    heads, _ = attend_plainly(attention, q, k, v, context)
-    return context.grid.collect(heads.transpose(1, 2).flatten(2))
+    """Like `attend_masked`, for a positional encoding that adds biases to logits and values."""
+    heads, _ = attend_returning_weights(attention, q, k, v, context)
+    return context.grid.grid_to_rows(heads.transpose(1, 2).flatten(2))  # (B, W, H*d) to (R, H*d)
 
 
-def attend_plainly(
+def attend_returning_weights(
     attention: FastAttention, q: Tensor, k: Tensor, v: Tensor, context: StepContext
 ) -> tuple[Tensor, Tensor]:
-    """Call `attend` of the plain layer; return heads (B, H, W, d) and weights (B, H, W, C)."""
+    """Attend as the layers of `nmt.model.transformer`, with the masks and shapes of a step.
+
+    Takes the tensors of `attend_masked`; returns heads (B, H, W, d) and weights (B, H, W, C).
+    """
     assert context.bias is not None
-    mask = context.bias == 0
-    k = repeat_heads(k, attention.num_heads)
-    v = repeat_heads(v[:, :, : k.size(2)], attention.num_heads)
+    mask = context.bias == 0  # the bias of a masked column is negative
+    k = repeat_heads(k, attention.num_heads)  # (B, H, C, d)
+    v = repeat_heads(v[:, :, : k.size(2)], attention.num_heads)  # without the spare capacity
     encoding = attention.position_encoding
-    return attend(q, k, v, mask, None, encoding, context.distances)
+    return attend(q, k, v, mask, encoding=encoding, distances=context.distances)
 
 
 # --- the decoder
@@ -126,45 +140,48 @@ class LayerStep:
         self.num_heads = self.cross_attention.num_heads
         self.head_size = self.cross_attention.head_size
         linear = decoder.linear
-        q_size = self.cross_attention.qkv_sizes[0]
-        self.cross_in = linear(self.cross_attention.in_projection, q_size)
+        q_size = self.cross_attention.qkv_sizes[0]  # H * d
+        self.cross_in = linear(self.cross_attention.in_projection, end=q_size)  # only the queries
         self.cross_out = linear(self.cross_attention.out_projection)
-        self.attend_cross = attend_gathered if decoder.gathers_cross_attention else attend_biased
+        self.attend_cross = attend_gathered if decoder.gathers_cross_attention else attend_masked
+        # the sub-layer that reads the target: self-attention or an SSRU
         if layer.ssru is None:
             self._prepare_self_attention(cast(FastAttention, layer.self_attention), decoder)
-            first_sublayer = norm_function(layer.self_attention_norm), self.decode_self
+            target_norm = norm_function(layer.self_attention_norm)
+            decode_target: Sublayer = self.decode_self
         else:
             self.ssru_gate = linear(layer.ssru.forget_gate)
             self.ssru_candidate = linear(layer.ssru.candidate)
-            first_sublayer = norm_function(layer.ssru_norm), self.decode_ssru
-        feed_forward: Function = layer.feed_forward
+            target_norm = norm_function(layer.ssru_norm)
+            decode_target = self.decode_ssru
+        self.feed_forward = layer.feed_forward
+        decode_feed_forward: Sublayer = self.decode_feed_forward
         if decoder.is_frozen and layer.feed_forward.activation is Activation.relu:
-            inner = linear(layer.feed_forward.inner, activation="relu")
-            outer = linear(layer.feed_forward.outer)
-            feed_forward = lambda x: outer(inner(x))  # noqa: E731
-        # pairs of a norm and a sub-layer, which is called with (x, state, attention_out)
-        self.sublayers: list[tuple[Function, Callable[..., Tensor]]] = [
-            first_sublayer,
+            self.inner = linear(layer.feed_forward.inner, activation="relu")
+            self.outer = linear(layer.feed_forward.outer)
+            decode_feed_forward = self.decode_frozen_feed_forward
+        # pairs of a norm and a sub-layer, in their order
+        self.sublayers: list[tuple[TensorFunction, Sublayer]] = [
+            (target_norm, decode_target),
             (norm_function(layer.cross_attention_norm), self.decode_cross),
-            (norm_function(layer.feed_forward_norm), lambda x, *_: feed_forward(x)),
+            (norm_function(layer.feed_forward_norm), decode_feed_forward),
         ]
 
     def _prepare_self_attention(self, attention: FastAttention, decoder: StepDecoder) -> None:
         """Choose the functions that `decode_self` calls."""
         self.self_attention = attention
-        # whether the class of the encoding overrides `rotate`
-        has_rotation = type(attention.position_encoding).rotate is not PositionEncoding.rotate
+        has_rotation = attention.position_encoding.has_rotation
         self.has_norm_or_rotation = has_rotation or attention.query_norm is not None
         self.self_in = decoder.linear(attention.in_projection)  # (R, D) to (R, (H + 2K) * d)
         self.self_out = decoder.linear(attention.out_projection)  # (R, H * d) to (R, D)
-        self.attend_self: Callable[[Tensor, Tensor, Tensor, StepContext], Tensor] = attend_biased
-        if decoder.has_bias:
-            self.attend_self = functools.partial(attend_with_distances, attention)
+        self.attend_self: Callable[[Tensor, Tensor, Tensor, StepContext], Tensor] = attend_masked
+        if decoder.has_position_bias:
+            self.attend_self = functools.partial(attend_with_position_bias, attention)
         elif decoder.gathers_self_attention:
             self.attend_self = attend_gathered
 
     def decode_ssru(self, x: Tensor, state: DecodingState, _: AttentionWeights | None) -> Tensor:
-        """Update the states of the SSRU by the newest tokens."""
+        """Compute the next states of the SSRU from the newest tokens, and apply a ReLU."""
         cache = state.target_cache
         assert isinstance(cache, RecurrentCache)
         dtype = cache.states[0].dtype
@@ -177,14 +194,17 @@ class LayerStep:
         heads = self.self_in(x).view(len(x), -1, self.head_size)  # (R, H + 2K, d)
         if self.has_norm_or_rotation:
             heads = self._normalize_and_rotate(heads, state.positions)
-        cells = state.grid.spread(heads)  # (B, W, H + 2K, d)
-        q = cells[:, :, : self.num_heads].transpose(1, 2)  # (B, H, W, d)
-        keys_values = cells[:, :, self.num_heads :]  # (B, W, 2K, d)
-        newest = keys_values.view(*state.grid.shape, 2, -1, self.head_size).permute(2, 0, 3, 1, 4)
+        heads = state.grid.rows_to_grid(heads)  # (B, W, H + 2K, d)
+        q = heads[:, :, : self.num_heads].transpose(1, 2)  # (B, H, W, d)
+        keys_values = heads[:, :, self.num_heads :]  # (B, W, 2K, d)
+        newest = keys_values.view(*state.grid.shape, 2, -1, self.head_size)  # (B, W, 2, K, d)
+        newest = newest.permute(2, 0, 3, 1, 4)  # (2, B, K, W, d)
         cache = state.target_cache
         assert isinstance(cache, AttentionCache)
         k, v = cache.keys_values.update(self.layer_index, newest).unbind()  # (B, K, capacity, d)
-        k = k[:, :, : cache.keys_values.width]  # the gather index counts the spare capacity of `v`
+        # The keys lose the spare capacity of the cache, for fewer logits. The values keep it:
+        # a `GatherIndex` points into whole values, and slicing would make `attend_gathered` copy.
+        k = k[:, :, : cache.keys_values.width]  # (B, K, C, d)
         return self.self_out(self.attend_self(q, k, v, cache.context))
 
     def _normalize_and_rotate(self, heads: Tensor, positions: TokenPositions) -> Tensor:
@@ -197,15 +217,36 @@ class LayerStep:
     def decode_cross(
         self, x: Tensor, state: DecodingState, attention_out: AttentionWeights | None
     ) -> Tensor:
-        """Attend to the source; its keys and values were computed with `state`."""
-        heads = self.cross_in(x).view(len(x), self.num_heads, self.head_size)
-        q = state.grid.spread(heads).transpose(1, 2)  # (B, H, W, d)
+        """Attend to the source, whose keys and values were computed when `state` was made.
+
+        If this layer is a key of `attention_out`, its weights (R, H, 1, S) are stored there.
+        """
+        context = state.cross_context
+        heads = self.cross_in(x).view(len(x), self.num_heads, self.head_size)  # (R, H, d)
+        q = state.grid.rows_to_grid(heads).transpose(1, 2)  # (B, H, W, d)
         k, v = state.source_keys_values[self.layer_index].unbind()  # (B, K, S, d)
         if attention_out is not None and self.cross_attention in attention_out:
-            _, weights = attend_plainly(self.cross_attention, q, k, v, state.cross_context)
-            rows = state.grid.collect(weights.transpose(1, 2))  # (R, H, S)
-            attention_out[self.cross_attention] = rows[: len(state.sentences), :, None]
-        return self.cross_out(self.attend_cross(q, k, v, state.cross_context))
+            _, weights = attend_returning_weights(self.cross_attention, q, k, v, context)
+            rows = state.grid.grid_to_rows(weights.transpose(1, 2))  # (R, H, S)
+            rows = rows[: len(state.sentences)]  # without filler rows
+            attention_out[self.cross_attention] = rows.unsqueeze(2)
+        return self.cross_out(self.attend_cross(q, k, v, context))
+
+    def decode_feed_forward(
+        self, x: Tensor, state: DecodingState, _: AttentionWeights | None
+    ) -> Tensor:
+        """Call the feed-forward module."""
+        return self.feed_forward(x)  # type: ignore[no-any-return]
+
+    def decode_frozen_feed_forward(
+        self, x: Tensor, state: DecodingState, _: AttentionWeights | None
+    ) -> Tensor:
+        """Compute the feed-forward sub-layer of frozen weights, without calling the module."""
+        return self.outer(self.inner(x))
+
+
+Sublayer = Callable[[Tensor, "DecodingState", AttentionWeights | None], Tensor]
+"""Maps the newest tokens (R, D) to (R, D), and may store attention weights."""
 
 
 class StepDecoder:
@@ -221,7 +262,9 @@ class StepDecoder:
         attention = layer.cross_attention
         self.is_recurrent = layer.ssru is not None
         self.num_heads = attention.num_heads
-        self.has_bias = not self.is_recurrent and layer.self_attention.position_encoding.has_bias
+        self.has_position_bias = (
+            not self.is_recurrent and layer.self_attention.position_encoding.has_bias
+        )
         weight = attention.in_projection.weight
         is_float32_on_cpu = (
             weight.device.type == "cpu"
@@ -230,12 +273,12 @@ class StepDecoder:
         )
         shares_keys = attention.qkv_sizes[1] < attention.qkv_sizes[0]
         self.gathers_cross_attention = is_float32_on_cpu and not shares_keys
-        self.gathers_self_attention = self.gathers_cross_attention and not self.has_bias
+        self.gathers_self_attention = self.gathers_cross_attention and not self.has_position_bias
         self.layers = [LayerStep(index, layer, self) for index, layer in enumerate(decoder_layers)]
 
     def linear(
         self, module: nn.Module, end: int | None = None, activation: str = "none"
-    ) -> Function:
+    ) -> TensorFunction:
         """Return a function that computes a linear layer, or its first `end` outputs.
 
         Only frozen layers support an `activation`.
@@ -257,7 +300,7 @@ class StepDecoder:
             memory.device,
             num_heads=self.num_heads,
             gathers=self.gathers_self_attention,
-            has_bias=self.has_bias,
+            has_position_bias=self.has_position_bias,
         )
 
     def step(
@@ -273,7 +316,7 @@ class StepDecoder:
         return x
 
 
-def norm_function(norm: nn.Module) -> Function:
+def norm_function(norm: nn.Module) -> TensorFunction:
     """Return a function that computes a norm; for LayerNorm, without calling the module."""
     if type(norm) is not nn.LayerNorm:
         return norm
@@ -305,7 +348,8 @@ class DecodingState:
             keys_values = keys_values.permute(2, 0, 3, 1, 4)  # (B, S, 2, K, d) to (2, B, K, S, d)
             self.source_keys_values.append(widen(keys_values, width).contiguous())
         self.num_positions = 0  # number of target tokens of the longest hypotheses so far
-        # (B,), `num_positions` at the time when each sentence joined; None if none joined later
+        # (B,), the value of `num_positions` when each sentence joined this state; None as long as
+        # all sentences have been here from the start
         self.first_positions: Tensor | None = None
         self.sentences = torch.arange(packing.num_sentences)  # (R,), ascending
         self._rebuild_grid(packing.num_sentences)
@@ -326,18 +370,20 @@ class DecodingState:
     def _newest_positions(self) -> TokenPositions:
         """Return the position of each row's newest token."""
         newest = self.num_positions - 1
-        if self.first_positions is None:
-            index = torch.full((1, 1), newest, device=self.device)
+        if self.first_positions is None:  # one position for all rows
+            positions = torch.full((1, 1), newest, device=self.device)
         else:
             positions = newest - self.first_positions[self.sentences]  # (R,)
-            padding = self.grid.num_padded_rows - len(positions)
-            index = send(F.pad(positions, (0, padding)).unsqueeze(1), self.device)
-        return TokenPositions(index, self.num_positions)
+            num_filler_rows = self.grid.num_padded_rows - len(positions)
+            positions = F.pad(positions, (0, num_filler_rows)).unsqueeze(1)  # (padded R, 1)
+            positions = send(positions, self.device)
+        return TokenPositions(index=positions, num_positions=self.num_positions)
 
     def _source_index(self) -> GatherIndex:
         """Index the keys and values of each row's source."""
         width = self.source_bias.size(3)
-        sentences = self.grid.cpu_cells // self.grid.shape[1]  # (padded R,)
+        num_beams = self.grid.shape[1]
+        sentences = self.grid.cpu_cells // num_beams  # (padded R,), since a cell is b * W + w
         return GatherIndex.of(
             torch.arange(width).expand(len(sentences), width),
             self.source_bias.squeeze(1).index_select(0, sentences),  # (padded R, 1, S)
@@ -370,7 +416,8 @@ class DecodingState:
         """Drop sentences without hypotheses, and columns that no hypothesis reads."""
         is_live = self.grid.counts > 0  # (B,)
         live = is_live.nonzero().squeeze(1)  # (B',)
-        self.sentences = (is_live.cumsum(0) - 1)[self.sentences]
+        new_indices = is_live.cumsum(0) - 1  # (B,), the new index of each live sentence
+        self.sentences = new_indices[self.sentences]
         if self.first_positions is not None:
             self.first_positions = self.first_positions.index_select(0, live)
             earliest = int(self.first_positions.min())  # count from the oldest live sentence

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from nmt.config import Activation, Decoder
 from nmt.model.fast.attention import FastAttention
-from nmt.model.fast.decode import Function, norm_function
+from nmt.model.fast.decode import TensorFunction, norm_function
 from nmt.model.fast.layers import FastLinear, round_up_rows
-from nmt.model.positions import PositionEncoding, TokenPositions
+from nmt.model.positions import TokenPositions
 from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer
 
 MAX_ROWS = 8  # largest number of hypotheses; `nmt.model.fast.decode` decodes more
@@ -43,7 +43,7 @@ def can_decode_single(model: Transformer) -> bool:
     return (
         layer.feed_forward.activation is Activation.relu
         and not encoding.has_bias
-        and type(encoding).rotate is PositionEncoding.rotate
+        and not encoding.has_rotation
         and attention.query_norm is None
         and attention.qkv_sizes[0] == attention.qkv_sizes[1]
         and linear.reordered_weights is not None
@@ -178,7 +178,7 @@ class LayerCache:
 class SingleTransformer:
     """A model with frozen weights that translates one sentence at a time."""
 
-    def __init__(self, model: Transformer, logits: Function) -> None:
+    def __init__(self, model: Transformer, logits: TensorFunction) -> None:
         """`logits` maps hidden states (R, D) to logits (R, V)."""
         self.model = model
         self.logits = logits
@@ -284,6 +284,6 @@ class SingleState:
 
 def few_rows_function(
     module: nn.Module, start: int = 0, end: int | None = None, activation: str = "none"
-) -> Function:
+) -> TensorFunction:
     """Call `FastLinear.few_rows_function` of `module`."""
     return cast(FastLinear, module).few_rows_function(start, end, activation)

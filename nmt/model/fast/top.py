@@ -80,7 +80,7 @@ def _select_candidates(
     maxima = _group_maxima(log_probs)  # (R, G)
     num_groups = maxima.size(1)
     # the highest sum within each group of each hypothesis
-    bounds = grid.spread(sums.unsqueeze(1) + maxima)  # (B, W, G)
+    bounds = grid.rows_to_grid(sums.unsqueeze(1) + maxima)  # (B, W, G)
     if not grid.is_full:
         bounds = bounds.masked_fill(grid.is_empty.unsqueeze(2), NEG_INF)
     bounds = bounds.flatten(1)  # (B, W * G)
