@@ -20,6 +20,7 @@ from packing import SUFFIXES, pack, write
 from nmt.data.text import (
     ArrivingLines,
     count_lines,
+    open_bytes,
     pair_lines,
     read_blocks,
     read_lines,
@@ -175,6 +176,26 @@ def test_files_without_text_are_refused_by_name(tmp_path: Path) -> None:
             list(read_lines(tmp_path / name))
     for name in ("a.zip.txt", "tar", "a.tar.b.gz", "bz2"):  # which only look like archives
         assert list(read_lines(write(tmp_path / name, b"x\n"))) == ["x"]
+
+
+def test_bytes_without_a_line_end_are_counted_from_the_last_line_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nmt.data.text._LARGE_BLOCK_BYTES", 8)
+    monkeypatch.setattr("nmt.data.text._MAX_BYTES_WITHOUT_LINE_END", 10)
+    blocks = [b"aaaaaa\nb", b"cccccccc", b"dddddddd"]
+    assert list(read_blocks(io.BytesIO(b"".join(blocks[:2])), "file")) == blocks[:2]
+    with pytest.raises(DataError, match="file is not text: it has 17 bytes without a line end"):
+        list(read_blocks(io.BytesIO(b"".join(blocks)), "file"))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_an_error_of_the_reader_is_not_reported_as_a_damaged_file(
+    tmp_path: Path, suffix: str
+) -> None:
+    path = write(tmp_path / f"corpus.{suffix}", b"four\n")
+    with pytest.raises(ValueError, match="invalid literal"), open_bytes(path) as stream:
+        int(stream.read())
 
 
 def test_text_whose_lines_do_not_end_is_refused() -> None:

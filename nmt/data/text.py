@@ -8,7 +8,6 @@ from __future__ import annotations
 import bz2
 import codecs
 import contextlib
-import functools
 import gzip
 import io
 import itertools
@@ -74,7 +73,8 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for reading; decompress it if its suffix names a compression.
 
     Raises `DataError` if the file is missing, damaged or a folder, and `NmtError` if the disk
-    cannot be read.
+    cannot be read. An `OSError` in the `with` block is taken for an error of reading, so the block
+    must not write to other files.
     """
     check_file(path)
     with (
@@ -88,12 +88,14 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 def decompress(file: IO[bytes], suffix: str) -> IO[bytes]:
     """Return a stream that decompresses an open file if `suffix` names a compression.
 
-    Raises `ValueError` for xz that begins with zeros.
+    Raises `LZMAError` for xz that begins with zeros.
     """
     suffix = suffix.lower()
-    # lzma would skip zeros before a stream: for minutes in a sparse file, forever in /dev/zero
-    if suffix == ".xz" and cast(io.BufferedReader, file).peek(1)[:1] == b"\0":
-        raise ValueError("it begins with zeros")
+    if suffix == ".xz":
+        first_bytes = cast(io.BufferedReader, file).peek(1)
+        # lzma would skip zeros before a stream: for minutes in a sparse file, forever in /dev/zero
+        if first_bytes.startswith(b"\0"):
+            raise lzma.LZMAError("it begins with zeros")
     if suffix in _OPEN_FUNCTIONS:
         return cast(IO[bytes], _OPEN_FUNCTIONS[suffix](file, "rb"))
     if suffix == ".zst":
@@ -125,8 +127,10 @@ def is_compressed(path: str | Path) -> bool:
 
 def is_stream(name: str | Path) -> bool:
     """Return whether a file can be read only once: stdin (-), a named pipe or a device."""
+    if name == "-":
+        return True
     path = resolve_path(name)
-    return name == "-" or (path.exists() and not path.is_file() and not path.is_dir())
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def check_file(path: Path) -> None:
@@ -158,9 +162,10 @@ def explain_read_errors(name: str) -> Iterator[None]:
     """
     try:
         yield
-    # gzip, zlib, lzma and Arrow raise these for damaged files, and bz2 or the disk raises OSError
-    except (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the disk, not bz2
+    # All decompressors raise EOFError for a file that was cut off. For other damage, gzip raises
+    # OSError or zlib.error, bz2 and Arrow raise OSError. The disk raises OSError with an errno.
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
             raise NmtError(f"{name} cannot be read: {error.strerror}") from None
         format = _FORMATS.get(Path(name).suffix.lower(), "compressed")
         reason = " ".join(str(error).split())
@@ -173,10 +178,13 @@ def replace_line_breaks(text: str) -> str:
 
 
 def read_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
-    """Yield a byte stream in blocks of 1 MiB; raise `DataError` if its lines do not end."""
-    num_bytes = 0  # number of bytes since the last line end
+    """Yield a byte stream in blocks of 1 MiB; raise `DataError` if a line exceeds 256 MiB."""
+    num_bytes = 0  # number of bytes after the last \n
     while block := stream.read(_LARGE_BLOCK_BYTES):
-        num_bytes = len(block) if b"\n" in block else num_bytes + len(block)
+        last_line_end = block.rfind(b"\n")
+        if last_line_end >= 0:
+            num_bytes = 0
+        num_bytes += len(block) - (last_line_end + 1)  # the whole block if it has no \n
         if num_bytes > _MAX_BYTES_WITHOUT_LINE_END:
             raise DataError(
                 f"{name} is not text: it has {num_bytes:,} bytes without a line end; give another "
@@ -192,7 +200,7 @@ def _read_raw_lines(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[by
     """
     lines: Iterable[bytes] = stream
     if not isinstance(stream, ArrivingLines):  # an `ArrivingLines` limits its lines itself
-        lines = iter(functools.partial(stream.readline, MAX_LINE_BYTES + 1), b"")
+        lines = _limited_lines(stream)
     for line_number, line in enumerate(lines, start=1):
         if len(line) > MAX_LINE_BYTES:
             raise DataError(
@@ -202,10 +210,16 @@ def _read_raw_lines(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[by
         yield line
 
 
+def _limited_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a byte stream, cut off one byte above `MAX_LINE_BYTES`."""
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        yield line
+
+
 def read_stream(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[str]:
     """Yield the lines of a byte stream, decoded as UTF-8.
 
-    A BOM at the start and a \\r at the end of a line are removed; other line breaks become spaces.
+    Removes a BOM at the start of a line and a \\r at its end; other line breaks become spaces.
     Error messages call the stream `name`.
     """
     with explain_read_errors(name):
@@ -284,15 +298,17 @@ class ArrivingLines:
             select.select([self._descriptor], [], [])  # waits even if reads do not block
             data = os.read(self._descriptor, 1 << 16)
             self._has_ended = not data
-            *line_ends, start_of_next = data.split(b"\n")
-            for line_end in line_ends:
-                self._unfinished += line_end + b"\n"
+            # every part but the last was followed by \n, so it completes a line
+            *finished_parts, unfinished_part = data.split(b"\n")
+            for part in finished_parts:
+                self._unfinished += part + b"\n"
                 self._lines.append(bytes(self._unfinished))
                 self._unfinished.clear()
-            self._unfinished += start_of_next
+            self._unfinished += unfinished_part
             if len(self._unfinished) > MAX_LINE_BYTES:  # `_read_raw_lines` rejects it
                 self._lines.append(bytes(self._unfinished))
                 self._unfinished.clear()
+        # The last read returned no data and so added no line: `_lines` is empty.
         if self._unfinished:
             yield bytes(self._unfinished)
 
@@ -304,7 +320,10 @@ class ArrivingLines:
 
 
 def load_bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:
-    """Return train, valid and test pairs of a bundled corpus; `copy` is drawn with `seed`."""
+    """Return train, valid and test pairs of a bundled corpus.
+
+    The corpus `copy` is random and depends on `seed`; `numbers` is always the same.
+    """
     if corpus is Corpus.numbers:  # written by scripts/make_numbers.py
         compressed = Path(__file__).with_name("numbers.tsv.bz2").read_bytes()
         lines = bz2.decompress(compressed).decode("utf-8").removesuffix("\n").split("\n")

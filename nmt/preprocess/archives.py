@@ -162,7 +162,7 @@ def _archive_errors(archive: Path) -> Iterator[None]:
     try:
         with explain_read_errors(str(archive)):
             yield
-    except (zipfile.BadZipFile, tarfile.TarError, RuntimeError) as error:
+    except (zipfile.BadZipFile, tarfile.TarError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise DataError(
             f"{archive} cannot be read ({reason}); fetch it again, or unpack it"
