@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import uvicorn
 from serving import GOOD, Running, copying, eventually, running, tiny_folder
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -24,6 +26,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.serve import protocol
 from nmt.serve.file_process import start_fork_server
+from nmt.serve.server import Server
 
 SPEC = b"GET /spec HTTP/1.1\r\nHost: x\r\n\r\n"
 HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
@@ -321,3 +324,20 @@ def test_a_file_that_takes_long_to_read_delays_nobody_and_is_given_up(
         assert [upload.result().status for upload in many] == [200] * 3
         server.service.file_processes._num_files_by_client["127.0.0.1"] = 8
         assert server.upload("a.txt", b"the tree", **GOOD).status == 429
+
+
+def test_the_log_says_whether_accepted_requests_are_finished(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="nmt")
+    server = Server(uvicorn.Config("app"))
+    for stop_signal in (signal.SIGTERM, signal.SIGINT):  # SIGTERM alone never forces the end
+        server.stop(stop_signal)
+        assert (server.should_exit, server.force_exit) == (True, False)
+    server.stop(signal.SIGTERM)
+    assert server.force_exit
+    assert caplog.messages == [
+        "SIGTERM: finishing the requests that were accepted",
+        "SIGINT: finishing the requests that were accepted",
+        "SIGTERM: stopping without finishing the accepted requests",
+    ]

@@ -27,10 +27,13 @@ from nmt.serve.service import Service
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048  # connections that wait to be accepted
-_ACCEPTED_AT_ONCE = 8  # connections accepted before the first of them is counted
+# Connections that the event loop accepts in a row. `BoundedProtocol` counts them only afterwards,
+# so they may exceed `max_connections` by this number.
+_ACCEPTED_AT_ONCE = 8
 _RESERVED_FILES = 128  # sockets and files that belong to no connection
-# After this time, a thread that reads a large text lets the event loop run. A short request needs
-# several turns, so Python's default of 5 ms would delay it too much.
+# Python's thread switch interval: how long another thread, such as one that reads a large text, may
+# hold the GIL while the event loop waits for it. A short request waits for it several times, so the
+# default of 5 ms would delay it too much.
 _SWITCH_SECONDS = 0.0005
 
 
@@ -40,11 +43,14 @@ def serve(config: ServeConfig) -> None:
     Raises `ConfigError` if the server cannot listen on the address.
     """
     set_num_threads(config.num_threads)
+    # Before any threads start: glibc would give each of them an arena. Two arenas suffice to
+    # allocate without waiting, and keep little freed memory.
     limit_malloc_arenas(2)
-    max_connections = limit_connections(config)
+    # before the models load, so that mistakes in the settings are reported at once
+    max_connections = reserve_files(config)
     listener = listen(config)
     config = choose_serve_engine(config)
-    start_fork_server()
+    start_fork_server()  # its imports run while the models load
     service = Service(config, Models.load(config))
     server = _make_server(service, max_connections)
     for name in ("asyncio", "uvicorn.error", "python_multipart.multipart"):
@@ -61,7 +67,7 @@ def _make_server(service: Service, max_connections: int) -> Server:
     settings = uvicorn.Config(
         make_app(service),
         http=BoundedProtocol,
-        backlog=_ACCEPTED_AT_ONCE,
+        backlog=_ACCEPTED_AT_ONCE,  # `Server.startup` sets the backlog of the socket
         ws="none",
         log_config=None,
         access_log=False,
@@ -77,11 +83,11 @@ def _make_server(service: Service, max_connections: int) -> Server:
 class Server(uvicorn.Server):
     """A uvicorn server with a longer backlog, whose signals `_handle_signals` handles."""
 
-    was_interrupted = False  # whether Ctrl-C has stopped it
+    was_interrupted = False  # whether it has received SIGINT (Ctrl-C)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen with `_BACKLOG`; the setting `backlog` of uvicorn is smaller, since it also limits
-        how many connections are accepted at once.
+        """Listen with `_BACKLOG`. The setting `backlog` of uvicorn is smaller, since asyncio also
+        accepts up to that many connections in a row.
         """
         await super().startup(sockets)
         for listener in sockets or []:
@@ -92,12 +98,16 @@ class Server(uvicorn.Server):
         """Install no signal handlers."""
         yield
 
-    def stop(self, number: signal.Signals) -> None:
+    def stop(self, received_signal: signal.Signals) -> None:
         """Finish the accepted requests and stop; a signal after Ctrl-C stops at once."""
-        self.force_exit = self.was_interrupted
         self.should_exit = True
-        self.was_interrupted = self.was_interrupted or number == signal.SIGINT
-        log.info("%s: finishing the requests that were accepted", number.name)
+        if self.was_interrupted:
+            self.force_exit = True
+            log.info("%s: stopping without finishing the accepted requests", received_signal.name)
+        else:
+            log.info("%s: finishing the requests that were accepted", received_signal.name)
+        if received_signal == signal.SIGINT:
+            self.was_interrupted = True
 
 
 async def _run(server: Server, service: Service, listener: socket.socket) -> None:
@@ -121,17 +131,17 @@ def _handle_signals(server: Server, service: Service) -> set[asyncio.Task[None]]
 
     if sys.platform != "win32":  # Windows has only Ctrl-C, which raises KeyboardInterrupt
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, server.stop, number)
+        for stop_signal in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(stop_signal, server.stop, stop_signal)
         loop.add_signal_handler(signal.SIGHUP, reload)
     return reloads
 
 
-def limit_connections(config: ServeConfig) -> int:
-    """Return `max_connections`, or fewer if the process may not open as many files.
+def reserve_files(config: ServeConfig) -> int:
+    """Raise the limit of open files, if the system allows it, so that it suffices.
 
-    Raises the limit of open files if it can. Each connection may need a second file, for an upload
-    or a download. Raises `ConfigError` if no connection is possible.
+    Returns `max_connections`, or fewer if the limit stays lower. Each connection may need a second
+    file, for an upload or a download. Raises `ConfigError` if no connection is possible.
     """
     if sys.platform == "win32":
         return config.max_connections
