@@ -18,7 +18,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.preprocess.chunks import Location
 from nmt.preprocess.clean import PairCounts
-from nmt.preprocess.duplicates import UNITS
+from nmt.preprocess.duplicates import COMPARED_UNITS
 from nmt.preprocess.report import Report, build_report, render_data_report, report_table
 from nmt.preprocess.statistics import HeldOut, Statistics
 
@@ -55,11 +55,14 @@ def report(
     if train is None:
         train = measure_corpus(tokenizer)
     corpora = train if isinstance(train, dict) else {"": train}
+    repeats = None
+    if duplicates is not None:
+        repeats = dict(zip(COMPARED_UNITS, duplicates, strict=True))
     return build_report(
         {"train": corpora, "valid": {"": measure_corpus(tokenizer, NEW, NEW)}},
         config=PreprocessConfig(data=data or DataConfig(src_lang="en", tgt_lang="de")),
         tokenizers=tokenizer,
-        duplicates=None if duplicates is None else dict(zip(UNITS, duplicates, strict=True)),
+        duplicates=repeats,
     )
 
 

@@ -1,6 +1,7 @@
 """Find or count repeated training pairs, in constant memory.
 
-Each task, which processes one span, writes the 64-bit hashes of its pairs to sorted files. The
+Processes share the work: each of their tasks takes one span, a range of consecutive pairs of a
+corpus (see `nmt.preprocess.chunks`), and writes the 64-bit hashes of its pairs to sorted files. The
 range of hashes is then divided into intervals with about half a million pairs each. One interval
 at a time is read from all files, so equal hashes always meet. Among 10^9 different pairs, the
 probability that any two share a hash is 3 %.
@@ -29,14 +30,17 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 Rows = np.ndarray[Any, np.dtype[np.integer[Any]]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
-UNITS = ("pairs", "sources", "targets")
-"""Repeats are counted for whole pairs, for sources and for targets."""
+COMPARED_UNITS = ("pairs", "sources", "targets")
+"""Columns of `hash_sides`: repeats are counted for whole pairs, for sources and for targets."""
 
 # This is 2^64 / golden ratio. Multiplication by an odd number loses no bit of a hash. The factor is
 # not 1, so that the hash of a pair changes if its sides are exchanged.
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-PAIRS_PER_FILE = 1 << 19  # a file also has the rest of the chunk in which it reaches this number
-_MAX_FILE_BYTES = 32 * PAIRS_PER_FILE  # twice the bytes of the forms, which have 16 a pair
+# A file is written once at least this many pairs are pending. It may have more, since pairs are
+# added by chunks.
+PAIRS_PER_FILE = 1 << 19
+# Files of forms are the largest, with 16 bytes a pair; the rest is room for the last chunk.
+_MAX_FILE_BYTES = 32 * PAIRS_PER_FILE
 PAIRS_PER_INTERVAL = 1 << 19
 
 
@@ -63,7 +67,10 @@ def _hash(texts: Sequence[str]) -> Hashes:
 
 
 def hash_forms(forms: Sequence[str]) -> Hashes:
-    """Return the hashes (N,) of normal forms of sentences; 0 for an empty form."""
+    """Return the hashes (N,) of normal forms of sentences; 0 for an empty form.
+
+    A hash of 0 matches no held-out sentence, since empty forms of those are not hashed.
+    """
     hashes = _hash(forms)
     hashes[hashes == _hash([""])] = 0
     return hashes
@@ -88,7 +95,7 @@ class HashWriter(AbstractContextManager["HashWriter"]):
 
     def add_sides(self, hashes: Hashes) -> None:
         """Add the hashes (N, 3) of `hash_sides`, to count repeated pairs."""
-        self._add(dict(zip(UNITS, hashes.T, strict=True)))
+        self._add({name: hashes[:, i] for i, name in enumerate(COMPARED_UNITS)})
 
     def add_rows(
         self,
@@ -141,11 +148,11 @@ class HashWriter(AbstractContextManager["HashWriter"]):
 
 def count_repeats(folder: Path) -> dict[str, int]:
     """Count the pairs, sources and targets that repeat an earlier one, over all tasks."""
-    num_repeats = dict.fromkeys(UNITS, 0)
-    for unit in UNITS:
-        for slices in _read_intervals(list(folder.glob(f"*.{unit}"))):
+    num_repeats = dict.fromkeys(COMPARED_UNITS, 0)
+    for column in COMPARED_UNITS:
+        for slices in _read_intervals(list(folder.glob(f"*.{column}"))):
             hashes = np.sort(_concatenate(slices, "hashes"))
-            num_repeats[unit] += int(np.count_nonzero(hashes[1:] == hashes[:-1]))
+            num_repeats[column] += int(np.count_nonzero(hashes[1:] == hashes[:-1]))
     return num_repeats
 
 
@@ -154,9 +161,9 @@ def find_duplicates(
 ) -> None:
     """Write the rows of each task that repeat a pair to `TASK.seen` in `folder`.
 
-    Of equal pairs, all are written but the first one or, with `has_scores`, the first of those
-    with the highest score. Ignores pairs with a sentence whose normal form has a hash in
-    `held_out`, since the filter of held-out sentences drops them first.
+    Of equal pairs, one stays and is not written: the first one, or with `has_scores` the one with
+    the highest score, the first of several. Ignores pairs with a sentence whose normal form has a
+    hash in `held_out`, since the filter of held-out sentences drops them first.
     """
     for path in folder.glob("*.seen"):  # left by an interrupted run
         path.unlink()
@@ -173,11 +180,12 @@ def find_duplicates(
             rows = rows[is_relevant]
             tasks = tasks[is_relevant]
             scores = scores[is_relevant]
-        # sorts by hash, then from the highest score down, then in reading order
-        order = np.lexsort((-scores, hashes))
+        # `lexsort` takes the most important key last. It sorts by hash, then from the highest score
+        # down, and keeps the reading order of equal pairs.
+        order = np.lexsort((-scores, hashes))  # (N,), indices of pairs
         sorted_hashes = hashes[order]
-        is_equal = sorted_hashes[1:] == sorted_hashes[:-1]
-        repeated = np.sort(order[1:][is_equal])  # indices of pairs, in reading order
+        is_equal = sorted_hashes[1:] == sorted_hashes[:-1]  # (N - 1,), to the pair before
+        repeated = np.sort(order[1:][is_equal])  # indices of pairs, again in reading order
         repeated_rows = rows[repeated]
         repeated_tasks = tasks[repeated]
         for task in np.unique(repeated_tasks).tolist():
@@ -222,7 +230,7 @@ class _Slice:
     @property
     def forms(self) -> Any:
         """The hashes of the normal forms of the same pairs, (N, 2)."""
-        return self._read("forms", "(2,)<u8")
+        return self._read("forms", "(2,)<u8")  # a row of two little-endian numbers of 64 bits
 
     @property
     def scores(self) -> Any:
@@ -240,7 +248,9 @@ def _map_file(path: Path, dtype: str) -> np.ndarray[Any, Any]:
         with open_regular(path, max_bytes=_MAX_FILE_BYTES) as file:
             return np.memmap(file, dtype, mode="r")
     except ValueError as error:
-        raise DamagedError(f"{path} is damaged ({error}); remove {path.parent.parent}") from None
+        # the working folder of nmt-preprocess, whose subfolders have the files of hashes
+        work_dir = path.parent.parent
+        raise DamagedError(f"{path} is damaged ({error}); remove {work_dir}") from None
 
 
 def _concatenate(slices: list[_Slice], name: str) -> Any:
@@ -254,6 +264,7 @@ def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
     num_intervals = math.ceil(num_pairs / PAIRS_PER_INTERVAL)
     starts = [0] * len(paths)
     for number in range(1, num_intervals + 1):
+        # the interval ends before number / num_intervals of the 2^64 hashes
         largest_hash = np.uint64(number * (1 << 64) // num_intervals - 1)
         slices = []
         for i, path in enumerate(paths):

@@ -18,7 +18,7 @@ from nmt.data.languages import describe_languages
 from nmt.data.mixing import compute_pairs_per_epoch
 from nmt.data.tokenizer import Tokenizers
 from nmt.preprocess.characters import Ints, describe_characters
-from nmt.preprocess.duplicates import UNITS
+from nmt.preprocess.duplicates import COMPARED_UNITS
 from nmt.preprocess.filters import HELD_OUT
 from nmt.preprocess.statistics import MATCH_LEVELS, NUM_BINS, Overlap, Statistics, bin_starts
 from nmt.runtime.pages import load_page_templates
@@ -186,7 +186,7 @@ def _describe_overlap(split: str, num_rows: int, overlaps: Mapping[str, Overlap]
     description: Report = {"num_rows": num_rows, "examples": {}}
     for level in MATCH_LEVELS:
         description[level] = {}
-        for unit in UNITS:
+        for unit in COMPARED_UNITS:
             # `Statistics.overlaps` has no entry without matches
             overlap = overlaps.get(f"{split} {level} {unit}", Overlap())
             description[level][unit] = {
@@ -392,7 +392,7 @@ def _details(report: Report) -> Iterator[tuple[str, str]]:
     for split, overlap in report["overlap"].items():
         matches = []
         for level in MATCH_LEVELS:
-            numbers = [f"{overlap[level][unit]['held_out_rows']:,}" for unit in UNITS]
+            numbers = [f"{overlap[level][unit]['held_out_rows']:,}" for unit in COMPARED_UNITS]
             matches.append(f"{' '.join(numbers)} {level}")
         yield (
             "overlap",
