@@ -92,7 +92,7 @@ def connected(data_dir: Path, **changes: Any) -> Iterator[Run]:
     world = find_world()
     with process_group(world, CPU, 60):
         setup = make_run(data_dir, data_dir / "run", world, **changes)
-        with setup.learner.connected():
+        with setup.learner.ranks_connected():
             yield setup
 
 

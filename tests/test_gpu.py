@@ -94,7 +94,8 @@ def update(folder: Path, device: torch.device, **settings: Any) -> tuple[float, 
     for _ in range(2):
         batches = learner.batch_maker.make_batches(updates[0])
         result = learner.update(updates[0], batches, 0.001, is_stop_requested=False)
-    return result.loss_sum, {name: weight.cpu() for name, weight in learner.weights().items()}
+    weights = learner.weights_to_save()
+    return result.loss_sum, {name: weight.cpu() for name, weight in weights.items()}
 
 
 def flatten(weights: dict[str, Tensor]) -> Tensor:

@@ -141,12 +141,12 @@ def test_the_state_of_every_optimizer_can_be_loaded_again(data_dir: Path, tmp_pa
         learner = make_run(data_dir, tmp_path, optimizer=optimizer).learner
         update = make_update(CUTS["one batch"])
         change(learner, update)
-        weights = learner.weights()
+        weights = learner.weights_to_save()
         state = copy.deepcopy(learner.state_dict())
         resumed = make_run(data_dir, tmp_path, optimizer=optimizer).learner
         resumed.load_state_dict(state, weights)
         assert change(learner, update).loss_sum == change(resumed, update).loss_sum, name
-        assert_near(resumed.weights(), learner.weights(), name, atol=1e-6)
+        assert_near(resumed.weights_to_save(), learner.weights_to_save(), name, atol=1e-6)
 
 
 def test_schedule_free_validates_and_saves_the_average_and_trains_other_weights(
@@ -169,7 +169,7 @@ def test_schedule_free_validates_and_saves_the_average_and_trains_other_weights(
         for name, average in averaged.named_parameters():
             mean = (bases[0][name] + bases[1][name]) / 2  # of equal learning rates
             assert_near(average, mean, name, atol=1e-6)
-        assert_same_tensors(learner.weights(), averaged.state_dict())
+        assert_same_tensors(learner.weights_to_save(), averaged.state_dict())
         assert_same_tensors(learner.model.state_dict(), trained.state_dict())
         assert_same_tensors(learner.state_dict()["trained"], trained.state_dict())
         fresh_model = make_run(data_dir, tmp_path).learner.model

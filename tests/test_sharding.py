@@ -109,7 +109,7 @@ def test_dividing_a_model_in_training_keeps_weights_moments_and_average(
             monkeypatch.setattr("nmt.training.learner.gather", lambda count: [count, count + 3])
         learner.objective.register_forward_hook(lambda *_: passes.append(1))
         change(learner, update)
-        state: Any = [learner.state_dict(), learner.weights()]
+        state: Any = [learner.state_dict(), learner.weights_to_save()]
         states.append(
             learner.sharded.gather_to_host(state, should_keep=True) if learner.sharded else state
         )

@@ -39,7 +39,7 @@ def find_max_tokens(config: TrainConfig, world: World, device: torch.device) -> 
         usable_bytes //= world.local_size  # ranks share the memory of their machine
     limit_bytes = min(gather(int(_SAFE_SHARE * usable_bytes)))
     max_tokens = max(sampler.max_tokens for sampler in run.samplers.values())
-    with run.learner.connected():
+    with run.learner.ranks_connected():
         for sampler in run.samplers.values():
             max_tokens = _find_for_stage(run.learner, sampler, max_tokens, limit_bytes)
     log.info("max_tokens=auto: %d fits in %.2f GB of %s", max_tokens, limit_bytes / 1e9, device)
@@ -52,7 +52,7 @@ def _find_for_stage(
     """Return the largest `max_tokens` up to `maximum` that fits in the stage of a sampler."""
     rows = sampler.memory_test_rows()
     lengths = learner.batch_maker.lengths[rows]
-    reserved_bytes = learner.missing_moment_bytes()
+    reserved_bytes = learner.future_moment_bytes()
     learner.objective.train()
 
     def run_batch(indices: Rows) -> None:

@@ -112,7 +112,7 @@ def _measure(run: Run, epoch_plan: EpochPlan) -> _DryRunResult:
         synchronize(learner.device)
         return result.flops
 
-    with learner.connected():
+    with learner.ranks_connected():
         peak_bytes = try_largest_batches(learner, run.samplers.values(), epoch_plan.pool_of(0))
         first_plan = first_batches(epoch_plan[0], lengths)
         measurement = measure_updates(run_update, epoch_plan, first_plan)
@@ -120,7 +120,7 @@ def _measure(run: Run, epoch_plan: EpochPlan) -> _DryRunResult:
         return _DryRunResult(
             measurement=measurement,
             memory=_describe_memory(learner, peak_bytes),
-            peak_flops_per_second=learner.measure_peak_flops(),
+            peak_flops_per_second=learner.measure_peak_flops_per_second(),
         )
 
 
@@ -197,7 +197,7 @@ def render_report(
     `lengths` (N, 2) are the lengths of all pairs. An epoch is planned in pools of updates. The
     report assumes that all updates are like those in the first pool of `epoch_plan`, and that each
     token, source or target, takes the measured time. `peak_flops_per_second` is the result of
-    `Learner.measure_peak_flops`.
+    `Learner.measure_peak_flops_per_second`.
     """
     plans = epoch_plan.pool_of(0)
     rank_batches = [rows for plan in plans for rows in plan.batches]

@@ -1,7 +1,9 @@
 """Updates of the weights: accumulate gradients over micro-batches and ranks, then step.
 
 The pairs of an update are divided into batches, which are divided among the ranks. A rank runs a
-batch in one or more micro-batches. `batches` are lists of the micro-batches of each batch.
+batch in one or more micro-batches. Each item of a list `batches` is one batch, a list of its
+micro-batches. A rank without a batch runs a filler, a batch whose loss and gradient do not count,
+since all ranks have to take part in the exchange of gradients.
 """
 
 from __future__ import annotations
@@ -96,14 +98,16 @@ class Learner:
         self.average: WeightAverage | None = None
         if config.ema_decay:
             self.average = WeightAverage(model, config.ema_decay)
-        self.sharded: Sharded | None = None  # set by `connected` with sharding=full
+        self.sharded: Sharded | None = None  # set by `ranks_connected` with sharding=full
         should_compile = config.compile
         is_sharded = config.sharding is Sharding.full
         if is_sharded or config.guided_alignment:
-            should_compile = False  # the config refuses compile=true with these settings
+            # The config refuses compile=true with these settings. For compile=null, `make_compiler`
+            # would compile layers where that works.
+            should_compile = False
         if self.dtype is torch.bfloat16 and not is_sharded:
-            # not with FSDP: it gathers weights again without a new version number, so the cache
-            # would return stale copies
+            # The cache makes new copies when torch's version number of a weight has changed. FSDP
+            # gathers new weights into a tensor without a new number: the copies would be stale.
             cache_rounded_weights(model)
         self.objective: nn.Module = Objective(
             model,
@@ -112,7 +116,7 @@ class Learner:
             simcut=config.simcut,
             guided_alignment=config.guided_alignment,
             compiler=make_compiler(should_compile, device),
-            used_size=batch_maker.tokenizers.tgt.used_size,
+            used_size=batch_maker.tokenizers.tgt.used_size,  # number of ids that occur
             src_eos_id=batch_maker.tokenizers.src.eos_id,
         )
 
@@ -120,9 +124,9 @@ class Learner:
 
     @property
     def averaged_model(self) -> FastTransformer:
-        """The model with averaged weights if there is an average, else the trained model.
+        """The model with averaged weights, or the trained model itself if nothing is averaged.
 
-        A new copy on each call, if the optimizer is schedule-free.
+        With a schedule-free optimizer, each access computes a new copy of the model.
         """
         optimizer = self.optimizers[0]
         if isinstance(optimizer, ScheduleFree):
@@ -135,8 +139,8 @@ class Learner:
             return self.averaged_model
         return self.sharded.gather_model(self.averaged_model)
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return the weights of `averaged_model` to save, with adapters merged."""
+    def weights_to_save(self) -> dict[str, Tensor]:
+        """Return the weights of `averaged_model`, with adapters merged."""
         return merged_state_dict(self.averaged_model)
 
     def set_initial_weights(self, weights: dict[str, Tensor]) -> None:
@@ -146,22 +150,23 @@ class Learner:
             self.average.load(weights, num_updates=0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs in addition to `weights`."""
+        """Return the state that a resumed run needs in addition to `weights_to_save`."""
         state: dict[str, Any] = {
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "precision": self.scaler.state_dict(),  # empty except for float16
+            # the scaler, under the key that checkpoints have always had; empty except for float16
+            "precision": self.scaler.state_dict(),
         }
         if self.average is not None:
             state["num_averaged"] = self.average.num_updates
         is_schedule_free = self.config.optimizer.name is Optimizer.schedule_free
         has_average = self.average is not None or is_schedule_free
         if has_average or self.config.adapter is not Adapter.none:
-            # `weights` returns the average, or has the adapters merged
+            # `weights_to_save` returns the average, or has the adapters merged
             state["trained"] = self.model.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        """Restore the results of `state_dict` and `weights`.
+        """Restore the results of `state_dict` and `weights_to_save`.
 
         Raises `ModelError` if they do not fit the model.
         """
@@ -216,7 +221,8 @@ class Learner:
                 group["lr"] = learning_rate
             optimizer.step()
         if self.sharded is None:
-            # fused optimizers do not increase versions, which `cache_rounded_weights` compares
+            # Fused optimizers do not increase the versions of weights, which the cache of rounded
+            # weights compares. With shards there is no such cache.
             torch.autograd.graph.increment_version(parameters)
         if self.average is not None:
             self.average.update(self.model)
@@ -229,7 +235,7 @@ class Learner:
     def _recount_tokens(self, plan: UpdatePlan, batches: list[list[Batch]]) -> UpdatePlan:
         """Return `plan` with the token counts of all ranks after subword sampling and noise."""
         counts = torch.zeros(2, dtype=torch.int64)  # numbers of target and source tokens
-        if plan.batches:  # otherwise `batches` is a filler
+        if plan.batches:  # without them, `batches` holds a filler
             for batch in itertools.chain.from_iterable(batches):
                 counts += torch.tensor([batch.num_tokens, batch.num_src_tokens])
         num_tokens, num_src_tokens = sum_over_ranks(counts)
@@ -250,7 +256,8 @@ class Learner:
             self._run_missing_batches(sum(map(len, batches)))
         for i, micro_batches in enumerate(batches):
             for micro_batch in micro_batches:
-                is_last = i + 1 == len(batches) and micro_batch is micro_batches[-1]
+                is_last_batch = i + 1 == len(batches)
+                is_last = is_last_batch and micro_batch is micro_batches[-1]
                 with nullcontext() if is_last else self._no_sync():
                     loss, nll = self.compute_loss(micro_batch)
                     scaled_loss = self.scaler.scale(loss * loss_weight)
@@ -301,23 +308,20 @@ class Learner:
         """Sum the statistics of an update over all ranks, with a single all-reduce."""
         flops = 0
         num_positions = 0
-        if plan.batches:  # otherwise `batches` is a filler
+        if plan.batches:  # without them, `batches` holds a filler
             for micro_batches in batches:
                 for micro_batch in micro_batches:
                     flops += training_flops(self.config.model, self.vocab_size, micro_batch.lengths)
-                lengths = np.concatenate([micro_batch.lengths for micro_batch in micro_batches])
-                num_positions += len(lengths) * int(lengths.max(axis=0).sum())
+                num_positions += count_positions(micro_batches)
         if self.config.r_drop or self.config.simcut:
             flops *= 2  # two forward and backward passes
         counts = torch.tensor([float(flops), float(num_positions), float(is_stop_requested)])
-        rank_values = [
-            loss_sums.sum(0),
-            gradient_norm[None] / self.world.size,  # every rank has the same norm
-            send(counts, self.device),
-        ]
-        loss_sum, nll_sum, norm, total_flops, total_positions, num_stop_requests = sum_over_ranks(
-            torch.cat(rank_values)
-        )
+        # Every rank has the same norm, so the sum over ranks divides it by their number.
+        norm_share = gradient_norm[None] / self.world.size  # (1,)
+        # one vector: loss, nll, norm, and the three counts
+        rank_values = torch.cat([loss_sums.sum(dim=0), norm_share, send(counts, self.device)])
+        totals = sum_over_ranks(rank_values)
+        loss_sum, nll_sum, norm, total_flops, total_positions, num_stop_requests = totals
         return UpdateResult(
             loss_sum=loss_sum,
             nll_sum=nll_sum,
@@ -333,10 +337,12 @@ class Learner:
     # --- ranks
 
     @contextmanager
-    def connected(self) -> Iterator[None]:
-        """Train with all ranks during the block, with DDP or FSDP; copy rank 0's weights to all.
+    def ranks_connected(self) -> Iterator[None]:
+        """Return a context manager within which the ranks exchange gradients.
 
-        All ranks must have equal weights before, if `sharding` is full.
+        Without sharding, it wraps the objective in DDP, which first copies the weights of rank 0 to
+        all ranks. With sharding=full, it shards the model by FSDP, for good, and the weights of all
+        ranks must be equal before.
         """
         if self.world.size == 1:
             yield
@@ -367,8 +373,11 @@ class Learner:
 
     # --- measurements
 
-    def missing_moment_bytes(self) -> int:
-        """Return the memory that Adam's moments will take once they exist; 0 if they do."""
+    def future_moment_bytes(self) -> int:
+        """Return the memory that the first update will allocate for the moments of Adam.
+
+        Returns 0 after that update, and for Adafactor, whose moments are small.
+        """
         has_state = any(optimizer.state for optimizer in self.optimizers)
         if has_state or self.config.optimizer.name is Optimizer.adafactor:
             return 0
@@ -380,7 +389,8 @@ class Learner:
     def state_bytes(self) -> int:
         """Return the memory of weights, average, gradients and moments on this device."""
         tensors = list(self.model.parameters())
-        # again in place of their gradients, which have the same sizes
+        # A gradient has the size of its parameter, and may not exist yet: count trained parameters
+        # twice.
         tensors += [parameter for parameter in tensors if parameter.requires_grad]
         if self.average is not None:
             tensors += self.average.model.parameters()
@@ -391,7 +401,7 @@ class Learner:
             return sum(self.sharded.local_shard(tensor).nbytes for tensor in tensors)
         return sum(tensor.nbytes for tensor in tensors)
 
-    def measure_peak_flops(self) -> float:
+    def measure_peak_flops_per_second(self) -> float:
         """Measure the FLOP/s of all ranks in matrix multiplications of this model's shapes."""
         flops_per_second = measure_peak_flops(
             self.device,
@@ -401,3 +411,10 @@ class Learner:
             num_tokens=self.config.batch_tokens,
         )
         return sum(gather(flops_per_second))
+
+
+def count_positions(micro_batches: list[Batch]) -> int:
+    """Count the source and target tokens of a batch, padded to its longest sentences."""
+    lengths = np.concatenate([micro_batch.lengths for micro_batch in micro_batches])  # (pairs, 2)
+    longest = lengths.max(axis=0)  # (2,), of the source and of the target
+    return len(lengths) * int(longest.sum())

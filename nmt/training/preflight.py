@@ -103,7 +103,7 @@ def _run_largest_batches(learner: Learner, rows: Rows, max_tokens: int) -> int:
         learner.batch_maker.lengths[rows],
         max_tokens,
         device=learner.device,
-        reserved_bytes=learner.missing_moment_bytes(),
+        reserved_bytes=learner.future_moment_bytes(),
         advice=advice,
     )
     learner.zero_grad()

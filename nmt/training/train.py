@@ -61,7 +61,7 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
         if world.is_main:
             with run_dir_errors(run.run_dir):
                 save_config(run.run_dir, config_yaml)
-        stack.enter_context(run.learner.connected())
+        stack.enter_context(run.learner.ranks_connected())
         trainer = Trainer(run, state, signals)
         stack.callback(trainer.metrics_writer.close)
         stack.callback(trainer.profiler.close)
@@ -98,7 +98,7 @@ class Trainer:
         else:
             log_plan(run, state)
             check_memory(run, state)
-        self.peak_flops_per_second = self.learner.measure_peak_flops()
+        self.peak_flops_per_second = self.learner.measure_peak_flops_per_second()
         is_main = run.world.is_main
         self.metrics_writer = MetricsWriter(run.run_dir, state, self.config, is_main=is_main)
         self.progress = Progress(
@@ -349,7 +349,7 @@ class Trainer:
         """Start to write a checkpoint; training continues meanwhile."""
         self.saved_position = self.state.position
         learner = self.learner
-        weights = learner.weights()
+        weights = learner.weights_to_save()
         learner_state = learner.state_dict()
         if learner.sharded is not None:  # all ranks must gather, but only rank 0 keeps the tensors
             is_main = self.saver is not None
