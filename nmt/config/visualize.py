@@ -14,30 +14,30 @@ from nmt.config.training import TrackerName
 
 
 class Picture(str, Enum):
-    """A picture to draw, pieces to print, or the upload of a run to trackers."""
+    """The tasks of `nmt-visualize`: pictures, and two that draw nothing."""
 
-    attention = "attention"
-    mask = "mask"
-    positions = "positions"
-    schedule = "schedule"
-    smoothing = "smoothing"
-    steps = "steps"
-    multi_head = "multi_head"
-    decoding = "decoding"
-    probabilities = "probabilities"
-    vocabulary = "vocabulary"
-    architecture = "architecture"
-    embeddings = "embeddings"
-    search = "search"
-    run = "run"
-    data = "data"
-    report = "report"
-    pieces = "pieces"
-    upload = "upload"
+    attention = "attention"  # attention weights of every layer and head
+    mask = "mask"  # causal mask and padding mask
+    positions = "positions"  # sinusoidal positional encodings
+    schedule = "schedule"  # learning rate of every update
+    smoothing = "smoothing"  # effect of label smoothing on targets and loss
+    steps = "steps"  # computation of the attention of one word
+    multi_head = "multi_head"  # diagram of multi-head attention
+    decoding = "decoding"  # beam search, animated
+    probabilities = "probabilities"  # next-token probabilities of a translation
+    vocabulary = "vocabulary"  # pieces with their indices and one-hot vectors
+    architecture = "architecture"  # diagram of a model, with shapes and numbers of parameters
+    embeddings = "embeddings"  # embeddings projected to two dimensions
+    search = "search"  # tree of a beam search
+    run = "run"  # training curves of runs
+    data = "data"  # statistics of a data folder
+    report = "report"  # page with settings, curves and scores of a run
+    pieces = "pieces"  # no picture: print the pieces of sentences
+    upload = "upload"  # no picture: send the metrics of a run to trackers
 
 
 class Theme(str, Enum):
-    """The background of a picture; pages follow the browser."""
+    """The background of a figure. An HTML page has the theme that the browser prefers."""
 
     light = "light"
     dark = "dark"
@@ -51,10 +51,19 @@ class AttentionKind(str, Enum):
     decoder = "decoder"  # self-attention of the target
 
 
-# D_MODEL:WARMUP[:NAME[:PEAK]] with an even d_model; noam takes no PEAK
+# D_MODEL:WARMUP[:NAME[:PEAK]]
 _SCHEDULE = re.compile(
-    r"(?!0)\d*[02468]:[1-9]\d*"
-    r"(:noam|:(inverse_sqrt|cosine|linear|constant|wsd)(:\d*\.?\d+(e-?\d+)?)?)?"
+    r"""
+    (?!0)\d*[02468]                               # D_MODEL, an even number
+    :[1-9]\d*                                     # WARMUP
+    (
+        :noam                                     # takes no PEAK
+        |
+        :(inverse_sqrt|cosine|linear|constant|wsd)
+        (:\d*\.?\d+(e-?\d+)?)?                    # PEAK, such as 0.002 or 2e-3
+    )?
+    """,
+    re.VERBOSE,
 )
 
 
@@ -76,22 +85,28 @@ class VisualizeConfig(RuntimeConfig):
     tgt: str | None = option(
         None, "its translation, or a file of them; null: the best translation of the model"
     )
-    beam_size: int | None = override("beam_size")
-    kind: AttentionKind = option(AttentionKind.cross, "attention as .png: cross, encoder, decoder")
+    beam_size: int | None = override("beam_size")  # the setting of the search
+    kind: AttentionKind = option(
+        AttentionKind.cross, "what=attention as .png: attention layers: cross, encoder or decoder"
+    )
     layers: list[int] = option(
-        [], "attention as .png: layers, from 1; empty: all; what=steps: one layer, by default 1"
+        [],
+        "what=attention as .png: numbers of the layers to draw, from 1; empty: all; what=steps: "
+        "number of the layer, by default 1",
     )
     heads: list[int] = option(
-        [], "attention as .png: heads, from 1; empty: all; 0: their mean; what=steps: one head"
+        [],
+        "what=attention as .png: numbers of the heads to draw, from 1, or 0 for their mean; empty: "
+        "all; what=steps: number of the head, by default 1",
     )
     words: list[str] = option(
         [],
-        "embeddings: words whose nearest neighbors are listed; steps: the word of src to follow; "
-        "vocabulary: words of the table",
+        "what=embeddings: words whose nearest neighbors are listed; what=steps: the word of src to "
+        "follow; what=vocabulary: words of the table",
     )
     num_pieces: int = option(300, "what=embeddings: number of pieces that are projected", low=3)
     model: ModelConfig = option(
-        ModelConfig, "what=architecture, multi_head, positions: the architecture"
+        ModelConfig, "what=architecture, multi_head or positions: the architecture"
     )
     vocab_size: int = option(37_000, "what=architecture: size of the vocabulary", low=5)
     length: int = option(
@@ -107,17 +122,19 @@ class VisualizeConfig(RuntimeConfig):
     steps: int = option(20_000, "what=schedule: number of updates that are drawn", low=2)
     label_smoothing: float = option(
         0.1,
-        "what=smoothing, probabilities: probability spread evenly over the vocabulary",
+        "what=smoothing or probabilities: share of probability spread evenly over the vocabulary",
         low=0,
         below=1,
     )
-    split: str = option("test", "what=report: split to translate; valid if there is no test")
+    split: str = option(
+        "test", "what=report: split of the data folder to translate; valid if it has no such split"
+    )
     tracker: list[TrackerName] = option([], "what=upload: tensorboard, wandb, mlflow, trackio")
 
     def check(self) -> None:
         for key, low in (("layers", 1), ("heads", 0), ("dimensions", 0)):
             is_in_range = all(number >= low for number in getattr(self, key))
-            self.require(is_in_range, key, f"must be from {low} on")
+            self.require(is_in_range, key, f"every number must be at least {low}")
         are_valid = all(_SCHEDULE.fullmatch(schedule) for schedule in self.schedules)
         rule = "write D_MODEL:WARMUP, D_MODEL:WARMUP:cosine or D_MODEL:WARMUP:cosine:PEAK"
         self.require(are_valid, "schedules", rule)

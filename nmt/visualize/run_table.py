@@ -35,23 +35,33 @@ Records = list[dict[str, Any]]
 def find_runs(names: Iterable[str]) -> list[Path]:
     """Return the run folders of `names`, each folder once.
 
-    A name is a run folder, a folder of runs, or a pattern with * or ?. Another name is returned as
-    a path; reading its metrics raises the error. Raises `DataError` if a pattern matches no run.
+    A name is a run folder, a folder of runs, or a pattern with * or ?. A name without a run is also
+    returned, since `read_metrics` says best what is missing there. Raises `DataError` if a pattern
+    matches no run.
     """
     run_dirs: list[Path] = []
     for name in names:
         path = resolve_path(name)
         is_pattern = not path.exists() and ("*" in name or "?" in name)
-        if not is_pattern:
-            run_dirs += _runs_in(path) or [path]
-            continue
-        matching_runs: list[Path] = []
-        for match in sorted(glob.glob(str(path).replace("[", "[[]"))):  # matches [ literally
-            matching_runs += _runs_in(Path(match))
-        if not matching_runs:
-            raise DataError(f"{name} matches no run of nmt-train; check the pattern")
-        run_dirs += matching_runs
+        if is_pattern:
+            runs = _matching_runs(path)
+            if not runs:
+                raise DataError(f"{name} matches no run of nmt-train; check the pattern")
+        else:
+            runs = _runs_in(path)
+            if not runs:
+                runs = [path]
+        run_dirs += runs
     return list(dict.fromkeys(run_dirs))
+
+
+def _matching_runs(pattern: Path) -> list[Path]:
+    """Return the runs in the folders that match a pattern with * and ?."""
+    literal_brackets = str(pattern).replace("[", "[[]")  # `glob.escape` would also escape * and ?
+    runs: list[Path] = []
+    for folder in sorted(glob.glob(literal_brackets)):
+        runs += _runs_in(Path(folder))
+    return runs
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -98,7 +108,7 @@ def read_curve(records: Records, key: str) -> tuple[list[int], list[float]]:
 def mean_curve(runs: Sequence[Records], key: str) -> tuple[list[int], list[float], list[float]]:
     """Return the updates that all runs have, and the mean and standard deviation of a metric.
 
-    A value that is not finite has no deviation.
+    The deviation is NaN if one of the values is not finite.
     """
     values_by_update: dict[int, list[float]] = {}
     for records in runs:
@@ -185,8 +195,8 @@ def run_table(summaries: Iterable[RunSummary]) -> str:
         row += [f"{score.value:.2f}" for score in summary.scores]
         row.append(os.path.relpath(summary.folder))
         rows.append(row)
-    num_numbers = 3 + len(score_names)  # updates, best loss and best BLEU come first
-    alignment = ["left"] * len(column_keys) + ["right"] * num_numbers + ["left"]
+    num_numeric_columns = 3 + len(score_names)  # with updates, best loss and best BLEU
+    alignment = ["left"] * len(column_keys) + ["right"] * num_numeric_columns + ["left"]
     table: str = tabulate(
         rows, headers=headers, colalign=alignment, tablefmt="plain", disable_numparse=True
     )
@@ -196,27 +206,36 @@ def run_table(summaries: Iterable[RunSummary]) -> str:
 
 
 def group_by_seed(summaries: Sequence[RunSummary]) -> list[list[int]]:
-    """Return groups of runs, by their indices, whose settings differ in nothing but `seed`."""
+    """Group runs whose settings differ only in `seed`; return the indices of each group's runs.
+
+    Runs with the same seed are in different groups.
+    """
     groups: list[list[int]] = []
     for i, summary in enumerate(summaries):
         for group in groups:
-            group_settings = [summaries[j].settings for j in group]
-            seeds = [settings.get("seed") for settings in group_settings]
-            keys = differing_settings([summary.settings, group_settings[0]])
-            if keys == ["seed"] and summary.settings.get("seed") not in seeds:
+            if _has_new_seed(summary, [summaries[j] for j in group]):
                 group.append(i)
                 break
-        else:
+        else:  # no group fits
             groups.append([i])
     return groups
 
 
-def differing_settings(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the keys of the settings whose values are not the same in all runs, but `run_dir`."""
-    keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
+def _has_new_seed(summary: RunSummary, group: Sequence[RunSummary]) -> bool:
+    """Return whether a run differs from those of `group` in its seed only."""
+    keys = differing_settings([summary.settings, group[0].settings])
+    seeds = [other.settings.get("seed") for other in group]
+    return keys == ["seed"] and summary.settings.get("seed") not in seeds
+
+
+def differing_settings(settings_of_runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the keys, except `run_dir`, of the settings that are not the same in all runs."""
+    keys: dict[str, None] = {}  # an ordered set
+    for settings in settings_of_runs:
+        keys.update(dict.fromkeys(settings))
     differing = []
     for key in keys:
-        values = [run_settings.get(key) for run_settings in settings]
+        values = [settings.get(key) for settings in settings_of_runs]
         if key != "run_dir" and any(value != values[0] for value in values):
             differing.append(key)
     return differing

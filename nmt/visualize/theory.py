@@ -1,6 +1,7 @@
-"""Figures of ideas of the paper: masks, positional encodings, the learning rate, label smoothing.
+"""Figures of masks, positional encodings, learning-rate schedules and label smoothing.
 
-Their values are computed by the same functions as in training.
+These are ideas of "Attention Is All You Need" (Vaswani et al., 2017), here called the paper. Values
+are computed by the same functions as in training.
 """
 
 # B sentences, S source tokens, D d_model, V vocab, P positions
@@ -30,7 +31,7 @@ _MAX_MASK_LENGTH = 20  # tokens: cells of larger masks are too small to see
 _MAX_WRITTEN_CELLS = 80  # larger tables show colors only, since numbers would be too small to read
 _NUM_WORDS = 5  # size of the vocabulary in the figure of label smoothing
 _LINE_STYLES = ("-", "--", "-.", ":")
-_LAYOUTS = {  # titles of the sinusoidal encodings
+_LAYOUT_TITLES = {  # of the sinusoidal encodings
     Positions.sinusoidal: "sinusoidal (the paper): sine, cosine in turn",
     Positions.sinusoidal_concat: "sinusoidal_concat (Tensor2Tensor)",
     Positions.sinusoidal_halves: "sinusoidal_halves (Marian)",
@@ -70,9 +71,10 @@ def draw_positions(config: VisualizeConfig, style: Style) -> Figure:
         )
     figure = style.figure(14, 7)
     axes = figure.subplots(2, 3, sharex="row", sharey="row")
-    for i, (layout, title) in enumerate(_LAYOUTS.items()):
+    images = []
+    for i, (layout, title) in enumerate(_LAYOUT_TITLES.items()):
         table = sinusoidal_positions(config.length, d_model, layout).numpy()  # (P, D)
-        image = style.heat_map(axes[0, i], table, is_signed=True)
+        images.append(style.heat_map(axes[0, i], table, is_signed=True))
         axes[0, i].set(title=title, xlabel="dimension", ylabel="position")
         axes[0, i].locator_params(integer=True)
         if table.size <= _MAX_WRITTEN_CELLS:
@@ -81,7 +83,8 @@ def draw_positions(config: VisualizeConfig, style: Style) -> Figure:
             axes[1, i].plot(table[:, dimension], label=f"dimension {dimension}")
         axes[1, i].set(xlabel="position", ylabel="value", ylim=(-1.1, 1.1))
         axes[1, i].grid()
-    figure.colorbar(image, ax=axes[0].tolist(), shrink=0.9)  # all tables have the same colors
+    # all tables have the same colors, so one color bar suffices
+    figure.colorbar(images[0], ax=axes[0].tolist(), shrink=0.9)
     handles, labels = axes[1, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6)
     return figure
@@ -111,8 +114,9 @@ def draw_schedule(config: VisualizeConfig, style: Style) -> Figure:
 def parse_schedule(text: str, num_updates: int) -> TrainConfig:
     """Return the settings of a run of `num_updates` with the schedule D_MODEL:WARMUP[:NAME[:PEAK]].
 
-    `VisualizeConfig` has checked the text. NAME is noam by default, which always rises to the peak
-    of the paper, (d_model * warmup_steps)^-0.5. Other schedules rise to PEAK, by default the same.
+    `VisualizeConfig` has checked the text. NAME is noam by default, which always has the peak of
+    the paper, (d_model * warmup_steps)^-0.5. Other schedules have PEAK, by default the peak of the
+    paper.
     """
     fields = text.split(":")
     d_model = int(fields[0])
@@ -120,10 +124,11 @@ def parse_schedule(text: str, num_updates: int) -> TrainConfig:
     schedule = Schedule.noam
     if len(fields) > 2:
         schedule = Schedule(fields[2])
-    peak = None  # selects the peak of the paper
     if len(fields) > 3:
         peak = float(fields[3])
-    elif schedule is Schedule.inverse_sqrt:  # `OptimizerConfig` requires a number for this one
+    elif schedule is Schedule.noam:
+        peak = None  # `OptimizerConfig` accepts no number for it
+    else:
         peak = (d_model * warmup_steps) ** -0.5
     return TrainConfig(
         model=ModelConfig(d_model=d_model, num_heads=1),  # one head, since it divides any d_model
@@ -145,7 +150,7 @@ def draw_smoothing(config: VisualizeConfig, style: Style) -> Figure:
     style.heat_map(target_axes, targets, row_labels=names, column_labels=list(map(str, words)))
     style.write_numbers(target_axes, targets)
     title = f"Target distribution, label_smoothing={smoothing:g}"
-    target_axes.set(title=title, xlabel="word", ylabel="wanted")
+    target_axes.set(title=title, xlabel="word", ylabel="correct word")
     confidences = np.linspace(0.01, 0.999, 200)
     smoothings = sorted({0.0, smoothing, 0.4})  # a set, since `smoothing` may be one of the others
     for i, value in enumerate(smoothings):
@@ -154,7 +159,9 @@ def draw_smoothing(config: VisualizeConfig, style: Style) -> Figure:
         if value:
             lowest = losses.argmin()
             loss_axes.plot(confidences[lowest], losses[lowest], "o", color=line.get_color())
-    loss_axes.set(title="Loss of one token", xlabel="probability of the wanted word", ylabel="nats")
+    loss_axes.set(
+        title="Loss of one token", xlabel="probability of the correct word", ylabel="nats"
+    )
     loss_axes.grid()
     loss_axes.legend()
     return figure
