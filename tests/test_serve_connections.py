@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from asyncio import selector_events
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -101,6 +102,24 @@ def test_pipelined_requests_are_answered_in_order_and_not_read_without_end(
             assert num_requests() < 30
             assert server.metric("nmt_requests_total") - before < 1500
         assert server.translate("the tree") == "the tree"
+
+
+def test_head_and_body_of_a_response_are_sent_together(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+    write = selector_events._SelectorSocketTransport.write  # type: ignore[attr-defined]
+
+    def record(transport: object, data: bytes) -> None:
+        sent.append(bytes(data))
+        write(transport, data)
+
+    monkeypatch.setattr(selector_events._SelectorSocketTransport, "write", record)  # type: ignore[attr-defined]
+    with running(copying(tokenizer)[0]) as server, connect(server.port) as client:
+        client.sendall(SPEC.replace(b"GET", b"HEAD") + SPEC.replace(b"/spec", b"/health") * 2)
+        eventually(lambda: len(sent) == 3)
+        assert all(data.startswith(b"HTTP/1.1 ") for data in sent)
+        assert [data.partition(b"\r\n\r\n")[2] for data in sent] == [b"", *[b'{"status":"ok"}'] * 2]
 
 
 @pytest.mark.slow

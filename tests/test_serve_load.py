@@ -45,6 +45,7 @@ from nmt.serve.queues import BatchOptions, QueueFullError
 from nmt.serve.scheduler import Scheduler
 from nmt.serve.service import Service
 from nmt.translate.options import LineOptions
+from nmt.translate.results import LineResult
 from nmt.translate.translator import Translator
 
 
@@ -511,6 +512,43 @@ def test_a_queue_that_is_full_says_when_to_come_back(tokenizer: Tokenizer) -> No
         await asyncio.sleep(0.01)
         assert scheduler.queues.num_waiting == 5
         waiting[1].cancel()
+        scheduler.close()
+
+    asyncio.run(scenario())
+
+
+def test_sentences_that_are_searched_do_not_count_as_waiting(tokenizer: Tokenizer) -> None:
+    models, _ = copying(tokenizer)
+
+    async def scenario() -> None:
+        scheduler = Scheduler(10, Metrics())  # nothing runs it
+        queues = scheduler.queues
+
+        def translate(num_lines: int) -> asyncio.Task[list[LineResult]]:
+            call = scheduler.translate(
+                "a", options_of(models), ["a"] * num_lines, timeout_seconds=9
+            )
+            return asyncio.ensure_future(call)
+
+        tasks = [translate(5)]
+        await asyncio.sleep(0)
+        request = queues.next_request()
+        assert request is not None
+        for _ in range(5):  # as a round does
+            queues.take_segment(request)
+        tasks.append(translate(4))
+        await asyncio.sleep(0)
+        assert queues.num_waiting == 4
+        with pytest.raises(QueueFullError):
+            await translate(2)
+        tasks.append(translate(1))
+        await asyncio.sleep(0)
+        assert queues.num_waiting == 5
+        for task in tasks:
+            task.cancel()
+        await asyncio.sleep(0.01)
+        assert not queues._num_segments
+        assert not queues._num_tokens
         scheduler.close()
 
     asyncio.run(scenario())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import ipaddress
 import time
@@ -69,6 +70,7 @@ def get_client_name(request: Request) -> str:
     return client_network(request.client.host if request.client else "unknown")
 
 
+@functools.lru_cache(maxsize=1024)
 def client_network(address: str) -> str:
     """Return an IPv4 address, or the /64 network of an IPv6 address, which one client may own."""
     try:

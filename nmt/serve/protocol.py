@@ -230,7 +230,10 @@ class _FlowControl(FlowControl):
 
 
 class _ClosingTransport:
-    """The transport of a connection, with another way to close it.
+    """The transport of a connection, with other ways to write to it and to close it.
+
+    uvicorn writes the head and the body of a response separately. They are sent together, since
+    each call of `send` takes as long as parsing a request, and may wake up the client.
 
     If a socket is closed while data is unread, the client gets a reset, which may destroy the
     response before it is read. So the server only ends its side, and discards what arrives.
@@ -240,14 +243,31 @@ class _ClosingTransport:
         self._transport = transport
         self._protocol = protocol
         self._is_discarding = False
+        self._unsent = b""  # written in this turn of the event loop
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send data with the next data, or at the end of this turn of the event loop."""
+        if self._unsent:
+            self._transport.write(self._unsent + data)
+            self._unsent = b""
+        elif data:
+            self._unsent = data
+            self._protocol.loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        """Send the data that was written, unless it was sent with the data after it."""
+        if self._unsent:
+            self._transport.write(self._unsent)
+            self._unsent = b""
 
     def close(self) -> None:
         """Send the buffered data, and close the connection."""
         if self.is_closing():
             return
+        self._send()
         if self._protocol.has_unread_data:
             self._is_discarding = True
             self._transport.write_eof()

@@ -164,11 +164,12 @@ class ClientQueues:
                 f"{num_segments} sentences are more than {self.max_per_client}, the limit of a "
                 "client; send fewer"
             )
-        num_waiting_of_client = sum(request.num_waiting for request in self._queues.get(client, ()))
-        if (
-            self.num_waiting + num_segments > self._max_waiting
-            or num_waiting_of_client + num_segments > self.max_per_client
-        ):
+        is_full = self.num_waiting + num_segments > self._max_waiting
+        # counting the waiting segments takes time for each request; there are no more than these
+        if self._num_segments[client] + num_segments > self.max_per_client:
+            num_waiting = sum(request.num_waiting for request in self._queues.get(client, ()))
+            is_full = is_full or num_waiting + num_segments > self.max_per_client
+        if is_full:
             seconds_until_empty = self.num_waiting * _TOKENS_PER_SEGMENT / tokens_per_second
             # a queue that is half empty has space again for most requests
             retry_seconds = math.ceil(seconds_until_empty / 2)
@@ -191,9 +192,11 @@ class ClientQueues:
         request.num_taken = len(request.segments)  # no round takes the others
         request.done.cancel()
         self.requests.discard(request)
-        # in-place subtraction of counters also drops the clients that have nothing left
-        self._num_segments -= Counter({request.client: len(request.segments)})
-        self._num_tokens -= Counter({request.client: request.num_tokens})
+        self._num_segments[request.client] -= len(request.segments)
+        self._num_tokens[request.client] -= request.num_tokens
+        if not self._num_segments[request.client]:  # nothing is left
+            del self._num_segments[request.client]
+            del self._num_tokens[request.client]
         queue = self._queues.get(request.client, deque())
         if request in queue:
             queue.remove(request)
