@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 
 from tiny import sentences, tokenizer_config
 
 from nmt.data.terminology import DONE, SOURCE, TARGET
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
+from nmt.search.protect import protected_spans
 from nmt.translate.long_lines import join_parts, split_line
 from nmt.translate.options import LineOptions
 from nmt.translate.windows import Window, encode_window
@@ -100,6 +102,19 @@ def test_the_time_for_a_line_grows_with_its_length_and_not_faster(tokenizer: Tok
         start_seconds = time.process_time()
         split_line(text, 255, tokenizer.encode_batch)
         assert time.process_time() - start_seconds < 5, text[:9]  # the square would take minutes
+
+
+def test_a_long_span_is_divided_in_linear_time() -> None:
+    tag = '<img src="data:image/png;base64,' + "Ab3" * 100_000 + '">'
+    text = f"Look here: {tag} and more text."
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        return [[1] * ((len(text) + 2) // 3) for text in texts]
+
+    start_seconds = time.process_time()
+    segments = split_line(text, 255, encode, protected_spans)
+    assert len(segments) > 300
+    assert time.process_time() - start_seconds < 2  # the square takes 6 s
 
 
 def test_parts_are_joined_as_the_language_is_written(tokenizer: Tokenizer) -> None:

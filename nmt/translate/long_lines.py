@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 Encode = Callable[[Sequence[str]], list[list[int]]]
 """Maps texts to their token ids."""
-FindInner = Callable[[str], Collection[int]]
-"""Returns the positions in a text where it should not be cut, such as those inside of a term."""
+FindSpans = Callable[[str], Sequence[range]]
+"""Returns the parts of a text that should not be cut, such as terms: sorted, without overlap."""
 
 _CLOSING = "[\"'”’»)\\]}」』）】》›]*"
 _SENTENCE_END = re.compile(
@@ -35,16 +36,16 @@ _MAX_CHARACTER_LENGTH = 16  # largest number of code points of a visible charact
 
 
 def split_line(
-    text: str, max_tokens: int, encode: Encode, find_inner: FindInner = lambda text: ()
+    text: str, max_tokens: int, encode: Encode, find_spans: FindSpans = lambda text: ()
 ) -> list[list[int]]:
     """Return the ids of the fragments of `text` in order, each of 1 to `max_tokens` tokens.
 
     A sentence that fits becomes one fragment, since models are trained on sentences. A longer one
-    is divided into fragments that are as long as possible. No cut is at a position of `find_inner`
+    is divided into fragments that are as long as possible. No cut divides a span of `find_spans`
     unless the text between two other cuts is too long.
     """
-    sentences = _cut(text, sentence_ends(text), find_inner(text))
-    return list(filter(None, _encode_fragments(sentences, max_tokens, encode, find_inner)))
+    sentences = _cut(text, sentence_ends(text), find_spans(text))
+    return list(filter(None, _encode_fragments(sentences, max_tokens, encode, find_spans)))
 
 
 def join_parts(texts: Iterable[str]) -> str:
@@ -69,7 +70,7 @@ def sentence_ends(text: str) -> Iterator[int]:
 
 
 def _encode_fragments(
-    fragments: list[str], max_tokens: int, encode: Encode, find_inner: FindInner
+    fragments: list[str], max_tokens: int, encode: Encode, find_spans: FindSpans
 ) -> Iterator[list[int]]:
     """Yield the ids of each fragment; fragments that are too long are divided further."""
     for ids, fragment in zip(encode(fragments), fragments, strict=True):
@@ -77,25 +78,25 @@ def _encode_fragments(
             yield ids
             continue
         fragment = fragment.strip()  # a cut at the ends would change nothing
-        subfragments = _divide(fragment, len(ids), max_tokens, encode, find_inner(fragment))
+        subfragments = _divide(fragment, len(ids), max_tokens, encode, find_spans(fragment))
         if len(subfragments) <= 1:  # a single long term
             subfragments = _divide(fragment, len(ids), max_tokens, encode, ())
         if len(subfragments) > 1:
-            yield from _encode_fragments(subfragments, max_tokens, encode, find_inner)
+            yield from _encode_fragments(subfragments, max_tokens, encode, find_spans)
         else:  # a single character with more tokens (bytes) than allowed
             yield encode(subfragments)[0][:max_tokens]
 
 
 def _divide(
-    text: str, num_tokens: int, max_tokens: int, encode: Encode, inner: Collection[int]
+    text: str, num_tokens: int, max_tokens: int, encode: Encode, spans: Sequence[range]
 ) -> list[str]:
     """Divide a text of too many tokens at the ends of clauses, else at spaces, else anywhere.
 
-    `inner` are the positions at which it is not cut.
+    No cut divides one of `spans`.
     """
     for pattern in (_CLAUSE_END, _SPACE):
         ends = (match.end() for match in pattern.finditer(text))
-        fragments = _merge(_cut(text, ends, inner), max_tokens, encode)
+        fragments = _merge(_cut(text, ends, spans), max_tokens, encode)
         if len(fragments) > 1:
             return fragments
     # the mean number of characters of `max_tokens` tokens; one less, so that most fragments fit
@@ -104,13 +105,9 @@ def _divide(
     positions = [0]
     for target in range(step, len(text), step):
         position = _character_start(text, target, max_shift)
-        start = position
-        while start in inner:
-            start -= 1
-        if start > positions[-1]:
-            position = start
-        while position in inner:
-            position += 1
+        span = _find_span(spans, position)
+        if span is not None:
+            position = span.start if span.start > positions[-1] else span.stop
         if position > positions[-1]:
             positions.append(position)
     return _cut(text, positions)
@@ -130,14 +127,26 @@ def _merge(fragments: list[str], max_tokens: int, encode: Encode) -> list[str]:
     return merged
 
 
-def _cut(text: str, positions: Iterable[int], inner: Collection[int] = ()) -> list[str]:
-    """Cut `text` at these positions, except `inner`; drop empty fragments and white space."""
-    bounds = [0, *(position for position in positions if position not in inner), len(text)]
+def _cut(text: str, positions: Iterable[int], spans: Sequence[range] = ()) -> list[str]:
+    """Cut `text` at these positions, except within `spans`; drop fragments of white space."""
+    bounds = [0]
+    for position in positions:
+        if _find_span(spans, position) is None:
+            bounds.append(position)
+    bounds.append(len(text))
     fragments = []
     for start, end in pairwise(bounds):
         if text[start:end].strip():
             fragments.append(text[start:end])
     return fragments
+
+
+def _find_span(spans: Sequence[range], position: int) -> range | None:
+    """Return the span that a cut at `position` would divide; `spans` are sorted."""
+    index = bisect_left(spans, position, key=lambda span: span.start) - 1
+    if index >= 0 and position < spans[index].stop:
+        return spans[index]
+    return None
 
 
 def _character_start(text: str, position: int, max_shift: int) -> int:

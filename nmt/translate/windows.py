@@ -30,7 +30,7 @@ from nmt.search.glossary import load_glossary
 from nmt.search.protect import find_protected, has_only_protected, protected_spans
 from nmt.translate.batch_search import Segment
 from nmt.translate.copied import has_no_words
-from nmt.translate.long_lines import FindInner, split_line
+from nmt.translate.long_lines import FindSpans, split_line
 from nmt.translate.options import LineOptions
 from nmt.translate.recasing import find_case, to_sentence_case
 
@@ -258,9 +258,9 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
                 segment_ids = [kept_ids]
                 num_truncated[i] = len(ids) - len(kept_ids)
             else:
-                find_inner = partial(_find_inner, options=options)
+                find_spans = partial(_find_spans, options=options)
                 segment_ids = _split_tagged(
-                    lines[i], max_tokens, tokenizer.src, tags, add_hints, find_inner
+                    lines[i], max_tokens, tokenizer.src, tags, add_hints, find_spans
                 )
         line_segments = []
         for number, source_ids in enumerate(segment_ids):
@@ -281,12 +281,21 @@ def choose_case(line: str, *, protect: bool) -> str:
     return "" if protect and find_protected(line) else find_case(line)
 
 
-def _find_inner(text: str, options: LineOptions) -> set[int]:
-    """Return the positions inside of terms of the glossary and, with `protect`, of placeholders."""
+def _find_spans(text: str, options: LineOptions) -> list[range]:
+    """Return the terms of the glossary and, with `protect`, the placeholders and addresses.
+
+    Spans that overlap become one.
+    """
     spans = load_glossary(options.hints or options.required_terms).find_spans(text)
     if options.protect:
         spans += protected_spans(text)
-    return {position for span in spans for position in span[1:]}
+    merged: list[range] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        if merged and span.start < merged[-1].stop:
+            merged[-1] = range(merged[-1].start, max(merged[-1].stop, span.stop))
+        else:
+            merged.append(span)
+    return merged
 
 
 def _split_tagged(
@@ -295,7 +304,7 @@ def _split_tagged(
     tokenizer: Tokenizer,
     tags: Tags,
     add_hints: Callable[[Sequence[str]], Sequence[str]],
-    find_inner: FindInner,
+    find_spans: FindSpans,
 ) -> list[list[int]]:
     """Split a line and return the ids of its segments, with hints.
 
@@ -306,5 +315,5 @@ def _split_tagged(
         text,
         max_tokens,
         lambda texts: encode_sources(tokenizer, add_hints(texts), Tags(tag) if tag else tags),
-        find_inner,
+        find_spans,
     )
