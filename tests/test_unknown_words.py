@@ -123,6 +123,12 @@ def test_in_chinese_only_the_unknown_characters_are_copied() -> None:
     unknown = [i for i, token in enumerate(ids) if token == tokenizer.unk_id]
     words = [find_word(source_words, tokenizer, 0, position) for position in unknown]
     assert words == ["𠮷", "X-IBM"]
+    for unknown_text in ("東京タワー", "漢字Ж漢字", "ー", "Ж漢字"):
+        line = f"我{unknown_text}。"
+        ids = tokenizer.encode(line)
+        source_words = SourceWords(line, [Segment(ids, [])], tokenizer)
+        position = ids.index(tokenizer.unk_id)
+        assert find_word(source_words, tokenizer, 0, position) == unknown_text
 
 
 def test_words_of_a_truncated_line_are_found(words: Tokenizer) -> None:

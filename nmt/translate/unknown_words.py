@@ -17,7 +17,10 @@ from nmt.translate.batch_search import Segment
 
 # letters, digits and marks; also signs such as hyphens and apostrophes between them. In scripts
 # without spaces, such as Chinese, the piece itself takes the place of a word.
-_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+_UNSPACED = (  # the last two are ー and its half-width form, which many scripts share
+    r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\u30fc\uff70"
+)
+_UNSPACED_CHARACTER = regex.compile(rf"[{_UNSPACED}]")
 _LETTERS = rf"[\w--[{_UNSPACED}]]+"
 _WORD = regex.compile(rf"(?V1){_LETTERS}(?:[^\w\s]{_LETTERS})*")
 
@@ -63,6 +66,8 @@ class SourceWords:
     def _find_word(self, number: int, src_position: int) -> str:
         """Return the word of a source token, or the words of an unknown piece that has several.
 
+        Characters of scripts without spaces that belong to the piece are returned too.
+
         Returns "" for a prefix and for EOS.
         """
         num_ids = len(self._segments[number].ids)
@@ -76,10 +81,14 @@ class SourceWords:
         start = self._ends[piece - 1] if piece else 0
         if self._text[start:end].isspace():
             end += 1  # a space that is a piece belongs to the next word
-        words = []
+        matches = list(_UNSPACED_CHARACTER.finditer(self._text, start, end))
+        has_word = False
         for match in _WORD.finditer(self._text):
             if match.start() < end and start < match.end():
-                words.append(match)
-        if not words:
+                matches.append(match)
+                has_word = True
+        if not has_word:
             return self._text[start:end].strip()
-        return self._text[words[0].start() : words[-1].end()]
+        first = min(match.start() for match in matches)
+        last = max(match.end() for match in matches)
+        return self._text[first:last]
