@@ -138,11 +138,17 @@ def test_the_shortlist_has_the_candidates_of_ctranslate2(
     assert num_lines > 100
 
 
-def test_what_bergamot_has_no_form_for_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_bergamot_has_no_form_for_is_refused_by_name(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
     with pytest.raises(ConfigError, match="format=bergamot takes float32"):
         ExportConfig(format=BERGAMOT, quantization=Quantization.int8)
     with pytest.raises(ConfigError, match="shortlist_data=x: needs format=ctranslate2 or berg"):
         ExportConfig(format=ExportFormat.marian, shortlist_data="x")
+    wide = random_model(tmp_path / "wide", tokenizer, decoder_d_ff=40, **STUDENT)
+    refusal = r"format=bergamot does not support model.decoder_d_ff=40 \(only null\); use .*=mar"
+    with pytest.raises(ConfigError, match=refusal):
+        exported(wide, BERGAMOT)
     model_dir = imported(write_marian(tmp_path / "theirs", 1))
     with pytest.raises(ModelError, match="ids of the SentencePiece model, and this model has oth"):
         exported(model_dir, BERGAMOT)

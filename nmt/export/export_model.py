@@ -134,7 +134,8 @@ SUPPORTED: dict[ExportFormat, Support] = {
     ExportFormat.onnx: _ONNX_SUPPORT,
     ExportFormat.marian: _MARIAN_SUPPORT,
     ExportFormat.web: _ONNX_SUPPORT,
-    ExportFormat.bergamot: _MARIAN_SUPPORT,
+    # browsermt/marian-dev gives the feed-forward layers of both stacks the same size
+    ExportFormat.bergamot: _MARIAN_SUPPORT | {"decoder_d_ff": [None]},
 }
 """What each format supports. A setting that is missing here must have its default."""
 
@@ -200,7 +201,10 @@ def find_unsupported(model: ModelConfig, export_format: ExportFormat) -> list[st
     """
     unsupported = []
     support = SUPPORTED[export_format]
-    if model.decoder is Decoder.ssru and support is _MARIAN_SUPPORT:
+    if model.decoder is Decoder.ssru and export_format in (
+        ExportFormat.marian,
+        ExportFormat.bergamot,
+    ):
         support = support | {"positions": [Positions.sinusoidal_concat]}  # Marian's frequencies
     if model.decoder is Decoder.ssru and support is _ONNX_SUPPORT:
         # the cache has a state of d_model numbers in the place of the keys of all heads
