@@ -21,6 +21,7 @@ from test_import_toolkits import write_marian
 from tiny import sentences, tokenizer_config
 from toy import write_data
 
+from nmt.checkpoint import load_info, load_model_tokenizers, load_weights, save_model
 from nmt.config import Activation, Decoder, ExportConfig, ExportFormat, Positions, Quantization
 from nmt.data.tokenizer import Tokenizer, TokenizerPair
 from nmt.data.vocabulary import train_tokenizer
@@ -136,6 +137,29 @@ def test_the_shortlist_has_the_candidates_of_ctranslate2(
         assert expected <= set(ids) <= expected | set(lists[eos]), piece
         num_lines += 1
     assert num_lines > 100
+
+
+def imported_student(folder: Path, tokenizer: Tokenizer) -> Path:
+    """Import a student of Marian that has the ids of its SentencePiece model."""
+    student = random_model(folder, tokenizer, **STUDENT)
+    return imported(exported(student, ExportFormat.marian), src_lang="xx", tgt_lang="yy")
+
+
+def test_a_fine_tuned_import_is_exported_without_its_padding(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    model_dir = imported_student(tmp_path / "student", tokenizer)
+    info = load_info(model_dir)
+    weights = load_weights(model_dir)
+    weights["embedding.weight"][-1] = 0.1  # label smoothing gives the row a gradient
+    tokenizers = load_model_tokenizers(model_dir, info)
+    save_model(tmp_path / "tuned", weights, info, tokenizers)
+    before = read_binary(exported(model_dir, BERGAMOT) / "model.xxyy.bin")
+    after = read_binary(exported(tmp_path / "tuned", BERGAMOT) / "model.xxyy.bin")
+    assert len(before["Wemb"]) == tokenizer.vocab_size
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert np.array_equal(tensor, after[name]), name
 
 
 def test_what_bergamot_has_no_form_for_is_refused_by_name(

@@ -84,7 +84,7 @@ def convert_model(
     _check_vocabularies(info, tokenizers, config.format)
     src_pieces = tokenizers.src.all_pieces()
     tgt_pieces = tokenizers.tgt.all_pieces()
-    if _starts_from_zeros(weights, tokenizers):
+    if _has_unused_padding(info, weights, tokenizers):
         src_pieces = src_pieces[:-1]
         tgt_pieces = tgt_pieces[:-1]
         weights = _drop_padding(weights)
@@ -144,14 +144,16 @@ def _check_vocabularies(
             )
 
 
-def _starts_from_zeros(weights: Weights, tokenizers: Tokenizers) -> bool:
-    """Return whether the last id is padding and BOS, with an embedding of zeros.
+def _has_unused_padding(info: ModelInfo, weights: Weights, tokenizers: Tokenizers) -> bool:
+    """Return whether the last id is padding and BOS, and decoding starts from zeros.
 
     Imported models of Marian have such an id, which Marian does not need.
     """
     src = tokenizers.src
     tgt = tokenizers.tgt
     is_last = src.pad_id == src.vocab_size - 1 and tgt.pad_id == tgt.bos_id == tgt.vocab_size - 1
+    if info.model.decoder is Decoder.ssru:
+        return is_last  # SSRUs never read the embedding of BOS, and fine-tuning may change it
     return is_last and not weights["embedding.weight"][-1].any()
 
 
