@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from exporting import exported, random_model, short_sentences, trained_model
+from folders import write_folder
 from importing import imported
 from marian_student import MarianStudent, quantize
 from test_import_toolkits import write_marian
@@ -160,6 +161,20 @@ def test_a_fine_tuned_import_is_exported_without_its_padding(
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         assert np.array_equal(tensor, after[name]), name
+
+
+def test_the_shortlist_of_an_imported_model_lacks_its_padding(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    model_dir = imported_student(tmp_path / "student", tokenizer)
+    meta = {"tokenizer_sha256": load_info(model_dir).tokenizer_sha256, "max_length": 9}
+    (tmp_path / "data").mkdir()
+    pairs = [([5, 6, 7], [8, 9])] * 20
+    write_folder(tmp_path / "data", {"": pairs}, tokenizer.vocab_size + 1, **meta)
+    output = exported(model_dir, BERGAMOT, shortlist_data=str(tmp_path / "data"))
+    lists = read_shortlist(output / "lex.50.50.xxyy.s2t.bin")
+    assert len(lists) == tokenizer.vocab_size
+    assert max(map(max, lists)) < tokenizer.vocab_size
 
 
 def test_what_bergamot_has_no_form_for_is_refused_by_name(

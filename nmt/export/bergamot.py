@@ -131,13 +131,15 @@ def encode_shortlist(candidates: Candidates, tokenizers: Tokenizers) -> bytes:
     Every source ends with EOS, so the candidates for all sentences are candidates of EOS. Every
     list has EOS, since Marian refuses a file whose last lists are empty.
     """
-    src_eos_id = tokenizers.src.eos_id
+    # without the padding that the import of a Marian model adds as the last id
+    src_vocab_size = Tokenizer(tokenizers.src.model).vocab_size
+    tgt_vocab_size = Tokenizer(tokenizers.tgt.model).vocab_size
     lists = []
-    for token, translations in enumerate(candidates.by_source):
+    for token, translations in enumerate(candidates.by_source[:src_vocab_size]):
         ids = {tokenizers.tgt.eos_id, *translations}
-        if token == src_eos_id:
+        if token == tokenizers.src.eos_id:
             ids.update(candidates.common)
-        lists.append(sorted(ids))
+        lists.append(sorted(i for i in ids if i < tgt_vocab_size))
     offsets = np.cumsum([0, *map(len, lists)]).astype("<u8")  # (V + 1,)
     entries = np.concatenate(lists).astype("<u4")  # (E,)
     sizes = struct.pack("<4Q", _NUM_FIRST, _NUM_FIRST, len(offsets), len(entries))
