@@ -73,6 +73,17 @@ def test_our_students_translate_as_before_when_they_are_imported(
             assert ours[0].tokens == theirs[0].tokens
 
 
+def test_the_readme_names_the_converter_of_ctranslate2_unless_it_refuses_the_model(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    student = {"decoder": Decoder.ssru, "positions": Positions.sinusoidal_concat}
+    line = "- `source.vocab.yml` and `target.vocab.yml` list the pieces"
+    for changes, ending in (({}, ", as `ct2-marian-converter` needs them."), (student, ".")):
+        folder = random_model(tmp_path / str(len(changes)), tokenizer, **changes)
+        text = (exported(folder, MARIAN) / "README.md").read_text(encoding="utf-8")
+        assert f"\n{line}{ending}\n- nmt reads NUL" in text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", [Norm.post, Norm.pre])
 def test_our_models_translate_in_ctranslate2_and_imported_as_before(
