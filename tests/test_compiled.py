@@ -14,8 +14,10 @@ import torch.distributed as dist
 from tiny import tiny_model
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing import assert_close
 from variants import VARIANTS
 
+from nmt.config import Decoder, Positions
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.packing import PackedContext, pack
@@ -70,7 +72,7 @@ def trace(
         tgt_packing = replace(batch.tgt_packing, flash_attention=flash)
         with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(Traced):
             forward(batch.src, src_packing, batch.tgt_in, tgt_packing)
-        if by_layer:  # the call ended in the encoder
+        if by_layer and not model.activation_checkpointing:  # the call ended in the encoder
             memory = torch.randn(len(batch.src), model.config.d_model, requires_grad=True)
             tgt_context = PackedContext.of(tgt_packing, tgt_packing, is_causal=True)
             cross_context = PackedContext.of(tgt_packing, src_packing)
@@ -92,7 +94,8 @@ def test_one_graph_of_a_model_or_kind_of_layer_serves_batches_of_all_shapes(
     model = tiny_model(vocab_size=tokenizer.vocab_size, **shape).train()
     model.activation_checkpointing = checkpointing
     graphs = trace(model, tokenizer, varlen.varlen_attn if varlen else None, by_layer=by_layer)
-    assert len(graphs) == (2 if by_layer else 1)  # of encoder layers and of decoder layers
+    # of encoder layers and of decoder layers; with checkpointing, of the whole model
+    assert len(graphs) == (2 if by_layer and not checkpointing else 1)
     for graph in graphs:
         text = ""
         for module in graph.modules():
@@ -161,8 +164,34 @@ def test_fifty_compiled_updates_are_those_of_plain_ones_with_few_graphs(
         assert "compiled graph" in caplog.text
 
 
+@pytest.mark.slow
+def test_gradients_of_layers_compiled_as_on_a_gpu_equal_uncompiled_ones(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # this backend makes graphs for the backward pass too, but no kernels
+    patched = functools.partial(torch.compile, backend="aot_eager")
+    monkeypatch.setattr(torch, "compile", patched)
+    cases: list[dict[str, Any]] = [{}, {"positions": Positions.rotary}, {"decoder": Decoder.ssru}]
+    for changes in cases:
+        for checkpointing in (False, True):
+            torch.compiler.reset()
+            gradients = []
+            for compiler in (None, Compiler(may_fail=True, by_layer=True)):
+                model = tiny_model(vocab_size=tokenizer.vocab_size, dropout=0.0, **changes).train()
+                model.activation_checkpointing = checkpointing
+                objective = Objective(model, smoothing=0.1, compiler=compiler)
+                rng = random.Random(0)
+                for count in (5, 9):
+                    loss, _ = objective(make_batch(draw_pairs(rng, count, 20), tokenizer))
+                    loss.backward()
+                gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+            for compiled_gradient, gradient in zip(*gradients, strict=True):
+                assert_close(compiled_gradient, gradient, rtol=1e-4, atol=1e-5)
+    assert "runs uncompiled" not in caplog.text
+
+
 def test_what_cannot_be_compiled_runs_as_it_is_where_nobody_asked(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for choice in (None, False, True):  # a CPU compiles only on request
         assert (compiled.make_compiler(choice, CPU) is not None) == bool(choice)
@@ -197,6 +226,9 @@ def test_what_cannot_be_compiled_runs_as_it_is_where_nobody_asked(
         "EncoderLayer.forward runs uncompiled: no such kernel",
         "DecoderLayer.forward runs uncompiled: no such kernel",
     ]
+    objective = Objective(model.train(), smoothing=0.1, compiler=Compiler(may_fail=True))
+    objective(make_batch([([5, 6], [7])], tokenizer))
+    assert caplog.messages[-1] == "softmax_loss_for_compiler runs uncompiled: no such kernel"
     with pytest.raises(RuntimeError, match="no such kernel"):
         Compiler().compile(model.forward)(*inputs)
 

@@ -30,7 +30,7 @@ class TokenPositions:
 
     `index` broadcasts over the heads of queries: it is (T,) for queries (B, H, T, d), and (N, 1)
     for queries (N, H, d). Every position is below `num_positions`. `rotations` is a cache of
-    `Rotary`: the first layer computes the cosines and sines (..., d/2, 2), and all layers use them.
+    `Rotary`: the cosines and sines (..., d/2, 2), which all layers use.
     """
 
     index: Tensor
@@ -60,6 +60,9 @@ class PositionEncoding(nn.Module):
     def has_rotation(self) -> bool:
         """Whether the class overrides `rotate`."""
         return type(self).rotate is not PositionEncoding.rotate
+
+    def prepare(self, positions: TokenPositions, head_size: int, dtype: torch.dtype) -> None:
+        """Store in `positions` what the layers share, so that the first of them does not differ."""
 
     def rotate(self, q: Tensor, k: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
         """Rotate the queries and keys (..., d) of the same tokens by their positions."""
@@ -148,12 +151,17 @@ class Rotary(PositionEncoding):
     of a query and a key depends on their distance only. Angles are at least float32.
     """
 
+    def prepare(self, positions: TokenPositions, head_size: int, dtype: torch.dtype) -> None:
+        """Compute the cosines and sines of the angles."""
+        angle = rotary_angles(positions.index, head_size, dtype)  # (..., d/2)
+        positions.rotations = torch.stack([angle.cos(), angle.sin()], dim=-1)  # (..., d/2, 2)
+
     def rotate(self, q: Tensor, k: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys (..., d); in place on a CPU without gradients."""
         if positions.rotations is None:
-            angle = rotary_angles(positions.index, q.size(-1), q.dtype)  # (..., d/2)
-            positions.rotations = torch.stack([angle.cos(), angle.sin()], dim=-1)  # (..., d/2, 2)
+            self.prepare(positions, q.size(-1), q.dtype)
         rotations = positions.rotations
+        assert rotations is not None
         if torch.is_grad_enabled() or q.device.type != "cpu" or q.dtype is not torch.float32:
             return rotate_pairs(q, rotations), rotate_pairs(k, rotations)
         for x in (q, k):  # pairs of dimensions, as complex numbers, times e^(i * angle)

@@ -522,6 +522,7 @@ class Transformer(nn.Module):
         context = as_context(src_mask, src)
         embedding = self.src_embedding or self.embedding
         x = self.embed(src, embedding, self.encoder_positions, context.positions)  # (B, S, D)
+        self._prepare_positions(self.encoder_layers, context.positions, x.dtype)
         for layer in self.encoder_layers:
             x = self.checkpointed(layer)(x, context, attention_out)
         return self.encoder_norm(x)  # type: ignore[no-any-return]
@@ -541,6 +542,7 @@ class Transformer(nn.Module):
         tgt_context = as_context(tgt_mask, tgt)
         cross_context = as_context(src_mask, tgt)  # its queries are `tgt`, its keys the source
         x = self.embed_target(tgt, tgt_context.positions)  # (B, T, D)
+        self._prepare_positions(self.decoder_layers, tgt_context.positions, x.dtype)
         for layer in self.decoder_layers:
             x = self.checkpointed(layer)(x, tgt_context, memory, cross_context, attention_out)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
@@ -580,6 +582,15 @@ class Transformer(nn.Module):
         """
         x = embedding(ids) * self.embedding_scale
         return self.dropout(encoding.add(x, positions))  # type: ignore[no-any-return]
+
+    def _prepare_positions(
+        self, layers: nn.ModuleList, positions: TokenPositions, dtype: torch.dtype
+    ) -> None:
+        """Compute what the self-attention of all layers needs of the positions."""
+        layer = cast(Layer, layers[0])
+        if layer.ssru is None:
+            attention = layer.self_attention
+            attention.position_encoding.prepare(positions, attention.head_size, dtype)
 
     def checkpointed(self, layer: nn.Module) -> Callable[..., Any]:
         """Return `layer`, wrapped in activation checkpointing if that is on in training."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -66,9 +67,10 @@ class Compiler:
         By layer, all encoder layers share one graph, and all decoder layers another one; `model` is
         changed in place. A graph of the whole model takes three times as long to compile, is about
         a tenth faster, and delays the exchange of gradients between ranks to the end of the
-        backward pass.
+        backward pass. Activation checkpointing needs it, since it ends the recomputation of a layer
+        by an exception.
         """
-        if not self._by_layer:
+        if not self._by_layer or model.activation_checkpointing:
             return self.compile(model.forward)
         classes = {}  # keyed by the class of the uncompiled layers
         for layer in [*model.encoder_layers, *model.decoder_layers]:
@@ -104,7 +106,7 @@ class Compiler:
             except Exception as error:
                 if active is function or isinstance(error, torch.OutOfMemoryError):
                     raise
-                log.warning("%s runs uncompiled: %s", function.__qualname__, _first_line(error))
+                log.warning("%s runs uncompiled: %s", _name_of(function), _first_line(error))
             active = function
             return function(*inputs)
 
@@ -142,6 +144,13 @@ def make_compiler(should_compile: bool | None, device: torch.device) -> Compiler
         log.info("compile=false: torch.compile does not work here: %s", _first_line(error))
         return None
     return Compiler(may_fail=True, by_layer=True)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function or of the function of a `functools.partial`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function.__qualname__
 
 
 def _first_line(error: Exception) -> str:
