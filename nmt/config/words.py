@@ -155,7 +155,7 @@ _ADVICE_AND_KEYS = (
     ("write devices=1, or the number of GPUs", "gpu_ranks ddp_backend sync_sgd dist"),
     (
         "write model=base, big, tiny, modern, deep_shallow or student_tiny",
-        "arch architecture model_name a encoder decoder encoder_type decoder_type task",
+        "arch architecture model_name a encoder encoder_type decoder_type task",
     ),
     ("write input={value}", "src source text i"),
     ("write hypotheses={value}", "i o output translations"),
