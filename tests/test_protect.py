@@ -87,6 +87,14 @@ def lines_with_items(count: int, *, seed: int = 40) -> list[str]:
         ("x&nbsp;y &#160; <0>z</0>", "&nbsp; &#160; <0> </0>"),
         ("请看https://x.cn/a。或联系a@b.cn谢谢", "https://x.cn/a a@b.cn"),
         ("欢迎$name先生，%s的%NAME%さん", "$name %s %NAME%"),
+        (
+            "https://zh.wikipedia.org/wiki/维基百科:首页 https://x.com/?q=a+学习&b=1，谢谢",
+            "https://zh.wikipedia.org/wiki/维基百科:首页 https://x.com/?q=a+学习&b=1",
+        ),
+        (
+            "看https://ja.wikipedia.org/wiki/C言語/版 www.x.cn谢谢",
+            "https://ja.wikipedia.org/wiki/C言語/版 www.x.cn",
+        ),
         ("https://ja.wikipedia.org/wiki/日本, $größe", "https://ja.wikipedia.org/wiki/日本 $größe"),
     ],
 )
@@ -107,7 +115,23 @@ def test_every_item_is_found_alone_and_in_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a", "<a ", "{", "%", "%a", "a@", "a.", "&a", "www.,", "a://", "漢", "a://漢"]
+    "text",
+    [
+        "a",
+        "<a ",
+        "{",
+        "%",
+        "%a",
+        "a@",
+        "a.",
+        "&a",
+        "www.,",
+        "a://",
+        "漢",
+        "a://漢",
+        "a://x漢",
+        "漢/.",
+    ],
 )
 def test_long_lines_take_linear_time(text: str) -> None:
     start = time.process_time()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -144,11 +148,46 @@ def test_lines_that_begin_with_a_tag_are_recased_and_copied_without_it() -> None
     assert counts.lost_protected == 1
 
 
+ADDRESSES = [
+    "https://ja.wikipedia.org/wiki/日本",
+    "größe@straße.de",
+    "https://ja.wikipedia.org/wiki/C言語",
+    "https://ko.wikipedia.org/wiki/TV방송",
+    "https://ja.wikipedia.org/wiki/佐々木",
+    "https://x.com/?q=a+学习",
+    "https://x.com/a-深度",
+    'https://x.com/a"b',
+    "https://x.com/<id>",
+    "https://www.例子.cn/?a",
+    "file:///home",
+]
+OTHER_LINES = [
+    "https://x.cn是我们的网站。",
+    "https://x.cn/a。谢谢",
+    "a@b.cn是我的",
+    "www.x.krから",
+    "發到a@b.cn",
+    "https://",
+    "www.",
+]
+
+
 def test_an_address_ends_before_letters_that_need_no_space() -> None:
-    for line in ("https://ja.wikipedia.org/wiki/日本", "größe@straße.de"):
-        assert has_no_words(line)
-    for line in ("https://x.cn是我们的网站。", "a@b.cn是我的", "www.x.krから", "發到a@b.cn"):
-        assert not has_no_words(line)
+    for line in ADDRESSES:
+        assert has_no_words(line), line
+    for line in OTHER_LINES:
+        assert not has_no_words(line), line
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_the_web_page_copies_the_same_addresses(tmp_path: Path) -> None:
+    code = resources.files("nmt.export").joinpath("web_static/copied.js").read_text("utf-8")
+    assert "(?<" not in code  # a syntax error in Safari before 16.4
+    lines = json.dumps([*ADDRESSES, *OTHER_LINES])
+    script = tmp_path / "copied.mjs"
+    script.write_text(f"{code}\nconsole.log(JSON.stringify({lines}.map(hasNoWords)));\n", "utf-8")
+    output = subprocess.run(["node", script], check=True, capture_output=True).stdout
+    assert json.loads(output) == [True] * len(ADDRESSES) + [False] * len(OTHER_LINES)
 
 
 @pytest.mark.slow

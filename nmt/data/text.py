@@ -42,21 +42,27 @@ _SIGNATURES = {
 _UNSUPPORTED = re.compile(r"(?i)\.(zip|7z|rar|lz4|br|tgz|txz|tbz2?|tar(\.\w+)?)$")
 # Characters at which str.splitlines() and many tools end a line, and NUL
 _LINE_BREAK = re.compile("[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
-_UNSPACED_LETTERS = (  # Thai, Lao, Burmese, Khmer; Chinese and Japanese; Korean
+UNSPACED_LETTERS = (  # Thai, Lao, Burmese, Khmer; Chinese and Japanese; Korean
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fff\u3040-\u9fff\uac00-\ud7af"
     "\uf900-\ufaff\U00020000-\U0003ffff"
 )
-UNSPACED = f"{_UNSPACED_LETTERS}\u3000-\u303f\ufe30-\ufe4f\uff00-\uffef"
+"""For patterns: letters of scripts without spaces, and of Korean."""
+UNSPACED = f"{UNSPACED_LETTERS}\u3000-\u303f\ufe30-\ufe4f\uff00-\uffef"
 """For patterns: letters and punctuation that may follow an address or a placeholder without a
 space."""
 SPACED_WORD = rf"[^\W{UNSPACED}]"
 """For patterns: a letter or digit of other scripts, or an underscore."""
-URL_CHARACTER = rf'(?:[^\s<>"{UNSPACED}]|(?<=[/=_])[{_UNSPACED_LETTERS}]+)'
-"""For patterns: a character of a web address, or some Chinese letters after a slash."""
+URL_CHARACTER = (
+    rf'(?:[^\s<>"{UNSPACED}]'
+    rf"|(?<=[/=_:+.%&#~-])[{UNSPACED_LETTERS}]+|[{UNSPACED_LETTERS}]+(?=[/?&=#%_]))"
+)
+"""For patterns: a character of a web address, or Chinese letters that follow or precede a sign of
+web addresses, such as a slash. Other letters may begin the text after an address.
+"""
+EMAIL = rf"(?:{SPACED_WORD}|[.+-])+@(?:{SPACED_WORD}|-)+\.(?:{SPACED_WORD}|[.-])+"
+"""For patterns: an e-mail address."""
 ADDRESS = re.compile(
-    rf"(?:(?<![a-z])[a-z]+://|www\.){URL_CHARACTER}+"
-    rf"|(?<!{SPACED_WORD})(?<![.+-])(?:{SPACED_WORD}|[.+-])+"
-    rf"@(?:{SPACED_WORD}|-)+\.(?:{SPACED_WORD}|[.-])+"
+    rf"(?:(?<![a-z])[a-z]+://|www\.){URL_CHARACTER}+|(?<!{SPACED_WORD})(?<![.+-]){EMAIL}"
 )
 """A web or e-mail address. Each alternative begins where no character before it could begin it too,
 so that searching takes linear time.

@@ -7,8 +7,10 @@ const UNSPACED_LETTERS =
   "\\uf900-\\ufaff\\u{20000}-\\u{3ffff}";
 const UNSPACED = `${UNSPACED_LETTERS}\\u3000-\\u303f\\ufe30-\\ufe4f\\uff00-\\uffef`;
 const SPACED_WORD = `(?![${UNSPACED}])[\\p{L}\\p{N}_]`;
+// Some browsers do not know lookbehind assertions
 const ADDRESS = new RegExp(
-  `^(?:(?:[a-z]+://|www\\.)(?:[^\\s<>"${UNSPACED}]|(?<=[/=_])[${UNSPACED_LETTERS}]+)+` +
+  `^(?:(?:[a-z]+://|www\\.)(?=\\S)` +
+  `(?:[^\\s/?#${UNSPACED}]|[${UNSPACED_LETTERS}]+(?=[./?#]))*(?:[/?#][^\\s、。，！？；]*)?` +
   `|(?:${SPACED_WORD}|[.+\\-])+@(?:${SPACED_WORD}|-)+\\.(?:${SPACED_WORD}|[.\\-])+)$`, "u");
 
 /** Return whether a line consists of web and e-mail addresses, emoji and other symbols. */
