@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from nmt.search.protect import (
     spell_protected,
 )
 from nmt.serve.models import Models
+from nmt.translate.copied import has_no_words
 
 ITEMS = [
     "{name}",
@@ -137,6 +139,17 @@ def test_long_lines_take_linear_time(text: str) -> None:
     start = time.process_time()
     find_protected(text * 100_000)
     assert time.process_time() - start < 8  # quadratic time is a minute or more
+
+
+def test_long_words_take_little_memory() -> None:
+    word = "a" * 500_000
+    tracemalloc.start()
+    for text in (word, f"a@{word}", f"a@b.{word}"):
+        find_protected(text)
+        has_no_words(text)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 10 << 20  # before the limits of the pattern, more than 50 MiB
 
 
 def test_texts_are_spelled_as_they_are_decoded(tokenizer: Tokenizer) -> None:

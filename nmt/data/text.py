@@ -59,8 +59,11 @@ URL_CHARACTER = (
 """For patterns: a character of a web address, or Chinese letters that follow or precede a sign of
 web addresses, such as a slash. Other letters may begin the text after an address.
 """
-EMAIL = rf"(?:{SPACED_WORD}|[.+-])+@(?:{SPACED_WORD}|-)+\.(?:{SPACED_WORD}|[.-])+"
-"""For patterns: an e-mail address."""
+EMAIL = (
+    rf"(?:{SPACED_WORD}|[.+-]){{1,256}}"
+    rf"@(?:{SPACED_WORD}|-){{1,256}}\.(?:{SPACED_WORD}|[.-]){{1,256}}"
+)
+"""For patterns: an e-mail address. The limits save memory in very long words."""
 ADDRESS = re.compile(
     rf"(?:(?<![a-z])[a-z]+://|www\.){URL_CHARACTER}+|(?<!{SPACED_WORD})(?<![.+-]){EMAIL}"
 )

@@ -11,7 +11,8 @@ const SPACED_WORD = `(?![${UNSPACED}])[\\p{L}\\p{N}_]`;
 const ADDRESS = new RegExp(
   `^(?:(?:[a-z]+://|www\\.)(?=\\S)` +
   `(?:[^\\s/?#${UNSPACED}]|[${UNSPACED_LETTERS}]+(?=[./?#]))*(?:[/?#][^\\s、。，！？；]*)?` +
-  `|(?:${SPACED_WORD}|[.+\\-])+@(?:${SPACED_WORD}|-)+\\.(?:${SPACED_WORD}|[.\\-])+)$`, "u");
+  `|(?:${SPACED_WORD}|[.+\\-]){1,256}@(?:${SPACED_WORD}|-){1,256}` +
+  `\\.(?:${SPACED_WORD}|[.\\-]){1,256})$`, "u");
 
 /** Return whether a line consists of web and e-mail addresses, emoji and other symbols. */
 export function hasNoWords(line) {
