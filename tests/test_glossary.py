@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,14 @@ def test_random_glossaries_are_refused_in_a_line_or_searched() -> None:
 def test_a_glossary_of_100_000_terms_is_searched_quickly() -> None:
     glossary = load_glossary(tuple(f"term {i}\tZiel {i}" for i in range(100_000)))
     assert glossary.find("a term 99999 and term 7") == [("Ziel 99999",), ("Ziel 7",)]
+
+
+def test_the_time_for_terms_grows_with_the_length_of_a_line_and_not_faster() -> None:
+    glossary = load_glossary(("EU\tUE\tcase", "dog\tHund"))
+    text = "EU " * 60_000
+    start_seconds = time.process_time()
+    assert glossary.keep_case(text, text.lower()) == text
+    assert time.process_time() - start_seconds < 1.8  # the square takes 3 s
 
 
 def test_spellings_are_whole_words_with_and_without_a_capital(tokenizer: Tokenizer) -> None:

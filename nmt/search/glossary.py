@@ -135,11 +135,15 @@ class Glossary:
         """Return `recased`, `text` in another case, with the terms that must keep their case."""
         if not self._has_exact_terms or len(recased) != len(text):
             return recased
+        parts = []
+        position = 0
         for match in self._find_matches(text):
             if match.entries[0].matches_case:
-                term = text[match.start : match.end]
-                recased = recased[: match.start] + term + recased[match.end :]
-        return recased
+                parts.append(recased[position : match.start])
+                parts.append(text[match.start : match.end])
+                position = match.end
+        parts.append(recased[position:])
+        return "".join(parts)
 
     def select_lines(self, texts: Iterable[str]) -> list[str]:
         """Return the lines of the entries whose terms occur in `texts`, in their order."""
