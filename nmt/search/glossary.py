@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -120,10 +121,9 @@ class Glossary:
         protected = protected_spans(normalized)
         terms = []
         for match in self._find_matches(normalized):
-            is_protected = any(
-                match.start < span.stop and span.start < match.end for span in protected
-            )
-            if not is_protected:
+            # the last protected text that starts before the end of the term, if any
+            index = bisect_left(protected, match.end, key=lambda span: span.start) - 1
+            if index < 0 or protected[index].stop <= match.start:
                 terms.append(Term(match.start, match.end, match.targets[0]))
         return add_hints(normalized, terms) if terms else text
 
