@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from exporting import short_sentences
 from serving import GOOD, Running, loaded, running
+from tiny import tokenizer_config
 from translating import translate, write_lines
 
 from nmt import Translator
 from nmt.config import Engine, SearchConfig, ServeConfig
 from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError
 from nmt.search.protect import (
     ProtectedText,
@@ -26,6 +28,8 @@ from nmt.search.protect import (
     lacks_protected,
     spell_protected,
 )
+from nmt.search.request import SearchRequest
+from nmt.search.term_search import find_terms
 from nmt.serve.models import Models
 from nmt.translate.copied import has_no_words
 
@@ -161,6 +165,22 @@ def test_texts_are_spelled_as_they_are_decoded(tokenizer: Tokenizer) -> None:
             f"the{item}" for _ in after_text[1:]
         ]
     assert spell_protected(ProtectedText("{a\u00a0\u00a0b}", False), tokenizer) == ()
+
+
+def test_a_text_also_ends_before_a_korean_or_thai_letter() -> None:
+    lines = ["%s님 안녕", "%s ครับ", "%sa %s님", "the house"]
+    model = train_tokenizer(lines * 9, tokenizer_config(vocab_size=32, byte_fallback=False))
+    pieces = model.all_pieces()
+    request = SearchRequest([model.encode("%s")], SearchConfig(protect=True, max_length_b=9))
+    [terms] = find_terms(request, model)
+    assert terms is not None
+    ids = tuple(model.encode("%s"))
+    assert model.decode(list(ids)) == "%s"
+    assert not terms.is_complete(terms.progress(ids))
+    for piece, is_end in (("님", True), ("▁", True), ("a", False)):
+        progress = terms.progress((*ids, pieces.index(piece)))
+        assert terms.is_complete(progress) == is_end, piece
+        assert lacks_protected("%s", f"%s{piece.replace('▁', ' ')}") != is_end
 
 
 # --- translations

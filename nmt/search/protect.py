@@ -95,6 +95,19 @@ def spell_protected(protected: ProtectedText, tokenizer: Tokenizer) -> tuple[tup
     return tuple(dict.fromkeys(spellings))
 
 
+@lru_cache(maxsize=4)
+def ends_protected(tokenizer: Tokenizer) -> tuple[bool, ...]:
+    """Return for each id whether a text such as `%s` ends before it, as for `lacks_protected`.
+
+    Unlike a word of a glossary, such a text also ends before a Korean or Thai letter.
+    """
+    byte_ids = set(tokenizer.byte_ids)
+    ends = []
+    for token, piece in enumerate(tokenizer.all_pieces()):
+        ends.append(re.match(_W, piece) is None and token not in byte_ids)
+    return tuple(ends)
+
+
 def without_space(ids: list[int], pieces: list[str]) -> tuple[int, ...]:
     """Return the ids without the space in front, or `ids` if the vocabulary has no such piece."""
     first_piece = pieces[ids[0]].removeprefix("▁")

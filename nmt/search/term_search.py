@@ -22,7 +22,7 @@ from nmt.model.fast.top import NEG_INF, Candidates, best_candidates
 from nmt.model.fast.transfer import send
 from nmt.search.beam import BeamSearch
 from nmt.search.glossary import word_starts
-from nmt.search.protect import spell_protected
+from nmt.search.protect import ends_protected, spell_protected
 from nmt.search.request import SearchRequest
 from nmt.search.stepper import Stepper
 
@@ -54,6 +54,8 @@ class SentenceTerms:
             occur twice.
         starts_word: for each id, whether a word ends before it, rather than continuing with it.
         closed: indices of terms that no next token can continue, such as `{name}`.
+        protected: indices of the other terms that `protect` keeps, such as `%s`.
+        ends_protected: for each id, whether one of `protected` ends before it.
     """
 
     def __init__(
@@ -61,9 +63,13 @@ class SentenceTerms:
         terms: Sequence[Spellings],
         starts_word: Sequence[bool],
         closed: Collection[int] = (),
+        protected: Collection[int] = (),
+        ends_protected: Sequence[bool] = (),
     ) -> None:
         self._terms = terms
         self._closed = frozenset(closed)
+        self._protected = frozenset(protected)
+        self._ends_protected = ends_protected
         self._starts_word = starts_word
         self._max_lengths = [max(map(len, spellings)) for spellings in terms]
         # keyed by the first token of a spelling
@@ -86,6 +92,9 @@ class SentenceTerms:
         complete = progress.complete
         if progress.ending and self._starts_word[token]:
             complete = complete | progress.ending
+        protected = progress.ending & self._protected
+        if protected and self._ends_protected[token]:
+            complete = complete | protected
         continued = list(progress.partial) + self._beginnings.get(token, [])
         if not continued:
             return Progress(complete)
@@ -145,14 +154,25 @@ def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTe
     for i in range(len(request.sources)):
         terms: list[Spellings] = []
         closed = []
+        open_texts = []
         for protected in request.find_protected(i, tokenizer):
             spellings = spell_protected(protected, tokenizer.tgt)
             if spellings:
-                if not protected.ends_word:
-                    closed.append(len(terms))
+                indices = open_texts if protected.ends_word else closed
+                indices.append(len(terms))
                 terms.append(spellings)
         terms += request.find_spellings(i, tokenizer)
-        sentences.append(SentenceTerms(terms, starts_word, closed) if terms else None)
+        if not terms:
+            sentences.append(None)
+            continue
+        sentence_terms = SentenceTerms(
+            terms,
+            starts_word,
+            closed=closed,
+            protected=open_texts,
+            ends_protected=ends_protected(tokenizer.tgt),
+        )
+        sentences.append(sentence_terms)
     return sentences
 
 
