@@ -127,6 +127,20 @@ def test_an_ensemble_of_both_decoders_averages_their_probabilities() -> None:
             assert h.token_log_probs == pytest.approx(expected, abs=1e-4), row
 
 
+@torch.no_grad()
+def test_a_model_with_bfloat16_weights_computes_nearly_the_same() -> None:
+    model = decided_model(**SSRU)
+    source = random_source(LENGTHS[:6])
+    tgt = random_target(6, 5)
+    expected = hidden_states(model, *source, tgt)
+    rounded = decided_model(**SSRU).bfloat16()
+    for twin in (rounded, plain(rounded)):
+        assert_near(hidden_states(twin, *source, tgt), expected.bfloat16(), atol=0.1)
+    for row, [h] in enumerate(find(ModelStepper(rounded), source, config(1))):
+        log_probs = teacher_forced(model, source, row, h.tokens)
+        assert h.token_log_probs == pytest.approx(log_probs, abs=0.5), row
+
+
 def test_a_model_folder_translates_and_shows_the_attention_that_it_has(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

@@ -336,7 +336,7 @@ class Ssru(nn.Module):
         for t in range(x.size(1)):
             state = gates[:, t] * state + (1 - gates[:, t]) * candidates[:, t]
             states.append(state)
-        return torch.relu(torch.stack(states, dim=1))
+        return torch.relu(torch.stack(states, dim=1)).to(x.dtype)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Compute f and W x of `x` (..., D), at least in float32: low precision would add up."""

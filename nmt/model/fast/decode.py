@@ -187,7 +187,7 @@ class LayerStep:
         dtype = cache.states[0].dtype
         gates = torch.sigmoid(self.ssru_gate(x).to(dtype))  # (R, D)
         candidates = self.ssru_candidate(x).to(dtype)  # (R, D)
-        return torch.relu(cache.update(self.layer_index, gates, candidates))
+        return torch.relu(cache.update(self.layer_index, gates, candidates)).to(x.dtype)
 
     def decode_self(self, x: Tensor, state: DecodingState, _: AttentionWeights | None) -> Tensor:
         """Add the newest keys and values to the cache, and attend to all tokens so far."""

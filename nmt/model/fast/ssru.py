@@ -31,7 +31,7 @@ class FastSsru(Ssru):
         packing = context.queries
         # padding follows the tokens of its sentence, so it does not affect their states
         states: Tensor = scan(packing.pad(gates), packing.pad(candidates))  # (B, T, D)
-        return packing.unpad(torch.relu(states))
+        return packing.unpad(torch.relu(states)).to(x.dtype)
 
 
 def scan(gates: Tensor, candidates: Tensor) -> Tensor:
