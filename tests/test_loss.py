@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tiny import exact_copies
+from tiny import assert_near, exact_copies, tiny_model
 from torch import Tensor, nn
 
+from nmt.data.tokenizer import Tokenizer
 from nmt.training import loss
+from nmt.training.batches import make_batch
+from nmt.training.compiled import Compiler
 from nmt.training.loss import smoothed_cross_entropy
 
 NUM_WORDS = 11
@@ -196,3 +200,38 @@ def test_the_gradient_of_the_output_layer_is_summed_in_float32(
         assert (gradient.double() - exact_gradient).norm() < 4 * ROUNDING[
             dtype
         ] * exact_gradient.norm(), dtype
+
+
+@pytest.mark.slow
+def test_simcut_compiled_by_layer_has_the_loss_and_gradients_of_plain_simcut(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_eagerly = partial(torch.compile, backend="aot_eager")
+    monkeypatch.setattr(torch, "compile", compile_eagerly)
+    monkeypatch.setattr(loss, "CUT_PROB", 0.3)
+    draw = random.Random(0)
+    pairs = []
+    for length in (9, 3, 14):
+        pairs.append([draw.choices(range(4, 300), k=length) for _ in range(2)])
+    batch = make_batch(pairs, tokenizer, round_to=8)
+
+    def compute(compiler: Compiler | None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        model = tiny_model(vocab_size=tokenizer.vocab_size)  # without dropout
+        objective = loss.Objective(
+            model, smoothing=0.1, simcut=3.0, compiler=compiler, src_eos_id=tokenizer.eos_id
+        )
+        torch.manual_seed(5)  # of the cut embeddings
+        loss_sum, nll_sum = objective(batch)
+        loss_sum.backward()
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        return loss_sum, nll_sum, gradients
+
+    torch.compiler.reset()
+    compiler = Compiler(by_layer=True)
+    num_graphs = compiler.num_graphs
+    expected = compute(None)
+    assert compiler.num_graphs == num_graphs
+    actual = compute(compiler)
+    assert compiler.num_graphs == num_graphs + 3  # two layers and the loss
+    assert expected[0] > expected[1] + 1  # the passes differ
+    assert_near(actual, expected, atol=1e-4, rtol=1e-4)
