@@ -202,7 +202,7 @@ def test_the_gradient_of_the_output_layer_is_summed_in_float32(
         ] * exact_gradient.norm(), dtype
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_simcut_compiled_by_layer_has_the_loss_and_gradients_of_plain_simcut(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
