@@ -20,7 +20,7 @@ from nmt.data.terminology import (
     DONE,
     SOURCE,
     TARGET,
-    HintDrawer,
+    HintSampler,
     Term,
     add_hints,
     check_hint_symbols,
@@ -178,7 +178,7 @@ def test_symbols_and_placeholders_of_training_pairs_get_no_hints() -> None:
     ids = tokenizer.encode(line)
     size = tokenizer.vocab_size
     aligner = WordAligner([(ids, ids)] * 5, src_vocab_size=size, tgt_vocab_size=size)
-    draw = HintDrawer(tokenizer, aligner)
+    draw = HintSampler(tokenizer, aligner)
     num_hints = 0
     for seed in range(30):
         src, tgt = draw(line, line, random.Random(seed))
@@ -196,7 +196,7 @@ def test_words_of_hints_keep_their_vowel_signs(hint_tokenizer: Tokenizer) -> Non
     ids = (hint_tokenizer.encode(src), hint_tokenizer.encode(tgt))  # no pieces but bytes
     size = hint_tokenizer.vocab_size
     aligner = WordAligner([ids] * 3, src_vocab_size=size, tgt_vocab_size=size)
-    draw = HintDrawer(hint_tokenizer, aligner)
+    draw = HintSampler(hint_tokenizer, aligner)
     targets = set()
     for seed in range(30):
         hinted, _ = draw(src, tgt, random.Random(seed))

@@ -17,7 +17,7 @@ from nmt.data import perturb
 from nmt.data.batch import Ids
 from nmt.data.languages import LanguagePair
 from nmt.data.noise import find_prefix_length
-from nmt.data.terminology import HintDrawer
+from nmt.data.terminology import HintSampler
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.vocabulary import user_symbols
 from nmt.data.word_alignment import WordAligner
@@ -45,7 +45,7 @@ class TextAugmenter:
         self._add_hints: PairChange | None = None
         if config.terminology:
             assert aligner is not None
-            self._add_hints = HintDrawer(tokenizers, aligner)
+            self._add_hints = HintSampler(tokenizers, aligner)
         directions = list(directions)
         src_tags = [direction.src_tag for direction in directions]
         tgt_tags = [direction.tgt_tag for direction in directions]

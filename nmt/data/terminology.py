@@ -6,10 +6,11 @@ symbols, so that every engine can translate it:
 
     The__source__ dog__target__ Hund__done__ runs.
 
-A symbol precedes the space of the next word, so that words have the same pieces as without a hint.
+The space before a word stands between the symbol and the word. SentencePiece therefore divides the
+word into the same pieces as without a hint.
 """
 
-# L links of pieces
+# L links between source and target pieces
 
 from __future__ import annotations
 
@@ -30,15 +31,15 @@ TARGET = "__target__"
 DONE = "__done__"
 MAX_TERMS = 3  # maximum number of hints in a training pair
 _MAX_WORDS = 3  # maximum number of source words of a term in training
-_MAX_EXTRA_WORDS = 1  # the target of a term may have this many words more than its source
+_MAX_EXTRA_WORDS = 1  # maximum number of words by which a target is longer than its source term
 _COPY_PROB = 0.3  # probability that a random word replaces the target of a term in training
 _MAX_PARTS = 3  # maximum number of pieces of a random word
-# from the first letter or digit to the last one, without punctuation around them; unlike \w of re,
-# \w of regex includes the vowel signs of languages such as Hindi
-_TEXT = regex.compile(r"\w(?:.*\w)?")
+# Matches from the first letter or digit to the last one, so without the punctuation around them.
+# `regex` is used because its \w includes the vowel signs of languages such as Hindi.
+_WITHOUT_PUNCTUATION = regex.compile(r"\w(?:.*\w)?")
 
 _HINT = re.compile(f"{SOURCE}(.*?){TARGET} .*?{DONE}")
-_PLACEHOLDER = r"[{}<>%$@]|://|www\."  # words with these signs get no hints, as in translation
+_EXCLUDED_SIGNS = r"[{}<>%$@]|://|www\."  # words with placeholders, tags or addresses get no hints
 
 
 class Term(NamedTuple):
@@ -76,19 +77,23 @@ def add_hints(text: str, terms: Iterable[Term]) -> str:
     return hinted + text[position:]
 
 
-def close_hint(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of a truncated source without a hint that lacks its end; its term stays."""
+def remove_unfinished_hint(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of a truncated source without the hint that the truncation cut, if any.
+
+    The source words of that hint stay; only its symbols and its target are removed.
+    """
     pieces = tokenizer.pieces(ids)
-    start = max((i for i, piece in enumerate(pieces) if piece == SOURCE), default=len(pieces))
-    hint = pieces[start:]
-    if DONE in hint:
+    if SOURCE not in pieces:
         return list(ids)
-    if TARGET in hint:
-        hint = hint[: hint.index(TARGET)]
-    before = list(ids[:start])
-    if hint and pieces[start - 1 : start] == ["▁"]:  # as in `remove_hints`
-        before.pop()
-    return before + list(ids[start + 1 : start + len(hint)])
+    start = len(pieces) - 1 - pieces[::-1].index(SOURCE)  # of the last hint
+    last_hint = pieces[start:]
+    if DONE in last_hint:
+        return list(ids)
+    term_end = start + last_hint.index(TARGET) if TARGET in last_hint else len(pieces)
+    ids_before = list(ids[:start])
+    if pieces[start - 1 : start] == ["▁"]:  # a second space, as in `remove_hints`
+        ids_before.pop()
+    return ids_before + list(ids[start + 1 : term_end])
 
 
 def remove_hints_from_text(text: str) -> str:
@@ -100,7 +105,10 @@ class PlainPieces(NamedTuple):
     """The pieces of a source without hints."""
 
     pieces: list[str]
-    positions: list[int]  # of each piece with hints; for a hint, of the first piece of its term
+    positions: list[int]
+    """For each piece of the source with hints, its index in `pieces`. The symbols and the target of
+    a hint have the index of the first piece of its term.
+    """
 
 
 def remove_hints(pieces: Iterable[str]) -> PlainPieces:
@@ -108,23 +116,27 @@ def remove_hints(pieces: Iterable[str]) -> PlainPieces:
     plain: list[str] = []
     positions = []
     term_start = 0
-    is_target = False
+    is_in_target = False  # from TARGET to DONE
     for piece in pieces:
         if piece == SOURCE:
-            if plain[-1:] == ["▁"]:  # the space before a text; the term has its own
+            # the tokenizer puts a space before a text; the first word of the term has its own
+            if plain[-1:] == ["▁"]:
                 plain.pop()
             term_start = len(plain)
-        is_target = is_target or piece == TARGET
-        is_hint = is_target or piece == SOURCE
-        positions.append(term_start if is_hint else len(plain))
-        if not is_hint:
+        if piece == TARGET:
+            is_in_target = True
+        if is_in_target or piece == SOURCE:
+            positions.append(term_start)
+        else:
+            positions.append(len(plain))
             plain.append(piece)
-        is_target = is_target and piece != DONE
+        if piece == DONE:
+            is_in_target = False
     return PlainPieces(plain, positions)
 
 
 class _PhrasePair(NamedTuple):
-    """Spans of words that translate each other; no word has a link out of them."""
+    """A source and a target span of words; no word of one has a link outside the other."""
 
     src_start: int
     src_end: int
@@ -138,8 +150,8 @@ class _PhrasePair(NamedTuple):
         return has_src_word or has_tgt_word
 
 
-class HintDrawer:
-    """Draws terms of training pairs by their word alignment, and adds hints for them."""
+class HintSampler:
+    """Samples terms of training pairs from their word alignment, and adds hints for them."""
 
     def __init__(self, tokenizers: Tokenizers, aligner: WordAligner) -> None:
         check_hint_symbols("augment.terminology", tokenizers.src)
@@ -148,70 +160,98 @@ class HintDrawer:
         pieces = [piece.removeprefix("▁") for piece in tokenizers.tgt.all_pieces()]
         self._word_parts = [piece for piece in pieces if piece.isalpha()]
         symbols = {*user_symbols(tokenizers.src.model), *user_symbols(tokenizers.tgt.model)}
-        self._untouched = re.compile("|".join([_PLACEHOLDER, *map(re.escape, sorted(symbols))]))
+        self._excluded_words = re.compile(
+            "|".join([_EXCLUDED_SIGNS, *map(re.escape, sorted(symbols))])
+        )
 
     def __call__(self, src: str, tgt: str, rng: Random) -> tuple[str, str]:
         """Add 1 to `MAX_TERMS` hints to a source, fewer if the pair has fewer linked words.
 
-        A random word replaces the targets of some terms, on both sides, so that the model learns to
-        copy words that it would not choose. Longer words are drawn more often, since more of them
-        are terms. Words with a symbol of the vocabulary, a placeholder or an address get no hints.
+        For some terms, a random word replaces the target in the hint and in `tgt`, so that the
+        model learns to copy words that it would not choose. The probability of a word is
+        proportional to its length, since long words are terms more often. Words with a symbol of
+        the vocabulary, a placeholder or an address get no hints.
         """
         src_words = list(re.finditer(r"\S+", src))
         tgt_words = list(re.finditer(r"\S+", tgt))
         links = self._link_words(src, tgt, len(src_words), len(tgt_words))
-        first_words = sorted(
-            {i for i, _ in links if self._untouched.search(src_words[i][0]) is None}
-        )
+        phrases = self._sample_phrases(src_words, tgt_words, links, rng)
+        terms = []
+        # from the end of the target, so that replacements do not move the spans that follow here
+        for phrase in sorted(phrases, key=lambda phrase: phrase.tgt_start, reverse=True):
+            src_span = _strip_punctuation(src, src_words[phrase.src_start : phrase.src_end])
+            tgt_span = _strip_punctuation(tgt, tgt_words[phrase.tgt_start : phrase.tgt_end])
+            if src_span is None or tgt_span is None:
+                continue
+            target = tgt[tgt_span.start : tgt_span.stop]
+            if self._word_parts and rng.random() < _COPY_PROB:
+                target = "".join(rng.choices(self._word_parts, k=rng.randint(1, _MAX_PARTS)))
+                tgt = tgt[: tgt_span.start] + target + tgt[tgt_span.stop :]
+            terms.append(Term(src_span.start, src_span.stop, target))
+        return add_hints(src, sorted(terms)), tgt
+
+    def _sample_phrases(
+        self,
+        src_words: list[re.Match[str]],
+        tgt_words: list[re.Match[str]],
+        links: set[tuple[int, int]],
+        rng: Random,
+    ) -> list[_PhrasePair]:
+        """Sample up to `MAX_TERMS` phrase pairs that do not overlap."""
+        linked_words = sorted({src for src, _ in links})
+        first_words = [i for i in linked_words if not self._is_excluded(src_words[i])]
+        if not first_words:
+            return []
+        lengths = [len(src_words[i][0]) for i in first_words]
         phrases: list[_PhrasePair] = []
-        for _ in range(rng.randint(1, MAX_TERMS) if first_words else 0):
-            lengths = [len(src_words[i][0]) for i in first_words]
+        for _ in range(rng.randint(1, MAX_TERMS)):
             [first_word] = rng.choices(first_words, lengths)
             phrase = _find_phrase(links, first_word, rng.randint(1, _MAX_WORDS))
             if phrase is None or any(map(phrase.overlaps, phrases)):
                 continue
             words = src_words[phrase.src_start : phrase.src_end]
             words += tgt_words[phrase.tgt_start : phrase.tgt_end]
-            if not any(self._untouched.search(word[0]) for word in words):
+            if not any(map(self._is_excluded, words)):
                 phrases.append(phrase)
-        terms = []
-        for phrase in sorted(phrases, key=lambda phrase: phrase.tgt_start, reverse=True):
-            src_span = _find_text(src, src_words[phrase.src_start : phrase.src_end])
-            tgt_span = _find_text(tgt, tgt_words[phrase.tgt_start : phrase.tgt_end])
-            if src_span is None or tgt_span is None:  # only punctuation
-                continue
-            target = tgt[tgt_span.start : tgt_span.stop]
-            if self._word_parts and rng.random() < _COPY_PROB:
-                target = "".join(rng.choices(self._word_parts, k=rng.randint(1, _MAX_PARTS)))
-                # from the last one on, so that earlier positions stay valid
-                tgt = tgt[: tgt_span.start] + target + tgt[tgt_span.stop :]
-            terms.append(Term(src_span.start, src_span.stop, target))
-        return add_hints(src, sorted(terms)), tgt
+        return phrases
+
+    def _is_excluded(self, word: re.Match[str]) -> bool:
+        """Return whether a word gets no hint."""
+        return self._excluded_words.search(word[0]) is not None
 
     def _link_words(
         self, src: str, tgt: str, num_src_words: int, num_tgt_words: int
     ) -> set[tuple[int, int]]:
-        """Return the linked words of a pair, or none if the tokenizers divide it into others."""
+        """Return the pairs of linked words as (source word, target word).
+
+        Returns no pair if a tokenizer divides a text into another number of words, so that its
+        words cannot be numbered by white space.
+        """
         src_ids = self._tokenizers.src.encode(src)
         tgt_ids = self._tokenizers.tgt.encode(tgt)
-        if not src_ids or not tgt_ids:  # another change has left nothing
+        if not src_ids or not tgt_ids:  # an earlier augmentation emptied the text
             return set()
         src_numbers = number_words(self._tokenizers.src.pieces(src_ids))
         tgt_numbers = number_words(self._tokenizers.tgt.pieces(tgt_ids))
         if src_numbers[-1] + 1 != num_src_words or tgt_numbers[-1] + 1 != num_tgt_words:
             return set()
         has_joint_ids = self._tokenizers.src_vocab_size is None  # None: a joint vocabulary
-        links = self._aligner.align([(src_ids, tgt_ids)], has_joint_ids=has_joint_ids)  # (L, 3)
-        return {(src_numbers[i], tgt_numbers[j]) for _, j, i in links.tolist()}
+        # (L, 3): pair, target piece, source piece
+        links = self._aligner.align([(src_ids, tgt_ids)], has_joint_ids=has_joint_ids)
+        return {
+            (src_numbers[src_piece], tgt_numbers[tgt_piece])
+            for _, tgt_piece, src_piece in links.tolist()
+        }
 
 
 def _find_phrase(links: set[tuple[int, int]], src_start: int, num_words: int) -> _PhrasePair | None:
     """Return the pair of the longest source phrase of at most `num_words` words from `src_start`.
 
-    A pair is consistent with the links (Koehn et al., 2003), and ends with a linked word. None if
-    there is no such pair.
+    The word `src_start` must be linked. A pair is consistent with the links (Koehn et al., 2003),
+    and its last source word is linked too. Returns None if there is no such pair.
     """
     for src_end in range(src_start + num_words, src_start, -1):
+        # not empty, since the word `src_start` is linked
         linked_tgt = {tgt for src, tgt in links if src_start <= src < src_end}
         tgt_start = min(linked_tgt)
         tgt_end = max(linked_tgt) + 1
@@ -222,8 +262,11 @@ def _find_phrase(links: set[tuple[int, int]], src_start: int, num_words: int) ->
     return None
 
 
-def _find_text(text: str, words: list[re.Match[str]]) -> range | None:
-    """Return the characters of words without the punctuation around them; None if that is all."""
+def _strip_punctuation(text: str, words: list[re.Match[str]]) -> range | None:
+    """Return the range of characters of consecutive words without the punctuation around them.
+
+    Returns None if the words are only punctuation.
+    """
     start = words[0].start()
-    match = _TEXT.search(text, start, words[-1].end())
+    match = _WITHOUT_PUNCTUATION.search(text, start, words[-1].end())
     return None if match is None else range(match.start(), match.end())

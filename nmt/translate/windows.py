@@ -23,7 +23,7 @@ from nmt.data.languages import (
     split_tag,
     tag_lines,
 )
-from nmt.data.terminology import close_hint
+from nmt.data.terminology import remove_unfinished_hint
 from nmt.data.tokenizer import Tokenizer, Tokenizers, refuse_surrogates
 from nmt.errors import ConfigError, DataError
 from nmt.search.glossary import load_glossary
@@ -254,7 +254,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
             if options.too_long is TooLong.truncate:
                 kept_ids = ids[:max_tokens]
                 if hints.lines:
-                    kept_ids = close_hint(kept_ids, tokenizer.src)
+                    kept_ids = remove_unfinished_hint(kept_ids, tokenizer.src)
                 segment_ids = [kept_ids]
                 num_truncated[i] = len(ids) - len(kept_ids)
             else:
