@@ -1,9 +1,15 @@
 """The cache of the target tokens in decoding: keys and values, or the states of SSRUs.
 
 In the key-value cache, each step adds one column of keys and values for every beam of a sentence. A
-boolean mask says which columns each hypothesis attends to. Reordering hypotheses moves the rows of
-this mask only, not the columns. From time to time, unused columns and finished sentences are
-dropped together.
+boolean mask says which columns each hypothesis attends to. Reordering hypotheses moves only the
+rows of this mask; keys and values stay where they are. Two beams, for example, have four columns
+after two steps, and the mask below if the best hypotheses of the second step both continue beam 0:
+
+                  step 1   step 2
+    hypothesis 0   1  0     1  0
+    hypothesis 1   1  0     0  1
+
+From time to time, unused columns and finished sentences are dropped together.
 
 Masks and indices are computed on the CPU and sent to the device, so that no step waits for a GPU.
 """
@@ -11,7 +17,7 @@ Masks and indices are computed on the CPU and sent to the device, so that no ste
 # R live hypotheses, one row each (and filler rows, see `BeamGrid`); B sentences
 # W beams, the largest number of hypotheses of a sentence
 # C columns, T columns that a hypothesis attends to
-# H heads, K heads of keys and values, d dimensions of a head, D d_model
+# H heads, K heads of keys and values, d dimensions of a head, N tokens of the sources, D d_model
 
 from __future__ import annotations
 
@@ -34,7 +40,9 @@ _TRANSPOSED_WIDTH = 24  # number of columns above which a CPU computes K Q^T fas
 class BeamGrid:
     """Maps R rows, sorted by sentence, to a grid of B sentences x W beams, and back.
 
-    Empty cells hold a copy of another row. Mapped back, rows are padded to `num_padded_rows`.
+    Row r of sentence b is its beam `beams[r]`, in cell (b, beams[r]) of the grid. Empty cells, of
+    sentences with fewer than W rows, hold a copy of another row. `grid_to_rows` adds filler rows up
+    to `num_padded_rows`; they hold copies of cell 0.
     """
 
     def __init__(self, sentences: Tensor, num_sentences: int, device: torch.device = CPU) -> None:
@@ -50,11 +58,12 @@ class BeamGrid:
         self.shape = (num_sentences, num_beams)
         self.beams = torch.arange(num_rows) - first_rows[sentences]  # (R,)
         beam_indices = torch.arange(num_beams)  # (W,)
+        # the row of each cell; empty cells get a row of a later sentence, or the last row
         rows = (first_rows.unsqueeze(1) + beam_indices).clamp(max=num_rows - 1)  # (B, W)
         self.is_empty = send(beam_indices >= self.counts.unsqueeze(1), device)  # (B, W)
         self.rows = send(rows, device)  # (B, W)
         self.num_padded_rows = round_up_rows(num_rows)  # filler rows included
-        cells = sentences * num_beams + self.beams  # (R,)
+        cells = sentences * num_beams + self.beams  # (R,), indices into the flattened grid
         self.cpu_cells = F.pad(cells, (0, self.num_padded_rows - num_rows))  # (num_padded_rows,)
         # without empty cells and filler rows, rows and cells have the same order
         self.is_full = num_rows == self.num_padded_rows == num_sentences * num_beams
@@ -77,7 +86,7 @@ class BeamGrid:
 @dataclass(frozen=True)
 class GatherIndex:
     """The indices of the T columns that each row attends to. With them, softmax and weighted sum
-    skip the columns of other beams. Here R includes filler rows.
+    skip the columns of other beams. In the shapes of this class, R counts filler rows too.
     """
 
     logit_index: Tensor  # (R * H * T,), indices into the flattened products of queries and keys
@@ -88,7 +97,7 @@ class GatherIndex:
     is_transposed: bool  # whether the products are (B, H, C, W) instead of (B, H, W, C)
 
     @classmethod
-    def of(
+    def from_columns(
         cls,
         columns: Tensor,
         bias: Tensor | None,
@@ -104,13 +113,14 @@ class GatherIndex:
         """
         num_beams = grid.shape[1]
         is_transposed = num_beams > 1 and width > _TRANSPOSED_WIDTH
-        cells = grid.cpu_cells.view(-1, 1, 1)  # (R, 1, 1)
+        cells = grid.cpu_cells.view(-1, 1, 1)  # (R, 1, 1), each b * W + w
         beams = cells % num_beams
         sentences = cells // num_beams
-        heads = sentences * num_heads + torch.arange(num_heads).unsqueeze(1)  # (R, H, 1)
+        # (R, H, 1), indices into B * H: products and values are stored by sentence, then by head
+        heads = sentences * num_heads + torch.arange(num_heads).unsqueeze(1)
         columns = columns.unsqueeze(1)  # (R, 1, T)
         # (R, 1, T), indices into the products of one head, which are (C, W) or (W, C)
-        index_in_head = columns * num_beams + beams if is_transposed else columns + beams * width
+        index_in_head = columns * num_beams + beams if is_transposed else beams * width + columns
         value_index = heads * capacity + columns  # (R, H, T)
         return cls(
             logit_index=(heads * (width * num_beams) + index_in_head).view(-1),
@@ -124,7 +134,10 @@ class GatherIndex:
 
 @dataclass(frozen=True)
 class StepContext:
-    """The keys that each row attends to in one step, as a bias or an index for the kernel."""
+    """Selects the keys that each row attends to in one step.
+
+    Either `gather_index` lists these keys, or `bias` masks all other keys.
+    """
 
     grid: BeamGrid
     bias: Tensor | None = None  # (B, 1, 1 or W, C), added to the logits
@@ -142,7 +155,10 @@ class KVCache:
 
     @property
     def width(self) -> int:
-        """C, the number of columns of keys that attention reads, unused ones included."""
+        """C, the number of columns of keys that attention reads.
+
+        At least `MIN_WIDTH`. Columns from `num_columns` on are still unused.
+        """
         return max(self.num_columns, MIN_WIDTH)
 
     def add_columns(self, count: int) -> None:
@@ -168,22 +184,24 @@ class KVCache:
         return tensor
 
     def compact(self, sentences: Tensor, columns: Tensor, num_columns: int) -> None:
-        """Keep only `sentences` (B',), and of each sentence only `columns` (B', new capacity).
+        """Keep only `sentences` (B',); copy the columns of each one that `columns` lists.
 
-        The first `num_columns` of them are in use; the others are spare capacity.
+        `columns` (B', new capacity) are indices. The first `num_columns` columns of the copy are in
+        use; the others are spare capacity.
         """
         self.num_columns = num_columns
         self.capacity = columns.size(1)
         for layer_index, tensor in enumerate(self.tensors):
             _, num_sentences, num_heads, capacity, head_size = tensor.shape
             heads = torch.arange(num_heads, device=sentences.device)
+            # One flat index is faster than an index for each dimension. The tensor stores vectors
+            # (d,), sorted by key or value, then by sentence, head and column.
             blocks = sentences[:, None, None] * num_heads + heads.unsqueeze(1)  # (B', K, 1)
-            key_index = blocks * capacity + columns.unsqueeze(1)  # (B', K, capacity')
+            key_index = blocks * capacity + columns.unsqueeze(1)  # (B', K, new capacity)
             value_index = key_index + num_sentences * num_heads * capacity  # values follow all keys
-            index = torch.stack([key_index, value_index])
-            # one flat index is faster than an index for each dimension
-            rows = tensor.view(-1, head_size).index_select(0, index.flatten())
-            self.tensors[layer_index] = rows.view(*index.shape, head_size)
+            index = torch.stack([key_index, value_index])  # (2, B', K, new capacity)
+            vectors = tensor.view(-1, head_size).index_select(0, index.flatten())
+            self.tensors[layer_index] = vectors.view(*index.shape, head_size)
 
     def add_sentences(self, count: int) -> None:
         """Append `count` sentences without tokens."""
@@ -202,7 +220,10 @@ class TargetCache(Protocol):
         """Replace the hypotheses by those at `rows` (R',), on the CPU; `grid` is the new grid."""
 
     def needs_compaction(self, num_positions: int) -> bool:
-        """Return whether to drop unused columns; a hypothesis has up to `num_positions` tokens."""
+        """Return whether to drop unused columns.
+
+        No hypothesis has more than `num_positions` tokens.
+        """
 
     def compact(self, live: Tensor, sentences: Tensor, grid: BeamGrid) -> None:
         """Keep only the sentences `live` (B',) of `grid`.
@@ -217,8 +238,8 @@ class TargetCache(Protocol):
 class AttentionCache:
     """The keys and values of all target tokens, for decoders with self-attention.
 
-    `gathers` is whether attention uses a `GatherIndex`, and `has_position_bias` whether the
-    positional encoding needs distances.
+    `uses_gather_index` is whether attention uses a `GatherIndex` instead of a bias, and
+    `has_position_bias` whether the positional encoding needs distances.
     `attention_mask` (R, C) is on the CPU.
     """
 
@@ -228,7 +249,7 @@ class AttentionCache:
         device: torch.device,
         *,
         num_heads: int,
-        gathers: bool,
+        uses_gather_index: bool,
         has_position_bias: bool,
     ) -> None:
         self.keys_values = KVCache()
@@ -236,7 +257,7 @@ class AttentionCache:
         self.attention_mask = torch.zeros(num_sentences, 0, dtype=torch.bool)
         self._device = device
         self._num_heads = num_heads
-        self._gathers = gathers
+        self._uses_gather_index = uses_gather_index
         self._has_position_bias = has_position_bias
         self._num_compact_columns = 0  # number of columns after the latest compaction
 
@@ -246,7 +267,7 @@ class AttentionCache:
         is_own = grid.beams.unsqueeze(1) == torch.arange(num_beams)  # (R, W)
         self.attention_mask = torch.cat([self.attention_mask, is_own], dim=1)  # (R, C)
         self.keys_values.add_columns(num_beams)
-        if self._gathers:
+        if self._uses_gather_index:
             self.context = StepContext(grid, gather_index=self._index_columns(grid))
         else:
             mask = send(grid.rows_to_grid(self.attention_mask).unsqueeze(1), self._device)
@@ -257,7 +278,9 @@ class AttentionCache:
     def _distances(self, grid: BeamGrid) -> Tensor:
         """Return the position of each column's token minus the newest position, (B, W, C).
 
-        Columns are in the order of their tokens, so the mask's running sum counts positions.
+        Columns are in the order of their tokens. The cumulative sum of a row of the mask therefore
+        is 1 in the column of its first token, 2 in the column of its second one, and so on. The
+        sums in columns of other beams mean nothing, and the bias hides these columns.
         """
         positions = self.attention_mask.cumsum(dim=1)  # (R, C)
         distances = grid.rows_to_grid(positions - positions[:, -1:])
@@ -272,18 +295,19 @@ class AttentionCache:
         if have_one_length:
             columns = columns.view(len(lengths), longest)
         else:  # sentences that joined later have fewer tokens
-            starts = lengths.cumsum(0) - lengths  # (R,), where the columns of each row begin
-            positions = torch.arange(len(columns)) - starts[rows]
-            padded = columns.new_zeros(len(lengths), longest)  # (R, T)
+            starts = lengths.cumsum(0) - lengths  # (R,), where each row begins in `columns`
+            positions = torch.arange(len(columns)) - starts[rows]  # of the tokens of each row
+            padded = columns.new_zeros(len(lengths), longest)
             columns = padded.index_put((rows, positions), columns)
+        # (R, T) now; add filler rows, and columns up to `MIN_WIDTH`
         num_filler = grid.num_padded_rows - len(lengths)
         columns = F.pad(columns, (0, max(0, MIN_WIDTH - longest), 0, num_filler))  # (padded R, T)
         bias = None
-        if not have_one_length or longest < MIN_WIDTH:
+        if not have_one_length or longest < MIN_WIDTH:  # the bias hides the padding
             lengths = F.pad(lengths, (0, num_filler), value=1)
             mask = torch.arange(columns.size(1)) < lengths[:, None]
             bias = additive_mask(mask.unsqueeze(1), columns.size(1))  # (padded R, 1, T)
-        return GatherIndex.of(
+        return GatherIndex.from_columns(
             columns,
             bias,
             grid,
@@ -297,7 +321,10 @@ class AttentionCache:
         self.attention_mask = self.attention_mask.index_select(0, rows)
 
     def needs_compaction(self, num_positions: int) -> bool:
-        """Return whether columns have grown by half; a hypothesis needs up to `num_positions`."""
+        """Return whether the number of columns has grown by half since the latest compaction.
+
+        Not before there are more than `num_positions` columns, as many as a hypothesis may need.
+        """
         max_columns = max(1.5 * self._num_compact_columns + MIN_WIDTH, num_positions)
         return self.attention_mask.size(1) > max_columns
 
@@ -305,7 +332,7 @@ class AttentionCache:
         """Also drop the columns that no hypothesis attends to; see `TargetCache.compact`."""
         is_used = grid.rows_to_grid(self.attention_mask).any(dim=1)[live]  # (B', C)
         num_columns = int(is_used.sum(dim=1).max())
-        # the used columns of each sentence first, in their order
+        # True sorts before False, so the used columns of each sentence come first, in their order
         order = is_used.sort(dim=1, descending=True, stable=True).indices  # (B', C)
         columns = order[:, :num_columns]
         self._num_compact_columns = num_columns
@@ -328,7 +355,7 @@ class RecurrentCache:
     """
 
     def __init__(self, memory: Tensor, num_layers: int, grid: BeamGrid) -> None:
-        """Begin with zeros. `memory` (N, D) is the output of the encoder."""
+        """Begin with zeros on the device of `memory` (N, D), the output of the encoder."""
         self._device = memory.device
         dtype = torch.promote_types(memory.dtype, torch.float32)
         zeros = memory.new_zeros(grid.num_padded_rows, memory.size(1), dtype=dtype)
@@ -338,7 +365,10 @@ class RecurrentCache:
         """Do nothing: the layers replace their states by `update`."""
 
     def update(self, layer_index: int, gates: Tensor, candidates: Tensor) -> Tensor:
-        """Compute the next state of a layer from f and W x, (R, D) each, and return it."""
+        """Compute, store and return the next state (R, D) of a layer.
+
+        `gates` (R, D) are the forget gates f, and `candidates` (R, D) are W x.
+        """
         state = torch.lerp(candidates, self.states[layer_index], gates)
         self.states[layer_index] = state
         return state
@@ -353,10 +383,11 @@ class RecurrentCache:
         return False
 
     def compact(self, live: Tensor, sentences: Tensor, grid: BeamGrid) -> None:
-        """Do nothing: the rows stay the same."""
+        """Do nothing: finished sentences have no rows any more, see `reorder`."""
 
     def add_sentences(self, count: int, grid: BeamGrid) -> None:
         """Append a row of zeros for each sentence."""
-        num_rows = len(grid.beams)
-        padding = (0, 0, 0, grid.num_padded_rows - (num_rows - count))
-        self.states = [F.pad(state[: num_rows - count], padding) for state in self.states]
+        num_rows_before = len(grid.beams) - count
+        # the new rows and the filler rows are zeros
+        padding = (0, 0, 0, grid.num_padded_rows - num_rows_before)
+        self.states = [F.pad(state[:num_rows_before], padding) for state in self.states]

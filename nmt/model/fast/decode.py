@@ -299,7 +299,7 @@ class StepDecoder:
             grid.shape[0],
             memory.device,
             num_heads=self.num_heads,
-            gathers=self.gathers_self_attention,
+            uses_gather_index=self.gathers_self_attention,
             has_position_bias=self.has_position_bias,
         )
 
@@ -384,7 +384,7 @@ class DecodingState:
         width = self.source_bias.size(3)
         num_beams = self.grid.shape[1]
         sentences = self.grid.cpu_cells // num_beams  # (padded R,), since a cell is b * W + w
-        return GatherIndex.of(
+        return GatherIndex.from_columns(
             torch.arange(width).expand(len(sentences), width),
             self.source_bias.squeeze(1).index_select(0, sentences),  # (padded R, 1, S)
             self.grid,
