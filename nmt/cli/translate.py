@@ -37,7 +37,7 @@ from nmt.runtime.progress import Progress
 from nmt.translate.context import check_context
 from nmt.translate.engines.auto import check_reproducible, choose_engine
 from nmt.translate.engines.ctranslate2 import check_search
-from nmt.translate.job import PartialFile, describe_job
+from nmt.translate.job import JobState, PartialFile, describe_job
 from nmt.translate.options import LineOptions
 from nmt.translate.results import LineCounts, LineResult, render
 from nmt.translate.translator import Translator
@@ -66,8 +66,8 @@ def translate(config: TranslateConfig) -> None:
         output: PartialFile | _OutputStream
         if output_file is None:
             lines, has_more = open_input(config.input, stack)
-            # in this process, a window ends where reading would wait, so that output is immediate;
-            # workers get full windows
+            # In one process, a window ends as soon as no further line is ready, so that the user
+            # does not wait for output. Workers get full windows, which translate faster.
             reader = _open_reader(config, lines, has_more if translator.is_in_process else None)
             output = _OutputStream(open_output(config.output, stack))
         else:
@@ -82,21 +82,18 @@ def translate(config: TranslateConfig) -> None:
             _open_progress(config, document, reader.num_lines, is_interactive=is_interactive)
         )
         for window, results in translator.translate_windows(reader, stack):
-            output_bytes, counts = render(
-                window,
-                results,
-                output_format=config.format,
-                n_best=translator.options.n_best,
-                protect=translator.search.protect,
-                tags=translator.options.tags,
-            )
+            output_bytes, counts = translator.render(window, results)
             output.append(output_bytes, counts, window)
             progress.update(len(window.lines), read_bytes=window.num_bytes)
         if not is_interactive or output_file is not None:
             progress.finish()
         write_output = None
         if document is not None:
-            write_output = partial(document.write, translator.source_prefix, translator.num_forced)
+            write_output = partial(
+                document.write,
+                prefix=translator.source_prefix,
+                num_tag_tokens=translator.num_tag_tokens,
+            )
         total_counts = output.finish(reader, write_output)
     _report_counts(total_counts, config)
 
@@ -118,8 +115,10 @@ class _OutputStream:
         self._stream.flush()
         self._counts.add(counts)
 
-    def finish(self, reader: WindowReader, write_output: object = None) -> LineCounts:
-        """Return the counts of all windows."""
+    def finish(
+        self, reader: WindowReader, write_output: Callable[[JobState], None] | None = None
+    ) -> LineCounts:
+        """Return the counts of all windows; everything is already written."""
         return self._counts
 
 
@@ -137,9 +136,9 @@ class WindowTranslator:
         self.tokenizer = translator.tokenizer
         self.directions = translator.directions
         self.source_prefix = find_source_prefix(translator.tokenizer.src, self.options.tags)
-        """The text that the model reads before each line."""
-        [forced_start] = encode_starts(translator.tokenizer.tgt, [""], self.options.tags.tgt)
-        self.num_forced = len(forced_start)  # tokens of the target tag before each translation
+        """The text, such as a language tag, that precedes each line in the input of the model."""
+        [tag_ids] = encode_starts(translator.tokenizer.tgt, [""], self.options.tags.tgt)
+        self.num_tag_tokens = len(tag_ids)  # tokens of the target tag before each translation
         self._translator = translator if self.is_in_process else None
 
     def translate_windows(
@@ -153,11 +152,23 @@ class WindowTranslator:
             return self._translator.translate_windows(reader, self.search, self.options)
         folders = [str(resolve_path(folder)) for folder in self.config.model_dir]
         config = replace(self.config, model_dir=folders)
+        # each worker calls the factory once, to load a model of its own
         function_factory = partial(
             _load_window_function, config, self._num_workers, self.search, self.options
         )
         workers = open_workers(config.scheduler, self._num_workers, function_factory)
         return stack.enter_context(workers).map(reader)
+
+    def render(self, window: Window, results: list[LineResult]) -> tuple[bytes, LineCounts]:
+        """Return the output of a window in the format of the job, and the counts of its lines."""
+        return render(
+            window,
+            results,
+            output_format=self.config.format,
+            n_best=self.options.n_best,
+            protect=self.search.protect,
+            tags=self.options.tags,
+        )
 
 
 def _load_window_function(
@@ -178,6 +189,7 @@ def _load_window_function(
     translator = load_translator(config, device)
 
     def translate_window(window: Window) -> list[LineResult]:
+        # one window gives one pair of the window and its results
         [(_, results)] = translator.translate_windows([window], search, options)
         return results
 
@@ -185,9 +197,10 @@ def _load_window_function(
 
 
 def with_chosen_backend(config: ConfigT) -> ConfigT:
-    """Replace `backend=auto` by the backend that supports the request, and its quantization.
+    """Choose the backend and its quantization if `backend=auto`.
 
-    A job does this once, so that all its workers, and the job when it resumes, use the same engine.
+    A job chooses once, before it starts workers, so that all of them use the same backend. If the
+    choice differs when a job resumes, `PartialFile` refuses it.
     """
     if config.backend is not Engine.auto:
         return config
@@ -198,7 +211,8 @@ def with_chosen_backend(config: ConfigT) -> ConfigT:
         check_reproducible(search)
         if config.max_source_length > MAX_POSITIONS:
             raise ConfigError(
-                f"max_source_length={config.max_source_length}: CTranslate2 takes {MAX_POSITIONS}"
+                f"max_source_length={config.max_source_length}: CTranslate2 translates at most "
+                f"{MAX_POSITIONS} tokens"
             )
 
     choice = choose_engine(
@@ -232,8 +246,10 @@ def _resolve_settings(
     Raises a `ConfigError` for settings that the model or its backend does not support.
     """
     search = translator.search_config(**config.search_changes())
-    n_best = search.alternatives or config.n_best
-    if n_best > search.max_results and not search.sampling:
+    n_best = config.n_best
+    if search.alternatives:
+        n_best = search.alternatives
+    elif n_best > search.beam_size and not search.sampling:
         raise ConfigError(
             f"n_best={config.n_best} is more than beam_size={search.beam_size}; set "
             f"beam_size={config.n_best}"

@@ -11,7 +11,7 @@ from nmt.config import OutputFormat, TranslateConfig, resolve_path
 from nmt.data.text import open_bytes
 from nmt.documents.document import Document, ReadOptions
 from nmt.documents.formats import FORMATS, PACKAGES, read_document
-from nmt.documents.texts import remove_forced_start
+from nmt.documents.texts import remove_target_tag
 from nmt.errors import ConfigError, DataError
 from nmt.runtime.files import replace_file
 from nmt.translate.job import JobState, partial_path
@@ -42,15 +42,15 @@ class InputDocument:
         """Size of the sentences as lines."""
         return sum(len(sentence.encode()) + 1 for sentence in self.sentences)
 
-    def write(self, prefix: str, num_forced: int, job_state: JobState) -> None:
+    def write(self, job_state: JobState, *, prefix: str, num_tag_tokens: int) -> None:
         """Write the document with the results of its sentences, which are in a partial file.
 
-        `prefix` is the text that the model read before each sentence, and `num_forced` the number
-        of tokens before each translation that its text omits.
+        `prefix` is the text that preceded each sentence in the input of the model, and
+        `num_tag_tokens` the length of the target tag before the tokens of each translation.
         """
         with partial_path(self.output).open("rb") as lines:
             results = (
-                remove_forced_start(result_from_json(json.loads(line)), num_forced)
+                remove_target_tag(result_from_json(json.loads(line)), num_tag_tokens)
                 for line in lines
             )
             content = self.document.assemble(list(self._render(results, prefix)))

@@ -10,9 +10,13 @@ from itertools import pairwise
 from typing import Protocol
 
 from nmt.data.text import replace_line_breaks
-from nmt.translate.long_lines import join_parts, sentence_ends
+from nmt.translate.long_lines import sentence_ends, space_between
 from nmt.translate.results import LineResult
 
+# categories of Unicode: symbols such as emoji, and what may modify or join them, which are marks,
+# format characters, surrogates and private characters
+_SYMBOLS = {"So", "Sk"}
+_SYMBOL_MODIFIERS = {"Mn", "Cf", "Cs", "Co"}
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _MAX_WINDOW_TEXTS = 1024  # limits windows of texts that have few or no sentences
 _MAX_WINDOW_CHARACTERS = 1 << 16  # limits windows of long sentences
@@ -36,7 +40,8 @@ class SourceText(Translatable, Protocol):
     def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
         """Return the text with translation number `rank` of each sentence.
 
-        `prefix` is the text that the model read before each sentence.
+        `prefix` is the text, such as a language tag, that preceded each sentence in the input of
+        the model.
         """
 
 
@@ -70,24 +75,23 @@ class PlainText:
     def render(self, results: Sequence[LineResult], rank: int = 0, prefix: str = "") -> str:
         """See `SourceText.render`."""
         translations = [get_translation_text(result, rank) for result in results]
-        gaps = self.target_gaps(translations)
+        *gaps, final_gap = self.target_gaps(translations)
         text = ""
-        for gap, translation in zip(gaps, translations, strict=False):
+        for gap, translation in zip(gaps, translations, strict=True):
             text += gap + translation
-        return text + gaps[-1]
+        return text + final_gap
 
     def target_gaps(self, translations: Sequence[str]) -> list[str]:
         """Return the white space before each translation and after the last one.
 
-        These are the gaps of the source. Only Chinese and Japanese sentences follow each other
-        without a gap; their translations get a space if the script of the target has spaces.
+        They are the gaps of the source, with one exception: Chinese and Japanese sentences have no
+        gaps, so their translations get a space between them if the target's script uses spaces.
         """
         gaps = list(self.gaps)
         previous = ""
         for i, translation in enumerate(translations):
             if i > 0 and not gaps[i]:
-                joined = join_parts([previous, translation])
-                gaps[i] = joined.removeprefix(previous).removesuffix(translation)
+                gaps[i] = space_between(previous, translation)
             previous = translation or previous
         return gaps
 
@@ -119,29 +123,39 @@ def get_translation_text(result: LineResult, rank: int = 0) -> str:
     return translations[min(rank, len(translations) - 1)].text if translations else ""
 
 
-def remove_forced_start(result: LineResult, num_forced: int) -> LineResult:
-    """Remove `num_forced` tokens, which the text omits, from the start of a line of one segment."""
-    if num_forced == 0 or result.num_segments != 1:
+def remove_target_tag(result: LineResult, num_tag_tokens: int) -> LineResult:
+    """Remove the tag of the target language, `num_tag_tokens` long, from the tokens of a result.
+
+    The texts of translations never contain it. Lines of several segments stay as they are.
+    """
+    if num_tag_tokens == 0 or result.num_segments != 1:
         return result
-    translations = [
-        replace(
-            translation,
-            tokens=translation.tokens[num_forced:],
-            token_log_probs=translation.token_log_probs[num_forced:],
-            alignment=translation.alignment and translation.alignment[num_forced:],
+    translations = []
+    for translation in result.translations:
+        alignment = translation.alignment
+        if alignment is not None:
+            alignment = alignment[num_tag_tokens:]
+        translations.append(
+            replace(
+                translation,
+                tokens=translation.tokens[num_tag_tokens:],
+                token_log_probs=translation.token_log_probs[num_tag_tokens:],
+                alignment=alignment,
+            )
         )
-        for translation in result.translations
-    ]
     return replace(result, translations=translations)
 
 
-def is_emoji_only(text: str) -> bool:
-    """Return whether a text has only symbols and white space, which need no translation."""
+def is_symbols_only(text: str) -> bool:
+    """Return whether a text has only symbols, such as emoji, which need no translation.
+
+    It may also have white space, but not only white space.
+    """
     if text[:1].isalnum():  # nearly all texts
         return False
-    # symbols, and the marks, joiners and private characters that emoji may contain
     categories = {unicodedata.category(character) for character in "".join(text.split())}
-    return bool(categories & {"So", "Sk"}) and categories <= {"So", "Sk", "Mn", "Cf", "Cs", "Co"}
+    has_symbol = bool(categories & _SYMBOLS)
+    return has_symbol and categories <= _SYMBOLS | _SYMBOL_MODIFIERS
 
 
 def find_token_spans(tokens: Sequence[str], text: str) -> list[tuple[int, int]]:
@@ -163,7 +177,8 @@ def find_token_spans(tokens: Sequence[str], text: str) -> list[tuple[int, int]]:
         if length == 0 or start >= len(positions):
             spans.append((len(text), len(text)))
         else:
-            spans.append((positions[start], positions[max(end, start + 1) - 1] + 1))
+            last = max(start, end - 1)  # at least one character, also if `scale` is below 1
+            spans.append((positions[start], positions[last] + 1))
     return spans
 
 
@@ -171,7 +186,7 @@ def _visible_length(token: str) -> int:
     """Return the number of characters that a SentencePiece token shows in a text."""
     if token in ("</s>", "<s>", "<pad>"):
         return 0
-    if token == "<unk>":  # usually a single character, and always one in a translation
+    if token == "<unk>":  # one character in every translation, and nearly always in a source
         return 1
     if _BYTE_TOKEN.fullmatch(token):  # one byte of a UTF-8 character
         is_continuation = 0x80 <= int(token[3:5], 16) < 0xC0
@@ -182,8 +197,9 @@ def _visible_length(token: str) -> int:
 def group_texts(
     source_texts: Iterable[SourceText], max_sentences: int
 ) -> Iterator[list[SourceText]]:
-    """Group texts into windows of up to `max_sentences` sentences and 65,536 characters, or of one
-    text that has more.
+    """Group texts into windows of up to `max_sentences` sentences and 65,536 characters.
+
+    A text that is larger than this is a window of its own. A window has at most 1,024 texts.
     """
     window: list[SourceText] = []
     num_sentences = 0

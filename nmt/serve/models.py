@@ -15,7 +15,7 @@ from nmt.config import Engine, ServeConfig
 from nmt.data.language_codes import shorten_codes
 from nmt.data.languages import Tags, find_source_prefix, list_language_directions
 from nmt.documents.html_tokens import extract_visible_text
-from nmt.documents.texts import is_emoji_only
+from nmt.documents.texts import is_symbols_only
 from nmt.errors import ConfigError, ModelError, list_first
 from nmt.search.glossary import Glossary
 from nmt.serve.http_errors import HttpError, UnsupportedLanguageError
@@ -157,7 +157,7 @@ class Models:
         Raises a 400 `HttpError` if the languages are not served.
         """
         source, target = self._find_codes(options)
-        if is_emoji_only(text):
+        if is_symbols_only(text):
             return ResolvedDirection(source or "en", 0.0, None)
         confidence = 0.0
         if source is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from nmt.documents.texts import remove_forced_start
+from nmt.documents.texts import remove_target_tag
 from nmt.serve.encoding import TextEncoder
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, ClientQueues, QueuedRequest
@@ -98,4 +98,4 @@ class Scheduler:
         results = apply_cases(results, request.encoded.cases)
         self._metrics.sentences.inc(len(results))
         self._metrics.failed_sentences.inc(sum(result.error is not None for result in results))
-        return [remove_forced_start(result, options.num_forced) for result in results]
+        return [remove_target_tag(result, options.num_forced) for result in results]

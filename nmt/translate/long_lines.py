@@ -51,11 +51,17 @@ def split_line(
 def join_parts(texts: Iterable[str]) -> str:
     """Join translated parts with spaces, except between Chinese or Japanese characters."""
     line = ""
-    for text in filter(None, texts):
-        if line and not (_UNSPACED.match(line[-1]) and _UNSPACED.match(text[0])):
-            line += " "
-        line += text
+    for text in texts:
+        line += space_between(line, text) + text
     return line
+
+
+def space_between(previous: str, text: str) -> str:
+    """Return the space that joins two parts, or "" if a part is empty or if they need no space."""
+    if not previous or not text:
+        return ""
+    is_unspaced = _UNSPACED.match(previous[-1]) and _UNSPACED.match(text[0])
+    return "" if is_unspaced else " "
 
 
 def sentence_ends(text: str) -> Iterator[int]:
