@@ -27,7 +27,8 @@ from nmt.errors import ConfigError, ModelError, NmtError
 
 log = logging.getLogger(__name__)
 
-# address space of a server before it loads models: 1.1 GB with two cores, more with more cores
+# Address space that a server needs before it loads models. On two cores it takes 1.1 GB; the margin
+# is for more cores, with which it takes more.
 _MIN_SERVER_BYTES = 1536 << 20
 
 
@@ -43,7 +44,7 @@ def preprocess(config: PreprocessConfig) -> None:
 
 def average(config: AverageConfig) -> None:
     """Average the weights of checkpoints; log their names and the next command."""
-    from nmt.average import average
+    from nmt.average import average as average_weights
 
     if config.checkpoints:
         folders = [resolve_path(folder) for folder in config.checkpoints]
@@ -52,7 +53,7 @@ def average(config: AverageConfig) -> None:
     output = config.output or _default_average_folder(config)
     if (resolve_path(output) / "trainer.pt").exists():  # only training checkpoints have this file
         raise ModelError(f"output={output} is a checkpoint of a run; choose another folder")
-    average(folders, resolve_path(output))
+    average_weights(folders, resolve_path(output))
     log.info("averaged %s", ", ".join(folder.name for folder in folders))
     model_dir = output
     if not config.checkpoints and config.output is None:
@@ -65,19 +66,21 @@ def _default_average_folder(config: AverageConfig) -> str:
     if not config.checkpoints:
         return f"{config.run_dir}/average"
     setting = f"checkpoints={','.join(config.checkpoints)}"
-    parents = list({resolve_path(folder).parent for folder in config.checkpoints})
-    if len(parents) > 1 or parents[0].name != "checkpoints":
+    parent = resolve_path(config.checkpoints[0]).parent
+    have_one_parent = all(resolve_path(folder).parent == parent for folder in config.checkpoints)
+    if not have_one_parent or parent.name != "checkpoints":
         raise ConfigError(f"{setting}: the folders are not of one run; give output=FOLDER")
-    folder = os.path.relpath(parents[0].parent / "average")
+    folder = os.path.relpath(parent.parent / "average")
     if resolve_path(folder).exists():
         raise ConfigError(f"{setting}: {folder} exists already; give output=FOLDER")
     return folder
 
 
 def _choose_checkpoints(config: AverageConfig) -> list[Path]:
-    """Return the `best` best or the `last` newest checkpoints of a run.
+    """Return the checkpoints of a run to average.
 
-    Without these settings, returns the `average_last` newest checkpoints, as set in the run.
+    With `best=N`, returns the N checkpoints with the best validation scores, and with `last=N` the
+    N newest. Without both, returns the newest, as many as `average_last` of the run's settings.
     """
     from nmt.average import find_best_checkpoints, find_newest_checkpoints
     from nmt.checkpoint import list_checkpoints
@@ -87,6 +90,7 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
     run_dir = resolve_path(config.run_dir)
     path = run_dir / "config.yaml"
     if not path.exists():
+        # this problem, or that the folder is missing or is a file
         problem = describe_folder(run_dir, "is not a run folder (no config.yaml)")
         raise ModelError(f"{run_dir} {problem}; give run_dir=FOLDER or checkpoints=[FOLDER,...]")
     try:
@@ -136,12 +140,12 @@ def export(config: ExportConfig) -> None:
         log.info("next: %s", command)
     else:
         libraries = {
+            ExportFormat.huggingface: "transformers",
             ExportFormat.onnx: "onnxruntime",
             ExportFormat.marian: "Marian",
             ExportFormat.bergamot: "Bergamot",
         }
-        library = libraries.get(config.format, "transformers")
-        log.info("its README.md shows how to translate with %s", library)
+        log.info("its README.md shows how to translate with %s", libraries[config.format])
 
 
 def _default_export_folder(config: ExportConfig) -> str:
@@ -153,9 +157,9 @@ def _default_export_folder(config: ExportConfig) -> str:
 def import_model(config: ImportConfig) -> None:
     """Import the model; log its size and how to use it."""
     from nmt.checkpoint import load_info
-    from nmt.importing.import_model import import_model
+    from nmt.importing.import_model import import_model as write_imported_model
 
-    output = import_model(config)
+    output = write_imported_model(config)
     info = load_info(output)
     log.info(
         "imported %s: %d+%d layers of %d dimensions, %s-norm, vocabularies of %d and %d pieces",
@@ -164,7 +168,7 @@ def import_model(config: ImportConfig) -> None:
         info.model.num_decoder_layers,
         info.model.d_model,
         info.model.norm.value,
-        info.src_vocab_size or info.vocab_size,
+        info.src_vocab_size or info.vocab_size,  # no size of its own in a joint vocabulary
         info.vocab_size,
     )
     log.info("next: %s", shell_command("translate", model_dir=config.output))
@@ -183,10 +187,10 @@ def serve(config: ServeConfig) -> None:
         if importlib.util.find_spec(name) is None:
             raise NmtError(f"nmt-serve needs {name}; install it with: pip install nmt[serve]")
     _check_address_space()  # before the import, which loads torch
-    from nmt.serve.server import serve
+    from nmt.serve import server
 
     try:
-        serve(config)
+        server.serve(config)
     except MemoryError:
         raise NmtError(
             "memory ran out; raise its limit, or serve fewer or smaller models"
@@ -206,5 +210,5 @@ def _check_address_space() -> None:
     if max_bytes != resource.RLIM_INFINITY and max_bytes < _MIN_SERVER_BYTES:
         raise NmtError(
             f"the process may use {max_bytes >> 20} MiB of address space (ulimit -v); nmt-serve "
-            f"needs at least {_MIN_SERVER_BYTES >> 20} MiB and twice the size of its models"
+            f"needs at least {_MIN_SERVER_BYTES >> 20} MiB plus twice the size of its models"
         )
