@@ -3,9 +3,10 @@
 A post-norm model becomes a MarianMT model. A pre-norm model becomes an M2M100 model if it has the
 positional encoding of M2M100, else a Pegasus model, which is MarianMT with pre-norm.
 
-In the positional encoding of MarianMT, all sines come before all cosines. If a model interleaves
-them, the export permutes the D dimensions of the residual stream in every weight that reads or
-writes it.
+In the positional encoding of MarianMT, all sines come before all cosines. A model that interleaves
+them computes the same with the dimensions in the other order, so the export permutes the D
+dimensions of the residual stream: the columns of weights that read it, and the rows of weights and
+the biases that write to it.
 """
 
 # Shapes: D d_model, F d_ff, V vocab, P positions. A stack is "encoder" or "decoder".
@@ -27,7 +28,9 @@ from nmt.runtime.files import write_json
 from nmt.search.constraints import forbidden_ids
 
 Weights = dict[str, Tensor]
-_MAX_GENERATED_TOKENS = 512  # the default of `generate` in models with enough positions
+_MAX_GENERATED_TOKENS = (
+    512  # default length limit of `generate`, lower in models with fewer positions
+)
 # `model_type` in config.json
 MARIAN = "marian"
 M2M100 = "m2m_100"
@@ -75,7 +78,7 @@ def write_huggingface(
         "num_beams": info.search.beam_size,
         "length_penalty": info.search.length_exponent,
         "max_length": min(_MAX_GENERATED_TOKENS, config.max_positions),
-        "bad_words_ids": [[token] for token in forbidden_ids(tgt)],
+        "bad_words_ids": [[token_id] for token_id in forbidden_ids(tgt)],
         **special_ids,
     }
     if tgt.prefix:  # the token that starts every translation, such as the target language
@@ -102,11 +105,11 @@ def rename_weights(
 ) -> Weights:
     """Return the weights under the names of transformers, permuted if the positions require it.
 
-    MarianMT and Pegasus models get position tables, since for them transformers computes only the
-    positional encoding of Marian, with positions counted from 0.
+    MarianMT and Pegasus models get position tables with all positions of this model's encoding.
+    Without tables, transformers would compute Marian's encoding, with positions counted from 0.
     """
     model_config = info.model
-    permutation = torch.arange(model_config.d_model)  # (D,)
+    permutation = torch.arange(model_config.d_model)  # (D,), leaves the order as it is
     if model_config.positions is Positions.sinusoidal:
         # moves all sines before all cosines
         permutation = torch.cat([permutation[0::2], permutation[1::2]])
@@ -117,7 +120,7 @@ def rename_weights(
         renamed["final_logits_bias"] = bias[None]  # (1, V)
     if not model_config.tied_output:
         renamed["lm_head.weight"] = weights["output_weight"][:, permutation]  # (V, D)
-    if info.src_vocab_size is None:
+    if info.src_vocab_size is None:  # source and target share one embedding
         renamed["model.shared.weight"] = embedding
         if not model_config.tied_output:  # transformers then needs a copy in each stack
             renamed["model.encoder.embed_tokens.weight"] = embedding.clone()
@@ -135,8 +138,9 @@ def rename_weights(
             table = make_position_table(model_config, stack, weights, max_positions)  # (P, D)
             renamed[f"model.{stack}.embed_positions.weight"] = table[:, permutation]
         if model_config.norm is Norm.pre:
-            norm = f"model.{stack}.layer_norm"
-            renamed |= _permute_output(weights, f"{stack}_norm", norm, permutation)
+            renamed |= _rename_output(
+                weights, f"{stack}_norm", f"model.{stack}.layer_norm", permutation
+            )
         for i in range(depth):
             renamed |= _rename_layer(
                 weights, f"{stack}_layers.{i}", f"model.{stack}.layers.{i}", permutation
@@ -179,25 +183,31 @@ def _rename_layer(
     inner = f"{our_prefix}.feed_forward.inner"
     renamed[f"{their_prefix}.fc1.weight"] = weights[f"{inner}.weight"][:, permutation]  # (F, D)
     renamed[f"{their_prefix}.fc1.bias"] = weights[f"{inner}.bias"]
-    renamed |= _permute_output(
+    renamed |= _rename_output(
         weights, f"{our_prefix}.feed_forward.outer", f"{their_prefix}.fc2", permutation
     )
-    norm = f"{their_prefix}.final_layer_norm"
-    return renamed | _permute_output(weights, f"{our_prefix}.feed_forward_norm", norm, permutation)
+    return renamed | _rename_output(
+        weights,
+        f"{our_prefix}.feed_forward_norm",
+        f"{their_prefix}.final_layer_norm",
+        permutation,
+    )
 
 
 def _rename_ssru(
     weights: Weights, our_prefix: str, their_prefix: str, permutation: Tensor
 ) -> Weights:
-    """Rename an SSRU and its norm, for formats that add this layer to the names of transformers."""
+    """Rename an SSRU and its norm.
+
+    transformers has no SSRU, so these names are only for the export to Marian, which changes them.
+    """
     renamed: Weights = {}
     for name in ("candidate.weight", "forget_gate.weight"):
         weight = weights[f"{our_prefix}.{name}"]  # (D, D)
         renamed[f"{their_prefix}.{name}"] = weight[permutation][:, permutation]
-    renamed[f"{their_prefix}.forget_gate.bias"] = weights[f"{our_prefix}.forget_gate.bias"][
-        permutation
-    ]
-    return renamed | _permute_output(
+    bias = weights[f"{our_prefix}.forget_gate.bias"]  # (D,)
+    renamed[f"{their_prefix}.forget_gate.bias"] = bias[permutation]
+    return renamed | _rename_output(
         weights, f"{our_prefix}_norm", f"{their_prefix}_layer_norm", permutation
     )
 
@@ -213,15 +223,15 @@ def _rename_attention(
         renamed[f"{their_prefix}.{name}.weight"] = projections[i][:, permutation]  # (D, D)
         # safetensors refuses tensors that share memory, so this is a copy
         renamed[f"{their_prefix}.{name}.bias"] = biases[i].clone()  # (D,)
-    renamed |= _permute_output(
+    renamed |= _rename_output(
         weights, f"{our_prefix}.out_projection", f"{their_prefix}.out_proj", permutation
     )
-    return renamed | _permute_output(
+    return renamed | _rename_output(
         weights, f"{our_prefix}_norm", f"{their_prefix}_layer_norm", permutation
     )
 
 
-def _permute_output(
+def _rename_output(
     weights: Weights, our_prefix: str, their_prefix: str, permutation: Tensor
 ) -> Weights:
     """Rename a linear layer or norm that writes to the residual stream, and permute its output."""
@@ -240,7 +250,7 @@ def _make_config(
         "architectures": [_MODEL_CLASSES[model_type]],
         "model_type": model_type,
         "is_encoder_decoder": True,
-        "vocab_size": info.src_vocab_size or info.vocab_size,
+        "vocab_size": info.src_vocab_size or info.vocab_size,  # of the source
         "decoder_vocab_size": info.vocab_size,
         "d_model": model_config.d_model,
         "encoder_layers": model_config.num_encoder_layers,
@@ -293,4 +303,4 @@ def _write_tokenizer(
 
 def _write_vocabulary(path: Path, tokenizer: Tokenizer) -> None:
     """Write a JSON object that maps each piece to its id."""
-    write_json(path, {piece: token for token, piece in enumerate(tokenizer.all_pieces())})
+    write_json(path, {piece: piece_id for piece_id, piece in enumerate(tokenizer.all_pieces())})
