@@ -200,7 +200,7 @@ def with_chosen_backend(config: ConfigT) -> ConfigT:
     """Choose the backend and its quantization if `backend=auto`.
 
     A job chooses once, before it starts workers, so that all of them use the same backend. If the
-    choice differs when a job resumes, `PartialFile` refuses it.
+    choice differs when a job resumes, the job starts over.
     """
     if config.backend is not Engine.auto:
         return config
