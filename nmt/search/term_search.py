@@ -153,8 +153,8 @@ def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTe
     sentences: list[SentenceTerms | None] = []
     for i in range(len(request.sources)):
         terms: list[Spellings] = []
-        closed = []
-        open_texts = []
+        closed: list[int] = []
+        open_texts: list[int] = []
         for protected in request.find_protected(i, tokenizer):
             spellings = spell_protected(protected, tokenizer.tgt)
             if spellings:
