@@ -131,6 +131,11 @@ def test_a_line_has_the_lines_before_it_up_to_an_empty_one() -> None:
         ["a", "b", "c"],
         ["b", "c", "d"],
     ]
+    window = Window(0, ["a", "{x}", "..."])
+    assert add_context(window, 1) == [["a"], ["a", "{x}"], ["..."]]
+    assert add_context(window, 1, protect=True) == [["a"], ["{x}"], ["..."]]
+    groups = add_context(window, 1, copy_symbols=False, protect=True)
+    assert groups == [["a"], ["a", "{x}"], ["{x}", "..."]]
 
 
 def test_a_job_that_goes_on_has_the_lines_before_it() -> None:
@@ -239,6 +244,15 @@ def test_each_line_has_its_own_case_and_symbols_are_copied(folder: Path) -> None
         expected.append(case(segments[1].strip() if is_divided else without_separators(single)))
     expected[5] = "..."
     assert translator.translate(lines, context=1, **DRAWS) == expected
+
+
+@pytest.mark.slow
+def test_a_line_of_placeholders_is_copied_in_context_too(folder: Path) -> None:
+    translator = Translator.load(folder / "model", device="cpu", backend="native")
+    lines = [line for line in LINES[:40] if line]
+    with_placeholders = [text for line in lines for text in (line, "{name}:")]
+    translations = translator.translate(with_placeholders, context=1, protect=True)
+    assert translations[1::2] == ["{name}:"] * len(lines)
 
 
 def test_context_that_is_too_long_with_hints_is_dropped(tmp_path: Path) -> None:

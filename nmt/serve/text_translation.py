@@ -177,11 +177,13 @@ class TextTranslator:
             documents = [sentences]
             if not are_consecutive:  # a text has no context in the other texts
                 documents = [text.sentences for text in source_texts]
-            groups = []
-            for document in documents:
-                groups += add_context(Window(0, document), self._config.context)
             protection_options = self.choose_protection(options, sentences)
             search = self.make_batch_options(direction, protection_options).search
+            groups = []
+            for document in documents:
+                groups += add_context(
+                    Window(0, document), self._config.context, protect=search.protect
+                )
 
             def prepare_groups() -> tuple[list[list[str]], list[str]]:
                 recased_groups, cases = recase_groups(groups, search)

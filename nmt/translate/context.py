@@ -15,10 +15,9 @@ from nmt.data.languages import Tags, encode_sources, find_separator
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
 from nmt.search.glossary import load_glossary
-from nmt.translate.copied import has_no_words
 from nmt.translate.recasing import apply_case, to_sentence_case
 from nmt.translate.results import LineResult
-from nmt.translate.windows import Window, choose_case
+from nmt.translate.windows import Window, choose_case, is_copied
 
 _MAX_CONTEXT = 100  # lines
 
@@ -39,16 +38,19 @@ def find_common_separator(tokenizer: Tokenizers) -> str:
     return separator if find_separator(tokenizer.tgt) == separator else ""
 
 
-def add_context(window: Window, context: int) -> list[list[str]]:
+def add_context(
+    window: Window, context: int, *, copy_symbols: bool = True, protect: bool = False
+) -> list[list[str]]:
     """Return a group for each line of the window: up to `context` lines before it, and the line.
 
-    Context ends at an empty line. A line without words, which may be copied, gets no context.
+    Context ends at an empty line. A line that is copied gets no context; see `LineOptions` for
+    `copy_symbols` and `protect`.
     """
     lines = [*window.context, *window.lines]
     groups = []
     for i in range(len(window.context), len(lines)):
         earliest = max(i - context, 0)
-        if not lines[i].strip() or has_no_words(lines[i]):
+        if not lines[i].strip() or (copy_symbols and is_copied(lines[i], protect=protect)):
             earliest = i
         start = i
         while start > earliest and lines[start - 1].strip():

@@ -351,7 +351,12 @@ class Translator:
             return results
 
         for window in windows:
-            groups = add_context(window, options.context)
+            groups = add_context(
+                window,
+                options.context,
+                copy_symbols=options.copy_symbols,
+                protect=config.protect,
+            )
             cases = [""] * len(groups)
             if options.recase:
                 groups, cases = recase_groups(groups, config)

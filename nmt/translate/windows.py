@@ -220,9 +220,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
             lines[i] = ""
         if prefixes[i]:  # the translation has to continue the prefix as the user wrote it
             continue
-        if options.copy_symbols and has_no_words(text):
-            copied[i] = text
-        if options.copy_symbols and options.protect and has_only_protected(text):
+        if options.copy_symbols and is_copied(text, protect=options.protect):
             copied[i] = text
         if options.recase and not (separator and separator in line):  # a group has its own cases
             cases[i] = choose_case(text, protect=options.protect)
@@ -271,6 +269,14 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     return EncodedWindow(
         window, segments, num_truncated, lines, cases, copied, has_hints=bool(hints.lines)
     )
+
+
+def is_copied(line: str, *, protect: bool) -> bool:
+    """Return whether to copy a line, with `copy_symbols`: one without words.
+
+    With `protect`, placeholders and tags do not count as words.
+    """
+    return has_no_words(line) or (protect and has_only_protected(line))
 
 
 def choose_case(line: str, *, protect: bool) -> str:
