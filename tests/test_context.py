@@ -255,6 +255,15 @@ def test_a_line_of_placeholders_is_copied_in_context_too(folder: Path) -> None:
     assert translations[1::2] == ["{name}:"] * len(lines)
 
 
+@pytest.mark.slow
+def test_lines_that_are_a_title_only_together_keep_their_case(folder: Path) -> None:
+    translator = Translator.load(folder / "model", device="cpu", backend="native")
+    words = ["House", "Tree", "River", "Red", "Green", "Small", "Big"]
+    lines = [" ".join(pair) for pair in itertools.permutations(words, 2)]
+    expected = translator.translate(lines, context=1, recase=False, **DRAWS)
+    assert translator.translate(lines, context=1, **DRAWS) == expected
+
+
 def test_context_that_is_too_long_with_hints_is_dropped(tmp_path: Path) -> None:
     write_model(tmp_path / "model", sep_scale=1.0, symbols=SYMBOLS)
     translator = Translator.load(tmp_path / "model", device="cpu", backend="native")

@@ -129,6 +129,13 @@ def test_terms_of_a_glossary_keep_a_case_that_counts() -> None:
     assert cases == ["title"]
 
 
+def test_a_line_with_a_separator_is_recased_without_context() -> None:
+    tokenizer = train_tokenizer(sentences(200), tokenizer_config(), ["<sep>"])
+    encoded = encode_window(Window(0, ["The House <sep> The Tree"]), tokenizer, LineOptions())
+    assert encoded.texts == ["The house <sep> the tree"]
+    assert encoded.cases == ["title"]
+
+
 def test_lines_that_begin_with_a_tag_are_recased_and_copied_without_it() -> None:
     tags = Tags(choices=("<2de>", "<2fr>"))
     tokenizer = train_tokenizer(sentences(200), tokenizer_config(), tags.choices)

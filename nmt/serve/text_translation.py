@@ -225,7 +225,7 @@ class TextTranslator:
         lines = join_lines(groups, separator)
         results: list[LineResult] = []
         retried: list[int] = []
-        group_results = await self._search(context, direction, lines, options)
+        group_results = await self._search(context, direction, lines, options, recase=False)
         for result, group, case in zip(group_results, groups, cases, strict=True):
             divided = take_last(result, len(group), separator, case)
             if divided is None:
@@ -233,7 +233,9 @@ class TextTranslator:
             results.append(divided or result)  # the latter is replaced below
         if retried:
             sentences = [groups[i][-1] for i in retried]
-            single_results = await self._search(context, direction, sentences, options)
+            single_results = await self._search(
+                context, direction, sentences, options, recase=False
+            )
             for i, result in zip(retried, single_results, strict=True):
                 results[i] = take_last(result, 1, separator, cases[i]) or result
         return results
@@ -246,10 +248,14 @@ class TextTranslator:
         options: TranslationOptions,
         *,
         alignment: bool = False,
+        recase: bool = True,
     ) -> list[LineResult]:
         """Return the result of each sentence. Raises an `HttpError` if the scheduler refuses."""
         options = self.choose_protection(options, sentences)
         batch_options = self.make_batch_options(direction, options, alignment=alignment)
+        if not recase:
+            line_options = replace(batch_options.lines, recase=False)
+            batch_options = replace(batch_options, lines=line_options)
         timeout_seconds = self._config.timeout_seconds
         try:
             return await self._scheduler.translate(

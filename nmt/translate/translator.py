@@ -343,7 +343,7 @@ class Translator:
     ) -> Iterator[tuple[Window, list[LineResult]]]:
         """Translate each line together with the lines before it, or without them if that fails."""
         separator = find_common_separator(self.tokenizer)
-        line_options = replace(options, context=0)
+        line_options = replace(options, context=0, recase=False)  # `recase_groups` does it
 
         def translate_lines(window: Window, lines: list[str]) -> list[LineResult]:
             window = replace(window, lines=lines)

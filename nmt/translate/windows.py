@@ -19,7 +19,6 @@ from nmt.data.languages import (
     Tags,
     encode_sources,
     encode_starts,
-    find_separator,
     split_tag,
     tag_lines,
 )
@@ -212,7 +211,6 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     lines = list(window.lines)
     cases = [""] * len(lines)
     copied = [""] * len(lines)
-    separator = find_separator(tokenizer.src)
     terms = load_glossary(options.hints or options.required_terms)
     for i, line in enumerate(window.lines):
         tag, text = split_tag(line, tags)
@@ -222,7 +220,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
             continue
         if options.copy_symbols and is_copied(text, protect=options.protect):
             copied[i] = text
-        if options.recase and not (separator and separator in line):  # a group has its own cases
+        if options.recase:
             cases[i] = choose_case(text, protect=options.protect)
         if cases[i]:
             recased = terms.keep_case(text, to_sentence_case(text))
