@@ -1,10 +1,11 @@
 """Export to Marian (Junczys-Dowmunt et al., 2018): `model.npz`, vocabularies and `decoder.yml`.
 
 Marian starts decoding from an embedding of zeros, and `nmt` from the embedding of BOS. The export
-subtracts the embedding of BOS from all target embeddings, and adds it again inside of the decoder:
-to biases of the first layer (post-norm), or in an additional layer (pre-norm). A tied output layer
-then subtracts the same number from all logits of a step, which the softmax ignores. Decoders with
-SSRUs start from zeros in `nmt` too.
+therefore subtracts the embedding of BOS from all target embeddings, so that BOS becomes zeros, and
+the decoder adds it again: in biases of its first layer (post-norm), or in an additional layer
+(pre-norm). If the output layer shares the embeddings, all logits of a step change by the same
+number, which does not change the softmax. Decoders with SSRUs start from zeros in `nmt` too, so the
+export does not change their embeddings.
 """
 
 # D d_model, V vocab
@@ -31,7 +32,7 @@ from nmt.errors import ModelError
 from nmt.export.huggingface import MARIAN, Weights, rename_weights
 from nmt.search.constraints import forbidden_ids
 
-SETTINGS = "special:model.yml"  # the name of the settings among the arrays
+SETTINGS = "special:model.yml"  # name of the array in model.npz that holds the settings
 ACTIVATIONS = {Activation.relu: "relu", Activation.silu: "swish"}
 _FORBIDDEN_BIAS = -1e4  # output bias of ids that no translation contains
 # These rules, applied in this order, turn the names of transformers into Marian's.
@@ -280,6 +281,7 @@ def _make_settings(info: ModelInfo, sizes: list[int]) -> dict[str, Any]:
         "transformer-ffn-depth": 2,
         "transformer-decoder-ffn-depth": 2,
         "transformer-ffn-activation": ACTIVATIONS[model.activation],
+        # Marian's codes around each sub-layer: d is dropout, a adds the residual, n is layer norm
         "transformer-preprocess": "n" if is_pre_norm else "",
         "transformer-postprocess": "da" if is_pre_norm else "dan",
         "transformer-postprocess-top": "n" if is_pre_norm else "",
@@ -307,8 +309,8 @@ def _write_vocabularies(
 ) -> list[str]:
     """Write the SentencePiece models and the vocabularies as YAML.
 
-    Returns the names of the source's and the target's file for `decoder.yml`: the SentencePiece
-    models, or the YAML files if the model has other ids.
+    Returns the names of the source's and the target's file for `decoder.yml`. They are the
+    SentencePiece models if the ids of the model are SentencePiece's, else the YAML files.
     """
     (folder / "source.spm").write_bytes(tokenizers.src.model)
     (folder / "target.spm").write_bytes(tokenizers.tgt.model)

@@ -89,7 +89,7 @@ class WindowReader:
 
     @property
     def sha256(self) -> str:
-        """Hash of the lines and prefixes read so far."""
+        """Two hashes, one after the other: of the lines and of the prefixes read so far."""
         return self._line_hash.hexdigest() + self._prefix_hash.hexdigest()
 
     def skip(self, num_lines: int | None) -> None:
@@ -107,7 +107,7 @@ class WindowReader:
         while True:
             first_line = self.num_lines
             lines = self._read_lines()
-            # after the last line, try to read one more prefix, which would be an error
+            # after the last line, read one prefix, since a further prefix is an error
             prefixes = self._read_prefixes(max(len(lines), 1))
             if prefixes is not None and len(prefixes) != len(lines):
                 difference = "fewer" if len(prefixes) < len(lines) else "more"
@@ -122,10 +122,13 @@ class WindowReader:
 
     def _read_lines(self) -> list[str]:
         """Read the lines of the next window."""
-        # windows end at multiples of their size, also in a job that resumes within a window
+        # Windows end at multiples of their size. If a job resumes after part of a window, the first
+        # window is the remaining part.
         end_line = (self.num_lines // self._window_lines + 1) * self._window_lines
         if self._has_more is not None and self.num_lines < self._window_lines:
-            end_line = min(end_line, self.num_lines + max(self.num_lines, _FIRST_WINDOW_LINES))
+            # as many lines as all windows before together
+            num_new_lines = max(self.num_lines, _FIRST_WINDOW_LINES)
+            end_line = min(end_line, self.num_lines + num_new_lines)
         lines: list[str] = []
         num_characters = 0
         for line in self._lines:
@@ -196,7 +199,7 @@ class EncodedWindow:
     texts: list[str]  # the lines as they are translated: recased, but not split or truncated
     cases: list[str]  # the case for the translation of each line, see `find_case`
     copied: list[str]  # the text of each line that is copied instead of translated, else ""
-    has_hints: bool = False  # whether the segments have hints of a glossary, unlike `texts`
+    has_hints: bool = False  # whether `segments` contain hints of a glossary; `texts` never do
 
 
 def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -> EncodedWindow:
@@ -211,7 +214,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     lines = list(window.lines)
     cases = [""] * len(lines)
     copied = [""] * len(lines)
-    terms = load_glossary(options.hints or options.required_terms)
+    glossary = load_glossary(options.hints or options.required_terms)
     for i, line in enumerate(window.lines):
         tag, text = split_tag(line, tags)
         if not text.strip():  # also a line with only a tag is empty
@@ -223,15 +226,16 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
         if options.recase:
             cases[i] = choose_case(text, protect=options.protect)
         if cases[i]:
-            recased = terms.keep_case(text, to_sentence_case(text))
+            recased = glossary.keep_case(text, to_sentence_case(text))
             [lines[i]] = tag_lines([recased], tag)
-    hints = load_glossary(options.hints)
+    hint_glossary = load_glossary(options.hints)
 
     def add_hints(texts: Sequence[str]) -> Sequence[str]:
-        return [hints.add_hints(text) for text in texts]
+        return [hint_glossary.add_hints(text) for text in texts]
 
     line_ids = encode_sources(tokenizer.src, add_hints(lines), tags, first_line=window.first_line)
-    # the prefix of lines without one, and of the second and later segments of a line
+    # For lines without a prefix of the user, and for all segments of a line but the first. Empty
+    # if the model needs no tag.
     [tag_prefix] = encode_starts(tokenizer.tgt, [""], tags.tgt)
     line_prefixes = [tag_prefix] * len(lines)
     if window.prefixes:
@@ -239,33 +243,33 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     segments = []
     num_truncated = [0] * len(line_ids)
     for i, ids in enumerate(line_ids):
-        segment_ids = [ids] if ids and not copied[i] else []
+        segment_sources = [ids] if ids and not copied[i] else []  # ids of each segment
         if len(ids) > max_tokens and not copied[i]:
             if options.too_long is TooLong.error:
                 raise DataError(
                     f"line {window.first_line + i + 1} has {len(ids)} tokens, more than "
-                    f"max_source_length={max_tokens + 1} allows with the end of the sentence; "
+                    f"max_source_length={max_tokens + 1} allows, which counts EOS; "
                     "shorten it, or set too_long=split"
                 )
             if options.too_long is TooLong.truncate:
                 kept_ids = ids[:max_tokens]
-                if hints.lines:
+                if hint_glossary.lines:
                     kept_ids = remove_unfinished_hint(kept_ids, tokenizer.src)
-                segment_ids = [kept_ids]
+                segment_sources = [kept_ids]
                 num_truncated[i] = len(ids) - len(kept_ids)
             else:
                 find_spans = partial(_find_spans, options=options)
-                segment_ids = _split_tagged(
+                segment_sources = _split_tagged(
                     lines[i], max_tokens, tokenizer.src, tags, add_hints, find_spans
                 )
         line_segments = []
-        for number, source_ids in enumerate(segment_ids):
+        for number, source_ids in enumerate(segment_sources):
             is_continuation = number > 0
             prefix = tag_prefix if is_continuation else line_prefixes[i]
             line_segments.append(Segment(source_ids, prefix, is_continuation))
         segments.append(line_segments)
     return EncodedWindow(
-        window, segments, num_truncated, lines, cases, copied, has_hints=bool(hints.lines)
+        window, segments, num_truncated, lines, cases, copied, has_hints=bool(hint_glossary.lines)
     )
 
 
@@ -315,9 +319,9 @@ def _split_tagged(
     If the line begins with one of `tags.choices`, each segment gets that tag.
     """
     tag, text = split_tag(line, tags)
-    return split_line(
-        text,
-        max_tokens,
-        lambda texts: encode_sources(tokenizer, add_hints(texts), Tags(tag) if tag else tags),
-        find_spans,
-    )
+    segment_tags = Tags(tag) if tag else tags
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        return encode_sources(tokenizer, add_hints(texts), segment_tags)
+
+    return split_line(text, max_tokens, encode, find_spans)
