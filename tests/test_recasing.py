@@ -35,6 +35,7 @@ SENTENCE_CASES = {
     "The Big House Is Red": "The big house is red",
     "A Photo By NASA And McDonald Today": "A photo by NASA and McDonald today",
     "The Year 2024 - Was Very Good": "The year 2024 - was very good",
+    "The ʻOkina Is Here": "The ʻOkina is here",
     "It Isn't An (optional) E-Mail": "It isn't an (optional) E-Mail",
 }
 OTHER_LINES = [
@@ -168,7 +169,7 @@ ADDRESSES = [
     "https://www.例子.cn/?a",
     "file:///home",
 ]
-OTHER_LINES = [
+TEXT_AFTER_ADDRESSES = [
     "https://x.cn是我们的网站。",
     "https://x.cn/a。谢谢",
     "a@b.cn是我的",
@@ -182,7 +183,7 @@ OTHER_LINES = [
 def test_an_address_ends_before_letters_that_need_no_space() -> None:
     for line in ADDRESSES:
         assert has_no_words(line), line
-    for line in OTHER_LINES:
+    for line in TEXT_AFTER_ADDRESSES:
         assert not has_no_words(line), line
 
 
@@ -190,11 +191,11 @@ def test_an_address_ends_before_letters_that_need_no_space() -> None:
 def test_the_web_page_copies_the_same_addresses(tmp_path: Path) -> None:
     code = resources.files("nmt.export").joinpath("web_static/copied.js").read_text("utf-8")
     assert "(?<" not in code  # a syntax error in Safari before 16.4
-    lines = json.dumps([*ADDRESSES, *OTHER_LINES])
+    lines = json.dumps([*ADDRESSES, *TEXT_AFTER_ADDRESSES])
     script = tmp_path / "copied.mjs"
     script.write_text(f"{code}\nconsole.log(JSON.stringify({lines}.map(hasNoWords)));\n", "utf-8")
     output = subprocess.run(["node", script], check=True, capture_output=True).stdout
-    assert json.loads(output) == [True] * len(ADDRESSES) + [False] * len(OTHER_LINES)
+    assert json.loads(output) == [True] * len(ADDRESSES) + [False] * len(TEXT_AFTER_ADDRESSES)
 
 
 @pytest.mark.slow

@@ -361,6 +361,16 @@ def test_lines_of_subtitles_are_joined_as_the_language_is_written() -> None:
         ["我今天很高兴。"],
         ["I am glad."],
     ]
+    joined = {
+        "<i>你好</i>\n<i>世界</i>": "你好世界",
+        "他说：\n“你好”": "他说：“你好”",
+        "<i>Hello</i>\n“you”": "Hello “you”",
+        "他说：\n“Hello”": "他说： “Hello”",
+    }
+    for lines, sentence in joined.items():
+        cue = f"1\n00:01,000 --> 00:02,000\n{lines}\n"
+        texts = read_document("a.srt", cue.encode(), ReadOptions()).texts
+        assert [text.sentences for text in texts if text.sentences] == [[sentence]]
 
 
 def test_subtitles_keep_tags_whole_and_the_place_where_they_are_shown() -> None:

@@ -119,7 +119,7 @@ def test_repeats_are_those_that_every_place_and_period_has() -> None:
     cases += [draw.choices("ab", k=draw.randint(1, 14)) for _ in range(300)]
     for tokens in cases:
         assert count_repeats(tokens) == naive_repeats(tokens), tokens
-        for max_repeats in (1, 2, 3):
+        for max_repeats in (0, 1, 2, 3):
             assert is_looping([], tokens, max_repeats) == (naive_repeats(tokens) > max_repeats), (
                 tokens
             )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from nmt.documents.document import Document, ReadOptions, check_count, join_texts, read_text
 from nmt.documents.markup import MarkupText
 from nmt.documents.texts import PlainText, SourceText, WrappedText
-from nmt.translate.long_lines import join_parts
+from nmt.translate.long_lines import space_between
 from nmt.translate.results import LineResult
 
 _SPACES = r"[^\S\n]*"  # any white space but a line end
@@ -21,6 +21,7 @@ _CUE = re.compile(  # a line of times, and lines of text up to an empty line or 
     rf"^{_CUE_TIMES}.*\n(?P<text>(?:(?!{_NEXT_CUE}){_SPACES}\S.*\n?)+)", re.MULTILINE
 )
 _TAG = re.compile(r"<[A-Za-z/!]")
+_TAG_OR_QUOTE = re.compile(r"<[A-Za-z/!][^<>]*>|[\"“”‘’]")
 _POSITION_TAGS = re.compile(r"^(?:\{\\[^{}]*\} *)+")  # {\an8} shows the subtitle at the top
 _WORD = re.compile(r"(?:<[A-Za-z/!][^<>]*>|[^ ])+")  # a tag with its spaces belongs to a word
 _SPEAKER_DASH = re.compile(r"\s*[-–—]\s")
@@ -78,7 +79,7 @@ def _split_speakers(lines: Sequence[str]) -> list[list[str]]:
 
 
 def _read_subtitle(lines: Sequence[str], newline: str, options: ReadOptions) -> _Subtitle:
-    line = join_parts(lines)  # without a space between Chinese or Japanese lines
+    line = _join_lines(lines)
     text = _POSITION_TAGS.sub("", line)
     return _Subtitle(
         read_text(options, text, is_html=bool(_TAG.search(text))),
@@ -87,6 +88,17 @@ def _read_subtitle(lines: Sequence[str], newline: str, options: ReadOptions) -> 
         newline=newline,
         has_entities=html.unescape(text) != text,
     )
+
+
+def _join_lines(lines: Sequence[str]) -> str:
+    """Join lines with spaces, but without one between Chinese or Japanese lines."""
+    joined = ""
+    previous = ""
+    for line in lines:
+        visible = _TAG_OR_QUOTE.sub("", line) or line
+        joined += space_between(previous, visible) + line
+        previous = visible
+    return joined
 
 
 def _wrap(text: str, num_lines: int, newline: str) -> str:

@@ -76,7 +76,7 @@ def is_looping(source: Sequence[Any], target: Sequence[Any], max_repeats: int) -
     # two quick tests: a loop has more than `max_repeats` occurrences of each of its tokens
     if len(target) - len(set(target)) < max_repeats:
         return False
-    if max(Counter(target).values()) <= max_repeats:
+    if max(Counter(target).values(), default=0) <= max_repeats:
         return False
     return count_repeats(target) > max(max_repeats, count_repeats(source))
 

@@ -7,6 +7,7 @@ line.
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from nmt.data.perturb import CASES
 
@@ -25,7 +26,8 @@ def find_case(text: str) -> str:
         has_case = num_capitals >= _MIN_CAPITAL_SHARE * num_letters
         return "upper" if has_case and num_capitals >= _MIN_CAPITALS else ""
     words = text.split()
-    if any(word[0].isalpha() and not word[0].isupper() for word in words):
+    # Lo: letters without case, such as Chinese ones; marks such as the ʻ of Hawaiian are Lm
+    if any(word[0].islower() or unicodedata.category(word[0]) == "Lo" for word in words):
         return ""
     return "title" if sum(map(_is_capitalized, words)) >= _MIN_TITLE_WORDS else ""
 
