@@ -69,3 +69,27 @@ def test_containers_and_the_systemd_unit_use_settings_of_nmt_serve() -> None:
     assert list(service["build"]["args"]) == arguments
     assert (folder / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
     assert re.search("^USER 1000$", container, re.M)
+
+
+@pytest.mark.slow
+def test_ci_ends_a_step_that_ignores_sigterm(tmp_path: Path) -> None:
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    definition = re.search(r"^end\(\) \{\n.*?^\}\n", script, re.MULTILINE | re.DOTALL)
+    assert definition is not None
+    commands = f"""
+set -meuo pipefail
+declare -A pids
+place={tmp_path}/steps
+mkdir $place
+{definition[0]}
+(trap '' TERM; touch {tmp_path}/started; exec sleep 30) &
+pids[step]=$!
+while [ ! -e {tmp_path}/started ]; do sleep 0.05; done
+end
+wait ${{pids[step]}} || echo $?
+"""
+    result = subprocess.run(
+        ["bash", "-c", commands], capture_output=True, text=True, timeout=20, check=True
+    )
+    assert result.stdout == f"{128 + 9}\n"
+    assert not (tmp_path / "steps").exists()
