@@ -87,9 +87,9 @@ def test_asking_for_alignment_changes_nothing_else() -> None:
 def test_attention_is_computed_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def count_call(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def count_call(*tensors: Tensor, **settings: Any) -> tuple[Tensor, Tensor]:
         calls.append(1)
-        return attend(*tensors)
+        return attend(*tensors, **settings)
 
     monkeypatch.setattr("nmt.model.fast.decode.attend", count_call)
     model, source = decided_model(), random_source([4, 3])

@@ -203,7 +203,10 @@ def test_files_of_other_toolkits_that_do_not_fit_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {
-        "transformer-decoder-autoreg='rnn' cannot": {"transformer-decoder-autoreg": "rnn"},
+        "transformer-decoder-autoreg='average-attention' cannot": {
+            "transformer-decoder-autoreg": "average-attention"
+        },
+        "lacks decoder.layers.0.ssru": {"transformer-decoder-autoreg": "rnn"},
         "transformer-train-position-embeddings=True": {
             "transformer-train-position-embeddings": True
         },

@@ -186,6 +186,7 @@ class TextTranslator:
                 )
 
             def prepare_groups() -> tuple[list[list[str]], list[str]]:
+                """Recase the groups, and drop context that is too long."""
                 recased_groups, cases = recase_groups(groups, search)
                 short_groups = drop_long_context(
                     recased_groups,
