@@ -299,13 +299,16 @@ def test_repeated_markup_takes_linear_time_in_every_format() -> None:
     for case in range(100):
         name = ("a.html", "a.srt", "a.tsv", "a.csv", "a.txt")[case % 5]
         unit = "".join(draw.choices(MARKUP, k=draw.randint(1, 5)))
-        seconds = []
-        for num_bytes in (5000, 40_000):
-            content = unit * (num_bytes // len(unit.encode()))
-            start = time.thread_time()
-            with contextlib.suppress(DataError):
-                render(name, content)
-            seconds.append(time.thread_time() - start)
+        for _ in range(3):  # other processes may slow one measurement
+            seconds = []
+            for num_bytes in (5000, 40_000):
+                content = unit * (num_bytes // len(unit.encode()))
+                start = time.thread_time()
+                with contextlib.suppress(DataError):
+                    render(name, content)
+                seconds.append(time.thread_time() - start)
+            if seconds[1] < 24 * seconds[0] + 0.2:
+                break
         assert seconds[1] < 24 * seconds[0] + 0.2, (name, unit, seconds)
 
 
