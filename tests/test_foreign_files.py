@@ -344,13 +344,13 @@ def test_handmade_data_folders_are_trained_on_or_refused(
     train(original)  # without a limit of memory, for the first use of libraries
     draw = random.Random(5)
     num_refused = 0
-    for case in range(120):
+    for case in range(220):
         data_dir = tmp_path / f"data-{case}"
         shutil.copytree(original, data_dir)
         change = damage_at_random(HandmadeData(data_dir), draw)
         print(case, change)  # shown if an exception follows
         num_refused += refusal(train, data_dir) != ""
-    assert 85 <= num_refused < 120
+    assert 160 <= num_refused < 220
 
 
 def test_counters_of_a_checkpoint_are_checked(tokenizer: Tokenizer, tmp_path: Path) -> None:

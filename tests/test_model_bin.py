@@ -119,7 +119,7 @@ def translate_with(folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("num_cases", [30, pytest.param(240, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_cases", [30, pytest.param(240, marks=pytest.mark.slow)])
 def test_crafted_files_are_translated_with_or_refused(
     tokenizer: Tokenizer, tmp_path: Path, num_cases: int
 ) -> None:
