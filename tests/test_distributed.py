@@ -6,7 +6,6 @@ The ranks are real processes that communicate through gloo.
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 import math
 import re
@@ -43,7 +42,6 @@ from nmt.data.binary import HeldOutText
 from nmt.data.languages import LanguagePair
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DeviceError
-from nmt.runtime import distributed
 from nmt.runtime.distributed import (
     World,
     broadcast_from_main,
@@ -51,7 +49,6 @@ from nmt.runtime.distributed import (
     find_dtype,
     find_world,
     gather,
-    has_bfloat16_instructions,
     is_launched,
     process_group,
     sum_over_ranks,
@@ -383,8 +380,7 @@ def test_several_processes_on_one_numbered_gpu_are_refused() -> None:
     assert choose_num_processes(2, "cpu") == 2
 
 
-def test_a_cpu_has_every_format_and_float32_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "has_bfloat16_instructions", lambda: False)
+def test_a_cpu_has_every_format_and_float32_by_default() -> None:
     for choice in DType:
         expected = "float32" if choice is DType.auto else choice.value
         assert find_dtype(choice, CPU) is getattr(torch, expected)
@@ -393,26 +389,6 @@ def test_a_cpu_has_every_format_and_float32_by_default(monkeypatch: pytest.Monke
         match="dtype=float16: the device mps of this machine does not support it; use dtype=flo",
     ):
         find_dtype(DType.float16, torch.device("mps"))
-
-
-def test_auto_is_bfloat16_on_a_cpu_with_instructions_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    names = ["_is_avx512_bf16_supported", "_is_amx_tile_supported"]
-    for is_chosen, avx512_bf16, amx in itertools.product((True, False), repeat=3):
-        monkeypatch.setattr(distributed, "AUTO_BFLOAT16_ON_CPU", is_chosen)
-        for name, is_supported in zip(names, (avx512_bf16, amx), strict=True):
-            monkeypatch.setattr(torch.cpu, name, lambda value=is_supported: value)
-        uses_bfloat16 = is_chosen and (avx512_bf16 or amx)
-        expected = torch.bfloat16 if uses_bfloat16 else torch.float32
-        assert find_dtype(DType.auto, CPU) is expected
-        assert find_dtype(DType.float32, CPU) is torch.float32
-        assert find_dtype(DType.auto, torch.device("mps")) is torch.float32
-        assert has_bfloat16_instructions() is (avx512_bf16 or amx)
-    for name in names:  # a version of torch without these functions
-        monkeypatch.delattr(torch.cpu, name)
-    monkeypatch.setattr(distributed, "AUTO_BFLOAT16_ON_CPU", True)
-    assert find_dtype(DType.auto, CPU) is torch.float32
 
 
 def test_a_cpu_without_instructions_for_half_formats_is_told_what_is_faster(

@@ -26,9 +26,6 @@ from nmt.runtime.cores import choose_num_threads
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-AUTO_BFLOAT16_ON_CPU = False
-"""Whether `dtype=auto` chooses bfloat16 on a CPU with instructions for it, as on a GPU."""
-
 # A forked process has none of its parent's OpenMP threads, and would wait for them forever
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
@@ -200,12 +197,11 @@ def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
     Raises `DeviceError` if the device does not support it.
     """
     has_bfloat16 = device.type == "cpu"
-    is_bfloat16_faster = AUTO_BFLOAT16_ON_CPU and has_bfloat16 and has_bfloat16_instructions()
     if device.type == "cuda":
         has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        is_bfloat16_faster = has_bfloat16
     if choice is DType.auto:
-        return torch.bfloat16 if is_bfloat16_faster else torch.float32
+        use_bfloat16 = device.type == "cuda" and has_bfloat16
+        return torch.bfloat16 if use_bfloat16 else torch.float32
     if choice is DType.float32:
         return torch.float32
     is_supported = device.type in ("cpu", "cuda")
@@ -224,15 +220,6 @@ def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
         )
     dtype: torch.dtype = getattr(torch, choice.value)
     return dtype
-
-
-def has_bfloat16_instructions() -> bool:
-    """Return whether this CPU multiplies matrices in bfloat16: AVX512-BF16 or AMX on x86."""
-    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-        is_supported = getattr(torch.cpu, name, None)  # private, may be missing
-        if is_supported is not None and is_supported():
-            return True
-    return False
 
 
 def set_num_threads(num_threads: int) -> None:

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from nmt.config import Activation
 from nmt.model.transformer import FeedForward
-from nmt.runtime.distributed import has_bfloat16_instructions
 
 ROWS_STEP = 64
 """More than 512 rows are padded to a multiple of this, which costs a copy."""
@@ -215,7 +214,13 @@ def uses_bfloat16(reordered: ReorderedWeights | None, x: Tensor) -> bool:
 @functools.cache
 def has_bfloat16_kernels() -> bool:
     """Return whether this CPU has bfloat16 instructions, and torch the operators that use them."""
-    return can_reorder() and has_bfloat16_instructions()
+    if not can_reorder():
+        return False
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        is_supported = getattr(torch.cpu, name, None)  # private, may be missing
+        if is_supported is not None and is_supported():
+            return True
+    return False
 
 
 def cache_rounded_weights(model: nn.Module) -> None:
