@@ -19,7 +19,8 @@ from nmt.errors import ConfigError
 from nmt.export.export_model import find_unsupported
 from nmt.model.fast.packing import pack
 from nmt.model.fast.ssru import scan
-from nmt.model.transformer import DecoderLayer, Ssru
+from nmt.model.ssru import Ssru
+from nmt.model.transformer import DecoderLayer
 from nmt.search.stepper import EnsembleStepper, ModelStepper
 from nmt.translate.attention import attention_shape
 

@@ -25,11 +25,11 @@ from nmt.config import ExportConfig, Quantization
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError, NmtError
 from nmt.model.positions import Sinusoidal, TokenPositions
+from nmt.model.ssru import Ssru
 from nmt.model.transformer import (
     DecoderLayer,
     MultiHeadAttention,
     RmsNorm,
-    Ssru,
     Transformer,
     alignment_layer,
     attend,
@@ -121,30 +121,17 @@ class DecoderStep(nn.Module):
         # `_build_model` has made the table large enough
         positions = TokenPositions(torch.arange(num_past, num_past + 1), num_positions=1)
         distances = torch.arange(num_past + 1)[None] - num_past  # (1, T + 1)
-        self_mask = torch.ones(1, dtype=torch.bool)  # no cached token is masked
         source_mask = source_mask[:, None, None, :]  # (B, 1, 1, S)
         x = model.embed_target(tokens[:, None], positions)
         keys = []
         values = []
         cross_weights = []
         for i, layer in enumerate(_decoder_layers(model)):
-            if layer.ssru is not None:
-                y = layer.sublayer_input(layer.ssru_norm, x)  # (B, 1, D)
-                state = _next_state(layer.ssru, y, past_keys[i])  # (B, H, 1, d)
-                keys.append(torch.cat([past_keys[i], state], dim=2))
-                values.append(torch.cat([past_values[i], state], dim=2))
-                y = torch.relu(state).transpose(1, 2).flatten(2)  # (B, 1, D)
-                x = layer.add_and_norm(layer.ssru_norm, x, y)
-            else:
-                y = layer.sublayer_input(layer.self_attention_norm, x)  # (B, 1, D)
-                q, k, v = layer.self_attention.project(y, y)  # (B, H, 1, d), 2 x (B, K, 1, d)
-                q, k = layer.self_attention.normalize_and_rotate(q, k, positions)
-                keys.append(torch.cat([past_keys[i], k], dim=2))
-                values.append(torch.cat([past_values[i], v], dim=2))
-                y, _ = _attention_output(
-                    layer.self_attention, q, keys[i], values[i], self_mask, distances
-                )
-                x = layer.add_and_norm(layer.self_attention_norm, x, y)
+            x, new_keys, new_values = _read_target(
+                layer, x, past_keys[i], past_values[i], positions, distances
+            )
+            keys.append(new_keys)
+            values.append(new_values)
             y = layer.sublayer_input(layer.cross_attention_norm, x)
             q, _, _ = layer.cross_attention.project(y, y)  # a graph leaves out unused results
             # cross-attention has no encoding, so it ignores the distances
@@ -180,6 +167,37 @@ class PlainRmsNorm(nn.Module):
 def _decoder_layers(model: Transformer) -> list[DecoderLayer]:
     """Return the decoder layers with their type, which `nn.ModuleList` does not know."""
     return [layer for layer in model.decoder_layers if isinstance(layer, DecoderLayer)]
+
+
+def _read_target(
+    layer: DecoderLayer,
+    x: Tensor,
+    past_keys: Tensor,
+    past_values: Tensor,
+    positions: TokenPositions,
+    distances: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Apply the first sub-layer, self-attention or an SSRU, to the newest tokens `x` (B, 1, D).
+
+    Returns the result (B, 1, D), and the caches (B, K, T + 1, d) of keys and values, which begin
+    with `past_keys` and `past_values`. An SSRU has its states in both caches.
+    """
+    if layer.ssru is not None:
+        y = layer.sublayer_input(layer.ssru_norm, x)  # (B, 1, D)
+        state = _next_state(layer.ssru, y, past_keys)  # (B, H, 1, d)
+        keys = torch.cat([past_keys, state], dim=2)
+        values = torch.cat([past_values, state], dim=2)
+        y = torch.relu(state).transpose(1, 2).flatten(2)  # (B, 1, D)
+        return layer.add_and_norm(layer.ssru_norm, x, y), keys, values
+    attention = layer.self_attention
+    y = layer.sublayer_input(layer.self_attention_norm, x)  # (B, 1, D)
+    q, k, v = attention.project(y, y)  # (B, H, 1, d), 2 x (B, K, 1, d)
+    q, k = attention.normalize_and_rotate(q, k, positions)
+    keys = torch.cat([past_keys, k], dim=2)
+    values = torch.cat([past_values, v], dim=2)
+    mask = torch.ones(1, dtype=torch.bool)  # no cached token is masked
+    y, _ = _attention_output(attention, q, keys, values, mask, distances)
+    return layer.add_and_norm(layer.self_attention_norm, x, y), keys, values
 
 
 def _next_state(ssru: Ssru, x: Tensor, past_states: Tensor) -> Tensor:

@@ -31,12 +31,12 @@ from nmt.model.fast.layers import (
 from nmt.model.fast.packing import PackedContext, Packing, pack
 from nmt.model.fast.single import SingleState, SingleTransformer, can_decode_single
 from nmt.model.fast.ssru import FastSsru
+from nmt.model.ssru import Ssru
 from nmt.model.transformer import (
     AttentionContext,
     AttentionWeights,
     FeedForward,
     MultiHeadAttention,
-    Ssru,
     Transformer,
 )
 

@@ -1,4 +1,4 @@
-"""The SSRU of `nmt.model.transformer` over packed sentences.
+"""The SSRU of `nmt.model.ssru` over packed sentences.
 
 The loop over time is a custom operator, so `torch.compile` does not unroll it for each length. On a
 CPU it takes a tenth of the time of a parallel scan.
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from nmt.model.fast.packing import PackedContext
-from nmt.model.transformer import AttentionContext, Ssru
+from nmt.model.ssru import Ssru
 
 
 class FastSsru(Ssru):
     """`Ssru` that also takes packed sentences."""
 
-    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+    def forward(self, x: Tensor, context: object) -> Tensor:
         """Map (N, D) to (N, D).
 
         With a context that is not a `PackedContext`, see `Ssru.forward`.
