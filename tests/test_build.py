@@ -79,8 +79,8 @@ def test_ci_ends_a_step_that_ignores_sigterm(tmp_path: Path) -> None:
     commands = f"""
 set -meuo pipefail
 declare -A pids
-place={tmp_path}/steps
-mkdir $place
+folder={tmp_path}/steps
+mkdir $folder
 {definition[0]}
 (trap '' TERM; touch {tmp_path}/started; exec sleep 30) &
 pids[step]=$!

@@ -307,13 +307,13 @@ class ArrivingLines:
             select.select([self._descriptor], [], [])  # waits even if reads do not block
             data = os.read(self._descriptor, 1 << 16)
             self._has_ended = not data
-            # every part but the last was followed by \n, so it completes a line
-            *finished_parts, unfinished_part = data.split(b"\n")
-            for part in finished_parts:
-                self._unfinished += part + b"\n"
+            # a line end follows every item but the last, so the others complete lines
+            *completing, start_of_line = data.split(b"\n")
+            for end_of_line in completing:
+                self._unfinished += end_of_line + b"\n"
                 self._lines.append(bytes(self._unfinished))
                 self._unfinished.clear()
-            self._unfinished += unfinished_part
+            self._unfinished += start_of_line
             if len(self._unfinished) > MAX_LINE_BYTES:  # `_read_raw_lines` rejects it
                 self._lines.append(bytes(self._unfinished))
                 self._unfinished.clear()

@@ -177,8 +177,8 @@ def find_token_spans(tokens: Sequence[str], text: str) -> list[tuple[int, int]]:
         if length == 0 or start >= len(positions):
             spans.append((len(text), len(text)))
         else:
-            last = max(start, end - 1)  # at least one character, also if `scale` is below 1
-            spans.append((positions[start], positions[last] + 1))
+            last_index = max(start, end - 1)  # at least one character, also if `scale` is below 1
+            spans.append((positions[start], positions[last_index] + 1))
     return spans
 
 

@@ -313,7 +313,7 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
             "transformer-rnn-projection": False,
         }
         settings.require_values(**ssru_settings)
-        # Marian's frequencies; those of `sinusoidal_halves` are transformers' and CTranslate2's
+        # Marian's frequencies; `sinusoidal_halves` has the ones of transformers and CTranslate2
         positions = Positions.sinusoidal_concat
     return settings.make_model_config(
         num_encoder_layers=settings.get_int("enc-depth"),

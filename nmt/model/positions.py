@@ -62,7 +62,7 @@ class PositionEncoding(nn.Module):
         return type(self).rotate is not PositionEncoding.rotate
 
     def prepare(self, positions: TokenPositions, head_size: int, dtype: torch.dtype) -> None:
-        """Store in `positions` what the layers share, so that the first of them does not differ."""
+        """Store values in `positions` that all layers need, before the first layer."""
 
     def rotate(self, q: Tensor, k: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
         """Rotate the queries and keys (..., d) of the same tokens by their positions."""

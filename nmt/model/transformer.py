@@ -552,7 +552,7 @@ class Transformer(nn.Module):
     def _prepare_positions(
         self, layers: nn.ModuleList, positions: TokenPositions, dtype: torch.dtype
     ) -> None:
-        """Compute what the self-attention of all layers needs of the positions."""
+        """Compute the rotations of rotary positions, which all layers share."""
         layer = cast(Layer, layers[0])
         if layer.ssru is None:
             attention = layer.self_attention

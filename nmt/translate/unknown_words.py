@@ -90,5 +90,5 @@ class SourceWords:
         if not has_word:
             return self._text[start:end].strip()
         first = min(match.start() for match in matches)
-        last = max(match.end() for match in matches)
-        return self._text[first:last]
+        end = max(match.end() for match in matches)
+        return self._text[first:end]

@@ -222,9 +222,9 @@ def group_by_seed(summaries: Sequence[RunSummary]) -> list[list[int]]:
 
 
 def _has_new_seed(summary: RunSummary, group: Sequence[RunSummary]) -> bool:
-    """Return whether a run differs from those of `group` in its seed only."""
+    """Return whether a run differs from the runs of `group` in its seed only."""
     keys = differing_settings([summary.settings, group[0].settings])
-    seeds = [other.settings.get("seed") for other in group]
+    seeds = [run.settings.get("seed") for run in group]
     return keys == ["seed"] and summary.settings.get("seed") not in seeds
 
 

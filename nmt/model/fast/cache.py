@@ -211,7 +211,7 @@ class KVCache:
 
 
 class TargetCache(Protocol):
-    """What the decoder layers remember of the target tokens of each hypothesis."""
+    """The memory of the decoder layers of the target tokens of each hypothesis."""
 
     def advance(self, grid: BeamGrid) -> None:
         """Begin a step, which adds a token to each hypothesis."""
