@@ -48,8 +48,7 @@ def augment(
     src_ids = np.array(tokenizer.encode(src))
     tgt_ids = np.array(tokenizer.encode(tgt))
     texts = set()
-    for row in ROWS:
-        new_src, new_tgt = change(src_ids, tgt_ids, 3, row)
+    for new_src, new_tgt in change([(src_ids, tgt_ids)] * len(ROWS), 3, ROWS):
         texts.add((tokenizer.decode([*map(int, new_src)]), tokenizer.decode([*map(int, new_tgt)])))
     return texts
 
@@ -87,10 +86,8 @@ def test_case_changes_on_both_sides(byte_tokenizer: Tokenizer) -> None:
 def test_each_change_has_its_probability(byte_tokenizer: Tokenizer) -> None:
     change = TextAugmenter(AugmentConfig(upper=0.2, lower=0.3), 1, byte_tokenizer, [], 200)
     src = byte_tokenizer.encode(SRC)
-    texts = []
-    for row in range(2000):
-        new_src, _ = change(src, src, 0, row)
-        texts.append(byte_tokenizer.decode(new_src))
+    pairs = change([(src, src)] * 2000, 0, range(2000))
+    texts = [byte_tokenizer.decode(new_src) for new_src, _ in pairs]
     assert texts.count(SRC.upper()) / 2000 == pytest.approx(0.2, abs=0.03)
     assert texts.count(SRC.lower()) / 2000 == pytest.approx(0.3, abs=0.03)
     assert texts.count(SRC) / 2000 == pytest.approx(0.5, abs=0.03)
@@ -166,9 +163,9 @@ def test_text_with_unknown_characters_stays() -> None:
     src = np.array(tokenizer.encode("the Ω house"))
     tgt = np.array(tokenizer.encode("das Haus"))
     change = TextAugmenter(AugmentConfig(upper=1), 1, tokenizer, [], 200)
-    new_src, new_tgt = change(src, tgt, 0, 0)
-    assert new_src is src
-    assert new_tgt is tgt
+    pair = (src, tgt)
+    [new_pair] = change([pair], 0, [0])
+    assert new_pair is pair
 
 
 def test_words_to_copy_survive_the_normalization_of_text(byte_tokenizer: Tokenizer) -> None:

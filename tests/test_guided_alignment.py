@@ -64,6 +64,20 @@ def test_equal_ids_are_copies_only_in_a_joint_vocabulary() -> None:
     assert links.tolist() == [[1, 0, 0], [1, 1, 1], [1, 2, 2]]
 
 
+def test_the_links_of_a_pair_do_not_depend_on_the_other_pairs() -> None:
+    draw = np.random.default_rng(1)
+    pairs = []
+    for _ in range(200):
+        src_length, tgt_length = draw.integers(1, 40, size=2)
+        pairs.append((draw.integers(9, size=src_length), draw.integers(9, size=tgt_length)))
+    aligner = WordAligner(pairs, src_vocab_size=9, tgt_vocab_size=9)
+    links = []
+    for i, pair in enumerate(pairs):
+        for _, tgt, src in aligner.align([pair], has_joint_ids=True).tolist():
+            links.append([i, tgt, src])
+    assert sorted(aligner.align(pairs, has_joint_ids=True).tolist()) == sorted(links)
+
+
 def naive_alignment_loss(weights: Tensor, links: list[tuple[int, int]]) -> Tensor:
     """Sum -log of the weights (T, S) at the links, one at a time."""
     loss = torch.zeros(())

@@ -126,9 +126,9 @@ def test_training_pairs_get_hints_of_their_aligned_words(hint_tokenizer: Tokeniz
     num_changed = 0
     num_right = 0
     num_random = 0
-    for row in range(len(pairs)):
-        src_ids, tgt_ids = augment(*pairs[row], 3, row)
-        assert augment(*pairs[row], 3, row) == (src_ids, tgt_ids)
+    augmented = augment(pairs, 3, range(len(pairs)))
+    for row, (src_ids, tgt_ids) in enumerate(augmented):
+        assert augment([pairs[row]], 3, [row]) == [(src_ids, tgt_ids)]
         src = hint_tokenizer.decode(src_ids)
         tgt = hint_tokenizer.decode(tgt_ids)
         assert HINT.sub(r"\1", src).strip() == lines[row][0]
@@ -181,7 +181,7 @@ def test_symbols_and_placeholders_of_training_pairs_get_no_hints() -> None:
     draw = HintSampler(tokenizer, aligner)
     num_hints = 0
     for seed in range(30):
-        src, tgt = draw(line, line, random.Random(seed))
+        [(src, tgt)] = draw([(line, line)], [random.Random(seed)])
         assert HINT.sub(r"\1", src).split() == line.split()
         for word in ("<sep>", "[x]", "{name}"):
             assert f" {word} " in tgt
@@ -199,7 +199,7 @@ def test_words_of_hints_keep_their_vowel_signs(hint_tokenizer: Tokenizer) -> Non
     draw = HintSampler(hint_tokenizer, aligner)
     targets = set()
     for seed in range(30):
-        hinted, _ = draw(src, tgt, random.Random(seed))
+        [(hinted, _)] = draw([(src, tgt)], [random.Random(seed)])
         targets.update(word for _, target in HINT.findall(hinted) for word in target.split())
     words = {word for word in targets if not word.isascii() and word[0] in tgt}
     assert words

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from random import Random
 
 from nmt.config import AugmentConfig
@@ -42,36 +43,61 @@ class TextAugmenter:
         """Only `config.terminology` needs `aligner`."""
         self.config = config
         self.seed = seed
-        self._add_hints: PairChange | None = None
+        self._hint_sampler: HintSampler | None = None
         if config.terminology:
             assert aligner is not None
-            self._add_hints = HintSampler(tokenizers, aligner)
+            self._hint_sampler = HintSampler(tokenizers, aligner)
         directions = list(directions)
         src_tags = [direction.src_tag for direction in directions]
         tgt_tags = [direction.tgt_tag for direction in directions]
         self.src_codec = TextCodec(tokenizers.src, src_tags, max_length)
         self.tgt_codec = TextCodec(tokenizers.tgt, tgt_tags, max_length)
 
-    def __call__(self, src: Ids, tgt: Ids, update: int, row: int) -> tuple[Ids, Ids]:
-        """Draw changes, apply them to the text of a pair, and return its new ids.
+    def __call__(
+        self, pairs: Sequence[tuple[Ids, Ids]], update: int, rows: Sequence[int]
+    ) -> list[tuple[Ids, Ids]]:
+        """Draw changes, apply them to the text of pairs, and return the new ids.
 
-        `update` is the number of the update, and `row` the index of the pair in the training set.
+        `update` is the number of the update, and `rows` has the index of each pair in the training
+        set. A pair that does not change is returned as the same object.
         """
-        rng = Random(f"augment {self.seed} {update} {row}")
+        changed_pairs: dict[int, _PairText] = {}  # keyed by the index in `pairs`
+        for i, (pair, row) in enumerate(zip(pairs, rows, strict=True)):
+            changed_pair = self._change_text(pair, Random(f"augment {self.seed} {update} {row}"))
+            if changed_pair is not None:
+                changed_pairs[i] = changed_pair
+        self._add_hints([pair for pair in changed_pairs.values() if pair.gets_hints])
+        new_pairs = list(pairs)
+        for i, changed_pair in changed_pairs.items():
+            new_src = self.src_codec.encode(changed_pair.src_prefix, changed_pair.src)
+            new_tgt = self.tgt_codec.encode(changed_pair.tgt_prefix, changed_pair.tgt)
+            if new_src and new_tgt:
+                new_pairs[i] = (new_src, new_tgt)
+        return new_pairs
+
+    def _change_text(self, pair: tuple[Ids, Ids], rng: Random) -> _PairText | None:
+        """Return a pair's text after all changes but hints, or None if the pair stays unchanged."""
         changes = self._draw_changes(rng)
-        if not changes:
-            return src, tgt
-        src_prefix, src_text = self.src_codec.decode(src)
-        tgt_prefix, tgt_text = self.tgt_codec.decode(tgt)
-        if not src_text or not tgt_text:
-            return src, tgt
+        gets_hints = self._hint_sampler is not None and rng.random() < self.config.terminology
+        if not changes and not gets_hints:
+            return None
+        src_prefix, src = self.src_codec.decode(pair[0])
+        tgt_prefix, tgt = self.tgt_codec.decode(pair[1])
+        if not src or not tgt:
+            return None
         for change in changes:
-            src_text, tgt_text = change(src_text, tgt_text, rng)
-        new_src = self.src_codec.encode(src_prefix, src_text)
-        new_tgt = self.tgt_codec.encode(tgt_prefix, tgt_text)
-        if not new_src or not new_tgt:
-            return src, tgt
-        return new_src, new_tgt
+            src, tgt = change(src, tgt, rng)
+        return _PairText(src_prefix, src, tgt_prefix, tgt, rng, gets_hints)
+
+    def _add_hints(self, pairs: Sequence[_PairText]) -> None:
+        """Add hints to pairs: the last change, since hints are for the changed words."""
+        if self._hint_sampler is None:
+            return
+        texts = [(pair.src, pair.tgt) for pair in pairs]
+        hinted_texts = self._hint_sampler(texts, [pair.rng for pair in pairs])
+        for pair, (src, tgt) in zip(pairs, hinted_texts, strict=True):
+            pair.src = src
+            pair.tgt = tgt
 
     def _draw_changes(self, rng: Random) -> list[PairChange]:
         """Draw the changes of a pair, independently except for at most one change of case."""
@@ -93,9 +119,6 @@ class TextAugmenter:
         for probability, change in changes_by_probability:
             if rng.random() < probability:
                 changes.append(change)
-        # the last change, since its hints are for the changed words
-        if self._add_hints is not None and rng.random() < config.terminology:
-            changes.append(self._add_hints)
         return changes
 
     def _change_case(
@@ -117,6 +140,18 @@ class TextAugmenter:
         i = rng.randrange(0, len(segments), 2)  # a segment that is no symbol
         segments[i] = perturb.add_typos(segments[i], rng.randint(1, perturb.MAX_TYPOS), rng)
         return "".join(segments), tgt
+
+
+@dataclass
+class _PairText:
+    """The text of a pair that changes. Its prefixes stay unchanged."""
+
+    src_prefix: list[int]
+    src: str
+    tgt_prefix: list[int]
+    tgt: str
+    rng: Random
+    gets_hints: bool
 
 
 PairChange = Callable[[str, str, Random], tuple[str, str]]

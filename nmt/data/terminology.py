@@ -164,17 +164,29 @@ class HintSampler:
             "|".join([_EXCLUDED_SIGNS, *map(re.escape, sorted(symbols))])
         )
 
-    def __call__(self, src: str, tgt: str, rng: Random) -> tuple[str, str]:
-        """Add 1 to `MAX_TERMS` hints to a source, fewer if the pair has fewer linked words.
+    def __call__(
+        self, pairs: Sequence[tuple[str, str]], rngs: Sequence[Random]
+    ) -> list[tuple[str, str]]:
+        """Add 1 to `MAX_TERMS` hints to each source, fewer if the pair has fewer linked words.
 
-        For some terms, a random word replaces the target in the hint and in `tgt`, so that the
-        model learns to copy words that it would not choose. The probability of a word is
+        For some terms, a random word replaces the target in the hint and in the pair's target, so
+        that the model learns to copy words that it would not choose. The probability of a word is
         proportional to its length, since long words are terms more often. Words with a symbol of
-        the vocabulary, a placeholder or an address get no hints.
+        the vocabulary, a placeholder or an address get no hints. The hints of a pair depend only on
+        its texts and on its random generator.
         """
+        all_links = self._link_words(pairs)
+        hinted_pairs = []
+        for (src, tgt), links, rng in zip(pairs, all_links, rngs, strict=True):
+            hinted_pairs.append(self._add_hints(src, tgt, links, rng))
+        return hinted_pairs
+
+    def _add_hints(
+        self, src: str, tgt: str, links: set[tuple[int, int]], rng: Random
+    ) -> tuple[str, str]:
+        """Add hints to a pair whose `links` join a source and a target word."""
         src_words = list(re.finditer(r"\S+", src))
         tgt_words = list(re.finditer(r"\S+", tgt))
-        links = self._link_words(src, tgt, len(src_words), len(tgt_words))
         phrases = self._sample_phrases(src_words, tgt_words, links, rng)
         terms = []
         # from the end of the target, so that replacements do not move the spans that follow here
@@ -219,29 +231,52 @@ class HintSampler:
         """Return whether a word gets no hint."""
         return self._excluded_words.search(word[0]) is not None
 
-    def _link_words(
-        self, src: str, tgt: str, num_src_words: int, num_tgt_words: int
-    ) -> set[tuple[int, int]]:
-        """Return the pairs of linked words as (source word, target word).
+    def _link_words(self, pairs: Sequence[tuple[str, str]]) -> list[set[tuple[int, int]]]:
+        """Return the linked words of each pair as (source word, target word).
 
-        Returns no pair if a tokenizer divides a text into another number of words, so that its
-        words cannot be numbered by white space.
+        Aligns all pairs at once, since most of the time of a single pair would be overhead.
         """
-        src_ids = self._tokenizers.src.encode(src)
-        tgt_ids = self._tokenizers.tgt.encode(tgt)
-        if not src_ids or not tgt_ids:  # an earlier augmentation emptied the text
-            return set()
-        src_numbers = number_words(self._tokenizers.src.pieces(src_ids))
-        tgt_numbers = number_words(self._tokenizers.tgt.pieces(tgt_ids))
-        if src_numbers[-1] + 1 != num_src_words or tgt_numbers[-1] + 1 != num_tgt_words:
-            return set()
+        all_links: list[set[tuple[int, int]]] = [set() for _ in pairs]
+        indices = []  # of the pairs that can be aligned
+        src_texts = []
+        tgt_texts = []
+        for i, (src_text, tgt_text) in enumerate(pairs):
+            src = _encode_words(self._tokenizers.src, src_text)
+            tgt = _encode_words(self._tokenizers.tgt, tgt_text)
+            if src is not None and tgt is not None:
+                indices.append(i)
+                src_texts.append(src)
+                tgt_texts.append(tgt)
+        if not indices:
+            return all_links
+        id_pairs = [(src.ids, tgt.ids) for src, tgt in zip(src_texts, tgt_texts, strict=True)]
         has_joint_ids = self._tokenizers.src_vocab_size is None  # None: a joint vocabulary
         # (L, 3): pair, target piece, source piece
-        links = self._aligner.align([(src_ids, tgt_ids)], has_joint_ids=has_joint_ids)
-        return {
-            (src_numbers[src_piece], tgt_numbers[tgt_piece])
-            for _, tgt_piece, src_piece in links.tolist()
-        }
+        links = self._aligner.align(id_pairs, has_joint_ids=has_joint_ids)
+        for k, tgt_piece, src_piece in links.tolist():
+            link = (src_texts[k].words[src_piece], tgt_texts[k].words[tgt_piece])
+            all_links[indices[k]].add(link)
+        return all_links
+
+
+class _EncodedWords(NamedTuple):
+    """The pieces of a text."""
+
+    ids: list[int]
+    words: list[int]  # for each piece, the number of its word in the text
+
+
+def _encode_words(tokenizer: Tokenizer, text: str) -> _EncodedWords | None:
+    """Encode a text whose words are separated by white space.
+
+    Returns None for an empty text, which an earlier augmentation may leave, and if the tokenizer
+    divides the text into another number of words.
+    """
+    ids = tokenizer.encode(text)
+    words = number_words(tokenizer.pieces(ids))
+    if not ids or words[-1] + 1 != len(text.split()):
+        return None
+    return _EncodedWords(ids, words)
 
 
 def _find_phrase(links: set[tuple[int, int]], src_start: int, num_words: int) -> _PhrasePair | None:

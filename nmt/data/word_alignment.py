@@ -120,17 +120,22 @@ class WordAligner:
         """Return the links (L, 3) of pairs: the pair, target position and source position.
 
         A link is the best for both of its tokens, so that each token has at most one.
-        With `has_joint_ids`, equal ids on both sides are the same text.
+        With `has_joint_ids`, equal ids on both sides are the same text. The links of a pair do not
+        depend on the other pairs.
         """
         # padding has the id -1: lookups read the last entry, which `prior` multiplies by 0
         src, src_fractions = _pad([src_ids for src_ids, _ in pairs])  # (B, S) each
         tgt, tgt_fractions = _pad([tgt_ids for _, tgt_ids in pairs])  # (B, T) each
         is_pair = (src >= 0)[:, :, None] & (tgt >= 0)[:, None, :]  # (B, S, T), False for padding
         keys = src[:, :, None] * self._num_tgt + tgt[:, None, :]  # (B, S, T)
-        key_indices = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
-        is_known = (self._keys[key_indices] == keys) & is_pair
-        tgt_probs = np.where(is_known, self._tgt_probs[key_indices], 0.0)  # (B, S, T)
-        src_probs = np.where(is_known, self._src_probs[key_indices], 0.0)  # (B, S, T)
+        pair_keys = keys[is_pair]  # (P,)
+        # most of the time, so padding is left out
+        key_indices = np.searchsorted(self._keys, pair_keys).clip(max=len(self._keys) - 1)
+        is_known = self._keys[key_indices] == pair_keys
+        tgt_probs = np.zeros(keys.shape)
+        src_probs = np.zeros(keys.shape)
+        tgt_probs[is_pair] = np.where(is_known, self._tgt_probs[key_indices], 0.0)
+        src_probs[is_pair] = np.where(is_known, self._src_probs[key_indices], 0.0)
         if has_joint_ids:
             copy_prob = np.where(src[:, :, None] == tgt[:, None, :], _MIN_COPY_PROB, 0.0)
             tgt_probs = np.maximum(tgt_probs, copy_prob)
@@ -163,8 +168,12 @@ def link_words(
 
 def number_words(pieces: Sequence[str]) -> list[int]:
     """Return for each piece the number of its word, from 0."""
-    starts = [piece.startswith("▁") for piece in pieces]
-    return np.maximum(np.cumsum(starts) - 1, 0).tolist()  # type: ignore[no-any-return]
+    numbers = []
+    number = -1
+    for piece in pieces:
+        number += piece.startswith("▁")
+        numbers.append(max(number, 0))
+    return numbers
 
 
 def _pad(rows: Sequence[Ids]) -> tuple[Array, Array]:
@@ -182,7 +191,8 @@ def _mark_best(probs: Array, prior: Array, null_probs: Array, *, axis: int) -> A
 
     Shapes: (B, S, T); `null_probs` has size 1 along `axis`.
     """
-    totals = prior.sum(axis, keepdims=True)
+    # not `sum`, whose order of additions, and so its rounding, depends on the padding
+    totals = np.take(np.cumsum(prior, axis), [-1], axis)
     totals[totals == 0] = 1.0  # rows of padding
     scores = probs * prior * ((1 - _NULL_PROB) / totals)
     highest = scores.max(axis, keepdims=True)

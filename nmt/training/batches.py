@@ -199,18 +199,19 @@ class BatchMaker:
         self, rows: Rows, update_id: int = 0, augment: TextAugmenter | None = None
     ) -> Batch:
         """Pack the pairs of `rows` into one batch, after all random changes."""
+        original_pairs: list[tuple[Ids, Ids]] = [self.data[row] for row in rows.tolist()]
+        augmented_pairs = original_pairs
+        if augment is not None:
+            augmented_pairs = augment(original_pairs, update_id, rows.tolist())
         pairs: list[tuple[Ids, Ids]] = []
         decoder_inputs: list[Ids] = []
         given_links: list[Any] = []  # word links of each pair, (L, 2); None if none are known
-        for row in rows.tolist():
-            pair: tuple[Ids, Ids] = self.data[row]  # arrays; the random changes below return lists
-            src, tgt = pair
-            links = self.data.alignment(row) if self.needs_alignment else None
-            if augment is not None:
-                src, tgt = augment(src, tgt, update_id, row)
-                # the augmenter returns the same objects if it does not change the pair
-                if src is not pair[0] or tgt is not pair[1]:
-                    links = None  # words may have changed
+        for i, row in enumerate(rows.tolist()):
+            src, tgt = augmented_pairs[i]
+            links = None
+            # augmentation may change words; it returns the same object for a pair without changes
+            if self.needs_alignment and augmented_pairs[i] is original_pairs[i]:
+                links = self.data.alignment(row)
             if self.sampling is not None:
                 src, tgt = self.sampling(src, tgt, update_id, row)
             decoder_input = tgt
