@@ -101,6 +101,11 @@ def lines_with_items(count: int, *, seed: int = 40) -> list[str]:
             "看https://ja.wikipedia.org/wiki/C言語/版 www.x.cn谢谢",
             "https://ja.wikipedia.org/wiki/C言語/版 www.x.cn",
         ),
+        (
+            "Siehe https://ja.wikipedia.org/wiki/C言語. (www.x.jp/wiki/TV방송) https://x.jp/C言語",
+            "https://ja.wikipedia.org/wiki/C言語 www.x.jp/wiki/TV방송 https://x.jp/C言語",
+        ),
+        ("见https://x.cn/a下载，或 https://x.cn/b下载，谢谢", "https://x.cn/a https://x.cn/b"),
         ("https://ja.wikipedia.org/wiki/日本, $größe", "https://ja.wikipedia.org/wiki/日本 $größe"),
     ],
 )
@@ -136,6 +141,8 @@ def test_every_item_is_found_alone_and_in_a_sentence() -> None:
         "漢",
         "a://漢",
         "a://x漢",
+        "(a://a/漢!",
+        "(a://a/漢。",
         "漢/.",
     ],
 )

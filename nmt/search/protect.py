@@ -7,15 +7,19 @@ from collections import Counter
 from functools import lru_cache
 from typing import NamedTuple
 
-from nmt.data.text import SPACED_WORD, UNSPACED, URL_CHARACTER
+from nmt.data.text import SPACED_WORD, UNSPACED, UNSPACED_LETTERS, URL_CHARACTER
 from nmt.data.tokenizer import Tokenizer
 
 # Chinese letters may directly precede and follow a protected text, so they do not count as letters
 _W = SPACED_WORD
+_MARKS = r"""[".,;:!?)\]}'’»“”…]"""  # punctuation that may follow a web address
 _PROTECTED = re.compile(
     rf"""
-    (?<!{_W})(?:[a-z][a-z+.-]{{1,19}}://|www\.){URL_CHARACTER}+
-      (?<![".,;:!?)\]}}'’»“”…])                          # web address
+    (?<![^\s("'<\[])(?:[a-z][a-z+.-]{{1,19}}://|www\.)[^\s<>"/{UNSPACED}]+/
+      (?:[^\s<>"{UNSPACED}]|[{UNSPACED_LETTERS}])+(?<!{_MARKS})
+      (?={_MARKS}{{0,3}}(?:[\s<>]|$))                     # web address between spaces
+    | (?<!{_W})(?:[a-z][a-z+.-]{{1,19}}://|www\.){URL_CHARACTER}+
+      (?<!{_MARKS})                                      # web address next to Chinese text
     | (?<!{_W})(?<![.+-])(?:{_W}|[.+-]){{1,256}}
       @(?:{_W}|-){{1,256}}(?:\.(?:{_W}|-){{1,256}})+      # e-mail address
     | </?\w[\w:.-]*(?:\s[^<>]*)?/?>                      # <b>, </b>, <a href="...">
