@@ -36,6 +36,8 @@ SENTENCE_CASES = {
     "A Photo By NASA And McDonald Today": "A photo by NASA and McDonald today",
     "The Year 2024 - Was Very Good": "The year 2024 - was very good",
     "The ʻOkina Is Here": "The ʻOkina is here",
+    "Terms Of Service": "Terms of service",
+    "Do You Have Any Children?": "Do you have any children?",
     "It Isn't An (optional) E-Mail": "It isn't an (optional) E-Mail",
 }
 OTHER_LINES = [
@@ -46,6 +48,10 @@ OTHER_LINES = [
     "GET the red house NOW",
     "Angela Merkel",  # may be a name
     "The Lord of the Rings Today",
+    "Haben Sie Kinder?",  # short sentences with names or German nouns
+    "Kennen Sie Toms Eltern?",
+    'Happy New Year!"',
+    "I'm Tom Jackson. ",
     "NASA ESA JAXA Roscosmos Cnsa",  # two words in title case
     "1234 5678 - 90",
     "你好世界",
@@ -120,11 +126,13 @@ LINES_WITHOUT_WORDS = [
 def test_terms_of_a_glossary_keep_a_case_that_counts() -> None:
     tokenizer = train_tokenizer(sentences(200), tokenizer_config())
     lines = ["NASA SEES A HOUSE", "The Green Apple Store", "the Apple House"]
-    terms = ("NASA\tNASA\tcase", "Apple\tApple\tcase", "house\tHaus")
+    lines.append("The Green Cafe\u0301 Here")  # not in normal form
+    terms = ("NASA\tNASA\tcase", "Apple\tApple\tcase", "house\tHaus", "Café\tCafé\tcase")
     for glossary in ({"hints": terms}, {"required_terms": terms}):
         encoded = encode_window(Window(0, lines), tokenizer, LineOptions(**glossary))
-        assert encoded.texts == ["NASA sees a house", "The green Apple store", lines[2]]
-        assert encoded.cases == ["upper", "title", ""]
+        expected = ["NASA sees a house", "The green Apple store", lines[2]]
+        assert encoded.texts == [*expected, "The green Cafe\u0301 here"]
+        assert encoded.cases == ["upper", "title", "", "title"]
     groups, cases = recase_groups([lines[:2]], SearchConfig(glossary=list(terms)))
     assert groups == [["NASA sees a house", "The green Apple store"]]
     assert cases == ["title"]

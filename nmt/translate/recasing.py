@@ -14,6 +14,9 @@ from nmt.data.perturb import CASES
 _MIN_CAPITALS = 5  # a shorter text may be an abbreviation
 _MIN_CAPITAL_SHARE = 0.8  # of all letters; others may be marks such as the apostrophe of Uzbek
 _MIN_TITLE_WORDS = 3  # fewer may be a name
+# In Tatoeba, all of 180 shorter sentences of capitalized words are no titles: "Haben Sie Kinder?"
+_MIN_TITLE_SENTENCE_WORDS = 5
+_ENDS_SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]*$")
 _SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)\W*\w")
 
 
@@ -29,7 +32,9 @@ def find_case(text: str) -> str:
     # Lo: letters without case, such as Chinese ones; marks such as the ʻ of Hawaiian are Lm
     if any(word[0].islower() or unicodedata.category(word[0]) == "Lo" for word in words):
         return ""
-    return "title" if sum(map(_is_capitalized, words)) >= _MIN_TITLE_WORDS else ""
+    is_sentence = _ENDS_SENTENCE.search(text.rstrip()) is not None
+    min_words = _MIN_TITLE_SENTENCE_WORDS if is_sentence else _MIN_TITLE_WORDS
+    return "title" if sum(map(_is_capitalized, words)) >= min_words else ""
 
 
 def to_sentence_case(text: str) -> str:

@@ -5,6 +5,8 @@
 const MIN_CAPITALS = 5; // a shorter text may be an abbreviation
 const MIN_CAPITAL_SHARE = 0.8; // of all letters; others may be marks such as the apostrophe of Uzbek
 const MIN_TITLE_WORDS = 3; // fewer may be a name
+const MIN_TITLE_SENTENCE_WORDS = 5; // in shorter sentences, names and German nouns may be capitalized
+const ENDS_SENTENCE = /[.!?…]["'”’»)\]]*\s*$/u;
 const LETTER = /\p{L}/gu;
 const CAPITALS = /\p{Uppercase}/gu;
 const CAPITAL = /\p{Uppercase}/u;
@@ -22,7 +24,8 @@ export function findCase(text) {
   }
   const words = text.match(WORD) ?? [];
   if (words.some((word) => /^\p{L}/u.test(word) && !/^\p{Uppercase}/u.test(word))) return "";
-  return words.filter(isCapitalized).length >= MIN_TITLE_WORDS ? "title" : "";
+  const minWords = ENDS_SENTENCE.test(text) ? MIN_TITLE_SENTENCE_WORDS : MIN_TITLE_WORDS;
+  return words.filter(isCapitalized).length >= minWords ? "title" : "";
 }
 
 /** Turn a text in capitals or in title case into one or more sentences in ordinary case. */
