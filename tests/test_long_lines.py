@@ -11,6 +11,7 @@ from tiny import sentences, tokenizer_config
 from nmt.data.terminology import DONE, SOURCE, TARGET
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
+from nmt.search.glossary import load_glossary
 from nmt.search.protect import protected_spans
 from nmt.translate.long_lines import join_parts, split_line
 from nmt.translate.options import LineOptions
@@ -86,6 +87,24 @@ def test_no_term_is_cut_that_fits() -> None:
             assert all(segment.num_tokens <= options.max_source_length for segment in segments)
             for term in terms:
                 assert sum(part.count(term) for part in texts) == text.count(term), (seed, term)
+
+
+def test_no_term_is_cut_whose_text_is_not_normalized() -> None:
+    config = tokenizer_config(byte_fallback=True)
+    tokenizer = train_tokenizer(sentences(50), config)
+    glossary = ("café table\tKaffeetisch", "fire exit\tNotausgang")
+    text = "cafe\u0301 table ｆire exit a " * 10
+    assert [text[span.start : span.stop] for span in load_glossary(glossary).find_spans(text)] == [
+        "cafe\u0301 table",
+        "ｆire exit",
+    ] * 10
+    for max_source_length in range(24, 48):
+        options = LineOptions(max_source_length=max_source_length, required_terms=glossary)
+        [segments] = encode_window(Window(0, [text]), tokenizer, options).segments
+        texts = [tokenizer.decode(segment.ids) for segment in segments]
+        assert len(texts) > 4
+        for term in ("café table", "fire exit"):
+            assert sum(part.count(term) for part in texts) == 10
 
 
 def test_a_term_that_is_too_long_is_cut(tokenizer: Tokenizer) -> None:

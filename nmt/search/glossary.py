@@ -128,8 +128,8 @@ class Glossary:
         return add_hints(normalized, terms) if terms else text
 
     def find_spans(self, text: str) -> list[range]:
-        """Return the positions of each term in `text`, without terms that need normalization."""
-        return [range(match.start, match.end) for match in self._find_matches(text)]
+        """Return the positions of each term in `text`, which need not be normalized."""
+        return [range(match.start, match.end) for match in self._locate_matches(text)]
 
     def keep_case(self, text: str, recased: str) -> str:
         """Return `recased`, `text` in another case, with the terms that must keep their case."""
@@ -137,7 +137,7 @@ class Glossary:
             return recased
         parts = []
         position = 0
-        for match in self._find_matches(text):
+        for match in self._locate_matches(text):
             if match.entries[0].matches_case:
                 parts.append(recased[position : match.start])
                 parts.append(text[match.start : match.end])
@@ -152,6 +152,22 @@ class Glossary:
             for match in self._find_matches(_normalize(text)):
                 lines.update(entry.line for entry in match.entries)
         return sorted(lines, key=self._line_numbers.__getitem__)
+
+    def _locate_matches(self, text: str) -> Iterator[_Match]:
+        """Yield each term that occurs in `text`, with its position before normalization."""
+        if unicodedata.is_normalized("NFKC", text):
+            yield from self._find_matches(text)
+            return
+        normalized = ""
+        spans: list[range] = []  # of the visible character in `text`, for each normalized character
+        for match in regex.finditer(r"\X", text):
+            character = _normalize(match.group())
+            normalized += character
+            spans += [range(*match.span())] * len(character)
+        for term in self._find_matches(normalized):
+            start = spans[term.start].start
+            end = spans[term.end - 1].stop
+            yield _Match(start, end, term.entries)
 
     def _find_matches(self, text: str) -> Iterator[_Match]:
         """Yield each term that occurs in `text`, which should be normalized."""
