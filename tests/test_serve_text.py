@@ -398,6 +398,8 @@ def test_tables_translate_the_columns_asked_for() -> None:
     assert render("t.csv", table) == 'ID;TEXT;NOTE\n1;"A; B";X\n2;C;Y\n'
     assert render("t.csv", table, columns=["text"]) == 'id;text;note\n1;"A; B";x\n2;C;y\n'
     # a separator is not counted in a quoted cell
+    marked = '\ufeff"name, of; it","text"\r\n1,"a; b"\r\n'  # a byte order mark before a quoted cell
+    assert render("t.csv", marked, columns=["text"]) == '\ufeff"name, of; it",text\r\n1,A; B\r\n'
     assert render("t.csv", '1,"a; b; c; d",x\n2,"e,\nf",y\n') == '1,A; B; C; D,X\n2,"E,\nF",Y\n'
     inches = 'a;b;27"\n"c, d, e, f";g;24"\n'
     assert render("t.csv", inches) == 'A;B;"27"""\nC, D, E, F;G;"24"""\n'

@@ -11,8 +11,7 @@ from nmt.documents.document import Document, ReadOptions, check_count, join_text
 from nmt.errors import DataError, suggest_names
 
 _MAX_ROW_CHARACTERS = 1 << 16  # only the start of a longer first row tells the separator
-# a cell in quotes, of which the first may follow a byte order mark
-_QUOTED_TEXT = re.compile(r'(?:^\ufeff?|(?<=[,;\t|]))"(?:[^"]|"")*"(?=[,;\t|\r\n]|$)')
+_QUOTED_TEXT = re.compile(r'(?:^|(?<=[,;\t|]))"(?:[^"]|"")*"(?=[,;\t|\r\n]|$)')
 _QUOTED_CELL = re.compile(r'(?:^|(?<=\t))"(?:[^"]|"")*"(?=\t|\r?$)', re.MULTILINE)
 
 
