@@ -13,8 +13,14 @@ from toy import WORDS, assert_resumes_exactly, make_run, write_corpus
 from toy import command as run_command
 
 from nmt import Translator
-from nmt.config import AugmentConfig, PreprocessConfig, SearchConfig, TokenizerConfig, TooLong
-from nmt.config.preprocess import TokenizerType
+from nmt.config import (
+    AugmentConfig,
+    PreprocessConfig,
+    SearchConfig,
+    TokenizerConfig,
+    TokenizerType,
+    TooLong,
+)
 from nmt.data.augment import TextAugmenter
 from nmt.data.terminology import (
     DONE,

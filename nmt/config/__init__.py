@@ -6,15 +6,19 @@ differ from them. The defaults are the recipe of the base model in "Attention Is
 `nmt.config` only.
 """
 
+from nmt.config.augment import *
+from nmt.config.corpora import *
 from nmt.config.evaluate import *
 from nmt.config.export import *
 from nmt.config.model import *
+from nmt.config.optimizer import *
 from nmt.config.options import *
 from nmt.config.preprocess import *
 from nmt.config.rerank import *
 from nmt.config.runtime import *
 from nmt.config.search import *
 from nmt.config.serve import *
+from nmt.config.tokenizer import *
 from nmt.config.training import *
 from nmt.config.translate import *
 from nmt.config.visualize import *

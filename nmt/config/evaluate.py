@@ -122,24 +122,24 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
             rule = "does not work with perturb or by_length"
             self.require(self.baseline is None or not changes_lines, "baseline", rule)
             self.require(not (self.tune and changes_lines), "tune", rule)
-        is_noisy_channel = self.rerank is Reranking.noisy_channel
-        self.require(is_noisy_channel or not self.tune, "tune", "needs rerank=noisy_channel")
         if self.tune:
+            is_noisy_channel = self.rerank is Reranking.noisy_channel
+            self.require(is_noisy_channel, "tune", "needs rerank=noisy_channel")
             self.require(self.baseline is None, "baseline", "does not work with tune=true")
         if self.baseline is None and len(self.hypotheses) < 2:
             self._refuse_unused("baseline", _ONLY_WITH_BASELINE)
         if self.src is not None:
             is_default = self.split is HeldOutSplit.test
             self.require(is_default, "split", "is a set of data_dir; leave out src")
-        num_stdin = [*self.hypotheses, self.baseline, self.src, *self.references].count("-")
-        if num_stdin > 1:
+        inputs = [*self.hypotheses, self.baseline, self.src, *self.references]
+        if inputs.count("-") > 1:
             raise ConfigError("references=-: stdin is read once; give files")
 
     def _check_without_model(self) -> None:
         """Raise a `ConfigError` for settings that have no effect on files of hypotheses."""
         search_keys = {setting.name for setting in fields(SearchOverrides)}
         search_keys |= {setting.name for setting in fields(RerankConfig)}
-        # significance tests use the seed, and counts of terms the glossary
+        # without a model, significance tests use the seed, and the count of terms the glossary
         search_keys -= {"seed", "glossary"}
         self.require(not self.perturb, "perturb", "does nothing without model_dir")
         self._refuse_unused("model_dir", (*_ONLY_WITH_MODEL, *sorted(search_keys)))

@@ -143,11 +143,14 @@ class ModelConfig(Settings):
             rule = f"must divide model.d_model={self.d_model}, or set model.head_size"
             self.require(is_divisor, "num_heads", rule)
         self.require(self.d_model % 2 == 0, "d_model", "must be even (sine and cosine)")
-        is_divisor = self.num_kv_heads is None or self.num_heads % self.num_kv_heads == 0
-        self.require(is_divisor, "num_kv_heads", f"must divide model.num_heads={self.num_heads}")
-        is_valid = self.alignment_heads is None or self.alignment_heads <= self.num_heads
-        rule = f"must be at most model.num_heads={self.num_heads}"
-        self.require(is_valid, "alignment_heads", rule)
+        if self.num_kv_heads is not None:
+            is_divisor = self.num_heads % self.num_kv_heads == 0
+            rule = f"must divide model.num_heads={self.num_heads}"
+            self.require(is_divisor, "num_kv_heads", rule)
+        if self.alignment_heads is not None:
+            has_heads = self.alignment_heads <= self.num_heads
+            rule = f"must be at most model.num_heads={self.num_heads}"
+            self.require(has_heads, "alignment_heads", rule)
         if self.positions is Positions.rotary:
             rule = f"needs an even number of dimensions of a head (model.head_size), not {self.d_k}"
             self.require(self.d_k % 2 == 0, "positions", rule)

@@ -17,7 +17,7 @@ from nmt.errors import ConfigError, suggest_names
 DEFAULT_DATA_DIR = "data/prepared"
 DEFAULT_RUN_DIR = "runs/default"
 MAX_NUMBER = 10**9  # upper bound of settings that declare none
-_LIMIT_RULE = f"must be at most {MAX_NUMBER:,}"
+_MAX_NUMBER_RULE = f"must be at most {MAX_NUMBER:,}"
 LARGEST_SEED = 2**63 - 1
 _MAX_TEXT_BYTES = 1 << 26  # size of a file whose lines are values of a setting
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
@@ -40,8 +40,8 @@ class OutputFormat(str, Enum):
 class Range:
     """An interval of numbers: `low` and `high` are included, `above` and `below` are excluded.
 
-    An interval has at most one lower bound, `low` or `above`, and at most one upper bound, `high`
-    or `below`. It has no `below` without `low`.
+    An interval has at most one lower bound and one upper bound. An interval with `below` also has
+    `low`.
     """
 
     low: float | None = None
@@ -82,10 +82,12 @@ def option(
 ) -> Any:
     """Declare a setting.
 
-    `default` is a value, or a class (a dataclass or dict) whose instances are the default. `help`
-    is the line of the setting in `--help`. `on_resume` is its `ResumeRule`; with None, the setting
-    inherits the rule of its group, and "refuse" if no group has one. The other parameters are the
-    bounds of a number, see `Range`.
+    Args:
+        default: the default value, or a class (a dataclass or dict) that makes it.
+        help: the line of the setting in `--help`.
+        on_resume: the `ResumeRule`; None inherits the rule of the group of the setting, or "refuse"
+            if the group has none.
+        low, high, above, below: bounds of a number, see `Range`.
     """
     bounds = Range(low=low, high=high, above=above, below=below)
     metadata = {"help": help, "range": bounds, "on_resume": on_resume}
@@ -100,13 +102,13 @@ def option(
 class Settings:
     """A group of settings, whose values are checked when it is constructed."""
 
-    prefix: ClassVar[str] = ""  # precedes the keys of this group in error messages, as in "model."
+    prefix: ClassVar[str] = ""  # precedes keys in error messages, such as "model." in "model.norm"
 
     def __post_init__(self) -> None:
         """Check the ranges of numbers, then call `check`.
 
-        Numbers without an upper bound are limited to `MAX_NUMBER`, since sums and products of
-        larger settings could overflow.
+        Numbers without an upper bound must be at most `MAX_NUMBER`: sums and products of larger
+        numbers could overflow.
         """
         for setting in fields(self):
             value = getattr(self, setting.name)
@@ -116,8 +118,8 @@ class Settings:
                 if bounds.high is None and bounds.below is None:
                     self.require(not math.isnan(value), setting.name, "is not a number")
                     is_in_limit = value <= MAX_NUMBER
-                    self.require(is_in_limit, setting.name, _LIMIT_RULE)
-                if not bounds.contains(value):  # describing the range takes longer than the test
+                    self.require(is_in_limit, setting.name, _MAX_NUMBER_RULE)
+                if not bounds.contains(value):  # only then, since `str(bounds)` takes long
                     self.require(False, setting.name, str(bounds))
         self.check()
 
@@ -134,7 +136,7 @@ class Settings:
 
 
 def require_valid(is_valid: bool, key: str, value: object, rule: str) -> None:
-    """Raise a `ConfigError` with key, value and rule unless `is_valid`."""
+    """Raise a `ConfigError` with key, value and rule of a setting unless `is_valid`."""
     if not is_valid:
         raise _invalid_value(key, value, rule)
 
@@ -188,7 +190,7 @@ def _iterate_value(
 
 
 def settings_to_compare(config: Any) -> dict[str, Any]:
-    """Return the values for JSON, by key, of the settings of `config` that are not "free"."""
+    """Return the settings of `config` whose rule is not "free": keys, and values for JSON."""
     compared = {}
     for key, value, resume_rule in iterate_settings(config):
         if resume_rule != "free":

@@ -75,9 +75,9 @@ class RerankConfig(Settings):
         super().check()
         is_noisy_channel = self.rerank is Reranking.noisy_channel
         is_command = self.rerank is Reranking.command
-        rule = "only works with rerank=mbr, noisy_channel or command"
-        is_valid = self.candidates is None or self.rerank is not Reranking.none
-        self.require(is_valid, "candidates", rule)
+        if self.rerank is Reranking.none:
+            rule = "only works with rerank=mbr, noisy_channel or command"
+            self.require(self.candidates is None, "candidates", rule)
         if is_noisy_channel:
             rule = "needs reverse_model=FOLDER, a model of the other direction"
             self.require(bool(self.reverse_model), "rerank", rule)

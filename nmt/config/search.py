@@ -1,10 +1,13 @@
 """Settings of search.
 
-`SearchConfig` declares each search setting with its default, help and range, and is saved with the
-model. Commands that translate or score take the same keys to override the saved values; they
-inherit them from `ScoringOverrides` or `SearchOverrides`. The methods of `nmt.Translator` take them
-as keyword arguments, see `SearchOptions`. A new search setting is a field of `SearchConfig`, a line
-in one of the two classes of overrides, and a line in `SearchOptions`.
+`SearchConfig` declares each search setting with its default, help and range. Its values are saved
+with the model, and can be overridden:
+
+- Commands that translate or score inherit settings from `SearchOverrides` or `ScoringOverrides`.
+- The methods of `nmt.Translator` take the settings as keyword arguments, see `SearchOptions`.
+
+A new search setting needs a line in `SearchConfig`, in one of the classes of overrides, and in
+`SearchOptions`.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ class Normalization(str, Enum):
 
 
 class Stop(str, Enum):
-    """When beam search drops a live hypothesis, and stops after the last one (docs/search.md)."""
+    """When beam search stops (docs/search.md)."""
 
     first = "first"  # stops once no hypothesis can become a result by ending with its next token
     exact = "exact"  # stops once no hypothesis can become a result at any length
@@ -201,7 +204,7 @@ class SearchConfig(Settings):
 
     @property
     def has_constraints(self) -> bool:
-        """Whether a setting changes which tokens a translation may continue with."""
+        """Whether a setting excludes tokens, or changes their probabilities."""
         has_repetition_rule = self.no_repeat_ngram > 0 or self.repetition_penalty > 1
         has_lists = bool(self.forbid or self.suppress) or self.has_terms
         return self.min_length > 0 or self.alternatives > 0 or has_repetition_rule or has_lists
@@ -228,7 +231,7 @@ class SearchConfig(Settings):
 
     @property
     def rows_per_sentence(self) -> int:
-        """The number of live hypotheses that a search has for a sentence."""
+        """The maximum number of live hypotheses of a sentence."""
         return self.beam_size * max(self.alternatives, 1)
 
     @property
@@ -238,19 +241,19 @@ class SearchConfig(Settings):
 
     @property
     def length_exponent(self) -> float:
-        """The exponent p with which other engines, by log P / length^p, rank most like nmt."""
+        """The exponent p for engines that rank by log P / length^p, to rank most like nmt."""
         if self.normalization is Normalization.average:
             return 1.0
         if self.normalization is Normalization.none:
             return 0.0
-        # at 12 tokens, length^(0.7 alpha) and ((5 + length) / 6)^alpha grow at the same rate
+        # at a length of 12 tokens, length^(0.7 alpha) grows as fast as ((5 + length) / 6)^alpha
         return round(0.7 * self.length_penalty, 3)
 
 
 def override(name: str) -> Any:
-    """Declare a setting that replaces the saved value of a setting of `SearchConfig`.
+    """Declare a setting with the help and range of the setting `name` of `SearchConfig`.
 
-    It has the same help and range. Its default None keeps the value saved with the model.
+    Its default None keeps the value that is saved with the model.
     """
     metadata = dict(SearchConfig.__dataclass_fields__[name].metadata)
     metadata["help"] += "; null: as saved with the model"
@@ -268,9 +271,9 @@ class ScoringOverrides(Settings):
 
     def search_changes(self) -> dict[str, Any]:
         """Return the search settings of this command that are not None."""
+        search_keys = {setting.name for setting in fields(SearchConfig)}
         command_keys = {setting.name for setting in fields(self)}
-        search_keys = command_keys.intersection(setting.name for setting in fields(SearchConfig))
-        changes = {key: getattr(self, key) for key in sorted(search_keys)}
+        changes = {key: getattr(self, key) for key in sorted(search_keys & command_keys)}
         for key in ("forbid", "suppress"):
             if changes.get(key):
                 changes[key] = _read_lines(changes[key], key)
@@ -353,7 +356,7 @@ def read_glossary(values: list[str]) -> list[str]:
 
 
 def _read_lines(values: list[str], setting: str) -> list[str]:
-    """Replace each file name among the values of a setting by the file's lines that are not empty.
+    """Replace each value that is the name of a file by the lines of the file, without empty ones.
 
     Raises the errors of `read_text_file`.
     """

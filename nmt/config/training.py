@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 
+from nmt.config.augment import AugmentConfig, NoiseConfig
 from nmt.config.model import ModelConfig
+from nmt.config.optimizer import Optimizer, OptimizerConfig
 from nmt.config.options import (
     DEFAULT_DATA_DIR,
     DEFAULT_RUN_DIR,
@@ -18,27 +20,6 @@ from nmt.config.options import (
 from nmt.config.runtime import DTYPE_HELP, ChecksumConfig, DType, RuntimeConfig
 from nmt.config.search import SearchConfig
 from nmt.errors import ConfigError, suggest_names
-
-
-class Optimizer(str, Enum):
-    """The update rule that turns gradients into changes of the weights."""
-
-    adam = "adam"  # Kingma and Ba (2015), as in the paper
-    adamw = "adamw"  # Adam with decoupled weight decay, Loshchilov and Hutter (2019)
-    muon = "muon"  # orthogonalized updates of matrices, Jordan et al. (2024); AdamW for the rest
-    adafactor = "adafactor"  # Shazeer and Stern (2018): row and column means of second moments
-    schedule_free = "schedule_free"  # AdamW that averages its weights, Defazio et al. (2024)
-
-
-class Schedule(str, Enum):
-    """The learning rate after the linear warm-up, which is the same for all schedules."""
-
-    noam = "noam"  # inverse square root of the update number, from the paper's peak
-    inverse_sqrt = "inverse_sqrt"  # the same curve from peak_learning_rate
-    cosine = "cosine"  # half a cosine to 0 at max_updates; better for short runs
-    linear = "linear"  # a line to 0 at max_updates
-    constant = "constant"  # the peak, for fine-tuning or to end a run by hand
-    wsd = "wsd"  # warm-up, stable, decay: constant, then to 0, Hägele et al. (2024)
 
 
 class BestMetric(str, Enum):
@@ -80,123 +61,6 @@ class Adapter(str, Enum):
 
 
 @dataclass(kw_only=True)
-class OptimizerConfig(Settings):
-    """The optimizer and its schedule; the defaults are Adam as in section 5.3 of the paper."""
-
-    prefix = "optimizer."
-    name: Optimizer = option(
-        Optimizer.adam,
-        "adam, adamw (Adam with decoupled weight decay), muon, adafactor, or schedule_free (AdamW "
-        "that validates and saves an average of its weights)",
-    )
-    beta1: float = option(
-        0.9,
-        "decay of the mean of gradients; schedule_free: share of the average in trained weights",
-        low=0,
-        below=1,
-    )
-    beta2: float = option(0.98, "decay of the mean of squared gradients", low=0, below=1)
-    eps: float = option(1e-9, "added to the root of the second moment", above=0, high=1)
-    weight_decay: float = option(
-        0.0, "decay of matrices, times the learning rate; not for adam", low=0
-    )
-    momentum: float = option(0.95, "muon: decay of the mean of gradients", low=0, below=1)
-    warmup_steps: int = option(4000, "updates during which the learning rate rises", low=1)
-    peak_learning_rate: float | None = option(
-        None,
-        "learning rate at the end of warm-up; null: (d_model * warmup_steps)^-0.5",
-        above=0,
-    )
-    schedule: Schedule = option(
-        Schedule.noam, "after warm-up: noam, inverse_sqrt, cosine, linear, constant or wsd"
-    )
-    decay_share: float = option(
-        0.2, "wsd: share of max_updates in which the rate falls to 0", above=0, high=1
-    )
-    max_grad_norm: float = option(
-        0.0, "gradients with a larger norm are scaled down to it; 0 disables", low=0
-    )
-
-    def check(self) -> None:
-        if self.name is Optimizer.adam:
-            rule = "needs optimizer.name=adamw, muon, adafactor or schedule_free"
-            self.require(self.weight_decay == 0, "weight_decay", rule)
-        if self.name is Optimizer.schedule_free:
-            is_constant = self.schedule is Schedule.constant
-            self.require(is_constant, "name", "needs optimizer.schedule=constant")
-            self.require(self.beta1 > 0, "beta1", "schedule_free needs a number above 0")
-        peak = self.peak_learning_rate
-        if self.schedule is Schedule.inverse_sqrt:
-            rule = (
-                "needs optimizer.peak_learning_rate=N; optimizer.schedule=noam is this curve with "
-                "the peak of the paper"
-            )
-            self.require(peak is not None, "schedule", rule)
-        if self.schedule is Schedule.noam:
-            rule = "noam has its own; set optimizer.schedule=inverse_sqrt (or cosine, linear, ...)"
-            self.require(peak is None, "peak_learning_rate", rule)
-
-
-@dataclass(kw_only=True)
-class NoiseConfig(Settings):
-    """Noise on the tokens of training pairs, drawn again in every update (docs/synthesis.md)."""
-
-    prefix = "noise."
-    drop: float = option(0.0, "share of source tokens to leave out", low=0, below=1)
-    mask: float = option(0.0, "share of source tokens to replace with <unk>", low=0, below=1)
-    swap: int = option(0, "maximum distance that a source token moves; 0 disables", low=0)
-    word_dropout: float = option(
-        0.0, "share of decoder input tokens to replace with <unk>", low=0, below=1
-    )
-
-    @property
-    def is_enabled(self) -> bool:
-        """Whether any setting differs from its default, which adds no noise."""
-        return self != NoiseConfig()
-
-
-@dataclass(kw_only=True)
-class AugmentConfig(Settings):
-    """Changes of the text of training pairs, drawn again in every update (docs/augment.md).
-
-    Each setting is the probability that a pair is changed.
-    """
-
-    prefix = "augment."
-    upper: float = option(0.0, "both sides in capitals", low=0, high=1)
-    title: float = option(
-        0.0, "both sides with the first letter of each word capital", low=0, high=1
-    )
-    lower: float = option(0.0, "both sides without capitals", low=0, high=1)
-    punct: float = option(
-        0.0, "without the mark at the end, if it is the same on both sides", low=0, high=1
-    )
-    typos: float = option(0.0, "1 to 4 typos in the source", low=0, high=1)
-    spaces: float = option(0.0, "a wrong space at a punctuation mark of the source", low=0, high=1)
-    inline_noise: float = option(
-        0.0, "a random word, emoji, symbol or address inserted into both sides", low=0, high=1
-    )
-    noise: float = option(0.0, "both sides replaced by such words", low=0, high=1)
-    terminology: float = option(
-        0.0,
-        "1 to 3 source words with hints, the target words that translate them",
-        low=0,
-        high=1,
-    )
-
-    @property
-    def is_enabled(self) -> bool:
-        """Whether any change is possible."""
-        return self != AugmentConfig()
-
-    def check(self) -> None:
-        # a pair gets at most one change of case
-        total_probability = self.upper + self.title + self.lower
-        rule = "upper, title and lower must add up to at most 1"
-        self.require(total_probability <= 1, "upper", rule)
-
-
-@dataclass(kw_only=True)
 class StageConfig(Settings):
     """A stage of training, which changes corpus weights or augmentation.
 
@@ -214,14 +78,14 @@ class StageConfig(Settings):
     )
 
 
-# (setting, needed setting, rule): the first is refused unless the second is set, see `_is_set`
+# (setting, needed setting, rule): if the first setting is set, the second must be set too
 _REQUIREMENTS = (
     ("freeze", "init_from", "needs init_from=FOLDER, a trained model"),
     ("init_rows", "init_from", "needs init_from=FOLDER, a trained model"),
     ("adapter", "init_from", "needs init_from=FOLDER, a trained model"),
     ("adapter_rank", "adapter", "needs adapter=lora"),
 )
-# (setting, other setting, rule): the two settings cannot both be set
+# (setting, conflicting setting, rule): at most one of the two may be set
 _CONFLICTS = (
     ("ema_decay", "adapter", "needs adapter=none"),
     ("adapter", "sharding", "does not work with sharding=full"),
@@ -396,35 +260,28 @@ class TrainConfig(RuntimeConfig):
         rule = "leaves nothing to train (adapter=lora trains no embeddings)"
         self.require(bool(trained_parts), "freeze", rule)
         if self.sharding is Sharding.full:
-            if self.max_tokens is None:
-                raise ConfigError(
-                    "max_tokens=auto does not work with sharding=full; set max_tokens=N"
-                )
-            rule = "does not work with sharding=full"
-            self.require(self.dtype is not DType.float16, "dtype", rule)
-            is_adam = self.optimizer.name in (Optimizer.adam, Optimizer.adamw)
-            self.require(is_adam, "optimizer.name", rule)
+            self._check_sharding()
         if self.optimizer.name is Optimizer.schedule_free:
             rule = "schedule_free averages the weights itself"
             self.require(self.ema_decay == 0, "ema_decay", rule)
         if self.best_metric is BestMetric.bleu:
             self.require(self.valid_bleu, "best_metric", "needs valid_bleu=true")
-        dropouts = (
-            self.model.dropout,
-            self.model.attention_dropout,
-            self.model.activation_dropout,
-            self.model.embedding_dropout,
-        )
         if self.r_drop > 0:
+            dropouts = (
+                self.model.dropout,
+                self.model.attention_dropout,
+                self.model.activation_dropout,
+                self.model.embedding_dropout,
+            )
             self.require(any(dropouts), "r_drop", "needs dropout, such as model.dropout=0.1")
         rule = f"must be at least average_last={self.average_last}, which nmt-average takes"
         self.require(self.keep_last >= self.average_last, "keep_last", rule)
 
     @property
     def batch_tokens(self) -> int:
-        """The value of `max_tokens`, or the size of a whole update until `auto` has chosen it.
+        """The value of `max_tokens`, or of `tokens_per_update` until `auto` has chosen a value.
 
-        More would not be used, since a batch is at most an update.
+        A batch is never larger than an update.
         """
         return self.max_tokens or self.tokens_per_update
 
@@ -436,6 +293,15 @@ class TrainConfig(RuntimeConfig):
         first, _, last_update = self.profile.partition(":")
         return range(int(first), int(last_update) + 1)
 
+    def _check_sharding(self) -> None:
+        """Raise a `ConfigError` for settings that do not work with `sharding=full`."""
+        if self.max_tokens is None:
+            raise ConfigError("max_tokens=auto does not work with sharding=full; set max_tokens=N")
+        rule = "does not work with sharding=full"
+        self.require(self.dtype is not DType.float16, "dtype", rule)
+        is_adam = self.optimizer.name in (Optimizer.adam, Optimizer.adamw)
+        self.require(is_adam, "optimizer.name", rule)
+
     def _check_profile(self) -> None:
         """Raise a `ConfigError` unless `profile` names the first and the last update to trace."""
         if self.profile is not None:
@@ -445,8 +311,8 @@ class TrainConfig(RuntimeConfig):
             self.require(is_valid, "profile", "must be FIRST:LAST, such as 10:20")
 
     def _check_stages(self) -> None:
-        """Raise a `ConfigError` for equal starts and for invalid weights and augmentation."""
-        weights = {f"mix.{corpus}": weight for corpus, weight in self.mix.items()}
+        """Raise a `ConfigError` for equal starts, unknown keys and invalid values of stages."""
+        weights = {f"mix.{corpus}": weight for corpus, weight in self.mix.items()}  # by setting
         starts: set[int] = set()
         augment_keys = [setting.name for setting in fields(AugmentConfig)]
         for name, stage in self.stages.items():
@@ -474,7 +340,7 @@ class TrainConfig(RuntimeConfig):
 
     @property
     def changes_lengths(self) -> bool:
-        """Whether training changes the number of tokens that a pair has in the data folder."""
+        """Whether training changes the numbers of tokens of pairs in the data folder."""
         changes_tokens = self.subword_sampling > 0 or self.noise.drop > 0
         return changes_tokens or any(augment.is_enabled for augment in self._all_augment())
 
@@ -490,8 +356,9 @@ class TrainConfig(RuntimeConfig):
     def _is_set(self, key: str) -> bool:
         """Return whether a setting differs from its default and is neither False nor empty."""
         value = getattr(self, key)
-        # a dataclass has no attribute for a default that is a list or dict; they are empty here
-        return bool(value) and value != getattr(type(self), key, None)
+        # the class has no attribute for a default that is a list or dict, which is empty here
+        default = getattr(type(self), key, None)
+        return bool(value) and value != default
 
 
 @dataclass(kw_only=True)

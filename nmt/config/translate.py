@@ -75,7 +75,7 @@ class TranslationConfig(SearchOverrides, RerankConfig, DirectionConfig):
     too_long: TooLong = option(
         TooLong.split, "lines longer than max_source_length: split, truncate or error"
     )
-    max_source_length: int = option(  # `low` suffices for two characters of 4 byte tokens each
+    max_source_length: int = option(  # 8 tokens suffice for two characters of four bytes each
         256, "maximum number of source tokens translated at once, EOS included", low=8
     )
     recase: bool = option(

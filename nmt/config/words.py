@@ -1,9 +1,10 @@
 """Keys and values of other toolkits that the command line understands.
 
-`OUR_KEY` maps a key of another toolkit to our key without its group: `beam` becomes `beam_size`,
-which is `beam_size` in nmt-translate and `search.beam_size` in nmt-train.
-`ADVICE_FOR_KEY` maps keys without a counterpart, and short flags such as -s, to advice for the
-user. The flags come from fairseq, Marian, Sockeye, JoeyNMT, OpenNMT-py and transformers.
+`OUR_KEY` maps a key of another toolkit to our key, such as `beam` to `beam_size`. The command line
+adds the group of our key, such as `search.` in nmt-train. `ADVICE_FOR_KEY` maps a key without a
+counterpart, or a short flag such as -s, to advice for the user.
+
+The keys come from fairseq, Marian, Sockeye, JoeyNMT, OpenNMT-py and transformers.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 
 from nmt.config.runtime import DType, Quantization
 
-# For each of our keys, the keys of other toolkits with the same meaning. A key is only replaced if
-# the command has no setting of that name. Therefore model_dir and run_dir can be listed for each
-# other: commands that read a model have model_dir, and nmt-train has run_dir.
+# For each of our keys, the keys of other toolkits with the same meaning. A key is replaced only if
+# the command has no setting of that name. So model_dir can stand for run_dir in nmt-train, and
+# run_dir for model_dir in the commands that read a model.
 _OTHER_KEYS = {
     "activation": "activation_fn pos_ffn_activation_fn hidden_act mlp_activation_fn",
     "activation_dropout": "relu_dropout",
@@ -98,7 +99,17 @@ _OTHER_KEYS = {
     "warmup_steps": "warmup warmup_updates num_warmup_steps lr_warmup learning_rate_warmup",
     "unk_replacement": "replace_unk replace_unknown",
 }
-OUR_KEY = {key: our_key for our_key, keys in _OTHER_KEYS.items() for key in keys.split()}
+
+
+def _map_keys_to_ours() -> dict[str, str]:
+    """Return our key for each key of another toolkit."""
+    our_keys = {}
+    for our_key, other_keys in _OTHER_KEYS.items():
+        our_keys |= dict.fromkeys(other_keys.split(), our_key)
+    return our_keys
+
+
+OUR_KEY = _map_keys_to_ours()
 
 _EPOCH_ADVICE = (
     "training is counted in updates: max_updates=N; dry_run=true shows the updates per epoch"
@@ -107,9 +118,9 @@ _BATCH_ADVICE = "a batch is counted in tokens: max_tokens (as many as fit in mem
 _UPDATE_ADVICE = (
     f"{_BATCH_ADVICE}, and in training tokens_per_update (target tokens, over all devices)"
 )
-# Advice, and the keys that it is for. "{value}" stands for the value on the command line. Advice
-# that begins with "write KEY=" is for the commands that have this key. If a key has several pieces
-# of advice, the first one for the command is shown.
+# Pairs of advice and the keys of other toolkits that get it. "{value}" stands for the value on the
+# command line. Advice that begins with "write KEY=" applies only to commands with this KEY. If a
+# key occurs several times, the command line shows the first advice that applies.
 _ADVICE_AND_KEYS = (
     (
         _EPOCH_ADVICE,
@@ -264,10 +275,9 @@ _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 def translate_flag(key: str, value: str) -> tuple[str, str]:
-    """Return our key and value for a flag of another toolkit whose value has to change too.
+    """Convert flags such as bf16=true to dtype=bfloat16, and gpus=0 to device=cpu.
 
-    Converts bf16=true to dtype=bfloat16, and gpus=0 to device=cpu. Returns other keys and values
-    unchanged.
+    Returns other keys and values unchanged.
     """
     if key in _DTYPE_ALIASES and value.lower() in ("true", "1", "yes"):
         return "dtype", _DTYPE_ALIASES[key].value
@@ -277,9 +287,9 @@ def translate_flag(key: str, value: str) -> tuple[str, str]:
 
 
 def translate_value(text: str, type_hint: Any) -> str:
-    """Write 100k, 1e5 or bf16 in our notation for a setting of type `type_hint`.
+    """Convert 100k, 1e5 or bf16 to our notation for a setting of type `type_hint`.
 
-    Other text is returned unchanged.
+    Returns other text unchanged.
     """
     accepted_types = (type_hint, *typing.get_args(type_hint))  # a union accepts its members
     name = text.lower()
