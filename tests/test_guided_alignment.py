@@ -18,7 +18,8 @@ from nmt.config import TrainConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.word_alignment import WordAligner
 from nmt.errors import ConfigError
-from nmt.model.transformer import alignment_attention, causal_mask
+from nmt.model.alignment import alignment_attention
+from nmt.model.transformer import causal_mask
 from nmt.training.initial_weights import adopt_model
 
 NUM_IDS = 40

@@ -15,6 +15,7 @@ from pages import ROOT, fenced_blocks, import_script
 # files of which every function is shown or linked
 WHOLE_FILES = [
     "nmt/model/transformer.py",
+    "nmt/model/alignment.py",
     "nmt/training/loss.py",
     "nmt/data/batching.py",
     "nmt/search/search.py",

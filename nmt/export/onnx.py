@@ -24,6 +24,7 @@ from nmt.checkpoint import ModelInfo
 from nmt.config import ExportConfig, Quantization
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError, NmtError
+from nmt.model.alignment import alignment_layer, mean_alignment
 from nmt.model.positions import Sinusoidal, TokenPositions
 from nmt.model.ssru import Ssru
 from nmt.model.transformer import (
@@ -31,9 +32,7 @@ from nmt.model.transformer import (
     MultiHeadAttention,
     RmsNorm,
     Transformer,
-    alignment_layer,
     attend,
-    mean_alignment,
     repeat_heads,
 )
 from nmt.search.constraints import forbidden_ids

@@ -1,9 +1,13 @@
 """Positional encodings, one class for each, selected by `model.positions`.
 
-An encoding tells the model the positions of tokens in one of three ways: `add` changes embeddings,
-`rotate` changes queries and keys, and `bias` and `value_bias` add to the logits and the outputs of
-self-attention. To add an encoding, write its class and its line in `ENCODINGS` here, a member of
-`nmt.config.Positions`, and a row of the table in docs/layers.md.
+An encoding overrides the methods of one of three ways to tell the model the positions of tokens:
+
+- `add` adds vectors to embeddings,
+- `rotate` rotates queries and keys,
+- `bias` and `value_bias` add to the logits and to the outputs of self-attention.
+
+A new encoding needs a class and a line of `ENCODINGS` here, a member of `nmt.config.Positions`, and
+a row of the table in docs/layers.md.
 """
 
 # B batch, T queries, S keys, H heads, D d_model, d dimensions of a head, K max_distance
@@ -28,9 +32,11 @@ ROTARY_BASE = 10_000.0
 class TokenPositions:
     """The positions of source or target tokens, counted from 0 in each sentence.
 
-    `index` broadcasts over the heads of queries: it is (T,) for queries (B, H, T, d), and (N, 1)
-    for queries (N, H, d). Every position is below `num_positions`. `rotations` is a cache of
-    `Rotary`: the cosines and sines (..., d/2, 2), which all layers use.
+    Attributes:
+        index: the positions. The shape broadcasts over heads: it is (T,) for queries (B, H, T, d),
+            and (N, 1) for queries (N, H, d).
+        num_positions: upper bound of the positions, exclusive.
+        rotations: cosines and sines (..., d/2, 2), which `Rotary` computes once for all layers.
     """
 
     index: Tensor
@@ -62,7 +68,7 @@ class PositionEncoding(nn.Module):
         return type(self).rotate is not PositionEncoding.rotate
 
     def prepare(self, positions: TokenPositions, head_size: int, dtype: torch.dtype) -> None:
-        """Store values in `positions` that all layers need, before the first layer."""
+        """Store values that all layers need in `positions`; called before the first layer."""
 
     def rotate(self, q: Tensor, k: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
         """Rotate the queries and keys (..., d) of the same tokens by their positions."""
@@ -108,9 +114,9 @@ class Sinusoidal(PositionEncoding):
 def sinusoidal_positions(length: int, d_model: int, layout: Positions, offset: int = 0) -> Tensor:
     """Compute the encodings (length, D) of the positions from `offset` on, in float32.
 
-    `sinusoidal` is the paper's layout, which interleaves sines and cosines. `sinusoidal_halves`
-    and `sinusoidal_concat` have all sines first, then all cosines. `sinusoidal_concat` also has
-    the wavelengths of Tensor2Tensor, the largest of which is 2 pi * 10000.
+    The layout `sinusoidal` of the paper interleaves sines and cosines. `sinusoidal_halves` and
+    `sinusoidal_concat` have all sines first, then all cosines. `sinusoidal_concat` has the
+    wavelengths of Tensor2Tensor, up to 2 pi * 10000.
     """
     half = d_model // 2
     pos = torch.arange(offset, offset + length, dtype=torch.float64).unsqueeze(1)  # (length, 1)
@@ -130,7 +136,7 @@ def sinusoidal_positions(length: int, d_model: int, layout: Positions, offset: i
 class Learned(PositionEncoding):
     """A learned vector for each position, added to embeddings (Gehring et al., 2017).
 
-    Positions beyond the last row of the table, which has `config.num_positions` rows, use that row.
+    The table has `config.num_positions` rows. Later positions use its last row.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -164,9 +170,10 @@ class Rotary(PositionEncoding):
         assert rotations is not None
         if torch.is_grad_enabled() or q.device.type != "cpu" or q.dtype is not torch.float32:
             return rotate_pairs(q, rotations), rotate_pairs(k, rotations)
-        for x in (q, k):  # pairs of dimensions, as complex numbers, times e^(i * angle)
+        factors = torch.view_as_complex(rotations)  # e^(i * angle), (..., d/2)
+        for x in (q, k):
             pairs = x.view(*x.shape[:-1], x.size(-1) // 2, 2)  # (..., d/2, 2)
-            torch.view_as_complex(pairs).mul_(torch.view_as_complex(rotations))
+            torch.view_as_complex(pairs).mul_(factors)
         return q, k
 
 
@@ -226,8 +233,8 @@ class Relative(PositionEncoding):
 class Alibi(PositionEncoding):
     """Logits that fall linearly with distance (Press et al., 2022, section 3).
 
-    The slope in head h, from 1 to H, is 2^(-8h / H). The paper has causal attention only; in the
-    encoder, distances to the left and to the right count alike.
+    The slope in head h, from 1 to H, is 2^(-8h / H). The encoder, which the paper does not have,
+    treats distances to the left and to the right alike.
     """
 
     has_bias = True
@@ -255,7 +262,7 @@ ENCODINGS: dict[Positions, type[PositionEncoding]] = {
 def new_embedding_encoding(config: ModelConfig) -> PositionEncoding:
     """Make the encoding of source or target embeddings.
 
-    It adds nothing if `config.positions` is an encoding in self-attention.
+    It adds nothing if self-attention has the encoding.
     """
     if config.positions.is_added_to_embeddings:
         return ENCODINGS[config.positions](config)
@@ -265,7 +272,7 @@ def new_embedding_encoding(config: ModelConfig) -> PositionEncoding:
 def new_attention_encoding(config: ModelConfig) -> PositionEncoding:
     """Make the encoding of a self-attention layer.
 
-    It does nothing if `config.positions` is an encoding that is added to embeddings.
+    It does nothing if embeddings have the encoding.
     """
     if config.positions.is_added_to_embeddings:
         return PositionEncoding(config)
@@ -283,13 +290,13 @@ def to_file_names(
 ) -> None:
     """Rename the weights of encodings in `state_dict` to their names in model files, in place.
 
-    docs/formats.md lists these names. Used as a hook of `nn.Module.state_dict`.
+    docs/formats.md lists the names in files. Used as a hook of `nn.Module.state_dict`.
     """
     for name in list(state_dict):
         name_in_file = name.replace(".position_encoding.", ".relation.")
         if name.endswith("coder_positions.table"):  # encoder_positions or decoder_positions
             name_in_file = name.removesuffix(".table")
-        # weights that keep their names are inserted anew as well, which keeps the order of all
+        # inserting also the weights that keep their names preserves the order
         state_dict[name_in_file] = state_dict.pop(name)
 
 

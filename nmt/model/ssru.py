@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 
 class Ssru(nn.Module):
-    """The simpler simple recurrent unit of Kim et al. (2019, section 3.2) in place of the decoder's
-    self-attention.
+    """The simpler simple recurrent unit of Kim et al. (2019, section 3.2).
 
     f_t = sigmoid(W_f x_t + b_f)
     c_t = f_t * c_{t-1} + (1 - f_t) * (W x_t), with c_0 = 0
@@ -36,7 +35,10 @@ class Ssru(nn.Module):
         return torch.relu(torch.stack(states, dim=1)).to(x.dtype)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute f and W x of `x` (..., D), at least in float32: low precision would add up."""
+        """Compute the gates f and the candidates W x of `x` (..., D), at least in float32.
+
+        In lower precision, rounding errors would add up over time.
+        """
         gates = self.forget_gate(x)
         candidates = self.candidate(x)
         dtype = torch.promote_types(candidates.dtype, torch.float32)

@@ -13,8 +13,8 @@ these.
 """
 
 # B batch, S source length, T target length (in attention: T queries, S keys), V vocab
-# D d_model, F d_ff, H heads, K heads of keys and values (H unless they are shared), d dimensions of
-# a head
+# D d_model, F d_ff, H heads, d dimensions of a head
+# K heads of keys and values: H, or fewer if query heads share them
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 AttentionWeights = dict[nn.Module, Tensor | None]
-"""Attention weights (B, H, T, S) before dropout. Its keys are the `MultiHeadAttention` modules to
-record; a forward pass sets their values.
+"""Attention weights (B, H, T, S), before dropout. The caller sets the keys: the modules
+`MultiHeadAttention` whose weights it needs. A forward pass sets the values.
 """
 
 
@@ -62,26 +62,25 @@ record; a forward pass sets their values.
 def padding_mask(lengths: Tensor, width: int) -> Tensor:
     """Return a mask (B, 1, 1, S), False for padding.
 
-    Sentences have `lengths` (B,) and are padded on the right to `width`. The first token of an
-    empty sentence is not masked, since a softmax over masked logits only is NaN.
+    Sentences have `lengths` (B,) and are padded on the right to `width` (S). The first position of
+    an empty sentence is not masked: if all logits were masked, their softmax would be NaN.
     """
     mask = torch.arange(width, device=lengths.device) < lengths.clamp(min=1)[:, None]  # (B, S)
     return mask[:, None, None, :]  # (B, 1, 1, S)
 
 
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
-    """Return a mask (T, T) with which a position attends only to itself and to earlier positions.
+    """Return a mask (T, T) that lets a position attend to itself and to earlier positions only.
 
-    This is to "prevent leftward information flow in the decoder".
+    The paper: to "prevent leftward information flow in the decoder".
     """
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
 class AttentionContext(Protocol):
-    """The mask of an attention, and the positions of its tokens.
+    """A mask, together with the positions that positional encodings need.
 
-    `PaddedContext` is for padded sentences, and `PackedContext` of `nmt.model.fast.packing` for
-    packed ones.
+    `PaddedContext` is for padded sentences. `nmt.model.fast.packing` has one for packed sentences.
     """
 
     @property
@@ -112,9 +111,9 @@ class PaddedContext:
 
 
 def as_context(mask: Tensor | AttentionContext, ids: Tensor) -> AttentionContext:
-    """Return the context of a boolean mask for the queries of `ids` (B, T).
+    """Return the context of a boolean mask and of queries `ids` (B, T).
 
-    A context is returned unchanged.
+    Returns a context unchanged.
     """
     if not isinstance(mask, Tensor):
         return mask
@@ -179,8 +178,8 @@ def attention_weights(
 def repeat_heads(x: Tensor, num_heads: int, dim: int = 1) -> Tensor:
     """Repeat the K heads of keys or values `x`, in dimension `dim`, to `num_heads` heads.
 
-    In grouped-query attention neighboring query heads share keys and values (Ainslie et al., 2023,
-    figure 2).
+    In grouped-query attention, H / K neighboring query heads share a head of keys and values
+    (Ainslie et al., 2023, figure 2).
     """
     repeats = num_heads // x.size(dim)
     return x if repeats == 1 else x.repeat_interleave(repeats, dim=dim)
@@ -215,8 +214,8 @@ class MultiHeadAttention(nn.Module):
         self.dropout = nn.Dropout(config.attention_dropout)
         self.in_projection = nn.Linear(config.d_model, sum(self.qkv_sizes))
         self.out_projection = nn.Linear(q_size, config.d_model)
-        # as in nn.MultiheadAttention: Xavier's bound is computed for the stacked matrix, and so is
-        # smaller than the bounds for W^Q, W^K and W^V alone
+        # Xavier's bound is computed for the stacked matrix, as in nn.MultiheadAttention. It is
+        # smaller than the bounds of W^Q, W^K and W^V alone.
         nn.init.xavier_uniform_(self.in_projection.weight)
         nn.init.xavier_uniform_(self.out_projection.weight)
         nn.init.zeros_(self.in_projection.bias)
@@ -295,7 +294,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = activation
         self.dropout = nn.Dropout(dropout)
-        # torch's initialization; with F = 4 D, the bound of `outer` is 0.46 times Xavier's
+        # torch's default initialization; with F = 4 D, its bound for `outer` is 0.46 times Xavier's
         self.inner = nn.Linear(d_model, d_ff)  # W1, b1
         self.outer = nn.Linear(d_ff, d_model)  # W2, b2
         self.gate: nn.Linear | None = None
@@ -313,11 +312,11 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Base class of encoder and decoder layers, which are sub-layers with residual sums and norms.
+    """Base class of encoder and decoder layers: sub-layers, each with a residual sum and a norm.
 
     Post-norm is LayerNorm(x + Sublayer(x)) (section 3.1). Pre-norm is x + Sublayer(LayerNorm(x)),
-    as in the Annotated Transformer; it trains without warm-up, and with many layers (Xiong et al.,
-    2020).
+    as in the Annotated Transformer. It also trains without warm-up, and with many layers (Xiong et
+    al., 2020).
     """
 
     def __init__(
@@ -344,8 +343,9 @@ class Layer(nn.Module):
         return x if self.is_post_norm else norm(x)
 
     def add_and_norm(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Add a sub-layer's output `y` to `x`, with dropout (section 5.4); in post-norm, normalize
-        the sum.
+        """Add the output `y` of a sub-layer to its input `x`; in post-norm, normalize the sum.
+
+        Dropout is applied to `y` (section 5.4).
         """
         x = x + self.dropout(y)
         return norm(x) if self.is_post_norm else x
@@ -404,11 +404,12 @@ class DecoderLayer(Layer):
 
 
 class Transformer(nn.Module):
-    """An encoder-decoder model. Both embeddings and the output share one matrix (section 3.4).
+    """An encoder-decoder model. Source, target and output share one embedding (section 3.4).
 
     With `src_vocab_size`, the source has its own vocabulary and embedding. With
-    `activation_checkpointing`, training keeps only the inputs of layers and recomputes activations
-    in the backward pass (Chen et al., 2016): same gradients, less memory.
+    `activation_checkpointing`, training keeps only the inputs of layers, and recomputes other
+    activations in the backward pass (Chen et al., 2016). This takes less memory for the same
+    gradients.
     """
 
     def __init__(
@@ -525,8 +526,7 @@ class Transformer(nn.Module):
     def embed_target(self, ids: Tensor, positions: TokenPositions) -> Tensor:
         """Map target ids (B, T) to embeddings (B, T, D), see `embed`.
 
-        A decoder with SSRUs reads zeros in place of the embedding of the first token, BOS, as in
-        Marian: an SSRU has no bias that could represent another vector there.
+        A decoder with SSRUs reads zeros in place of the embedding of BOS, as in Marian.
         """
         x = self.embedding(ids) * self.embedding_scale
         if self.config.decoder is Decoder.ssru:
@@ -552,14 +552,14 @@ class Transformer(nn.Module):
     def _prepare_positions(
         self, layers: nn.ModuleList, positions: TokenPositions, dtype: torch.dtype
     ) -> None:
-        """Compute the rotations of rotary positions, which all layers share."""
+        """Compute the rotations of rotary positions once, since all layers use the same."""
         layer = cast(Layer, layers[0])
         if layer.ssru is None:
             attention = layer.self_attention
             attention.position_encoding.prepare(positions, attention.head_size, dtype)
 
     def checkpointed(self, layer: nn.Module) -> Callable[..., Any]:
-        """Return `layer`, wrapped in activation checkpointing if that is on in training."""
+        """Return `layer`, with activation checkpointing in training if it is configured."""
         if self.activation_checkpointing and self.training:
             return functools.partial(checkpoint, layer, use_reentrant=False)
         return layer
@@ -570,28 +570,6 @@ def new_embedding(vocab_size: int, d_model: int) -> nn.Embedding:
     embedding = nn.Embedding(vocab_size, d_model)
     nn.init.normal_(embedding.weight, std=d_model**-0.5)
     return embedding
-
-
-def alignment_layer(num_decoder_layers: int) -> int:
-    """Return the index of the decoder layer whose cross-attention gives the word alignment.
-
-    With six or more layers, the second to last one aligns best (Garg et al., 2019). With two or
-    three, the last one does (docs/search.md).
-    """
-    if num_decoder_layers >= 6:
-        return num_decoder_layers - 2
-    return num_decoder_layers - 1
-
-
-def alignment_attention(model: Transformer) -> MultiHeadAttention:
-    """Return the cross-attention of `alignment_layer`."""
-    layer = cast(DecoderLayer, model.decoder_layers[alignment_layer(len(model.decoder_layers))])
-    return layer.cross_attention
-
-
-def mean_alignment(weights: Tensor, config: ModelConfig) -> Tensor:
-    """Return the mean (B, T, S) of the weights (B, H, T, S) of the heads that align words."""
-    return weights[:, : config.alignment_heads].mean(dim=1)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -1,9 +1,12 @@
 """Label-smoothed cross-entropy over the vocabulary, summed over target tokens (paper, section 5.4).
 
-With smoothing eps, the target distribution q is 1 - eps + eps / V for the correct token and eps / V
-for every other (Szegedy et al., 2016, section 7; the same as `torch.nn.CrossEntropyLoss`):
-loss = -sum_v q(v) log p(v) = (1 - eps) * nll + eps * mean_v(-log p(v)), where nll is the negative
-log-likelihood of the correct token.
+With smoothing eps, the target distribution q has 1 - eps + eps / V for the correct token, and
+eps / V for every other token (Szegedy et al., 2016, section 7):
+
+    loss = -sum_v q(v) log p(v) = (1 - eps) * nll + eps * mean_v(-log p(v))
+
+Here nll is the negative log-likelihood of the correct token. The loss is the same as the one of
+`torch.nn.CrossEntropyLoss`.
 """
 
 # N target tokens (M with padding), D d_model, V vocab; for attention: B sentences, H heads, S
@@ -19,9 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nmt.model.alignment import alignment_attention, mean_alignment
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.layers import is_onednn_faster, linear, transposed_matmul
-from nmt.model.transformer import AttentionWeights, alignment_attention, mean_alignment
+from nmt.model.transformer import AttentionWeights
 from nmt.training.batches import Batch
 from nmt.training.compiled import Compiler
 from nmt.training.costs import GPU_CHUNK_LOGITS
@@ -31,18 +35,19 @@ CUT_PROB = 0.05  # probability that SimCut sets a token's embedding to 0 (Gao et
 _ALIGNMENT_EPS = 1e-6  # added to attention weights, so that their logarithm is finite
 
 SoftmaxLoss = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
-"""A function of logits (N, V), targets (N,) and smoothing that returns the summed loss, the summed
-nll, and the gradient of the loss with respect to the logits, (N, V), in the logits' dtype. The
-gradient may overwrite the logits.
+"""A loss as a function of logits (N, V), targets (N,) and smoothing.
+
+Returns the summed loss, the summed nll, and the gradient of the loss with respect to the logits,
+(N, V), in the dtype of the logits. The gradient may overwrite the logits.
 """
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     """The output layer and the loss, computed for one chunk of target tokens after another.
 
-    The forward pass computes the gradient of each chunk of tokens together with its loss, so that
-    its logits can be freed. Under autocast, the inputs of matrix multiplications are rounded once;
-    sums stay in float32.
+    The forward pass computes the loss and the gradient of a chunk together, and then frees its
+    logits. Under autocast, the inputs of matrix multiplications are rounded once for all chunks.
+    Sums stay in float32.
     """
 
     @staticmethod
@@ -61,13 +66,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
         grad_hidden = torch.empty_like(hidden)
+        # without `needs_weight_grad`, a scalar that is not used
         grad_weight = torch.zeros_like(weight) if needs_weight_grad else weight.new_zeros(())
         grad_bias = None if bias is None else torch.zeros_like(bias)
         loss_sum = torch.zeros((), device=hidden.device)
         nll_sum = torch.zeros_like(loss_sum)
         # `transposed_matmul` with oneDNN is faster than adding in place with another library
         can_add_in_place = torch.compiler.is_compiling() or not is_onednn_faster()
-        # autocast is disabled, since it would round the weight again for every chunk
+        # autocast would round the weight again for every chunk
         with torch.autocast(device_type, enabled=False):
             hidden = hidden.to(dtype)
             weight = weight.to(dtype)
@@ -102,21 +108,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _chunk_rows(device_type: str, vocab_size: int) -> int:
-    """Return the number of rows of a chunk. It is even, since R-Drop and SimCut have two rows for
-    each token.
+    """Return the number of rows of a chunk.
+
+    It is even, since R-Drop and SimCut have two rows for each token.
     """
     if device_type != "cuda":
         return CPU_CHUNK_ROWS
-    return max(CPU_CHUNK_ROWS, GPU_CHUNK_LOGITS // vocab_size // 2 * 2)
+    num_pairs = GPU_CHUNK_LOGITS // vocab_size // 2
+    return max(CPU_CHUNK_ROWS, 2 * num_pairs)
 
 
 def softmax_loss_in_place(
     logits: Tensor, targets: Tensor, smoothing: float, used_size: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute a `SoftmaxLoss` in float32, with few temporary tensors.
+    """Compute a `SoftmaxLoss` in float32, with few temporary tensors. Does not change `logits`.
 
-    Temporary tensors are changed in place; `logits` is not. Smoothing covers the first `used_size`
-    ids, by default all: padding of the vocabulary has larger ids.
+    Smoothing covers the first `used_size` ids, by default all. Larger ids are padding of the
+    vocabulary.
     """
     dtype = logits.dtype
     used_size = used_size or logits.size(1)
@@ -130,7 +138,7 @@ def softmax_loss_in_place(
     # the gradient is p - q: probabilities minus target distribution
     grad_logits = probs
     grad_logits[:, :used_size].sub_(smoothing / used_size)
-    # q of the correct token is larger by 1 - smoothing, so p - q is smaller by as much
+    # for the correct token, q is larger by 1 - smoothing than for the other tokens
     correct_change = grad_logits.new_full((len(targets), 1), smoothing - 1)
     grad_logits.scatter_add_(1, targets[:, None], correct_change)
     return loss, nll, grad_logits.to(dtype)
@@ -174,10 +182,10 @@ def r_drop_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
         probs = log_probs.exp_()
         kl_terms = log_ratio.mul_(probs)
         kl = kl_terms.sum(-1, keepdim=True)  # divergence of each pass from the other, (N / 2, 2, 1)
-        # the gradient of both divergences: p_1 log(p_1 / p_2) + p_1 (1 - kl) - p_2, and vice versa
-        kl_grad = (
-            kl_terms.addcmul_(probs, 1 - kl).sub_(probs.flip(1)).view_as(grad_logits)
-        )  # (N, V)
+        # The gradient of both divergences for the logits of pass 1 is
+        # p_1 log(p_1 / p_2) + p_1 (1 - kl_1) - p_2. For pass 2, the indices are exchanged.
+        kl_grad = kl_terms.addcmul_(probs, 1 - kl).sub_(probs.flip(1))
+        kl_grad = kl_grad.view_as(grad_logits)  # (N, V)
         grad_logits = grad_logits.mul_(0.5).add_(kl_grad, alpha=alpha / 4)
         return loss / 2 + alpha / 4 * kl.sum(), nll / 2, grad_logits.to(logits.dtype)
 
@@ -187,10 +195,10 @@ def r_drop_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
 def simcut_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
     """Return the `SoftmaxLoss` of SimCut (Gao et al., 2022, equation 4) with weight `alpha`.
 
-    Row 2i of the logits comes from the pass over token i with all embeddings, and row 2i + 1 from
-    the pass without some of them. The loss of a token is CE + alpha * KL(p || p_cut). Both
-    distributions have a gradient. Only the cross-entropy CE, of the first pass, is smoothed, over
-    the first `used_size` ids.
+    Row 2i of the logits comes from the pass over token i with all embeddings. Row 2i + 1 comes from
+    the pass with some embeddings set to 0. The loss of a token is CE + alpha * KL(p || p_cut), with
+    a gradient for both distributions. CE is the cross-entropy of the first pass, smoothed over the
+    first `used_size` ids. KL is not smoothed.
     """
 
     def compute(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -217,7 +225,8 @@ def cut_embeddings(model: FastTransformer, src_eos_id: int) -> Iterator[None]:
     def cut(_: nn.Module, inputs: tuple[Tensor], embedded: Tensor) -> Tensor:
         (ids,) = inputs
         is_cut = torch.rand(ids.shape, device=ids.device) < CUT_PROB  # drawn for each token
-        return embedded.masked_fill((is_cut & (ids != src_eos_id))[..., None], 0.0)
+        is_cut &= ids != src_eos_id
+        return embedded.masked_fill(is_cut.unsqueeze(-1), 0.0)
 
     hooks = [model.embedding.register_forward_hook(cut)]
     if model.src_embedding is not None:
@@ -241,8 +250,8 @@ def smoothed_cross_entropy(
     """Return the summed loss and the summed nll, in nats and float32.
 
     `hidden` is the decoder's output (N, D), `weight` (V, D) and `bias` (V,) are the output layer,
-    and `targets` (N,) are ids without padding. The nll is not smoothed: perplexity =
-    exp(nll_sum / N).
+    and `targets` (N,) are ids without padding. The nll is not smoothed, so that the perplexity is
+    exp(nll / N).
     """
     return _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call, no-any-return]
         hidden, weight, bias, targets, smoothing, softmax_loss
@@ -260,10 +269,11 @@ def alignment_loss(weights: Tensor, alignment: Tensor) -> Tensor:
     """
     sentences, tgt_positions, src_positions = alignment.unbind(1)  # (L,) each
     probs = weights[sentences, tgt_positions, src_positions].float()  # (L,)
-    ones = torch.ones_like(probs)
     num_links = weights.new_zeros(weights.shape[:2])  # (B, T), links of each target token
-    num_links.index_put_((sentences, tgt_positions), ones.to(num_links.dtype), accumulate=True)
-    return -((probs + _ALIGNMENT_EPS).log() / num_links[sentences, tgt_positions]).sum()
+    ones = num_links.new_ones(len(alignment))
+    num_links.index_put_((sentences, tgt_positions), ones, accumulate=True)
+    log_probs = (probs + _ALIGNMENT_EPS).log()  # (L,)
+    return -(log_probs / num_links[sentences, tgt_positions]).sum()
 
 
 class Objective(nn.Module):
@@ -283,13 +293,14 @@ class Objective(nn.Module):
     ) -> None:
         """Choose the loss, and compile it and the forward pass with `compiler`, if there is one.
 
-        Validation and decoding, which have no gradients, run uncompiled.
-
         Args:
-            smoothing: label smoothing, over the first `used_size` ids, by default all.
+            model: the model to train.
+            smoothing: label smoothing, over the first `used_size` ids.
             r_drop: weight of the divergence of R-Drop; 0 disables it.
             simcut: weight of the divergence of SimCut; 0 disables it.
             guided_alignment: weight of `alignment_loss`; above 0, batches need an alignment.
+            compiler: compiles the training; without gradients, the model runs uncompiled.
+            used_size: number of ids without padding of the vocabulary; by default all.
             src_eos_id: id whose embedding SimCut never cuts.
         """
         super().__init__()
@@ -328,7 +339,8 @@ class Objective(nn.Module):
             outputs.append(output[:num_tokens])  # (N, D)
         hidden = outputs[0]
         if len(outputs) > 1:
-            hidden = torch.stack(outputs, dim=1).flatten(0, 1)  # (2 N, D), both passes of a token
+            # (2 N, D): rows 2i and 2i + 1 are the two passes over token i
+            hidden = torch.stack(outputs, dim=1).flatten(0, 1)
         loss, nll = smoothed_cross_entropy(
             hidden,
             self.model.output_matrix,
@@ -343,6 +355,7 @@ class Objective(nn.Module):
             assert batch.alignment is not None
             probs = mean_alignment(weights, self.model.config)  # (B, T, S)
             if self.model.config.alignment_shift:
-                probs = probs[:, 1:]  # a token is aligned by the next position, which reads it
+                # position t + 1, which reads token t, aligns it
+                probs = probs[:, 1:]
             loss = loss + self.alignment_weight * alignment_loss(probs, batch.alignment)
         return loss, nll

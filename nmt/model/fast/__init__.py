@@ -1,8 +1,8 @@
-"""Optimized drop-in replacements for the layers of `nmt.model.transformer`, with packing and a KV
-cache.
+"""Optimized drop-in replacements for the layers of `nmt.model.transformer`.
 
-`accelerate` gives a model these layers; results change by rounding only. Only this package uses
-private operators of torch, and each has a public one as a fallback.
+They add packing and a KV cache. `accelerate` gives a model these layers, which changes its results
+by rounding only. No other package uses private operators of torch. Each of them has a public
+operator as a fallback.
 """
 
 # B sentences, S source length; N source tokens, M target tokens of packed sentences
@@ -97,8 +97,8 @@ class FastTransformer(Transformer):
             return self.start(src, src_lengths)
         if self.single_transformer is None:
             weight = self.output_matrix
-            # its first row is an example of hidden states: the same size, dtype and device
-            weight, bias = reorder(self.reordered_weights, weight, self.output_bias, weight[:1])
+            example_input = weight[:1]  # (1, D), like hidden states
+            weight, bias = reorder(self.reordered_weights, weight, self.output_bias, example_input)
             self.single_transformer = SingleTransformer(self, frozen_linear(weight, bias))
         num_tokens = int(self.encoded_lengths(src_lengths))
         return self.single_transformer.start(src[0, :num_tokens])
@@ -153,8 +153,10 @@ class FastTransformer(Transformer):
         return self.step_decoder
 
     def _is_frozen(self) -> bool:
-        """Return whether decoding may use copies of the weights: `freeze` was called for a float32
-        model on a CPU, and neither gradients nor autocast need the original weights.
+        """Return whether decoding may use copies of the weights.
+
+        This requires that `freeze` was called for a float32 model on a CPU, and that neither
+        gradients nor autocast need the original weights.
         """
         weight = self.embedding.weight
         return (
@@ -190,10 +192,11 @@ def freeze(model: nn.Module, dtype: torch.dtype = torch.float32) -> torch.dtype:
     """Prepare a model for inference: from now on its weights must not change.
 
     Linear layers may then keep copies of their weights in oneDNN's layout, made at their first
-    use. On CPUs with bfloat16 instructions, `dtype=bfloat16` runs them in bfloat16; logits stay
-    float32, since in bfloat16 many would tie.
+    use. With `dtype=bfloat16`, on CPUs with bfloat16 instructions, linear layers compute in
+    bfloat16. Logits stay float32, since in bfloat16 many of them would be equal.
 
-    Returns the dtype for autocast: float32 if the layers themselves run in bfloat16, else `dtype`.
+    Returns the dtype for autocast: float32 if linear layers convert their input to bfloat16
+    themselves, otherwise `dtype`.
     """
     device = next(model.parameters()).device
     layers_use_bfloat16 = (

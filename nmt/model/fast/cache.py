@@ -2,14 +2,14 @@
 
 In the key-value cache, each step adds one column of keys and values for every beam of a sentence. A
 boolean mask says which columns each hypothesis attends to. Reordering hypotheses moves only the
-rows of this mask; keys and values stay where they are. Two beams, for example, have four columns
-after two steps, and the mask below if the best hypotheses of the second step both continue beam 0:
+rows of this mask; keys and values stay where they are. For example, two beams have four columns
+after two steps. If both hypotheses of the second step continue beam 0, the mask is:
 
                   step 1   step 2
     hypothesis 0   1  0     1  0
     hypothesis 1   1  0     0  1
 
-From time to time, unused columns and finished sentences are dropped together.
+From time to time, a compaction drops unused columns and finished sentences.
 
 Masks and indices are computed on the CPU and sent to the device, so that no step waits for a GPU.
 """
@@ -33,16 +33,16 @@ from nmt.model.fast.packing import MIN_WIDTH, additive_mask
 from nmt.model.fast.transfer import send
 
 CPU = torch.device("cpu")
-_SPARE_STEPS = 16  # steps for which capacity is added at a time, since adding it copies everything
+_SPARE_STEPS = 16  # adding capacity copies the cache, so it is added for this number of steps
 _TRANSPOSED_WIDTH = 24  # number of columns above which a CPU computes K Q^T faster than Q K^T
 
 
 class BeamGrid:
     """Maps R rows, sorted by sentence, to a grid of B sentences x W beams, and back.
 
-    Row r of sentence b is its beam `beams[r]`, in cell (b, beams[r]) of the grid. Empty cells, of
-    sentences with fewer than W rows, hold a copy of another row. `grid_to_rows` adds filler rows up
-    to `num_padded_rows`; they hold copies of cell 0.
+    Row r of sentence b is in cell (b, beams[r]) of the grid. A sentence with fewer than W rows has
+    empty cells, which hold a copy of another row. `grid_to_rows` adds filler rows up to
+    `num_padded_rows`, which hold copies of cell (0, 0).
     """
 
     def __init__(self, sentences: Tensor, num_sentences: int, device: torch.device = CPU) -> None:
@@ -85,8 +85,10 @@ class BeamGrid:
 
 @dataclass(frozen=True)
 class GatherIndex:
-    """The indices of the T columns that each row attends to. With them, softmax and weighted sum
-    skip the columns of other beams. In the shapes of this class, R counts filler rows too.
+    """Indices of the T columns that each row attends to.
+
+    With them, softmax and weighted sum skip the columns of other beams. In this class, R includes
+    filler rows.
     """
 
     logit_index: Tensor  # (R * H * T,), indices into the flattened products of queries and keys
@@ -119,11 +121,12 @@ class GatherIndex:
         # (R, H, 1), indices into B * H: products and values are stored by sentence, then by head
         heads = sentences * num_heads + torch.arange(num_heads).unsqueeze(1)
         columns = columns.unsqueeze(1)  # (R, 1, T)
-        # (R, 1, T), indices into the products of one head, which are (C, W) or (W, C)
+        # (R, 1, T), indices into the products of one head: (C, W) if transposed, else (W, C)
         index_in_head = columns * num_beams + beams if is_transposed else beams * width + columns
+        products_per_head = width * num_beams
         value_index = heads * capacity + columns  # (R, H, T)
         return cls(
-            logit_index=(heads * (width * num_beams) + index_in_head).view(-1),
+            logit_index=(heads * products_per_head + index_in_head).view(-1),
             value_index=value_index.view(-1),
             shape=value_index.shape,
             offsets=torch.arange(0, value_index.numel(), value_index.size(2)),
@@ -165,7 +168,7 @@ class KVCache:
         """Add `count` columns, which `update` then writes in every layer."""
         self.num_columns += count
         if self.width > self.capacity:
-            # it grows by half or more, so that few steps copy the cache
+            # grow by half or more, so that few steps copy the cache
             self.capacity = max(self.width + _SPARE_STEPS * count, 3 * self.capacity // 2)
 
     def update(self, layer_index: int, newest: Tensor) -> Tensor:
@@ -184,9 +187,9 @@ class KVCache:
         return tensor
 
     def compact(self, sentences: Tensor, columns: Tensor, num_columns: int) -> None:
-        """Keep only `sentences` (B',); copy the columns of each one that `columns` lists.
+        """Keep only `sentences` (B',), and of each sentence only the columns in `columns`.
 
-        `columns` (B', new capacity) are indices. The first `num_columns` columns of the copy are in
+        `columns` (B', new capacity) are indices. The first `num_columns` of the new columns are in
         use; the others are spare capacity.
         """
         self.num_columns = num_columns
@@ -220,15 +223,12 @@ class TargetCache(Protocol):
         """Replace the hypotheses by those at `rows` (R',), on the CPU; `grid` is the new grid."""
 
     def needs_compaction(self, num_positions: int) -> bool:
-        """Return whether to drop unused columns.
-
-        No hypothesis has more than `num_positions` tokens.
-        """
+        """Return whether to drop unused columns; hypotheses have at most `num_positions` tokens."""
 
     def compact(self, live: Tensor, sentences: Tensor, grid: BeamGrid) -> None:
         """Keep only the sentences `live` (B',) of `grid`.
 
-        `sentences` (R,) holds the sentence of each row after that.
+        `sentences` (R,) has, for each row, the index of its sentence among the kept ones.
         """
 
     def add_sentences(self, count: int, grid: BeamGrid) -> None:
@@ -238,9 +238,9 @@ class TargetCache(Protocol):
 class AttentionCache:
     """The keys and values of all target tokens, for decoders with self-attention.
 
-    `uses_gather_index` is whether attention uses a `GatherIndex` instead of a bias, and
-    `has_position_bias` whether the positional encoding needs distances.
-    `attention_mask` (R, C) is on the CPU.
+    With `uses_gather_index`, attention uses a `GatherIndex` instead of a bias. With
+    `has_position_bias`, the positional encoding needs distances. `attention_mask` (R, C) is on the
+    CPU.
     """
 
     def __init__(
@@ -278,9 +278,9 @@ class AttentionCache:
     def _distances(self, grid: BeamGrid) -> Tensor:
         """Return the position of each column's token minus the newest position, (B, W, C).
 
-        Columns are in the order of their tokens. The cumulative sum of a row of the mask therefore
-        is 1 in the column of its first token, 2 in the column of its second one, and so on. The
-        sums in columns of other beams mean nothing, and the bias hides these columns.
+        The columns of a hypothesis are in the order of its tokens. So the cumulative sum of its row
+        of the mask is 1 in the column of its first token, 2 in the column of its second token, and
+        so on. Sums in columns of other beams have no meaning, and the bias hides these columns.
         """
         positions = self.attention_mask.cumsum(dim=1)  # (R, C)
         distances = grid.rows_to_grid(positions - positions[:, -1:])
@@ -323,7 +323,7 @@ class AttentionCache:
     def needs_compaction(self, num_positions: int) -> bool:
         """Return whether the number of columns has grown by half since the latest compaction.
 
-        Not before there are more than `num_positions` columns, as many as a hypothesis may need.
+        Returns False up to `num_positions` columns, which one hypothesis may need.
         """
         max_columns = max(1.5 * self._num_compact_columns + MIN_WIDTH, num_positions)
         return self.attention_mask.size(1) > max_columns

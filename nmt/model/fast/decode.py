@@ -10,7 +10,7 @@ its device and dtype, and then calls plain functions.
 # N source tokens of all sentences, packed; S source length
 # C columns of a cache of keys and values, T columns that one hypothesis attends to
 # D d_model, H heads, K heads of keys and values, d dimensions of a head
-# SSRU is the simpler simple recurrent unit, which can replace self-attention in the decoder
+# SSRU: the simpler simple recurrent unit, which can replace self-attention in the decoder
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from nmt.model.positions import TokenPositions
 from nmt.model.transformer import AttentionWeights, DecoderLayer, attend, repeat_heads
 
 TensorFunction = Callable[[Tensor], Tensor]
+_MAX_LIVE_SHARE = 0.75  # of the sentences; with fewer live ones, finished sentences are dropped
 
 
 # --- attention of a step
@@ -84,8 +85,8 @@ def attend_masked(q: Tensor, k: Tensor, v: Tensor, context: StepContext) -> Tens
     group_size = q.size(1) // k.size(1)  # number of query heads that share a head of keys
     grouped = q
     if group_size > 1:
-        # A group has H/K query heads. Their queries are stacked, as if they were one head with H/K
-        # times as many queries, so that the shared keys need not be repeated.
+        # The H/K query heads of a group become one head with H/K times as many queries, so that
+        # their shared keys need not be repeated.
         grouped = q.reshape(*k.shape[:2], -1, q.size(3))  # (B, K, H/K * W, d)
         if bias.size(2) > 1:  # each head of the group needs the mask of every beam
             bias = bias.repeat(1, 1, group_size, 1)  # (B, 1, H/K * W, C)
@@ -202,8 +203,8 @@ class LayerStep:
         cache = state.target_cache
         assert isinstance(cache, AttentionCache)
         k, v = cache.keys_values.update(self.layer_index, newest).unbind()  # (B, K, capacity, d)
-        # The keys lose the spare capacity of the cache, for fewer logits. The values keep it:
-        # a `GatherIndex` points into whole values, and slicing would make `attend_gathered` copy.
+        # Keys without the spare capacity of the cache give fewer logits. Values keep it, since a
+        # `GatherIndex` points into whole values, and `attend_gathered` would copy a slice.
         k = k[:, :, : cache.keys_values.width]  # (B, K, C, d)
         return self.self_out(self.attend_self(q, k, v, cache.context))
 
@@ -348,8 +349,8 @@ class DecodingState:
             keys_values = keys_values.permute(2, 0, 3, 1, 4)  # (B, S, 2, K, d) to (2, B, K, S, d)
             self.source_keys_values.append(widen(keys_values, width).contiguous())
         self.num_positions = 0  # number of target tokens of the longest hypotheses so far
-        # (B,), the value of `num_positions` when each sentence joined this state; None as long as
-        # all sentences have been here from the start
+        # (B,), the value of `num_positions` when each sentence joined this state; None if no
+        # sentence joined later
         self.first_positions: Tensor | None = None
         self.sentences = torch.arange(packing.num_sentences)  # (R,), ascending
         self._rebuild_grid(packing.num_sentences)
@@ -405,11 +406,8 @@ class DecodingState:
             self._rebuild_grid(num_sentences)
         self.target_cache.reorder(rows, self.grid)
         num_live = int((self.grid.counts > 0).sum())  # number of sentences
-        # compact also if a quarter of the sentences is finished
-        if (
-            self.target_cache.needs_compaction(self.num_positions)
-            or num_live <= 0.75 * num_sentences
-        ):
+        has_few_live = num_live <= _MAX_LIVE_SHARE * num_sentences
+        if has_few_live or self.target_cache.needs_compaction(self.num_positions):
             self._compact()
 
     def _compact(self) -> None:

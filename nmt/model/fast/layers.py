@@ -1,11 +1,11 @@
 """Faster linear layers and dropout for CPUs.
 
-torch multiplies float32 matrices with MKL. On AVX-512 CPUs of other vendors than Intel, MKL uses
-half of the vector width and oneDNN all of it, which is twice as fast. On AVX2 CPUs oneDNN is faster
-for few rows and a large weight in its own layout. Elsewhere torch's linear layers are used.
+torch multiplies float32 matrices with MKL, which uses only half of the vector width on AVX-512 CPUs
+of other vendors than Intel. There, oneDNN is twice as fast. On AVX2 CPUs, oneDNN is faster for few
+rows and a large weight in its own layout. On other CPUs, torch's linear layers are used.
 
-On a CPU, torch's dropout draws a float for each element and keeps it for the backward pass.
-`FastDropout` draws 16 random bits and keeps one byte.
+On a CPU, torch's dropout draws a float for each element, and keeps it for the backward pass.
+`FastDropout` draws 16 random bits, and keeps one byte.
 """
 
 # N rows, I input and O output features
@@ -28,8 +28,8 @@ ROWS_STEP = 64
 """More than 512 rows are padded to a multiple of this, which costs a copy."""
 _ROW_MULTIPLES = ((8, 1), (32, 4), (256, 8), (512, 32))
 """Pairs (n, m): up to n rows are padded to a multiple of m."""
-_MIN_AVX2_WEIGHT = 1 << 19  # elements of a weight from which oneDNN is faster on AVX2 CPUs
-_MIN_REORDERED_WEIGHT = 1 << 18  # elements of a weight from which a copy pays off within one update
+_MIN_AVX2_WEIGHT = 1 << 19  # on AVX2 CPUs, oneDNN is faster for weights of at least this size
+_MIN_REORDERED_WEIGHT = 1 << 18  # for weights of this size, a copy pays off within one update
 _MAX_ADDMM_PRODUCTS = 1 << 19  # rows * weights; up to this, `addmm` is faster than oneDNN
 _DROPOUT_LEVELS = 1 << 16  # values of 16 random bits: probabilities are rounded to 1 / 2^16
 _ELEMENTS_PER_DRAW = 4  # a random 64-bit number serves four elements
@@ -103,8 +103,8 @@ class FastLinear(nn.Linear):
     ) -> Callable[[Tensor], Tensor]:
         """Like `frozen_function`, but return a function that is faster for few rows.
 
-        A call of oneDNN takes some 15 microseconds longer than one of `torch.addmm`, which is more
-        than a small multiplication takes.
+        A call of oneDNN takes some 15 microseconds longer than a call of `torch.addmm`. A small
+        multiplication takes less time than that.
         """
         multiply_many = self.frozen_function(start, end, activation)
         weight = self.weight[start:end].t()  # (I, O)
@@ -128,7 +128,7 @@ class FastFeedForward(FeedForward):
         if self.activation is not Activation.relu:
             return super().forward(x)
         inner: Any = self.inner
-        # the hidden layer has the dtype of its input: bfloat16, if `outer` computes in bfloat16
+        # `hidden` gets the dtype of the input, and should be bfloat16 if `outer` computes in it
         inner_input = x.bfloat16() if uses_bfloat16(inner.reordered_weights, x) else x
         hidden = inner.block(inner_input, 0, inner.out_features, activation="relu")  # (..., F)
         return self.outer(self.dropout(hidden)).to(x.dtype)  # type: ignore[no-any-return]
@@ -139,8 +139,8 @@ def linear(
 ) -> Tensor:
     """Compute x W^T + b, (..., O), of `x` (..., I), `weight` (O, I) and `bias` (O,).
 
-    `activation` is "none" or "relu". The result has the dtype of `x`, also if `reorder` made the
-    weight bfloat16.
+    `activation` is "none" or "relu". The result has the dtype of `x`, even with a bfloat16 weight
+    from `reorder`.
     """
     if weight.is_mkldnn:
         return _onednn(x.to(weight.dtype), weight, bias, activation).to(x.dtype)
@@ -157,8 +157,8 @@ def frozen_linear(
 ) -> Callable[[Tensor], Tensor]:
     """Return a function that computes x W^T + b for a weight and a bias that `reorder` returned.
 
-    The function takes `x` (N, I), where N is a result of `round_up_rows`. It returns float32. Only
-    with an activation and a bfloat16 weight it returns bfloat16, which the next layer reads.
+    The function takes `x` (N, I), where N is a result of `round_up_rows`. It returns float32, but
+    with an activation and a bfloat16 weight bfloat16, since the next layer reads bfloat16.
     """
     if not weight.is_mkldnn:
         if activation == "relu":
@@ -256,7 +256,7 @@ def _round_block(rounded_weights: RoundedWeights, weight: Tensor, start: int) ->
 class _OneDnnLinear(torch.autograd.Function):
     """`linear` with its gradients: dx = dy W, dW = dy^T x, db = sum of dy over rows.
 
-    With a rounded copy of the weight all of them are computed in bfloat16, as under autocast.
+    With a rounded copy of the weight, forward and backward run in bfloat16, as under autocast.
     """
 
     @staticmethod
@@ -290,7 +290,8 @@ class _OneDnnLinear(torch.autograd.Function):
         rows = grad.reshape(-1, grad.size(-1))  # (N, O)
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_x = _onednn(grad, weight.T if ctx.transposed is None else ctx.transposed)
+            transposed = weight.T if ctx.transposed is None else ctx.transposed  # (I, O)
+            grad_x = _onednn(grad, transposed)
         if ctx.needs_input_grad[1]:
             product = transposed_matmul(rows, x.reshape(-1, x.size(-1)))
             grad_weight = product.to(weight.dtype)
@@ -313,9 +314,10 @@ def _onednn(
 def round_up_rows(num_rows: int) -> int:
     """Round a number of rows up, so that few different numbers occur.
 
-    oneDNN compiles a kernel for each number of rows and keeps the last thousand kernels. Each takes
-    milliseconds to compile and a megabyte of memory.
+    oneDNN compiles a kernel for each number of rows and keeps the last thousand kernels. Each
+    kernel takes milliseconds to compile and a megabyte of memory.
     """
+    # -n % m is the distance from n to the next multiple of m
     for max_rows, multiple in _ROW_MULTIPLES:
         if num_rows <= max_rows:
             return num_rows + -num_rows % multiple
@@ -329,7 +331,7 @@ def _pad_rows(rows: Tensor) -> Tensor:
 
 
 def _takes_onednn(x: Tensor, reordered_size: int = 0) -> bool:
-    """Return whether to multiply `x` with oneDNN; see `is_onednn_faster` for `reordered_size`."""
+    """Return whether to multiply `x` with oneDNN. `is_onednn_faster` describes `reordered_size`."""
     return (
         not torch.compiler.is_compiling()  # first: the other checks break a graph
         and x.device.type == "cpu"

@@ -1,7 +1,7 @@
-"""Packed sentences: one after the other without padding between them, and attention within each.
+"""Packed sentences, which follow one another without padding, and attention within each sentence.
 
-All layers but attention process packed tokens (N, ...) as they process any other tokens. For
-attention, a `Packing` says where sentences begin.
+Layers other than attention process each token separately, so they take packed tokens (N, ...)
+without changes. Attention needs a `Packing`, which says where sentences begin.
 """
 
 # B sentences, N tokens of all of them, T of the longest, H heads, d dimensions of a head
@@ -64,8 +64,8 @@ class Packing:
     def pad(self, x: Tensor) -> Tensor:
         """Map packed tokens (N, ...) to padded ones (B, T, ...), with arbitrary padding."""
         padded = x if self.is_full else x.index_select(0, self.tokens.flatten())  # (B * T, ...)
-        # The shape of `tokens` has a symbol for each size in `torch.compile`, which could not
-        # compile a quotient of sizes on GPUs.
+        # The shape of `tokens` is (B, T). `view(B, -1, ...)` would compute T as a quotient of
+        # symbolic sizes in `torch.compile`, which fails on GPUs.
         return padded.reshape(*self.tokens.shape, *x.shape[1:])
 
     def unpad(self, x: Tensor) -> Tensor:
@@ -177,15 +177,19 @@ def attend_packed(
     # on CPUs, the backward pass of torch's kernel is nine times as fast in float32
     needs_float32 = q.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16)
     if needs_float32:
-        q, k, v = q.float(), k.float(), v.float()
+        q = q.float()
+        k = k.float()
+        v = v.float()
+    attn_mask: Tensor | None = keys.mask
+    if context.is_causal or keys.is_full:  # a causal mask also hides padding from all real tokens
+        attn_mask = None
     # autocast would cast the float32 inputs back
     with torch.autocast("cpu", enabled=False) if needs_float32 else nullcontext():
         heads = F.scaled_dot_product_attention(
             queries.pad(q).transpose(1, 2),  # (B, H, T, d)
             keys.pad(k).transpose(1, 2),  # (B, H, S, d)
             keys.pad(v).transpose(1, 2),
-            # a causal mask hides padding from all real tokens
-            attn_mask=None if context.is_causal or keys.is_full else keys.mask,
+            attn_mask=attn_mask,
             dropout_p=dropout,
             is_causal=context.is_causal,
         )  # (B, H, T, d)
@@ -250,7 +254,8 @@ class _ShortAttention(torch.autograd.Function):
 
         `bias` (B or 1, 1, T or 1, W) is added to the logits. Keys and values are padded to W >= S.
         """
-        ctx.shape = shape = q.shape
+        shape = q.shape
+        ctx.shape = shape
         padding = bias.size(-1) - k.size(2)
         q = q.flatten(0, 1)  # (B*H, T, d)
         k = F.pad(k, (0, 0, 0, padding)).flatten(0, 1)  # (B*H, W, d)
@@ -295,7 +300,7 @@ def find_flash_attention(device: torch.device) -> Any:
     """Return torch's `varlen_attn`, flash attention over packed sentences, or None.
 
     It needs torch 2.11 and a GPU of compute capability 8.0, takes half precision only, and has no
-    dropout. On a GPU, this also turns off cuDNN's attention, which would make a new plan for
+    dropout. As a side effect, turns off cuDNN's attention on GPUs, which would make a new plan for
     each shape of a padded batch.
     """
     if device.type != "cuda":

@@ -1,10 +1,10 @@
 """Encoding and decoding of one sentence with few hypotheses on a CPU.
 
-For few rows, calling operators takes longer than their arithmetic, so this path makes as few calls
-as possible. One sentence needs neither packing nor the grid of `nmt.model.fast.decode`: all
-hypotheses share the keys and values of the source, and a mask selects the columns of the cache that
-belong to each hypothesis. An SSRU has a state for each hypothesis instead. See
-`nmt.model.fast.cache` for columns and rows.
+For few rows, calling operators takes longer than their arithmetic, so this module makes as few
+calls as possible. One sentence needs neither packing nor the grid of `nmt.model.fast.decode`, since
+all hypotheses share the keys and values of the source. Each hypothesis has one row. Each step adds
+a column of keys and values for every hypothesis, and a mask selects the columns that belong to a
+hypothesis, as in `nmt.model.fast.cache`. An SSRU has a state for each hypothesis instead.
 """
 
 # R live hypotheses, one row each; S source length, N source rows (S and filler rows)
@@ -33,8 +33,10 @@ _NEG_INF = float("-inf")
 
 
 def can_decode_single(model: Transformer) -> bool:
-    """Return whether `SingleTransformer` supports a model: float32 weights, ReLU, and attention
-    without rotation, bias, normalized queries or shared keys.
+    """Return whether `SingleTransformer` supports a model.
+
+    It needs frozen float32 weights, ReLU, and attention without rotation, bias, normalized queries
+    or shared keys.
     """
     layer = cast(EncoderLayer, model.encoder_layers[0])
     attention = cast(FastAttention, layer.self_attention)
@@ -227,7 +229,7 @@ class SingleState:
         It is 0 where a hypothesis may attend to a column, and minus infinity elsewhere.
         """
         self.mask = mask
-        # shares the mask's memory; writing one number takes a tenth of the time
+        # the same memory as an array, in which writing a number takes a tenth of the time
         self.mask_array = mask.numpy()
 
     def log_probs(self, tokens: Tensor) -> Tensor:
@@ -260,7 +262,7 @@ class SingleState:
             cache.ssru_states = cache.ssru_states.index_select(0, rows)
 
     def _add_columns(self, num_rows: int) -> None:
-        """Add a column to the cache for each hypothesis; no other hypothesis attends to it."""
+        """Add a column to the cache for each hypothesis, to which only this hypothesis attends."""
         if self.num_columns + num_rows > self.mask.size(1):
             self._drop_unused_columns(num_rows)
         for row in range(num_rows):
@@ -268,7 +270,7 @@ class SingleState:
         self.num_columns += num_rows
 
     def _drop_unused_columns(self, num_rows: int) -> None:
-        """Drop the columns that no hypothesis attends to; grow the cache if too few become free."""
+        """Drop the columns that no hypothesis attends to; grow the cache if over half is in use."""
         used = (self.mask == 0).any(dim=0).nonzero().squeeze(1)  # (C',)
         self.num_columns = len(used)
         capacity = max(self.mask.size(1), 2 * (self.num_columns + num_rows))

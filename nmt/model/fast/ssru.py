@@ -1,7 +1,7 @@
 """The SSRU of `nmt.model.ssru` over packed sentences.
 
-The loop over time is a custom operator, so `torch.compile` does not unroll it for each length. On a
-CPU it takes a tenth of the time of a parallel scan.
+The loop over time is a custom operator, so that `torch.compile` does not unroll it for each length.
+On a CPU, the loop takes a tenth of the time of a parallel scan.
 """
 
 # N tokens of packed sentences; B sentences, T tokens of the longest; D d_model
@@ -53,7 +53,7 @@ def _scan_backward(
     grad: Tensor, gates: Tensor, candidates: Tensor, states: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of gates and candidates for `grad`, the gradient of `states`."""
-    # the gradient of c_t has a part from o_t, and a part f_{t+1} * grad_{t+1} from c_{t+1}
+    # the gradient of c_t is the sum of `grad` at t and f_{t+1} times the gradient of c_{t+1}
     grad = grad.clone()
     grad_steps = grad.unbind(1)
     gate_steps = gates.unbind(1)

@@ -17,7 +17,7 @@ from torch import Tensor
 from nmt.model.fast.cache import BeamGrid
 
 NEG_INF = float("-inf")
-_GROUP_SIZE = 64  # about the square root of V, so that few groups and few tokens are compared
+_GROUP_SIZE = 64  # of the order of sqrt(V), so that few groups and few tokens are compared
 
 
 class Candidates(NamedTuple):
@@ -42,7 +42,8 @@ def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int)
     """
     # one more than `count`, to detect a tie between the last candidate and the next
     num_chosen = min(count + 1, grid.shape[1] * log_probs.size(1))
-    # a stable sort is slower, but on a GPU a check for ties would wait for the device
+    # A stable sort is slower, so a CPU sorts stably only if there are ties. Checking for ties on a
+    # GPU would wait for the device.
     is_stable = sums.device.type != "cpu"
     best = _select_candidates(sums, log_probs, grid, num_chosen, is_stable=is_stable)
     if not is_stable:
@@ -128,5 +129,5 @@ def _group_maxima(log_probs: Tensor) -> Tensor:
 
 
 def _tokens_of_groups(groups: Tensor) -> Tensor:
-    """Return the tokens of `groups` (...), (..., 64); in the last group some may be V or more."""
+    """Return the tokens (..., 64) of `groups` (...). Tokens of the last group may be V or more."""
     return groups.unsqueeze(-1) * _GROUP_SIZE + torch.arange(_GROUP_SIZE, device=groups.device)
