@@ -23,7 +23,7 @@ from nmt.config import ModelConfig, Optimizer, OptimizerConfig, TrainConfig
 from nmt.data.batch import padding_share
 from nmt.data.batching import EpochPlan, TokenBatchSampler, UpdatePlan
 from nmt.training import costs
-from nmt.training.costs import measure_peak_flops, training_flops
+from nmt.training.costs import count_training_flops, measure_flops_per_second
 from nmt.training.dry_run import (
     Measurement,
     cost_settings,
@@ -63,19 +63,19 @@ def test_operations_equal_those_that_torch_counts_without_padding(
             loss, _ = smoothed_cross_entropy(hidden, weight, tgt.flatten(), smoothing=0.1)
             loss.backward()
         lengths = np.array([(source, target)] * batch)
-        counted = training_flops(tiny_config(**shape), VOCAB_SIZE, lengths)
+        counted = count_training_flops(tiny_config(**shape), VOCAB_SIZE, lengths)
         assert counted == counter.get_total_flops(), (batch, source, target, changes)
 
 
 def test_only_real_tokens_count_and_those_of_a_long_corpus_do_not_overflow() -> None:
     config = tiny_config()
     pairs = np.array([(3, 50), (40, 4)], dtype=np.int32)
-    first = training_flops(config, 100, pairs[:1])
-    second = training_flops(config, 100, pairs[1:])
-    assert training_flops(config, 100, pairs) == first + second
+    first = count_training_flops(config, 100, pairs[:1])
+    second = count_training_flops(config, 100, pairs[1:])
+    assert count_training_flops(config, 100, pairs) == first + second
     lengths = np.full((3_000_000, 2), 100, dtype=np.int32)
-    pair_flops = training_flops(config, 37000, lengths[:1])
-    assert training_flops(config, 37000, lengths) == 3_000_000 * pair_flops
+    pair_flops = count_training_flops(config, 37000, lengths[:1])
+    assert count_training_flops(config, 37000, lengths) == 3_000_000 * pair_flops
 
 
 class GigaflopDevice:
@@ -113,7 +113,7 @@ def test_the_rate_is_the_devices_whatever_the_shapes(monkeypatch: pytest.MonkeyP
             with monkeypatch.context() as patch:
                 GigaflopDevice(patch, has_load=True)
                 sizes = {"vocab_size": vocab_size, "num_tokens": num_tokens}
-                rate = measure_peak_flops(
+                rate = measure_flops_per_second(
                     torch.device("cpu"), dtype, tiny_config(d_ff=d_ff), **sizes
                 )
                 assert rate == pytest.approx(1e9), (vocab_size, dtype)
@@ -124,7 +124,7 @@ def test_a_gpu_is_measured_with_no_more_logits_than_training_has(
 ) -> None:
     device = GigaflopDevice(monkeypatch, has_load=False)
     sizes = {"vocab_size": 256_000, "num_tokens": 25_000}
-    rate = measure_peak_flops(torch.device("meta"), torch.bfloat16, tiny_config(), **sizes)
+    rate = measure_flops_per_second(torch.device("meta"), torch.bfloat16, tiny_config(), **sizes)
     assert rate == pytest.approx(1e9)
     assert 0.9 * costs.GPU_CHUNK_LOGITS < device.largest <= costs.GPU_CHUNK_LOGITS
 

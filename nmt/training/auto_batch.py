@@ -16,28 +16,24 @@ from nmt.runtime.distributed import World, gather
 from nmt.training.build import build_run
 from nmt.training.costs import reset_peak_memory, usable_memory_bytes
 from nmt.training.learner import Learner
-from nmt.training.preflight import largest_batches, measure_batches
+from nmt.training.preflight import SAFE_SHARE, largest_batches, measure_batches
 
 log = logging.getLogger(__name__)
-_SAFE_SHARE = 0.9
-"""The share of the memory, or of a size that fits, to use. Batches of different shapes fragment the
-rest.
-"""
-_MIN_GAIN = 1.05  # the search ends when the next size would be less than this times the last one
+_MIN_GAIN = 1.05  # the search ends if the next size would be less than this times the last size
 
 
 def find_max_tokens(config: TrainConfig, world: World, device: torch.device) -> int:
     """Return the largest `max_tokens` whose batches fit on the devices of all ranks.
 
-    It is at most the size of a whole update: a larger number would change nothing. Batches of
-    growing size run forward and backward in a run that is built for this. Raises a `ConfigError`
-    if not even the longest pair fits.
+    It is at most the size of a whole update: a larger number would change nothing. Builds a run,
+    and runs batches of growing size forward and backward. Raises a `ConfigError` if not even the
+    longest pair fits.
     """
     run = build_run(config, world, device)
     usable_bytes = usable_memory_bytes(device) or sys.maxsize  # unknown: only errors limit it
     if device.type == "cpu":
         usable_bytes //= world.local_size  # ranks share the memory of their machine
-    limit_bytes = min(gather(int(_SAFE_SHARE * usable_bytes)))
+    limit_bytes = min(gather(int(SAFE_SHARE * usable_bytes)))
     max_tokens = max(sampler.max_tokens for sampler in run.samplers.values())
     with run.learner.ranks_connected():
         for sampler in run.samplers.values():
@@ -56,7 +52,7 @@ def _find_for_stage(
     learner.objective.train()
 
     def run_batch(indices: Rows) -> None:
-        # the micro-batches of a batch run one after the other, and none is larger than the first
+        # micro-batches run one after the other, and the first one is the largest
         learner.run_without_update(learner.batch_maker.split_rows(rows[indices])[0])
 
     def measure(max_tokens: int) -> int | None:
@@ -66,8 +62,8 @@ def _find_for_stage(
             run_batch, batches, device=learner.device, reserved_bytes=reserved_bytes
         )
         learner.zero_grad()
-        peaks = []  # the peaks of all ranks, so that all of them try the same next size
-        for rank_peak in gather(peak_bytes):
+        peaks = []
+        for rank_peak in gather(peak_bytes):  # all ranks get one result, and try the same next size
             if rank_peak is None:
                 return None
             peaks.append(rank_peak)
@@ -88,15 +84,15 @@ def search_max_tokens(
     """Return the largest `max_tokens` from `minimum` to `maximum` that fits; None if none does.
 
     `measure` runs the largest batches of a size and returns their peak memory in bytes, or None if
-    they ran out of memory. A trial at most doubles the size, and is no larger than the size at
-    which a line through the last two peaks reaches `limit_bytes`: an operating system may kill a
-    process that takes too much. A failed trial is followed by bisection.
+    they ran out of memory. Each trial at most doubles the size. Since an operating system may kill
+    a process that takes too much memory, no trial exceeds the size at which a line through the last
+    two peaks reaches `limit_bytes`. After a failed trial, the search bisects.
     """
     fitting_peak = measure(minimum)
     if fitting_peak is None or fitting_peak > limit_bytes:
         return None
     fitting = minimum
-    largest = maximum  # after a failed trial, the size below it
+    largest = maximum  # after a failed trial, one less than its size
     bytes_per_token = 0.0  # additional memory of a token, between the last two peaks
     ran_out_of_memory = False
     while fitting < largest:
@@ -111,11 +107,12 @@ def search_max_tokens(
         peak_bytes = measure(tried)
         if peak_bytes is None or peak_bytes > limit_bytes:
             largest = tried - 1
-            ran_out_of_memory |= peak_bytes is None
+            if peak_bytes is None:
+                ran_out_of_memory = True
             continue
         bytes_per_token = (peak_bytes - fitting_peak) / (tried - fitting)
         fitting = tried
         fitting_peak = peak_bytes
     if ran_out_of_memory:
-        return max(int(_SAFE_SHARE * fitting), minimum)
+        return max(int(SAFE_SHARE * fitting), minimum)
     return fitting

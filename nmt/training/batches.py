@@ -29,9 +29,10 @@ from nmt.model.fast.packing import Packing, pack
 from nmt.model.fast.transfer import send
 
 FILLER_ROWS: Rows = np.zeros(1, dtype=np.int64)
-"""The rows of a filler: a batch of the first pair, for a rank that an update has no batch for.
+"""The rows of a filler, a batch of the first pair only.
 
-All ranks have to run the same number of batches. The rank sets the filler's loss and gradient to 0.
+A rank runs a filler, with a loss and a gradient of 0, if an update has no batch for this rank: all
+ranks have to run the same number of batches.
 """
 
 
@@ -39,8 +40,8 @@ All ranks have to run the same number of batches. The rank sets the filler's los
 class Batch:
     """The input of one forward pass in training.
 
-    Sentences follow one another: `tgt_in` has BOS before each target, and `tgt_out` has EOS after
-    it. Padding at the end may make N and M multiples of a number.
+    Sentences are packed one after the other. `tgt_in` has BOS before each target, and `tgt_out` has
+    EOS after each target. There may be padding at the end.
     """
 
     src: Tensor  # (N,)
@@ -52,7 +53,7 @@ class Batch:
     num_tokens: int  # number of target tokens without padding
     lengths: Lengths  # (B, 2), lengths of the pairs without padding
     alignment: Tensor | None = None
-    """The links of words, (L, 3): pair, target position and source position."""
+    """Links of tokens, (L, 3): pair, target position and source position."""
 
     def to(self, device: torch.device) -> Batch:
         """Copy the tensors to `device`, without waiting for it."""
@@ -86,9 +87,13 @@ def make_batch(
 ) -> Batch:
     """Pack pairs of source and target ids, which have no BOS or EOS yet.
 
-    `decoder_inputs` replace the targets in `tgt_in`, with the same lengths. With `round_to` above
-    1, each side gets 1 to `round_to` padding tokens, which make N and M multiples of it. Without
-    `source_eos`, sources get no EOS.
+    Args:
+        pairs: source and target ids of each pair.
+        tokenizers: they define the ids of BOS, EOS and padding.
+        decoder_inputs: replace the targets in `tgt_in`; they have the same lengths.
+        round_to: above 1, each side gets 1 to `round_to` padding tokens, which make N and M
+            multiples of it.
+        source_eos: whether sources get EOS.
     """
     sources = [src for src, _ in pairs]
     targets = [tgt for _, tgt in pairs]
@@ -112,11 +117,14 @@ def make_batch(
     eos = [tokenizers.tgt.eos_id]
     src_pads = [tokenizers.src.pad_id] * num_src_pads
     tgt_pads = [tokenizers.tgt.pad_id] * num_tgt_pads
+    inputs_with_bos = [(bos, ids) for ids in decoder_inputs or targets]
+    targets_with_eos = [(tgt, eos) for tgt in targets]
+    sources_with_eos = [(src, src_suffix) for src in sources]
     return Batch(
-        src=_concatenate(((src, src_suffix) for src in sources), src_pads),
+        src=_concatenate(sources_with_eos, src_pads),
         src_packing=pack(src_lengths + src_pad_lengths),
-        tgt_in=_concatenate(((bos, ids) for ids in decoder_inputs or targets), tgt_pads),
-        tgt_out=_concatenate(((tgt, eos) for tgt in targets), tgt_pads),
+        tgt_in=_concatenate(inputs_with_bos, tgt_pads),
+        tgt_out=_concatenate(targets_with_eos, tgt_pads),
         tgt_packing=pack(tgt_lengths + tgt_pad_lengths),
         num_src_tokens=num_src_tokens,
         num_tokens=num_tokens,
@@ -130,7 +138,7 @@ def _divide_padding(num_pads: int, *, max_length: int) -> list[int]:
 
 
 def _concatenate(sentences: Iterable[tuple[Ids, Ids]], pads: Ids) -> Tensor:
-    """Concatenate the ids of sentences, each in two parts, followed by `pads`."""
+    """Concatenate sentences, followed by `pads`. Each sentence is a pair of lists of ids."""
     arrays = [*itertools.chain.from_iterable(sentences), pads]
     # an empty list becomes a float array, which only casting="unsafe" converts to integers
     return torch.from_numpy(np.concatenate(arrays, dtype=np.int64, casting="unsafe"))
@@ -150,9 +158,8 @@ class BatchMaker:
     ) -> None:
         """Make batches for `device`: in host memory, which is page-locked for a GPU.
 
-        With `guided_alignment`, batches have the alignment of their pairs. It comes from the data,
-        or else from `aligner`: the data's alignment does not fit a pair that augmentation or noise
-        has changed.
+        With `guided_alignment`, batches have the alignment of their pairs, as the data has it. If
+        the data has none, or augmentation or noise has changed a pair, `aligner` computes it.
         """
         self.data = data
         self.lengths = data.lengths
@@ -199,17 +206,18 @@ class BatchMaker:
         self, rows: Rows, update_id: int = 0, augment: TextAugmenter | None = None
     ) -> Batch:
         """Pack the pairs of `rows` into one batch, after all random changes."""
-        original_pairs: list[tuple[Ids, Ids]] = [self.data[row] for row in rows.tolist()]
+        row_list = rows.tolist()
+        original_pairs: list[tuple[Ids, Ids]] = [self.data[row] for row in row_list]
         augmented_pairs = original_pairs
         if augment is not None:
-            augmented_pairs = augment(original_pairs, update_id, rows.tolist())
+            augmented_pairs = augment(original_pairs, update_id, row_list)
         pairs: list[tuple[Ids, Ids]] = []
         decoder_inputs: list[Ids] = []
-        given_links: list[Any] = []  # word links of each pair, (L, 2); None if none are known
-        for i, row in enumerate(rows.tolist()):
+        given_links: list[Any] = []  # links of words in each pair, (L, 2); None if unknown
+        for i, row in enumerate(row_list):
             src, tgt = augmented_pairs[i]
             links = None
-            # augmentation may change words; it returns the same object for a pair without changes
+            # the augmenter returns the same object for a pair that it does not change
             if self.needs_alignment and augmented_pairs[i] is original_pairs[i]:
                 links = self.data.alignment(row)
             if self.sampling is not None:
@@ -236,23 +244,25 @@ class BatchMaker:
         return batch.pin() if self._device_type == "cuda" else batch
 
     def _align(self, pairs: Sequence[tuple[Ids, Ids]], given_links: Sequence[Any]) -> Any:
-        """Return the links (L, 3) of the tokens of pairs: pair, target and source position.
+        """Return the links of the tokens of pairs, (L, 3): pair, target and source position.
 
-        Pairs without given links are aligned by `aligner`; without an aligner, they get no links.
+        `given_links` has the links of words in each pair. `aligner` aligns the pairs without them;
+        without an aligner, these pairs get no links.
         """
         links = [np.empty((0, 3), dtype=np.int64)]
-        unaligned = [i for i, word_links in enumerate(given_links) if word_links is None]
+        unaligned = []  # indices of pairs without given links
         for i, word_links in enumerate(given_links):
-            if word_links is not None:
-                src, tgt = pairs[i]
-                positions = link_pieces(word_links, self.src_starts[src], self.tgt_starts[tgt])
-                links.append(np.insert(positions, 0, i, axis=1))  # column 0 is the pair
+            if word_links is None:
+                unaligned.append(i)
+                continue
+            src, tgt = pairs[i]
+            positions = link_pieces(word_links, self.src_starts[src], self.tgt_starts[tgt])
+            links.append(np.insert(positions, 0, i, axis=1))  # column 0 is the pair
         if unaligned and self.aligner is not None:
+            unaligned_pairs = [pairs[i] for i in unaligned]
             has_joint_ids = self.tokenizers.src_vocab_size is None  # None: a joint vocabulary
-            computed = self.aligner.align(
-                [pairs[i] for i in unaligned], has_joint_ids=has_joint_ids
-            )
-            # column 0 counts the unaligned pairs; number them as in `pairs`
+            computed = self.aligner.align(unaligned_pairs, has_joint_ids=has_joint_ids)
+            # column 0 is an index into `unaligned_pairs`; replace it by the index into `pairs`
             computed[:, 0] = np.array(unaligned)[computed[:, 0]]
             links.append(computed)
         return np.concatenate(links)

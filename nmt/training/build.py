@@ -47,10 +47,10 @@ class Run:
     tokenizers: Tokenizers
     validation: Validation
     samplers: dict[int, TokenBatchSampler]
-    """The sampler of each stage. The key is the number of updates before the stage."""
+    """The sampler of each stage, keyed by the number of updates before the stage."""
     augmenters: dict[int, TextAugmenter | None]
-    """The augmentation of each stage, with the keys of `samplers`; None in stages without it."""
-    fingerprint: dict[str, Any]  # data and settings, to compare with a checkpoint's fingerprint
+    """The augmentation of each stage, with the same keys; None for a stage without augmentation."""
+    fingerprint: dict[str, Any]  # data and settings, to compare with a checkpoint's
     learner: Learner
 
     def sampler_at(self, num_updates: int) -> TokenBatchSampler:
@@ -91,7 +91,7 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
     data = ParallelData(data_dir, "train", bidirectional=config.bidirectional)
     validation = Validation(data_dir, tokenizers, config, world)
     samplers = make_samplers(config, data_info, data, world)
-    # max_tokens=auto is None here; the run is then built a second time, with a number
+    # with max_tokens=auto (None), the run is built a second time, with a number
     if world.is_main and config.max_tokens is not None:
         _warn_of_short_run(config, last_stage_start=max(samplers.keys()))
     torch.manual_seed(config.seed)  # seeds the initial weights

@@ -52,7 +52,7 @@ _COUNTERS = (  # fields of `TrainerState` that count something
 class BestCheckpoint:
     """One of the best validated checkpoints."""
 
-    badness: float  # the metric, negated if higher values are better
+    badness: float  # the metric of the run, negated for BLEU: lower is better
     update: int  # number of updates before the checkpoint
 
 
@@ -132,13 +132,12 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint; raise `ModelError` if a file is missing, damaged or of another version."""
     path = folder / TRAINER_FILE
     verify_checksums(folder, TRAINER_FILE)
-    damage_error = ModelError(f"{path} is damaged; remove {folder} to resume an older one")
     try:
         content = load_torch_file(path)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist, so this checkpoint cannot be resumed") from None
     except (OSError, ValueError, pickle.UnpicklingError):
-        raise damage_error from None
+        raise ModelError(f"{path} is damaged; remove {folder} to resume an older one") from None
     if pop_version(content, path, FORMAT_VERSION) < FORMAT_VERSION:
         raise ModelError(f"{path} was written by an older nmt and cannot be resumed")
     content |= {"folder": str(folder), "weights": load_weights(folder)}
@@ -151,12 +150,15 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 class Saver:
     """Writes, links and removes checkpoints in a thread, while training continues.
 
-    Only the copy of the tensors to host memory delays training. If a write fails, the error is
+    Training only waits until the tensors are copied to host memory. If a write fails, the error is
     logged, older checkpoints are kept, and the run goes on.
     """
 
     def __init__(self, run_dir: Path, *, update: int, keep_last: int) -> None:
-        """Continue after the checkpoint of `update`. Newer ones are damaged, and removed later."""
+        """Continue after the checkpoint of `update`.
+
+        Newer checkpoints are damaged; `save` removes them.
+        """
         self.run_dir = run_dir
         self.newest_update = update  # update of the newest intact checkpoint
         self.keep_last = keep_last
@@ -231,7 +233,8 @@ class Saver:
             self.failure = failure
 
     def _describe_failure(self, error: Exception, update: int | None) -> str:
-        message = getattr(error, "strerror", None) or error  # the text of an OSError has its path
+        # not the text of an OSError, which would repeat the path
+        message = getattr(error, "strerror", None) or error
         reason = " ".join(str(message).split())
         checkpoints = list_checkpoints(self.run_dir)
         fallback = "there is none before it"

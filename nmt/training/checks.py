@@ -16,19 +16,19 @@ from nmt.data import Rows
 from nmt.errors import list_first
 
 _NUM_PREVIOUS = 100  # losses before an update, with which its loss is compared
-# A spike exceeds the mean of the previous losses by a number of standard deviations, and by a share
-# of the mean, since the standard deviation is very small if the loss hardly changes.
-_MIN_DEVIATIONS = 6.0
-_MIN_MEAN_SHARE = 0.1
+# A spike exceeds the mean of the previous losses by both of these limits. The second one is for
+# losses that hardly change, whose standard deviation is very small.
+_MIN_DEVIATIONS = 6.0  # standard deviations
+_MIN_MEAN_SHARE = 0.1  # share of the mean
 _MAX_LISTED_PAIRS = 20
 
 
 def describe_batches(batches: list[tuple[Rows, float]]) -> str:
     """Describe the batches that may have caused a bad loss, by their loss and their pairs.
 
-    `batches` holds the rows of each batch and its loss in nats per target token. Describes all
-    batches whose loss is not finite, with the first such loss, or else the batch with the highest
-    loss.
+    `batches` holds the rows of each batch and its loss in nats per target token. If losses are not
+    finite, describes all batches with such losses, and gives the first one. Otherwise describes the
+    batch with the highest loss.
     """
     suspects = [(rows, loss) for rows, loss in batches if not math.isfinite(loss)]
     if not suspects:

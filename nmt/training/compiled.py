@@ -64,20 +64,20 @@ class Compiler:
     def compile_model(self, model: Transformer) -> Callable[..., Tensor]:
         """Return a function that computes `model.forward` compiled.
 
-        By layer, all encoder layers share one graph, and all decoder layers another one; `model` is
-        changed in place. A graph of the whole model takes three times as long to compile, is about
-        a tenth faster, and delays the exchange of gradients between ranks to the end of the
-        backward pass. Activation checkpointing needs it, since it ends the recomputation of a layer
-        by an exception.
+        Compiling by layer makes two graphs, one for encoder layers and one for decoder layers, and
+        replaces the classes of the layers in `model`. A graph of the whole model is about a tenth
+        faster, but takes three times as long to compile, and delays the exchange of gradients
+        between ranks to the end of the backward pass. Activation checkpointing needs a graph of the
+        whole model, since it ends the recomputation of a layer by an exception.
         """
         if not self._by_layer or model.activation_checkpointing:
             return self.compile(model.forward)
-        classes = {}  # keyed by the class of the uncompiled layers
+        compiled_classes = {}  # keyed by the class of the uncompiled layers
         for layer in [*model.encoder_layers, *model.decoder_layers]:
             layer_class = type(layer)
-            if layer_class not in classes:
-                classes[layer_class] = self._compiled_class(layer_class)
-            layer.__class__ = classes[layer_class]
+            if layer_class not in compiled_classes:
+                compiled_classes[layer_class] = self._compiled_class(layer_class)
+            layer.__class__ = compiled_classes[layer_class]
         return model.forward
 
     def _compiled_class(self, layer_class: type[nn.Module]) -> type[nn.Module]:
@@ -86,9 +86,10 @@ class Compiler:
         compiled_forward = self.compile(plain_forward)
 
         def forward(layer: nn.Module, *inputs: Any) -> Any:
-            # validation and search have too few calls to pay for graphs of their own
-            call = compiled_forward if torch.is_grad_enabled() else plain_forward
-            return call(layer, *inputs)
+            if torch.is_grad_enabled():
+                return compiled_forward(layer, *inputs)
+            # validation and search have too few calls to compile graphs without gradients
+            return plain_forward(layer, *inputs)
 
         return type(f"Compiled{layer_class.__name__}", (layer_class,), {"forward": forward})
 
@@ -102,7 +103,8 @@ class Compiler:
             nonlocal active
             try:
                 return active(*inputs)
-            # Triton, compilers and torch raise many types; `function` repeats a fault of its own
+            # Triton, compilers and torch raise many types. If the error is one of `function`, the
+            # call below raises it again.
             except Exception as error:
                 if active is function or isinstance(error, torch.OutOfMemoryError):
                     raise
@@ -129,8 +131,8 @@ class Compiler:
 def make_compiler(should_compile: bool | None, device: torch.device) -> Compiler | None:
     """Return a compiler, or None to run uncompiled.
 
-    `should_compile` is the setting `compile`. If it is None, a run compiles by layer on a GPU on
-    which a small model can be compiled; this needs Triton and a C compiler.
+    `should_compile` is the setting `compile`. If it is None, a run on a GPU compiles by layer,
+    provided that a small model can be compiled, which needs Triton and a C compiler.
     """
     if should_compile is not None:
         return Compiler() if should_compile else None
@@ -154,6 +156,6 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of a message, or the type of an error without one."""
+    """Return the first line of the message of an error, or its type if it has no message."""
     message = str(error).strip() or type(error).__name__
     return message.splitlines()[0]

@@ -26,19 +26,20 @@ except ImportError:  # Windows
 Shape = tuple[int, int]  # input size and output size of a weight matrix
 
 PEAK_SECONDS = 0.25  # time for measuring the peak throughput of a device
-_MAX_CPU_ROWS = 256  # larger matrices take longer and reach the same throughput within 3 %
+# sizes of matrices measured on a CPU; the throughput of larger ones differs by less than 3 %
+_MAX_CPU_ROWS = 256
 _MAX_CPU_OUT_SIZE = 4096
 _CONTAINER_LIMITS = (  # files with the memory limit of a container, for cgroups v2 and v1
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
 GPU_CHUNK_LOGITS = 1 << 27
-"""The loss computes about this number of logits at a time on a GPU, which small matrices would not
-keep busy.
+"""On a GPU, the loss computes about this number of logits at a time. Smaller matrices would not
+keep the GPU busy.
 """
 
 
-def training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths) -> int:
+def count_training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths) -> int:
     """Count the floating-point operations of forward and backward over pairs of `lengths` (N, 2).
 
     Only matrix multiplications on non-padding tokens count. Multiplying by a weight matrix takes 2
@@ -107,7 +108,7 @@ def _feed_forward_shapes(config: ModelConfig, d_ff: int) -> list[Shape]:
     return [(config.d_model, d_ff)] * num_inner + [(d_ff, config.d_model)]
 
 
-def measure_peak_flops(
+def measure_flops_per_second(
     device: torch.device,
     dtype: torch.dtype,
     config: ModelConfig,
@@ -135,7 +136,7 @@ def measure_peak_flops(
         x = torch.randn(num_rows, in_size, device=device, dtype=dtype)
         weight = torch.randn(measured_out_size, in_size, device=device, dtype=dtype)
         fastest_seconds = _measure_fastest(x, weight, seconds=PEAK_SECONDS / len(shapes))
-        # `flops` and `seconds` are sums over all matrices, for one row each
+        # add the operations and the time of one row in `count` matrices of this shape
         flops += count * 6.0 * in_size * out_size
         seconds_per_output = fastest_seconds / (num_rows * measured_out_size)
         seconds += count * seconds_per_output * out_size
@@ -145,8 +146,8 @@ def measure_peak_flops(
 def _measure_fastest(x: Tensor, weight: Tensor, *, seconds: float) -> float:
     """Multiply for `seconds`; return the seconds of the fastest multiplication.
 
-    Other load on the machine only slows a multiplication down. The timer of
-    `torch.utils.benchmark` would import setuptools, which takes 0.3 s.
+    The fastest one is least disturbed by other load on the machine. The timer of
+    `torch.utils.benchmark` is not used, since it imports setuptools, which takes 0.3 s.
     """
     num_runs = 1 if x.device.type == "cpu" else 10  # a GPU computes while the next runs are queued
     _multiply_like_training(x, weight)  # the first run allocates memory
@@ -175,8 +176,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
-        # preferred to `getrusage`, whose peak includes the peak of the process that started this
-        # one
+        # not `getrusage`, whose peak includes the peak of the parent process
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
     except (OSError, IndexError):  # not Linux
@@ -199,8 +199,8 @@ def reset_peak_memory(device: torch.device) -> None:
 def usable_memory_bytes(device: torch.device) -> int:
     """Return the memory of `device` that this process uses or could use; 0 if it is unknown.
 
-    On a GPU, memory of other processes does not count. On Linux, a CPU has the memory that is
-    available without swapping, but not more than the limit of the container.
+    On a GPU, this is free memory and the memory of this process. On a CPU with Linux, it is the
+    memory available without swapping, limited by the container.
     """
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)

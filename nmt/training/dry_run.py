@@ -27,14 +27,14 @@ from nmt.training.schedule import learning_rate
 log = logging.getLogger(__name__)
 MEASURING_SECONDS = 10.0  # about how long updates are measured
 _MAX_MEASURED_UPDATES = 20
-# These settings change neither the memory nor the time of an update. Most settings of the optimizer
-# do not either, see `cost_settings`.
+# Settings that change neither the memory nor the time of an update. `cost_settings` adds most
+# settings of the optimizer to them.
 _SETTINGS_WITHOUT_COST = ("seed", "max_updates", "label_smoothing")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The time and the operations of some updates, over all ranks."""
+    """The time and the operations of some updates, for all ranks together."""
 
     plans: Sequence[UpdatePlan]  # plans of the measured updates
     seconds: float
@@ -43,7 +43,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class _DryRunResult:
-    """The measured part of a dry run, which runs of a sweep with the same cost share."""
+    """The measured part of a dry run. Runs of a sweep with the same cost share it."""
 
     measurement: Measurement
     memory: str  # description of the memory, for the report
@@ -57,9 +57,9 @@ _results: dict[tuple[object, ...], _DryRunResult] = {}
 def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
     """Run the largest batches and a few updates; return a report on the planned run.
 
-    Nothing is read from or written to the run folder. The runs of a sweep over seeds, for example,
-    need the same memory and time. So a run is measured only if no earlier run of this process had
-    the same `cost_settings`.
+    Neither reads nor writes the run folder. Some runs of a sweep need the same memory and time, for
+    example runs with different seeds. So a run is measured only if no earlier run of this process
+    had the same `cost_settings`.
     """
     run = build_run(config, world, device)
     epoch_plan = run.sampler_at(0).plan_epoch(0)
@@ -93,7 +93,7 @@ def cost_settings(config: TrainConfig) -> tuple[object, ...]:
         if key.startswith("model.") and key.endswith("dropout"):
             value = bool(value)
         settings.append((key, value))
-    # these may change before a resume, so `settings_to_compare` leaves them out
+    # `settings_to_compare` leaves these out, since a resumed run may change them
     settings += [config.data_dir, config.device, config.num_threads]
     settings.append(config.activation_checkpointing)
     return tuple(settings)
@@ -158,12 +158,16 @@ def measure_updates(
     plans: Sequence[UpdatePlan],
     first_plan: UpdatePlan,
 ) -> Measurement:
-    """Run updates for about `MEASURING_SECONDS`, the same number on all ranks, and time them.
+    """Time updates for about `MEASURING_SECONDS`. All ranks run the same number of updates.
 
-    `run_update` runs an update, waits for the device and returns the operations of all ranks.
-    `first_plan`, which may be a small part of `plans[0]`, runs first, to estimate the time of an
-    update. If one update would take more than `MEASURING_SECONDS`, only `first_plan` is measured.
-    It then runs a second time, unless its first run already took more than `MEASURING_SECONDS`.
+    `first_plan` runs first, to estimate the time of an update. If an update would take more than
+    `MEASURING_SECONDS`, only `first_plan` is measured: in a second run, or in the first run if
+    this run took more than `MEASURING_SECONDS`.
+
+    Args:
+        run_update: runs an update, waits for the device, and returns the operations of all ranks.
+        plans: the updates to time.
+        first_plan: `plans[0]` or a small part of it.
     """
 
     def measure(measured_plans: Sequence[UpdatePlan]) -> Measurement:
@@ -178,8 +182,9 @@ def measure_updates(
     if num_updates == 0:
         is_very_slow = broadcast_from_main(first.seconds > MEASURING_SECONDS)
         return first if is_very_slow else measure([first_plan])
-    # begin with the second plan, since a part of the first one has run already
-    return measure(list(islice(cycle(plans), 1, 1 + num_updates)))
+    # begin with `plans[1]`, since a part of `plans[0]` has run already
+    measured_plans = islice(cycle(plans), 1, 1 + num_updates)
+    return measure(list(measured_plans))
 
 
 def render_report(
@@ -194,10 +199,10 @@ def render_report(
 ) -> str:
     """Return the report on a run of `num_updates` that starts at `start`.
 
-    `lengths` (N, 2) are the lengths of all pairs. An epoch is planned in pools of updates. The
-    report assumes that all updates are like those in the first pool of `epoch_plan`, and that each
-    token, source or target, takes the measured time. `peak_flops_per_second` is the result of
-    `Learner.measure_peak_flops_per_second`.
+    An epoch is planned in pools of updates. The report assumes that all updates are like the
+    updates in the first pool of `epoch_plan`. It also assumes that each source or target token
+    takes the measured time. `lengths` (N, 2) are the lengths of all pairs, and
+    `peak_flops_per_second` is the result of `Learner.measure_peak_flops_per_second`.
     """
     plans = epoch_plan.pool_of(0)
     rank_batches = [rows for plan in plans for rows in plan.batches]

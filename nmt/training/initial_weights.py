@@ -33,8 +33,8 @@ _VOCABULARY_TENSORS = {_JOINT_EMBEDDING, _SRC_EMBEDDING, "output_weight", "outpu
 def adopt_model(config: TrainConfig) -> TrainConfig:
     """Return `config` with the architecture and the search settings of `init_from`, if it is set.
 
-    Dropouts are not copied, nor search settings if `config` changes any. Raises a `ConfigError` for
-    a model setting that is neither the default nor the value of `init_from`.
+    `config` keeps its dropouts, and all of its search settings if it changes any. Raises a
+    `ConfigError` for a model setting that is neither the default nor the value of `init_from`.
     """
     if config.init_from is None:
         return config
@@ -76,10 +76,9 @@ def _unwrap_enum(value: Any) -> Any:
 def load_initial_weights(
     config: TrainConfig, tokenizers: Tokenizers, random_weights: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Read the weights of `init_from`, after `adopt_model`.
+    """Read the weights of `init_from`, whose architecture `config` has after `adopt_model`.
 
-    If its tokenizers are not the `tokenizers` of the run, the embeddings are adapted to the new
-    vocabulary, see `adapt_vocabulary`.
+    If `init_from` has other tokenizers than the run, `adapt_vocabulary` adapts the embeddings.
     """
     folder = find_model(resolve_path(str(config.init_from)))
     info = load_info(folder)
@@ -112,20 +111,23 @@ def adapt_vocabulary(
 ) -> dict[str, Tensor]:
     """Return `weights` for the vocabulary of `new_tokenizers`.
 
-    If it extends the vocabulary of `old_tokenizers`, new pieces get rows computed by `_new_rows`,
-    otherwise rows of `random_weights`. `init_rows` names the pieces whose rows new pieces copy.
-    Raises a `ConfigError` for wrong names, and for new pieces if the embeddings are frozen.
+    Pieces of both vocabularies keep their rows. New pieces get rows of `random_weights`, or rows
+    computed by `_new_rows` if the vocabulary extends the one of `old_tokenizers`. `init_rows` maps
+    new pieces to pieces whose rows they copy. Raises a `ConfigError` for wrong names, and for new
+    pieces if the embeddings are frozen.
     """
     extends = _extends(old_tokenizers.src, new_tokenizers.src)
     extends = extends and _extends(old_tokenizers.tgt, new_tokenizers.tgt)
     _check_init_rows(init_rows or {}, old_tokenizers, new_tokenizers)
     adapted = {name: weights.get(name, tensor) for name, tensor in random_weights.items()}
     for name in sorted(_VOCABULARY_TENSORS & random_weights.keys()):
-        # a model that shares its embeddings has only this tensor for all of them
-        old_rows = weights[name if name in weights else _JOINT_EMBEDDING]
-        side = "src" if name == _SRC_EMBEDDING else "tgt"
-        old_tokenizer: Tokenizer = getattr(old_tokenizers, side)
-        new_tokenizer: Tokenizer = getattr(new_tokenizers, side)
+        # a model that shares its embeddings has only the joint tensor
+        old_rows = weights.get(name, weights[_JOINT_EMBEDDING])
+        old_tokenizer = old_tokenizers.tgt
+        new_tokenizer = new_tokenizers.tgt
+        if name == _SRC_EMBEDDING:
+            old_tokenizer = old_tokenizers.src
+            new_tokenizer = new_tokenizers.src
         old_ids, new_ids = _shared_ids(old_tokenizer, new_tokenizer)
         num_new = len(random_weights[name]) - len(new_ids)
         if is_frozen and num_new:
@@ -138,7 +140,7 @@ def adapt_vocabulary(
         if extends:
             segmentations = segment_new_pieces(old_tokenizer, new_tokenizer)
             if new_tokenizers.src_vocab_size is None and new_tokenizers.src is not new_tokenizer:
-                # an imported vocabulary of two SentencePiece models
+                # an imported model: two SentencePiece models have one vocabulary
                 segmentations |= segment_new_pieces(old_tokenizers.src, new_tokenizers.src)
             new_rows = _new_rows(old_rows, old_tokenizer, new_tokenizer, segmentations)
             adapted[name][len(old_rows) :] = new_rows.to(adapted[name])
@@ -152,17 +154,22 @@ def adapt_vocabulary(
             )
         _copy_rows(adapted[name], old_rows, init_rows or {}, old_tokenizer, new_tokenizer)
     if extends:
-        num_new = new_tokenizers.tgt.vocab_size - old_tokenizers.tgt.vocab_size
-        if new_tokenizers.src_vocab_size is not None:
-            num_new += new_tokenizers.src.vocab_size - old_tokenizers.src.vocab_size
-        log.info(
-            "the tokenizer of the data extends init_from's: the embeddings grow by %d rows", num_new
-        )
+        _log_growth(old_tokenizers, new_tokenizers)
     return adapted
 
 
+def _log_growth(old_tokenizers: Tokenizers, new_tokenizers: Tokenizers) -> None:
+    """Log by how many rows the embeddings grow for an extended vocabulary."""
+    num_new = new_tokenizers.tgt.vocab_size - old_tokenizers.tgt.vocab_size
+    if new_tokenizers.src_vocab_size is not None:
+        num_new += new_tokenizers.src.vocab_size - old_tokenizers.src.vocab_size
+    log.info(
+        "the tokenizer of the data extends init_from's: the embeddings grow by %d rows", num_new
+    )
+
+
 def _extends(old: Tokenizer, new: Tokenizer) -> bool:
-    """Return whether all ids of `old` are the same in `new`."""
+    """Return whether each id of `old` is the id of the same piece in `new`."""
     has_same_controls = old.control_ids == new.control_ids
     return has_same_controls and new.all_pieces()[: old.vocab_size] == old.all_pieces()
 
@@ -170,7 +177,7 @@ def _extends(old: Tokenizer, new: Tokenizer) -> bool:
 def _check_init_rows(
     init_rows: Mapping[str, str], old_tokenizers: Tokenizers, new_tokenizers: Tokenizers
 ) -> None:
-    """Raise a `ConfigError` unless `init_rows` names new pieces, and pieces of the model."""
+    """Raise a `ConfigError` unless `init_rows` maps new pieces to pieces of the old model."""
     old_pieces = {*old_tokenizers.src.all_pieces(), *old_tokenizers.tgt.all_pieces()}
     new_pieces = {*new_tokenizers.src.all_pieces(), *new_tokenizers.tgt.all_pieces()} - old_pieces
     for new_piece, old_piece in init_rows.items():
@@ -188,14 +195,15 @@ def _new_rows(
     new: Tokenizer,
     segmentations: Mapping[str, Sequence[int]],
 ) -> Tensor:
-    """Return the rows of new pieces: the mean of the rows of the pieces that each joins.
+    """Return the row of each new piece: the mean of the rows of the old pieces that it joins.
 
-    Language pieces get the mean of all languages, other symbols and pieces of unknown characters
-    the mean of all pieces (Gee et al., 2022). Rows of `old_rows` (V, D) or (V,) become (N, D) or
-    (N,) rows.
+    A language piece gets the mean of all language pieces. Other symbols, and pieces of unknown
+    characters, get the mean of all pieces (Gee et al., 2022). `old_rows` is (V, D), or (V,) for a
+    bias. The result for N new pieces is (N, D) or (N,).
     """
-    no_text = {*old.control_ids, *old.unused_ids}
-    mean = old_rows[[i for i in range(old.used_size) if i not in no_text]].double().mean(dim=0)
+    excluded_ids = {*old.control_ids, *old.unused_ids}  # without text
+    text_ids = [i for i in range(old.used_size) if i not in excluded_ids]
+    mean = old_rows[text_ids].double().mean(dim=0)
     language_mean = mean
     if old.language_ids:
         language_mean = old_rows[list(old.language_ids.values())].double().mean(dim=0)
@@ -222,7 +230,7 @@ def _copy_rows(
 
 
 def _shared_ids(old: Tokenizer, new: Tokenizer) -> tuple[Tensor, Tensor]:
-    """Return the ids of the pieces that both tokenizers have: (old ids, new ids)."""
+    """Return the ids of the pieces that both tokenizers have: in `old`, and in `new`."""
     ids_in_old = {piece: old_id for old_id, piece in enumerate(_pieces_and_roles(old))}
     old_ids = []
     new_ids = []
@@ -234,9 +242,9 @@ def _shared_ids(old: Tokenizer, new: Tokenizer) -> tuple[Tensor, Tensor]:
 
 
 def _pieces_and_roles(tokenizer: Tokenizer) -> list[str]:
-    """Return all pieces by id; control symbols are named by their roles, such as <eos>.
+    """Return all pieces by id, with a name such as <eos> for each control symbol.
 
-    Two tokenizers may have different pieces for the same role.
+    The names are the same for all tokenizers; the pieces of control symbols may differ.
     """
     pieces = list(tokenizer.all_pieces())
     roles = ("<pad>", "<unk>", "<bos>", "<eos>")

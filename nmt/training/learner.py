@@ -1,9 +1,11 @@
 """Updates of the weights: accumulate gradients over micro-batches and ranks, then step.
 
-The pairs of an update are divided into batches, which are divided among the ranks. A rank runs a
-batch in one or more micro-batches. Each item of a list `batches` is one batch, a list of its
-micro-batches. A rank without a batch runs a filler, a batch whose loss and gradient do not count,
-since all ranks have to take part in the exchange of gradients.
+Each rank runs some of the batches of an update. It divides each batch into micro-batches, and runs
+one of them at a time. So an argument `batches` holds, for each batch of this rank, a list of its
+micro-batches.
+
+All ranks must take part in the exchange of gradients. A rank without a batch therefore runs a
+filler: a batch whose loss and gradient do not count.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from nmt.runtime.distributed import World, find_dtype, gather, sum_over_ranks
 from nmt.training.adapters import merged_state_dict
 from nmt.training.batches import FILLER_ROWS, Batch, BatchMaker
 from nmt.training.compiled import make_compiler
-from nmt.training.costs import measure_peak_flops, training_flops
+from nmt.training.costs import count_training_flops, measure_flops_per_second
 from nmt.training.loss import Objective
 from nmt.training.optimizer import (
     ScheduleFree,
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """Statistics of an update, over all ranks except for `batch_losses`."""
+    """Statistics of an update. All but `batch_losses` are totals of all ranks."""
 
     loss_sum: float  # smoothed loss in nats, summed over target tokens
     nll_sum: float  # negative log-likelihood in nats, summed over target tokens
@@ -102,12 +104,12 @@ class Learner:
         should_compile = config.compile
         is_sharded = config.sharding is Sharding.full
         if is_sharded or config.guided_alignment:
-            # The config refuses compile=true with these settings. For compile=null, `make_compiler`
-            # would compile layers where that works.
+            # Neither works with compiled layers. The config refuses compile=true; this line turns
+            # off compile=null, for which `make_compiler` may choose to compile.
             should_compile = False
         if self.dtype is torch.bfloat16 and not is_sharded:
-            # The cache makes new copies when torch's version number of a weight has changed. FSDP
-            # gathers new weights into a tensor without a new number: the copies would be stale.
+            # The cache renews a copy when torch's version number of the weight has changed. FSDP
+            # replaces weights without changing the number, so that the copies would be stale.
             cache_rounded_weights(model)
         self.objective: nn.Module = Objective(
             model,
@@ -131,10 +133,12 @@ class Learner:
         optimizer = self.optimizers[0]
         if isinstance(optimizer, ScheduleFree):
             return optimizer.averaged_copy(self.model)
-        return self.model if self.average is None else self.average.model
+        if self.average is not None:
+            return self.average.model
+        return self.model
 
     def model_to_validate(self) -> FastTransformer:
-        """Return `averaged_model` with whole weights. With shards, all ranks must call it."""
+        """Return `averaged_model` with whole weights. With sharding, all ranks must call it."""
         if self.sharded is None:
             return self.averaged_model
         return self.sharded.gather_model(self.averaged_model)
@@ -153,15 +157,14 @@ class Learner:
         """Return the state that a resumed run needs in addition to `weights_to_save`."""
         state: dict[str, Any] = {
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            # the scaler, under the key that checkpoints have always had; empty except for float16
-            "precision": self.scaler.state_dict(),
+            "precision": self.scaler.state_dict(),  # empty except for float16
         }
         if self.average is not None:
             state["num_averaged"] = self.average.num_updates
         is_schedule_free = self.config.optimizer.name is Optimizer.schedule_free
         has_average = self.average is not None or is_schedule_free
         if has_average or self.config.adapter is not Adapter.none:
-            # `weights_to_save` returns the average, or has the adapters merged
+            # `weights_to_save` returns other weights: the average, or with merged adapters
             state["trained"] = self.model.state_dict()
         return state
 
@@ -174,7 +177,7 @@ class Learner:
             optimizer_states = state["optimizers"]
             for optimizer, optimizer_state in zip(self.optimizers, optimizer_states, strict=True):
                 optimizer.load_state_dict(optimizer_state)
-            if state["precision"]:  # empty if the run had another dtype; then the scale is new
+            if state["precision"]:  # otherwise, the run had another dtype: keep the initial scale
                 self.scaler.load_state_dict(state["precision"])
             self.model.load_state_dict(state.get("trained", weights))
             if self.average is not None:
@@ -195,8 +198,8 @@ class Learner:
     ) -> UpdateResult:
         """Change the weights once, unless the loss or the gradient is not finite.
 
-        `batches` come from `batch_maker.make_batches(plan)`. The loss is the sum over all batches
-        and ranks, divided once by the number of their target tokens.
+        `batches` is the result of `batch_maker.make_batches(plan)`. The loss is summed over all
+        batches and ranks, and divided once by the number of their target tokens.
         """
         if self.config.changes_lengths:
             plan = self._recount_tokens(plan, batches)
@@ -248,39 +251,42 @@ class Learner:
         """
         if not self.model.training:  # after a validation; the call takes milliseconds
             self.objective.train()
-        loss_weight = 0.0  # a filler has no weight
-        if plan.batches:
+        is_filler = not plan.batches
+        loss_weight = 0.0
+        if not is_filler:
             loss_weight = self.world.size / plan.num_tokens  # DDP takes the mean over ranks
-        sums = torch.zeros(len(batches), 2, device=self.device)
+        loss_sums = torch.zeros(len(batches), 2, device=self.device)
         if self.sharded is not None:
-            self._run_missing_batches(sum(map(len, batches)))
+            self._run_missing_micro_batches(batches)
+        last_micro_batch = batches[-1][-1]
         for i, micro_batches in enumerate(batches):
             for micro_batch in micro_batches:
-                is_last_batch = i + 1 == len(batches)
-                is_last = is_last_batch and micro_batch is micro_batches[-1]
+                is_last = micro_batch is last_micro_batch
                 with nullcontext() if is_last else self._no_sync():
                     loss, nll = self.compute_loss(micro_batch)
                     scaled_loss = self.scaler.scale(loss * loss_weight)
                     scaled_loss.backward()  # type: ignore[no-untyped-call]
-                sums[i] += torch.stack([loss.detach(), nll])
-        return sums if plan.batches else torch.zeros_like(sums)
+                loss_sums[i] += torch.stack([loss.detach(), nll])
+        return torch.zeros_like(loss_sums) if is_filler else loss_sums
 
-    def _run_missing_batches(self, num_micro_batches: int) -> None:
-        """Run fillers with zero gradient until all ranks have run equally many micro-batches.
+    def _run_missing_micro_batches(self, batches: list[list[Batch]]) -> None:
+        """Run fillers with zero gradient, so that all ranks run the same number of micro-batches.
 
         FSDP needs this, since all ranks take part in gathering the weights of a layer.
         """
-        for _ in range(max(gather(num_micro_batches)) - num_micro_batches):
+        num_micro_batches = sum(len(micro_batches) for micro_batches in batches)
+        num_missing = max(gather(num_micro_batches)) - num_micro_batches
+        for _ in range(num_missing):
             loss, _ = self.compute_loss(self.batch_maker.make_micro_batch(FILLER_ROWS))
             (loss * 0.0).backward()  # type: ignore[no-untyped-call]
 
     def compute_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the summed loss and the summed nll of a micro-batch, in nats."""
         batch = batch.to(self.device)
-        needs_autocast = self.dtype is not torch.float32
-        with (
-            torch.autocast(self.device.type, dtype=self.dtype) if needs_autocast else nullcontext()
-        ):
+        precision: AbstractContextManager[Any] = nullcontext()
+        if self.dtype is not torch.float32:
+            precision = torch.autocast(self.device.type, dtype=self.dtype)
+        with precision:
             return self.objective(batch)  # type: ignore[no-any-return]
 
     def run_without_update(self, rows: Rows) -> None:
@@ -311,14 +317,16 @@ class Learner:
         if plan.batches:  # without them, `batches` holds a filler
             for micro_batches in batches:
                 for micro_batch in micro_batches:
-                    flops += training_flops(self.config.model, self.vocab_size, micro_batch.lengths)
+                    flops += count_training_flops(
+                        self.config.model, self.vocab_size, micro_batch.lengths
+                    )
                 num_positions += count_positions(micro_batches)
         if self.config.r_drop or self.config.simcut:
             flops *= 2  # two forward and backward passes
         counts = torch.tensor([float(flops), float(num_positions), float(is_stop_requested)])
-        # Every rank has the same norm, so the sum over ranks divides it by their number.
-        norm_share = gradient_norm[None] / self.world.size  # (1,)
-        # one vector: loss, nll, norm, and the three counts
+        # every rank has the same norm; the sum of these shares over all ranks is the norm
+        norm_share = gradient_norm.unsqueeze(0) / self.world.size  # (1,)
+        # (6,): loss, nll, norm, and the three counts
         rank_values = torch.cat([loss_sums.sum(dim=0), norm_share, send(counts, self.device)])
         totals = sum_over_ranks(rank_values)
         loss_sum, nll_sum, norm, total_flops, total_positions, num_stop_requests = totals
@@ -338,11 +346,11 @@ class Learner:
 
     @contextmanager
     def ranks_connected(self) -> Iterator[None]:
-        """Return a context manager within which the ranks exchange gradients.
+        """Let the ranks exchange gradients during the `with` block.
 
-        Without sharding, it wraps the objective in DDP, which first copies the weights of rank 0 to
-        all ranks. With sharding=full, it shards the model by FSDP, for good, and the weights of all
-        ranks must be equal before.
+        Without sharding, DDP wraps the objective, and first copies the weights of rank 0 to all
+        ranks. With sharding=full, the weights must be equal on all ranks. FSDP shards the model,
+        which stays sharded after the block.
         """
         if self.world.size == 1:
             yield
@@ -389,8 +397,7 @@ class Learner:
     def state_bytes(self) -> int:
         """Return the memory of weights, average, gradients and moments on this device."""
         tensors = list(self.model.parameters())
-        # A gradient has the size of its parameter, and may not exist yet: count trained parameters
-        # twice.
+        # in place of gradients, which may not exist yet and have the sizes of their parameters
         tensors += [parameter for parameter in tensors if parameter.requires_grad]
         if self.average is not None:
             tensors += self.average.model.parameters()
@@ -403,7 +410,7 @@ class Learner:
 
     def measure_peak_flops_per_second(self) -> float:
         """Measure the FLOP/s of all ranks in matrix multiplications of this model's shapes."""
-        flops_per_second = measure_peak_flops(
+        flops_per_second = measure_flops_per_second(
             self.device,
             self.dtype,
             self.config.model,
@@ -414,7 +421,7 @@ class Learner:
 
 
 def count_positions(micro_batches: list[Batch]) -> int:
-    """Count the source and target tokens of a batch, padded to its longest sentences."""
+    """Count the source and target tokens of a batch, with padding to its longest sentences."""
     lengths = np.concatenate([micro_batch.lengths for micro_batch in micro_batches])  # (pairs, 2)
     longest = lengths.max(axis=0)  # (2,), of the source and of the target
     return len(lengths) * int(longest.sum())

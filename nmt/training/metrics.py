@@ -29,7 +29,7 @@ class Meter:
         self.results: list[UpdateResult] = []
 
     def summarize(self, peak_flops_per_second: float) -> dict[str, Any]:
-        """Return means over the collected updates: losses per target token, speed, utilization.
+        """Return the loss per target token, the speed and the utilization in the collected updates.
 
         `peak_flops_per_second` is the peak throughput of all devices.
         """
@@ -97,10 +97,13 @@ class MetricsWriter:
 def _remove_later_records(path: Path, state: TrainerState) -> bool:
     """Remove the records after `state` from `metrics.jsonl`.
 
-    If `state` was saved before the validation of its update, the record of that validation is
-    removed too. Returns whether there was such a record: the validation must be repeated.
+    If `state` was saved before the validation of its update, also removes the record of this
+    validation, which must be repeated. Returns whether there was such a record.
     """
-    records = [r for r in read_metrics_log(path) if r["update"] <= state.num_updates]
+    records = []
+    for record in read_metrics_log(path):
+        if record["update"] <= state.num_updates:
+            records.append(record)
     remaining = records
     if state.validated_update != state.num_updates:
         remaining = []

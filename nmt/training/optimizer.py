@@ -22,6 +22,7 @@ _LAYER_PREFIXES = ("encoder_layers.", "decoder_layers.")  # names of parameters 
 
 _MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # factors of x, x^3, x^5 (Jordan et al., 2024)
 _MUON_ITERATIONS = 5
+_MUON_STEP_SIZE = 0.2  # makes steps as large as AdamW's (Liu et al., 2025, section 2.2)
 
 
 def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
@@ -98,9 +99,9 @@ class Muon(torch.optim.Optimizer):
     factor makes the step as large as AdamW's, so that learning rates and weight decays for AdamW
     can be used (Liu et al., 2025, section 2.2).
 
-    A group may have `block_rows`: the numbers of rows of the blocks of each of its matrices. Each
-    block is orthogonalized separately, here the projections to queries, to keys and to values.
-    `torch.optim.Muon` does not have blocks, and rounds to bfloat16 also on a CPU.
+    A group may have `block_rows`, the numbers of rows of the blocks of its matrices: here the
+    projections to queries, to keys and to values. Each block is orthogonalized separately.
+    `torch.optim.Muon` does not have blocks, and rounds to bfloat16 even on a CPU.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Muon(torch.optim.Optimizer):
                 for block in torch.split(direction, block_rows):
                     direction_blocks[block.shape].append(block)
             for shape, blocks in weight_blocks.items():
-                step_size = group["lr"] * 0.2 * math.sqrt(max(shape))
+                step_size = group["lr"] * _MUON_STEP_SIZE * math.sqrt(max(shape))
                 _add_orthogonalized(blocks, direction_blocks[shape], -step_size)
 
     def _directions(self, weights: list[Tensor], decay: float) -> list[Tensor]:
@@ -149,23 +150,24 @@ def _add_orthogonalized(blocks: list[Tensor], directions: list[Tensor], factor: 
     """Add `factor` times the orthogonalized directions to blocks of weights of the same shape."""
     # A GPU takes as long to start a kernel as to multiply small matrices, so it multiplies all of
     # them in one kernel. On a CPU, single matrices are faster, since they stay in its cache.
-    num_together = len(blocks) if blocks[0].is_cuda else 1
-    for start in range(0, len(blocks), num_together):
-        group = slice(start, start + num_together)
-        orthogonal = orthogonalize(torch.stack(directions[group])).to(blocks[0].dtype)
-        torch._foreach_add_(blocks[group], orthogonal.unbind(), alpha=factor)
+    chunk_size = len(blocks) if blocks[0].is_cuda else 1
+    for start in range(0, len(blocks), chunk_size):
+        chunk = slice(start, start + chunk_size)
+        orthogonal = orthogonalize(torch.stack(directions[chunk])).to(blocks[0].dtype)
+        torch._foreach_add_(blocks[chunk], orthogonal.unbind(), alpha=factor)
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
     """Return matrices (N, R, C) with the same singular vectors and all singular values near 1.
 
-    A Newton-Schulz iteration brings them between about 0.7 and 1.2. On a GPU it runs in bfloat16.
+    A Newton-Schulz iteration brings the singular values between about 0.7 and 1.2. On a GPU it runs
+    in bfloat16.
     """
     a, b, c = _MUON_COEFFICIENTS
     is_tall = matrices.size(1) > matrices.size(2)
     x = matrices.bfloat16() if matrices.is_cuda else matrices
     if is_tall:
-        x = x.mT  # the smaller of x x^T and x^T x is computed
+        x = x.mT  # makes x x^T, which the iteration computes, smaller
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # now no singular value is above 1
     for _ in range(_MUON_ITERATIONS):
         gram = x @ x.mT
@@ -213,10 +215,13 @@ class ScheduleFree(torch.optim.Optimizer):
         beta1, beta2 = group["betas"]
         square = state["exp_avg_sq"].mul_(beta2).addcmul_(weight.grad, weight.grad, value=1 - beta2)
         bias_correction = 1 - beta2 ** group["num_steps"]
-        direction = weight.grad / (square / bias_correction).sqrt_().add_(group["eps"])
+        denominator = (square / bias_correction).sqrt_().add_(group["eps"])
+        direction = weight.grad / denominator
         direction.add_(weight, alpha=group["weight_decay"])
         z_share = lr**2 / group["weight_sum"] if lr else 0.0  # share of the new z in the average x
-        # With d = direction and c = z_share, z' = z - lr * d and x' = (1 - c) * x + c * z'. So
+        # With d = direction and c = z_share, the new values are
+        # z' = z - lr * d
+        # x' = (1 - c) * x + c * z'
         # y' = (1 - beta1) * z' + beta1 * x'
         #    = (1 - c) * y + c * z - lr * (1 - beta1 * (1 - c)) * d, which needs no x.
         weight.lerp_(state["z"], z_share)

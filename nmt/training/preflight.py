@@ -23,8 +23,10 @@ from nmt.training.costs import device_memory_bytes, peak_memory_bytes
 from nmt.training.learner import Learner
 
 _NUM_BISECTIONS = 3  # number of steps between a max_tokens that fits and one that does not
-_SIMILAR_SHARE = 0.98  # batches of at least this share of the largest size represent it
-_SAFE_SHARE = 0.9
+# the largest batch is not tested if another tested batch has at least this share of its size
+_SIMILAR_SHARE = 0.98
+_MAX_COST_RATIO = 1.1  # of the largest batch of a run to the largest batch of some updates
+SAFE_SHARE = 0.9
 """The share of a size that fits, or of the memory, to use. Batches of different shapes fragment the
 rest.
 """
@@ -43,13 +45,14 @@ def check_model_fits(
     Muon are not counted, nor are gradients and moments of models that are only partly trained.
     """
     weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    # at the start of the run, each device holds whole weights and the whole average
-    whole_bytes = weight_bytes * (2 if config.ema_decay else 1)
+    whole_bytes = weight_bytes  # before sharding, each device holds whole weights and the average
+    if config.ema_decay:
+        whole_bytes += weight_bytes
     state_bytes = whole_bytes
     if config.adapter is Adapter.none and not config.freeze:
-        has_two_moments = config.optimizer.name not in (Optimizer.adafactor, Optimizer.muon)
-        # gradients, and with two moments as much for each of them
-        state_bytes += weight_bytes * (3 if has_two_moments else 1)
+        state_bytes += weight_bytes  # gradients
+        if config.optimizer.name not in (Optimizer.adafactor, Optimizer.muon):
+            state_bytes += 2 * weight_bytes  # two moments
     needed_bytes = state_bytes
     if config.sharding is Sharding.full:
         needed_bytes = max(whole_bytes, state_bytes // world_size)
@@ -58,7 +61,7 @@ def check_model_fits(
         return
     advice = "use a smaller model"
     if whole_bytes <= memory_bytes:
-        num_devices = math.ceil(state_bytes / (_SAFE_SHARE * memory_bytes))
+        num_devices = math.ceil(state_bytes / (SAFE_SHARE * memory_bytes))
         advice = f"set sharding=full on {num_devices} devices or more, or {advice}"
     raise ConfigError(
         f"weights, gradients and moments take {needed_bytes / 1e9:.2f} GB on each device, and "
@@ -72,12 +75,12 @@ def try_largest_batches(
     """Run the largest batches of all stages forward and backward; return the peak memory in bytes.
 
     There is one sampler for each stage. `plans` are some updates. Assumes that no batch of this
-    rank costs over 10 % more than the largest batch in `plans`. Raises a `ConfigError` if memory is
-    too small.
+    rank costs more than `_MAX_COST_RATIO` times the largest batch in `plans`. Raises a
+    `ConfigError` if memory is too small.
     """
     lengths = learner.batch_maker.lengths
     costs = [batch_cost(lengths[rows]) for plan in plans for rows in plan.batches]
-    max_cost = int(1.1 * max(costs, default=0))
+    max_cost = int(_MAX_COST_RATIO * max(costs, default=0))
     peaks = []
     for sampler in samplers:
         max_tokens = min(sampler.max_tokens, max(sampler.longest, max_cost))
@@ -155,10 +158,10 @@ def measure_batches(
     device: torch.device,
     reserved_bytes: int,
 ) -> int | None:
-    """Run batches forward and backward; return the peak memory in bytes, None if it is too small.
+    """Run batches forward and backward; return the peak memory in bytes, None if out of memory.
 
-    The first batch runs once more at the end, with gradients in memory. Meanwhile, `reserved_bytes`
-    are allocated for moments that Adam does not have yet.
+    At the end, the first batch runs once more: now all gradients are in memory. During all batches,
+    `reserved_bytes` are allocated for moments that Adam does not have yet.
     """
     is_enough_memory = True
     try:
@@ -172,7 +175,7 @@ def measure_batches(
             raise
         is_enough_memory = False
     if not is_enough_memory:
-        gc.collect()  # not in the except block, where the traceback still holds the tensors
+        gc.collect()  # after the except block, in which the traceback holds the tensors
     torch.cuda.empty_cache()  # does nothing without a GPU in use
     return peak_memory_bytes(device) if is_enough_memory else None
 
@@ -180,22 +183,19 @@ def measure_batches(
 def largest_batches(lengths: Lengths, max_tokens: int) -> list[Rows]:
     """Return the batches that may need the most memory, the one with most tokens first.
 
-    These are the largest batches in tokens of both sides, in source tokens, in target tokens and in
-    attention weights, with padding. A batch that is hardly larger than an earlier one is left out.
+    These are the batches with the most tokens, with the most source tokens, with the most target
+    tokens, and with the most attention weights, padding included. A batch is left out if an earlier
+    one is nearly as large.
     """
     batches = bucket_by_length(lengths, max_tokens, np.arange(len(lengths)))
     sizes = np.array([(len(rows), *lengths[rows].max(axis=0)) for rows in batches], dtype=np.int64)
     num_rows, src, tgt = sizes.T  # pairs and lengths with padding of each batch, (batches,)
-    measures = [
-        num_rows * (src + tgt),
-        num_rows * src,
-        num_rows * tgt,
-        num_rows * (src**2 + src * tgt + tgt**2),
-    ]
+    num_attention_weights = num_rows * (src**2 + src * tgt + tgt**2)  # of a layer and head
     selected: list[int] = []  # indices of batches
-    for measure in measures:
-        largest = int(measure.argmax())
-        if not any(measure[i] >= _SIMILAR_SHARE * measure[largest] for i in selected):
+    for counts in (num_rows * (src + tgt), num_rows * src, num_rows * tgt, num_attention_weights):
+        largest = int(counts.argmax())
+        min_count = _SIMILAR_SHARE * counts[largest]
+        if not (counts[selected] >= min_count).any():
             selected.append(largest)
     return [batches[index] for index in selected]
 
@@ -223,4 +223,4 @@ def _search_max_tokens(
             fitting = middle
         else:
             too_large = middle
-    return max(int(fitting * _SAFE_SHARE), minimum)
+    return max(int(fitting * SAFE_SHARE), minimum)

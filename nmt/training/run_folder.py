@@ -31,7 +31,7 @@ def run_dir_errors(run_dir: Path) -> AbstractContextManager[None]:
 def lock_run_dir(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
     """Create `run_dir`, lock it during the block, and remove temporary files of a killed run.
 
-    Rank 0 calls it while the other ranks wait for rank 0, at most `timeout_seconds`. So it waits
+    Only rank 0 calls it. The other ranks wait for rank 0 at most `timeout_seconds`, so rank 0 waits
     for the lock at most half of that time. Raises `ConfigError` if another run holds the lock.
     """
     if (run_dir / "meta.json").exists():  # the manifest of the data would be overwritten
@@ -74,8 +74,8 @@ def make_fingerprint(
 ) -> dict[str, Any]:
     """Return the data and the settings of a run, to compare them when the run is resumed.
 
-    `samplers` are the samplers of all stages, with the effective weights of the corpora. Of the
-    settings, only those with `on_resume="refuse"` (the default) or "log" are included.
+    `samplers` are the samplers of all stages, with the effective weights of the corpora. Settings
+    with `on_resume="free"` are left out.
     """
     mixtures = [f"after update {start}: {sampler.mix}" for start, sampler in samplers.items()]
     return {

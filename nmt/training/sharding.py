@@ -1,10 +1,10 @@
 """Sharded training (`sharding=full`), for models larger than the memory of one device.
 
-Weights, gradients and moments are divided among the ranks with torch's `fully_shard` (Zhao et al.,
-2023, PyTorch FSDP): each rank has some rows of every parameter. The whole weights of a layer exist
-only while it computes; the copies that autocast rounds exist until the backward pass. Parameters
-outside of layers, such as the shared embedding, are gathered together. Checkpoints hold whole
-tensors.
+torch's `fully_shard` divides weights, gradients and moments among the ranks (Zhao et al., 2023,
+PyTorch FSDP): each rank has some rows of every parameter. The whole weights of a layer exist only
+while the layer computes, and their rounded copies under autocast until the backward pass.
+Parameters outside of layers, such as the shared embedding, are gathered together. Checkpoints hold
+whole tensors.
 """
 
 from __future__ import annotations

@@ -52,7 +52,10 @@ def resume_or_start(run: Run) -> TrainerState:
 
 
 def _restore_num_threads(run: Run, checkpoint: Checkpoint) -> None:
-    """Restore the number of threads, for bit-identical results, unless the user has set it."""
+    """Take the number of threads of the checkpoint, for bit-identical results.
+
+    A number that the user has set is kept.
+    """
     is_set_by_user = run.config.num_threads or "OMP_NUM_THREADS" in os.environ
     is_possible = 1 <= checkpoint.num_threads <= (os.cpu_count() or 1)
     if run.world.size == 1 and is_possible and not is_set_by_user:
@@ -74,7 +77,7 @@ def log_plan(run: Run, state: TrainerState) -> None:
     update_plans = epoch_plan.pool_of(state.epoch_position)
     rank_batches = [rows for plan in update_plans for rows in plan.batches]
     update_tokens = sum(plan.num_tokens for plan in update_plans) / len(update_plans)
-    batch_tokens = 1.0  # stays if this rank has no batch in these updates
+    batch_tokens = 1.0  # if this rank has no batch in these updates
     if rank_batches:
         rank_tokens = sum(int(sampler.lengths[rows, 1].sum()) for rows in rank_batches)
         batch_tokens = rank_tokens / len(rank_batches)

@@ -33,13 +33,14 @@ log = logging.getLogger(__name__)
 CLOSE_SECONDS = 20.0  # how long the end of a run waits for its trackers
 _QUIET_SECONDS = 1.0  # a wait at the end of a run is logged if it is longer
 
-# `metrics.jsonl` has at most two records with metrics for an update: of training, then of
-# validation. The position of a record is 2 * update for training, 2 * update + 1 for validation.
+# For each update, `metrics.jsonl` has up to two records with metrics: first of training, then of
+# validation. Their positions are 2 * update and 2 * update + 1, so that the update of a record is
+# position // 2.
 
 
 @dataclass
 class SentMarker:
-    """The marker file `trackers/NAME.json`: how far a run was sent to one tracker."""
+    """The content of `trackers/NAME.json`: which records of a run were sent to one tracker."""
 
     id: str  # id of the run in the tracker: a letter and hexadecimal digits
     sent: int = 0  # position of the newest record that was sent
@@ -76,15 +77,16 @@ class _TensorBoard:
     def __init__(self, run: RunInfo) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # A killed process may have written only some metrics of the record after `run.sent`. So
-        # all metrics from the step (update) of that record on are purged, and sent again.
-        self._purge_step = (run.sent + 1) // 2
+        # A killed process may have written only some metrics of the record after `run.sent`.
+        # TensorBoard purges all metrics from the update of that record on; they are sent again.
+        self._purged_update = (run.sent + 1) // 2
         self._writer: Any = SummaryWriter(
-            str(run.folder / "tensorboard"), purge_step=self._purge_step or None
+            str(run.folder / "tensorboard"),
+            purge_step=self._purged_update or None,  # None: purge nothing
         )
 
     def newest_position(self) -> int:
-        return 2 * self._purge_step - 1  # the validation of the last update that is not purged
+        return _record_position(self._purged_update - 1, is_validation=True)
 
     def write(self, position: int, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
@@ -116,7 +118,7 @@ class _Wandb:
         return self._sent
 
     def write(self, position: int, metrics: dict[str, float]) -> None:
-        # steps must increase, so the step is the position; `update` is the axis of the plots
+        # wandb's steps must increase, so they are positions; the plots have `update` as their axis
         self._run.log({"update": position // 2, **metrics}, step=position)
 
     def close(self) -> None:
@@ -188,8 +190,9 @@ class _Trackio:
     def __init__(self, run: RunInfo) -> None:
         trackio = importlib.import_module("trackio")
         self._project = os.environ.get("TRACKIO_PROJECT", "nmt")
-        self._name = f"{run.folder.name}-{run.id[-6:]}"  # folders of two runs may have one name
-        with contextlib.redirect_stdout(sys.stderr):  # it prints, but stdout is for results
+        # the folders of two runs may have the same name, but their ids differ
+        self._name = f"{run.folder.name}-{run.id[-6:]}"
+        with contextlib.redirect_stdout(sys.stderr):  # trackio prints, and stdout is for results
             self._run: Any = trackio.init(
                 self._project,
                 name=self._name,
@@ -305,11 +308,12 @@ class TrackerThread:
                 metrics = {
                     key: float(value) for key, value in record.items() if not isinstance(value, str)
                 }
-                if position > marker.sent and metrics:
-                    tracker.write(position, metrics)
-                    marker.sent = position
-                    if tracker.is_durable:
-                        self._write_marker(marker)
+                if position <= marker.sent or not metrics:
+                    continue
+                tracker.write(position, metrics)
+                marker.sent = position
+                if tracker.is_durable:
+                    self._write_marker(marker)
         tracker.close()
         self._write_marker(marker)
 
@@ -331,10 +335,11 @@ class TrackerThread:
         """Yield the records of the file as it grows, until `start_closing` is called."""
         incomplete_line = b""
         while True:
-            # cleared before the checks, so that `wait` notices whatever happens after them
+            # first, so that `wait` returns at once if there is news after the next two lines
             self._wake.clear()
             is_closing = self._is_closing.is_set()
-            *lines, incomplete_line = (incomplete_line + file.read()).split(b"\n")
+            new_text = incomplete_line + file.read()
+            *lines, incomplete_line = new_text.split(b"\n")
             for line in lines:
                 with contextlib.suppress(ValueError):  # skip a damaged line
                     yield parse_record(line)
@@ -346,29 +351,29 @@ class TrackerThread:
 def close_trackers(threads: Sequence[TrackerThread], timeout_seconds: float | None = None) -> None:
     """Send the remaining records to all trackers at the same time.
 
-    Gives up after `timeout_seconds` (default `CLOSE_SECONDS`), with a warning for each tracker that
-    has not taken all records.
+    Gives up after `timeout_seconds`, by default `CLOSE_SECONDS`. Then logs a warning for each
+    tracker that has not taken all records.
     """
     timeout_seconds = timeout_seconds or CLOSE_SECONDS
-    start_seconds = time.monotonic()
+    start_time = time.monotonic()
     for thread in threads:
         thread.start_closing()
-    log_seconds = start_seconds + _QUIET_SECONDS
-    open_threads = [thread for thread in threads if not thread.wait_closed(log_seconds)]
+    quiet_end = start_time + _QUIET_SECONDS
+    open_threads = [thread for thread in threads if not thread.wait_closed(quiet_end)]
     if open_threads:
         names = ", ".join(thread.name.value for thread in open_threads)
         log.info("waiting up to %g seconds for %s to take all metrics", timeout_seconds, names)
     for thread in open_threads:
-        if not thread.wait_closed(start_seconds + timeout_seconds):
+        if not thread.wait_closed(start_time + timeout_seconds):
             thread.warn(f"no answer for {timeout_seconds:g} seconds")
             if thread.name is TrackerName.wandb:  # wandb waits for its own process at exit
                 log.warning("this command ends when wandb's own process has ended")
 
 
 def _read_settings(run_dir: Path) -> dict[str, Any]:
-    """Return the settings of a run by dotted keys, and the commit of this code as `commit`.
+    """Return the settings of a run by dotted keys, and the git commit of nmt as `commit`.
 
-    Returns nothing if the run has no config.
+    Returns an empty dictionary if the run has no config.
     """
     try:
         config = read_run_config(run_dir)
@@ -378,7 +383,7 @@ def _read_settings(run_dir: Path) -> dict[str, Any]:
 
 
 def flatten_keys(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested dictionaries by their dotted keys, which begin with `prefix`."""
+    """Flatten nested dictionaries: {"a": {"b": 1}} becomes {"a.b": 1}. Keys get `prefix`."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
@@ -389,7 +394,7 @@ def flatten_keys(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _current_commit() -> str:
-    """Return the git commit of this code, or an empty string if it is not in a git repository."""
+    """Return the git commit of nmt, or an empty string if it is not in a git repository."""
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(git, capture_output=True, text=True, timeout=5).stdout.strip()

@@ -167,7 +167,7 @@ class Trainer:
             start=state.epoch_position,
             augment=self.run.augmenter_at(state.num_updates),
         )
-        # preparing an update may take seconds, so the end of the loop waits for the thread
+        # after a `return`, wait for the thread, which may take seconds to prepare an update
         for plan, batches in prefetch(updates, join_seconds=60):
             result = self.train_update(plan, batches)
             self._advance(result, sampler, len(epoch_plan))
@@ -186,7 +186,7 @@ class Trainer:
         """Yield the updates of an epoch from index `start` on, each with its micro-batches."""
         for index in range(start, len(epoch_plan)):
             plan = epoch_plan[index]
-            # seeds all random changes of each update, since a mix may repeat a pair in an epoch
+            # seeds the random changes of pairs; distinct, since a mix may repeat pairs in an epoch
             update_id = epoch << 32 | index
             yield plan, self.learner.batch_maker.make_batches(plan, update_id, augment)
 
@@ -230,8 +230,9 @@ class Trainer:
         """Log an update that is not finite; raise an `NmtError` if `max_bad_updates` is reached."""
         description = self._log_event("not finite, left out", plan, result)
         scaler = self.learner.scaler
+        # a lower loss scale may make the next update finite
         can_lower_scale = scaler.is_enabled() and scaler.get_scale() > 1
-        if not can_lower_scale:  # a lower loss scale may make the next update finite
+        if not can_lower_scale:
             self.state.bad_updates += 1
         if self.state.bad_updates >= self.config.max_bad_updates:
             step = self.state.num_updates + 1
@@ -249,9 +250,10 @@ class Trainer:
         """
         lengths = self.learner.batch_maker.lengths
         rank_batches = []
-        # a rank without batches in the plan has the loss of one filler
+        # not strict: a rank without batches has the loss of a filler, which is not in the plan
         for rows, loss_sum in zip(plan.batches, result.batch_losses.tolist(), strict=False):
-            rank_batches.append((rows, loss_sum / int(lengths[rows, 1].sum())))
+            num_tokens = int(lengths[rows, 1].sum())
+            rank_batches.append((rows, loss_sum / num_tokens))
         batches = list(itertools.chain.from_iterable(gather(rank_batches)))
         description = describe_batches(batches)
         step = self.state.num_updates + 1
@@ -260,7 +262,7 @@ class Trainer:
         return description
 
     def after_update(self, result: UpdateResult) -> None:
-        """Log metrics, save a checkpoint and validate, each if the config says so now."""
+        """Log metrics, save a checkpoint and validate, if the config says so for this update."""
         config = self.config
         self.progress.update()
         if self.is_due(config.log_every_updates):
@@ -268,7 +270,8 @@ class Trainer:
         is_validation_due = self.is_due(config.validate_every_updates)
         if is_validation_due or self.is_due(config.checkpoint_every_updates):
             self.save()  # before validation, so that a failure there loses nothing
-        # the sender of a signal may kill this process soon, so the resumed run validates instead
+        # After a signal, this process may be killed soon. The resumed run validates instead,
+        # unless there will be none because this run is complete.
         if is_validation_due and (not self.is_stopped or self.is_complete()):
             self.validate()
 
@@ -302,6 +305,7 @@ class Trainer:
         if self.state.num_updates == self.state.validated_update:
             return
         is_due = self.is_due(self.config.validate_every_updates)
+        # only the `metrics_writer` of rank 0 knows whether a validation was lost
         if broadcast_from_main(is_due or self.metrics_writer.lost_validation):
             self.validate()
 
@@ -346,13 +350,13 @@ class Trainer:
     # --- saving
 
     def save(self) -> None:
-        """Start to write a checkpoint; training continues meanwhile."""
+        """Start to write a checkpoint, while training continues."""
         self.saved_position = self.state.position
         learner = self.learner
         weights = learner.weights_to_save()
         learner_state = learner.state_dict()
         if learner.sharded is not None:  # all ranks must gather, but only rank 0 keeps the tensors
-            is_main = self.saver is not None
+            is_main = self.run.world.is_main
             weights = learner.sharded.gather_to_host(weights, should_keep=is_main)
             learner_state = learner.sharded.gather_to_host(learner_state, should_keep=is_main)
         if self.saver is None:

@@ -63,7 +63,7 @@ class Validation:
     def compute_loss(self, model: FastTransformer) -> dict[str, Any]:
         """Return the loss without smoothing, in nats per target token, and the perplexity.
 
-        Both are computed in float32.
+        The model runs in float32.
         """
         device = model.embedding.weight.device
         model.eval()
@@ -80,9 +80,9 @@ class Validation:
                 hidden, model.output_matrix, batch.tgt_out, smoothing=0.0, bias=model.output_bias
             )
             nll_sums.append(nll_sum)
-        # tensors are converted together, so that the host waits only once for the device
+        # one conversion of all tensors, so that the host waits only once for the device
         rank_sums = torch.stack(nll_sums).tolist() if nll_sums else []
-        # fsum rounds once, so the result does not depend on how the batches are divided
+        # fsum rounds only once, so the total does not depend on which rank has which batch
         total_nll = math.fsum(itertools.chain.from_iterable(gather(rank_sums)))
         loss = total_nll / int(lengths[:, 1].sum())
         perplexity = math.exp(min(loss, 700.0))  # exp(710) overflows
@@ -116,7 +116,10 @@ class Validation:
         return metrics
 
     def _translate(self, translator: Translator, text: HeldOutText) -> list[str]:
-        """Translate the sources of a corpus. Each rank translates some batches and gets all."""
+        """Translate the sources of a corpus.
+
+        Each rank translates some of the batches, and returns the translations of all.
+        """
         line_order = sorted(range(len(text.sources)), key=lambda line: len(text.sources[line]))
         batch_starts = range(0, len(line_order), _BATCH_LINES)
         direction = text.direction

@@ -23,7 +23,7 @@ from settings import Settings, describe_model
 from workers import Worker, WorkerError, take_turns, worker_environment
 
 from nmt.config import ModelConfig, SearchConfig
-from nmt.training.costs import Shape, source_shapes, target_shapes, training_flops
+from nmt.training.costs import Shape, count_training_flops, source_shapes, target_shapes
 
 LIMIT = "limit"
 _OWN_LIMIT = "limit of "  # prefix of an engine that has its own limit
@@ -79,7 +79,7 @@ def compare_training(
     measurement = measure(TRAIN, job, limit_job, settings, folder)
     seconds_key = f"{settings.clock}_seconds"
     lengths = corpus.data.lengths
-    flops = training_flops(model, corpus.tokenizer.vocab_size, lengths) / int(lengths.sum())
+    flops = count_training_flops(model, corpus.tokenizer.vocab_size, lengths) / int(lengths.sum())
 
     def rate(turn: Record) -> float:
         return real_tokens(turn) / turn[seconds_key]
