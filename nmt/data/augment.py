@@ -1,8 +1,8 @@
-"""Change the text of training pairs at random, so that a model learns to translate text as people
-write it (docs/augment.md).
+"""Change the text of training pairs at random (docs/augment.md).
 
-The changes depend only on the seed, the number of the update and the index of the pair, so that
-they are the same for every number of ranks and after resuming.
+A model learns from the changes to translate text as people write it. The changes depend only on the
+seed, the number of the update and the index of the pair. So they are the same for every number of
+ranks, and after resuming.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nmt.data.word_alignment import WordAligner
 class TextAugmenter:
     """Changes the text of pairs.
 
-    Tags and prefixes at the start of a side and user-defined symbols stay unchanged. A whole
+    Tags and prefixes at the start of a side, and all user-defined symbols, stay unchanged. A whole
     pair stays unchanged if it has an unknown token, or would exceed `max_length` (EOS included).
     """
 
@@ -124,7 +124,7 @@ class TextAugmenter:
     def _change_case(
         self, change: Callable[[str], str], src: str, tgt: str, rng: Random
     ) -> tuple[str, str]:
-        """Change the case of both sides, except for symbols, if the source's script has cases."""
+        """Change the case of both sides, except for symbols, if the script of the source has it."""
         if not perturb.has_case(src):
             return src, tgt
         src_segments = self.src_codec.split_at_symbols(src)
@@ -204,7 +204,7 @@ class TextCodec:
         return all_ids[:length], text
 
     def encode(self, prefix: list[int], text: str) -> list[int]:
-        """Return `prefix` and the ids of a text; no ids if they are too many or one is unknown."""
+        """Return `prefix` and the ids of a text; an empty list if too many, or one is unknown."""
         ids = self.tokenizer.encode(text)
         text_ids = ids[find_prefix_length(ids, self.prefixes) :]
         is_too_long = len(prefix) + len(text_ids) + 1 > self.max_length

@@ -17,8 +17,9 @@ from nmt.data.tokenizer import Tokenizers
 Ids = Sequence[int] | np.ndarray[Any, Any]
 
 MICRO_BATCH_TOKENS = 1024
-"""Maximum cost of a micro-batch on a CPU. More takes more memory; training with 768 is 2 to 4 %
-slower."""
+"""Maximum cost of a micro-batch on a CPU. Larger ones take more memory. Training with 768 is 2 to 4
+% slower.
+"""
 
 
 def batch_cost(lengths: Lengths) -> int:
@@ -39,7 +40,7 @@ def padding_share(lengths: Lengths, batches: list[Rows]) -> float:
 
 
 def bucket_by_length(lengths: Lengths, max_tokens: int, order: Rows) -> list[Rows]:
-    """Divide the pairs in `order` into batches of similar length with a cost of <= `max_tokens`.
+    """Divide the pairs `order` into batches of similar length, of at most `max_tokens` cost each.
 
     Pairs of equal lengths keep their order. No pair may be longer than `max_tokens`.
     """

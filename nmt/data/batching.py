@@ -1,8 +1,8 @@
 """Plan the batches and the updates of every epoch of training.
 
 The order of an epoch is a pure function of (seed, epoch, mix), so that a resumed run can start at
-any update without replaying the earlier ones. Epochs of more than 5 million pairs are planned in
-pools: equal parts of the epoch, each of which is planned when its first update is needed.
+any update without replaying the earlier ones. An epoch of more than 5 million pairs is divided into
+equal pools. Each pool is planned when its first update is needed.
 """
 
 # N pairs; lengths are in tokens and count EOS. A row is the index of a pair.
@@ -27,7 +27,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _POOL_PAIRS = 5_000_000  # maximum number of pairs that are sorted together
 _MAX_CACHED_POOLS = 2  # the thread that prepares updates may be one pool ahead of the training loop
-_MIN_SLICE = 1 / 8  # smallest slice of a batch, as a fraction of a rank's share of an update
+_MIN_SLICE = 1 / 8  # smallest cost of a slice of a batch, as a share of a rank's cost of an update
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,9 @@ class TokenBatchSampler:
     def _select_share(self, batches: list[Rows]) -> list[Rows]:
         """Return this rank's share of the batches of an update.
 
-        The batches are placed one after another on an axis of cost, which is cut into `world_size`
-        equal intervals. A cut that is close to an edge of a batch moves to this edge.
+        The batches are laid one after the other on an axis, with their costs as lengths. The axis
+        is cut into `world_size` equal intervals. A cut that is close to an end of a batch moves to
+        this end.
         """
         if self.world_size == 1:
             return batches
@@ -186,7 +187,8 @@ class TokenBatchSampler:
                 return int(row_starts[i])
             if costs[i] - offset < min_slice:
                 return int(row_starts[i + 1])
-            return int(row_starts[i]) + round(len(batches[i]) * float(offset / costs[i]))
+            share_before_cut = float(offset / costs[i])
+            return int(row_starts[i]) + round(len(batches[i]) * share_before_cut)
 
         start = first_row(self.rank)
         end = first_row(self.rank + 1)
@@ -261,8 +263,8 @@ def _group_exactly(token_counts: Ints, num_updates: int) -> list[int]:
     num_batches = len(token_counts)
     indices = np.arange(1, num_updates)  # indices of the second and later updates
     cuts = _cut_evenly(token_counts, num_updates)
-    # Leave at least one batch between two cuts: `cuts` rise by 1 or more if `cuts - indices` do not
-    # fall.
+    # Leave at least one batch between two cuts: `cuts` must rise by 1 or more, so `cuts - indices`
+    # must not fall.
     cuts = np.maximum.accumulate(cuts - indices) + indices
     # Leave at least one batch before the first cut and one after the last.
     cuts = np.clip(cuts, indices, num_batches - indices[::-1])

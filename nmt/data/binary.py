@@ -22,7 +22,7 @@ from nmt.config import require_valid
 from nmt.data import Lengths
 from nmt.data.languages import LanguagePair
 from nmt.data.mixing import CorpusRange
-from nmt.data.shards import Ids, MappedShard, ShardFile, unusable_file
+from nmt.data.shards import IdArray, MappedShard, ShardFile, unusable_file
 from nmt.data.text import read_stream
 from nmt.errors import DataError
 from nmt.runtime.files import describe_folder
@@ -38,7 +38,7 @@ class CorpusIndex:
     """The shards of one corpus of a split, in the order of their pairs."""
 
     corpus: str  # "" for data.train, data.valid and data.test
-    weight: float  # how often an epoch draws each pair, before `temperature` changes it
+    weight: float  # how often an epoch draws each pair, if `temperature` is 1
     shards: list[ShardFile]
 
     def __post_init__(self) -> None:
@@ -114,14 +114,12 @@ def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dic
         num_pairs[split] = sum(corpus.num_pairs for corpus in corpora)
         longest = max((corpus.longest for corpus in corpora), default=0)
         dtype = "<u2" if longest < 1 << 16 else "<i4"
-        # `np.save` would need the lengths of all shards in memory
-        header = {"descr": dtype, "fortran_order": False, "shape": (num_pairs[split], 2)}
-        with (folder / f"{split}.lengths.npy").open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            for corpus in corpora:
-                for shard in corpus.shards:
-                    file.write(MappedShard(folder / shard.file).lengths().astype(dtype).tobytes())
-                    digest.update(f"{split} {corpus.corpus} {shard.sha256}\n".encode())
+        paths = []
+        for corpus in corpora:
+            for shard in corpus.shards:
+                paths.append(folder / shard.file)
+                digest.update(f"{split} {corpus.corpus} {shard.sha256}\n".encode())
+        _write_lengths(folder / f"{split}.lengths.npy", paths, num_pairs[split], dtype)
     return {
         "format_version": FORMAT_VERSION,
         "splits": splits,
@@ -130,14 +128,25 @@ def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dic
     }
 
 
+def _write_lengths(path: Path, shard_paths: Sequence[Path], num_pairs: int, dtype: str) -> None:
+    """Write the lengths of all pairs of shards, (num_pairs, 2), as an array of NumPy."""
+    header = {"descr": dtype, "fortran_order": False, "shape": (num_pairs, 2)}
+    with path.open("wb") as file:
+        # not `np.save`, which would need the lengths of all shards in memory
+        np.lib.format.write_array_header_1_0(file, header)
+        for shard_path in shard_paths:
+            lengths = MappedShard(shard_path).lengths()
+            file.write(lengths.astype(dtype).tobytes())
+
+
 class ParallelData:
-    """The pairs of one split of a data folder. Reading the first pair of a shard maps the shard.
+    """The pairs of one split of a data folder. A shard is mapped when its first pair is read.
 
     With `bidirectional`, the N pairs are followed by the same N pairs with source and target
     exchanged. This needs a joint vocabulary without tags, and keeps the lengths in memory.
 
-    Threads may share an instance. Pickling stores only the arguments; another process then maps the
-    files itself.
+    Threads may share an instance. Pickling stores only the arguments, with which another process
+    maps the files itself.
     """
 
     def __init__(self, data_dir: Path, split: str, *, bidirectional: bool = False) -> None:
@@ -173,7 +182,7 @@ class ParallelData:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, index: int) -> tuple[Ids, Ids]:
+    def __getitem__(self, index: int) -> tuple[IdArray, IdArray]:
         """Return source and target ids of a pair, without BOS and EOS."""
         shard, row, is_reversed = self._find_row(index)
         src, tgt = shard[row]
@@ -181,12 +190,12 @@ class ParallelData:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether all corpora came with word alignments. Maps the first shard of each."""
+        """Whether all corpora have word alignments. Maps the first shard of each corpus."""
         first_pairs = [corpus.start for corpus in self.corpora if corpus.num_pairs]
         return all(self.alignment(index) is not None for index in first_pairs)
 
-    def alignment(self, index: int) -> Ids | None:
-        """Return the links of a pair, source and target words (L, 2); None if none were given."""
+    def alignment(self, index: int) -> IdArray | None:
+        """Return the links of a pair, (L, 2): source and target word; None without an alignment."""
         shard, row, is_reversed = self._find_row(index)
         links = shard.alignment(row)
         return links[:, ::-1] if is_reversed and links is not None else links
@@ -205,7 +214,7 @@ class ParallelData:
         self.lengths = np.concatenate([self.lengths, self.lengths[:, ::-1]])
 
     def _find_row(self, index: int) -> tuple[MappedShard, int, bool]:
-        """Return the shard of a pair, mapped, the row of the pair in it, and if it is reversed."""
+        """Return the shard of a pair, the row of the pair in it, and whether it is reversed."""
         num_stored = self._starts[-1]
         is_reversed = self._bidirectional and index >= num_stored
         if is_reversed:
@@ -217,7 +226,7 @@ class ParallelData:
         return shard, index - self._starts[shard_index], is_reversed
 
     def _map_shard(self, shard_index: int) -> MappedShard:
-        """Map and check a shard. If two threads do this at once, both results are valid."""
+        """Map and check a shard. Two threads may do this at once."""
         path = self._paths[shard_index]
         start = self._starts[shard_index]
         end = self._starts[shard_index + 1]
@@ -242,7 +251,7 @@ class ParallelData:
         verify_checksums(self._data_dir, path.name)
         try:
             check_regular(path)
-            # a view as a plain array, since np.memmap is slow to index
+            # `asarray` makes a plain array of the np.memmap, which is slow to index
             lengths: Lengths = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         except FileNotFoundError:
             raise unusable_file(path, "is missing") from None

@@ -1,7 +1,7 @@
 """Extend the tokenizers of a finished model with symbols, characters and pieces of new text.
 
-No id changes. A new piece joins pieces that are neighbors in the model's segmentation, so that the
-new segmentation of a text has no boundary that the old one lacks:
+No id changes. A new piece joins pieces that are neighbors in the old segmentation of a text. The
+new segmentation therefore has only boundaries that the old segmentation has:
 
 - In a BPE model, new pieces are merges after all merges of the model.
 - In a unigram model, the score of a new piece is the sum of the scores of the pieces that it joins,
@@ -43,7 +43,7 @@ from nmt.data.vocabulary import (
 from nmt.errors import ConfigError
 
 log = logging.getLogger(__name__)
-_FIRST_CODE = 0x20000  # the first character that replaces a piece when merges are learned
+_FIRST_CODE = 0x20000  # when merges are learned, a character from this one on replaces each piece
 _MIN_COUNT = 2  # occurrences in the sample that a new piece needs
 _UNKNOWN_PENALTY = 10.0
 """In a unigram model, an unknown character has the lowest score of a piece minus this number."""
@@ -58,9 +58,9 @@ def extend_tokenizers(
 ) -> Tokenizers:
     """Append the symbols of the settings and up to `tokenizer.extend` pieces of the text.
 
-    If both languages have the same SentencePiece model, it gets this number of pieces of the text
-    of both; otherwise each model gets it. Raises a `ConfigError` for models of other types than
-    bpe and unigram.
+    A SentencePiece model for both languages gets this number of pieces, from the text of both
+    sides. With one model for each language, each of them gets this number. Raises a `ConfigError`
+    for models of other types than bpe and unigram.
     """
     src_symbols, tgt_symbols = list_symbols(config)
     if tokenizers.src.model == tokenizers.tgt.model:
@@ -82,7 +82,8 @@ def extend_tokenizers(
     src_pieces = src.new_pieces
     tgt_pieces = tgt.new_pieces
     if tokenizers.shares_vocabulary:
-        src_pieces = tgt_pieces = list(dict.fromkeys(src_pieces + tgt_pieces))
+        src_pieces = list(dict.fromkeys(src_pieces + tgt_pieces))
+        tgt_pieces = src_pieces
     return TokenizerPair(
         src=_extend_mapped(tokenizers.src, src.model, src_pieces, multiple),
         tgt=_extend_mapped(tokenizers.tgt, tgt.model, tgt_pieces, multiple),
@@ -103,12 +104,12 @@ def _extend_mapped(
 
 
 class _Extension:
-    """A SentencePiece model that grows, and the pieces that the vocabulary of its tokenizer lacks.
+    """A SentencePiece model that grows, and the new pieces of the vocabulary of its tokenizer.
 
     Attributes:
         model: content of the model file.
-        new_pieces: pieces to append to the vocabulary. Language pieces of M2M100 and NLLB and tags
-            of OPUS-MT are in the vocabulary only.
+        new_pieces: pieces to append to the vocabulary. Some are not in the model: language pieces
+            of M2M100 and NLLB, and tags of OPUS-MT.
     """
 
     def __init__(self, tokenizer: Tokenizer, symbols: Sequence[str]) -> None:
@@ -150,7 +151,10 @@ class _Extension:
         return words
 
     def _find_characters(self, words: Counter[str], coverage: float) -> list[str]:
-        """Return the characters that are no pieces, without the rarest beyond `coverage`."""
+        """Return the characters that are no pieces, the most frequent first.
+
+        Leaves out the rarest characters, up to a share of 1 - `coverage` of the text.
+        """
         characters: Counter[str] = Counter()
         for word, count in words.items():
             for character in word:
@@ -166,10 +170,10 @@ class _Extension:
         proto = read_proto(self.model)
         score = min(_normal_scores(proto).values()) - _UNKNOWN_PENALTY
         model_pieces = {piece.piece for piece in proto.pieces}
+        is_bpe = proto.trainer_spec.model_type == _BPE
         for i, character in enumerate(characters):
             if character not in model_pieces:
-                # merges of BPE need different scores
-                piece_score = score - i if proto.trainer_spec.model_type == _BPE else score
+                piece_score = score - i if is_bpe else score  # pieces of BPE need different scores
                 self.model += serialize_piece(character, _Piece.NORMAL, piece_score)
         self._add(characters)
 
@@ -181,7 +185,7 @@ class _Extension:
         lowest = min(scores.values())
         for i, pieces in enumerate(joined_pieces, start=1):
             piece = "".join(pieces)
-            if piece in model_pieces:  # also joins other pieces to the same text
+            if piece in model_pieces:  # the same text may be joined from other pieces
                 continue
             score = sum(scores[p] for p in pieces) + _JOIN_BONUS * (len(pieces) - 1)
             if proto.trainer_spec.model_type == _BPE:
@@ -198,12 +202,13 @@ class _Extension:
     def _split_words(self, words: Counter[str]) -> Counter[tuple[str, ...]]:
         """Count the sequences of pieces in words, between symbols, bytes and unknown pieces."""
         processor = _open_for_pieces(self.model)
-        pieces = _normal_scores(read_proto(self.model)).keys() & self._vocabulary
+        joinable_pieces = _normal_scores(read_proto(self.model)).keys() & self._vocabulary
         sequences: Counter[tuple[str, ...]] = Counter()
         for word, count in words.items():
             segmentation = processor.encode(word, out_type=str)
-            for can_join, sequence in itertools.groupby(segmentation, pieces.__contains__):
-                if can_join:
+            groups = itertools.groupby(segmentation, lambda piece: piece in joinable_pieces)
+            for is_joinable, sequence in groups:
+                if is_joinable:
                     sequences[tuple(sequence)] += count
         return sequences
 
@@ -211,20 +216,41 @@ class _Extension:
 def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[str]]:
     """Learn up to `limit` merges of neighboring pieces by BPE; return the pieces that each joins.
 
-    SentencePiece learns them from text in which a character replaces each piece.
+    SentencePiece learns the merges from text in which a character, the code, replaces each piece.
     """
     pieces = sorted(set(itertools.chain.from_iterable(sequences)))
     if not pieces or limit == 0:
         return []
     codes = {piece: chr(_FIRST_CODE + i) for i, piece in enumerate(pieces)}
-    words = {"".join(codes[p] for p in sequence): count for sequence, count in sequences.items()}
+    pieces_by_code = {code: piece for piece, code in codes.items()}
+    words = {}  # counts of words, keyed by their codes
+    for sequence, count in sequences.items():
+        word = "".join(codes[piece] for piece in sequence)
+        words[word] = count
+    processor = _train_bpe(words, vocab_size=len(pieces) + 1 + limit)  # 1: the unknown piece
+    merges = [processor.id_to_piece(i) for i in range(1, processor.vocab_size())]
+    merges = [merge for merge in merges if len(merge) > 1]
+    uses: Counter[str] = Counter()
+    for word, count in words.items():
+        for piece in processor.encode(word, out_type=str):
+            uses[piece] += count
+    while merges and uses[merges[-1]] < _MIN_COUNT:  # the last merges are the rarest
+        merges.pop()
+    joined_pieces = []
+    for merge in merges:
+        joined_pieces.append([pieces_by_code[code] for code in merge])
+    return joined_pieces
+
+
+def _train_bpe(words: dict[str, int], *, vocab_size: int) -> sentencepiece.SentencePieceProcessor:
+    """Train a BPE model, of at most `vocab_size` pieces, on the counts of words."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=(f"{word}\t{count}" for word, count in words.items()),
         model_writer=model,
         input_format="tsv",
         model_type="bpe",
-        vocab_size=len(pieces) + 1 + limit,  # 1: the unknown piece
+        vocab_size=vocab_size,
         hard_vocab_limit=False,
         character_coverage=1.0,
         normalization_rule_name="identity",
@@ -237,16 +263,7 @@ def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[
         num_threads=1,
         minloglevel=2,
     )
-    processor = open_model(model.getvalue())
-    merges = [processor.id_to_piece(i) for i in range(1, processor.vocab_size())]
-    merges = [merge for merge in merges if len(merge) > 1]
-    uses: Counter[str] = Counter()
-    for word, count in words.items():
-        for piece in processor.encode(word, out_type=str):
-            uses[piece] += count
-    while merges and uses[merges[-1]] < _MIN_COUNT:  # the rarest are the last
-        merges.pop()
-    return [[pieces[ord(code) - _FIRST_CODE] for code in merge] for merge in merges]
+    return open_model(model.getvalue())
 
 
 def segment_new_pieces(old: Tokenizer, new: Tokenizer) -> dict[str, list[int]]:

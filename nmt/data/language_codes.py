@@ -23,7 +23,7 @@ _CODE_WITH_SCRIPT = re.compile("[a-z]{3}_[A-Z][a-z]{3}")  # codes of NLLB and FL
 
 
 class Code(NamedTuple):
-    """The subtags of a code, as CLDR writes them. None for a subtag that the code does not have."""
+    """The subtags of a code, as CLDR writes them; None for a missing subtag."""
 
     language: str
     script: str | None = None
@@ -45,7 +45,7 @@ def parse_code(code: str) -> Code:
 
 @functools.cache
 def maximize_code(code: str) -> Code:
-    """Add the likely script and territory to a code that does not have them."""
+    """Add the likely script and territory to a code if it lacks them."""
     language, script, territory = parse_code(code)
     likely_subtags = get_global("likely_subtags")  # such as "zh_Hant": "zh_Hant_TW"
     subtags = filter(None, [language, script or territory])
@@ -59,8 +59,8 @@ def maximize_code(code: str) -> Code:
 def shorten_codes(codes: AbstractSet[str]) -> dict[str, str]:
     """Map each code with a script to its usual short code: "eng_Latn" to "en".
 
-    If a language is in `codes` with several scripts, the script stays: "zh-Hans". Codes that would
-    become equal are left out.
+    If `codes` has a language with several scripts, the short code has the script: "zh-Hans". Codes
+    with the same short code are left out.
     """
     parsed = {code: parse_code(code) for code in codes if _CODE_WITH_SCRIPT.fullmatch(code)}
     num_scripts = Counter((language, territory) for language, _, territory in parsed.values())
@@ -75,7 +75,7 @@ def shorten_codes(codes: AbstractSet[str]) -> dict[str, str]:
 
 def language_name(code: str) -> str:
     """Return the English name of a language, such as "Portuguese (Brazil)", or else its code."""
-    if code in DEFAULT_LANGUAGES:  # not set; "src" is the code of Sardinian, too
+    if code in DEFAULT_LANGUAGES:  # the language is not set; CLDR would name src: Sardinian
         return code
     english = Locale("en")
     language, script, territory = parse_code(code)

@@ -1,5 +1,6 @@
-"""The directions of a model or data folder, and the tags that request one: symbols before each
-source, such as <2de> (Johnson et al., 2017), or before each target.
+"""The directions of a model or data folder, and the tags that request a direction.
+
+Tags are symbols before each source, such as <2de> (Johnson et al., 2017), or before each target.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Tags(NamedTuple):
     src: str = ""
     tgt: str = ""
     choices: tuple[str, ...] = ()
-    """If not empty, `src` is empty and the text of each source itself begins with one of these."""
+    """Tags of which each source must already begin with one; then `src` is empty."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ class LanguagePair:
 
     @property
     def has_default_language(self) -> bool:
-        """Whether at least one side has no name of its own."""
+        """Whether the language of at least one side is not set."""
         return self.src_lang in DEFAULT_LANGUAGES or self.tgt_lang in DEFAULT_LANGUAGES
 
     def matches(self, src_lang: str, tgt_lang: str) -> bool:
         """Return whether the direction has the requested languages.
 
-        An empty request matches every language, and the default languages match every request.
+        An empty text requests any language. A language that is not set matches every request.
         """
         has_src_lang = not src_lang or self.src_lang in (src_lang, *DEFAULT_LANGUAGES)
         has_tgt_lang = not tgt_lang or self.tgt_lang in (tgt_lang, *DEFAULT_LANGUAGES)
@@ -69,8 +70,7 @@ class LanguagePair:
 def corpus_direction(data: DataConfig, name: str) -> LanguagePair:
     """Return the direction of the corpus `name`.
 
-    If the corpus has a target language of its own and no tags, its sources get the tag of that
-    language.
+    If the corpus sets a target language, such as de, but no tags, its sources get the tag <2de>.
     """
     corpus = data.corpora.get(name)
     if corpus is None:
@@ -89,8 +89,8 @@ def corpus_direction(data: DataConfig, name: str) -> LanguagePair:
 def describe_languages(data: DataConfig) -> dict[str, Any]:
     """Return the keys of `meta.json` about languages.
 
-    `src_lang` and `tgt_lang` join several languages with a plus sign, as in de+en. If any corpus
-    has a tag, `directions` has the direction of each corpus.
+    `src_lang` and `tgt_lang` join several languages, as in de+en. If any corpus has a tag,
+    `directions` has the direction of each corpus.
     """
     directions = {name: corpus_direction(data, name) for name in sorted(data.corpora) or [""]}
     src_langs = set()
@@ -119,16 +119,15 @@ def find_directions(
 
     Args:
         recorded: the directions in the config of the model; if there are any, they are returned.
-        src_lang: the source languages, such as en+de. With mul, they are the target languages.
+        src_lang: the source languages, such as en+de. For mul, they are the target languages.
         tgt_lang: the target languages, used if the source vocabulary has no tags.
-        src_tokenizer: M2M100 and NLLB, whose tokenizers have `languages`, translate between all of
-            them. The first direction has no tags: it was chosen when the model was imported.
+        src_tokenizer: the tokenizer of the source.
     """
     if recorded:
         return list(recorded)
-    directions = []
-    if src_tokenizer.language_ids:
-        return [LanguagePair(src_lang, tgt_lang), *list_language_directions(src_tokenizer)]
+    if src_tokenizer.language_ids:  # M2M100 or NLLB
+        imported_direction = LanguagePair(src_lang, tgt_lang)  # chosen at import, needs no tags
+        return [imported_direction, *list_language_directions(src_tokenizer)]
     tags = {}  # keyed by target language
     for piece in src_tokenizer.all_pieces():
         if match := _TAG.fullmatch(piece):
@@ -137,6 +136,7 @@ def find_directions(
     src_codes = _split_codes(src_lang)
     if any(code.lower() in _MULTILINGUAL_CODES for code in src_codes):
         src_codes = tgt_codes
+    directions = []
     for tgt_code in tgt_codes:
         for src_code in src_codes:
             if src_code != tgt_code:
@@ -178,9 +178,9 @@ def choose_tags(
 ) -> Tags:
     """Return the tags of the direction that is requested by its languages or by its tags.
 
-    Without a request, returns `Tags.choices`: the text of each source must begin with one of them.
-    Raises a `ConfigError` for directions that the model lacks, and if directions with different
-    tags match.
+    If nothing is requested, but directions differ in their source tags, the result has these tags
+    as `choices`. Raises a `ConfigError` if the model lacks the direction, and if a request matches
+    directions with different tags.
     """
     if src_tag and src_tag not in tokenizers.src.all_pieces():
         raise ConfigError(f"src_tag={src_tag}: the model has no such symbol")
@@ -188,19 +188,17 @@ def choose_tags(
         raise ConfigError(f"tgt_tag={tgt_tag}: the model has no such symbol")
     if src_tag or tgt_tag:
         return Tags(src_tag, tgt_tag)
-    request = ""  # the requested languages as options of a command, for messages
+    requested_options = []
     if src_lang:
-        request = f"src_lang={src_lang}"
+        requested_options.append(f"src_lang={src_lang}")
     if tgt_lang:
-        request = f"{request} tgt_lang={tgt_lang}".lstrip()
-    candidates = directions if request else default_directions(directions)
-    matches = [d for d in candidates if d.matches(src_lang, tgt_lang)]
-    # M2M100 or NLLB, fine-tuned on other directions or on a corpus whose languages have no names
-    if request and all(d.has_default_language for d in matches):
-        languages = list_language_directions(tokenizers.src)
-        matches = [d for d in languages if d.matches(src_lang, tgt_lang)] or matches
-    if request and directions and not matches:
-        raise ConfigError(f"{request}: the model translates {_list_directions(directions)}")
+        requested_options.append(f"tgt_lang={tgt_lang}")
+    request = " ".join(requested_options)
+    matches = default_directions(directions)
+    if request:
+        matches = _find_matches(directions, tokenizers.src, src_lang, tgt_lang)
+        if directions and not matches:
+            raise ConfigError(f"{request}: the model translates {_list_directions(directions)}")
     matching_tags = {direction.tags for direction in matches}
     # a model without known directions needs no tags, and a direction without tags needs no choice
     if not matching_tags or Tags() in matching_tags:
@@ -221,9 +219,21 @@ def choose_tags(
     )
 
 
+def _find_matches(
+    directions: Sequence[LanguagePair], src_tokenizer: Tokenizer, src_lang: str, tgt_lang: str
+) -> list[LanguagePair]:
+    """Return the directions that match a request of at least one language."""
+    matches = [d for d in directions if d.matches(src_lang, tgt_lang)]
+    if all(d.has_default_language for d in matches):
+        # M2M100 or NLLB, fine-tuned on other directions, or on a corpus without language names
+        languages = list_language_directions(src_tokenizer)
+        matches = [d for d in languages if d.matches(src_lang, tgt_lang)] or matches
+    return matches
+
+
 def _list_directions(directions: Sequence[LanguagePair]) -> str:
     """List directions for an error message."""
-    # directions with different tags may have the same languages; those are listed once
+    # once for each pair of languages, of which several directions may differ in their tags
     names = dict.fromkeys(
         f"{d.src_lang} to {d.tgt_lang}" for d in directions[:_MAX_LISTED_DIRECTIONS]
     )
@@ -257,16 +267,15 @@ def find_separator(tokenizer: Tokenizer) -> str:
 
 
 def find_source_prefix(tokenizer: Tokenizer, tags: Tags) -> str:
-    """Return the text that the model reads before each source: its tag, or symbols of its own."""
+    """Return the text before each source: the tag, or the prefix of the tokenizer."""
     pieces = [tags.src] if tags.src else tokenizer.pieces(tokenizer.prefix)
     return "".join(f"{piece} " for piece in pieces)
 
 
 def encode_starts(tokenizer: Tokenizer, texts: Sequence[str], tag: str) -> list[list[int]]:
-    """Return the ids that each target is forced to begin with.
+    """Return the ids of the tag and of each text, with which targets are forced to begin.
 
-    These are the ids of the tag and of one of `texts`. A target without tag and text begins with
-    the prefix of the tokenizer, which may be empty.
+    A target without tag and text begins with the prefix of the tokenizer, which may be empty.
     """
     return [ids or tokenizer.prefix for ids in tokenizer.encode_batch(tag_lines(texts, tag))]
 
@@ -274,10 +283,10 @@ def encode_starts(tokenizer: Tokenizer, texts: Sequence[str], tag: str) -> list[
 def encode_sources(
     tokenizer: Tokenizer, lines: Sequence[str], tags: Tags, *, first_line: int = 0
 ) -> list[list[int]]:
-    """Return the ids of the tag and each line; an empty list for a line without tokens.
+    """Return the ids of each line, with the tag before it; an empty list for a line without tokens.
 
-    If there are `tags.choices`, every line must begin with one of them. Otherwise raises a
-    `DataError` with the number of the line; `first_line` is the number of lines before these.
+    If there are `tags.choices`, raises a `DataError` for a line that does not begin with one of
+    them. The error has the number of the line; `first_line` is the number of lines before `lines`.
     """
     if tags.choices:
         for number, line in enumerate(lines, start=first_line + 1):

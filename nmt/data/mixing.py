@@ -1,8 +1,8 @@
 """Choose the pairs that an epoch draws from each corpus, by weight and temperature.
 
-The pairs of an epoch are a pure function of (seed, epoch, weights). For each corpus there is an
-endless stream of passes over its pairs, each in another order, and an epoch draws the next pairs of
-this stream. So all pairs of a corpus are drawn before one is repeated, even over several epochs.
+The pairs of an epoch are a pure function of (seed, epoch, weights). Each corpus is an endless
+stream of passes over its pairs, each pass in another order. An epoch draws the next pairs of the
+stream. So all pairs of a corpus are drawn before one is repeated, even over several epochs.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ def _draw_from_pass(num_pairs: int, start: int, end: int, seed: np.random.SeedSe
     block_size = math.ceil(num_pairs / _MAX_BLOCKS)
     num_blocks = math.ceil(num_pairs / block_size)
     blocks = np.random.default_rng(seed).permutation(num_blocks)
-    # The last block of the corpus may be shorter. Positions after it in the pass are shifted by the
-    # missing pairs, so that the formula for equal blocks applies.
+    # The last block of the corpus may be shorter. Positions after this block in the pass are
+    # shifted by the number of missing pairs, so that the formula for equal blocks applies.
     num_missing = num_blocks * block_size - num_pairs
     short_block = int(np.flatnonzero(blocks == num_blocks - 1)[0])
     short_block_end = (short_block + 1) * block_size - num_missing

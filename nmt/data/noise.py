@@ -1,8 +1,8 @@
-"""Change training pairs at random: noise on tokens, and subword sampling (BPE-dropout, or samples
-of a unigram model).
+"""Change training pairs at random: noise on tokens, and subword sampling.
 
-The changes depend only on the seed, the number of the update and the index of the pair, so that
-they are the same for every number of ranks and after resuming.
+Subword sampling is BPE-dropout, or draws samples of a unigram model. The changes depend only on the
+seed, the number of the update and the index of the pair. So they are the same for every number of
+ranks, and after resuming.
 """
 
 # Shapes, without EOS: N source tokens, T of them after the prefix, K of these that are kept,
@@ -29,8 +29,9 @@ from nmt.errors import ConfigError
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 _SEGMENTATIONS_PER_WORD = 64
-"""Number of random segmentations of a word. Each occurrence of the word uses one of them, so that
-most segmentations are in the cache."""
+"""Number of random segmentations of a word. Each occurrence of the word gets one of them, so that
+most segmentations are in the cache.
+"""
 _MAX_CACHED_SEGMENTATIONS = 1 << 18  # this many take about 80 MB
 
 
@@ -106,13 +107,15 @@ class TokenNoise:
     def _mark_hints(self, ids: Any) -> Any:
         """Return a mask (T,) of the symbols of hints and of the target words of hints."""
         source_id, target_id, done_id = self.hint_ids
-        is_target = (ids == target_id).cumsum() > (ids == done_id).cumsum()
+        num_begun = (ids == target_id).cumsum()  # targets of hints up to each position
+        num_done = (ids == done_id).cumsum()
+        is_target = num_begun > num_done
         return is_target | (ids == source_id) | (ids == done_id)
 
     def _choose_kept_tokens(self, is_separator: Any, drop_draws: Floats) -> Any:
-        """Return a mask (T,) of the tokens to keep, with all separators.
+        """Return a mask (T,) of the tokens to keep: all separators, and some of the text.
 
-        Hints count as separators. Keeps at least one other token, if there is any.
+        Hints count as separators. Keeps at least one token of the text, if there is any.
         """
         is_kept = is_separator | (drop_draws >= self.config.drop)
         has_text = not is_separator.all()
@@ -123,11 +126,11 @@ class TokenNoise:
 
 
 def _draw_order(is_separator: Any, draws: Floats, max_distance: int) -> Any:
-    """Return an order (K,) of tokens in which none moves farther than `max_distance`.
+    """Return an order (K,) of tokens in which no token moves farther than `max_distance`.
 
-    Sorts the tokens by their position plus noise from 0 to below `max_distance` + 1. From each line
-    to the next separator, and from there to the next line, all positions grow by the range of the
-    noise, so that tokens stay in their line.
+    Sorts the tokens by their position plus noise from 0 to below `max_distance` + 1. The segments
+    of a text are lines and separators. Each segment adds `max_distance` + 1 to the sort keys of all
+    later tokens, so that tokens stay in their segment.
     """
     segment_indices = 2 * is_separator.cumsum() - is_separator  # even for lines, odd for separators
     sort_keys = np.arange(len(draws)) + (draws + segment_indices) * (max_distance + 1)
@@ -178,13 +181,12 @@ class SubwordSampling:
 class WordSegmenter:
     """Draws random segmentations of the words of one tokenizer.
 
-    With BPE, every step skips each possible merge with probability `alpha`, independently of the
-    steps before (Provilkov et al., 2020, algorithm 1). With a unigram model, segmentations are
-    drawn by their probabilities to the power of `alpha` (Kudo, 2018).
+    With BPE, every step skips each possible merge with probability `alpha` (Provilkov et al., 2020,
+    algorithm 1). With a unigram model, segmentations are drawn by their probabilities to the power
+    of `alpha` (Kudo, 2018). Raises `ConfigError` for other kinds of tokenizers.
 
     A word starts at a piece that begins with a space. Bytes, control symbols and user-defined
-    symbols, such as tags, are words of their own and stay unchanged. Raises `ConfigError` for other
-    kinds of tokenizers.
+    symbols, such as tags, are words of their own and stay unchanged.
     """
 
     def __init__(self, tokenizer: Tokenizer, alpha: float) -> None:
@@ -200,7 +202,7 @@ class WordSegmenter:
                 f"subword_sampling={alpha}: needs a bpe or unigram tokenizer, and no imported "
                 "vocabulary"
             )
-        # log-probabilities in a unigram model; with BPE, the earliest merge has the highest score
+        # log-probabilities of a unigram model, or the order of the merges of BPE, highest first
         normal = ModelProto.SentencePiece.NORMAL
         self.scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == normal}
         self.ids = {piece: i for i, piece in enumerate(self.pieces) if piece in self.scores}
@@ -208,7 +210,7 @@ class WordSegmenter:
         self.is_symbol = np.array([piece not in self.scores for piece in self.pieces])  # (V,)
         begins_with_space = np.array([piece.startswith("▁") for piece in self.pieces])  # (V,)
         self.begins_word = begins_with_space | self.is_symbol  # (V,)
-        # a cache as decorator of the method would never release a segmenter
+        # a decorator of the method would keep all segmenters in memory
         cache = functools.lru_cache(maxsize=_MAX_CACHED_SEGMENTATIONS)
         self.segment_word = cache(self._segment_word)
 
@@ -262,14 +264,14 @@ class WordSegmenter:
 
         Returns an empty list if the text has no segmentation.
         """
-        # for each end of a prefix text[:end]: the log of the summed weights of its segmentations,
-        # and the possible starts of its last piece with their probabilities
+        # For each end of a prefix text[:end]: the log of the summed weights of its segmentations;
+        # and the possible starts of its last piece, with their probabilities.
         log_sums = {0: 0.0}
         last_starts: dict[int, list[int]] = {}
         last_probabilities: dict[int, list[float]] = {}
         for end in range(1, len(text) + 1):
             starts = []
-            log_weights = []  # one for each start: of segmentations that end with text[start:end]
+            log_weights = []  # for each start, of all segmentations that end with text[start:end]
             for start in range(max(0, end - self.max_piece_length), end):
                 piece = text[start:end]
                 if start in log_sums and piece in self.scores:

@@ -65,7 +65,8 @@ def perturb_line(
     """Perturb a source, and change its references if the correct translation changes with it.
 
     Typos do not change the references. The final punctuation is removed only if the source and
-    all references end with the same kind of mark, and the case changes only if the source has one.
+    all references end with the same kind of mark. The case changes only if the script of the source
+    has cases.
     """
     if kind is Perturbation.typos:
         return add_typos(src, MAX_TYPOS, rng), list(references)
@@ -145,10 +146,9 @@ def _draw_neighbor(letter: str, rng: Random) -> str:
         if column < 0:
             continue
         # keys in the same and in the adjacent rows, at most one column away
-        for other_keys in _KEYBOARD[max(0, row - 1) : row + 2]:
-            for key in other_keys[max(0, column - 1) : column + 2]:
-                if key != letter.lower():
-                    neighbors.append(key)
+        for near_keys in _KEYBOARD[max(0, row - 1) : row + 2]:
+            neighbors.extend(near_keys[max(0, column - 1) : column + 2])
+        neighbors.remove(letter.lower())
     if not neighbors:
         return letter
     neighbor = rng.choice(neighbors)

@@ -22,8 +22,8 @@ from nmt.data import Lengths
 from nmt.errors import DataError
 from nmt.runtime.reading import check_regular
 
-Ids = np.ndarray[Any, np.dtype[Any]]
-FlatIds = tuple[Ids, Ids]
+IdArray = np.ndarray[Any, np.dtype[Any]]
+FlatIds = tuple[IdArray, IdArray]
 """One side of N pairs: the concatenated ids of all lines, and the offset of each line (N + 1,)."""
 
 _BATCH_ROWS = 50_000  # number of pairs of a record batch; the last one of a shard may have fewer
@@ -58,8 +58,8 @@ class ShardFile:
 class ShardWriter:
     """Writes one shard in a `with` block. After the block, `shard` is the index entry of the file.
 
-    The file exists as soon as the block begins, so callers write to a temporary name and rename.
-    The bytes depend on the pairs only, not on how calls of `add` divide them.
+    The file exists as soon as the block begins, so callers write to a temporary name and rename the
+    file. The bytes depend only on the pairs, not on how they are divided among calls of `add`.
     """
 
     def __init__(
@@ -156,11 +156,12 @@ class MappedShard:
 
     def __init__(self, path: Path) -> None:
         options = pa.ipc.IpcReadOptions(use_threads=False)  # threads would not survive a later fork
-        self._starts = [0]  # first row of each record batch, and the number of rows
-        # for each record batch: source and target lines, or an empty list without text columns
-        self._texts: list[list[pa.Array]] = []
+        self._starts = [0]  # first row of each record batch, and the number of all rows
+        # These lists have an item for each record batch: ids of both sides; links, if the file has
+        # the column; and the lines of both sides, or an empty list without text columns.
         self._batches: list[tuple[FlatIds, FlatIds]] = []
-        self._alignments: list[FlatIds] = []  # one for each record batch; none without the column
+        self._alignments: list[FlatIds] = []
+        self._texts: list[list[pa.Array]] = []
         try:
             check_regular(path)
             with pa.memory_map(str(path)) as source:
@@ -170,33 +171,36 @@ class MappedShard:
                     raise pa.ArrowInvalid("it ends too early")
                 with pa.ipc.open_stream(source, options=options) as reader:
                     _check_schema(reader.schema)
-                    names = reader.schema.names
                     for batch in reader:
-                        batch.validate(full=True)  # offsets of lists, and UTF-8
-                        if any(column.null_count for column in batch.columns):
-                            raise pa.ArrowInvalid("a value is missing")
-                        if batch.num_rows:
-                            self._starts.append(self._starts[-1] + batch.num_rows)
-                            self._texts.append(
-                                [batch.column(name) for name in _TEXT_COLUMNS if name in names]
-                            )
-                            if _ALIGNMENT_COLUMN in names:
-                                alignment = _to_numpy(batch.column(_ALIGNMENT_COLUMN))
-                                if (np.diff(alignment[1]) % 2).any():
-                                    raise pa.ArrowInvalid("an alignment has half a link")
-                                self._alignments.append(alignment)
-                            src = _to_numpy(batch.column("src"))
-                            tgt = _to_numpy(batch.column("tgt"))
-                            self._batches.append((src, tgt))
+                        self._add_batch(batch)
         except FileNotFoundError:
             raise unusable_file(path, "is missing") from None
         except (pa.ArrowException, OSError, ValueError) as error:
             raise unusable_file(path, f"is damaged ({' '.join(str(error).split())})") from None
 
+    def _add_batch(self, batch: pa.RecordBatch) -> None:
+        """Check a record batch, and add its columns to the lists of all batches."""
+        batch.validate(full=True)  # offsets of lists, and UTF-8
+        if any(column.null_count for column in batch.columns):
+            raise pa.ArrowInvalid("a value is missing")
+        if not batch.num_rows:
+            return
+        names = batch.schema.names
+        self._starts.append(self._starts[-1] + batch.num_rows)
+        self._texts.append([batch.column(name) for name in _TEXT_COLUMNS if name in names])
+        if _ALIGNMENT_COLUMN in names:
+            numbers, offsets = _to_numpy(batch.column(_ALIGNMENT_COLUMN))
+            if (np.diff(offsets) % 2).any():
+                raise pa.ArrowInvalid("an alignment has half a link")
+            self._alignments.append((numbers, offsets))
+        src = _to_numpy(batch.column("src"))
+        tgt = _to_numpy(batch.column("tgt"))
+        self._batches.append((src, tgt))
+
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def __getitem__(self, row: int) -> tuple[Ids, Ids]:
+    def __getitem__(self, row: int) -> tuple[IdArray, IdArray]:
         """Return source and target ids of a pair."""
         batch_index = bisect_right(self._starts, row) - 1
         (src, src_offsets), (tgt, tgt_offsets) = self._batches[batch_index]
@@ -205,8 +209,8 @@ class MappedShard:
         tgt_ids = tgt[tgt_offsets[i] : tgt_offsets[i + 1]]
         return src_ids, tgt_ids
 
-    def alignment(self, row: int) -> Ids | None:
-        """Return the links of a pair, source and target words (L, 2), or None without a column."""
+    def alignment(self, row: int) -> IdArray | None:
+        """Return the links of a pair, (L, 2): source and target word; None without a column."""
         if not self._alignments:
             return None
         batch_index = bisect_right(self._starts, row) - 1
@@ -223,8 +227,8 @@ class MappedShard:
     def largest_ids(self) -> tuple[int, int]:
         """Return the largest id of the source and of the target.
 
-        A negative id, which only a damaged file has, is read as a large unsigned integer, so that
-        it is above all vocabulary sizes.
+        Only a damaged file has a negative id. It is read as an unsigned integer, which is larger
+        than any vocabulary.
         """
         largest_src = 0
         largest_tgt = 0
@@ -241,7 +245,7 @@ class MappedShard:
         return np.concatenate(lengths)
 
 
-def _as_unsigned(ids: Ids) -> Ids:
+def _as_unsigned(ids: IdArray) -> IdArray:
     """Reinterpret the bytes of ids as unsigned integers."""
     return ids.view(f"u{ids.itemsize}")
 
@@ -264,7 +268,7 @@ def _id_list_type(vocab_size: int) -> pa.DataType:
     return pa.list_(pa.uint16() if vocab_size <= 1 << 16 else pa.int32())
 
 
-def _to_arrow(values: Ids) -> pa.Array:
+def _to_arrow(values: IdArray) -> pa.Array:
     """Wrap an array without a copy. (`pa.array` would import pandas, which takes 30 MB.)"""
     arrow_type = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(values)])
@@ -275,7 +279,7 @@ def _to_numpy(column: pa.ListArray) -> FlatIds:
     return _view(column.values), _view(column.offsets)
 
 
-def _view(array: pa.Array) -> Ids:
+def _view(array: pa.Array) -> IdArray:
     """Return the values of an Arrow array as a NumPy array that shares their memory."""
     return np.frombuffer(array.buffers()[1], dtype=str(array.type), count=len(array))
 

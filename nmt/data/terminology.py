@@ -1,5 +1,4 @@
-"""Hints in source text: words together with the target words that should translate them
-(docs/control.md).
+"""Hints in source text, which tell a model how to translate some words (docs/control.md).
 
 A model learns in training to follow hints (Dinu et al., 2019). A hint is ordinary text with three
 symbols, so that every engine can translate it:
@@ -80,12 +79,13 @@ def add_hints(text: str, terms: Iterable[Term]) -> str:
 def remove_unfinished_hint(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     """Return the ids of a truncated source without the hint that the truncation cut, if any.
 
-    The source words of that hint stay; only its symbols and its target are removed.
+    The source words of the hint stay. Only its symbols and its target are removed.
     """
     pieces = tokenizer.pieces(ids)
     if SOURCE not in pieces:
         return list(ids)
-    start = len(pieces) - 1 - pieces[::-1].index(SOURCE)  # of the last hint
+    distance_from_end = pieces[::-1].index(SOURCE)
+    start = len(pieces) - 1 - distance_from_end  # of the last hint
     last_hint = pieces[start:]
     if DONE in last_hint:
         return list(ids)
@@ -106,8 +106,8 @@ class PlainPieces(NamedTuple):
 
     pieces: list[str]
     positions: list[int]
-    """For each piece of the source with hints, its index in `pieces`. The symbols and the target of
-    a hint have the index of the first piece of its term.
+    """For each piece of the source with hints, its index in `pieces`. For the symbols and the
+    target of a hint, this is the index of the first piece of the term.
     """
 
 
@@ -119,7 +119,8 @@ def remove_hints(pieces: Iterable[str]) -> PlainPieces:
     is_in_target = False  # from TARGET to DONE
     for piece in pieces:
         if piece == SOURCE:
-            # the tokenizer puts a space before a text; the first word of the term has its own
+            # a hint at the start of a text: the tokenizer has added a space before the symbol, and
+            # the term has another one
             if plain[-1:] == ["▁"]:
                 plain.pop()
             term_start = len(plain)
@@ -136,7 +137,7 @@ def remove_hints(pieces: Iterable[str]) -> PlainPieces:
 
 
 class _PhrasePair(NamedTuple):
-    """A source and a target span of words; no word of one has a link outside the other."""
+    """A source span and a target span of words, without links to words outside of the pair."""
 
     src_start: int
     src_end: int
@@ -169,10 +170,10 @@ class HintSampler:
     ) -> list[tuple[str, str]]:
         """Add 1 to `MAX_TERMS` hints to each source, fewer if the pair has fewer linked words.
 
-        For some terms, a random word replaces the target in the hint and in the pair's target, so
-        that the model learns to copy words that it would not choose. The probability of a word is
-        proportional to its length, since long words are terms more often. Words with a symbol of
-        the vocabulary, a placeholder or an address get no hints. The hints of a pair depend only on
+        Long words are terms more often, so the probability of a word is proportional to its length.
+        Words with a symbol of the vocabulary, a placeholder or an address get no hints. For some
+        terms, a random word replaces the target in the hint and in the target text. From these, the
+        model learns to copy targets that it would not choose. The hints of a pair depend only on
         its texts and on its random generator.
         """
         all_links = self._link_words(pairs)
@@ -189,7 +190,7 @@ class HintSampler:
         tgt_words = list(re.finditer(r"\S+", tgt))
         phrases = self._sample_phrases(src_words, tgt_words, links, rng)
         terms = []
-        # from the end of the target, so that replacements do not move the spans that follow here
+        # from the end of `tgt`, so that a replacement does not move the spans of later iterations
         for phrase in sorted(phrases, key=lambda phrase: phrase.tgt_start, reverse=True):
             src_span = _strip_punctuation(src, src_words[phrase.src_start : phrase.src_end])
             tgt_span = _strip_punctuation(tgt, tgt_words[phrase.tgt_start : phrase.tgt_end])
@@ -238,29 +239,27 @@ class HintSampler:
         """
         all_links: list[set[tuple[int, int]]] = [set() for _ in pairs]
         indices = []  # of the pairs that can be aligned
-        src_texts = []
-        tgt_texts = []
+        encoded_pairs = []
         for i, (src_text, tgt_text) in enumerate(pairs):
             src = _encode_words(self._tokenizers.src, src_text)
             tgt = _encode_words(self._tokenizers.tgt, tgt_text)
             if src is not None and tgt is not None:
                 indices.append(i)
-                src_texts.append(src)
-                tgt_texts.append(tgt)
+                encoded_pairs.append((src, tgt))
         if not indices:
             return all_links
-        id_pairs = [(src.ids, tgt.ids) for src, tgt in zip(src_texts, tgt_texts, strict=True)]
+        id_pairs = [(src.ids, tgt.ids) for src, tgt in encoded_pairs]
         has_joint_ids = self._tokenizers.src_vocab_size is None  # None: a joint vocabulary
-        # (L, 3): pair, target piece, source piece
+        # (L, 3): index into `id_pairs`, target piece, source piece
         links = self._aligner.align(id_pairs, has_joint_ids=has_joint_ids)
         for k, tgt_piece, src_piece in links.tolist():
-            link = (src_texts[k].words[src_piece], tgt_texts[k].words[tgt_piece])
-            all_links[indices[k]].add(link)
+            src, tgt = encoded_pairs[k]
+            all_links[indices[k]].add((src.words[src_piece], tgt.words[tgt_piece]))
         return all_links
 
 
 class _EncodedWords(NamedTuple):
-    """The pieces of a text."""
+    """The pieces of a text, and the words that they belong to."""
 
     ids: list[int]
     words: list[int]  # for each piece, the number of its word in the text
@@ -269,8 +268,8 @@ class _EncodedWords(NamedTuple):
 def _encode_words(tokenizer: Tokenizer, text: str) -> _EncodedWords | None:
     """Encode a text whose words are separated by white space.
 
-    Returns None for an empty text, which an earlier augmentation may leave, and if the tokenizer
-    divides the text into another number of words.
+    Returns None for an empty text, which an earlier augmentation may leave. Also returns None if
+    the tokenizer divides the text into another number of words.
     """
     ids = tokenizer.encode(text)
     words = number_words(tokenizer.pieces(ids))
@@ -280,9 +279,9 @@ def _encode_words(tokenizer: Tokenizer, text: str) -> _EncodedWords | None:
 
 
 def _find_phrase(links: set[tuple[int, int]], src_start: int, num_words: int) -> _PhrasePair | None:
-    """Return the pair of the longest source phrase of at most `num_words` words from `src_start`.
+    """Return the pair with the longest source span of at most `num_words` words from `src_start`.
 
-    The word `src_start` must be linked. A pair is consistent with the links (Koehn et al., 2003),
+    The word `src_start` must be linked. The pair is consistent with the links (Koehn et al., 2003),
     and its last source word is linked too. Returns None if there is no such pair.
     """
     for src_end in range(src_start + num_words, src_start, -1):

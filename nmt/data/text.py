@@ -49,15 +49,16 @@ UNSPACED_LETTERS = (  # Thai, Lao, Burmese, Khmer; Chinese and Japanese; Korean
 """For patterns: letters of scripts without spaces, and of Korean."""
 UNSPACED = f"{UNSPACED_LETTERS}\u3000-\u303f\ufe30-\ufe4f\uff00-\uffef"
 """For patterns: letters and punctuation that may follow an address or a placeholder without a
-space."""
+space.
+"""
 SPACED_WORD = rf"[^\W{UNSPACED}]"
 """For patterns: a letter or digit of other scripts, or an underscore."""
 URL_CHARACTER = (
     rf'(?:[^\s<>"{UNSPACED}]'
     rf"|(?<=[/=_:+.%&#~-])[{UNSPACED_LETTERS}]+|[{UNSPACED_LETTERS}]+(?=[/?&=#%_]))"
 )
-"""For patterns: a character of a web address, or Chinese letters that follow or precede a sign of
-web addresses, such as a slash. Other letters may begin the text after an address.
+"""For patterns: a character of a web address. Letters such as Chinese ones only count before or
+after a sign such as a slash. Otherwise, they may begin the text after the address.
 """
 EMAIL = (
     rf"(?:{SPACED_WORD}|[.+-]){{1,256}}"
@@ -67,8 +68,8 @@ EMAIL = (
 ADDRESS = re.compile(
     rf"(?:(?<![a-z])[a-z]+://|www\.){URL_CHARACTER}+|(?<!{SPACED_WORD})(?<![.+-]){EMAIL}"
 )
-"""A web or e-mail address. Each alternative begins where no character before it could begin it too,
-so that searching takes linear time.
+"""A web or e-mail address. An address does not begin in the middle of a word, so that searching
+takes linear time.
 """
 _BLOCK_BYTES = 1 << 16
 _LARGE_BLOCK_BYTES = 1 << 20
@@ -82,8 +83,8 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for reading; decompress it if its suffix names a compression.
 
     Raises `DataError` if the file is missing, damaged or a folder, and `NmtError` if the disk
-    cannot be read. An `OSError` in the `with` block is taken for an error of reading, so the block
-    must not write to other files.
+    cannot be read. The `with` block must not write files, since any `OSError` in the block counts
+    as an error of reading.
     """
     check_file(path)
     with (
@@ -102,7 +103,7 @@ def decompress(file: IO[bytes], suffix: str) -> IO[bytes]:
     suffix = suffix.lower()
     if suffix == ".xz":
         first_bytes = cast(io.BufferedReader, file).peek(1)
-        # lzma would skip zeros before a stream: for minutes in a sparse file, forever in /dev/zero
+        # lzma would skip leading zeros: for minutes in a sparse file, forever in /dev/zero
         if first_bytes.startswith(b"\0"):
             raise lzma.LZMAError("it begins with zeros")
     if suffix in _OPEN_FUNCTIONS:
@@ -165,14 +166,15 @@ def check_file(path: Path) -> None:
 
 @contextlib.contextmanager
 def explain_read_errors(name: str) -> Iterator[None]:
-    """Return a context manager that turns exceptions of reading into errors that name the file.
+    """Turn exceptions of reading in the `with` block into errors that name the file.
 
     An exception of a decompressor becomes a `DataError`, an exception of the disk an `NmtError`.
     """
     try:
         yield
     # All decompressors raise EOFError for a file that was cut off. For other damage, gzip raises
-    # OSError or zlib.error, bz2 and Arrow raise OSError. The disk raises OSError with an errno.
+    # OSError or zlib.error, and bz2 and Arrow raise OSError. Only an OSError of the disk has an
+    # errno.
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise NmtError(f"{name} cannot be read: {error.strerror}") from None
@@ -203,12 +205,12 @@ def read_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def _read_raw_lines(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[bytes]:
-    """Yield the lines of a byte stream; raise `DataError` for one above `MAX_LINE_BYTES`.
+    """Yield the lines of a byte stream; raise `DataError` for a line above `MAX_LINE_BYTES`.
 
-    Such a line is not read to its end: a line of a device or a sparse file might fill the memory.
+    Does not read such a line to its end: a line of a device or a sparse file might fill the memory.
     """
     lines: Iterable[bytes] = stream
-    if not isinstance(stream, ArrivingLines):  # an `ArrivingLines` limits its lines itself
+    if not isinstance(stream, ArrivingLines):  # which limits its lines itself
         lines = _limited_lines(stream)
     for line_number, line in enumerate(lines, start=1):
         if len(line) > MAX_LINE_BYTES:
@@ -307,9 +309,9 @@ class ArrivingLines:
             select.select([self._descriptor], [], [])  # waits even if reads do not block
             data = os.read(self._descriptor, 1 << 16)
             self._has_ended = not data
-            # a line end follows every item but the last, so the others complete lines
-            *completing, start_of_line = data.split(b"\n")
-            for end_of_line in completing:
+            # after the last line end comes the start of another line, which may be empty
+            *ends_of_lines, start_of_line = data.split(b"\n")
+            for end_of_line in ends_of_lines:
                 self._unfinished += end_of_line + b"\n"
                 self._lines.append(bytes(self._unfinished))
                 self._unfinished.clear()
@@ -317,7 +319,7 @@ class ArrivingLines:
             if len(self._unfinished) > MAX_LINE_BYTES:  # `_read_raw_lines` rejects it
                 self._lines.append(bytes(self._unfinished))
                 self._unfinished.clear()
-        # The last read returned no data and so added no line: `_lines` is empty.
+        # `_lines` is empty, since the last read returned no data
         if self._unfinished:
             yield bytes(self._unfinished)
 

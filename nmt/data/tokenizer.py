@@ -1,8 +1,8 @@
 """The subword tokenizers of a model: one SentencePiece model for both languages, or one for each.
 
 The SentencePiece models define the ids, except in models imported from toolkits with other ids.
-Text is encoded to ids directly, not by way of pieces, so that no text becomes a control symbol.
-`nmt/data/vocabulary.py` trains the models, or adds symbols to existing ones.
+Text is encoded to ids directly. By way of pieces, a text such as "</s>" would become a control
+symbol. `nmt/data/vocabulary.py` trains the models, or adds symbols to existing models.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ SRC_VOCABULARY = "tokenizer.src.vocab.json"
 TGT_VOCABULARY = "tokenizer.tgt.vocab.json"
 
 LANGUAGE = re.compile(r"__(?!(?:source|target|done)__)(\w+)__|[a-z]{3}_[A-Z][a-z]{3}")
-"""Pieces for languages in M2M100 (`__en__`) and NLLB (`eng_Latn`), not the symbols of hints."""
+"""Pieces for languages in M2M100 (`__en__`) and NLLB (`eng_Latn`). Does not match the symbols of
+hints, such as `__source__`.
+"""
 UNUSED_PREFIX = "<unused "
-"""The pieces of unused ids begin with this text. Unused ids round up the size of a vocabulary."""
+"""The pieces of unused ids begin with this text. Unused ids round the size of a vocabulary up."""
 
 
 class Tokenizer:
@@ -108,7 +110,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Encode one sentence, without BOS and EOS."""
-        # most tags and prefixes are empty, and SentencePiece takes some microseconds for them, too
+        # most tags are empty texts, for which SentencePiece would take some microseconds
         return self._processor.encode(text) if text else []
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = -1) -> list[list[int]]:
@@ -139,9 +141,10 @@ class Tokenizer:
         pieces: list[str] = []
         for position, piece in enumerate(self.pieces(ids)):
             if position in words:
-                # in some models, pieces end with their space instead of beginning with it
-                follows_space = pieces[-1:] and pieces[-1].endswith("▁")
-                pieces.append(words[position] if follows_space else f"▁{words[position]}")
+                # in some models, a space is the end of a piece instead of its beginning
+                previous = pieces[-1] if pieces else ""
+                space = "" if previous.endswith("▁") else "▁"
+                pieces.append(space + words[position])
             elif ids[position] not in self._undecoded_ids:
                 pieces.append(piece)
         # SentencePiece does not decode the ▁ of a word that is not a piece
@@ -188,8 +191,10 @@ class Tokenizer:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The pieces of a model and their ids. Imported models have other ids than their SentencePiece
-    models."""
+    """The pieces of a model and their ids.
+
+    Imported models have other ids than their SentencePiece models.
+    """
 
     pieces: list[str]  # piece i has the id i; no two are equal
     pad_id: int
@@ -241,11 +246,11 @@ class MappedTokenizer(Tokenizer):
         removed_tags: Sequence[str] = (),
     ) -> None:
         super().__init__(model, removed_tags, vocabulary=vocabulary, prefix=prefix)
-        control_ids = {*self.control_ids, *self.unused_ids, *self.language_ids.values()}
-        control_ids.update(vocabulary.src_prefix, vocabulary.tgt_prefix)
-        self._undecoded_ids = control_ids - {self.unk_id}
+        symbol_ids = {*self.control_ids, *self.unused_ids, *self.language_ids.values()}
+        symbol_ids.update(vocabulary.src_prefix, vocabulary.tgt_prefix)
+        self._undecoded_ids = symbol_ids - {self.unk_id}
         self._ids_by_piece = {
-            piece: i for i, piece in enumerate(vocabulary.pieces) if i not in control_ids
+            piece: i for i, piece in enumerate(vocabulary.pieces) if i not in symbol_ids
         }
         model_vocabulary = _read_vocabulary(self._processor)
         model_pieces = model_vocabulary.pieces
@@ -270,11 +275,11 @@ class MappedTokenizer(Tokenizer):
     def encode(self, text: str) -> list[int]:
         """Encode one sentence, `prefix` first, without BOS and EOS.
 
-        An empty text has no ids. A text that consists of a language piece only has the piece's id.
+        An empty text has no ids. A text that is only a language piece has the id of this piece.
         """
-        language, _, text_after_language = text.partition(" ")
-        if language in self.language_ids:
-            return [self.language_ids[language], *self._encode_unprefixed(text_after_language)]
+        first_word, _, text_after_word = text.partition(" ")
+        if first_word in self.language_ids:
+            return [self.language_ids[first_word], *self._encode_unprefixed(text_after_word)]
         ids = self._encode_unprefixed(text)
         return [*self.prefix, *ids] if ids else []
 
@@ -288,7 +293,7 @@ class MappedTokenizer(Tokenizer):
         model_ids = self._processor.encode(text)
         if self._model_unk_id not in model_ids:
             return ids + [self._mapped_ids[i] for i in model_ids]
-        # the vocabulary may have pieces that are unknown to SentencePiece
+        # the SentencePiece model may lack pieces of the vocabulary
         pieces = self._processor.encode(text, out_type=str)
         return ids + [self._ids_by_piece.get(piece, self.unk_id) for piece in pieces]
 

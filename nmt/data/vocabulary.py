@@ -34,14 +34,14 @@ from nmt.errors import ConfigError, DataError, NmtError
 
 log = logging.getLogger(__name__)
 ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
-# ids of control symbols in models that are trained here; other models may have others
+# ids of control symbols in the models that this module trains; they may differ in other models
 PAD = 0
 UNK = 1
 BOS = 2
 EOS = 3
 _CONTROL_IDS: dict[str, Any] = {"pad_id": PAD, "unk_id": UNK, "bos_id": BOS, "eos_id": EOS}
 _MAX_SENTENCE_BYTES = 1 << 16
-# equal on all machines: the model stores this number, and unigram training depends on it
+# the same on all machines, since the model stores this number, and unigram training depends on it
 _NUM_THREADS = 16
 # error messages of SentencePiece
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\).*?value <= (\d+)")
@@ -77,7 +77,7 @@ def _train_with_suitable_size(
 ) -> Tokenizer:
     """Train a model. Without a `vocab_size`, choose one that suits the size of the text.
 
-    `read` is called again for a second attempt. Gowda and May (2020) find about 8,000 pieces to be
+    `read` is called once for each attempt. Gowda and May (2020) find that about 8,000 pieces are
     best for small corpora.
     """
     if config.type in WORD_TYPES:
@@ -139,7 +139,7 @@ def _open_model_folder(config: PreprocessConfig, folder: Path) -> Tokenizers:
     src_symbols, tgt_symbols = list_symbols(config)
     missing = set(src_symbols) - set(tokenizers.src.all_pieces())
     missing |= set(tgt_symbols) - set(tokenizers.tgt.all_pieces())
-    # one vocabulary may belong to two SentencePiece models, of which only one has the symbol
+    # an imported vocabulary may have a symbol that one of its two SentencePiece models lacks
     missing.update(missing_text_symbols(tokenizers.src, src_symbols))
     missing.update(missing_text_symbols(tokenizers.tgt, tgt_symbols))
     if missing and config.tokenizer.extend is None:
@@ -153,7 +153,7 @@ def _open_model_folder(config: PreprocessConfig, folder: Path) -> Tokenizers:
 def list_symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
     """Return the symbols of source and target.
 
-    These are the symbols in the settings, the spare ones, the separator of lines if pairs have a
+    These are the symbols in the settings, spare symbols, the separator of lines if pairs have a
     context, and the tags of the corpora.
     """
     src_symbols = list(config.tokenizer.symbols)
@@ -187,7 +187,7 @@ def train_tokenizer(
         nonlocal num_sentences, num_too_long
         for sentence in sentences:
             num_sentences += 1
-            # a character has at most 4 bytes; most sentences need not be encoded to count them
+            # most sentences need not be encoded, since a character has at most 4 bytes
             may_be_too_long = len(sentence) * 4 > _MAX_SENTENCE_BYTES
             if may_be_too_long and len(sentence.encode("utf-8")) > _MAX_SENTENCE_BYTES:
                 num_too_long += 1
@@ -306,17 +306,15 @@ def pad_vocabulary(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
 def missing_text_symbols(tokenizer: Tokenizer, symbols: Sequence[str]) -> list[str]:
     """Return the symbols that the SentencePiece model of a tokenizer lacks.
 
-    In an imported model, only the vocabulary has the language pieces of M2M100 and NLLB, and the
-    tags of OPUS-MT; see `MappedTokenizer`.
+    Leaves out the language pieces of M2M100 and NLLB, and the tags of OPUS-MT. Imported models have
+    these in their vocabulary only, see `MappedTokenizer`.
     """
-    is_imported = tokenizer.vocabulary is not None
     pieces = {piece.piece for piece in read_proto(tokenizer.model).pieces}
-    missing = []
-    for symbol in dict.fromkeys(symbols):
-        is_language = bool(tokenizer.language_ids) and LANGUAGE.fullmatch(symbol) is not None
-        is_prefix = is_imported and (is_language or _TAG.fullmatch(symbol) is not None)
-        if symbol not in pieces and not is_prefix:
-            missing.append(symbol)
+    missing = [symbol for symbol in dict.fromkeys(symbols) if symbol not in pieces]
+    if tokenizer.vocabulary is not None:
+        missing = [symbol for symbol in missing if not _TAG.fullmatch(symbol)]
+    if tokenizer.language_ids:
+        missing = [symbol for symbol in missing if not LANGUAGE.fullmatch(symbol)]
     return missing
 
 
@@ -326,7 +324,7 @@ def append_symbols(model: bytes, symbols: Sequence[str]) -> bytes:
 
 
 def serialize_piece(name: str, piece_type: int, score: float = 0.0) -> bytes:
-    """Return the bytes of one piece; appended to a serialized model, they add the piece.
+    """Return the bytes of one piece. Appending them to the bytes of a model adds the piece.
 
     Protobuf merges messages whose bytes are concatenated: lists grow, other values are replaced.
     """

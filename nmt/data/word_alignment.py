@@ -29,7 +29,7 @@ Pairs = Sequence[tuple[Ids, Ids]] | ParallelData
 
 
 class Links(NamedTuple):
-    """The links of pairs. The links of a target token are consecutive."""
+    """All possible links of pairs. The links of a target token are consecutive."""
 
     src: Array  # (N,), source ids; each target token is also linked to the null id
     tgt: Array  # (N,), target ids
@@ -58,7 +58,7 @@ def draw_pairs(pairs: Pairs) -> list[tuple[Ids, Ids]]:
 
 
 def make_links(pairs: Iterable[tuple[Ids, Ids]], null_id: int) -> Links:
-    """Return the links of `pairs`; `null_id` is added to each source."""
+    """Return all possible links of `pairs`. Each source gets an additional token, `null_id`."""
     src = []
     tgt = []
     src_lengths = []
@@ -105,7 +105,8 @@ class WordAligner:
         links = make_links(reversed_pairs, null_id=tgt_vocab_size)
         backward = estimate_translations(links, tgt_vocab_size + 1, src_vocab_size)
         self._num_tgt = tgt_vocab_size
-        # both directions have the same U pairs of ids, apart from the null id, which comes last
+        # Without the null id, which comes last, both directions have the same U pairs of ids. They
+        # are sorted by source here and by target in `backward`.
         num_keys = int(np.searchsorted(forward.src, src_vocab_size))
         self._keys = (forward.src * tgt_vocab_size + forward.tgt)[:num_keys]  # (U,), ascending
         self._tgt_probs = forward.probs[:num_keys]  # (U,), p(target id | source id)
@@ -117,19 +118,18 @@ class WordAligner:
         self._null_src_probs[backward.tgt[num_keys:]] = backward.probs[num_keys:]
 
     def align(self, pairs: Sequence[tuple[Ids, Ids]], *, has_joint_ids: bool) -> Array:
-        """Return the links (L, 3) of pairs: the pair, target position and source position.
+        """Return the best links of pairs, (L, 3): pair, target position and source position.
 
-        A link is the best for both of its tokens, so that each token has at most one.
+        A link must be the best one for both of its tokens, so that each token has at most one link.
         With `has_joint_ids`, equal ids on both sides are the same text. The links of a pair do not
         depend on the other pairs.
         """
-        # padding has the id -1: lookups read the last entry, which `prior` multiplies by 0
+        # padding has the id -1, for which lookups return their last entry: `prior` is 0 there
         src, src_fractions = _pad([src_ids for src_ids, _ in pairs])  # (B, S) each
         tgt, tgt_fractions = _pad([tgt_ids for _, tgt_ids in pairs])  # (B, T) each
         is_pair = (src >= 0)[:, :, None] & (tgt >= 0)[:, None, :]  # (B, S, T), False for padding
         keys = src[:, :, None] * self._num_tgt + tgt[:, None, :]  # (B, S, T)
-        pair_keys = keys[is_pair]  # (P,)
-        # most of the time, so padding is left out
+        pair_keys = keys[is_pair]  # (P,), without padding, since searching takes most of the time
         key_indices = np.searchsorted(self._keys, pair_keys).clip(max=len(self._keys) - 1)
         is_known = self._keys[key_indices] == pair_keys
         tgt_probs = np.zeros(keys.shape)
@@ -152,10 +152,10 @@ class WordAligner:
 def link_words(
     src_pieces: Sequence[str], tgt_pieces: Sequence[str], positions: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return the links of aligned pieces as links of words: source word and target word, from 0.
+    """Convert links of pieces to links of words: (source word, target word), counted from 0.
 
-    A word begins at a piece with a space. `positions` has a source position for each target piece.
-    The position after the last source piece is EOS, and gives no link.
+    A word begins at a piece with a space. `positions` has the linked source position of each target
+    piece. The position after the last source piece is EOS, and gives no link.
     """
     src_words = number_words(src_pieces)
     tgt_words = number_words(tgt_pieces)
@@ -186,12 +186,13 @@ def _pad(rows: Sequence[Ids]) -> tuple[Array, Array]:
 
 
 def _mark_best(probs: Array, prior: Array, null_probs: Array, *, axis: int) -> Array:
-    """Mark the best position along `axis` for each token of the other side, or none if the null id
-    is better.
+    """Mark the best position along `axis` for each token of the other side.
 
-    Shapes: (B, S, T); `null_probs` has size 1 along `axis`.
+    Marks no position if the null id is better. All shapes are (B, S, T), but `null_probs` has size
+    1 along `axis`.
     """
-    # not `sum`, whose order of additions, and so its rounding, depends on the padding
+    # `cumsum` adds in order. `sum` would add in an order that depends on the padding, and so would
+    # its rounding.
     totals = np.take(np.cumsum(prior, axis), [-1], axis)
     totals[totals == 0] = 1.0  # rows of padding
     scores = probs * prior * ((1 - _NULL_PROB) / totals)

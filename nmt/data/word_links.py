@@ -1,7 +1,7 @@
-"""Word alignments that come with the text, and their links of pieces.
+"""Word alignments that come with the text, and their conversion to links of pieces.
 
-A link joins a word of the source and a word of the target. Words are separated by spaces and
-counted from 0; in a data folder, the words of a language tag count too. In any segmentation, a word
+A link joins a word of the source and a word of the target. Words are separated by spaces, and
+counted from 0. In a data folder, a language tag counts as a word. In any segmentation, a word
 begins at a piece with a space.
 """
 
@@ -33,9 +33,9 @@ def parse_links(line: str) -> Array:
 def link_pieces(links: Array, src_starts: Array, tgt_starts: Array) -> Array:
     """Return the links (K, 2) of pieces: target position and source position.
 
-    If two words are linked, each piece of the target word is linked to one piece of the source
-    word: to the piece at the same relative position in its word, rounded down. Raises `DataError`
-    for a word that the pair does not have.
+    If two words are linked, each piece of the target word is linked to the piece of the source word
+    at the same relative position, rounded down. Raises `DataError` for a word that the pair does
+    not have.
 
     Args:
         links: source and target words (L, 2).

@@ -1,9 +1,10 @@
 """Make SentencePiece models whose pieces are whole words, as in the Annotated Transformer.
 
 SentencePiece's word models only split at spaces. So the normalization rules in the model put spaces
-around punctuation, and a mark on each side without a space in the text: "Hi, you!" becomes
-"Hi ￭, you ￭!￭". The denormalization rules remove the marks and their spaces. Since both are part of
-the model file, every program that reads SentencePiece models splits and joins text alike.
+around punctuation. They also put a joiner on each side of a mark that has no space in the text:
+"Hi, you!" becomes "Hi ￭, you ￭!￭". The denormalization rules remove the joiners and their spaces.
+All rules are part of the model file, so every program that reads SentencePiece models splits and
+joins text alike.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 _ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
 _JOINER = "￭"  # OpenNMT's Tokenizer has the same joiner
 _SPACE = "▁"  # SentencePiece's mark of a space
-_SAME_SPACE = "\x01"  # a space in rules that change nothing, which SentencePiece's trainer refuses
+_SAME_SPACE = "\x01"  # a space in rules that change nothing: SentencePiece's trainer refuses them
 _SPACES = ("", " ", "\u00a0", "\u202f")  # beside punctuation; the last two do not break lines
 _FIRST_RARE_SYMBOL = "\u2190"  # arrows, mathematical symbols and emoji are parts of words
 _NUM_CHARACTERS = 0x10000  # the rules concern the basic plane of Unicode
@@ -123,7 +124,7 @@ def _is_punctuation(char: str) -> bool:
 
 
 def _split_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str, str]:
-    """Return normalization rules that put spaces around punctuation and mark the sides without one.
+    """Return normalization rules that put spaces and joiners around punctuation.
 
     SentencePiece applies the longest rule that matches, so a rule is needed for each space that may
     precede or follow a mark.
@@ -147,8 +148,9 @@ def _split_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str
 def _join_rules(punctuation: Sequence[str], symbols: Sequence[str]) -> dict[str, str]:
     """Return denormalization rules that invert `_split_rules`.
 
-    A rule of `_split_rules` that matches a space hides it from the next mark, which gets a joiner
-    in spite of the space. So between two marks, only the first one tells whether there is a space.
+    A rule of `_split_rules` that matches the space after a mark hides it from the next mark, which
+    gets a joiner in spite of the space. So between two marks, only the joiner of the first mark
+    tells whether there is a space.
     """
     rules = {f"{char} {_JOINER}": f"{char} " for char in punctuation}
     for symbol in symbols:  # a symbol may end with punctuation
