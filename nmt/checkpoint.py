@@ -200,8 +200,8 @@ def build_model(
 ) -> FastTransformer:
     """Build the accelerated Transformer of `info` with `weights`.
 
-    Raises `ModelError` if the names or shapes of the weights do not match. If `weights` is None,
-    the parameters stay uninitialized and take no physical memory until they are written.
+    Raises `ModelError` if the names or shapes of the weights do not match. With None, the
+    parameters are uninitialized, and take no physical memory until a value is written to them.
     """
     with _SkipInitialization():
         model = Transformer(info.model, info.vocab_size, src_vocab_size=info.src_vocab_size)

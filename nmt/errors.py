@@ -69,7 +69,7 @@ ONE_LINE_ERRORS = (NmtError, RankError, StoppedError)
 def escape_controls(text: str) -> str:
     """Replace control characters, except tabs and line feeds, by escapes such as \\x1b.
 
-    Otherwise, a text of the user's data could control the terminal or forge lines of a log.
+    Unescaped, a text of the user's data could control the terminal or forge lines of a log.
     """
     return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)  # `ascii` adds quotes
 
@@ -78,8 +78,7 @@ def suggest_names(name: str, valid: Iterable[str], otherwise: str = "") -> str:
     """Return the end of an error message about an unknown name: "did you mean ...?"
 
     Proposes up to three of the `valid` names: the most similar one, and others that are nearly as
-    similar. If none is similar, returns `otherwise`, or the list of all valid names if that is
-    empty.
+    similar. If no name is similar, returns `otherwise`. If that is empty, lists all valid names.
     """
     options = sorted(valid)
     # the name may lack its group, such as warmup_steps for optimizer.warmup_steps

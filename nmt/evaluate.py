@@ -31,7 +31,7 @@ from nmt.errors import ConfigError, DataError, suggest_names
 log = logging.getLogger(__name__)
 
 MAX_TOKENIZED_LINES = 100
-"""If more lines end in " .", the text counts as tokenized; sacreBLEU has the same limit."""
+"""A text counts as tokenized if more lines than this end in " .", as in sacreBLEU."""
 NUM_INTERVAL_SAMPLES = 1000
 """Number of bootstrap resamples for the intervals that sacreBLEU does not compute itself."""
 
@@ -40,8 +40,8 @@ _TABULATE_OPTIONS: dict[str, Any] = {"tablefmt": "plain", "disable_numparse": Tr
 Lines = Sequence[str]
 _Counts = npt.NDArray[np.float64]
 _SPACE_TOKENIZERS = ("13a", "intl", "none")  # BLEU tokenizers that split words only at spaces
-# the settings to use for scripts without spaces between words, by a pattern of their characters;
-# Japanese comes first, since its texts also contain Han characters
+# Settings for scripts without spaces between words. The keys are patterns of characters. Japanese
+# comes first, since its texts also contain Han characters.
 _UNSPACED_SCRIPTS = {
     r"[\p{Hiragana}\p{Katakana}]": "tgt_lang=ja (pip install nmt[ja])",
     r"\p{Han}": "tgt_lang=zh",
@@ -128,7 +128,7 @@ def build_bleu_metric(tokenize: str, *, lowercase: bool = False) -> BLEU:
 
 
 def warn_about_script(lines: Lines, tokenize: str) -> None:
-    """Log a warning if many letters are in a script without spaces, which BLEU would not split."""
+    """Log a warning if BLEU would not split a text into words, as its script has no spaces."""
     if tokenize not in _SPACE_TOKENIZERS:
         return
     text = "".join(lines[:_NUM_CHECKED_LINES])
@@ -188,12 +188,12 @@ def compare(
 ) -> list[Comparison]:
     """Test with sacreBLEU's PairedTest whether a system differs from a baseline.
 
-    Intervals come from bootstrap resampling, also with approximate randomization. For nearly
-    identical systems, sacreBLEU 2.6 returns too small a p-value: it counts trials that exceed the
-    observed difference, but not trials that equal it. This function therefore returns at least
-    2^(1-k) if k lines have different counts, because at least two of the 2^k ways to swap these
-    lines give exactly the observed difference. With 1000 samples, the bound has no effect for
-    k > 10.
+    Intervals come from bootstrap resampling, also with approximate randomization.
+
+    sacreBLEU 2.6 does not count trials whose difference equals the observed one. For nearly
+    identical systems, its p-value is therefore too small. This function returns at least 2^(1-k)
+    if the counts of k lines differ: at least two of the 2^k ways to swap these lines give exactly
+    the observed difference. With 1000 samples, the bound has no effect for k > 10.
     """
     check_lines({"hypotheses": hypotheses, "baseline": baseline}, references, force=force)
     built = _build_metrics(metrics, tokenize, lowercase, command_metric)
@@ -252,11 +252,16 @@ def _build_paired_test(
 
 
 def _line_counts(metric: SacreMetric, lines: Lines, references: Sequence[Lines]) -> _Counts:
-    """Return the statistics of each line, (lines, counts). Their sum determines the score.
+    """Return the statistics of each line, (lines, counts). Their sum over lines gives the score.
 
-    sacreBLEU has no public function for them, but every metric has this private method.
+    Calls a private method of sacreBLEU's metrics, since there is no public one.
     """
     return np.asarray(metric._extract_corpus_statistics(lines, references), dtype=np.float64)
+
+
+def _score_counts(metric: SacreMetric, counts: _Counts) -> float:
+    """Return the score of lines with these statistics, (lines, counts)."""
+    return float(metric._compute_score_from_stats(counts.sum(axis=0).tolist()).score)
 
 
 class CandidateCounts:
@@ -282,21 +287,21 @@ class CandidateCounts:
         self.name = metric.value
         self._metric = _build_metric(metric, tokenize, lowercase)
         self._sign = -1 if metric is Metric.ter else 1
-        lines: list[str] = []
-        self._first_rows = np.empty(len(candidates), dtype=np.int64)  # rows of first candidates
-        line_numbers: list[int] = []
-        for i, texts in enumerate(candidates):
-            self._first_rows[i] = len(lines)
-            lines += texts
-            line_numbers += [i] * len(texts)
+        # `_counts` has a row for each candidate of the first line, then of the second line, ...
+        hypotheses: list[str] = []
+        self._first_rows = np.empty(len(candidates), dtype=np.int64)  # row of each first candidate
+        line_numbers: list[int] = []  # the line of each row
+        for i, line_candidates in enumerate(candidates):
+            self._first_rows[i] = len(hypotheses)
+            hypotheses += line_candidates
+            line_numbers += [i] * len(line_candidates)
         repeated = [[reference[i] for i in line_numbers] for reference in references]
-        self._counts = _line_counts(self._metric, lines, repeated)  # (all candidates, counts)
+        self._counts = _line_counts(self._metric, hypotheses, repeated)  # (rows, counts)
 
     def score(self, choice: npt.NDArray[np.int64]) -> float:
-        """Return the score of the candidates with these indices (lines,): higher is better."""
-        counts = self._counts[self._first_rows + choice].sum(axis=0)
-        score = self._metric._compute_score_from_stats(counts.tolist()).score
-        return self._sign * float(score)
+        """Return the score of a candidate for each line, by index (lines,); higher is better."""
+        rows = self._first_rows + choice
+        return self._sign * _score_counts(self._metric, self._counts[rows])
 
 
 def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> str:
@@ -335,7 +340,7 @@ def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) ->
 
 
 def _num_digits(name: str) -> int:
-    """Return the decimals to print: more for other programs' metrics, which may be from 0 to 1."""
+    """Return the number of decimals: more for scores of a command, which may be from 0 to 1."""
     return 4 if name.endswith(COMMAND_SCORE) else 2
 
 
@@ -431,15 +436,13 @@ def _difference_interval(
     Computes percentiles over paired bootstrap resamples, since the intervals of the two scores do
     not determine the interval of their difference.
     """
-
-    def score(counts: _Counts) -> float:
-        return float(metric._compute_score_from_stats(counts.sum(axis=0).tolist()).score)
-
     rng = np.random.default_rng(seed)
     num_lines = len(system)
     differences = []
     for _ in range(NUM_INTERVAL_SAMPLES):
         lines = rng.integers(num_lines, size=num_lines)  # both systems get the same lines
-        differences.append(score(system[lines]) - score(baseline[lines]))
+        system_score = _score_counts(metric, system[lines])
+        baseline_score = _score_counts(metric, baseline[lines])
+        differences.append(system_score - baseline_score)
     low, high = np.percentile(differences, [2.5, 97.5])
     return float(low), float(high)

@@ -45,8 +45,8 @@ class Origin:
     def find(cls, folder: Path, info: ModelInfo) -> Origin:
         """Read the files of the run that contains the model folder, and of its data folder.
 
-        A run has its models in `RUN/average` and `RUN/checkpoints/NAME`. After a file that is
-        missing or damaged, the facts of the remaining files stay unknown.
+        A run has its models in `RUN/average` and `RUN/checkpoints/NAME`. Stops at the first file
+        that is missing or damaged; the remaining facts stay unknown.
         """
         origin = cls()
         run_dir = folder.parent
@@ -189,8 +189,8 @@ def _describe_training(info: ModelInfo, origin: Origin) -> str:
 def _sum_training(records: list[dict[str, Any]]) -> tuple[float, float]:
     """Return the number of tokens and the seconds of training, without validation.
 
-    A record has the total FLOPs of the run, but its rates are means since the previous record. The
-    seconds between two records are the new FLOPs, divided by the FLOPs per second.
+    A record has the total FLOPs of the run, and rates since the previous record. The seconds
+    between two records are their difference in FLOPs, divided by the FLOPs per second.
     """
     num_tokens = 0.0
     seconds = 0.0

@@ -151,7 +151,7 @@ def _connect(scheduler: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Dask warns if versions of packages differ
-            # check the address, since closing a client that has an invalid one would hang
+            # raises for an invalid address, with which closing the client would hang
             distributed.comm.get_address_host(scheduler)
             client = distributed.Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:

@@ -1,8 +1,8 @@
 """Measure how many CPU cores other processes leave idle, from Linux's /proc/stat.
 
 OpenMP threads spin while they wait for each other. If another process occupies the core of one
-thread, all others spin in vain: on two cores, one busy process makes training with two threads
-three times slower, but leaves training with one thread at full speed.
+thread, all other threads wait for this thread. On two cores, one busy process makes training with
+two threads three times slower, but does not slow down training with one thread.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ def choose_num_threads(max_threads: int) -> int:
     if max_threads == 1 or any(name.startswith(_OPENMP_PREFIXES) for name in os.environ):
         return max_threads
     try:
-        start_seconds = time.monotonic()
+        start_time = time.monotonic()
         start_idle_seconds = read_idle_seconds()
         time.sleep(_SAMPLE_SECONDS)
         idle_seconds = read_idle_seconds() - start_idle_seconds
-    except (AttributeError, OSError):  # no affinity, or no /proc
+    except (AttributeError, OSError):  # not Linux: no affinity, or no /proc
         return max_threads
-    num_idle = round(idle_seconds / (time.monotonic() - start_seconds))
+    elapsed_seconds = time.monotonic() - start_time
+    num_idle = round(idle_seconds / elapsed_seconds)
     return max(1, min(max_threads, num_idle))
 
 

@@ -1,6 +1,4 @@
-"""The ranks of distributed training and their communication, and the device, dtype and threads of
-a process.
-"""
+"""The ranks of distributed training, and the device, dtype, threads and memory of a process."""
 
 from __future__ import annotations
 
@@ -25,8 +23,14 @@ from nmt.runtime.cores import choose_num_threads
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+# parameters of glibc's `mallopt`, as its malloc.h numbers them
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+_MAX_MMAP_THRESHOLD = 32 << 20  # the largest value that glibc accepts
+_KEPT_BYTES = 512 << 20
 
-# A forked process has none of its parent's OpenMP threads, and would wait for them forever
+# a forked process would wait forever for the OpenMP threads of its parent, which it does not have
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
@@ -71,9 +75,9 @@ def is_launched() -> bool:
 
 
 def choose_num_processes(devices: int, device: str) -> int:
-    """Return the number of processes to start on this machine for two settings of nmt-train.
+    """Return the number of processes to start on this machine for the settings of nmt-train.
 
-    0 `devices` means one process per GPU, or one on a CPU. Raises `ConfigError` for several
+    `devices` of 0 means one process per GPU, or one on a CPU. Raises `ConfigError` for several
     processes on a single GPU such as cuda:1, and `DeviceError` for too few GPUs.
     """
     device_type, _, index = device.partition(":")
@@ -112,7 +116,7 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         yield
         return
     try:
-        # gloo sends tensors on the CPU, and NCCL tensors on the GPU
+        # gloo is for tensors on the CPU, and NCCL for tensors on the GPU
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
         yield
@@ -225,8 +229,8 @@ def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
 def set_num_threads(num_threads: int) -> None:
     """Let torch use `num_threads` CPU threads; 0 means one per idle core.
 
-    0 only lowers the number that torch uses by default. A rank that a launcher started keeps its
-    number, since the launcher divides the cores among the ranks.
+    0 never raises the number that torch uses by default. It changes nothing in a rank that a
+    launcher started, since the launcher divides the cores among the ranks.
     """
     if num_threads:
         torch.set_num_threads(num_threads)
@@ -245,25 +249,19 @@ def set_num_threads(num_threads: int) -> None:
 def keep_freed_memory() -> None:
     """Let glibc keep up to 512 MiB of freed memory, for the next step of a search.
 
-    It keeps only blocks up to M_MMAP_THRESHOLD; larger ones go back to the system when freed.
+    Blocks of more than 32 MiB still go back to the system when they are freed.
     """
-    m_trim_threshold = -1
-    m_mmap_threshold = -3
-    _set_malloc_option(m_mmap_threshold, 32 << 20)  # the largest value that glibc accepts
-    _set_malloc_option(m_trim_threshold, 512 << 20)
+    _set_malloc_option(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
+    _set_malloc_option(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def limit_malloc_arenas(num_arenas: int) -> None:
     """Let glibc use at most `num_arenas` memory pools, since each of them keeps freed memory."""
-    m_arena_max = -8
-    _set_malloc_option(m_arena_max, num_arenas)
+    _set_malloc_option(_M_ARENA_MAX, num_arenas)
 
 
 def _set_malloc_option(option: int, value: int) -> None:
-    """Set a parameter of malloc, whose number glibc's malloc.h defines.
-
-    Does nothing with other C libraries.
-    """
+    """Set a parameter of glibc's malloc. Does nothing with other C libraries."""
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:

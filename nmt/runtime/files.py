@@ -63,8 +63,8 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
     """Yield an empty folder. It gets a manifest and replaces `folder` unless the block raises.
 
     `marker` names a JSON file with the key `format_version`, which every folder of this kind
-    contains. Raises the errors of `check_replaceable`, and `NmtError` for any `OSError` of the
-    block, so read other files before it.
+    contains. Raises the errors of `check_replaceable`. Any `OSError` of the block becomes an
+    `NmtError` about `folder`, so read other files before the block.
     """
     folder = folder.resolve()  # replace the folder that a link points to, not the link
     check_replaceable(folder, marker)
@@ -94,7 +94,7 @@ def removing_empty_parents(path: Path) -> Iterator[None]:
 def publish_folder(new_folder: Path, folder: Path) -> None:
     """Write the manifest of `new_folder`, sync it to disk, and replace `folder` with it.
 
-    `replace_folder` fills and publishes a folder in one `with` block; call this function for a
+    `replace_folder` calls this function at the end of its `with` block. Call it directly for a
     folder that several commands fill. If the process is killed, `folder` has its old or its new
     content. On systems that cannot exchange two folders in one step, `folder` may be missing;
     `remove_abandoned` then restores it.
@@ -194,7 +194,7 @@ def remove_abandoned(path: Path) -> None:
 
 
 def _remove_or_restore(leftover: Path) -> None:
-    """Rename an old version back if it was not replaced yet; remove any other leftover."""
+    """Rename an old version back if nothing has replaced it yet; remove any other leftover."""
     # the name is .NAME.HOST.PID.SUFFIX, and NAME may have dots
     original_name = leftover.name.removeprefix(".").rsplit(".", maxsplit=3)[0]
     original = leftover.with_name(original_name)

@@ -53,19 +53,20 @@ def set_verify(verify_files: bool) -> None:
 def verify_checksums(folder: Path, *names: str) -> None:
     """Compare the files `names` of `folder` with its manifest; without names, all listed files.
 
-    Raises `DamagedError` for the first file that differs. A missing file is an error only without
-    `names`; files that the manifest does not list are not checked.
+    Raises `DamagedError` for the first file that differs. Files that the manifest does not list are
+    not checked. A missing file is an error only without `names`: callers that name files report
+    missing files themselves.
     """
     if not _is_verifying:
         return
     entries = read_entries(folder)
     for name in names or entries:
         path = folder / name
-        if path.exists():
-            if name in entries and not _is_intact(path, entries[name]):
-                raise _damaged_file_error(path)
-        elif not names:  # callers that name files report missing ones themselves
+        is_missing = not path.exists()
+        if is_missing and not names:
             raise DamagedError(f"{path} is missing; copy or make the folder again")
+        if not is_missing and name in entries and not _is_intact(path, entries[name]):
+            raise _damaged_file_error(path)
 
 
 def compute_checksums(folder: Path, names: Iterable[str]) -> list[str]:
@@ -107,7 +108,7 @@ def read_run_config(run_dir: Path) -> dict[str, Any]:
 def read_entries(folder: Path) -> dict[str, Any]:
     """Return the size and checksum of each listed file, by its path; {} without a manifest.
 
-    Raises `DamagedError` if the manifest does not have the bytes that `render_manifest` wrote.
+    Raises `DamagedError` if the manifest has other bytes than `render_manifest` wrote.
     """
     path = folder / MANIFEST
     try:

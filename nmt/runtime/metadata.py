@@ -61,9 +61,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class _LoaderWithoutAliases(yaml.SafeLoader):  # type: ignore[misc]
-    """Refuses aliases (`*name`), since nested ones can expand to more values than memory holds.
+    """Refuses aliases (`*name`), since nested aliases can expand to more values than memory holds.
 
-    Refuses deep nesting, too, since the time to parse it grows with the square of the depth.
+    Also refuses deep nesting, since the time to parse it grows with the square of the depth.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -108,9 +108,9 @@ def pop_version(content: dict[str, Any], path: Path, newest: int) -> int:
 def to_dataclass(cls: type[T], content: object, path: Path, key: str = "") -> T:
     """Convert parsed JSON to an instance of the dataclass `cls`.
 
-    Errors name the file `path`, and the `key` at which it has the content. Every key must be a
-    field, and every value must have the type of its field. Numbers must be finite, and integers
-    below 2^63. Raises `DamagedError`, also for a `ConfigError` of the class.
+    Every key must be a field, and every value must have the type of its field. Numbers must be
+    finite, and integers below 2^63. Otherwise, or if the class raises a `ConfigError`, raises a
+    `DamagedError`. It names the file `path`, and the `key` at which the file has the content.
     """
     try:
         instance: T = _convert(cls, content, key)

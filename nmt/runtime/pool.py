@@ -37,8 +37,9 @@ def count_workers(num_threads: int) -> int:
 
 
 class Workers(contextlib.AbstractContextManager["Workers[Item, Result]"], Generic[Item, Result]):
-    """Applies a function to items in one or more workers. Leaving its context ends all workers,
-    including busy ones.
+    """Applies a function to items in one or more workers.
+
+    Leaving the `with` block of an instance ends all workers, including busy ones.
     """
 
     @abstractmethod
@@ -62,7 +63,7 @@ class CurrentProcess(Workers[Item, Result]):
         self._function_factory = function_factory
 
     def __exit__(self, *exc_info: object) -> None:
-        """End no worker."""
+        """Do nothing, since this process is the only worker."""
 
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Yield each item with its result; see `Workers.map`."""
@@ -120,8 +121,9 @@ class Processes(Workers[Item, Result]):
             with _delayed_interrupts():  # `submit` may start a process
                 return self._executor.submit(_apply_function, item)
         except ValueError as error:
-            # A pool that has lost a worker closes its pipes. If a process is being started, one of
-            # its new pipes may reuse a closed file descriptor, which is then passed to it twice.
+            # A pool that has lost a worker closes its pipes. If a process is just being started, a
+            # new pipe may get the file descriptor of a closed pipe. Passing both to the process
+            # then raises a ValueError.
             raise BrokenProcessPool from error
         except OSError as error:
             if error.errno is None:  # the pipe is closed, since the pool has lost a worker

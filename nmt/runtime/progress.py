@@ -124,7 +124,7 @@ class Progress(AbstractContextManager["Progress"]):
         )
 
     def _log_line(self, count: str, remaining: str = "") -> None:
-        """Log a line with the count, the speed, the details and the remaining time."""
+        """Log a line with the count, the speed, the metrics and the remaining time."""
         speed = (self.done - self._initially_done) / self._elapsed_seconds()
         fields = [count, f"{speed:,.1f} {self._unit}/s", self._describe_metrics(), remaining]
         log.info("%s: %s", self._name, ", ".join(field for field in fields if field))

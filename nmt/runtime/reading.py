@@ -17,6 +17,7 @@ from typing import IO, BinaryIO
 from nmt.errors import DamagedError
 
 _ZIP_END_BYTES = 22  # size of the record at the end of a zip file, without its comment
+_MAX_ZIP_COMMENT_BYTES = 1 << 16
 _ZIP64_END_BYTES = 76  # size of the additional end records of a large zip file
 _BYTES_PER_ZIP_MEMBER = 256  # maximum size of an entry in the directory of a zip file
 MAX_BYTES = 1 << 28  # maximum size of a file that is read whole; 100,000 shards are listed in 20 MB
@@ -78,12 +79,12 @@ def list_zip_members(file: IO[bytes], *, max_members: int) -> list[zipfile.ZipIn
 
     First checks the size of the zip directory, since parsing a large directory takes long.
     """
-    tail_bytes = (1 << 16) + _ZIP_END_BYTES + _ZIP64_END_BYTES
-    file.seek(max(0, file.seek(0, os.SEEK_END) - tail_bytes))
+    tail_bytes = _MAX_ZIP_COMMENT_BYTES + _ZIP_END_BYTES + _ZIP64_END_BYTES
+    file_bytes = file.seek(0, os.SEEK_END)
+    file.seek(max(0, file_bytes - tail_bytes))
     tail = file.read()
     directory_bytes = 0
-    # signature of the end record and of the ZIP64 end record, and where they state the size of the
-    # directory
+    # the end record and the ZIP64 end record: signature, and bounds of the size of the directory
     for signature, start, end in ((b"PK\5\6", 12, 16), (b"PK\6\6", 40, 48)):
         position = tail.rfind(signature)
         if position >= 0:

@@ -1,7 +1,7 @@
 """Read files that `torch.save` wrote, which may be damaged or hostile.
 
-torch never runs code of such a file. Its pickles are checked before torch interprets them, since a
-small pickle can take more time and memory than any model needs.
+torch never runs code of such a file. But a small pickle can take more time and memory than any
+model needs, so pickles are checked before torch interprets them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _OPCODES_WITH_CLASS = ("GLOBAL", "STACK_GLOBAL", "INST")
 def load_torch_file(path: Path, *, use_mmap: bool = False) -> dict[str, Any]:
     """Read a dictionary of tensors, primitives and `argparse.Namespace` objects.
 
-    `use_mmap` maps tensors to memory instead of reading them. Raises `FileNotFoundError`,
-    `pickle.UnpicklingError` if the file has objects of other classes, and `ValueError` or
-    `DamagedError` with the reason if it cannot be read.
+    `use_mmap` maps tensors to memory instead of reading them. Raises `FileNotFoundError` for a
+    missing file, `pickle.UnpicklingError` for objects of other classes, and `ValueError` or
+    `DamagedError` for a file that cannot be read.
     """
     with open_regular(path) as file:
         try:
