@@ -103,7 +103,7 @@ _OTHER_KEYS = {
 
 def _map_keys_to_ours() -> dict[str, str]:
     """Return our key for each key of another toolkit."""
-    our_keys = {}
+    our_keys: dict[str, str] = {}
     for our_key, other_keys in _OTHER_KEYS.items():
         our_keys |= dict.fromkeys(other_keys.split(), our_key)
     return our_keys

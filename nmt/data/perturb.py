@@ -140,7 +140,7 @@ def _add_neighbor(text: str, position: int, rng: Random) -> str:
 
 def _draw_neighbor(letter: str, rng: Random) -> str:
     """Draw a letter from the neighboring keys; return `letter` itself if the keyboard lacks it."""
-    neighbors = []
+    neighbors: list[str] = []
     for row, keys in enumerate(_KEYBOARD):
         column = keys.find(letter.lower())
         if column < 0:

@@ -5,7 +5,7 @@ target token is for a source token, from all links of the training pairs.
 """
 
 # N links, U distinct links, M target tokens of all pairs, L best links
-# B pairs, S source tokens, T target tokens of a pair
+# B pairs, S source tokens, T target tokens of a pair; P possible links of all pairs
 
 from __future__ import annotations
 
