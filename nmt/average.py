@@ -47,7 +47,7 @@ def average(folders: list[Path], output: Path) -> None:
         f"The mean of {len(folders)} checkpoints. Translate with `nmt-translate model_dir=FOLDER`, "
         "where FOLDER is this folder."
     )
-    # the average has no folder yet, so the run is found by the folder of a checkpoint
+    # the folder of a checkpoint leads to the run; `output` does not exist yet
     card = render_card(folders[0].parent, newest_info, card_body)
 
     def write_card(folder: Path) -> None:

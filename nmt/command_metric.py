@@ -62,7 +62,7 @@ class CommandMetric(Metric):
     def _compute_score_from_stats(self, stats: Any) -> Score:
         return Score(COMMAND_SCORE, float(stats[0]) / float(stats[1]))
 
-    # sacreBLEU's `_extract_corpus_statistics` calls these methods for each line; ours does not
+    # abstract methods of `Metric`, which only its own `_extract_corpus_statistics` calls
 
     def _preprocess_segment(self, sent: str) -> str:
         raise AssertionError

@@ -93,7 +93,8 @@ def render_card(
     results = _list_results(folder, info, origin)
     if results:
         name = f"{info.src_lang}-{info.tgt_lang}"
-        metadata["metrics"] = sorted({result["metrics"][0]["type"] for result in results})
+        metric_types = {result["metrics"][0]["type"] for result in results}
+        metadata["metrics"] = sorted(metric_types)
         metadata["model-index"] = [{"name": name, "results": results}]
     front_matter = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
     sections = [body.strip("\n"), _describe_data(origin), _describe_training(info, origin)]

@@ -92,7 +92,8 @@ def describe_languages(data: DataConfig) -> dict[str, Any]:
     `src_lang` and `tgt_lang` join several languages, as in de+en. If any corpus has a tag,
     `directions` has the direction of each corpus.
     """
-    directions = {name: corpus_direction(data, name) for name in sorted(data.corpora) or [""]}
+    corpora = sorted(data.corpora) or [""]  # "" is `data.train`
+    directions = {name: corpus_direction(data, name) for name in corpora}
     src_langs = set()
     tgt_langs = set()
     for direction in directions.values():

@@ -85,8 +85,9 @@ class Mix:
 
     def __str__(self) -> str:
         if list(self.pairs_per_epoch) == [corpus.num_pairs for corpus in self.corpora]:
-            is_bidirectional = any(corpus.is_reversed for corpus in self.corpora)
-            return "every pair once" + (" in each direction" if is_bidirectional else "")
+            if any(corpus.is_reversed for corpus in self.corpora):
+                return "every pair once in each direction"
+            return "every pair once"
         terms = []
         for corpus, num_pairs in zip(self.corpora, self.pairs_per_epoch, strict=True):
             name = corpus.name or "train"

@@ -248,14 +248,14 @@ class WordSegmenter:
         """
         symbols = list(text)
         while True:
-            merges = {}  # keyed by i: the score of merging the symbols at i and i + 1
+            merge_scores = {}  # keyed by i: the score of merging the symbols at i and i + 1
             for i in range(len(symbols) - 1):
                 piece = symbols[i] + symbols[i + 1]
                 if piece in self.scores and rng.random() >= self.alpha:  # not skipped
-                    merges[i] = self.scores[piece]
-            if not merges:
+                    merge_scores[i] = self.scores[piece]
+            if not merge_scores:
                 break
-            best = max(merges, key=merges.__getitem__)  # the leftmost of equal scores
+            best = max(merge_scores, key=merge_scores.__getitem__)  # leftmost of equals
             symbols[best : best + 2] = [symbols[best] + symbols[best + 1]]
         return symbols if all(symbol in self.scores for symbol in symbols) else []
 

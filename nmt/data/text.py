@@ -342,6 +342,7 @@ def load_bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:
         for line in lines:
             source, target = line.split("\t")
             pairs.append((source, target))
+        # 10,000 pairs for training, 300 for validation, all others for test
         return {"train": pairs[:10_000], "valid": pairs[10_000:10_300], "test": pairs[10_300:]}
     # the first example of "The Annotated Transformer" (Rush, 2018): the target is the source
     rng = random.Random(seed)

@@ -64,7 +64,8 @@ def train_word_tokenizer(
             "smaller number"
         )
     if config.vocab_size is not None:
-        del words[max(config.vocab_size - len(model.pieces), 1) :]
+        max_words = max(config.vocab_size - len(model.pieces), 1)
+        del words[max_words:]
     for word in words:
         model.pieces.add(piece=_SPACE + word, score=0.0)
     model.trainer_spec.vocab_size = len(model.pieces)

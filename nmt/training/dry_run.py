@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 
 import torch
 
@@ -126,10 +126,14 @@ def _measure(run: Run, epoch_plan: EpochPlan) -> _DryRunResult:
 
 def first_batches(plan: UpdatePlan, lengths: Lengths) -> UpdatePlan:
     """Return a small part of `plan`: the first batch of each rank. `lengths` are (N, 2)."""
-    batches = plan.batches[:1]
-    num_src_tokens = gather(sum(int(lengths[rows, 0].sum()) for rows in batches))
-    num_tgt_tokens = gather(sum(int(lengths[rows, 1].sum()) for rows in batches))
-    return UpdatePlan(batches, num_tokens=sum(num_tgt_tokens), num_src_tokens=sum(num_src_tokens))
+    batches = plan.batches[:1]  # empty if this rank has no batch
+    num_src_tokens = sum(int(lengths[rows, 0].sum()) for rows in batches)
+    num_tgt_tokens = sum(int(lengths[rows, 1].sum()) for rows in batches)
+    return UpdatePlan(
+        batches,
+        num_tokens=sum(gather(num_tgt_tokens)),
+        num_src_tokens=sum(gather(num_src_tokens)),
+    )
 
 
 def _describe_memory(learner: Learner, peak_bytes: int) -> str:
@@ -205,7 +209,7 @@ def render_report(
     `peak_flops_per_second` is the result of `Learner.measure_peak_flops_per_second`.
     """
     plans = epoch_plan.pool_of(0)
-    rank_batches = [rows for plan in plans for rows in plan.batches]
+    rank_batches = list(chain.from_iterable(plan.batches for plan in plans))
     tgt_tokens_per_update = sum(plan.num_tokens for plan in plans) / len(plans)
     src_tokens_per_update = sum(plan.num_src_tokens for plan in plans) / len(plans)
     measured_tgt_tokens = sum(plan.num_tokens for plan in measurement.plans)

@@ -8,6 +8,7 @@ import gc
 import math
 import re
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 import numpy as np
 import torch
@@ -79,7 +80,8 @@ def try_largest_batches(
     `ConfigError` if memory is too small.
     """
     lengths = learner.batch_maker.lengths
-    costs = [batch_cost(lengths[rows]) for plan in plans for rows in plan.batches]
+    batches = chain.from_iterable(plan.batches for plan in plans)
+    costs = [batch_cost(lengths[rows]) for rows in batches]
     max_cost = int(_MAX_COST_RATIO * max(costs, default=0))
     peaks = []
     for sampler in samplers:

@@ -96,7 +96,7 @@ def check_fingerprint(folder: str, saved: dict[str, Any], current: dict[str, Any
     old = defaults | saved
     new = defaults | current
     changes = {}  # key: description of the change
-    for key in current | old:
+    for key in current | old:  # all keys
         if old.get(key) != new.get(key):
             changes[key] = f"{key} was {old.get(key)}, is {new.get(key)}"
     allowed_keys = settings_to_log(TrainConfig())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from itertools import chain
 
 import torch
 
@@ -75,7 +76,7 @@ def log_plan(run: Run, state: TrainerState) -> None:
             f"{state.epoch_position} of an epoch of {len(epoch_plan)}; remove it to resume another"
         )
     update_plans = epoch_plan.pool_of(state.epoch_position)
-    rank_batches = [rows for plan in update_plans for rows in plan.batches]
+    rank_batches = list(chain.from_iterable(plan.batches for plan in update_plans))
     update_tokens = sum(plan.num_tokens for plan in update_plans) / len(update_plans)
     batch_tokens = 1.0  # if this rank has no batch in these updates
     if rank_batches:

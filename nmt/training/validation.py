@@ -120,6 +120,7 @@ class Validation:
 
         Each rank translates some of the batches, and returns the translations of all.
         """
+        # indices of lines, short lines first
         line_order = sorted(range(len(text.sources)), key=lambda line: len(text.sources[line]))
         batch_starts = range(0, len(line_order), _BATCH_LINES)
         direction = text.direction
