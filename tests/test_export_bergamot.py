@@ -18,12 +18,21 @@ from exporting import exported, random_model, short_sentences, trained_model
 from folders import write_folder
 from importing import imported
 from marian_student import MarianStudent, quantize
+from serving import change_config
 from test_import_toolkits import write_marian
 from tiny import sentences, tokenizer_config
 from toy import write_data
 
 from nmt.checkpoint import load_info, load_model_tokenizers, load_weights, save_model
-from nmt.config import Activation, Decoder, ExportConfig, ExportFormat, Positions, Quantization
+from nmt.config import (
+    Activation,
+    Decoder,
+    ExportConfig,
+    ExportFormat,
+    Norm,
+    Positions,
+    Quantization,
+)
 from nmt.data.tokenizer import Tokenizer, TokenizerPair
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError, ModelError
@@ -113,6 +122,10 @@ def test_the_binary_file_has_the_tensors_of_the_npz(tmp_path: Path, tokenizer: T
             assert (output / file).read_bytes() == side.model
         assert len(set(config["vocabs"])) == 1 + (name == "separate")
         assert "shortlist" not in config
+        assert config["skip-cost"] is False  # beam search adds log-probabilities, not logits
+    change_config(folder, search={"beam_size": 1})
+    config = yaml.safe_load((exported(folder, BERGAMOT) / "config.yml").read_text())
+    assert config["skip-cost"] is True
 
 
 def test_the_shortlist_has_the_candidates_of_ctranslate2(
@@ -124,7 +137,7 @@ def test_the_shortlist_has_the_candidates_of_ctranslate2(
     data_dir = str(tmp_path / "data")
     output = exported(folder, BERGAMOT, shortlist_data=data_dir)
     [name, should_check] = yaml.safe_load((output / "config.yml").read_text())["shortlist"]
-    assert not should_check
+    assert should_check == 0
     lists = read_shortlist(output / name)
     vmap = exported(folder, ExportFormat.ctranslate2, shortlist_data=data_dir) / "vmap.txt"
     pieces = tokenizer.all_pieces()
@@ -188,6 +201,9 @@ def test_what_bergamot_has_no_form_for_is_refused_by_name(
     refusal = r"format=bergamot does not support model.decoder_d_ff=40 \(only null\); use .*=mar"
     with pytest.raises(ConfigError, match=refusal):
         exported(wide, BERGAMOT)
+    pre_norm = random_model(tmp_path / "pre-norm", tokenizer, norm=Norm.pre, **STUDENT)
+    with pytest.raises(ConfigError, match=r"not support model.norm=pre \(only post\); use .*=mar"):
+        exported(pre_norm, BERGAMOT)
     model_dir = imported(write_marian(tmp_path / "theirs", 1))
     with pytest.raises(ModelError, match="ids of the SentencePiece model, and this model has oth"):
         exported(model_dir, BERGAMOT)

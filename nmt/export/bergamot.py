@@ -85,14 +85,15 @@ def write_bergamot(
         "mini-batch-words": 1024,
         "workspace": 128,
         "max-length-factor": 2.0,
-        "skip-cost": True,
+        "skip-cost": info.search.beam_size == 1,  # scores are logits, which beam search cannot add
         "cpu-threads": 0,
         "quiet": True,
         "quiet-translation": True,
         "gemm-precision": "float32",
     }
     if config.shortlist_data is not None:
-        settings["shortlist"] = [name_shortlist(info), False]
+        # the second number says whether to check the file; marian-decoder would not parse `false`
+        settings["shortlist"] = [name_shortlist(info), 0]
     text = yaml.safe_dump(settings, sort_keys=False)
     (folder / "config.yml").write_text(text, encoding="utf-8", newline="\n")
 

@@ -30,6 +30,7 @@ from nmt.config import (
     ExportConfig,
     ExportFormat,
     ModelConfig,
+    Norm,
     NormLayer,
     Positions,
     resolve_path,
@@ -134,8 +135,9 @@ SUPPORTED: dict[ExportFormat, Support] = {
     ExportFormat.onnx: _ONNX_SUPPORT,
     ExportFormat.marian: _MARIAN_SUPPORT,
     ExportFormat.web: _ONNX_SUPPORT,
-    # browsermt/marian-dev gives the feed-forward layers of both stacks the same size
-    ExportFormat.bergamot: _MARIAN_SUPPORT | {"decoder_d_ff": [None]},
+    # browsermt/marian-dev gives the feed-forward layers of both stacks the same size, and with
+    # pre-norm normalizes only the queries of self-attention
+    ExportFormat.bergamot: _MARIAN_SUPPORT | {"decoder_d_ff": [None], "norm": [Norm.post]},
 }
 """What each format supports. A setting that is missing here must have its default."""
 
