@@ -10,7 +10,6 @@ import json
 import random
 import shutil
 import subprocess
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import pytest
 import sentencepiece
 from browser import complaints, needs_browser, requests_of, start_browser
 from exporting import HOSTILE, exported, random_model, short_sentences
+from npm import needs_node, unpack_package
 from serving import change_config
 from tiny import sentences
 
@@ -36,9 +36,6 @@ from nmt.translate.results import Translation
 from nmt.translate.translator import Translator
 
 STATIC = Path(__file__).parents[1] / "nmt/export/web_static"
-NPM = shutil.which("npm")
-needs_node = pytest.mark.skipif(NPM is None, reason="needs node and npm (Debian: npm)")
-PACKAGES = ("onnxruntime-web@1.30.0", "axe-core@4.14.1")
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; worker-src 'self'; manifest-src 'self'; base-uri 'none'"
@@ -180,11 +177,8 @@ def test_texts_and_long_lines_are_split_as_by_the_server(
 def npm_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the unpacked npm packages that the page and its tests need."""
     folder = tmp_path_factory.mktemp("npm")
-    command = [str(NPM), "pack", "--silent", "--pack-destination", str(folder), *PACKAGES]
-    subprocess.run(command, check=True, capture_output=True, cwd=folder)
-    for archive in folder.glob("*.tgz"):
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder / archive.name.rsplit("-", 1)[0], filter="data")
+    unpack_package("onnxruntime-web@1.30.0", folder)
+    unpack_package("axe-core@4.14.1", folder)
     return folder
 
 
@@ -309,7 +303,7 @@ def open_page(
     browser.get_log("browser")
 
     def export_and_open(model: Path, **options: Any) -> tuple[WebPage, StaticServer]:
-        runtime = str(npm_packages / "onnxruntime-web/package")
+        runtime = str(npm_packages / "onnxruntime-web")
         config = ExportConfig(format=ExportFormat.web, runtime=runtime, **options)
         folder = tmp_path / f"site/{model.name}-{config.quantization.value}"
         folder.parent.mkdir(exist_ok=True)
@@ -555,7 +549,7 @@ def test_it_fits_phones_and_desktops_and_axe_finds_nothing_serious(
 ) -> None:
     page, _ = open_page(trained_models["post-sinusoidal"])
     assert page.translate("the green house")
-    axe = (npm_packages / "axe-core/package/axe.min.js").read_text(encoding="utf-8")
+    axe = (npm_packages / "axe-core/axe.min.js").read_text(encoding="utf-8")
     backgrounds = set()
     for width in (390, 1280):
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
