@@ -110,6 +110,7 @@ average run_dir=letter | output=another
 average run_dir=notrun | output=another
 average run_dir=flat && average checkpoints=[flat/checkpoints/latest]
 export model_dir=run shortlist_data=data format=onnx output=another
+export model_dir=run format=bergamot quantization=int8 output=another
 export model_dir=several format=argos output=another
 export model_dir=separate format=huggingface output=another
 export model_dir=several format=marian output=another

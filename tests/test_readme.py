@@ -43,6 +43,7 @@ ELSEWHERE = {
     "sign=": "test_signatures.py",
     "verify_key=": "test_signatures.py",
     "format=web": "test_web_export.py",
+    "format=bergamot": "test_export_bergamot.py",
     "half past three": "test_first_tutorial.py",
 }
 # other programs: a command begins with this text

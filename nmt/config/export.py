@@ -47,8 +47,8 @@ class ExportConfig(ChecksumConfig):
     )
     quantization: Quantization = option(
         Quantization.float32,
-        "float32, float16, bfloat16; ctranslate2 also int8, int8_float16, ...; onnx and web: "
-        "float32, int8",
+        "float32, float16, bfloat16; ctranslate2 also int8, int8_float16, ...; onnx, web and "
+        "bergamot: float32, int8",
     )
     max_positions: int = option(
         2048, "longest source or target sentence, in tokens", low=2, high=65536
@@ -65,23 +65,33 @@ class ExportConfig(ChecksumConfig):
         "data folder to learn a shortlist of target pieces from (ctranslate2 and bergamot); null: "
         "none",
     )
+    calibration_data: str | None = option(
+        None,
+        "data folder to measure fixed scales of activations on (bergamot with int8); null: scales "
+        "are computed in each multiplication",
+    )
 
     def check(self) -> None:
         if self.format is ExportFormat.huggingface:
             is_float = not self.quantization.value.startswith("int")
             rule = "format=huggingface takes float32, float16 or bfloat16"
             self.require(is_float, "quantization", rule)
-        if self.format in (ExportFormat.onnx, ExportFormat.web):
+        if self.format in (ExportFormat.onnx, ExportFormat.web, ExportFormat.bergamot):
             is_supported = self.quantization in (Quantization.float32, Quantization.int8)
             rule = f"format={self.format.value} takes float32 or int8"
             self.require(is_supported, "quantization", rule)
-        if self.format in (ExportFormat.marian, ExportFormat.bergamot):
+        if self.format is ExportFormat.marian:
             is_float32 = self.quantization is Quantization.float32
-            self.require(is_float32, "quantization", f"format={self.format.value} takes float32")
+            self.require(is_float32, "quantization", "format=marian takes float32")
         if self.shortlist_data is not None:
             has_shortlist = self.format in (ExportFormat.ctranslate2, ExportFormat.bergamot)
             rule = "needs format=ctranslate2 or bergamot"
             self.require(has_shortlist, "shortlist_data", rule)
+        if self.calibration_data is not None:
+            is_bergamot = self.format is ExportFormat.bergamot
+            is_int8 = self.quantization is Quantization.int8
+            rule = "only format=bergamot with quantization=int8 reads it"
+            self.require(is_bergamot and is_int8, "calibration_data", rule)
 
 
 @dataclass(kw_only=True)

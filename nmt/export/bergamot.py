@@ -1,14 +1,16 @@
 """Export to Bergamot, the engine of Firefox's translations and of translateLocally.
 
 The folder has the model in Marian's binary format, its SentencePiece models, `config.yml`, and the
-lexical shortlist in Marian's binary format, if one was learned. Weights are float32. Layouts follow
-`common/binary.cpp`, `common/types.h` and `data/shortlist.cpp` of browsermt/marian-dev.
+lexical shortlist in Marian's binary format, if one was learned. Layouts follow `common/binary.cpp`,
+`common/types.h` and `data/shortlist.cpp` of browsermt/marian-dev. With `quantization=int8`, the
+matrices are those of its `marian-conv --gemm-type intgemm8`.
 """
 
 # V source pieces, E entries of a shortlist
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,15 +19,17 @@ import numpy as np
 import yaml
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import ExportConfig
+from nmt.config import ExportConfig, Quantization
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.errors import ModelError
+from nmt.errors import ConfigError, ModelError
+from nmt.export.calibration import OUTPUT
 from nmt.export.huggingface import Weights
-from nmt.export.marian import SETTINGS, convert_model
+from nmt.export.marian import SETTINGS, MarianModel, convert_model
 from nmt.export.shortlist import Candidates
 
 FLOAT32 = 0x0404  # Marian's numbers of types: a class, and the size in bytes
 INT8 = 0x0101
+INTGEMM8 = 0x4101  # int8 with one scale for all elements, which follows them
 _FILE_VERSION = 1
 _ALIGNMENT = 256  # bytes
 _SHORTLIST_MAGIC = 0xF11A48D5013417F5
@@ -39,7 +43,7 @@ class Item(NamedTuple):
     """A tensor of a binary file."""
 
     name: str
-    type: int  # `FLOAT32` or `INT8`
+    type: int  # `FLOAT32`, `INT8` or `INTGEMM8`
     shape: tuple[int, ...]
     content: bytes
 
@@ -47,10 +51,11 @@ class Item(NamedTuple):
 def write_bergamot(
     folder: Path, info: ModelInfo, weights: Weights, tokenizers: Tokenizers, config: ExportConfig
 ) -> None:
-    """Write `model.PAIR.bin`, SentencePiece models and `config.yml` into `folder`.
+    """Write the model, SentencePiece models and `config.yml` into `folder`.
 
     Raises `ModelError` if Marian cannot represent the model, or if the ids of pieces are not those
-    of the SentencePiece model, since Bergamot has no other vocabularies.
+    of the SentencePiece model, since Bergamot has no other vocabularies; and `ConfigError` for
+    `quantization=int8` and a size that Bergamot cannot multiply in int8.
     """
     model = convert_model(info, weights, tokenizers, config)
     for tokenizer, pieces in (
@@ -62,22 +67,27 @@ def write_bergamot(
                 "format=bergamot needs the ids of the SentencePiece model, and this model has "
                 "others; use format=marian"
             )
-    pair = name_pair(info)
-    items = []
-    for name, array in model.arrays.items():
-        items.append(Item(name, FLOAT32, array.shape, array.astype("<f4").tobytes()))
+    items = _make_items(model, config.quantization)
     items.append(Item(SETTINGS, INT8, (len(model.settings),), model.settings))
-    (folder / f"model.{pair}.bin").write_bytes(encode_items(items))
-    src_vocabulary = tgt_vocabulary = f"vocab.{pair}.spm"
-    if tokenizers.src.model != tokenizers.tgt.model:
-        src_vocabulary = f"srcvocab.{pair}.spm"
-        tgt_vocabulary = f"trgvocab.{pair}.spm"
+    (folder / name_model(info, config)).write_bytes(encode_items(items))
+    settings = make_settings(info, tokenizers, config)
+    src_vocabulary, tgt_vocabulary = settings["vocabs"]
     (folder / src_vocabulary).write_bytes(tokenizers.src.model)
     (folder / tgt_vocabulary).write_bytes(tokenizers.tgt.model)
+    text = yaml.safe_dump(settings, sort_keys=False)
+    (folder / "config.yml").write_text(text, encoding="utf-8", newline="\n")
+
+
+def make_settings(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig) -> dict[str, Any]:
+    """Return the content of `config.yml`."""
+    pair = name_pair(info)
+    vocabularies = [f"vocab.{pair}.spm"] * 2
+    if tokenizers.src.model != tokenizers.tgt.model:
+        vocabularies = [f"srcvocab.{pair}.spm", f"trgvocab.{pair}.spm"]
     settings: dict[str, Any] = {
         "relative-paths": True,
-        "models": [f"model.{pair}.bin"],
-        "vocabs": [src_vocabulary, tgt_vocabulary],
+        "models": [name_model(info, config)],
+        "vocabs": vocabularies,
         "beam-size": info.search.beam_size,
         "normalize": info.search.length_exponent,
         "word-penalty": 0.0 - info.search.word_reward,
@@ -89,13 +99,90 @@ def write_bergamot(
         "cpu-threads": 0,
         "quiet": True,
         "quiet-translation": True,
-        "gemm-precision": "float32",
+        "gemm-precision": name_precision(config),
     }
     if config.shortlist_data is not None:
         # the second number says whether to check the file; marian-decoder would not parse `false`
         settings["shortlist"] = [name_shortlist(info), 0]
-    text = yaml.safe_dump(settings, sort_keys=False)
-    (folder / "config.yml").write_text(text, encoding="utf-8", newline="\n")
+    return settings
+
+
+def _make_items(model: MarianModel, quantization: Quantization) -> list[Item]:
+    """Return the tensors of a model and the multipliers of activations.
+
+    Raises `ConfigError` for int8 and a matrix of a size that Bergamot cannot multiply in int8.
+    """
+    output_name = _name_output(model)
+    items = []
+    for name, array in model.arrays.items():
+        if quantization is Quantization.int8 and _is_matrix(name):
+            if name == output_name or not _is_embedding(name):
+                _check_size(name, array)
+            items.append(_quantize(name, array))
+        else:
+            items.append(Item(name, FLOAT32, array.shape, array.astype("<f4").tobytes()))
+    activations = model.activations
+    if OUTPUT in activations:
+        activations = activations | {output_name: activations[OUTPUT]}
+    for name, largest in activations.items():
+        content = struct.pack("<f", 127 / largest)
+        items.append(Item(f"{name}_QuantMultA", FLOAT32, (1, 1), content))
+    return items
+
+
+def _is_matrix(name: str) -> bool:
+    """Return whether Marian multiplies with an array, or reads embeddings from it."""
+    return _is_embedding(name) or re.search("_(W|W.)$", name) is not None
+
+
+def _is_embedding(name: str) -> bool:
+    return "Wemb" in name
+
+
+def _name_output(model: MarianModel) -> str:
+    """Return the name of the output matrix."""
+    names = ("decoder_ff_logit_out_W", "decoder_Wemb", "Wemb")
+    return next(name for name in names if name in model.arrays)
+
+
+def _check_size(name: str, array: np.ndarray[Any, Any]) -> None:
+    """Raise `ConfigError` for a matrix of a size that Bergamot cannot multiply in int8."""
+    num_inputs, num_outputs = array.shape
+    if _is_embedding(name):
+        num_outputs, num_inputs = array.shape
+    if num_inputs % 64 or num_outputs % 8:
+        raise ConfigError(
+            f"format=bergamot cannot multiply {name} in int8: it has {num_inputs} inputs and "
+            f"{num_outputs} outputs, which are not multiples of 64 and 8; use quantization=float32"
+        )
+
+
+def _quantize(name: str, array: np.ndarray[Any, Any]) -> Item:
+    """Return a matrix in int8. All but embeddings are stored transposed, under their own shape."""
+    multiplier = np.float32(127 / np.abs(array).max())
+    integers = np.round(array * multiplier).astype(np.int8)
+    if not _is_embedding(name):
+        integers = integers.T
+    return Item(name, INTGEMM8, array.shape, integers.tobytes() + struct.pack("<f", multiplier))
+
+
+def name_model(info: ModelInfo, config: ExportConfig) -> str:
+    """Return the name of the model file. Its ending tells Bergamot's JavaScript the precision."""
+    ending = {
+        "float32": "bin",
+        "int8shiftAll": "intgemm8.bin",
+        "int8shiftAlphaAll": "intgemm.alphas.bin",
+    }[name_precision(config)]
+    return f"model.{name_pair(info)}.{ending}"
+
+
+def name_precision(config: ExportConfig) -> str:
+    """Return Bergamot's name for the precision of matrix multiplications."""
+    if config.quantization is Quantization.float32:
+        return "float32"
+    if config.calibration_data is None:
+        return "int8shiftAll"
+    return "int8shiftAlphaAll"
 
 
 def name_pair(info: ModelInfo) -> str:
@@ -113,7 +200,7 @@ def encode_items(items: list[Item]) -> bytes:
     contents = []
     header = struct.pack("<2Q", _FILE_VERSION, len(items))
     for item in items:
-        padding = -len(item.content) % _ALIGNMENT if item.type == FLOAT32 else 0
+        padding = 0 if item.type == INT8 else -len(item.content) % _ALIGNMENT
         contents.append(item.content + bytes(padding))
         name_length = len(item.name.encode("utf-8")) + 1
         header += struct.pack("<4Q", name_length, item.type, len(item.shape), len(contents[-1]))

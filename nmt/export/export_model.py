@@ -268,6 +268,9 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         src = _start_with(src, directions[0].src_tag)
         tgt = _start_with(tgt, directions[0].tgt_tag)
         directions = []
+    bergamot_settings = {}
+    if config.format is ExportFormat.bergamot:
+        bergamot_settings = bergamot.make_settings(info, tokenizers, config)
     vocabulary_files = (SRC_VOCABULARY, TGT_VOCABULARY)
     if info.src_vocab_size is None:
         vocabulary_files = (VOCABULARY, VOCABULARY)
@@ -275,6 +278,7 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
         info=info,
         config=config,
         opset=onnx.OPSET,
+        bergamot_settings=bergamot_settings,
         tokenizer_files=tokenizer_files,
         has_position_table=info.model.positions in (Positions.sinusoidal_concat, Positions.learned),
         has_byte_fallback=bool(src.byte_ids),

@@ -26,9 +26,10 @@ import yaml
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import Activation, Decoder, ExportConfig, ExportFormat, Norm
+from nmt.config import Activation, Decoder, ExportConfig, ExportFormat, Norm, resolve_path
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ModelError
+from nmt.export.calibration import measure_activations
 from nmt.export.huggingface import MARIAN, Weights, rename_weights
 from nmt.search.constraints import forbidden_ids
 
@@ -72,6 +73,7 @@ class MarianModel:
     settings: bytes  # YAML, as a string of C, which ends with a zero byte
     src_pieces: list[str]
     tgt_pieces: list[str]
+    activations: dict[str, float]  # see `measure_activations`; empty without `calibration_data`
 
 
 def convert_model(
@@ -85,14 +87,19 @@ def convert_model(
     _check_vocabularies(info, tokenizers, config.format)
     src_pieces = tokenizers.src.all_pieces()
     tgt_pieces = tokenizers.tgt.all_pieces()
-    if _has_unused_padding(info, weights, tokenizers):
-        src_pieces = src_pieces[:-1]
-        tgt_pieces = tgt_pieces[:-1]
-        weights = _drop_padding(weights)
-    else:
+    has_unused_padding = _has_unused_padding(info, weights, tokenizers)
+    if not has_unused_padding:
         weights = _forbid_ids(info, weights, tokenizers.tgt)
         if info.model.decoder is Decoder.attention:
             info, weights = _subtract_start(info, weights, tokenizers.tgt)
+    activations = {}
+    if config.calibration_data is not None:
+        data_dir = resolve_path(config.calibration_data)
+        activations = measure_activations(info, weights, tokenizers, data_dir)
+    if has_unused_padding:
+        src_pieces = src_pieces[:-1]
+        tgt_pieces = tgt_pieces[:-1]
+        weights = _drop_padding(weights)
     arrays = _make_arrays(info, weights, config.max_positions)
     settings = yaml.safe_dump(_make_settings(info, [len(src_pieces), len(tgt_pieces)]))
     return MarianModel(
@@ -100,6 +107,7 @@ def convert_model(
         settings=settings.encode("utf-8") + b"\0",
         src_pieces=src_pieces,
         tgt_pieces=tgt_pieces,
+        activations=activations,
     )
 
 

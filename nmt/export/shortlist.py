@@ -35,15 +35,11 @@ def learn_shortlist(data_dir: Path, tokenizers: Tokenizers, tokenizer_sha256: st
 
     Raises `ConfigError` if the data folder was made with a different tokenizer.
     """
-    if read_meta(data_dir).tokenizer_sha256 != tokenizer_sha256:
-        raise ConfigError(
-            f"shortlist_data={data_dir}: made with a different tokenizer from the model; give the "
-            "data folder that the model was trained on"
-        )
+    pairs = open_training_pairs("shortlist_data", data_dir, tokenizer_sha256)
     src_pieces = tokenizers.src.all_pieces()
     tgt_pieces = tokenizers.tgt.all_pieces()
     tgt_piece_ids = {piece: token for token, piece in enumerate(tgt_pieces)}
-    links = make_links(draw_pairs(ParallelData(data_dir, "train")), null_id=len(src_pieces))
+    links = make_links(draw_pairs(pairs), null_id=len(src_pieces))
     candidates = find_candidates(links, len(src_pieces) + 1, len(tgt_pieces))
     by_source = []
     for token, piece in enumerate(src_pieces):
@@ -52,6 +48,19 @@ def learn_shortlist(data_dir: Path, tokenizers: Tokenizers, tokenizer_sha256: st
             translations.append(tgt_piece_ids[piece])
         by_source.append(translations)
     return Candidates(by_source, _find_frequent_targets(links, len(tgt_pieces)))
+
+
+def open_training_pairs(setting: str, data_dir: Path, tokenizer_sha256: str) -> ParallelData:
+    """Open the training pairs of a data folder, which the setting `setting` names.
+
+    Raises `ConfigError` if the data folder was made with a different tokenizer.
+    """
+    if read_meta(data_dir).tokenizer_sha256 != tokenizer_sha256:
+        raise ConfigError(
+            f"{setting}={data_dir}: made with a different tokenizer from the model; give the data "
+            "folder that the model was trained on"
+        )
+    return ParallelData(data_dir, "train")
 
 
 def write_vmap(folder: Path, candidates: Candidates, tokenizers: Tokenizers) -> None:
