@@ -31,6 +31,7 @@ from translating import translate, write_lines
 
 from nmt import Translator
 from nmt.config import SearchConfig
+from nmt.data.lemmas import Lemmas
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, NmtError
 from nmt.search.glossary import count_terms, load_glossary, spell, word_starts
@@ -229,6 +230,25 @@ def test_terms_are_counted_as_whole_words_and_as_often_as_in_the_source() -> Non
     spaced = load_glossary(("ten\t10\u00a0€",))
     assert count_terms(spaced, ["ten ten"], ["10 € 10\u00a0€"]) == (2, 2)
     assert count_terms(glossary, ["none"], ["Hund"]) == (0, 0)
+
+
+def test_terms_are_counted_in_all_forms_of_their_lemmas() -> None:
+    pairs = [("Hunde", "Hund"), ("Hunden", "Hund"), ("grüne", "grün"), ("grünen", "grün")]
+    lemmas = Lemmas([*pairs, ("Bäume", "Baum"), ("C++s", "C++")])
+    glossary = load_glossary(("dog\tHund", "green tree\tgrün Baum|Busch", "C++\tC++"))
+    for translation, num_kept in {
+        "den Hunden": 1,
+        "DEN HUNDEN": 1,
+        "Hundenapf": 0,
+        "ein Busch, Hund": 2,
+        "Grünen Bäume, grüne Hunde": 2,
+        "grün, Baum": 0,
+        "C++s und C++, Hunde": 2,
+    }.items():
+        count = count_terms(glossary, ["the dog, a green tree, C++"], [translation], lemmas)
+        assert count == (num_kept, 3), translation
+    assert count_terms(glossary, ["dog"], ["Hunde"]) == (0, 1)
+    assert count_terms(load_glossary(("dog\tHunde",)), ["dog"], ["Hund"], lemmas) == (1, 1)
 
 
 def test_signs_and_marks_belong_to_words() -> None:

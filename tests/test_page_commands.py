@@ -88,6 +88,7 @@ def write_text(home: Path) -> None:
     letter.save(str(home / "letter.docx"))
     [terms, *_] = fenced_blocks((ROOT / "docs/how-to/glossary.md").read_text("utf-8"), "")
     (home / "terms.tsv").write_text(terms, encoding="utf-8")
+    (home / "lemmas.tsv").write_text("Hunde\tHund\nHunden\tHund\n", encoding="utf-8")
     sides = [texts["train", side].decode().splitlines() for side in ("src", "tgt")]
     units = list(zip(*sides, strict=True))
     write_tmx(home / "memory.tmx", units, "de")

@@ -104,6 +104,7 @@ evaluate | references=in.en
 evaluate model_dir=run data_dir=data references=in.en | data_dir=null
 evaluate model_dir=run src=in.en references=in.en tune=true | reverse_model=reverse
 evaluate hypotheses=in.en references=in.en glossary=terms.tsv
+evaluate hypotheses=in.en references=in.en lemmas=terms.tsv | src=in.en
 evaluate hypotheses=tokenized references=tokenized
 average checkpoints=[run/checkpoints/latest,flat/checkpoints/latest]
 average run_dir=letter | output=another
@@ -147,6 +148,7 @@ VALUES = {
     "data.train.tsv=FILE": "scored.tsv",
     "data.valid.tsv=FILE": "scored.tsv",
     "data.valid.num_pairs=2000": "20",
+    "glossary=FILE": "terms.tsv",
     "init_from=FOLDER": "run",
     "input=FILE": "train.src.txt",
     "input=FOLDER": "m2m",

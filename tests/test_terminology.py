@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from exporting import random_model
 from tiny import sentences, tokenizer_config
-from toy import WORDS, assert_resumes_exactly, make_run, write_corpus
+from toy import WORDS, assert_resumes_exactly, make_run, train, write_corpus
 from toy import command as run_command
 
 from nmt import Translator
@@ -17,11 +18,14 @@ from nmt.config import (
     AugmentConfig,
     PreprocessConfig,
     SearchConfig,
+    StageConfig,
     TokenizerConfig,
     TokenizerType,
     TooLong,
+    TrainConfig,
 )
 from nmt.data.augment import TextAugmenter
+from nmt.data.lemmas import read_lemmas
 from nmt.data.terminology import (
     DONE,
     SOURCE,
@@ -35,7 +39,7 @@ from nmt.data.terminology import (
 from nmt.data.tokenizer import LANGUAGE, Tokenizer
 from nmt.data.vocabulary import train_tokenizer, train_tokenizers
 from nmt.data.word_alignment import WordAligner
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, DataError
 from nmt.search.glossary import load_glossary
 from nmt.search.protect import find_protected
 from nmt.search.request import SearchRequest
@@ -277,4 +281,137 @@ def test_runs_with_hints_resume_exactly(tmp_path: Path) -> None:
     symbols = f"tokenizer.symbols=[{','.join(SYMBOLS)}]"
     assert run_command("preprocess", write_corpus(tmp_path), symbols) == 0
     settings = ["augment.terminology=0.5", "guided_alignment=0.1", "valid_bleu=false"]
+    (tmp_path / "lemmas.tsv").write_text("Haus\tHäuschen\nrot\tröt\n", encoding="utf-8")
+    settings.append(f"lemmas={tmp_path / 'lemmas.tsv'}")
     assert_resumes_exactly(tmp_path / "data", tmp_path, settings, ends=(4, 8))
+
+
+ENDINGS = {"one": "a", "two": "e", "of": "o"}  # the word before a noun determines its form
+NOUNS = {"animal": ["hund", "katz", "maus"], "thing": ["tisch", "stuhl", "lamp"]}
+SMALL_MODEL = ["model.num_encoder_layers=2", "model.num_decoder_layers=2", "model.d_model=64"]
+SMALL_MODEL += ["model.d_ff=128", "model.num_heads=4", "model.dropout=0", "label_smoothing=0"]
+SMALL_MODEL += ["tokens_per_update=600", "max_tokens=600", "optimizer.warmup_steps=50"]
+SMALL_MODEL += ["optimizer.schedule=inverse_sqrt", "optimizer.peak_learning_rate=0.005"]
+STEMS = [stem for stems in NOUNS.values() for stem in stems]
+
+
+def write_lemmas(folder: Path) -> Path:
+    """Write the forms and lemmas of all nouns; a lemma is a stem with the ending "u"."""
+    lines = ["# form and lemma\n", "\n"]
+    for stem in STEMS:
+        lines += [f"{stem}{ending}\t{stem}u\n" for ending in ENDINGS.values()]
+    path = folder / "lemmas.tsv"
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def write_inflected_corpus(folder: Path) -> list[str]:
+    """Write pairs whose nouns have several translations, and a form that depends on a neighbor.
+
+    Returns the arguments of nmt-preprocess.
+    """
+    draw = random.Random(1)
+    arguments = [f"tokenizer.symbols=[{','.join(SYMBOLS)}]", f"data_dir={folder / 'data'}"]
+    arguments.append("tokenizer.vocab_size=330")
+    for split, size in {"train": 1500, "valid": 20, "test": 20}.items():
+        lines: dict[str, list[str]] = {"src": [], "tgt": []}
+        for _ in range(size):
+            src_words = []
+            tgt_words = []
+            for _ in range(draw.randint(1, 2)):
+                determiner = draw.choice(list(ENDINGS))
+                noun = draw.choice(list(NOUNS))
+                src_words += [determiner, noun]
+                tgt_words += [determiner.upper(), draw.choice(NOUNS[noun]) + ENDINGS[determiner]]
+            lines["src"].append(" ".join(src_words) + "\n")
+            lines["tgt"].append(" ".join(tgt_words) + "\n")
+        for side, side_lines in lines.items():
+            path = folder / f"{split}.{side}.txt"
+            path.write_text("".join(side_lines), encoding="utf-8")
+            arguments.append(f"data.{split}.{side}={path}")
+    return arguments
+
+
+def test_most_hints_have_the_lemmas_of_words_that_keep_their_form(
+    hint_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    draw = random.Random(1)
+    texts = []
+    for _ in range(300):
+        words = draw.choices(list(WORDS), k=3)
+        texts.append((" ".join(words), " ".join(WORDS[word] + "en" for word in words)))
+    pairs = [(hint_tokenizer.encode(src), hint_tokenizer.encode(tgt)) for src, tgt in texts]
+    size = hint_tokenizer.vocab_size
+    aligner = WordAligner(pairs, src_vocab_size=size, tgt_vocab_size=size)
+    path = tmp_path / "lemmas.tsv"
+    lemmas = {f"{word}en": word for word in WORDS.values()}
+    path.write_text("".join(f"{form}\t{lemma}\n" for form, lemma in lemmas.items()))
+    draw_hints = HintSampler(hint_tokenizer, aligner, read_lemmas(str(path)))
+    num_lemmas = 0
+    num_forms = 0
+    rngs = [random.Random(i) for i in range(300)]
+    hinted_texts = draw_hints(texts, rngs)
+    assert hinted_texts != HintSampler(hint_tokenizer, aligner)(texts, rngs)
+    for row, (src, tgt) in enumerate(hinted_texts):
+        assert HINT.sub(r"\1", src).strip() == texts[row][0]
+        assert all(word.endswith("en") for word in tgt.split() if word[:-2] in WORDS.values())
+        for source, target in HINT.findall(src):
+            word = WORDS.get(source.strip(), "-")  # terms of several words do not count
+            num_forms += target == f"{word}en"
+            num_lemmas += target == word
+    assert num_lemmas > 80
+    assert num_lemmas / (num_lemmas + num_forms) == pytest.approx(0.7, abs=0.1)
+
+
+def test_lemmas_are_found_for_words_with_a_capital_and_in_all_forms(tmp_path: Path) -> None:
+    path = tmp_path / "lemmas.tsv"
+    lines = ["# UDPipe", "", "Häuser\tHaus\tNOUN", "läuft\tlaufen", "lief\tlaufen"]
+    lines += ["Weine\tWein", "weine\tweinen", "Weine\tweinen", "Cafe\u0301s\tCafé"]
+    path.write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
+    lemmas = read_lemmas(str(path))
+    assert lemmas.lemmatize("Läuft die Häuser Weine Cafés") == "laufen die Haus Wein Café"
+    assert lemmas.forms("läuft") == ["läuft", "laufen", "lief"]
+    assert lemmas.forms("Haus") == ["Haus", "Häuser"]
+    assert set(lemmas.forms("Wein")) == {"Wein", "Weine"}
+    assert lemmas.forms("die") == ["die"]
+    for line in ("Haus", "Haus\t", "\tHaus"):
+        path.write_text(f"# a comment\n{line}\n", encoding="utf-8")
+        with pytest.raises(DataError, match=r"lemmas.tsv:2: .* is not FORM<TAB>LEMMA"):
+            read_lemmas(str(path))
+    with pytest.raises(ConfigError, match=r"^lemmas=x.tsv: needs augment.terminology"):
+        TrainConfig(lemmas="x.tsv")
+    TrainConfig(lemmas="x.tsv", stages={"a": StageConfig(start=1, augment={"terminology": 0.1})})
+
+
+@pytest.mark.slow
+def test_a_model_learns_to_inflect_the_lemmas_of_a_glossary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command("preprocess", write_inflected_corpus(tmp_path)) == 0
+    lemmas = write_lemmas(tmp_path)
+    settings = [f"lemmas={lemmas}", "augment.terminology=0.9", "valid_bleu=false", *SMALL_MODEL]
+    assert train(tmp_path / "data", tmp_path / "run", settings, "max_updates=150") == 0
+    translator = Translator.load(tmp_path / "run", device="cpu", backend="native")
+    lines = [f"{determiner} {noun}" for noun in NOUNS for determiner in ENDINGS]
+    num_right = 0
+    for index in range(3):
+        glossary = [f"{noun}\t{stems[index]}u" for noun, stems in NOUNS.items()]
+        translations = translator.translate(lines, glossary=glossary, glossary_mode="soft")
+        for line, translation in zip(lines, translations, strict=True):
+            determiner, noun = line.split()
+            form = NOUNS[noun][index] + ENDINGS[determiner]
+            num_right += translation == f"{determiner.upper()} {form}"
+    assert num_right >= 16  # of 18; one of 3 would be right by chance
+
+    # a term counts in all forms of its lemma
+    arguments = []
+    for name, texts in {"src": lines, "out": translations, "terms": glossary}.items():
+        path = tmp_path / name
+        path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    arguments = [f"src={tmp_path / 'src'}", f"glossary={tmp_path / 'terms'}", "format=json"]
+    arguments += [f"{key}={tmp_path / 'out'}" for key in ("hypotheses", "references")]
+    for lemma_arguments, num_kept in (([], 0), ([f"lemmas={lemmas}"], 6)):
+        capsys.readouterr()
+        assert run_command("evaluate", arguments, lemma_arguments) == 0
+        [*_, terms] = json.loads(capsys.readouterr().out)["scores"]
+        assert terms["detail"] == {"kept": num_kept, "total": 6}

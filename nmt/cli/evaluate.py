@@ -28,6 +28,7 @@ from nmt.config import (
     resolve_path,
 )
 from nmt.data import perturb
+from nmt.data.lemmas import read_lemmas
 from nmt.data.text import read_input
 from nmt.errors import ConfigError
 from nmt.evaluate import Comparison, Score
@@ -106,7 +107,10 @@ def _score_terms(config: EvaluateConfig, test_set: _TestSet) -> Score:
     from nmt.search.glossary import count_terms, load_glossary
 
     glossary_lines = config.search_changes()["glossary"]
-    count = count_terms(load_glossary(tuple(glossary_lines)), test_set.sources, test_set.hypotheses)
+    lemmas = None if config.lemmas is None else read_lemmas(config.lemmas)
+    count = count_terms(
+        load_glossary(tuple(glossary_lines)), test_set.sources, test_set.hypotheses, lemmas
+    )
     return Score(
         name=test_set.add_label("terms"),
         value=100 * count.num_translated / max(count.num_terms, 1),

@@ -84,6 +84,9 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
     metric_command: str | None = option(
         None, "command that reads JSON lines of src, mt and refs, and prints a number for each"
     )
+    lemmas: str | None = option(
+        None, "file of lines FORM<TAB>LEMMA; counts a term of the glossary in all of its forms"
+    )
     src_lang: str = option("", "source language, if the model has several")
     tgt_lang: str = option("", "target language; chooses BLEU's tokenizer, by default 13a")
     tokenize: str | None = option(None, "name of a BLEU tokenizer of sacreBLEU instead")
@@ -122,6 +125,7 @@ class EvaluateConfig(SearchOverrides, RerankConfig, RuntimeConfig):
             rule = "does not work with perturb or by_length"
             self.require(self.baseline is None or not changes_lines, "baseline", rule)
             self.require(not (self.tune and changes_lines), "tune", rule)
+        self.require(self.lemmas is None or bool(self.glossary), "lemmas", "needs glossary=FILE")
         if self.tune:
             is_noisy_channel = self.rerank is Reranking.noisy_channel
             self.require(is_noisy_channel, "tune", "needs rerank=noisy_channel")

@@ -84,6 +84,7 @@ _REQUIREMENTS = (
     ("init_rows", "init_from", "needs init_from=FOLDER, a trained model"),
     ("adapter", "init_from", "needs init_from=FOLDER, a trained model"),
     ("adapter_rank", "adapter", "needs adapter=lora"),
+    ("lemmas", "has_hints", "needs augment.terminology"),
 )
 # (setting, conflicting setting, rule): at most one of the two may be set
 _CONFLICTS = (
@@ -161,6 +162,11 @@ class TrainConfig(RuntimeConfig):
         below=1,
     )
     augment: AugmentConfig = option(AugmentConfig, "changes of the text of training pairs")
+    lemmas: str | None = option(
+        None,
+        "file of lines FORM<TAB>LEMMA; hints of augment.terminology mostly show lemmas of the "
+        "target words",
+    )
     noise: NoiseConfig = option(NoiseConfig, "noise on the tokens of training pairs")
     tokens_per_update: int = option(25000, "target tokens per update, over all ranks", low=1)
     max_tokens: int | None = option(

@@ -17,6 +17,7 @@ from nmt.config import AugmentConfig
 from nmt.data import perturb
 from nmt.data.batch import Ids
 from nmt.data.languages import LanguagePair
+from nmt.data.lemmas import Lemmas
 from nmt.data.noise import find_prefix_length
 from nmt.data.terminology import HintSampler
 from nmt.data.tokenizer import Tokenizer, Tokenizers
@@ -39,14 +40,15 @@ class TextAugmenter:
         directions: Iterable[LanguagePair],
         max_length: int,
         aligner: WordAligner | None = None,
+        lemmas: Lemmas | None = None,
     ) -> None:
-        """Only `config.terminology` needs `aligner`."""
+        """Only `config.terminology` needs `aligner`, and it can have `lemmas`."""
         self.config = config
         self.seed = seed
         self._hint_sampler: HintSampler | None = None
         if config.terminology:
             assert aligner is not None
-            self._hint_sampler = HintSampler(tokenizers, aligner)
+            self._hint_sampler = HintSampler(tokenizers, aligner, lemmas)
         directions = list(directions)
         src_tags = [direction.src_tag for direction in directions]
         tgt_tags = [direction.tgt_tag for direction in directions]

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import regex  # type: ignore[import-untyped]
 
+from nmt.data.lemmas import Lemmas
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.vocabulary import is_word_model, user_symbols
 from nmt.data.word_alignment import WordAligner, number_words
@@ -32,6 +33,9 @@ MAX_TERMS = 3  # maximum number of hints in a training pair
 _MAX_WORDS = 3  # maximum number of source words of a term in training
 _MAX_EXTRA_WORDS = 1  # maximum number of words by which a target is longer than its source term
 _COPY_PROB = 0.3  # probability that a random word replaces the target of a term in training
+# Probability that a hint has lemmas in training. A model then learns to inflect the terms of
+# dictionaries. In the other hints, it learns that a hint may already have the right form.
+_LEMMA_PROB = 0.7
 _MAX_PARTS = 3  # maximum number of pieces of a random word
 # Matches from the first letter or digit to the last one, so without the punctuation around them.
 # `regex` is used because its \w includes the vowel signs of languages such as Hindi.
@@ -154,10 +158,14 @@ class _PhrasePair(NamedTuple):
 class HintSampler:
     """Samples terms of training pairs from their word alignment, and adds hints for them."""
 
-    def __init__(self, tokenizers: Tokenizers, aligner: WordAligner) -> None:
+    def __init__(
+        self, tokenizers: Tokenizers, aligner: WordAligner, lemmas: Lemmas | None = None
+    ) -> None:
+        """With `lemmas`, a share of `_LEMMA_PROB` of the hints has lemmas of the target words."""
         check_hint_symbols("augment.terminology", tokenizers.src)
         self._tokenizers = tokenizers
         self._aligner = aligner
+        self._lemmas = lemmas
         pieces = [piece.removeprefix("▁") for piece in tokenizers.tgt.all_pieces()]
         self._word_parts = [piece for piece in pieces if piece.isalpha()]
         symbols = {*user_symbols(tokenizers.src.model), *user_symbols(tokenizers.tgt.model)}
@@ -200,6 +208,8 @@ class HintSampler:
             if self._word_parts and rng.random() < _COPY_PROB:
                 target = "".join(rng.choices(self._word_parts, k=rng.randint(1, _MAX_PARTS)))
                 tgt = tgt[: tgt_span.start] + target + tgt[tgt_span.stop :]
+            elif self._lemmas is not None and rng.random() < _LEMMA_PROB:
+                target = self._lemmas.lemmatize(target)
             terms.append(Term(src_span.start, src_span.stop, target))
         return add_hints(src, sorted(terms)), tgt
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import regex  # type: ignore[import-untyped]
 
+from nmt.data.lemmas import Lemmas
 from nmt.data.terminology import Term, add_hints
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
@@ -220,36 +221,53 @@ class TermCount(NamedTuple):
 
 
 def count_terms(
-    glossary: Glossary, sources: Sequence[str], translations: Sequence[str]
+    glossary: Glossary,
+    sources: Sequence[str],
+    translations: Sequence[str],
+    lemmas: Lemmas | None = None,
 ) -> TermCount:
     """Count the terms in `sources`, and how many of them have a target in the translation.
 
-    A target must be whole words, as written, with a capital first letter or in capitals. A term
-    that occurs n times in a source counts n times, in its translation at most as often.
+    A target must be whole words, as written, with a capital first letter or in capitals. With
+    `lemmas`, each of its words may be in another form. A term that occurs n times in a source
+    counts n times, in its translation at most as often.
     """
     num_translated = 0
     num_terms = 0
     for source, translation in zip(sources, translations, strict=True):
         for targets, count in Counter(glossary.find(source)).items():
             num_terms += count
-            num_matches = len(_target_pattern(targets).findall(_normalize(translation)))
+            pattern = _target_pattern(targets, lemmas)
+            num_matches = len(pattern.findall(_normalize(translation)))
             num_translated += min(count, num_matches)
     return TermCount(num_translated=num_translated, num_terms=num_terms)
 
 
 @lru_cache(maxsize=4096)
-def _target_pattern(targets: tuple[str, ...]) -> regex.Pattern[str]:
+def _target_pattern(targets: tuple[str, ...], lemmas: Lemmas | None) -> regex.Pattern[str]:
     """Return a pattern for the occurrences of target forms as whole words."""
     alternatives = []
     for target in sorted(map(_normalize, targets), key=len, reverse=True):
-        for form in (target, target[0].upper() + target[1:], target.upper()):
-            pattern = regex.escape(form)
-            if _is_word_character(form[0]):
-                pattern = r"(?<!\w)" + pattern
-            if _is_word_character(form[-1]):
-                pattern += r"(?!\w)"
-            alternatives.append(pattern)
+        # the forms of each word of the target
+        words = [[word] if lemmas is None else lemmas.forms(word) for word in target.split()]
+        capitalized_forms = [form[0].upper() + form[1:] for form in words[0]]
+        capitals = [[form.upper() for form in forms] for forms in words]
+        for cased_words in (words, [capitalized_forms, *words[1:]], capitals):
+            alternatives.append(" ".join(map(_any_form_pattern, cased_words)))
     return regex.compile("|".join(alternatives))
+
+
+def _any_form_pattern(forms: Iterable[str]) -> str:
+    """Return a pattern for any of the forms of a word, as a whole word."""
+    alternatives = []
+    for form in sorted(forms, key=len, reverse=True):
+        pattern = regex.escape(form)
+        if _is_word_character(form[0]):
+            pattern = r"(?<!\w)" + pattern
+        if _is_word_character(form[-1]):
+            pattern += r"(?!\w)"
+        alternatives.append(pattern)
+    return f"(?:{'|'.join(alternatives)})"
 
 
 def _is_word_character(character: str) -> bool:

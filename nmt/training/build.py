@@ -15,6 +15,7 @@ from nmt.data.augment import TextAugmenter
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import DataInfo, ParallelData, read_meta
 from nmt.data.languages import target_tags
+from nmt.data.lemmas import read_lemmas
 from nmt.data.mixing import make_mix
 from nmt.data.noise import TokenNoise
 from nmt.data.tokenizer import Tokenizers, load_tokenizers
@@ -167,6 +168,7 @@ def make_augmenters(
     stage_settings = {0: config.augment}
     for stage in config.stages.values():
         stage_settings[stage.start] = config.augment_at(stage)
+    lemmas = None if config.lemmas is None else read_lemmas(config.lemmas)
     augmenters: dict[int, TextAugmenter | None] = {}
     for start, settings in stage_settings.items():
         augmenters[start] = None
@@ -178,6 +180,7 @@ def make_augmenters(
                 data_info.directions.values(),
                 max_length=data_info.max_length,
                 aligner=aligner,
+                lemmas=lemmas,
             )
     return augmenters
 
