@@ -227,9 +227,20 @@ def test_terms_are_counted_as_whole_words_and_as_often_as_in_the_source() -> Non
     assert count_terms(glossary, ["a dog"], ["der Hundehund"]) == (0, 1)
     assert count_terms(glossary, ["A DOG"], ["EIN HUND"]) == (1, 1)
     assert count_terms(glossary, ["C++ for us", "tokyo"], ["C++ Uns", "私は東京にいる"]) == (3, 3)
+    titled = load_glossary(("light switch\ttoller lichtschalter",))
+    assert count_terms(titled, ["A Light Switch Here"], ["Ein Toller Lichtschalter Hier"]) == (1, 1)
     spaced = load_glossary(("ten\t10\u00a0€",))
     assert count_terms(spaced, ["ten ten"], ["10 € 10\u00a0€"]) == (2, 2)
     assert count_terms(glossary, ["none"], ["Hund"]) == (0, 0)
+
+
+def test_an_error_shows_the_start_of_a_long_glossary() -> None:
+    lines = [f"dog {number}\tHund {number}" for number in range(1000)]
+    with pytest.raises(
+        ConfigError, match=r"^glossary=dog 0\tHund 0,.*\.\.\.: needs beam_size=2"
+    ) as e:
+        SearchConfig(glossary=lines, beam_size=1)
+    assert len(str(e.value)) < 300
 
 
 def test_terms_are_counted_in_all_forms_of_their_lemmas() -> None:

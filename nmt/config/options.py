@@ -18,6 +18,7 @@ DEFAULT_DATA_DIR = "data/prepared"
 DEFAULT_RUN_DIR = "runs/default"
 MAX_NUMBER = 10**9  # upper bound of settings that declare none
 _MAX_NUMBER_RULE = f"must be at most {MAX_NUMBER:,}"
+_MAX_SHOWN_CHARACTERS = 200  # of a value in an error message; a glossary may be long
 LARGEST_SEED = 2**63 - 1
 _MAX_TEXT_BYTES = 1 << 26  # size of a file whose lines are values of a setting
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
@@ -143,9 +144,11 @@ def require_valid(is_valid: bool, key: str, value: object, rule: str) -> None:
 
 def _invalid_value(key: str, value: object, rule: str) -> ConfigError:
     """Return the error for a setting whose value breaks a rule."""
-    shown_value = to_primitive(value)
+    shown_value = str(to_primitive(value))
     if isinstance(value, bool):
-        shown_value = str(value).lower()  # the notation of YAML
+        shown_value = shown_value.lower()  # the notation of YAML
+    if len(shown_value) > _MAX_SHOWN_CHARACTERS:
+        shown_value = shown_value[:_MAX_SHOWN_CHARACTERS] + "..."
     return ConfigError(f"{key}={shown_value}: {rule}")
 
 

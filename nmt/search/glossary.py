@@ -228,9 +228,9 @@ def count_terms(
 ) -> TermCount:
     """Count the terms in `sources`, and how many of them have a target in the translation.
 
-    A target must be whole words, as written, with a capital first letter or in capitals. With
-    `lemmas`, each of its words may be in another form. A term that occurs n times in a source
-    counts n times, in its translation at most as often.
+    A target must be whole words, as written, with a capital at the start of the first word or of
+    each word, or in capitals. With `lemmas`, each of its words may be in another form. A term that
+    occurs n times in a source counts n times, in its translation at most as often.
     """
     num_translated = 0
     num_terms = 0
@@ -250,9 +250,9 @@ def _target_pattern(targets: tuple[str, ...], lemmas: Lemmas | None) -> regex.Pa
     for target in sorted(map(_normalize, targets), key=len, reverse=True):
         # the forms of each word of the target
         words = [[word] if lemmas is None else lemmas.forms(word) for word in target.split()]
-        capitalized_forms = [form[0].upper() + form[1:] for form in words[0]]
+        title = [[form[0].upper() + form[1:] for form in forms] for forms in words]
         capitals = [[form.upper() for form in forms] for forms in words]
-        for cased_words in (words, [capitalized_forms, *words[1:]], capitals):
+        for cased_words in (words, [title[0], *words[1:]], title, capitals):
             alternatives.append(" ".join(map(_any_form_pattern, cased_words)))
     return regex.compile("|".join(alternatives))
 
