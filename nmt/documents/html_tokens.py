@@ -43,7 +43,7 @@ class TokenKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Token:
-    """A part of the source. The tokens of a document together are its source, unchanged."""
+    """A part of the source. The tokens of a document, joined, give the unchanged source."""
 
     kind: TokenKind
     raw: str
@@ -67,7 +67,7 @@ def tokenize(text: str) -> Iterator[Token]:
 
 
 def _split_preformatted(text: str) -> Iterator[Token]:
-    """Split a text in <pre>, where spacing separates texts."""
+    """Split a text in <pre> at its spacing."""
     for segment in _PRE_SPACING.split(text):
         if _PRE_SPACING.fullmatch(segment):
             yield Token(TokenKind.BOUNDARY, segment)
@@ -86,7 +86,7 @@ def extract_visible_text(text: str, num_characters: int) -> str:
         visible = _extract_text(text[:end])
         if len(visible) >= num_characters:
             return visible
-        num_read *= 8  # a factor, so that reading the start again and again takes linear time
+        num_read *= 8  # grows geometrically, so that all reads together take linear time
     return _extract_text(text)
 
 
@@ -125,8 +125,9 @@ class _TokenParser(HTMLParser):
     def parse(self) -> None:
         """Parse the whole text in linear time.
 
-        HTMLParser stops before a tag or a comment that has no end. Such a comment takes the rest of
-        the text, as in a browser. The "<" of such a tag is text, and another pass starts after it.
+        HTMLParser stops before a tag or a comment that has no end. A comment without an end takes
+        the rest of the text, as in a browser. The "<" of a tag without an end is text, and another
+        pass starts after it.
         """
         position = 0
         max_read = len(self._text) + _MAX_REREAD_CHARACTERS  # characters that all passes may read
@@ -160,7 +161,7 @@ class _TokenParser(HTMLParser):
     def _start_token(self, kind: TokenKind, name: str = "") -> None:
         """Record that a token starts here, except inside an opaque element.
 
-        `kind` is for inline elements; the tags of all others are boundaries.
+        `kind` is used for text and inline elements. The tags of other elements are boundaries.
         """
         if self._opaque_depth > 0:
             return
@@ -199,7 +200,7 @@ class _TokenParser(HTMLParser):
             if tag == self._opaque_name:
                 self._opaque_depth -= 1
             return
-        # the end tag of an opaque element is in the element's token, so this one ends nothing
+        # an opaque element is one token with its end tag, so this end tag has no start tag
         self._start_token(TokenKind.ATOM if tag in _OPAQUE_ELEMENTS else TokenKind.CLOSING, tag)
         if tag == "pre":
             self._pre_depth = max(0, self._pre_depth - 1)
@@ -218,7 +219,7 @@ class _TokenParser(HTMLParser):
         self._start_token(TokenKind.BOUNDARY)
 
     def parse_marked_section(self, i: int, report: bool = True) -> int:
-        """Read `<![...>` as a comment, which it is in HTML; the base class fails with most."""
+        """Read `<![...>` as a comment, as HTML does. The base class often raises an error."""
         return self.parse_bogus_comment(i)
 
 

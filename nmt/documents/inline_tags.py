@@ -8,10 +8,10 @@ An element is placed around the target words that attend to the source character
     result     am Meer ein <b>rotes Haus</b>
 
 If the words of an element are separated by other words, its tags go around the longest run of them.
-If no word attends to the text of an element, its tags go around the word that attends closest to it
-among the words of no element; if there is none, they are left out. An element without text, such as
-an image, goes before the first word that translates text after it. Elements inside an element are
-placed among its words in the same way, so that tags stay nested.
+If no word attends to the text of an element, its tags go around the free word that attends closest
+to it. A word is free if no element has it. Without a free word, the tags are left out. An element
+without text, such as an image, goes before the first word that translates text after it. Elements
+inside an element are placed among its words in the same way, so that tags stay nested.
 """
 
 from __future__ import annotations
@@ -94,11 +94,12 @@ def align_words(
         if start == end:
             continue
         if token_index < len(alignment) and alignment[token_index] < len(source_spans):
-            position = source_spans[alignment[token_index]][0] - len(prefix)
+            source_token_start, _ = source_spans[alignment[token_index]]
+            position = source_token_start - len(prefix)
         else:  # takes the character at the same fraction of the sentence
             position = start * len(sentence) // max(len(text), 1)
         token_starts.append(start)
-        # the prefix and EOS, which tokens may attend to as well, are outside of the sentence
+        # tokens may also attend to the prefix or to EOS, which are outside of the sentence
         source_positions.append(max(0, min(position, len(sentence) - 1)))
     for word in _split_words(text):
         index = bisect_right(token_starts, word.start) - 1  # the token with the word's start
@@ -151,7 +152,8 @@ class TagPlacer:
         html_parts = []
         position = region.start  # all characters of the target before this one are rendered
         spans = self._find_words(element.children, region)
-        for index in sorted(range(len(spans)), key=lambda index: spans[index].start):
+        target_order = sorted(range(len(spans)), key=lambda index: spans[index].start)
+        for index in target_order:
             child = element.children[index]
             words = spans[index]
             if words.start < words.end:
@@ -167,7 +169,7 @@ class TagPlacer:
                 continue  # the translation has no word for the element
             html_parts.append(child.opening + inner_html + child.closing)
             # an element without words may come directly before a word of the translation
-            if start == end < region.end and self._needs_space(child, end):
+            if start == end and end < region.end and self._needs_space(child, end):
                 html_parts.append(" ")
         html_parts.append(html.escape(self._target[position : region.end], quote=False))
         return "".join(html_parts)
@@ -176,9 +178,7 @@ class TagPlacer:
         return bool(self._source[element.start : element.end].strip())
 
     def _needs_space(self, element: Element, position: int) -> bool:
-        """Return whether a space follows an element in the source, but not at this position of the
-        target.
-        """
+        """Return whether the source has a space after an element, and the target none here."""
         is_before_space = self._source[element.end : element.end + 1].isspace()
         return is_before_space and not self._target[position].isspace()
 

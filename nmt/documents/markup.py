@@ -31,8 +31,11 @@ class MarkupText:
     @property
     def sentences(self) -> list[str]:
         """See `SourceText`."""
-        blocks = [content for content in self.contents if isinstance(content, Block)]
-        return [sentence for block in blocks for sentence in block.text.sentences]
+        sentences: list[str] = []
+        for content in self.contents:
+            if isinstance(content, Block):
+                sentences += content.text.sentences
+        return sentences
 
     @property
     def needs_alignment(self) -> bool:
@@ -95,9 +98,9 @@ def parse_tokens(
 
 
 def _split_ends(tokens: Sequence[Token]) -> tuple[str, Sequence[Token], str]:
-    """Divide the tokens of a block into those at its start, in the middle and at its end.
+    """Divide the tokens of a block into markup at its start, the middle, and markup at its end.
 
-    Elements without text at either end, and elements around the whole text, stay where they are.
+    The markup is not translated: elements without text at either end, and tags around all text.
     """
     start = 0
     end = len(tokens)
@@ -190,9 +193,9 @@ def _parse_block(
     trailing_space = ""
     if not preserves_space:
         first_text = tokens[0].raw if tokens[0].kind is TokenKind.TEXT else ""
-        leading_space = first_text[: len(first_text) - len(first_text.lstrip(_WHITE_SPACE))]
+        leading_space = first_text.removesuffix(first_text.lstrip(_WHITE_SPACE))
         last_text = tokens[-1].raw if tokens[-1].kind is TokenKind.TEXT else ""
-        trailing_space = last_text[len(last_text.rstrip(_WHITE_SPACE)) :]
+        trailing_space = last_text.removeprefix(last_text.rstrip(_WHITE_SPACE))
     if trailing_space:
         characters = characters.rstrip(" ")
     return Block(
@@ -208,7 +211,7 @@ def _parse_block(
 def _parse_elements(tokens: Sequence[Token], *, preserves_space: bool) -> tuple[str, Element]:
     """Return the text of inline tokens, and an element that holds their elements.
 
-    Unless `preserves_space` is set, leaves out a space at the start, and after another space.
+    Unless `preserves_space` is set, leaves out a space at the start or after another space.
     """
     root = Element("", start=0, end=0)
     open_elements = [root]  # the innermost is the last

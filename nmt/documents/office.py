@@ -1,8 +1,8 @@
 """Read the paragraphs of office documents: OOXML (Word, PowerPoint) and OpenDocument.
 
-A paragraph of OOXML consists of runs, each with its formatting. The formatting of the largest part
-of a text counts as plain; other runs, links and fields are elements within the text, which are
-placed around the words that they belong to, as in HTML.
+A paragraph of OOXML consists of runs, each with its formatting. The most frequent formatting of a
+text counts as plain. Runs with other formatting, links and fields become inline elements, which are
+placed around the translation of their words as in HTML.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from typing import NamedTuple
 
 from nmt.documents.document import ReadOptions
@@ -43,13 +43,18 @@ _ODF_TEXT = "urn:oasis:names:tc:opendocument:xmlns:text:1.0"
 # elements around runs
 _CONTAINERS = ("hyperlink", "ins", "moveTo", "smartTag", "customXml", "dir", "bdo")
 _SEPARATORS = ("tab", "br", "cr", "ptab")  # elements that separate two texts of a run
-_DROPPED = ("proofErr", "lastRenderedPageBreak", "softHyphen")  # only the source needs these
+_DROPPED = ("proofErr", "lastRenderedPageBreak", "softHyphen")  # these apply to the source only
 _UNTRANSLATED = ("tracked-changes", "annotation")  # deleted text and remarks
+_KIND_OF_TAG = {
+    XmlKind.OPENING: TokenKind.OPENING,
+    XmlKind.CLOSING: TokenKind.CLOSING,
+    XmlKind.EMPTY: TokenKind.ATOM,
+}
 _SPELLING_ATTRIBUTE = re.compile(
     r"""\s(lang|altLang|dirty|err|smtClean|noProof)=("[^"]*"|'[^']*')"""
 )
-_MARKER = re.compile(r"<\?nmt-text (\d+)\?>")  # has an index of `XmlPart.inner_parts`
-_MAX_DEPTH = 8  # how deeply paragraphs are nested, for example in text boxes
+_MARKER = re.compile(r"<\?nmt-text (\d+)\?>")  # the number is an index of `XmlPart.inner_parts`
+_MAX_DEPTH = 8  # paragraphs within more paragraphs, as in nested text boxes, are not translated
 
 
 @dataclass
@@ -72,7 +77,7 @@ class XmlPart:
 
         Takes one of `translations` for each text of `list_texts`, in the same order.
         """
-        outer_text = "".join(next(translations) for _ in self.texts)
+        outer_text = "".join(islice(translations, len(self.texts)))
         inner_texts = [text_box.join(translations) for text_box in self.inner_parts]
         return _MARKER.sub(lambda marker: inner_texts[int(marker[1])], outer_text)
 
@@ -85,7 +90,7 @@ def read_office_part(text: str, options: ReadOptions) -> XmlPart:
 
 
 class _PartReader:
-    """Reads the paragraphs among tokens; `depth` counts the paragraphs around them."""
+    """Reads the paragraphs among tokens. `depth` is the number of paragraphs around the tokens."""
 
     def __init__(self, options: ReadOptions, depth: int = 0) -> None:
         self._options = options
@@ -124,7 +129,9 @@ class _PartReader:
         return None
 
     def read_element(self, tokens: Sequence[XmlToken]) -> str:
-        """Return the source of an element, with a marker if there are paragraphs in it."""
+        """Return the source of an element. If it has paragraphs, adds them as an inner part and
+        returns the marker of this part.
+        """
         if not any(token.name in ("p", "h") for token in tokens):
             return join_raw(tokens)
         inner_part = _PartReader(self._options, self._depth + 1).read(iter(tokens))
@@ -163,7 +170,7 @@ class _PartReader:
                 inline_tokens.append(Token(TokenKind.OPENING, token.raw, token.name))
             elif token.kind is XmlKind.CLOSING:
                 inline_tokens.append(Token(TokenKind.CLOSING, token.raw, token.name))
-            # dropped: marks of CDATA, as the text is escaped, and where pages of the source ended
+            # drops page breaks of the source, and marks of CDATA, since its text is escaped
             elif not is_cdata_mark(token) and token.name != "soft-page-break":
                 end = find_end(tokens, index)
                 raw = self.read_element(tokens[index:end])
@@ -217,11 +224,8 @@ class _RunReader:
                 yield from self._read_run(index, end)
             elif is_run_markup and self._is_container(index, end):
                 end = self._find_tag_end(index)
-                kind = TokenKind.CLOSING
-                if token.kind is not XmlKind.CLOSING:
-                    kind = TokenKind.OPENING if token.kind is XmlKind.OPENING else TokenKind.ATOM
                 raw = join_raw(self._tokens[index:end])
-                yield _Item(kind, raw, token.name)
+                yield _Item(_KIND_OF_TAG[token.kind], raw, token.name)
             elif is_run_markup and token.name == "sdtContent":
                 end = self._find_tag_end(index)  # includes </sdt>
                 yield _Item(TokenKind.CLOSING, join_raw(self._tokens[index:end]), "sdt")
@@ -234,7 +238,10 @@ class _RunReader:
             index = end
 
     def _is_container(self, start: int, end: int) -> bool:
-        """Return whether a tag begins or ends an element around runs. `sdt` may contain none."""
+        """Return whether a tag begins or ends an element around runs.
+
+        `sdt`, a content control, is such an element only if it has `<sdtContent>`.
+        """
         name = self._tokens[start].name
         if name != "sdt":
             return name in _CONTAINERS
@@ -252,9 +259,11 @@ class _RunReader:
         """
         token = self._tokens[index]
         if token.name == "sdt" and token.kind is XmlKind.OPENING:
-            last_name, last_kind = "sdtContent", XmlKind.OPENING
+            last_name = "sdtContent"
+            last_kind = XmlKind.OPENING
         elif token.name == "sdtContent":
-            last_name, last_kind = "sdt", XmlKind.CLOSING
+            last_name = "sdt"
+            last_kind = XmlKind.CLOSING
         else:
             return index + 1
         for end in range(index, len(self._tokens)):
@@ -297,7 +306,7 @@ def _read_properties(element: Sequence[XmlToken]) -> str:
 
 
 def _make_run(opening: XmlToken, properties: str) -> _Run:
-    """Return the tags of a run; without revision numbers, equal runs have equal tags."""
+    """Return the tags of a run. Leaves out revision numbers, so that equal runs have equal tags."""
     prefix = opening.prefix
     space = ' xml:space="preserve"' if opening.namespace in _WORD_NAMESPACES else ""
     return _Run(f"<{prefix}r>{properties}<{prefix}t{space}>", f"</{prefix}t></{prefix}r>")
@@ -306,8 +315,8 @@ def _make_run(opening: XmlToken, properties: str) -> _Run:
 def _field_mark(element: Sequence[XmlToken]) -> str:
     """Return the role of an element of a run in a field.
 
-    A field has "begin", then its code, "link" or "instruction", and maybe "separate" and its
-    result, then "end". Other elements return an empty text.
+    The roles are, in the order of a field: "begin"; "link" or "instruction" for its code;
+    "separate" before its result, if it has one; and "end". Other elements have the role "".
     """
     if element[0].name == "fldChar":
         return element[0].attributes.get("fldCharType", "")
@@ -332,11 +341,14 @@ def _group_fields(items: Sequence[_Item]) -> list[_Item]:
         elif item.field_mark == "end" and starts:
             start = starts.pop()
             grouped[start:] = _join_field(grouped[start:])
-    return [item._replace(kind=TokenKind.BOUNDARY) if item.field_mark else item for item in grouped]
+    for index, item in enumerate(grouped):
+        if item.field_mark:
+            grouped[index] = item._replace(kind=TokenKind.BOUNDARY)
+    return grouped
 
 
 def _join_field(items: Sequence[_Item]) -> list[_Item]:
-    """Return a complete field: an element for a link, and otherwise one item."""
+    """Return a complete field: an element around the text of a link, or one item."""
     marks = [item.field_mark for item in items]
     if "link" in marks and "separate" in marks:
         separator = marks.index("separate")
@@ -372,5 +384,6 @@ def _build_run_text(items: Sequence[_Item], options: ReadOptions) -> SourceText:
             tokens.append(Token(TokenKind.CLOSING, run.closing + plain_run.opening, "r"))
     text = parse_tokens(tokens, split_sentences=options.split_sentences, preserves_space=True)
     contents = [plain_run.opening, *text.contents, plain_run.closing]
-    empty_runs = [run.opening + run.closing for run in lengths]  # tags side by side leave these
+    # a tag next to another tag leaves a run without text
+    empty_runs = [run.opening + run.closing for run in lengths]
     return XmlText(MarkupText(contents), removed=empty_runs)

@@ -26,6 +26,7 @@ _MAX_TEXT_BYTES = 64 << 20  # unpacked size of all files with text
 _MAX_RATIO = 200
 _MIN_LIMIT_BYTES = 64 << 20
 _MAX_FILES = 10_000
+# macros of OOXML and OpenDocument, except for the indices script-lb.xml and script-lc.xml
 _MACROS = re.compile(r"(?i)(^|/)vbaProject\.bin$|^Basic/.+/(?!script-l[bc]\.xml).+\.xml$")
 
 
@@ -48,7 +49,7 @@ class _Format:
 
     name: str
     readers: dict[str, _Reader]
-    """Functions by pattern of a file name, which matches the whole name."""
+    """The function that reads a file, by a regular expression for its whole name."""
 
     def find_reader(self, file_name: str) -> _Reader | None:
         """Return the function that reads a file; None if the file is not translated."""
@@ -185,7 +186,7 @@ def _assemble(
 ) -> bytes:
     """Return the archive with translated parts.
 
-    Both the archive and `translations` have the order in which `read_package` read them.
+    `translations` has the order of the files in the archive.
     """
     output = io.BytesIO()
     with (

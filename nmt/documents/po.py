@@ -26,10 +26,11 @@ _ESCAPE_BY_CHARACTER = str.maketrans(
     {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 )
 _TAG = r"</?[A-Za-z][^<>]*>"
-_PERCENT = (  # the placeholders of printf, which all flags have that `_PLACEHOLDERS` lacks
+_PERCENT = (  # placeholders of printf, for all flags that are not in `_PLACEHOLDERS`
     r"%(?:\(\w+\))?(?:\d+\$)?[-+ #0']*(?:\*|\d+)?(?:\.(?:\*|\d+))?(?:hh|h|ll|l|q|j|z|t|L)?\w|%%"
 )
-_OPENING_MARKS = r"""["'(\[«„“‘‚]*"""  # around a placeholder, they belong to it
+# quotation marks and brackets around a placeholder belong to it
+_OPENING_MARKS = r"""["'(\[«„“‘‚]*"""
 _CLOSING_MARKS = r"""["')\]»”’]*"""
 _BRACES = r"\{[^{}\s]*\}"
 _PLACEHOLDERS = {  # the keys are flags of messages
@@ -75,13 +76,13 @@ class _Translation(WrappedText):
         text = html.unescape(self.text.render(results, rank, prefix))
         lines = _split_lines(text) or [""]
         if len(lines) > 1:
-            lines.insert(0, "")  # gettext does this too, so that all lines of a text begin alike
+            lines.insert(0, "")  # as gettext does, so that the lines of a text are aligned
         quoted = [f'"{line.translate(_ESCAPE_BY_CHARACTER)}"{self.newline}' for line in lines]
         return f"{self.keyword} {''.join(quoted)}"
 
 
 def read_po(content: bytes, options: ReadOptions) -> Document:
-    """Read the messages without a translation; the others stay, also if they are fuzzy.
+    """Read the messages without a translation. Existing translations stay, even fuzzy ones.
 
     Raises `DataError` for a file that is not valid.
     """
@@ -157,7 +158,7 @@ def _read_message(message: _Message, newline: str, options: ReadOptions) -> list
     position = 0  # index of the first line that is in no text yet
     for keyword, translation in message.texts.items():
         is_missing = keyword.startswith("msgstr") and not translation
-        if not is_missing or not message.texts.get("msgid"):  # an empty msgid is the header's
+        if not is_missing or not message.texts.get("msgid"):  # the header has an empty msgid
             continue
         start, end = message.spans[keyword]
         texts.append(PlainText([], ["".join(message.lines[position:start])]))
@@ -201,6 +202,6 @@ def _make_token(source: str) -> Token:
         return Token(TokenKind.BOUNDARY, raw)
     if not source.startswith("<") or source.endswith("/>"):
         return Token(TokenKind.ATOM, raw)
-    name = re.split(r"[\s>]", source.strip("</"))[0]
+    name = re.split(r"[\s>]", source.strip("</"))[0]  # "b" for "<b>" and "</b>"
     is_closing = source.startswith("</")
     return Token(TokenKind.CLOSING if is_closing else TokenKind.OPENING, raw, name)

@@ -104,17 +104,21 @@ def _join_lines(lines: Sequence[str]) -> str:
 def _wrap(text: str, num_lines: int, newline: str) -> str:
     """Break a text at spaces into lines of about the same length.
 
-    A word goes on a line if at least half of it fits.
+    A word is added to a line if at least half of the word fits.
     """
     words = deque(_WORD.findall(text))
-    num_characters = sum(len(word) + 1 for word in words)  # those that are on no line yet
+    num_characters = sum(len(word) + 1 for word in words)  # that are on no line yet
     lines: list[str] = []
     for num_lines_left in range(num_lines, 0, -1):
         if not words:
             break
         target_length = (num_characters - 1) / num_lines_left
+        is_last_line = num_lines_left == 1
         line = words.popleft()
-        while words and (num_lines_left == 1 or len(line) + 1 + len(words[0]) / 2 <= target_length):
+        while words:
+            length_with_half_word = len(line) + 1 + len(words[0]) / 2
+            if length_with_half_word > target_length and not is_last_line:
+                break
             line += " " + words.popleft()
         lines.append(line)
         num_characters -= len(line) + 1

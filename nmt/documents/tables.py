@@ -61,7 +61,7 @@ def _has_quoted_cells(text: str) -> bool:
 
 
 def _find_cells(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> list[tuple[int, int]]:
-    """Return row and column of each cell to translate, which has a letter and is in `columns`."""
+    """Return row and column of each cell to translate: all cells in `columns` with a letter."""
     first_row = 0
     if all(_is_column_number(name) for name in columns):
         column_indices = [int(name) - 1 for name in columns]
@@ -84,5 +84,5 @@ def _find_column(header: Sequence[str], name: str) -> int:
 
 
 def _is_column_number(name: str) -> bool:
-    """Return whether a column is given by its number; a longer one than six digits is a name."""
+    """Return whether a column is given by its number. More than six digits are a name."""
     return name.isascii() and name.isdigit() and len(name) <= 6 and int(name) > 0

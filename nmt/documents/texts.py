@@ -13,10 +13,9 @@ from nmt.data.text import replace_line_breaks
 from nmt.translate.long_lines import sentence_ends, space_between
 from nmt.translate.results import LineResult
 
-# categories of Unicode: symbols such as emoji, and what may modify or join them, which are marks,
-# format characters, surrogates and private characters
-_SYMBOLS = {"So", "Sk"}
-_SYMBOL_MODIFIERS = {"Mn", "Cf", "Cs", "Co"}
+# categories of Unicode
+_SYMBOLS = {"So", "Sk"}  # such as emoji
+_SYMBOL_MODIFIERS = {"Mn", "Cf", "Cs", "Co"}  # marks, format, surrogate and private characters
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _MAX_WINDOW_TEXTS = 1024  # limits windows of texts that have few or no sentences
 _MAX_WINDOW_CHARACTERS = 1 << 16  # limits windows of long sentences
@@ -84,8 +83,8 @@ class PlainText:
     def target_gaps(self, translations: Sequence[str]) -> list[str]:
         """Return the white space before each translation and after the last one.
 
-        They are the gaps of the source, with one exception: Chinese and Japanese sentences have no
-        gaps, so their translations get a space between them if the target's script uses spaces.
+        These are the gaps of the source, with one exception. Chinese and Japanese sentences have no
+        gaps: their translations are separated by a space if the target's script uses spaces.
         """
         gaps = list(self.gaps)
         previous = ""
@@ -119,14 +118,16 @@ def parse_plain_text(text: str, *, split_sentences: bool = True) -> PlainText:
 
 def get_translation_text(result: LineResult, rank: int = 0) -> str:
     """Return translation number `rank` of a sentence, or its last one if it has fewer."""
-    translations = result.translations
-    return translations[min(rank, len(translations) - 1)].text if translations else ""
+    if not result.translations:
+        return ""
+    last_rank = len(result.translations) - 1
+    return result.translations[min(rank, last_rank)].text
 
 
 def remove_target_tag(result: LineResult, num_tag_tokens: int) -> LineResult:
-    """Remove the tag of the target language, `num_tag_tokens` long, from the tokens of a result.
+    """Remove the first `num_tag_tokens` tokens, the tag of the target language, from a result.
 
-    The texts of translations never contain it. Lines of several segments stay as they are.
+    The texts of translations never contain the tag. Lines of several segments stay as they are.
     """
     if num_tag_tokens == 0 or result.num_segments != 1:
         return result
@@ -149,7 +150,7 @@ def remove_target_tag(result: LineResult, num_tag_tokens: int) -> LineResult:
 def is_symbols_only(text: str) -> bool:
     """Return whether a text has only symbols, such as emoji, which need no translation.
 
-    It may also have white space, but not only white space.
+    White space between the symbols is allowed.
     """
     if text[:1].isalnum():  # nearly all texts
         return False
@@ -171,7 +172,7 @@ def find_token_spans(tokens: Sequence[str], text: str) -> list[tuple[int, int]]:
     spans = []
     offset = 0  # number of visible characters of the tokens so far
     for length in visible_lengths:
-        start = int(offset * scale + 1e-9)  # 1e-9, since a whole number may be rounded down
+        start = int(offset * scale + 1e-9)  # 1e-9 against rounding errors below a whole number
         offset += length
         end = int(offset * scale + 1e-9)
         if length == 0 or start >= len(positions):

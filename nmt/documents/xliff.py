@@ -79,25 +79,23 @@ class _XliffReader:
         # In XLIFF 1.2, <seg-source> may repeat the source, divided into segments. The target is
         # then divided in the same way.
         copied_start, copied_end = elements.get("seg-source", (source_start, source_end))
-        insert_position = max(source_end, copied_end)
         prefix = tokens[source_start].prefix
-        opening = f"<{prefix}target>"
-        if target_end:
+        if target_end:  # fills the empty target
+            tail_start = target_end
             self._markup.append(join_raw(tokens[:target_start]))
-            insert_position = target_end
-            if tokens[target_start].kind is XmlKind.OPENING:
-                opening = tokens[target_start].raw
-            else:
-                opening = tokens[target_start].raw.removesuffix("/>").rstrip() + ">"
-        else:  # the new target gets a line of its own if the source has one
-            self._markup.append(join_raw(tokens[:insert_position]))
-            space_start = source_start  # becomes the start of the white space before the source
+            opening = _to_start_tag(tokens[target_start])
+        else:
+            tail_start = max(source_end, copied_end)
+            self._markup.append(join_raw(tokens[:tail_start]))
+            # repeats the white space before the source, so that the target starts a line too
+            space_start = source_start
             while tokens[space_start - 1].kind is XmlKind.TEXT:
                 space_start -= 1
             self._markup.append(join_raw(tokens[space_start:source_start]))
+            opening = f"<{prefix}target>"
         self._markup.append(opening)
         self._read_segments(tokens[copied_start + 1 : copied_end - 1])
-        self._markup += [f"</{prefix}target>", join_raw(tokens[insert_position:])]
+        self._markup += [f"</{prefix}target>", join_raw(tokens[tail_start:])]
 
     def _read_segments(self, tokens: Sequence[XmlToken]) -> None:
         """Add the content of a target: the content of its source with translated text."""
@@ -130,8 +128,15 @@ class _XliffReader:
         self._texts.append(XmlText(text))
 
 
+def _to_start_tag(token: XmlToken) -> str:
+    """Return the start tag of an element; `<target/>` becomes `<target>`."""
+    if token.kind is XmlKind.OPENING:
+        return token.raw
+    return token.raw.removesuffix("/>").rstrip() + ">"
+
+
 def _state_language(root: XmlToken, tgt_lang: str) -> str:
-    """Return the tag of the root, which in XLIFF 2 has to state the language of the targets."""
+    """Return the tag of the root. In XLIFF 2, adds the language of the targets if it is missing."""
     is_version_2 = "srcLang" in root.attributes
     if not tgt_lang or not is_version_2 or "trgLang" in root.attributes:
         return root.raw
@@ -140,7 +145,7 @@ def _state_language(root: XmlToken, tgt_lang: str) -> str:
 
 
 def _find_children(tokens: Sequence[XmlToken]) -> dict[str, tuple[int, int]]:
-    """Return the start and end of each child of a unit by its name: the first with this name."""
+    """Return start and end of each child of a unit by its name. The first of several is taken."""
     children: dict[str, tuple[int, int]] = {}
     index = 1
     while index < len(tokens) - 1:
@@ -185,14 +190,14 @@ def _read_inline(tokens: Sequence[XmlToken]) -> Iterator[Token]:
 
 
 def _contains_text(token: XmlToken) -> bool:
-    """Return whether an element contains text to translate, and not a code."""
+    """Return whether an element contains text to translate."""
     return token.name in _PAIRED and token.attributes.get("translate") != "no"
 
 
 def _find_number(token: XmlToken) -> str:
-    """Return "#" and the number of a code, if it has one. The start and the end of a pair match.
+    """Return "#" and the number of a code, if it has one: equal for the start and end of a pair.
 
-    The name of an element never begins with "#", so it cannot be taken for a number.
+    The "#" distinguishes numbers from names of elements.
     """
     for name in _NUMBERS:
         if name in token.attributes:
@@ -201,7 +206,7 @@ def _find_number(token: XmlToken) -> str:
 
 
 def _pair_codes(tokens: Sequence[Token]) -> list[Token]:
-    """Return the tokens. The start and the end of codes that are not nested become atoms."""
+    """Return the tokens, in which codes that are not properly nested become atoms."""
     paired = list(tokens)
     open_indices: list[int] = []  # indices of the elements and codes that have not ended
 

@@ -34,12 +34,15 @@ def escape(text: str) -> str:
 
 
 def is_cdata_mark(token: XmlToken) -> bool:
-    """Return whether a token begins or ends a section of CDATA, whose text is escaped instead."""
+    """Return whether a token begins or ends a CDATA section."""
     return token.raw in _CDATA_MARKS
 
 
 def find_end(tokens: Sequence[XmlToken], start: int) -> int:
-    """Return the index after the element that begins at `start`, or after any other token there."""
+    """Return the index after the element that begins at `start`.
+
+    If the token at `start` begins no element, this is the index after the token.
+    """
     depth = 0
     for index in range(start, len(tokens)):
         if tokens[index].kind is XmlKind.OPENING:
@@ -52,7 +55,7 @@ def find_end(tokens: Sequence[XmlToken], start: int) -> int:
 
 
 def take_element(first: XmlToken, tokens: Iterator[XmlToken]) -> list[XmlToken]:
-    """Return the tokens of the element that `first` opens; take the others from `tokens`."""
+    """Return `first`, the start tag of an element, and its further tokens, read from `tokens`."""
     element = [first]
     depth = 1
     while depth:

@@ -36,13 +36,14 @@ class XmlToken(NamedTuple):
     namespace: str = ""  # namespace of an element
     name: str = ""  # name of an element; its prefix is removed
     attributes: dict[str, str] = {}  # noqa: RUF012  # never changed
-    """The keys are names without their prefix. If two attributes have one name, one is missing."""
+    """The keys are names without their prefix. Of several with the same name, the last is here."""
     text: str = ""  # the characters of a text; references are replaced
 
     @property
     def prefix(self) -> str:
         """The namespace prefix of a tag as in the source, such as `w:`, or an empty text."""
-        prefix, colon, _ = re.split(r"[\s/>]", self.raw.strip("</"), maxsplit=1)[0].rpartition(":")
+        tag_name = re.split(r"[\s/>]", self.raw.strip("</"), maxsplit=1)[0]  # such as w:p
+        prefix, colon, _ = tag_name.rpartition(":")
         return prefix + colon
 
 
@@ -113,7 +114,7 @@ class _TokenParser:
             raise DataError(f"the file is not valid XML: {error}") from None
 
     def take_tokens(self, content: bytes, end: int | None) -> Iterator[XmlToken]:
-        """Yield the tokens that are complete; `end` is the end of the file once it is read."""
+        """Yield the complete tokens. `end` is the end of the file, or None before all is read."""
         tokens = self._tokens
         ends = self._starts[1:]  # the last token has no end until the next one starts
         if end is not None:
