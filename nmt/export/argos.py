@@ -32,9 +32,9 @@ def write_argos(
 ) -> None:
     """Write `translate-FROM_TO-1_0.argosmodel` into `folder`.
 
-    Raises `ModelError` for a model with two SentencePiece models, and for a model that needs a
-    language id or tag before each text, since Argos adds nothing to a text. Raises `NmtError` if
-    babel, which has the names of languages, is not installed.
+    Argos has one SentencePiece model and adds nothing to a text. Raises `ModelError` for a model
+    with two SentencePiece models, or with a language id or tag before each text. Raises `NmtError`
+    if babel, which has the names of languages, is not installed.
     """
     try:
         from nmt.data.language_codes import language_name

@@ -33,9 +33,8 @@ INTGEMM8 = 0x4101  # int8 with one scale for all elements, which follows them
 _FILE_VERSION = 1
 _ALIGNMENT = 256  # bytes
 _SHORTLIST_MAGIC = 0xF11A48D5013417F5
-_NUM_FIRST = (
-    50  # target ids that are candidates for every sentence, from 0; has all control symbols
-)
+# target ids 0 to 49 are candidates for every sentence; these include all control symbols
+_NUM_FIRST = 50
 _MASK64 = (1 << 64) - 1
 
 
@@ -53,9 +52,9 @@ def write_bergamot(
 ) -> None:
     """Write the model, SentencePiece models and `config.yml` into `folder`.
 
-    Raises `ModelError` if Marian cannot represent the model, or if the ids of pieces are not those
-    of the SentencePiece model, since Bergamot has no other vocabularies; and `ConfigError` for
-    `quantization=int8` and a size that Bergamot cannot multiply in int8.
+    Raises `ModelError` if Marian cannot represent the model. Bergamot gets its ids from the
+    SentencePiece model, so a model with other ids raises `ModelError` too. Raises `ConfigError` for
+    `quantization=int8` and a matrix of a size that Bergamot cannot multiply in int8.
     """
     model = convert_model(info, weights, tokenizers, config)
     for tokenizer, pieces in (
@@ -186,7 +185,7 @@ def name_precision(config: ExportConfig) -> str:
 
 
 def name_pair(info: ModelInfo) -> str:
-    """Return the languages of a model, as names of files have them, such as `ende`."""
+    """Return the languages of a model for names of files, such as `ende`."""
     return f"{info.src_lang or 'src'}{info.tgt_lang or 'trg'}"
 
 
@@ -208,16 +207,18 @@ def encode_items(items: list[Item]) -> bytes:
         header += item.name.encode("utf-8") + b"\0"
     for item in items:
         header += struct.pack(f"<{len(item.shape)}i", *item.shape)
-    # Marian always pads, also if the content would already begin at a multiple
-    padding = _ALIGNMENT - (len(header) + 8) % _ALIGNMENT
+    # The content begins at a multiple of _ALIGNMENT. Marian always adds padding, up to a whole
+    # block.
+    header_length = len(header) + 8  # 8 bytes for the length of the padding
+    padding = _ALIGNMENT - header_length % _ALIGNMENT
     return header + struct.pack("<Q", padding) + bytes(padding) + b"".join(contents)
 
 
 def encode_shortlist(candidates: Candidates, tokenizers: Tokenizers) -> bytes:
     """Return the content of a lexical shortlist with Marian's binary format.
 
-    Every source ends with EOS, so the candidates for all sentences are candidates of EOS. Every
-    list has EOS, since Marian refuses a file whose last lists are empty.
+    Every source ends with EOS, so the candidates for all sentences are candidates of EOS. Marian
+    refuses a file whose last lists are empty, so every list has EOS.
     """
     # without the padding that the import of a Marian model adds as the last id
     src_vocab_size = Tokenizer(tokenizers.src.model).vocab_size
@@ -236,7 +237,7 @@ def encode_shortlist(candidates: Candidates, tokenizers: Tokenizers) -> bytes:
 
 
 def _checksum(content: bytes) -> int:
-    """Return Marian's `hashMem` of the 64-bit words of `content`; a last half word is ignored."""
+    """Return Marian's `hashMem` of the 64-bit words of `content`. Ignores an incomplete word."""
     seed = 0
     for word in np.frombuffer(content, dtype="<u8", count=len(content) // 8).tolist():
         seed ^= (word + 0x9E3779B9 + (seed << 6) + (seed >> 2)) & _MASK64

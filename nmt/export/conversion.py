@@ -45,8 +45,8 @@ def check_convertible(model_folder: Path) -> None:
 def convert_once(model_folder: Path, quantization: Quantization) -> Path:
     """Convert a model for CTranslate2, unless that was done before; return the converted folder.
 
-    Several processes may call this at the same time: one converts, the others wait for it. Raises
-    a `ConfigError` for an architecture that CTranslate2 does not support, a `ModelError` for a
+    If several processes call this at the same time, one converts and the others wait. Raises a
+    `ConfigError` for an architecture that CTranslate2 does not support, a `ModelError` for a
     damaged model, and an `NmtError` if no folder for conversions is writable.
     """
     if needs_signatures():
@@ -96,8 +96,8 @@ def remove_conversion(conversion: Path) -> None:
 def _convert(model_folder: Path, conversion: Path, quantization: Quantization) -> None:
     """Convert a model to the folder `conversion`. The caller holds the lock of its parent folder.
 
-    Does nothing if another process converted the model while this one waited for the lock. Removes
-    temporary files of killed processes, and conversions of earlier versions of the model.
+    Does nothing if another process converted the model while this process waited for the lock.
+    Removes temporary files of killed processes, and conversions of earlier versions of the model.
     """
     remove_all_temporary(conversion.parent)
     if (conversion / EXPORT_INFO).exists():

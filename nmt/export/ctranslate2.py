@@ -1,6 +1,6 @@
 """Export to CTranslate2.
 
-The weights are assigned to a `TransformerSpec` of CTranslate2. It is a tree of layers, quantizes
+The weights are assigned to a `TransformerSpec` of CTranslate2, a tree of layers. The spec quantizes
 the weights and writes `model.bin`.
 """
 
@@ -137,8 +137,8 @@ def _set_positions(
 ) -> None:
     """Assign the positional encoding of the encoder or decoder.
 
-    It is one table that is added to embeddings, or tables in the self-attention of each layer.
-    Rotary positions have no table.
+    The encoding is one table that is added to embeddings, or a table in the self-attention of each
+    layer. Rotary positions have no table.
     """
     if model_config.positions.is_added_to_embeddings:
         table = make_position_table(model_config, stack_name, weights, max_positions).float()
@@ -168,7 +168,7 @@ def _set_alibi(
     example_q = torch.zeros(())  # gives the dtype of the bias
     bias = Alibi(model_config).bias(example_q, distances)  # (H, 1, 2P)
     table = bias[:, 0].T  # (2P, H)
-    if is_bidirectional:  # one half of the table for tokens before, one for tokens after
+    if is_bidirectional:  # half of the table is for earlier tokens, half for later tokens
         table = torch.cat([table, table])  # (4P, H)
     for layer in stack.layer:
         attention = layer.self_attention

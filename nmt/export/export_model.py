@@ -120,6 +120,16 @@ _MARIAN_SUPPORT: Support = _COMMON_SUPPORT | {
     "decoder": None,
 }
 _ONNX_SUPPORT: Support = {setting.name: None for setting in dataclasses.fields(ModelConfig)}
+# the cache of an SSRU has a state of d_model numbers instead of the keys of all heads
+_ONNX_SSRU_SUPPORT: Support = {"head_size": [None], "num_kv_heads": [None]}
+_MARIAN_SSRU_SUPPORT: Support = {"positions": [Positions.sinusoidal_concat]}
+_SSRU_SUPPORT = {
+    ExportFormat.onnx: _ONNX_SSRU_SUPPORT,
+    ExportFormat.web: _ONNX_SSRU_SUPPORT,
+    ExportFormat.marian: _MARIAN_SSRU_SUPPORT,
+    ExportFormat.bergamot: _MARIAN_SSRU_SUPPORT,
+}
+"""The settings that formats support differently in models with SSRUs."""
 SUPPORTED: dict[ExportFormat, Support] = {
     ExportFormat.ctranslate2: _CTRANSLATE2_SUPPORT,
     # source_eos=false is not supported, since tokenizers of transformers always add EOS
@@ -143,23 +153,14 @@ SUPPORTED: dict[ExportFormat, Support] = {
 
 
 def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
-    """Convert the model folder `folder` to `config.format`; if this fails, `output` is unchanged.
+    """Convert the model in `folder` to `config.format`. After an error, `output` is unchanged.
 
     Raises `ConfigError` for an architecture that the format does not support, `ModelError` if
     `folder` is not a model folder, and `NmtError` if `output` exists but is not an export, or if a
     Python package is missing.
     """
     info = load_info(folder)
-    if unsupported := find_unsupported(info.model, config.format):
-        message = f"format={config.format.value} does not support {' and '.join(unsupported)}"
-        alternatives = [
-            f"format={alternative.value}"
-            for alternative in SUPPORTED
-            if not find_unsupported(info.model, alternative)
-        ]
-        if alternatives:
-            message += f"; use {' or '.join(alternatives)}"
-        raise ConfigError(message)
+    _check_supported(info.model, config.format)
     tokenizers = load_model_tokenizers(folder, info)
     model = build_model(info, load_weights(folder), torch.device("cpu"))  # checks names and shapes
     with replace_folder(output, marker=EXPORT_INFO) as temporary:
@@ -167,12 +168,7 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
         save_tokenizers(temporary, tokenizers)
         if config.shortlist_data is not None:
             data_dir = resolve_path(config.shortlist_data)
-            candidates = learn_shortlist(data_dir, tokenizers, info.tokenizer_sha256)
-            if config.format is ExportFormat.bergamot:
-                path = temporary / bergamot.name_shortlist(info)
-                path.write_bytes(bergamot.encode_shortlist(candidates, tokenizers))
-            else:
-                write_vmap(temporary, candidates, tokenizers)
+            _write_shortlist(temporary, config.format, data_dir, info, tokenizers)
         content = {
             "format_version": FORMAT_VERSION,
             "export": {
@@ -195,6 +191,38 @@ def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
             sign_folder(temporary, resolve_path(config.sign))
 
 
+def _check_supported(model: ModelConfig, export_format: ExportFormat) -> None:
+    """Raise a `ConfigError` if a format does not support an architecture."""
+    unsupported = find_unsupported(model, export_format)
+    if not unsupported:
+        return
+    message = f"format={export_format.value} does not support {' and '.join(unsupported)}"
+    alternatives = [
+        f"format={alternative.value}"
+        for alternative in SUPPORTED
+        if not find_unsupported(model, alternative)
+    ]
+    if alternatives:
+        message += f"; use {' or '.join(alternatives)}"
+    raise ConfigError(message)
+
+
+def _write_shortlist(
+    folder: Path,
+    export_format: ExportFormat,
+    data_dir: Path,
+    info: ModelInfo,
+    tokenizers: Tokenizers,
+) -> None:
+    """Learn a shortlist from the data folder `data_dir`, and write it in the format's form."""
+    candidates = learn_shortlist(data_dir, tokenizers, info.tokenizer_sha256)
+    if export_format is ExportFormat.bergamot:
+        path = folder / bergamot.name_shortlist(info)
+        path.write_bytes(bergamot.encode_shortlist(candidates, tokenizers))
+    else:
+        write_vmap(folder, candidates, tokenizers)
+
+
 def find_unsupported(model: ModelConfig, export_format: ExportFormat) -> list[str]:
     """Describe each setting that a format does not support: its value and the supported values.
 
@@ -203,14 +231,8 @@ def find_unsupported(model: ModelConfig, export_format: ExportFormat) -> list[st
     """
     unsupported = []
     support = SUPPORTED[export_format]
-    if model.decoder is Decoder.ssru and export_format in (
-        ExportFormat.marian,
-        ExportFormat.bergamot,
-    ):
-        support = support | {"positions": [Positions.sinusoidal_concat]}  # Marian's frequencies
-    if model.decoder is Decoder.ssru and support is _ONNX_SUPPORT:
-        # the cache has a state of d_model numbers in the place of the keys of all heads
-        support = support | {"head_size": [None], "num_kv_heads": [None]}
+    if model.decoder is Decoder.ssru:
+        support = support | _SSRU_SUPPORT.get(export_format, {})
     if model.head_size == model.d_model // model.num_heads:
         model = dataclasses.replace(model, head_size=None)  # the default gives the same size
     for setting in dataclasses.fields(model):
@@ -264,7 +286,7 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
     src = tokenizers.src
     tgt = tokenizers.tgt
     directions = [direction for direction in info.directions if direction.has_tag]
-    if src.language_ids and directions:  # the tags are languages, not text
+    if src.language_ids and directions:  # a tag is a single id, not text
         src = _start_with(src, directions[0].src_tag)
         tgt = _start_with(tgt, directions[0].tgt_tag)
         directions = []
@@ -296,7 +318,10 @@ def render_readme(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig)
 
 
 def _start_with(tokenizer: Tokenizer, language: str) -> Tokenizer:
-    """Return a tokenizer of M2M100 or NLLB that puts `language` before every text, if given."""
+    """Return a tokenizer of M2M100 or NLLB that puts `language` before every text.
+
+    If `language` is "", the prefix stays as it is.
+    """
     assert tokenizer.vocabulary is not None
     prefix = tokenizer.encode(language) or tokenizer.prefix
     return MappedTokenizer(tokenizer.model, tokenizer.vocabulary, prefix)

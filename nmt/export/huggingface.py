@@ -3,10 +3,10 @@
 A post-norm model becomes a MarianMT model. A pre-norm model becomes an M2M100 model if it has the
 positional encoding of M2M100, else a Pegasus model, which is MarianMT with pre-norm.
 
-In the positional encoding of MarianMT, all sines come before all cosines. A model that interleaves
-them computes the same with the dimensions in the other order, so the export permutes the D
-dimensions of the residual stream: the columns of weights that read it, and the rows of weights and
-the biases that write to it.
+In the positional encoding of MarianMT, all sines come before all cosines. If a model interleaves
+them, the export permutes the D dimensions of the residual stream, which does not change the output.
+This permutes the columns of weights that read the stream, and the rows of weights and the biases
+that write to it.
 """
 
 # Shapes: D d_model, F d_ff, V vocab, P positions. A stack is "encoder" or "decoder".
@@ -28,9 +28,8 @@ from nmt.runtime.files import write_json
 from nmt.search.constraints import forbidden_ids
 
 Weights = dict[str, Tensor]
-_MAX_GENERATED_TOKENS = (
-    512  # default length limit of `generate`, lower in models with fewer positions
-)
+# default length limit of `generate`, lower in models with fewer positions
+_MAX_GENERATED_TOKENS = 512
 # `model_type` in config.json
 MARIAN = "marian"
 M2M100 = "m2m_100"
@@ -65,8 +64,8 @@ def write_huggingface(
         )
     dtype = getattr(torch, config.quantization.value)  # the config accepts only torch's dtypes here
     renamed = rename_weights(model_type, info, weights, config.max_positions)
-    renamed = {name: weight.to(dtype).contiguous() for name, weight in renamed.items()}
-    save_weights(folder / "model.safetensors", renamed)
+    converted = {name: weight.to(dtype).contiguous() for name, weight in renamed.items()}
+    save_weights(folder / "model.safetensors", converted)
     special_ids = {
         "pad_token_id": tgt.pad_id,
         "bos_token_id": tgt.bos_id,
@@ -113,22 +112,7 @@ def rename_weights(
     if model_config.positions is Positions.sinusoidal:
         # moves all sines before all cosines
         permutation = torch.cat([permutation[0::2], permutation[1::2]])
-    embedding = weights["embedding.weight"][:, permutation]  # (V, D)
-    renamed: Weights = {}
-    if model_type != M2M100:
-        bias = weights.get("output_bias", torch.zeros(embedding.size(0)))
-        renamed["final_logits_bias"] = bias[None]  # (1, V)
-    if not model_config.tied_output:
-        renamed["lm_head.weight"] = weights["output_weight"][:, permutation]  # (V, D)
-    if info.src_vocab_size is None:  # source and target share one embedding
-        renamed["model.shared.weight"] = embedding
-        if not model_config.tied_output:  # transformers then needs a copy in each stack
-            renamed["model.encoder.embed_tokens.weight"] = embedding.clone()
-            renamed["model.decoder.embed_tokens.weight"] = embedding.clone()
-    else:
-        src_embedding = weights["src_embedding.weight"][:, permutation]  # (V, D)
-        renamed["model.encoder.embed_tokens.weight"] = src_embedding
-        renamed["model.decoder.embed_tokens.weight"] = embedding
+    renamed = _rename_embeddings(model_type, info, weights, permutation)
     depths = {
         "encoder": model_config.num_encoder_layers,
         "decoder": model_config.num_decoder_layers,
@@ -145,6 +129,30 @@ def rename_weights(
             renamed |= _rename_layer(
                 weights, f"{stack}_layers.{i}", f"model.{stack}.layers.{i}", permutation
             )
+    return renamed
+
+
+def _rename_embeddings(
+    model_type: str, info: ModelInfo, weights: Weights, permutation: Tensor
+) -> Weights:
+    """Rename the embeddings, the output layer and its bias, and permute the residual stream."""
+    is_tied = info.model.tied_output
+    embedding = weights["embedding.weight"][:, permutation]  # (V, D)
+    renamed: Weights = {}
+    if model_type != M2M100:
+        bias = weights.get("output_bias", torch.zeros(embedding.size(0)))
+        renamed["final_logits_bias"] = bias[None]  # (1, V)
+    if not is_tied:
+        renamed["lm_head.weight"] = weights["output_weight"][:, permutation]  # (V, D)
+    if info.src_vocab_size is None:  # source and target share one embedding
+        renamed["model.shared.weight"] = embedding
+        if not is_tied:  # transformers then needs a copy in each stack
+            renamed["model.encoder.embed_tokens.weight"] = embedding.clone()
+            renamed["model.decoder.embed_tokens.weight"] = embedding.clone()
+    else:
+        src_embedding = weights["src_embedding.weight"][:, permutation]  # (V, D)
+        renamed["model.encoder.embed_tokens.weight"] = src_embedding
+        renamed["model.decoder.embed_tokens.weight"] = embedding
     return renamed
 
 
@@ -199,7 +207,7 @@ def _rename_ssru(
 ) -> Weights:
     """Rename an SSRU and its norm.
 
-    transformers has no SSRU, so these names are only for the export to Marian, which changes them.
+    transformers has no SSRU. The export to Marian changes these names again.
     """
     renamed: Weights = {}
     for name in ("candidate.weight", "forget_gate.weight"):

@@ -1,11 +1,11 @@
 """Export to Marian (Junczys-Dowmunt et al., 2018): `model.npz`, vocabularies and `decoder.yml`.
 
 Marian starts decoding from an embedding of zeros, and `nmt` from the embedding of BOS. The export
-therefore subtracts the embedding of BOS from all target embeddings, so that BOS becomes zeros, and
-the decoder adds it again: in biases of its first layer (post-norm), or in an additional layer
-(pre-norm). If the output layer shares the embeddings, all logits of a step change by the same
-number, which does not change the softmax. Decoders with SSRUs start from zeros in `nmt` too, so the
-export does not change their embeddings.
+therefore subtracts the embedding of BOS from all target embeddings, so that BOS becomes zeros. The
+decoder adds the embedding of BOS again: in biases of its first layer (post-norm), or in an
+additional layer (pre-norm). If the output layer shares the embeddings, all logits of a step change
+by the same number, which does not change the softmax. Decoders with SSRUs start from zeros in `nmt`
+too, so the export does not change their embeddings.
 """
 
 # D d_model, V vocab
@@ -67,10 +67,10 @@ _RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
 
 @dataclass(frozen=True)
 class MarianModel:
-    """A model in the form of Marian: its arrays and settings, and the pieces of each side."""
+    """The arrays, settings and vocabularies of a model in the form of Marian."""
 
     arrays: dict[str, np.ndarray[Any, Any]]
-    settings: bytes  # YAML, as a string of C, which ends with a zero byte
+    settings: bytes  # YAML and a zero byte
     src_pieces: list[str]
     tgt_pieces: list[str]
     activations: dict[str, float]  # see `measure_activations`; empty without `calibration_data`
@@ -156,14 +156,17 @@ def _check_vocabularies(
 def _has_unused_padding(info: ModelInfo, weights: Weights, tokenizers: Tokenizers) -> bool:
     """Return whether the last id is padding and BOS, and decoding starts from zeros.
 
-    Imported models of Marian have such an id, which Marian does not need.
+    The import of a Marian model adds such an id, which Marian does not need.
     """
     src = tokenizers.src
     tgt = tokenizers.tgt
-    is_last = src.pad_id == src.vocab_size - 1 and tgt.pad_id == tgt.bos_id == tgt.vocab_size - 1
+    is_last_in_src = src.pad_id == src.vocab_size - 1
+    is_last_in_tgt = tgt.pad_id == tgt.bos_id == tgt.vocab_size - 1
+    if not (is_last_in_src and is_last_in_tgt):
+        return False
     if info.model.decoder is Decoder.ssru:
-        return is_last  # SSRUs never read the embedding of BOS, and fine-tuning may change it
-    return is_last and not weights["embedding.weight"][-1].any()
+        return True  # an SSRU never reads the embedding of BOS, which fine-tuning may have changed
+    return not weights["embedding.weight"][-1].any()
 
 
 def _drop_padding(weights: Weights) -> Weights:
@@ -251,12 +254,12 @@ def _make_arrays(
         for pattern, replacement in _RULES:
             name = re.sub(pattern, replacement, name)
         if info.model.norm is Norm.pre and re.search("_(Wo|ffn)_ln_", name):
-            name += "_pre"  # the norm before a sub-layer; without this suffix, the one after it
+            name += "_pre"  # without this suffix, Marian would apply it after the sub-layer
             name = name.replace("rnn_ffn_ln", "rnn_ln")
         array = tensor.float()
         if array.dim() == 1:
             array = array[None]  # (1, D)
-        elif re.search("_(W.|W)$", name):
+        elif re.search("_W.?$", name):  # a linear layer, such as self_Wq
             array = array.T  # (in, out)
         arrays[name] = array.contiguous().numpy()
     return arrays
@@ -317,8 +320,8 @@ def _write_vocabularies(
 ) -> list[str]:
     """Write the SentencePiece models and the vocabularies as YAML.
 
-    Returns the names of the source's and the target's file for `decoder.yml`. They are the
-    SentencePiece models if the ids of the model are SentencePiece's, else the YAML files.
+    Returns the names of the two vocabulary files for `decoder.yml`: the SentencePiece models if
+    they give the ids of the model, else the YAML files.
     """
     (folder / "source.spm").write_bytes(tokenizers.src.model)
     (folder / "target.spm").write_bytes(tokenizers.tgt.model)

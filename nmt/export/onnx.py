@@ -1,12 +1,12 @@
 """Export to ONNX: `encoder.onnx`, and `decoder.onnx`, which computes one step with a cache.
 
-The encoder returns the keys and values of cross-attention. The inputs of the decoder are these, the
-newest target token, and the cache: the keys and values of earlier target tokens. It returns the
+The encoder returns the keys and values of cross-attention. The decoder reads these, the newest
+target token, and the cache, which has the keys and values of earlier target tokens. It returns the
 log-probabilities of the next token, the extended cache, and the attention to the source that aligns
 words. Batch size and lengths are dynamic. In the first step, the cache has length 0.
 
-The cache of a decoder with SSRUs has their states (D) after each target token, divided into heads,
-so that it has the same shape. Keys and values are both these states, and a step reads the newest.
+A decoder with SSRUs stores their state (D) after each target token as keys and as values. The state
+is divided into heads, so that the cache has the same shape. A step reads only the newest state.
 """
 
 # Shapes: B batch, S source length, T cached target tokens, V vocab, D d_model
@@ -116,8 +116,8 @@ class DecoderStep(nn.Module):
         """
         model = self.model
         num_past = past_keys.size(3)
-        # `num_positions=1` never enlarges a table of positions, which a graph could not do;
-        # `_build_model` has made the table large enough
+        # With `num_positions=1`, the table of positions is not enlarged, which a graph could not
+        # do. `_build_model` has made it large enough.
         positions = TokenPositions(torch.arange(num_past, num_past + 1), num_positions=1)
         distances = torch.arange(num_past + 1)[None] - num_past  # (1, T + 1)
         source_mask = source_mask[:, None, None, :]  # (B, 1, 1, S)
@@ -133,7 +133,7 @@ class DecoderStep(nn.Module):
             values.append(new_values)
             y = layer.sublayer_input(layer.cross_attention_norm, x)
             q, _, _ = layer.cross_attention.project(y, y)  # a graph leaves out unused results
-            # cross-attention has no encoding, so it ignores the distances
+            # cross-attention has no positional encoding, so it ignores the distances
             y, weights = _attention_output(
                 layer.cross_attention, q, source_keys[i], source_values[i], source_mask, distances
             )
@@ -178,8 +178,8 @@ def _read_target(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Apply the first sub-layer, self-attention or an SSRU, to the newest tokens `x` (B, 1, D).
 
-    Returns the result (B, 1, D), and the caches (B, K, T + 1, d) of keys and values, which begin
-    with `past_keys` and `past_values`. An SSRU has its states in both caches.
+    Returns the result (B, 1, D) and the extended caches of keys and values (B, K, T + 1, d). An
+    SSRU adds its state to both caches.
     """
     if layer.ssru is not None:
         y = layer.sublayer_input(layer.ssru_norm, x)  # (B, 1, D)
@@ -202,7 +202,7 @@ def _read_target(
 def _next_state(ssru: Ssru, x: Tensor, past_states: Tensor) -> Tensor:
     """Compute the next state (B, H, 1, d) of an SSRU from `x` (B, 1, D).
 
-    `past_states` (B, H, T, d) is empty in the first step, whose previous state is zeros.
+    In the first step, `past_states` (B, H, T, d) is empty, and the previous state is zeros.
     """
     _, num_heads, _, head_size = past_states.shape
     gates, candidates = ssru.project(x)  # (B, 1, D) each
@@ -252,7 +252,7 @@ def write_onnx(
             f"format={config.format.value} needs onnx and onnxruntime; pip install nmt[onnx]"
         ) from None
     if sum(weight.nbytes for weight in weights.values()) > _MAX_BYTES:
-        raise ModelError("a file of ONNX is smaller than 2 GiB; use format=ctranslate2")
+        raise ModelError("the model exceeds 2 GiB, the limit of ONNX; use format=ctranslate2")
     model = _build_model(info, weights, config.max_positions)
     encoder = Encoder(model)
     decoder = DecoderStep(model, forbidden_ids(tokenizers.tgt))

@@ -1,8 +1,8 @@
 """Learn a shortlist, which lists for each source piece the target pieces that may translate it.
 
-With a shortlist, CTranslate2 and Bergamot compute logits only for the candidates of a batch, which
-saves most of that time if the vocabulary is large. The candidates are the most probable
-translations in IBM model 1, which is estimated from training pairs.
+With a shortlist, CTranslate2 and Bergamot compute logits only for the candidates of a batch. The
+output layer then takes a fraction of its time if the vocabulary is large. The candidates are the
+most probable translations in IBM model 1, which is estimated from training pairs.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ NUM_COMMON = 200  # target pieces that are candidates for every sentence
 
 @dataclass(frozen=True)
 class Candidates:
-    """Target ids that may be in a translation: for each source id, best first, and for all."""
+    """Target ids that may be in a translation."""
 
-    by_source: list[list[int]]
-    common: list[int]
+    by_source: list[list[int]]  # for each source id, the best first
+    common: list[int]  # for every sentence
 
 
 def learn_shortlist(data_dir: Path, tokenizers: Tokenizers, tokenizer_sha256: str) -> Candidates:

@@ -34,6 +34,14 @@ _SERVER_STATIC = Path(nmt.__file__).parent / "serve" / "static"
 _RUNTIME_SCRIPT = "ort.wasm.bundle.min.mjs"
 _RUNTIME_BINARY = "ort-wasm-simd-threaded.wasm"
 _MAX_SOURCE_LENGTH = 256  # in tokens, EOS included; the page splits longer sentences
+_UNSUPPORTED_SETTINGS = (  # fields of `SearchConfig`
+    "coverage_penalty",
+    "forbid",
+    "glossary",
+    "protect",
+    "alternatives",
+    "sampling",
+)
 _SEGMENTATIONS = {1: "unigram", 2: "bpe"}  # the keys are `TrainerSpec.ModelType`
 _ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
 
@@ -100,19 +108,7 @@ def _find_runtime(folder: Path) -> Path:
 
 def _check_search(search: SearchConfig) -> None:
     """Raise a `ModelError` for a search setting of the model that the scripts do not support."""
-    unsupported = []
-    if search.coverage_penalty:
-        unsupported.append("coverage_penalty")
-    if search.forbid:
-        unsupported.append("forbid")
-    if search.glossary:
-        unsupported.append("glossary")
-    if search.protect:
-        unsupported.append("protect")
-    if search.alternatives:
-        unsupported.append("alternatives")
-    if search.sampling:
-        unsupported.append("sampling")
+    unsupported = [name for name in _UNSUPPORTED_SETTINGS if getattr(search, name)]
     if unsupported:
         raise ModelError(
             f"format=web does not support the model's setting {' and '.join(unsupported)}; change "
@@ -123,8 +119,8 @@ def _check_search(search: SearchConfig) -> None:
 def _max_positions(search: SearchConfig) -> int:
     """Return the number of positions that the encoder and the decoder need.
 
-    A line is divided into parts of up to `_MAX_SOURCE_LENGTH` tokens; the search settings limit the
-    length of their translations.
+    A line is divided into parts of up to `_MAX_SOURCE_LENGTH` tokens. The search settings limit the
+    length of the translation of a part.
     """
     longest = int(search.max_length_a * _MAX_SOURCE_LENGTH) + search.max_length_b
     return max(longest, search.min_length + 1, _MAX_SOURCE_LENGTH)
@@ -140,8 +136,8 @@ def read_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     segmentation = _SEGMENTATIONS.get(proto.trainer_spec.model_type)
     if segmentation is None or tokenizer.vocabulary is not None:
         raise ModelError(
-            "format=web supports BPE and unigram models of SentencePiece with their own ids, which "
-            "this model does not have; use format=onnx"
+            "format=web supports BPE and unigram models of SentencePiece with their own ids, and "
+            "this model has another tokenizer; use format=onnx"
         )
     rules = proto.normalizer_spec
     return {
@@ -177,7 +173,7 @@ def _directions(info: ModelInfo, tokenizers: Tokenizers) -> list[dict[str, Any]]
 
 
 def _copy_runtime(dist: Path, folder: Path) -> None:
-    """Copy ONNX Runtime Web and its licenses; the WebAssembly is compressed to a quarter."""
+    """Copy ONNX Runtime Web and its licenses. Compresses the WebAssembly to a quarter."""
     import onnxruntime  # has the texts of the licenses, which the npm package lacks
 
     folder.mkdir()
