@@ -40,7 +40,7 @@ _SPECIAL_IDS = SpecialIds(pad=1, unk=3, decoder_start=2, eos=2)
 
 
 def read(path: Path, config: ImportConfig) -> ImportedModel:
-    """Read the model in a `.pt` file; `path` is this file, or the folder that contains it.
+    """Read the model in a `.pt` file. `path` is this file or its folder.
 
     The folder of the file must also contain the vocabularies (`dict.*.txt`) and the SentencePiece
     models. Raises `ModelError` for an architecture that nmt does not have, for a file with classes
@@ -80,7 +80,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
 
 
 def _read_settings(path: Path, checkpoint: dict[str, Any]) -> Settings:
-    """Return the settings of a checkpoint; raise `ModelError` if it lacks settings or weights.
+    """Return the settings of a checkpoint. Raises `ModelError` if it lacks settings or weights.
 
     Old versions of fairseq store them as `args`, and newer ones as `cfg["model"]`.
     """
@@ -97,7 +97,7 @@ def _read_settings(path: Path, checkpoint: dict[str, Any]) -> Settings:
 def _read_pieces(folder: Path, lang: str | None, vocab_size: int) -> list[str]:
     """Return the pieces of a vocabulary: the control symbols, then the pieces in a file.
 
-    The file is `dict.LANG.txt` or else `dict.txt`; each line has a piece and its count. Raises
+    The file is `dict.LANG.txt` or else `dict.txt`. Each line has a piece and its count. Raises
     `ModelError` if the vocabulary does not have `vocab_size` pieces.
     """
     path = folder / f"dict.{lang}.txt"
@@ -116,7 +116,7 @@ def _read_pieces(folder: Path, lang: str | None, vocab_size: int) -> list[str]:
 
 
 def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> ModelConfig:
-    """Convert the architecture; raise `ModelError` for a setting that nmt does not have."""
+    """Convert the architecture. Raises `ModelError` for a setting that nmt does not have."""
     is_pre_norm = settings.get_bool("encoder_normalize_before", False)
     d_model = settings.get_int("encoder_embed_dim")
     d_ff = settings.get_int("encoder_ffn_embed_dim")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
     """Read a folder that `save_pretrained` wrote.
 
     Raises `ModelError` for an architecture or a setting that nmt does not have, and for files that
-    do not belong together; `ConfigError` for a language that the model does not have.
+    do not belong together. Raises `ConfigError` for a language that the model does not have.
     """
     settings = _read_settings(folder)
     tensors = Tensors(folder, _load_weights(folder))
@@ -98,7 +99,7 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
 
 
 def _read_settings(folder: Path) -> Settings:
-    """Read `config.json`; raise `ModelError` for an architecture that nmt does not have."""
+    """Read `config.json`. Raises `ModelError` for an architecture that nmt does not have."""
     settings = Settings.read(folder / CONFIG)
     settings.require_choice("model_type", _NORM_OF_MODEL_TYPE)
     settings.require_values(  # old files with other values have another architecture
@@ -152,7 +153,7 @@ def _read_vocabularies(
 
 
 def _read_generation_settings(folder: Path, settings: Settings) -> Settings:
-    """Read `generation_config.json`; old folders have its settings in `config.json` instead."""
+    """Read `generation_config.json`. Old folders have its settings in `config.json` instead."""
     path = folder / "generation_config.json"
     return Settings.read(path) if path.exists() else settings
 
@@ -180,7 +181,7 @@ def _load_weights(folder: Path) -> Weights:
 
 
 def _find_shards(folder: Path, name: str) -> list[Path]:
-    """Return the file `name`; if the folder lacks it, the files that its index lists.
+    """Return the file `name` or, if the folder lacks it, the files that its index lists.
 
     Returns an empty list if the folder also lacks the index or one of these files.
     """
@@ -254,10 +255,8 @@ def _list_possible_positions(settings: Settings, tensors: Tensors) -> list[tuple
         return [(Positions.sinusoidal_concat, settings.get_int("pad_token_id") + 1)]
     possible_positions = [(Positions.sinusoidal_halves, 0)]
     if any(table in tensors for table in _POSITION_TABLES):
-        for layout in Positions:
-            if layout.is_sinusoidal:
-                for offset in range(_MAX_POSITION_OFFSET + 1):
-                    possible_positions.append((layout, offset))
+        layouts = [layout for layout in Positions if layout.is_sinusoidal]
+        possible_positions += product(layouts, range(_MAX_POSITION_OFFSET + 1))
     return possible_positions
 
 

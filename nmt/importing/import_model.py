@@ -36,11 +36,11 @@ _READER_ERRORS = (
 
 
 def import_model(config: ImportConfig) -> Path:
-    """Convert the model at `config.input`; return the model folder, `config.output`.
+    """Convert the model at `config.input`. Returns the model folder, `config.output`.
 
     Raises `ModelError` for files that are missing or damaged, do not belong together, hold code or
-    describe an architecture that nmt does not have, and `ConfigError` for settings that do not fit
-    the model.
+    describe an architecture that nmt does not have. Raises `ConfigError` for settings that do not
+    fit the model.
     """
     path = resolve_path(str(config.input))
     output = resolve_path(config.output)
@@ -106,7 +106,7 @@ def _check_output(output: Path) -> None:
 
 
 def find_format(path: Path) -> ImportFormat:
-    """Return the toolkit that wrote the files; raise `ConfigError` if none is recognized."""
+    """Return the toolkit that wrote the files. Raises `ConfigError` if none is recognized."""
     if (path / huggingface.CONFIG).exists():
         return ImportFormat.huggingface
     folder = path if path.is_dir() else path.parent

@@ -1,8 +1,8 @@
 """Import a model of Marian (Junczys-Dowmunt et al., 2018) from a `.npz` file.
 
 The file holds the weights, and the settings as YAML. Marian starts decoding from an embedding of
-zeros. The import adds a padding piece with this embedding, from which decoding starts; a large
-negative output bias makes its probability 0.
+zeros. The import adds a padding piece with this embedding, so that decoding starts from padding. A
+large negative output bias makes the probability of padding 0.
 """
 
 # Shapes: V rows of an embedding, D d_model.
@@ -52,7 +52,7 @@ _MAX_COMPRESSION = 20  # a file that unpacks to more than 20 times its size is r
 _PAD = "<pad>"
 _PADDING_BIAS = -1e4  # far below every logit, and a number of float16
 _SPM_NAMES = (("source.spm", "target.spm"), ("vocab.spm", "vocab.spm"))
-_RULES: list[Rule] = [  # applied in this order; they give the names that `make_state_dict` expects
+_RULES: list[Rule] = [  # in this order, they give the names that `make_state_dict` expects
     (r"^Wemb$", "shared.weight"),
     (r"^(encoder|decoder)_Wemb$", r"\1.embed_tokens.weight"),
     (r"^decoder_ff_logit_out_Wt?$", "output.weight"),
@@ -77,12 +77,11 @@ _RULES: list[Rule] = [  # applied in this order; they give the names that `make_
 
 
 def read(path: Path, config: ImportConfig) -> ImportedModel:
-    """Read the model in a `.npz` file; `path` is this file, or the folder that contains it.
+    """Read the model in a `.npz` file. `path` is this file or its folder.
 
-    The folder also has the SentencePiece models. If the model has other ids than SentencePiece, it
-    has `.yml` files with the vocabularies too. Raises `ModelError` for an architecture that
-    nmt does not have, such as other recurrent decoders than SSRUs, and for files that do not belong
-    together.
+    The folder also has the SentencePiece models. It has `.yml` files with the vocabularies too, if
+    the ids differ from SentencePiece's. Raises `ModelError` for an architecture that nmt does not
+    have, such as a recurrent decoder other than SSRUs, and for files that do not belong together.
     """
     folder = path if path.is_dir() else path.parent
     decoder_settings = _read_decoder_settings(path, folder)
@@ -117,8 +116,8 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
 def _read_decoder_settings(path: Path, folder: Path) -> Settings:
     """Read the search settings and the file names of the weights and vocabularies.
 
-    The file is `decoder.yml` in folders of OPUS-MT; Marian itself writes `WEIGHTS.decoder.yml`.
-    Returns empty settings if neither exists.
+    OPUS-MT calls the file `decoder.yml`, and Marian itself `WEIGHTS.decoder.yml`. Returns empty
+    settings if neither file exists.
     """
     decoder_path = folder / "decoder.yml"
     if not decoder_path.exists():
@@ -132,7 +131,7 @@ def _read_decoder_settings(path: Path, folder: Path) -> Settings:
 def _find_weights(path: Path, model_names: list[str]) -> Path:
     """Return the file with the weights: `path`, or the `.npz` file in the folder `path`.
 
-    If the folder holds several, takes the one in `model_names`. Raises `ModelError` if none or
+    If the folder holds several, takes the file in `model_names`. Raises `ModelError` if no file or
     several remain, and for Marian's binary format.
     """
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
@@ -183,7 +182,7 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _parse_settings(path: Path, text: str) -> dict[str, Any]:
-    """Parse YAML from the file `path`; raise `ModelError` if it is not a mapping."""
+    """Parse YAML from the file `path`. Raises `ModelError` if it is not a mapping."""
     try:
         content = parse_yaml(text)
     except (yaml.YAMLError, RecursionError, ValueError):
@@ -213,7 +212,7 @@ def _to_tensor(name: str, array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def _add_padding(tensors: Tensors, sizes: EmbeddingSizes) -> EmbeddingSizes:
-    """Add a row for padding to embeddings, output layer and output bias; return the new sizes."""
+    """Add a row for padding to embeddings, output layer and output bias. Returns the new sizes."""
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "output.weight"):
         if name in tensors:
             tensors.add(name, F.pad(tensors.get_matrix(name), (0, 0, 0, 1)))  # (V + 1, D)
@@ -236,8 +235,8 @@ def _find_vocabularies(
 ) -> tuple[Path, Path]:
     """Return the files with the pieces of source and target.
 
-    These are the `.yml` files that `decoder.yml` names, or else those in the folder. Without `.yml`
-    files, they are the SentencePiece models.
+    These are the `.yml` files that `decoder.yml` names, or else the `.yml` files in the folder, or
+    else the SentencePiece models.
     """
     names = decoder_settings.get_file_names("vocabs")
     files = [folder / name for name in names]
@@ -250,7 +249,7 @@ def _find_vocabularies(
             f"{folder} holds several vocabularies ({_list_names(files)}); remove the files "
             "of other models"
         )
-    # in sorted order, "source" comes before "target", and "src" before "tgt" and "trg"
+    # the files are sorted, so "source" comes before "target", and "src" before "tgt" and "trg"
     if not names and len(files) == 2 and not re.search("src|source", files[0].name):
         raise ModelError(
             f"{folder}: which vocabulary belongs to the source is unknown; write a decoder.yml "
@@ -262,7 +261,7 @@ def _find_vocabularies(
 def _make_side_vocabulary(spm_path: Path, vocabulary_path: Path, size: int) -> SideVocabulary:
     """Return the vocabulary of one side, with `size` pieces.
 
-    The last piece is not in the file: it is padding, from which decoding starts.
+    The last piece is padding, which is not in the file. Decoding starts from it.
     """
     if vocabulary_path.suffix == ".yml":
         pieces_and_ids = read_yaml_vocabulary(vocabulary_path)
@@ -281,8 +280,17 @@ def _make_side_vocabulary(spm_path: Path, vocabulary_path: Path, size: int) -> S
     return SideVocabulary(spm_path, pieces, special_ids)
 
 
+def _convert_norm(settings: Settings) -> Norm:
+    """Return where the model normalizes. Raises `ModelError` if nmt cannot do this."""
+    names = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
+    operations = tuple(settings.get(name, "") for name in names)
+    if operations not in _NORMS:
+        raise settings.make_error(", ".join(names), operations, " or ".join(map(str, _NORMS)))
+    return _NORMS[operations]
+
+
 def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> ModelConfig:
-    """Convert the architecture; raise `ModelError` for a setting that nmt does not have."""
+    """Convert the architecture. Raises `ModelError` for a setting that nmt does not have."""
     expected: dict[str, Any] = {  # a dictionary, since the names of keywords have no hyphens
         "type": "transformer",
         "transformer-no-projection": False,
@@ -296,10 +304,7 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
     }
     settings.require_values(**expected)
     settings.require_choice("transformer-postprocess-emb", ("", "d"), "d")  # d is dropout
-    names = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
-    operations = tuple(settings.get(name, "") for name in names)
-    if operations not in _NORMS:
-        raise settings.make_error(", ".join(names), operations, " or ".join(map(str, _NORMS)))
+    norm = _convert_norm(settings)
     ffn_depth = settings.get("transformer-decoder-ffn-depth", 0)
     if ffn_depth not in (0, 2):  # 0 means the depth of the encoder
         raise settings.make_error("transformer-decoder-ffn-depth", ffn_depth, "2")
@@ -313,7 +318,7 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
             "transformer-rnn-projection": False,
         }
         settings.require_values(**ssru_settings)
-        # Marian's frequencies; `sinusoidal_halves` has the ones of transformers and CTranslate2
+        # the frequencies of Marian; `sinusoidal_halves` has the frequencies of transformers
         positions = Positions.sinusoidal_concat
     return settings.make_model_config(
         num_encoder_layers=settings.get_int("enc-depth"),
@@ -326,7 +331,7 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
         dropout=settings.get_dropout("transformer-dropout"),
         attention_dropout=settings.get_dropout("transformer-dropout-attention"),
         activation_dropout=settings.get_dropout("transformer-dropout-ffn"),
-        norm=_NORMS[operations],
+        norm=norm,
         positions=positions,
         activation=settings.get_choice("transformer-ffn-activation", _ACTIVATIONS),
         tied_output=has_tied_output,

@@ -42,7 +42,7 @@ _POSITIONS = {
     "SinusoidalConcat": Positions.sinusoidal_concat,
 }
 _ATTENTION_TYPES = ("scaled-dot", "scaled-dot-flash")  # two kernels with the same result
-_RULES: list[Rule] = [  # applied in this order; they give the names that `make_state_dict` expects
+_RULES: list[Rule] = [  # in this order, they give the names that `make_state_dict` expects
     (r"encoder\.transformer\.(\d+)\.", r"encoder.layers.\1."),
     (r"decoder\.transformer_layers\.(\d+)\.", r"decoder.layers.\1."),
     (r"\.context_attn\.", ".encoder_attn."),
@@ -65,7 +65,7 @@ _RULES: list[Rule] = [  # applied in this order; they give the names that `make_
 
 
 def read(path: Path, config: ImportConfig) -> ImportedModel:
-    """Read the model in a `.pt` file; `path` is this file, or the folder that contains it.
+    """Read the model in a `.pt` file. `path` is this file or its folder.
 
     The folder also has the SentencePiece models. Raises `ModelError` for an architecture that nmt
     does not have, for a file with classes other than `argparse.Namespace`, and for files that do
@@ -90,7 +90,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     tensors = Tensors(path, weights)
     tensors.rename(_RULES)
     _add_missing_biases(tensors)
-    tensors.rename_output_bias("output.bias")  # the same name, but this drops a bias of zeros
+    tensors.rename_output_bias("output.bias")  # keeps the name, and removes a bias of zeros
     sizes = merge_embeddings(tensors, must_be_tied=False)
     model = _convert_architecture(settings, tensors, has_tied_output=sizes.has_tied_output)
     default_start = settings.get("decoder_start_token", "<s>")

@@ -54,7 +54,7 @@ embedding, an eighth of the rows may have none.
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of a vocabulary's control symbols, and of the language that every text begins with."""
+    """Ids of the control symbols, and perhaps of a language that every text begins with."""
 
     pad: int
     unk: int
@@ -154,7 +154,7 @@ def _unescape(match: re.Match[str]) -> str:
     """Return the character for a match of `_ESCAPE`."""
     digits = match["x"] or match["u"] or match["U"]
     if digits:
-        return chr(min(int(digits, 16), sys.maxunicode))  # a damaged file may have any number
+        return chr(min(int(digits, 16), sys.maxunicode))  # a damaged file may have larger numbers
     return _ESCAPED_CHARACTERS.get(match["character"], match["character"])
 
 
@@ -208,14 +208,14 @@ def make_tokenizers(
 ) -> Tokenizers:
     """Make the tokenizers of a model from its vocabularies and SentencePiece models.
 
-    With `shares_embedding`, source and target must have one vocabulary. If the SentencePiece models
-    have the ids of the imported model, as in exports of nmt, they are the tokenizers; otherwise a
+    With `shares_embedding`, source and target must have one vocabulary. In exports of nmt, the
+    SentencePiece models have the ids of the imported model, and are the tokenizers. Otherwise, a
     `Vocabulary` maps their ids to the model's.
     """
     folder = src.spm_path.parent
     for side in (src, tgt):
         ids = side.special_ids.control_ids
-        if not 0 <= min(ids) <= max(ids) < len(side.pieces):
+        if min(ids) < 0 or max(ids) >= len(side.pieces):
             raise ModelError(f"{folder}: control symbols {ids} of {len(side.pieces)} pieces")
     if shares_embedding and src.pieces != tgt.pieces:
         raise ModelError(f"{folder} has one embedding and two vocabularies; copy it again")

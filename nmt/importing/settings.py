@@ -48,7 +48,7 @@ class Settings:
         return cls(path, read_json(path))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a setting without checks; return the default if it is missing or null."""
+        """Return a setting without checks. Returns the default if it is missing or null."""
         value = self._values.get(name)
         return default if value is None else value
 
@@ -62,7 +62,7 @@ class Settings:
     def get_dropout(self, name: str, default: float = 0.0) -> float:
         """Return a dropout probability.
 
-        OpenNMT-py stores a list, one for each phase of training; this returns the last one.
+        OpenNMT-py stores a list with a value for each phase of training. The last one is returned.
         """
         value = self.get(name, default)
         if isinstance(value, list) and value:
@@ -99,7 +99,7 @@ class Settings:
         return value
 
     def get_file_names(self, name: str) -> list[str]:
-        """Return the file names of a list of paths, whose folders exist only where it trained."""
+        """Return the file names of a list of paths, without the folders of another machine."""
         paths = self.get(name, [])
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise self.make_error(name, paths, "a list of files")
@@ -163,7 +163,7 @@ class Settings:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file; raise `ModelError` if it is missing or not UTF-8."""
+    """Read a text file. Raises `ModelError` if it is missing or not UTF-8."""
     try:
         return read_regular_file(path).decode("utf-8")
     except OSError as error:
@@ -173,7 +173,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; raise `ModelError` for a missing or damaged file."""
+    """Read a JSON object. Raises `ModelError` for a missing or damaged file."""
     try:
         return metadata.read_json(path)
     except FileNotFoundError:

@@ -33,7 +33,7 @@ class EmbeddingSizes:
     """The sizes of the embeddings of a model, and which of them are shared."""
 
     vocab_size: int  # rows of the target's embedding
-    src_vocab_size: int | None  # rows of the source's embedding; None if both sides share one
+    src_vocab_size: int | None  # rows of the source's embedding, or None if it is shared
     has_tied_output: bool  # whether the output layer is the target's embedding
 
     @property
@@ -112,7 +112,7 @@ class Tensors:
         self._tensors = renamed
 
     def get_matrix(self, name: str) -> Tensor:
-        """Return a matrix without removing it; raise `ModelError` if it is missing."""
+        """Return a matrix without removing it. Raises `ModelError` if it is missing."""
         if name not in self._tensors or self._tensors[name].dim() != 2:
             raise ModelError(f"{self.path} lacks the matrix {name}; it is not a model of this kind")
         return self._tensors[name]
@@ -176,9 +176,9 @@ class Tensors:
 def make_state_dict(tensors: Tensors, config: ModelConfig, sizes: EmbeddingSizes) -> Weights:
     """Take all tensors and return them as the state dict of our model.
 
-    The tensors have the names of fairseq, such as `encoder.layers.0.self_attn.q_proj.weight`; the
-    output layer is `output.weight` and `output.bias`. docs/formats.md lists our names. Raises
-    `ModelError` for a missing tensor, a wrong shape, and a tensor that our model does not have.
+    The tensors have the names of fairseq, such as `encoder.layers.0.self_attn.q_proj.weight`. Only
+    the output layer is called `output.weight` and `output.bias`. docs/formats.md lists our names.
+    Raises `ModelError` for a missing tensor, a wrong shape, and a tensor that our model lacks.
     """
     d_model = config.d_model
     state: Weights = {}
@@ -329,7 +329,7 @@ def _is_dense(tensor: Tensor) -> bool:
 def find_pt_file(path: Path) -> Path:
     """Return the file `path`, or the only `.pt` file in the folder `path`.
 
-    Raises `ModelError` for a folder with none or several.
+    Raises `ModelError` for a folder with no such file or several.
     """
     files = sorted(path.glob("*.pt")) if path.is_dir() else [path]
     if len(files) != 1:
