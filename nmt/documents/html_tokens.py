@@ -226,4 +226,5 @@ class _TokenParser(HTMLParser):
 def _is_untranslated(attributes: dict[str, str | None]) -> bool:
     """Return whether the attributes of an element exclude its content from translation."""
     classes = (attributes.get("class") or "").lower().split()
-    return (attributes.get("translate") or "").lower() == "no" or "notranslate" in classes
+    translate = (attributes.get("translate") or "").lower()
+    return translate == "no" or "notranslate" in classes

@@ -144,7 +144,7 @@ class TagPlacer:
         self._keeps_elements = keeps_elements
 
     def place_all(self, root: Element) -> str:
-        """Return the translation as HTML; `root` holds the elements of the block."""
+        """Return the translation as HTML. `root` holds the elements of the block."""
         return self._place(root, Region(0, len(self._words), 0, len(self._target)))
 
     def _place(self, element: Element, region: Region) -> str:
@@ -218,7 +218,9 @@ class TagPlacer:
         self, spans: dict[int, Span], children: Sequence[Element], region: Region
     ) -> None:
         """Give each child with text but without words the free word that attends closest to it."""
-        taken = {word for span in spans.values() for word in range(span.start, span.end)}
+        taken: set[int] = set()  # the words of other children
+        for span in spans.values():
+            taken.update(range(span.start, span.end))
         free = [word for word in range(region.first_word, region.end_word) if word not in taken]
         free.sort(key=lambda word: self._words[word].source_position)
         positions = [self._words[word].source_position for word in free]

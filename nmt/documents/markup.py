@@ -23,7 +23,7 @@ _MAX_DEPTH = 32  # elements further inside are placed without their content
 
 @dataclass(frozen=True)
 class MarkupText:
-    """A document or fragment of HTML or XML; see `SourceText`."""
+    """A document or fragment of HTML or XML. See `SourceText`."""
 
     contents: list[str | Block]
     """Blocks of text to translate, and the markup between them, which stays as it is."""
@@ -79,7 +79,8 @@ def parse_tokens(
     """
     contents: list[str | Block] = []
     markup: list[str] = []  # sources of the tokens since the previous block
-    for is_boundary, group in groupby(source_tokens, _is_boundary):
+    groups = groupby(source_tokens, lambda token: token.kind is TokenKind.BOUNDARY)
+    for is_boundary, group in groups:
         tokens = list(group)
         texts = [token.raw for token in tokens if token.kind is TokenKind.TEXT]
         if is_boundary or not "".join(texts).strip():  # nothing to translate
@@ -135,16 +136,12 @@ def _match_tags(tokens: Sequence[Token]) -> dict[int, int]:
     return end_tags
 
 
-def _is_boundary(token: Token) -> bool:
-    return token.kind is TokenKind.BOUNDARY
-
-
 @dataclass(frozen=True)
 class Block:
     """Text between two block tags, and the inline elements in it."""
 
     text: PlainText
-    characters: str  # the text with its gaps; its white space is collapsed as in a browser
+    characters: str  # the text with its gaps, and with the white space that a browser shows
     root: Element  # holds the elements of the block
     leading_space: str  # white space of the source that `characters` lacks
     trailing_space: str

@@ -121,7 +121,7 @@ class _PartReader:
     def _choose_reader(
         self, token: XmlToken
     ) -> Callable[[Sequence[XmlToken]], list[SourceText]] | None:
-        """Return the method that reads the content of a paragraph; None for other elements."""
+        """Return the method that reads the content of a paragraph, or None."""
         if token.name == "p" and token.namespace in _RUN_NAMESPACES:
             return self._read_runs
         if token.name in ("p", "h") and token.namespace == _ODF_TEXT:
@@ -188,7 +188,7 @@ class _Item(NamedTuple):
     """A part of an OOXML paragraph."""
 
     kind: TokenKind
-    raw: str  # the source; a text is escaped, and without its run
+    raw: str  # the source; if the item is a text, it is escaped and has no tags of its run
     name: str = ""  # name of an element that contains text
     run: _Run | None = None  # the run of a text
     field_mark: str = ""  # the role of the item in a field; see `_field_mark`

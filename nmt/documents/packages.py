@@ -52,7 +52,7 @@ class _Format:
     """The function that reads a file, by a regular expression for its whole name."""
 
     def find_reader(self, file_name: str) -> _Reader | None:
-        """Return the function that reads a file; None if the file is not translated."""
+        """Return the function that reads a file, or None if the file is not translated."""
         for pattern, read in self.readers.items():
             if re.fullmatch(pattern, file_name):
                 return read
@@ -108,7 +108,7 @@ EPUB = _Format(
 
 
 def read_package(content: bytes, options: ReadOptions, *, package_format: _Format) -> Document:
-    """Read the texts of an archive; all its other files stay unchanged.
+    """Read the texts of an archive. All its other files stay unchanged.
 
     Raises `DataError` for an archive that is damaged, has a password or macros, or unpacks to too
     many bytes.

@@ -66,7 +66,7 @@ class _Message:
 
 @dataclass(frozen=True)
 class _Translation(WrappedText):
-    """The lines of a `msgstr`; see `SourceText`."""
+    """The lines of a `msgstr`. See `SourceText`."""
 
     keyword: str
     newline: str
@@ -112,7 +112,7 @@ def read_po(content: bytes, options: ReadOptions) -> Document:
 
 
 def _split_messages(text: str) -> Iterator[_Message]:
-    """Yield the messages; a message begins with its comments or its first keyword."""
+    """Yield the messages. A message begins with its comments or its first keyword."""
     message = _Message()
     keyword = ""
     for number, line in enumerate(_split_lines(text), 1):
@@ -176,7 +176,8 @@ def _read_message(message: _Message, newline: str, options: ReadOptions) -> list
 
 
 def _tokenize(text: str, flags: set[str]) -> Iterator[Token]:
-    """Yield text, tags and placeholders, escaped as in HTML; line ends and tabs separate texts.
+    """Yield text, tags and placeholders, escaped as in HTML. Line ends and tabs separate
+    texts.
 
     Whether text such as %s is a placeholder depends on the flags of the message.
     """

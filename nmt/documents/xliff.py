@@ -129,7 +129,7 @@ class _XliffReader:
 
 
 def _to_start_tag(token: XmlToken) -> str:
-    """Return the start tag of an element; `<target/>` becomes `<target>`."""
+    """Return the start tag of an element. `<target/>` becomes `<target>`."""
     if token.kind is XmlKind.OPENING:
         return token.raw
     return token.raw.removesuffix("/>").rstrip() + ">"

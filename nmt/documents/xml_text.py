@@ -15,7 +15,7 @@ _CDATA_MARKS = ("<![CDATA[", "]]>")
 
 @dataclass(frozen=True)
 class XmlText(WrappedText):
-    """A text with markup; see `SourceText`."""
+    """A text with markup. See `SourceText`."""
 
     removed: Sequence[str] = ()
     """Markup that is removed from the translation, such as elements without text."""

@@ -67,7 +67,7 @@ def decode_xml(content: bytes) -> tuple[str, str]:
 
 
 def encode_xml(text: str, codec: str) -> bytes:
-    """Encode an XML file; characters that the encoding lacks become references."""
+    """Encode an XML file. Characters that the encoding lacks become references."""
     return text.encode(codec, errors="xmlcharrefreplace")
 
 
@@ -92,7 +92,7 @@ def tokenize_xml(text: str) -> Iterator[XmlToken]:
 
 
 class _TokenParser:
-    """Collects the starts of tokens; a token ends where the next one starts."""
+    """Collects the starts of tokens. A token ends where the next token starts."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []  # positions in bytes
