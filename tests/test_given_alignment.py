@@ -215,8 +215,10 @@ def test_a_wrong_alignment_is_refused_with_its_line(
     lines = (folder / "train.align").read_text(encoding="utf-8").splitlines(keepends=True)
     path = tmp_path / "train.align"
     path.write_text("".join([content, *lines[1:]]), encoding="utf-8")
-    options = [f"data.train.alignments={path}", f"data_dir={tmp_path / 'data'}"]
-    assert command("preprocess", arguments, options) == 2
+    scores = tmp_path / "train.scores"  # another file of the source, which the error must not name
+    scores.write_text("1\n" * len(lines), encoding="utf-8")
+    options = [f"data.train.alignments={path}", f"data.train.scores={scores}"]
+    assert command("preprocess", arguments, options, f"data_dir={tmp_path / 'data'}") == 2
     assert message in capsys.readouterr().err
 
 

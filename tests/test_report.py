@@ -94,7 +94,7 @@ def test_each_defect_brings_its_advice_and_clean_text_none(tokenizer: Tokenizer)
         "filter.max_foreign": advise([*SRC, "мир " * 50], [*TGT, "a"]),
         "target tokens for each source token": advise(SRC, [4 * line for line in SRC]),
         "filter.max_ratio=3": advise(SRC, ["a"] * 30 + TGT[30:]),
-        "leave no training pair": unmixed,
+        "an epoch has no training pairs": unmixed,
         "raise tokenizer.vocab_size": advise(["qxjzwvkp"] * 300),
     }.items():
         text = "\n".join(advice)

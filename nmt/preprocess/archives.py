@@ -44,10 +44,10 @@ def split_name(name: str) -> tuple[Path, str] | None:
 
 
 def find_text(name: str, suffix: str) -> str:
-    """Return `ARCHIVE/FILE` for the name of an archive; return other names unchanged.
+    """Return `ARCHIVE/FILE` for the name of an archive. Returns other names unchanged.
 
     FILE is the only file with text, or the only one whose name ends in `.suffix`. Raises
-    `DataError` if there is no such file. If `name` has a FILE already, only checks that it exists.
+    `DataError` if there is no such file. If `name` is `ARCHIVE/FILE`, checks that FILE exists.
     """
     archive_and_file = split_name(name)
     if archive_and_file is None:
@@ -114,9 +114,9 @@ def _list_sizes(archive: Path) -> Iterator[tuple[str, int]]:
 
 
 def _open_tar(archive: Path) -> tarfile.TarFile:
-    """Open a tar archive, compressed or not. Raises `tarfile.TarError` if it is none."""
+    """Open a tar archive, compressed or not. Raises `tarfile.TarError` for other files."""
     with archive.open("rb") as file:
-        # tarfile also tries xz, which skips zeros before a stream: for minutes in a sparse file
+        # tarfile would try xz, which skips zeros at the start: this takes minutes in a sparse file
         if not any(file.read(tarfile.BLOCKSIZE)):
             raise tarfile.ReadError("it begins with zeros")
     return tarfile.open(archive)
@@ -133,10 +133,10 @@ def _check_size(archive: Path, num_bytes: int) -> None:
 
 
 def read_blocks(archive: Path, file_name: str) -> Iterator[bytes]:
-    """Yield the content of a file in an archive in blocks; decompress it if its suffix says so.
+    """Yield the content of a file in an archive in blocks. A file named `*.gz` is decompressed.
 
-    Raises `DataError` if it is damaged or encrypted, or larger than `MAX_RATIO` allows. The sizes
-    that `list_files` checked may be wrong, so the bytes are counted again.
+    Raises `DataError` if the file is damaged or encrypted, or larger than `MAX_RATIO` allows.
+    Counts the bytes, since the sizes that an archive states may be wrong.
     """
     num_bytes = 0
     with _archive_errors(archive), ExitStack() as stack:
@@ -145,7 +145,7 @@ def read_blocks(archive: Path, file_name: str) -> Iterator[bytes]:
             packed: IO[bytes] | None = zip_file.open(file_name)
         else:
             tar_file = stack.enter_context(_open_tar(archive))
-            # the names of `list_files` have no "./", and `getmember` would need it
+            # not `getmember`, since `file_name` lacks the "./" of the archive
             member = next(m for m in tar_file if m.name.removeprefix("./") == file_name)
             packed = tar_file.extractfile(member)
         assert packed is not None, "not a regular file"

@@ -30,11 +30,11 @@ def read_pairs(
     Args:
         blocks: content of the file.
         name: name of the file, for messages.
-        languages: codes of source and target; "" means the languages that an XLIFF file states.
-            `en` also matches variants such as `en-US`; if a unit has several variants, the first
-            one is taken. `en-US` matches only itself.
-        keep_codes: keep the content of elements for codes such as `<ph>` as text. Other elements
-            within a text are removed, and their text is kept.
+        languages: codes of source and target, or "" for the languages that an XLIFF file states.
+            `en` also matches variants such as `en-US`, and takes the first one of a unit. `en-US`
+            matches only itself.
+        keep_codes: keep the content of elements for codes such as `<ph>` as text. For all other
+            elements within a text, the tags are removed and the content is kept.
 
     Units without one of the texts are skipped. Raises `DataError` for a damaged file, entity
     declarations, text of more than `MAX_TEXT_LENGTH` characters, and a file without any pair.
@@ -50,7 +50,7 @@ def read_pairs(
     if num_pairs == 0:
         languages_seen = list_first(sorted(reader.languages_seen), 8)
         problem = f"has no pair of {languages[0]} and {languages[1]}"
-        if languages == ("", ""):  # in XLIFF, the pairs would be found
+        if languages == ("", ""):  # a TMX file: an XLIFF file states its languages
             problem = "does not say which language is the source"
         raise DataError(
             f"{name} {problem}; set data.src_lang and data.tgt_lang to two of its languages: "
@@ -71,7 +71,7 @@ class _Reader:
         self._file_languages = ("", "")  # languages of the current element `file`, in XLIFF
         self._unit_texts: dict[str, str] = {}  # texts of the current unit, by normalized language
         self._language = ""  # language of the current text
-        self._text: list[str] | None = None  # strings of the current text; None outside of texts
+        self._text: list[str] | None = None  # strings of the current text, or None outside of texts
         self._text_length = 0  # in characters
         # number of open elements inside the outermost element of `_CODES`, itself included
         self._code_depth = 0
@@ -132,11 +132,16 @@ class _Reader:
             self._start_text(self._file_languages[1])
 
     def _guess_target(self, source: str) -> str:
-        """Return the target of a file that only states its source: the other language."""
+        """Return the target language of a file that states only its source language.
+
+        This is the target of the settings, unless the file is for the opposite direction.
+        """
         src_lang, tgt_lang = self.languages
         code = _normalize(source)
-        is_target = code.split("-")[0] == _normalize(tgt_lang).split("-")[0]
-        return src_lang if is_target and code != _normalize(src_lang) else tgt_lang
+        is_tgt_lang = code.split("-")[0] == _normalize(tgt_lang).split("-")[0]
+        if is_tgt_lang and code != _normalize(src_lang):
+            return src_lang
+        return tgt_lang
 
     def _start_text(self, language: str) -> None:
         self._language = language

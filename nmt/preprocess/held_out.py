@@ -1,9 +1,10 @@
 """Read validation and test sets, or take them out of the training text.
 
 Every pair has a key, a hash of its text (see `scan.py`). The pairs with the smallest keys are
-taken, except those with a sentence of an earlier pair, so the choice depends only on the text.
-Training pairs that share a sentence with a held-out pair on either side, compared without case,
-punctuation and spaces, are left out of training, in corpora of every direction.
+taken, so the choice depends only on the text. A pair is skipped if it shares a sentence with a pair
+that is already taken. Training pairs that share a sentence with a held-out pair are left out of
+training, in corpora of every direction. Sentences are compared without case, punctuation and
+spaces.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ log = logging.getLogger(__name__)
 # The test set is taken first, so that it stays the same if the validation set gets more pairs.
 _SPLITS = ("test", "valid")
 _TAKEN_MARKER = "taken.json"  # is written to the plan folder after all sets
-_SPARE_CANDIDATES = 1000  # replace candidates that share a sentence and are skipped
+_SPARE_CANDIDATES = 1000  # for candidates that are skipped since they share a sentence
 # Chinese and Japanese have no spaces, so each of their characters counts as a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 _SWAP_MARGIN = 0.2
 """Sides count as swapped if exchanging them increases the share of known words by more than this.
-In text of two languages, exchanging changes the share by 0.3 or more."""
+For two different languages, exchanging changes the share by 0.3 or more."""
 _Pair = tuple[str, str, str]  # corpus, source, target
 
 
@@ -54,7 +55,7 @@ def requested_sizes(config: PreprocessConfig) -> dict[str, float]:
 def held_out_key_limit(sizes: Mapping[str, float], num_pairs: int) -> int:
     """Return a limit for held-out keys that probably leaves enough candidates.
 
-    Keys are uniform: if `sizes` are shares, the limit is the same share of all keys.
+    Keys are uniform, so a share of all keys selects the same share of all pairs.
     """
     total_size = sum(sizes.values())
     if total_size < 1:
@@ -69,11 +70,11 @@ def _num_candidates(num_pairs: float) -> int:
 
 
 def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits) -> Job:
-    """Take held-out sets out of the training text; return the job with these sets.
+    """Take held-out sets out of the training text. Returns the job with these sets.
 
-    Chooses pairs among the candidates that the stage `stage` found with `limits`, and writes them
-    to the plan folder, unless an earlier run did so. Raises a `ConfigError` if the text has too
-    few pairs.
+    Chooses pairs among the candidates that the scan `stage` found with `limits`, and writes them to
+    the plan folder. If an earlier run did this, reads only the result. Raises a `ConfigError` if
+    the text has too few pairs.
     """
     sizes = requested_sizes(job.config)
     if not sizes:
@@ -116,7 +117,7 @@ def _taken_paths(job: Job, split: str, corpus: str) -> tuple[Path, Path]:
 
 
 def _write_pairs(job: Job, split: str, pairs: Sequence[_Pair]) -> list[str]:
-    """Write the pairs of a split, two files for each corpus; return the names of the corpora."""
+    """Write the pairs of a split, two files for each corpus. Returns the names of the corpora."""
     texts: dict[str, tuple[list[str], list[str]]] = {}  # sources and targets of each corpus
     for corpus, src, tgt in pairs:
         src_lines, tgt_lines = texts.setdefault(corpus, ([], []))
@@ -137,7 +138,7 @@ def write_lines(path: Path, lines: Sequence[str]) -> None:
 def _read_candidates(
     job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits
 ) -> dict[int, _Pair]:
-    """Return the candidates by key; scan again for all pairs if the first scan found too few."""
+    """Return the candidates by key. If the first scan found too few, scans again for all pairs."""
     total_size = sum(requested_sizes(job.config).values())
     candidates = _merge_candidates(job, spans, stage)
     are_shares = total_size < 1  # `held_out_key_limit` is exact for shares
@@ -150,7 +151,7 @@ def _read_candidates(
 
 
 def _merge_candidates(job: Job, spans: Sequence[Span], stage: str) -> dict[int, _Pair]:
-    """Return the candidates in the records of a stage by key: the first one of each key."""
+    """Return the candidates of a stage by key. The first of several with the same key is kept."""
     candidates: dict[int, _Pair] = {}
     for record in read_records(job, spans, stage):
         for key, corpus, src, tgt in record["candidates"]:
@@ -168,7 +169,7 @@ def _choose_pairs(
     taken: dict[str, list[_Pair]] = {}
     used_forms: set[str] = set()
     keys = iter(sorted(candidates))  # each split continues where the previous one ended
-    share_end = 0.0  # key at which a split ends whose size is a share
+    share_end = 0.0  # the key at which the split ends if its size is a share
     for split, size in sizes.items():
         share_end += size * NUM_KEYS
         pairs: list[_Pair] = []
@@ -184,8 +185,8 @@ def _choose_pairs(
                 break
         if len(pairs) < max(size, 1):  # a share must give at least one pair
             raise ConfigError(
-                f"data.{split}.num_pairs={size:g}: the training text has only {len(pairs)} such "
-                "pairs with sentences of their own; give fewer, or another text"
+                f"data.{split}.num_pairs={size:g}: the training text has only {len(pairs)} pairs "
+                "that share no sentence; give fewer, or another text"
             )
         log.info("took %d pairs for %s out of the training text", len(pairs), split)
         taken[split] = pairs
@@ -219,9 +220,10 @@ def collect_lines(chunks: list[CleanChunk]) -> tuple[list[str], list[str]]:
 
 
 def warn_of_swapped_sides(job: Job, spans: Sequence[Span], valid_chunks: list[CleanChunk]) -> None:
-    """Warn if source and target of a training corpus are exchanged, compared with validation.
+    """Warn if source and target of a training corpus seem to be swapped.
 
-    Compares words of the first chunk of each corpus with the validation set of its direction.
+    Compares the words of the first chunk of each corpus with the validation pairs of the same
+    direction.
     """
 
     def find_languages(corpus: str) -> tuple[str, str]:
@@ -240,10 +242,11 @@ def warn_of_swapped_sides(job: Job, spans: Sequence[Span], valid_chunks: list[Cl
         straight_share = (known_share(src, train.src) + known_share(tgt, train.tgt)) / 2
         swapped_share = (known_share(src, train.tgt) + known_share(tgt, train.src)) / 2
         if swapped_share - straight_share > _SWAP_MARGIN:
+            key = f"corpora.{corpus}" if corpus else "train"
             log.warning(
                 "warning: source and target of data.%s seem to be swapped: %.0f %% of the words of "
                 "data.valid are on the other side, and %.0f %% on their own; exchange the files",
-                f"corpora.{corpus}" if corpus else "train",
+                key,
                 100 * swapped_share,
                 100 * straight_share,
             )

@@ -24,8 +24,7 @@ from nmt.errors import DataError, suggest_names
 from nmt.runtime.reading import check_tree
 
 log = logging.getLogger(__name__)
-# Replaces line breaks inside texts of datasets. `clean` replaces it with a space, and counts it
-# among the replaced characters.
+# Line breaks inside of a text become this character, which `clean` counts and turns into a space.
 LINE_SEPARATOR = "\u2028".encode()
 _ROWS_PER_BATCH = 10_000
 _HUB_TIMEOUT_SECONDS = 10
@@ -41,11 +40,11 @@ def describe_dataset(settings: SplitConfig) -> str:
 def read_dataset(
     settings: SplitConfig, fields: Sequence[str], default_split: str
 ) -> Iterator[list[bytes]]:
-    """Yield blocks of the lines of a dataset, one item per field; a missing text is an empty line.
+    """Yield blocks of lines of a dataset: for each field, the next lines as bytes.
 
-    `fields` name source, target and perhaps alignment: columns, or fields of the column
-    `translation`, as wmt14 has it. Raises `DataError` if the dataset is missing or damaged, or has
-    no such fields.
+    A missing text becomes an empty line. `fields` name the source, the target and perhaps the
+    alignment. Each is a column, or a field of the column `translation`, which wmt14 has. Raises
+    `DataError` if the dataset is missing or damaged, or has no such fields.
     """
     name = describe_dataset(settings)
     log.info("reading the dataset %s", name)
@@ -109,11 +108,12 @@ def _check_hub(dataset: str) -> None:
 
     `datasets` itself would try again for 30 seconds before its error.
     """
-    # With a proxy, the hub need not be reachable directly; offline, `datasets` reads its cache.
+    # A direct connection is not needed with a proxy, nor offline, where `datasets` reads its cache.
     if urllib.request.getproxies() or os.environ.get("HF_HUB_OFFLINE"):
         return
     hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    port = hub.port or (80 if hub.scheme == "http" else 443)
+    default_port = 80 if hub.scheme == "http" else 443
+    port = hub.port or default_port
     try:
         socket.create_connection((hub.hostname, port), timeout=_HUB_TIMEOUT_SECONDS).close()
     except OSError as error:
@@ -164,7 +164,7 @@ def _find_columns(
 
 
 def _join_lines(column: pa.ChunkedArray, dataset: str) -> bytes:
-    """Return the texts of a column as lines. For speed, Arrow loops over them, not Python."""
+    """Return the texts of a column as lines. For speed, Arrow functions process the column."""
     if pa.types.is_nested(column.type):
         raise DataError(
             f"{dataset}: a field holds {column.type}, not text; name fields that hold text"
@@ -176,7 +176,7 @@ def _join_lines(column: pa.ChunkedArray, dataset: str) -> bytes:
     texts = pc.replace_substring(texts, b"\n", LINE_SEPARATOR).combine_chunks()
     if len(texts) == 0:
         return b""
-    # an array with a single list of all texts, since `binary_join` joins the texts of each list
+    # a single list with all texts, since `binary_join` joins the texts of each list
     text_lists = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
     lines: bytes = pc.binary_join(text_lists, b"\n")[0].as_py()
     return lines + b"\n"

@@ -1,8 +1,9 @@
 """Prepare for encoding, after one scan of the training text: take held-out sets out of the text,
 train the tokenizers, and mark duplicate pairs.
 
-The results lie in the plan folder, so that an interrupted run does not repeat this work. Keys in
-this file are sample keys, which `scan.py` explains.
+The results are stored in the plan folder, so that an interrupted run does not repeat this work.
+Every key in this file is a sample key: a hash of the number of a pair (see `scan.py`). The sample
+consists of the pairs with the smallest keys.
 """
 
 from __future__ import annotations
@@ -46,8 +47,7 @@ from nmt.runtime.reading import open_regular
 log = logging.getLogger(__name__)
 _DONE_MARKER = "plan.json"  # written to the plan folder when it is complete
 _STAGE = "scan"
-# The first scan adds spare pairs to the size of the sample, and doubles the sum: some pairs are
-# dropped later.
+# For a sample of S pairs, the first scan writes 2 * (S + 1000) pairs, since some are dropped later.
 _SPARE_FACTOR = 2
 _SPARE_PAIRS = 1000
 _MAX_BYTES_IN_PROCESS = 1 << 20  # training on less text is faster than starting a process
@@ -79,6 +79,7 @@ def prepare_encoding(job: Job, spans: Sequence[Span]) -> Tokenizers:
     if job.config.tokenizer.learns_from_text:
         _train_tokenizers(job, spans, taken_lines)
     else:
+        # these tokenizers learn nothing, so they get no text
         save_tokenizers(folder, _make_tokenizers(job.config, lambda side: []))
     if job.config.filter.drops_duplicates:
         find_duplicates(
@@ -87,14 +88,14 @@ def prepare_encoding(job: Job, spans: Sequence[Span]) -> Tokenizers:
             has_scores=job.config.data.has_scores,
         )
     replace_json(folder / _DONE_MARKER, {})
-    # only after the marker, since a repetition of this function would need these files
+    # removed after the marker is written: if interrupted, this function would need them again
     for path in itertools.chain(folder.glob("*.keys"), folder.glob("*.pairs")):
         path.unlink()
     return load_tokenizers(folder)
 
 
 def _first_scan_limits(job: Job, spans: Sequence[Span]) -> KeyLimits:
-    """Return limits that probably leave enough pairs, if not too many are dropped."""
+    """Return limits that leave enough pairs unless the filters drop unusually many."""
     num_pairs = sum(span.num_pairs for span in spans)
     sample_below = 0
     if job.config.tokenizer.learns_from_text:
@@ -114,9 +115,10 @@ def _hash_normal_forms(lines: Sequence[str]) -> Keys | None:
 
 
 def _train_tokenizers(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]) -> None:
-    """Train the tokenizers on a sample of the training text; write them to the plan folder."""
+    """Train the tokenizers on a sample of the training text. Writes them to the plan folder."""
     end_key = _find_sample_end(job, spans, taken_lines)
-    log.info("%s the tokenizer", "extending" if job.config.tokenizer.model else "training")
+    action = "extending" if job.config.tokenizer.model else "training"
+    log.info("%s the tokenizer", action)
     pair_files = _pair_files(job, spans)
     make_trainer = partial(_make_trainer, job.config, pair_files, end_key)
     worker: Workers[Path, None] = CurrentProcess(make_trainer)
@@ -124,7 +126,7 @@ def _train_tokenizers(job: Job, spans: Sequence[Span], taken_lines: Sequence[str
         # SentencePiece ignores Ctrl-C and never releases its memory, so it gets its own process
         worker = Processes(1, make_trainer)
     with worker:
-        for _ in worker.map([job.work.plan]):  # trains, and waits until the files are written
+        for _ in worker.map([job.work.plan]):  # waits until the tokenizers are written
             pass
 
 
@@ -133,14 +135,15 @@ def _make_trainer(
 ) -> Callable[[Path], None]:
     """Return a function that trains on the pairs with keys below `end_key`.
 
-    It writes the tokenizers to the folder that it is called with.
+    The function writes the tokenizers to the folder that is its argument.
     """
 
     def read_sample(side: int) -> Iterator[str]:
         for path in pair_files:
             is_sampled = _read_keys(path) < end_key
             with _open_pairs(path, len(is_sampled)) as stream:
-                for pair in compress(zip(stream, stream, strict=True), is_sampled.tolist()):
+                pairs = zip(stream, stream, strict=True)  # a pair is two consecutive lines
+                for pair in compress(pairs, is_sampled.tolist()):
                     yield pair[side].removesuffix("\n")
 
     def train(folder: Path) -> None:
@@ -169,13 +172,13 @@ def _find_sample_end(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]
     pair_files = _pair_files(job, spans)
     stage = _STAGE
     keys = _exclude_taken(pair_files, taken_lines)
-    # if a second scan was interrupted, the files have only some of the keys above the limit
+    # counts only keys that every file has: an interrupted second scan wrote more to some files
     num_below_limit = np.count_nonzero(keys < np.uint64(limits.sample_below))
     if num_below_limit < size and limits.sample_below < MAX_KEY:
         stage = f"{_STAGE} for the sample"
         scan(job, spans, stage, replace(limits, sample_below=MAX_KEY))
         keys = _exclude_taken(pair_files, taken_lines)
-    if not (keys < np.uint64(MAX_KEY)).any():  # no key, or only excluded pairs
+    if not (keys < np.uint64(MAX_KEY)).any():  # no pair is left, or all are excluded
         counts = PairCounts()
         for record in read_records(job, spans, stage):
             counts.merge(PairCounts.from_json(record["pairs"]))
@@ -195,7 +198,7 @@ def _pair_files(job: Job, spans: Sequence[Span]) -> list[Path]:
 
 def _read_keys(pair_file: Path) -> Keys:
     """Read the keys of the pairs in a file that `scan` wrote."""
-    # a pair has a key of 8 bytes and, in its own file, at least two line ends
+    # a key has 8 bytes, and the pair has at least 2 bytes, its line ends, in `pair_file`
     max_bytes = 4 * pair_file.stat().st_size
     with open_regular(pair_file.with_suffix(".keys"), max_bytes=max_bytes) as file:
         return np.fromfile(file, np.uint64)
@@ -210,7 +213,7 @@ def _open_pairs(pair_file: Path, num_pairs: int) -> Iterator[TextIO]:
 
 
 def _exclude_taken(pair_files: Sequence[Path], taken_lines: Sequence[str]) -> Keys:
-    """Exclude pairs with a held-out sentence from the sample; return the keys of all pairs.
+    """Exclude pairs with a held-out sentence from the sample. Returns the keys of all pairs.
 
     Rewrites the files of keys: an excluded pair gets `MAX_KEY`, which is never in the sample.
     """
@@ -240,7 +243,7 @@ def _find_taken(pair_file: Path, num_pairs: int, taken_set: LineSet) -> list[int
 def sample_size(config: TokenizerConfig) -> int:
     """Return the number of pairs that give a tokenizer at most `max_sentences` lines.
 
-    A tokenizer of one side gets one line of each pair, a joint one gets both.
+    A joint tokenizer learns from both lines of a pair, and separate ones from one line each.
     """
     return config.max_sentences if config.separate else max(1, config.max_sentences // 2)
 
@@ -248,9 +251,10 @@ def sample_size(config: TokenizerConfig) -> int:
 def sample_key_limit(size: int, num_pairs: int) -> int:
     """Return a limit that probably leaves a sample of `size` pairs after some are dropped.
 
-    Keys are uniform, so this share of all keys selects this share of all pairs.
+    Keys are uniform, so a share of all keys selects the same share of all pairs.
     """
-    return min(MAX_KEY, _SPARE_FACTOR * (size + _SPARE_PAIRS) * MAX_KEY // max(num_pairs, 1))
+    num_scanned = _SPARE_FACTOR * (size + _SPARE_PAIRS)
+    return min(MAX_KEY, num_scanned * MAX_KEY // max(num_pairs, 1))
 
 
 def sample_end(keys: Keys, size: int) -> np.uint64:

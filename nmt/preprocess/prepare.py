@@ -3,8 +3,8 @@ tokenizers, encode each span into a shard, and write report and index.
 
 A span is a range of pairs, and its shard is one Arrow file. Any process on any machine can encode
 any span, since it reads the pairs from the input itself. A worker that has encoded a span writes a
-record with the counts of its pairs; spans that have one are not encoded again. A span that is
-encoded twice gives a shard with the same bytes.
+record with the counts of its pairs. A span with a record is not encoded again. Encoding a span
+twice gives the same bytes.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from nmt.runtime.files import remove_all_temporary, write_json
 
 log = logging.getLogger(__name__)
 _HELD_OUT_SPLITS = ("valid", "test")
-_MAX_DROPPED_SHARE = 0.05  # a warning says so if more of the training pairs are dropped
+_MAX_DROPPED_SHARE = 0.05  # if more of the training pairs are dropped, a warning is logged
 _STAGE = "encode"
 
 
 def prepare(config: PreprocessConfig) -> dict[str, Any]:
     """Make the data folder and return its report.
 
-    Raises subclasses of `NmtError` for mistakes of the user, and leaves an older data folder as it
+    Raises a subclass of `NmtError` for a user's mistake. An existing data folder then stays as it
     is.
     """
     check_filters(config)
@@ -105,8 +105,8 @@ def _finish_folder(
 ) -> dict[str, Any]:
     """Complete the data folder after all shards are written, and return the report.
 
-    Writes held-out splits, report, tokenizers and index. Reads no training text.
-    `held_out_chunks` is the result of `read_held_out`.
+    Writes held-out splits, report, tokenizers and index. `held_out_chunks` is the result of
+    `read_held_out`.
     """
     folder = job.work.data
     remove_all_temporary(folder)  # temporary files of workers that were killed
@@ -114,19 +114,12 @@ def _finish_folder(
     _check_dropped(train_statistics)
     statistics = {"train": train_statistics}
     index = {"train": train_index}
-    # `held_out` are pairs that an encoder leaves out; this one encodes the held-out splits
-    encoder = ShardEncoder(job, held_out=None)
+    encoder = ShardEncoder(job, held_out=None)  # encodes the held-out splits themselves
     for split, chunks in held_out_chunks.items():
         src, tgt = collect_lines(chunks)
         write_lines(folder / f"{split}.src", src)
         write_lines(folder / f"{split}.tgt", tgt)
-        statistics[split] = {}
-        index[split] = []
-        # the chunks are sorted by corpus, as are the sources of a job
-        for corpus, corpus_chunks in groupby(chunks, key=lambda chunk: chunk.corpus):
-            shard_name = f"{split}-{corpus}-00000" if corpus else f"{split}-00000"
-            statistics[split][corpus], shards = encoder.write(shard_name, corpus_chunks)
-            index[split].append(CorpusIndex(corpus, 1.0, shards))
+        statistics[split], index[split] = _encode_held_out(encoder, split, chunks)
     repeats = None  # the report has duplicates that the filter dropped as dropped pairs
     if not job.config.filter.drops_duplicates:
         repeats = count_repeats(job.work.hashes)
@@ -146,6 +139,20 @@ def _finish_folder(
         meta["src_vocab_size"] = tokenizers.src_vocab_size
     write_json(folder / "meta.json", meta)
     return report
+
+
+def _encode_held_out(
+    encoder: ShardEncoder, split: str, chunks: list[CleanChunk]
+) -> tuple[dict[str, Statistics], list[CorpusIndex]]:
+    """Write the shards of a held-out split. Returns statistics and index of each corpus."""
+    statistics_by_corpus = {}
+    index = []
+    # the chunks are sorted by corpus, as are the sources of a job
+    for corpus, corpus_chunks in groupby(chunks, key=lambda chunk: chunk.corpus):
+        shard_name = f"{split}-{corpus}-00000" if corpus else f"{split}-00000"
+        statistics_by_corpus[corpus], shards = encoder.write(shard_name, corpus_chunks)
+        index.append(CorpusIndex(corpus, 1.0, shards))
+    return statistics_by_corpus, index
 
 
 def _merge_records(
@@ -169,7 +176,7 @@ def _merge_records(
 
 
 def _check_dropped(corpora: Mapping[str, Statistics]) -> None:
-    """Raise a `DataError` if no training pair is kept; warn if many were dropped."""
+    """Raise a `DataError` if no training pair is kept. Warns if many were dropped."""
     total = PairCounts()
     for statistics in corpora.values():
         total.merge(statistics.pairs)

@@ -24,7 +24,7 @@ from nmt.preprocess.statistics import MATCH_LEVELS, NUM_BINS, Overlap, Statistic
 from nmt.runtime.pages import load_page_templates
 
 Report = dict[str, Any]
-Corpora = Mapping[str, Statistics]  # a split's corpora by name; "" is one without a name
+Corpora = Mapping[str, Statistics]  # keys: names of corpora, or "" for text without a name
 
 FORMAT_VERSION = 1
 _MAX_HISTOGRAM_BARS = 50
@@ -32,7 +32,8 @@ _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 _STEEP_RATIO = 3.0  # pairs with a larger ratio of lengths are probably no translations
 # scripts of languages that do not separate words by spaces
 _UNSPACED_SCRIPTS = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar"}
-# the value of filter.duplicates that drops repeats of a unit, and the share that leads to advice
+# for each unit, the value of filter.duplicates that drops repeats, and the share of repeats above
+# which the report advises to set it
 _DUPLICATE_FILTERS = {"pairs": ("pair", 0.1), "sources": ("src", 0.3), "targets": ("tgt", 0.3)}
 
 _SPLITS = ("train", "valid", "test")
@@ -76,12 +77,7 @@ def build_report(
         total = Statistics()
         for statistics in corpora.values():
             total.merge(statistics)
-        report[split] = _summarize(total)
-        report[split]["src"] |= describe_characters(total.src.characters, tokenizers.src)
-        report[split]["tgt"] |= describe_characters(total.tgt.characters, tokenizers.tgt)
-        src_bins, tgt_bins, counts = _length_bins(total)
-        report[split]["src"]["lengths"] = _describe_lengths(src_bins, counts, total.src.longest)
-        report[split]["tgt"]["lengths"] = _describe_lengths(tgt_bins, counts, total.tgt.longest)
+        report[split] = _summarize_split(total, tokenizers)
         summaries = {name: _summarize(corpus) for name, corpus in corpora.items() if name}
         report[split]["corpora"] = summaries
         if split == "train":
@@ -92,6 +88,17 @@ def build_report(
             report["overlap"][split] = _describe_overlap(split, report[split]["kept"], overlaps)
     report["advice"] = list(_advise(report))
     return report
+
+
+def _summarize_split(statistics: Statistics, tokenizers: Tokenizers) -> Report:
+    """Describe the pairs, tokens, characters and lengths of a split."""
+    summary = _summarize(statistics)
+    summary["src"] |= describe_characters(statistics.src.characters, tokenizers.src)
+    summary["tgt"] |= describe_characters(statistics.tgt.characters, tokenizers.tgt)
+    src_bins, tgt_bins, counts = _length_bins(statistics)
+    summary["src"]["lengths"] = _describe_lengths(src_bins, counts, statistics.src.longest)
+    summary["tgt"]["lengths"] = _describe_lengths(tgt_bins, counts, statistics.tgt.longest)
+    return summary
 
 
 def _summarize(statistics: Statistics) -> Report:
@@ -133,9 +140,9 @@ def _ratio(numerator: float, denominator: float) -> float:
 
 
 def _length_bins(statistics: Statistics) -> tuple[Ints, Ints, Ints]:
-    """Return the K combinations of a source and a target bin that occur, and how often.
+    """Return source bins (K,), target bins (K,) and numbers of pairs (K,).
 
-    Returns the source bins (K,), the target bins (K,) and the numbers of pairs (K,).
+    K is the number of combinations of a source bin and a target bin that occur.
     """
     keys = np.array(list(statistics.lengths), np.int64)
     counts = np.array(list(statistics.lengths.values()), np.int64)
@@ -155,10 +162,10 @@ def _count_steep_pairs(statistics: Statistics) -> int:
 
 
 def _describe_lengths(bins: Ints, counts: Ints, longest: int) -> Report:
-    """Return quantiles and a histogram of the lengths of one side; EOS counts.
+    """Return quantiles and a histogram of the lengths of one side. Lengths include EOS.
 
-    `bins` (K,) are bins of lengths on this side, and `counts` (K,) their numbers of pairs. A bin
-    may occur several times. `longest` is the largest length.
+    `bins` (K,) are bins of lengths, which may repeat, and `counts` (K,) their numbers of pairs.
+    `longest` is the largest length.
     """
     starts = bin_starts()[:-1]
     num_lengths = longest + 1  # lengths start at 0
@@ -168,12 +175,13 @@ def _describe_lengths(bins: Ints, counts: Ints, longest: int) -> Report:
     running_sums = np.cumsum(pairs_by_bin)
     lengths: Report = {"bar_width": bar_width, "bars": bars.tolist()}
     for name, share in _QUANTILES.items():
-        lengths[name] = int(starts[np.searchsorted(running_sums, share * running_sums[-1])])
+        quantile_bin = np.searchsorted(running_sums, share * running_sums[-1])
+        lengths[name] = int(starts[quantile_bin])
     return lengths
 
 
 def _add_times(summaries: Mapping[str, Report], config: PreprocessConfig) -> None:
-    """Add `times` to the summary of each corpus: how often an epoch contains each of its pairs."""
+    """Add `times` to the summary of each corpus: how often its pairs occur in an epoch."""
     sizes = [summary["kept"] for summary in summaries.values()]
     weights = [config.data.corpora[name].weight for name in summaries]
     drawn_per_corpus = compute_pairs_per_epoch(sizes, weights, config.data.temperature)
@@ -198,6 +206,11 @@ def _describe_overlap(split: str, num_rows: int, overlaps: Mapping[str, Overlap]
     return description
 
 
+def _splits_of(report: Report) -> list[str]:
+    """Return the names of the splits that a report describes."""
+    return [split for split in _SPLITS if split in report]
+
+
 # Advice
 
 
@@ -207,31 +220,16 @@ def _advise(report: Report) -> Iterator[str]:
         yield from _advise_on_overlap(split, overlap)
     train = report["train"]
     num_kept = train["kept"]
-    dropped = {reason: num for reason, num in train["dropped"].items() if reason != HELD_OUT}
-    num_dropped = sum(dropped.values())
-    if num_dropped > 0.05 * train["read"]:
-        reason = max(dropped, key=dropped.__getitem__)
-        yield (
-            f"{num_dropped / train['read']:.1%} of the training pairs were dropped, most for "
-            f"'{reason}' ({dropped[reason]:,}): look at the examples, fix the input or the filter."
-        )
-    for split in _SPLITS:
-        if split in report:
-            for side in _SIDE_NAMES:
-                yield from _advise_on_tokens(split, _SIDE_NAMES[side], report[split][side])
+    yield from _advise_on_dropped(train)
+    for split in _splits_of(report):
+        for side in _SIDE_NAMES:
+            yield from _advise_on_tokens(split, _SIDE_NAMES[side], report[split][side])
     for side in _SIDE_NAMES:
         yield from _advise_on_words(_SIDE_NAMES[side], train[side])
     for side in _SIDE_NAMES:
         yield from _advise_on_characters(_SIDE_NAMES[side], train[side])
-    duplicates = report["duplicates"] or {}  # the report has None if they were dropped
-    for unit, (filter_value, min_share) in _DUPLICATE_FILTERS.items():
-        number = duplicates.get(unit, 0)
-        if number > min_share * num_kept:
-            yield (
-                f"{number / num_kept:.0%} of the training {unit} came before: "
-                f"filter.duplicates={filter_value} keeps the first of each."
-            )
-            break  # repeated pairs repeat sources and targets too
+    if report["duplicates"] is not None:
+        yield from _advise_on_duplicates(report["duplicates"], num_kept)
     ratio = train["length_ratio"]
     if not 0.5 <= ratio <= 2:
         yield (
@@ -245,7 +243,7 @@ def _advise(report: Report) -> Iterator[str]:
         )
     corpora = train["corpora"].values()
     if corpora and not any(corpus["times"] for corpus in corpora):
-        yield "The weights leave no training pair an epoch: give a corpus a larger one."
+        yield "Every weight is too small, so an epoch has no training pairs: increase a weight."
 
 
 def _advise_on_overlap(split: str, overlap: Report) -> Iterator[str]:
@@ -266,6 +264,30 @@ def _advise_on_overlap(split: str, overlap: Report) -> Iterator[str]:
                 f"{num_rows:,} of {size:,} {split} {unit} ({num_rows / size:.1%}) are in the "
                 "training text: state it with the scores, or take these pairs out."
             )
+
+
+def _advise_on_dropped(train: Report) -> Iterator[str]:
+    """Advise on a large share of dropped training pairs."""
+    dropped = {reason: num for reason, num in train["dropped"].items() if reason != HELD_OUT}
+    num_dropped = sum(dropped.values())
+    if num_dropped > 0.05 * train["read"]:
+        reason = max(dropped, key=dropped.__getitem__)
+        yield (
+            f"{num_dropped / train['read']:.1%} of the training pairs were dropped, most for "
+            f"'{reason}' ({dropped[reason]:,}): look at the examples, fix the input or the filter."
+        )
+
+
+def _advise_on_duplicates(duplicates: Mapping[str, int], num_kept: int) -> Iterator[str]:
+    """Advise on repeated training pairs, or else on repeated sources or targets."""
+    for unit, (filter_value, min_share) in _DUPLICATE_FILTERS.items():
+        number = duplicates[unit]
+        if number > min_share * num_kept:
+            yield (
+                f"{number / num_kept:.0%} of the training {unit} came before: "
+                f"filter.duplicates={filter_value} keeps the first of each."
+            )
+            break  # repeated pairs repeat sources and targets too
 
 
 def _advise_on_tokens(split: str, side: str, counts: Report) -> Iterator[str]:
@@ -330,9 +352,7 @@ def report_table(report: Report) -> str:
 def _counts_table(report: Report) -> str:
     """Return a table of the pairs and tokens of all splits and of their first corpora."""
     rows = []
-    for split in _SPLITS:
-        if split not in report:
-            continue
+    for split in _splits_of(report):
         corpora = report[split]["corpora"]
         summaries = {split: report[split]}
         for name in list(corpora)[:_MAX_LISTED]:
@@ -350,14 +370,14 @@ def _counts_table(report: Report) -> str:
         rows,
         headers=["", "read", "kept", *_SIDE_COLUMNS],
         tablefmt="plain",
-        colalign=["left", *["right"] * 6],
+        colalign=["left"] + ["right"] * (2 + len(_SIDE_COLUMNS)),
         disable_numparse=True,
     )
     return table
 
 
 def _entry_table(entries: list[tuple[str, str]]) -> str:
-    """Return a table of names and texts. A name that repeats the one above is left out.
+    """Return a table of names and texts. A name in several rows is shown in the first one only.
 
     The name "!", which marks advice, is always shown.
     """
@@ -379,10 +399,9 @@ def _details(report: Report) -> Iterator[tuple[str, str]]:
     """Yield the entries below the table of counts, as name and text."""
     train = report["train"]
     for key in ("dropped", "replaced"):
-        for split in _SPLITS:
-            if split in report:
-                for text in _list_reasons(report[split], key, split):
-                    yield key, text
+        for split in _splits_of(report):
+            for text in _list_reasons(report[split], key, split):
+                yield key, text
     if report["duplicates"] is not None:
         texts = [
             f"{unit} {number:,} ({number / train['kept']:.1%})"
@@ -422,9 +441,10 @@ def _list_reasons(summary: Report, key: str, split: str) -> Iterator[str]:
 def _length_text(lengths: Report) -> str:
     """Return a histogram of lengths as one line."""
     highest = max(lengths["bars"])
+    max_height = len(_BAR_CHARACTERS) - 1  # the first character is for a height of 0
     bars = ""
     for bar in lengths["bars"]:
-        bars += _BAR_CHARACTERS[math.ceil(8 * bar / highest)]
+        bars += _BAR_CHARACTERS[math.ceil(max_height * bar / highest)]
     end = lengths["bar_width"] * len(lengths["bars"])
     return (
         f"{bars}  0 to {end - 1:,} tokens; median {lengths['median']:,}, "
@@ -447,6 +467,6 @@ def _character_text(counts: Report) -> str:
 
 def render_data_report(report: Report) -> str:
     """Return report.html. All text is escaped."""
-    splits = {name: report[name] for name in _SPLITS if name in report}
+    splits = {split: report[split] for split in _splits_of(report)}
     template = load_page_templates(Path(__file__).parent).get_template("report.html.j2")
     return template.render(report=report, splits=splits, languages=_LANGUAGE_KEYS)

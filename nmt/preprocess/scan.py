@@ -1,15 +1,15 @@
 """Scan the training text once, to collect everything that must be known before it is encoded:
 a sample for the tokenizer, the hashes of duplicates, and candidates for held-out sets.
 
-Every pair has two keys, which are uniform 64-bit hashes. The sample key hashes the seed, the corpus
-and the number of the pair; the sample consists of the pairs with the smallest sample keys (bottom-k
-sampling; Cohen and Kaplan, 2007). The held-out key hashes the text of the pair; held-out sets
-consist of the pairs with the smallest held-out keys. A key does not depend on the span that its
-pair is in, so any division of the text into spans gives the same sample and held-out sets.
+Every pair has two keys, which are uniform 64-bit hashes. The sample key is a hash of the seed, the
+corpus and the number of the pair. The sample consists of the pairs with the smallest sample keys
+(bottom-k sampling; Cohen and Kaplan, 2007). The held-out key is a hash of the text of the pair.
+Held-out sets consist of the pairs with the smallest held-out keys. Keys do not depend on the
+division of the text into spans.
 
-Before the scan, the number of pairs that the filters drop is unknown. The scan therefore writes the
-pairs with keys below limits that probably leave enough pairs. If they leave too few, `plan.py` and
-`held_out.py` call `scan` again with higher limits.
+Before the scan, the number of pairs that the filters drop is unknown. The scan writes the pairs
+with keys below a limit, which is an estimate. If too few pairs are left, `plan.py` and
+`held_out.py` call `scan` again with a higher limit.
 """
 
 # In shapes, N is the number of pairs of a chunk that were not dropped.
@@ -40,14 +40,14 @@ MAX_KEY = NUM_KEYS - 1  # the largest limit that fits into uint64
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """A scan writes only pairs with a key below a limit; no key is below a limit of 0."""
+    """The limits of the keys: a scan writes the pairs with a smaller key. 0 means none."""
 
     sample_below: int  # limit of sample keys, at most MAX_KEY
     held_out_below: int  # limit of held-out keys, at most NUM_KEYS, which is above all keys
 
 
 def scan(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits) -> None:
-    """Scan all spans that were not scanned in this stage yet; see `run_stage`.
+    """Scan all spans that were not scanned in this stage yet. See `run_stage`.
 
     Writes a record of each span: the counts of its pairs and its candidates for held-out sets. In
     the plan folder, writes the pairs for the sample to `SPAN.pairs`, two lines each, and their
@@ -57,12 +57,12 @@ def scan(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits) -> None
 
 
 def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
-    """Return a function that scans one span and returns its record."""
+    """Return a function that scans one span and returns its record. See `scan`."""
     config = job.config
     drops_duplicates = config.filter.drops_duplicates
 
     def scan_span(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
-        """Write sampled pairs, their keys, and hashes of all pairs; return the record."""
+        """Write sampled pairs, their keys, and hashes of all pairs. Returns the record."""
         sampled_keys = [np.empty(0, np.uint64)]  # `concatenate` needs an array
         candidates: list[tuple[int, str, str, str]] = []  # see `_find_candidates`
         counts = PairCounts()
@@ -76,14 +76,14 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                 chunk = clean(raw_chunk, config, held_out=False)
                 drop_by_text(chunk, config)
                 counts.merge(chunk.counts)
-                # numbers of the remaining pairs in the corpus, from 0; dropped pairs count
+                # numbers of the remaining pairs in the corpus, where dropped pairs count too
                 pair_numbers = raw_chunk.first_pair + chunk.kept_rows  # (N,)
                 keys = sample_keys(config.seed, span.corpus, pair_numbers)  # (N,)
                 is_sampled = keys < np.uint64(limits.sample_below)
                 sampled_keys.append(keys[is_sampled])
                 for i in np.flatnonzero(is_sampled).tolist():
                     stream.write(f"{chunk.src[i]}\n{chunk.tgt[i]}\n")
-                # (N, 2); they tell `find_duplicates` which pairs have a held-out sentence
+                # (N, 2), by which `find_duplicates` recognizes pairs with a held-out sentence
                 form_hashes = None
                 if limits.held_out_below:
                     src_forms = [normal_form(line) for line in chunk.src]
@@ -95,11 +95,10 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
                 if drops_duplicates:
                     pair_hashes = hash_duplicates(chunk.src, chunk.tgt, config.filter.duplicates)
                     rows = pair_numbers - span.first_pair  # (N,), indices in the span
-                    scores = None
-                    if config.data.has_scores:
-                        scores = chunk.scores
-                        if scores is None:  # only other corpora have scores; their pairs stay
-                            scores = np.full(len(rows), -np.inf)
+                    scores = chunk.scores
+                    if scores is None and config.data.has_scores:
+                        # an equal pair of a corpus with scores is preferred to this pair
+                        scores = np.full(len(rows), -np.inf)
                     hash_writer.add_rows(pair_hashes, rows, form_hashes, scores)
         with replace_file(pair_file.with_suffix(".keys")) as temporary:
             np.concatenate(sampled_keys).tofile(temporary)

@@ -38,7 +38,8 @@ Han Hiragana Katakana: ja; Hangul Han: ko; Han Bopomofo: zh yue; Latin Cyrillic:
 Latin: sr kk; Latin Arabic: ku; Cyrillic Mongolian: mn; Gurmukhi Arabic: pa; Arabic Devanagari: sd
 ks"""
 _SCRIPTS_BY_LANGUAGE: dict[str, tuple[str, ...]] = {}
-for _scripts, _languages in (item.split(":") for item in _LANGUAGES.split(";")):
+for _item in _LANGUAGES.split(";"):
+    _scripts, _languages = _item.split(":")
     for _language in _languages.split():
         _SCRIPTS_BY_LANGUAGE[_language] = tuple(_scripts.split())
 
@@ -59,7 +60,7 @@ def scripts_of(language: str, key: str) -> tuple[str, ...]:
     Raises `ConfigError` for unknown languages, with advice to set the option `key`.
     """
     code, *subtags = re.split("[-_]", language)
-    for subtag in subtags:  # a script, such as Hant, precedes the language
+    for subtag in subtags:  # a script such as Hant has priority over the language
         if subtag.title() in _SCRIPTS_BY_CODE:
             return _SCRIPTS_BY_CODE[subtag.title()]
     if code.lower() not in _SCRIPTS_BY_LANGUAGE:
@@ -73,8 +74,8 @@ def scripts_of(language: str, key: str) -> tuple[str, ...]:
 def script_numbers() -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the number of the script of each code point: an index into `SCRIPT_BY_NUMBER`.
 
-    Only letters have a script, except for superscript letters such as the ordinal ª and letters
-    that several scripts share.
+    Only letters have a script. Superscript letters such as the ordinal ª, and letters that several
+    scripts share, have none.
     """
     # leaves out surrogates, which cannot be decoded; there are no letters from 0x40000 on
     code_points = np.r_[0:0xD800, 0xE000:0x40000].astype("<u4")

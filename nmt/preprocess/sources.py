@@ -1,7 +1,7 @@
-"""List the files with the text of a split, and convert all other text to such files.
+"""List the files with the text of a split, and convert other forms of text to files.
 
 Standard input, pipes, compressed files, datasets and generated corpora are first written
-("spooled") to plain files, so that a worker can start to read anywhere.
+("spooled") to plain files, so that a worker can start to read at any line.
 """
 
 from __future__ import annotations
@@ -63,15 +63,16 @@ class _CorpusSettings:
             for src, tgt in pair_up(self.split.src, self.split.tgt, self.key):
                 src = archives.find_text(src, self.direction.src_lang)
                 tgt = archives.find_text(tgt, self.direction.tgt_lang)
-                # `find_text` takes the only file of an archive for both sides; plain files are
-                # equal only if the user names one twice, which is allowed
+                # `find_text` returns the only file of an archive for both sides. A plain file may
+                # be both sides, since the user names it twice.
                 if src == tgt and archives.split_name(src) is not None:
                     raise DataError(f"{self.key}: source and target are the same file, {src}")
                 names_by_source.append((src, tgt))
             names_by_source = self._add_files(names_by_source, "alignments")
             return self._add_files(names_by_source, "scores")
         for suffix in _BITEXT_SUFFIXES:
-            for file in _match_all(getattr(self.split, suffix) or []):
+            patterns = getattr(self.split, suffix) or []
+            for file in _match_all(patterns):
                 names_by_source.append((archives.find_text(file, suffix),))
         return names_by_source
 
@@ -94,8 +95,8 @@ class _CorpusSettings:
 def _list_corpora(config: DataConfig, split: str) -> list[_CorpusSettings]:
     """Return the settings of all corpora of a split, sorted by name.
 
-    Leaves out corpora without text (`source_keys` is empty), except for named training corpora,
-    for which `_check_files` raises an error.
+    Leaves out corpora without text, whose `source_keys` are empty. Named training corpora are
+    always listed, so that `_check_files` can raise an error for one without text.
     """
     corpora = []
 
@@ -127,9 +128,9 @@ def has_split(config: DataConfig, split: str) -> bool:
 
 
 def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[Source]:
-    """List the sources of a split, sorted by corpus; write text to `spool_dir` where necessary.
+    """List the sources of a split, sorted by corpus. Writes text to `spool_dir` where necessary.
 
-    Lists none for a split that `take_held_out` takes out of the training text. Raises `DataError`
+    The list is empty for a held-out set that is taken out of the training text. Raises `DataError`
     or `ConfigError` before reading if a file of any split is missing.
     """
     bundled = config.data.corpus
@@ -157,28 +158,35 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
             tags=direction.tags,
             key=corpus.key,
         )
-        spool_prefix = f"{split}-{corpus.name}" if corpus.name else split
+        spool_prefix = spool_dir / (f"{split}-{corpus.name}" if corpus.name else split)
         if corpus.split.dataset is not None:
-            sides = ("src", "tgt", "alignment")[: len(fields)]
-            spooled = tuple(spool_dir / f"{spool_prefix}.{side}" for side in sides)
-            _spool_blocks(spooled, read_dataset(corpus.split, fields, DATASET_SPLITS[split]))
-            source = replace(
-                template,
-                paths=spooled,
-                names=(describe_dataset(corpus.split),) * len(spooled),
-                has_alignment_file="alignment" in sides,  # was a field, and is a file now
-            )
+            source = _spool_dataset(corpus.split, template, spool_prefix, DATASET_SPLITS[split])
             sources.append(source)
         else:
             max_bytes = int(config.data.max_stream_gb * 1e9)
-            sources += _find_files(corpus, template, spool_dir / spool_prefix, max_bytes)
+            sources += _find_files(corpus, template, spool_prefix, max_bytes)
     return sources
+
+
+def _spool_dataset(
+    settings: SplitConfig, template: Source, spool_prefix: Path, default_split: str
+) -> Source:
+    """Write the texts of a dataset to one file per field. Returns these files as a source."""
+    sides = ("src", "tgt", "alignment")[: len(template.fields)]
+    paths = tuple(spool_prefix.with_name(f"{spool_prefix.name}.{side}") for side in sides)
+    _spool_blocks(paths, read_dataset(settings, template.fields, default_split))
+    return replace(
+        template,
+        paths=paths,
+        names=(describe_dataset(settings),) * len(paths),
+        has_alignment_file="alignment" in sides,
+    )
 
 
 def _find_files(
     corpus: _CorpusSettings, template: Source, spool_prefix: Path, max_stream_bytes: int
 ) -> Iterator[Source]:
-    """Yield the sources of a corpus in files: copies of `template` with paths, names and format."""
+    """Yield a copy of `template` for each source of a corpus, with paths, names and format."""
     if corpus.split.tmx is not None or corpus.split.xliff is not None:
         yield from _convert_xml(corpus, template, spool_prefix, max_stream_bytes)
         return
@@ -192,24 +200,23 @@ def _find_files(
             path = resolve_path(file)
             if is_stream(file) or is_compressed(file) or archives.split_name(file) is not None:
                 path = spool_prefix.with_name(f"{spool_prefix.name}-{number}-{side}")
-                _spool_blocks(
-                    [path], ([block] for block in _unpacked_blocks(file, max_stream_bytes))
-                )
+                blocks = _unpacked_blocks(file, max_stream_bytes)
+                _spool_blocks([path], ([block] for block in blocks))
             paths.append(path)
-        names = tuple("stdin" if file == STDIN else file for file in file_names)
+        names = tuple(map(_name_for_messages, file_names))
         yield replace(template, paths=tuple(paths), names=names)
 
 
 def _convert_xml(
     corpus: _CorpusSettings, template: Source, spool_prefix: Path, max_stream_bytes: int
 ) -> Iterator[Source]:
-    """Write the pairs of TMX or XLIFF files to text files; yield these as sources."""
+    """Write the pairs of each TMX or XLIFF file to two text files, and yield these as a source."""
     direction = corpus.direction
     languages = (direction.src_lang, direction.tgt_lang)
     if languages == DEFAULT_LANGUAGES:  # they are not set, so the file states its languages
         languages = ("", "")
     for number, [file] in enumerate(corpus.file_names()):
-        name = "stdin" if file == STDIN else file
+        name = _name_for_messages(file)
         pairs = read_pairs(
             _unpacked_blocks(file, max_stream_bytes),
             name,
@@ -220,14 +227,13 @@ def _convert_xml(
             spool_prefix.with_name(f"{spool_prefix.name}-{number}.src"),
             spool_prefix.with_name(f"{spool_prefix.name}-{number}.tgt"),
         )
-        _spool_blocks(paths, _encode_pairs(pairs))
+        lines = ((f"{src}\n".encode(), f"{tgt}\n".encode()) for src, tgt in pairs)
+        _spool_blocks(paths, lines)
         yield replace(template, paths=paths, names=(name, name))
 
 
-def _encode_pairs(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the source and the target line of each pair."""
-    for source, target in pairs:
-        yield f"{source}\n".encode(), f"{target}\n".encode()
+def _name_for_messages(file: str) -> str:
+    return "stdin" if file == STDIN else file
 
 
 def _check_files(config: DataConfig) -> None:
@@ -263,12 +269,12 @@ def _is_endless(path: Path) -> bool:
 
 
 def pair_up(src: Sequence[str], tgt: Sequence[str], key: str) -> list[tuple[str, ...]]:
-    """Pair source and target files in their order; names with * and ? are patterns.
+    """Pair source and target files in their order. Names with * and ? are patterns.
 
-    The files of two patterns such as `news-*.en` and `news-*.de` are paired if the wildcards match
-    the same text. If the patterns have no such text in common, their files are paired in
-    alphabetical order. Raises `DataError` for files without a counterpart; `key` is the config key
-    of the split, such as data.train.
+    A file that matches `news-*.en` is paired with the file that matches `news-*.de` with the same
+    text for the wildcard. If no text is the same, files are paired in alphabetical order. `key` is
+    the config key of the split, such as data.train. Raises `DataError` for a file without a
+    counterpart.
     """
     if len(src) != len(tgt):
         return _pair_in_order(_match_all(src), _match_all(tgt), key)
@@ -278,7 +284,7 @@ def pair_up(src: Sequence[str], tgt: Sequence[str], key: str) -> list[tuple[str,
         tgt_matches = match_files(tgt_name)
         if src_matches.keys() == tgt_matches.keys():
             file_pairs += [(file, tgt_matches[texts]) for texts, file in src_matches.items()]
-        elif src_matches.keys().isdisjoint(tgt_matches):  # such as part-*.en and teil-1.de
+        elif src_matches.keys().isdisjoint(tgt_matches):  # for example, part-*.en and teil-1.de
             src_files = list(src_matches.values())
             file_pairs += _pair_in_order(src_files, list(tgt_matches.values()), "src and tgt")
         else:
@@ -319,7 +325,7 @@ def match_files(name: str) -> dict[tuple[str, ...], str]:
     files = sorted(file for file in glob.glob(glob_pattern) if not os.path.isdir(file))
     if not files:
         raise DataError(f"{name} matches no file; check the pattern")
-    # the same pattern with groups, since `glob` does not return the texts
+    # the same pattern with groups, since `glob` does not return what the wildcards match
     pattern = re.compile(re.escape(path).replace(r"\*", "([^/]*)").replace(r"\?", "([^/])"))
     matching_files = {}
     for file in files:
@@ -350,15 +356,14 @@ def _unpacked_blocks(name: str, max_stream_bytes: int) -> Iterator[bytes]:
             num_bytes += len(block)
             if num_bytes > max_stream_bytes and is_stream(name):
                 raise DataError(
-                    f"{'stdin' if name == STDIN else name} has more than the {max_stream_bytes:,} "
-                    "bytes that nmt reads from a pipe; write the text to a file, or raise "
-                    "data.max_stream_gb"
+                    f"{_name_for_messages(name)} has more than the {max_stream_bytes:,} bytes that "
+                    "nmt reads from a pipe; write the text to a file, or raise data.max_stream_gb"
                 )
             yield block
 
 
 def _spool_blocks(paths: Sequence[Path], blocks: Iterable[Sequence[bytes]]) -> None:
-    """Write blocks of bytes to files; each block holds the next bytes of every file."""
+    """Write blocks of bytes to files. Each block has the next bytes of every file."""
     with ExitStack() as stack:
         files = [stack.enter_context(spool(path)) for path in paths]
         for block in blocks:

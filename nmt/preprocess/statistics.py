@@ -11,8 +11,8 @@ forms ("normalised").
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,6 @@ import numpy as np
 from nmt.data.shards import FlatIds
 from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess.characters import CharacterStatistics, Ints, Signatures, is_among, normal_form
-from nmt.preprocess.chunks import Location
 from nmt.preprocess.clean import NUM_EXAMPLES, CleanChunk, PairCounts
 
 NUM_EXACT_LENGTHS = 256  # lengths below this have a bin each
@@ -130,7 +129,7 @@ class Statistics:
         sides = []
         for side in content["sides"]:
             characters = Counter(dict(side["characters"]))
-            sides.append(SideStatistics(**{**side, "characters": characters}))
+            sides.append(replace(SideStatistics(**side), characters=characters))
         overlaps = {}
         for name, overlap in content["overlaps"].items():
             rows = set(overlap["rows"])
@@ -181,7 +180,7 @@ def measure(
 def _measure_side(
     side: SideStatistics, codes: CharacterStatistics, encoded: FlatIds, kinds: TokenKinds
 ) -> Ints:
-    """Count one side of a chunk; return the length of each line, EOS included, (N,)."""
+    """Count one side of a chunk. Returns the length of each line, EOS included, (N,)."""
     ids, offsets = encoded
     lengths = np.diff(offsets).astype(np.int64) + 1
     counts = np.bincount(kinds.take(ids), minlength=3)  # (3,), a count for each kind
@@ -197,8 +196,8 @@ def _measure_side(
 class HeldOut:
     """Finds the lines of held-out splits in training text.
 
-    Lines match exactly, or by their normal forms: without case, punctuation and spaces. Signatures
-    are compared first, since this is fast and leaves few lines to compare one by one.
+    Lines match exactly, or by their normal forms: without case, punctuation and spaces. For speed,
+    only lines with the signature of a held-out line are compared one by one.
     """
 
     def __init__(self, splits: Mapping[str, Texts]) -> None:
@@ -227,7 +226,7 @@ class HeldOut:
         `signatures` holds the signatures of source lines (N,) and of target lines (N,).
         """
         overlaps: dict[str, Overlap] = {}
-        may_match = is_among(signatures[0], self._src_signatures)  # (N,), true for either side
+        may_match = is_among(signatures[0], self._src_signatures)  # (N,), on either side
         may_match |= is_among(signatures[1], self._tgt_signatures)
         for row in np.flatnonzero(may_match).tolist():
             location = chunk.raw_chunk.location(int(chunk.kept_rows[row]))
@@ -235,26 +234,35 @@ class HeldOut:
             tgt = chunk.tgt[row]
             texts = {"exact": (src, tgt), "normalised": (normal_form(src), normal_form(tgt))}
             for split, tables in self._tables.items():
-                src_rows: set[int] = set()  # rows of the split with this source
-                tgt_rows: set[int] = set()
-                # rows of the level "exact" stay in the sets, since they also match when normalised
-                for level in MATCH_LEVELS:
-                    src_text, tgt_text = texts[level]
-                    src_rows |= tables[level].by_src.get(src_text, set())
-                    tgt_rows |= tables[level].by_tgt.get(tgt_text, set())
-                    pair_rows = src_rows & tgt_rows
-                    matches = {"pairs": pair_rows, "sources": src_rows, "targets": tgt_rows}
-                    for unit, rows in matches.items():
-                        if rows:
-                            overlap = overlaps.setdefault(f"{split} {level} {unit}", Overlap())
-                            overlap.merge(_overlap_of_pair(location, rows))
+                for level, unit, rows in _find_matches(tables, texts):
+                    overlap = overlaps.setdefault(f"{split} {level} {unit}", Overlap())
+                    example = {
+                        "file": location.file,
+                        "line": location.line,
+                        "held_out_line": min(rows) + 1,
+                    }
+                    overlap.merge(Overlap(1, rows, [example]))
         return overlaps
 
 
-def _overlap_of_pair(location: Location, rows: set[int]) -> Overlap:
-    """Return the overlap of one training pair with rows of a held-out split."""
-    example = {"file": location.file, "line": location.line, "held_out_line": min(rows) + 1}
-    return Overlap(1, rows, [example])
+def _find_matches(
+    tables: Mapping[str, _SplitTables], texts: Mapping[str, tuple[str, str]]
+) -> Iterator[tuple[str, str, set[int]]]:
+    """Yield match level, unit and rows of a held-out split for each match of a training pair.
+
+    The keys of `tables` and `texts` are match levels. `texts` are the source and the target.
+    """
+    src_rows: set[int] = set()  # rows of the split with this source
+    tgt_rows: set[int] = set()
+    for level in MATCH_LEVELS:
+        # the exact matches stay in the sets, since equal texts have equal normal forms
+        src_text, tgt_text = texts[level]
+        src_rows |= tables[level].by_src.get(src_text, set())
+        tgt_rows |= tables[level].by_tgt.get(tgt_text, set())
+        matches = {"pairs": src_rows & tgt_rows, "sources": src_rows, "targets": tgt_rows}
+        for unit, rows in matches.items():
+            if rows:
+                yield level, unit, rows
 
 
 def _rows_by_text(texts: Iterable[str]) -> RowsByText:
@@ -268,7 +276,8 @@ def _rows_by_text(texts: Iterable[str]) -> RowsByText:
 def length_bins(lengths: Ints) -> Ints:
     """Return the bin (N,) of each length (N,).
 
-    Each length below `NUM_EXACT_LENGTHS` has its own bin; above, there are 16 bins per octave.
+    Each length below `NUM_EXACT_LENGTHS` has its own bin. Each octave above has
+    `_BINS_PER_OCTAVE` bins.
     """
     octaves = np.log2(np.maximum(lengths, 1) / NUM_EXACT_LENGTHS)  # negative for exact lengths
     bins = NUM_EXACT_LENGTHS + np.floor(octaves * _BINS_PER_OCTAVE).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Compare the numbers, addresses and currency signs of a pair; measure letters and words."""
+"""Compare the numbers, addresses and currency signs of a pair, and measure letters and words."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def letter_share(text: str) -> float:
 
 
 def longest_word(text: str) -> int:
-    """Return the number of characters of the longest word; words are separated by spaces."""
+    """Return the number of characters of the longest word. Words are separated by spaces."""
     return max(map(len, text.split()), default=0)
 
 
@@ -76,5 +76,5 @@ def _addresses(text: str) -> list[str]:
 
 
 def _currency_signs(text: str) -> set[str]:
-    """Return the currency signs of a text; full-width signs count as ordinary ones."""
+    """Return the currency signs of a text. Full-width signs become ordinary signs."""
     return {unicodedata.normalize("NFKC", sign) for sign in _CURRENCY_SIGNS.findall(text)}

@@ -101,7 +101,7 @@ def run_stage(
     """
     folder = job.work.records / stage
     folder.mkdir(exist_ok=True)
-    # lists the folder, since some network file systems cache for a while that a file is missing
+    # reads the list of files, since some network file systems cache that a single file is missing
     finished = {path.stem for path in folder.iterdir()}
     remaining_spans = [span for span in spans if span.name not in finished]
     if not remaining_spans:
@@ -169,7 +169,7 @@ class Workspace:
         self.is_new = not self._fingerprint
 
     def start(self, fingerprint: dict[str, Any]) -> None:
-        """Create the folders of a job; remove the results of an earlier run of another job."""
+        """Create the folders of a job. Removes the results of an earlier run of another job."""
         if fingerprint == self._fingerprint and self.data.exists():
             log.info("continuing an earlier run in %s", self.folder)
         else:
@@ -182,7 +182,7 @@ class Workspace:
         self._fingerprint = fingerprint
 
     def _start_over(self, fingerprint: dict[str, Any]) -> None:
-        """Remove the results of the earlier job except the spool; log the settings that changed."""
+        """Remove the results of the earlier job except the spool. Logs changed settings."""
         if self._fingerprint:
             keys = sorted({*self._fingerprint, *fingerprint})
             changed = [key for key in keys if self._fingerprint.get(key) != fingerprint.get(key)]
@@ -199,7 +199,7 @@ class Workspace:
     def check_replacement(self, num_pairs: int) -> None:
         """Raise a `ConfigError` if `data_dir` holds another number of training pairs.
 
-        This check comes before the work begins; `finish` compares all data.
+        This check comes before the work begins. `finish` compares all data.
         """
         try:
             num_existing_pairs = read_json(self.data_dir / "report.json")["train"]["read"]
@@ -214,8 +214,8 @@ class Workspace:
     def finish(self, *, overwrite: bool) -> None:
         """Replace `data_dir` with the new data folder, and remove the work folder.
 
-        Unless `overwrite` is set, raises an `NmtError` if `data_dir` holds other data. Both folders
-        stay, so that the same command with overwrite=true ends at once.
+        Unless `overwrite` is set, raises an `NmtError` if `data_dir` holds other data. The work
+        folder then stays, so that the same command with overwrite=true ends at once.
         """
         if (self.data_dir / MARKER).exists() and not overwrite:
             write_manifest(self.data)
@@ -249,22 +249,14 @@ def open_workspace(data_dir: Path) -> Iterator[Workspace]:
     After an error the work folder is kept if the next run can use its files. Raises `NmtError` if
     `data_dir` is another kind of folder, and `ConfigError` if another run uses it.
     """
-    data_dir = data_dir.resolve()  # keeps a link, and replaces the folder that it points to
+    data_dir = data_dir.resolve()  # if it is a link, its target is replaced and the link stays
     check_replaceable(data_dir, MARKER)
     for path in data_dir.glob("*"):
         if path.is_dir():
             raise NmtError(f"{path} would be lost with the data folder; move it elsewhere first")
     folder = data_dir.with_name(f".{data_dir.name}.work")
     with removing_empty_parents(folder):
-        with disk_errors(data_dir, "choose another data_dir"):
-            folder.mkdir(parents=True, exist_ok=True)
-            for path in (folder, data_dir):
-                if path.exists() and not os.access(path, os.W_OK):
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        check_tree(folder)
-        for path in folder.rglob("*.*"):  # names of files; no folder in it has a full stop
-            if path.is_dir():
-                raise DamagedError(f"{path} is a folder, not a file; remove it")
+        _make_work_folder(folder, data_dir)
         with _locked(folder):
             work = Workspace(folder, data_dir)
             remove_abandoned(data_dir)
@@ -285,6 +277,19 @@ def open_workspace(data_dir: Path) -> Iterator[Workspace]:
             finally:
                 if not work.has_results():
                     work.remove()
+
+
+def _make_work_folder(folder: Path, data_dir: Path) -> None:
+    """Create the work folder, or check the one that an interrupted run left."""
+    with disk_errors(data_dir, "choose another data_dir"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in (folder, data_dir):
+            if path.exists() and not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    check_tree(folder)
+    for path in folder.rglob("*.*"):  # only names of files have a full stop
+        if path.is_dir():
+            raise DamagedError(f"{path} is a folder, not a file; remove it")
 
 
 @contextlib.contextmanager
