@@ -248,7 +248,7 @@ def test_the_page_of_a_search_plays_and_goes_step_by_step(
 ) -> None:
     path = tmp_path / "search.html"
     drawing = decoding.search_and_draw(translator, HOSTILE, 2)
-    path.write_text(decoding.render_page(drawing, HOSTILE), encoding="utf-8")
+    path.write_text(decoding.render(decoding.PAGE_TEMPLATE, drawing, HOSTILE), encoding="utf-8")
     requests_of(browser)
     browser.get(path.as_uri())
     assert browser.find_element("css selector", "h1").text == HOSTILE
@@ -292,7 +292,7 @@ def test_the_svg_of_a_search_moves_without_a_script(
 ) -> None:
     path = tmp_path / "search.svg"
     drawing = decoding.search_and_draw(translator, HOSTILE, 2)
-    path.write_text(decoding.render_svg(drawing, HOSTILE), encoding="utf-8")
+    path.write_text(decoding.render(decoding.SVG_TEMPLATE, drawing, HOSTILE), encoding="utf-8")
     root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
     assert root.tag.endswith("svg")
     assert not re.search("<script|href|url\\(", path.read_text(encoding="utf-8"))

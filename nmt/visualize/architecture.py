@@ -66,7 +66,8 @@ def draw_architecture(config: VisualizeConfig, style: Style) -> Figure:
     encoder_ys = _draw_column(axes, style, 0.0, encoder, model.num_encoder_layers)
     decoder_ys = _draw_column(axes, style, _DECODER_X, decoder, model.num_decoder_layers)
     reads_memory = [box.reads_memory for box in [*decoder.below, *decoder.layer]]
-    cross_y = decoder_ys[reads_memory.index(True)] + BOX_HEIGHT / 2
+    cross_attention_index = reads_memory.index(True)
+    cross_y = decoder_ys[cross_attention_index] + BOX_HEIGHT / 2
     # a line from the top of the encoder to the left side of the decoder's cross-attention
     top = encoder_ys[-1] + BOX_HEIGHT
     memory_xs = [0.5, 0.5, _DECODER_X - 0.09, _DECODER_X - 0.09, _DECODER_X]
@@ -108,7 +109,7 @@ def make_column(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Co
     layer = make_layer(config, is_decoder=is_decoder)
     above = []
     if config.norm is Norm.pre:
-        norm = layer[0]  # the output of the last layer is normalized like the input of a sublayer
+        norm = layer[0]  # the final norm has the same box as the first norm of a layer
         above.append(Box(norm.title, "", norm.num_parameters, norm.category))
     if is_decoder:
         above.append(_make_output(config, vocab_size))
@@ -159,12 +160,16 @@ def make_layer(config: ModelConfig, *, is_decoder: bool) -> list[Box]:
     details = f"{config.d_model} → {d_ff} → {config.d_model}, {config.activation.value}"
     num_parameters = count_parameters(layer.feed_forward)
     sublayers.append(Box("Feed-forward", details, num_parameters, "feed-forward"))
+    return _add_norms(config, sublayers, shape, count_parameters(layer.feed_forward_norm))
+
+
+def _add_norms(config: ModelConfig, sublayers: list[Box], shape: str, norm_size: int) -> list[Box]:
+    """Return the boxes of sub-layers with residual connections and norms of `norm_size` numbers."""
     norm_title = "Layer norm"
     add_norm_title = "Add, layer norm"
     if config.norm_layer is NormLayer.rms:
         norm_title = "RMS norm"
         add_norm_title = "Add, RMS norm"
-    norm_size = count_parameters(layer.feed_forward_norm)
     boxes = []
     for sublayer in sublayers:
         if config.norm is Norm.pre:

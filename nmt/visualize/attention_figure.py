@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from nmt.config import AttentionKind, Engine, VisualizeConfig
 from nmt.data.text import read_input
 from nmt.errors import ConfigError, DataError
+from nmt.model.fast import FastTransformer
 from nmt.model.transformer import causal_mask
 from nmt.runtime.distributed import set_num_threads
-from nmt.translate.attention import PairAttention
+from nmt.translate.attention import PairAttention, attention_model
 from nmt.translate.translator import Translator
 
 if TYPE_CHECKING:  # pages use this module without matplotlib
@@ -23,7 +24,7 @@ if TYPE_CHECKING:  # pages use this module without matplotlib
     from nmt.visualize.style import Style
 
 log = logging.getLogger(__name__)
-_MAX_LABELED_PANELS = 6  # among more panels, only the left and bottom ones have labels
+_MAX_LABELED_PANELS = 6  # if there are more panels, only the left and bottom ones have labels
 _MAX_CELL_INCHES = 0.24  # largest width and height of the cell of a weight
 _MAX_FIGURE_INCHES = 60.0  # largest width and height of all panels together, without margins
 _LABEL_MARGIN_INCHES = 1.6  # space for the labels and the title of a panel
@@ -43,6 +44,18 @@ def load_translator(config: VisualizeConfig) -> Translator:
     """Load the model `config.model_dir`, and set the number of threads of this process."""
     set_num_threads(config.num_threads)
     return Translator.load(config.model_dir, device=config.device, backend=Engine.native)
+
+
+def load_single_model(config: VisualizeConfig, what: str) -> tuple[Translator, FastTransformer]:
+    """Load `config.model_dir`, which must be a single model of nmt, for the picture `what`.
+
+    Returns the translator and its model.
+    """
+    translator = load_translator(config)
+    model = attention_model(translator.backend)
+    if model is None:
+        raise ConfigError(f"what={what} needs one model of nmt, not an ensemble or an export")
+    return translator, model
 
 
 def read_sentences(text_or_path: str | None, name: str) -> list[str]:
@@ -95,12 +108,8 @@ def attention_figure(
     weights = attention_map.weights  # (L, H, rows, columns)
     if len(weights) == 0:
         raise ConfigError(f"kind={kind.value}: the decoder of this model has no self-attention")
-    layers = layers or list(range(1, len(weights) + 1))
-    heads = heads or list(range(1, weights.size(1) + 1))
-    if max(layers) > len(weights):
-        raise ConfigError(f"layers={max(layers)}: the model has {len(weights)} layers")
-    if max(heads) > weights.size(1):
-        raise ConfigError(f"heads={max(heads)}: the model has {weights.size(1)} heads")
+    layers = _choose_numbers(layers, "layers", len(weights))
+    heads = _choose_numbers(heads, "heads", weights.size(1))
     character_codes = style.add_fonts_for([*attention_map.rows, *attention_map.columns])
     rows = [piece.translate(character_codes) for piece in attention_map.rows]
     columns = [piece.translate(character_codes) for piece in attention_map.columns]
@@ -120,12 +129,11 @@ def attention_figure(
     gray_mask = ~causal_mask(len(rows)) if kind is AttentionKind.decoder else None
     for i, layer in enumerate(layers):
         for j, head in enumerate(heads):
-            layer_weights = weights[layer - 1]  # (H, rows, columns)
             if head == 0:
-                head_weights = layer_weights.mean(dim=0)
+                head_weights = weights[layer - 1].mean(dim=0)  # (rows, columns)
                 head_name = "mean of heads"
             else:
-                head_weights = layer_weights[head - 1]
+                head_weights = weights[layer - 1, head - 1]
                 head_name = f"head {head}"
             axes = panels[i, j]
             axes.set_title(f"layer {layer}, {head_name}", fontsize=11 if are_all_labeled else 8)
@@ -141,3 +149,12 @@ def attention_figure(
             axes.tick_params(labelsize=min(10, _LABEL_POINTS_PER_INCH * cell_inches))
     figure.suptitle(f"{_TITLES[kind]}; a row attends to columns", fontsize=11)
     return figure
+
+
+def _choose_numbers(numbers: list[int], name: str, count: int) -> list[int]:
+    """Return the numbers of the setting `name`, or all from 1 to `count` if it is empty."""
+    if not numbers:
+        return list(range(1, count + 1))
+    if max(numbers) > count:
+        raise ConfigError(f"{name}={max(numbers)}: the model has {count} {name}")
+    return numbers

@@ -22,7 +22,7 @@ def attention_page(config: VisualizeConfig) -> str:
 
 
 def render_page(pairs: Sequence[PairAttention], models: str) -> str:
-    """Return the page for pairs and the names of their models; the template escapes all text."""
+    """Return the page for pairs and the names of their models. The template escapes all text."""
     titles = []
     attention = []
     for pair in pairs:

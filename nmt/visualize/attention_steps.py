@@ -1,7 +1,7 @@
 """Self-attention step by step, and its figure: from the embedding of a token to its output vector.
 
-It follows the pictures of the Illustrated Transformer (Alammar, 2018) with the numbers of a trained
-model.
+The figure follows the pictures of the Illustrated Transformer (Alammar, 2018), with the numbers of
+a trained model.
 """
 
 # S source tokens with EOS, D d_model, H heads, d dimensions of a head
@@ -18,6 +18,7 @@ from torch import Tensor
 from nmt.config import Norm, VisualizeConfig
 from nmt.data.languages import encode_sources
 from nmt.errors import ConfigError
+from nmt.model.fast import FastTransformer
 from nmt.model.positions import TokenPositions
 from nmt.model.transformer import (
     EncoderLayer,
@@ -27,9 +28,9 @@ from nmt.model.transformer import (
     padding_mask,
     repeat_heads,
 )
-from nmt.translate.attention import attention_model
+from nmt.translate.attention import add_source_eos
 from nmt.translate.translator import Translator
-from nmt.visualize.attention_figure import load_translator, read_sentences
+from nmt.visualize.attention_figure import load_single_model, read_sentences
 
 if TYPE_CHECKING:  # the page uses this module without matplotlib
     from matplotlib.axes import Axes
@@ -53,9 +54,9 @@ class AttentionSteps:
     k: Tensor  # (H, S, d)
     v: Tensor  # (H, S, d)
     scores: Tensor  # (H, S, S), q k^T
-    scaled_scores: Tensor  # (H, S, S), divided by sqrt(d), with the bias of positions if any
+    scaled_scores: Tensor  # (H, S, S), scores / sqrt(d), plus the bias of positions if there is one
     weights: Tensor  # (H, S, S), softmax of the scaled scores
-    heads: Tensor  # (H, S, d), the sums z of weighted values
+    heads: Tensor  # (H, S, d), the sum z of the weighted values of each head
     concatenated: Tensor  # (S, H * d)
     attention: Tensor  # (S, D), the concatenated heads times W^O
     residual: Tensor  # (S, D), x + attention
@@ -128,20 +129,28 @@ class FollowedToken:
     output_matrix: Tensor  # (H * d, D), W^O
     is_pre_norm: bool
 
+    def residual_vectors(self) -> dict[str, Tensor]:
+        """Return the vectors (D,) of the residual connection around self-attention, by name."""
+        vectors = {
+            "x": self.steps.x[self.query],
+            "attention": self.steps.attention[self.query],
+            "x + attention": self.steps.residual[self.query],
+        }
+        if not self.is_pre_norm:
+            vectors["layer norm"] = self.steps.output[self.query]
+        return vectors
+
 
 def follow_token(config: VisualizeConfig) -> FollowedToken:
     """Compute the self-attention of one token of `src` in one encoder layer.
 
     `words` names the token, by default the first, `layers` the layer, and `heads` the head.
     """
-    translator = load_translator(config)
-    model = attention_model(translator.backend)
-    if model is None:
-        raise ConfigError("what=steps needs one model of nmt, not an ensemble or an export")
+    translator, model = load_single_model(config, "steps")
     line = read_sentences(config.src, "src")[0]
     layer = choose_number(config.layers, "layers", model.config.num_encoder_layers)
     head = choose_number(config.heads, "heads", model.config.num_heads)
-    src_ids = encode_line(translator, line, adds_eos=model.config.source_eos)
+    src_ids = encode_line(translator, model, line)
     pieces = translator.tokenizer.src.pieces(src_ids)
     query = find_token(pieces, config.words)
     return FollowedToken(
@@ -160,24 +169,16 @@ def draw_steps(config: VisualizeConfig, style: Style) -> Figure:
     token = follow_token(config)
     replacements = style.add_fonts_for(token.pieces)
     labels = [piece.translate(replacements) for piece in token.pieces]
-    return steps_figure(
-        token.steps,
-        labels,
-        style,
-        query=token.query,
-        head=token.head,
-        layer=token.layer,
-        output_matrix=token.output_matrix,
-        is_pre_norm=token.is_pre_norm,
-    )
+    return steps_figure(token, labels, style)
 
 
-def encode_line(translator: Translator, line: str, *, adds_eos: bool) -> list[int]:
-    """Return the ids of a line that the encoder reads; raise `ConfigError` if they are too many."""
-    tokenizer = translator.tokenizer.src
-    [src_ids] = encode_sources(tokenizer, [line], translator.common_tags)
-    if adds_eos:
-        src_ids.append(tokenizer.eos_id)
+def encode_line(translator: Translator, model: FastTransformer, line: str) -> list[int]:
+    """Return the ids that the encoder reads for a line.
+
+    Raises `ConfigError` for more than `_MAX_TOKENS` ids.
+    """
+    [src_ids] = encode_sources(translator.tokenizer.src, [line], translator.common_tags)
+    src_ids = add_source_eos(src_ids, model, translator.tokenizer)
     if len(src_ids) > _MAX_TOKENS:
         raise ConfigError(
             f"src has {len(src_ids)} tokens, {_MAX_TOKENS} can be drawn; give a shorter sentence"
@@ -199,7 +200,7 @@ def choose_number(numbers: list[int], name: str, count: int) -> int:
 
 
 def find_token(pieces: list[str], words: list[str]) -> int:
-    """Return the index of the piece that begins the only one of `words`; 0 if there is none."""
+    """Return the index of the first piece of the only word in `words`, or 0 if it is empty."""
     if not words:
         return 0
     if len(words) > 1:
@@ -221,93 +222,60 @@ def _output_projection(model: Transformer, layer: int) -> Tensor:
     return encoder_layer.self_attention.out_projection.weight.detach().t().float().cpu()
 
 
-def steps_figure(
-    steps: AttentionSteps,
-    labels: list[str],
-    style: Style,
-    *,
-    query: int,
-    head: int,
-    layer: int,
-    output_matrix: Tensor,
-    is_pre_norm: bool,
-) -> Figure:
-    """Draw the steps for the token with index `query` in `head`, counted from 1.
-
-    `labels` (S) name the tokens, and `output_matrix` is W^O (H * d, D).
-    """
+def steps_figure(token: FollowedToken, labels: list[str], style: Style) -> Figure:
+    """Draw the steps of a token. `labels` (S) name the tokens of its sentence."""
+    steps = token.steps
+    query = token.query
     row_height = max(0.24 * len(labels), 1.6)  # inches
     heights = [row_height, row_height, row_height, max(0.24 * len(steps.heads), 2.0), 1.6]
     figure = style.figure(15, sum(heights) + 4)
     grid = figure.add_gridspec(5, 6, height_ratios=heights)
-    _draw_input(figure, grid, style, steps, labels, layer=layer, is_pre_norm=is_pre_norm)
-    _draw_head(figure, grid, style, steps, labels, query=query, head=head - 1)
+    _draw_input(figure, grid, style, token, labels)
+    _draw_head(figure, grid, style, token, labels)
 
     axes = figure.add_subplot(grid[3, 0:2])
     head_names = [f"head {i + 1}" for i in range(len(steps.heads))]
     _draw_vectors(
         axes, style, f"6. z of {labels[query]} in every head", steps.heads[:, query], head_names
     )
-    _mark_row(axes, style, head - 1)
+    _mark_row(axes, style, token.head - 1)
     axes = figure.add_subplot(grid[3, 2:4])
-    _draw_vectors(
-        axes,
-        style,
-        f"7. Concat of the heads, times W^O {tuple(output_matrix.shape)}",
-        output_matrix,
-    )
+    title = f"7. Concat of the heads, times W^O {tuple(token.output_matrix.shape)}"
+    _draw_vectors(axes, style, title, token.output_matrix)
 
-    vectors = {
-        "x": steps.x[query],
-        "attention": steps.attention[query],
-        "x + attention": steps.residual[query],
-    }
-    if not is_pre_norm:
-        vectors["layer norm"] = steps.output[query]
+    vectors = token.residual_vectors()
     stacked = torch.stack(list(vectors.values()))
     axes = figure.add_subplot(grid[3, 4:6])
     _draw_vectors(axes, style, "8. Add (and norm)", stacked, list(vectors))
     axes = figure.add_subplot(grid[4, :])
     _draw_numbers(axes, style, stacked[:, :NUM_WRITTEN], list(vectors))
     axes.set_title(f"The vectors of step 8, dimensions 0 to {NUM_WRITTEN - 1}")
-    figure.suptitle(
-        f"Self-attention of {labels[query]}: encoder layer {layer}, head {head}", fontsize=13
-    )
+    title = f"Self-attention of {labels[query]}: encoder layer {token.layer}, head {token.head}"
+    figure.suptitle(title, fontsize=13)
     return figure
 
 
 def _draw_input(
-    figure: Figure,
-    grid: GridSpec,
-    style: Style,
-    steps: AttentionSteps,
-    labels: list[str],
-    *,
-    layer: int,
-    is_pre_norm: bool,
+    figure: Figure, grid: GridSpec, style: Style, token: FollowedToken, labels: list[str]
 ) -> None:
     """Draw the input of the layer, and of its self-attention, in the first row of the figure."""
     title = "1. Embedding and position"
-    if layer > 1:
-        title = f"1. Output of layer {layer - 1}"
-    _draw_vectors(figure.add_subplot(grid[0, 0:3]), style, f"{title}: x", steps.x, labels)
+    if token.layer > 1:
+        title = f"1. Output of layer {token.layer - 1}"
+    _draw_vectors(figure.add_subplot(grid[0, 0:3]), style, f"{title}: x", token.steps.x, labels)
     title = "x, unchanged in post-norm"
-    if is_pre_norm:
+    if token.is_pre_norm:
         title = "Layer norm of x (pre-norm)"
-    _draw_vectors(figure.add_subplot(grid[0, 3:6]), style, title, steps.layer_input)
+    _draw_vectors(figure.add_subplot(grid[0, 3:6]), style, title, token.steps.layer_input)
 
 
 def _draw_head(
-    figure: Figure,
-    grid: GridSpec,
-    style: Style,
-    steps: AttentionSteps,
-    labels: list[str],
-    *,
-    query: int,
-    head: int,
+    figure: Figure, grid: GridSpec, style: Style, token: FollowedToken, labels: list[str]
 ) -> None:
     """Draw steps 2 to 5, the attention of one head, in two rows of the figure."""
+    steps = token.steps
+    query = token.query
+    head = token.head - 1
     axes = figure.add_subplot(grid[1, 0:2])
     _draw_vectors(axes, style, "2. Queries q = x W^Q", steps.q[head], labels)
     _mark_row(axes, style, query)
@@ -337,7 +305,7 @@ def _draw_head(
 def _draw_vectors(
     axes: Axes, style: Style, title: str, vectors: Tensor, labels: list[str] | None = None
 ) -> None:
-    """Draw vectors as rows of colors; the largest absolute value has the full color."""
+    """Draw vectors as rows of colors. The largest absolute value has the full color."""
     largest = float(vectors.abs().max())
     style.heat_map(axes, vectors / max(largest, 1e-12), is_signed=True, row_labels=labels or [])
     axes.set_aspect("auto")
@@ -358,8 +326,9 @@ def _draw_numbers(
     row_labels: list[str],
     column_labels: list[str] | None = None,
 ) -> None:
-    """Write a table of numbers. Colors compare the numbers of a column if the columns have labels,
-    else all numbers.
+    """Write a table of numbers.
+
+    Colors compare the numbers of each column if columns have labels, and all numbers otherwise.
     """
     scale = numbers.abs().max()
     if column_labels is not None:

@@ -2,8 +2,8 @@
 growing tree of the beam search, and the likeliest tokens of each step.
 
 The animation is one SVG drawing. Each of its elements appears at a step of the search. The page has
-buttons to move through the steps. The file `.svg` plays them with CSS alone, so that it also moves
-in a README.
+buttons to move through the steps. An `.svg` file plays the steps with CSS alone, so that it also
+moves in a README.
 """
 
 # S source tokens with EOS, T target tokens with EOS, D d_model, L layers, H heads
@@ -31,13 +31,15 @@ from nmt.translate.translator import Translator
 from nmt.visualize.attention_figure import load_translator, read_sentences
 from nmt.visualize.search_tree import Layout, SearchRecord, layout_tree, record_search
 
+PAGE_TEMPLATE = "decoding.html.j2"
+SVG_TEMPLATE = "decoding.svg.j2"
 _MAX_STEPS = 100  # longer searches are refused
 _NUM_DIMENSIONS = 12  # number of dimensions of the encoder's output to draw for each token
 _MAX_PIECE_LENGTH = 8  # number of characters that fit into a column beside a percentage
 
 # sizes are in units of the drawing, about pixels
 _MARGIN = 14
-_SECTION_HEIGHT = 46  # distance of two sections; the title of the second one is in between
+_SECTION_HEIGHT = 46  # distance of two sections, with the title of the second one between them
 _TITLE_DISTANCE = 12  # distance of the baseline of a title from its section
 _CHARACTER_WIDTH = 8
 _BOX_HEIGHT = 24
@@ -65,8 +67,8 @@ _BAR_GAP = 8  # distance of a bar of probability 1 from the next column
 class Element:
     """One element of the drawing.
 
-    An element with a `path` is a line, and an element with a `text` is a text. All others are
-    rectangles. An element is visible from `first_step` on, or at this step only if `is_brief`.
+    An element with a `path` is a line, and an element with a `text` is a text. Without both, it is
+    a rectangle. It is visible from `first_step` on, or at this step only if `is_brief`.
     """
 
     x: float = 0.0
@@ -100,7 +102,7 @@ class Drawing:
         self.elements.append(Element(x=x, y=y, text=text, **properties))
 
     def add_box(self, x: float, y: float, text: str, css_class: str, first_step: int = 0) -> None:
-        """Add a text in a box, the upper left corner of which is at (x, y)."""
+        """Add a text in a box with its upper left corner at (x, y)."""
         box = Element(
             x=x,
             y=y,
@@ -120,28 +122,25 @@ def box_width(text: str) -> float:
 
 def decoding_page(config: VisualizeConfig) -> str:
     """Return the page that plays the search of `src`."""
-    translator = load_translator(config)
-    line = read_sentences(config.src, "src")[0]
-    return render_page(search_and_draw(translator, line, config.beam_size), line)
+    return _draw_and_render(config, PAGE_TEMPLATE)
 
 
 def decoding_svg(config: VisualizeConfig) -> str:
     """Return the search of `src` as an SVG that plays by itself."""
+    return _draw_and_render(config, SVG_TEMPLATE)
+
+
+def _draw_and_render(config: VisualizeConfig, template: str) -> str:
     translator = load_translator(config)
     line = read_sentences(config.src, "src")[0]
-    return render_svg(search_and_draw(translator, line, config.beam_size), line)
+    drawing = search_and_draw(translator, line, config.beam_size)
+    return render(template, drawing, line)
 
 
-def render_page(drawing: Drawing, line: str) -> str:
-    """Return the page that shows the drawing of the search for `line`."""
+def render(template: str, drawing: Drawing, line: str) -> str:
+    """Return the drawing of the search for `line` as a page or an animated SVG."""
     templates = load_page_templates(Path(__file__).parent)
-    return templates.get_template("decoding.html.j2").render(drawing=drawing, line=line)
-
-
-def render_svg(drawing: Drawing, line: str) -> str:
-    """Return the drawing of the search for `line` as an animated SVG."""
-    templates = load_page_templates(Path(__file__).parent)
-    return templates.get_template("decoding.svg.j2").render(drawing=drawing, line=line)
+    return templates.get_template(template).render(drawing=drawing, line=line)
 
 
 def search_and_draw(translator: Translator, line: str, beam_size: int | None) -> Drawing:
@@ -236,14 +235,15 @@ def _draw_source(
                 is_brief=True,
             )
             drawing.elements.append(heat)
-        for j, value in enumerate((cells[i] / largest).tolist()):
+        shares = (cells[i] / largest).tolist()  # from -1 to 1
+        for j, share in enumerate(shares):
             cell = Element(
                 x=x,
                 y=y + _BOX_HEIGHT + _CELLS_GAP + _CELL_HEIGHT * j,
                 width=width,
                 height=_CELL_HEIGHT,
-                css_class="positive" if value > 0 else "negative",
-                opacity=abs(value),
+                css_class="positive" if share > 0 else "negative",
+                opacity=abs(share),
             )
             drawing.elements.append(cell)
         x += width + _BOX_GAP

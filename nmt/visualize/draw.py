@@ -212,7 +212,7 @@ def _write_figure(config: VisualizeConfig, info: PictureInfo, output: Path) -> N
 def _import_function(name: str) -> Callable[..., Any]:
     """Import the function "module:function" of this package.
 
-    Some modules need torch and some need matplotlib, so no command imports more than it uses.
+    A module may need torch or matplotlib, so only the module that draws the picture is imported.
     """
     module_name, function_name = name.split(":")
     module = importlib.import_module(f"nmt.visualize.{module_name}")

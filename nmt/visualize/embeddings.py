@@ -15,8 +15,7 @@ from torch import Tensor
 from nmt.config import VisualizeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
-from nmt.translate.attention import attention_model
-from nmt.visualize.attention_figure import load_translator
+from nmt.visualize.attention_figure import load_single_model
 from nmt.visualize.style import Style
 
 _NUM_DEFAULT_WORDS = 12
@@ -24,13 +23,11 @@ _NUM_NEIGHBORS = 3
 
 
 def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw pieces on the first two principal components of the target embedding, and list the
-    nearest neighbors of some words.
+    """Draw pieces on the first two principal components of the target embedding.
+
+    Beside them, lists the nearest neighbors of some words.
     """
-    translator = load_translator(config)
-    model = attention_model(translator.backend)
-    if model is None:
-        raise ConfigError("what=embeddings needs one model of nmt, not an ensemble or an export")
+    translator, model = load_single_model(config, "embeddings")
     tokenizer = translator.tokenizer.tgt
     vectors = model.embedding.weight.detach().float().cpu()  # (V, D)
     ids = list_text_ids(tokenizer)
@@ -90,7 +87,7 @@ def choose_words(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 def _label_points(axes: Axes, points: np.ndarray[Any, Any], labels: list[str]) -> None:
     """Write labels at points (N, 2), in order, except where they would cover an earlier label."""
     plot_size = np.ptp(points, axis=0)  # (2,)
-    label_width = plot_size[0] / 9  # roughly
+    label_width = plot_size[0] / 9  # estimates for labels of usual length
     label_height = plot_size[1] / 32
     labeled: list[tuple[float, float]] = []
     for i, label in enumerate(labels):

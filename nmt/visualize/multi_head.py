@@ -18,7 +18,7 @@ _MIDDLE_X = 1.2
 
 
 def draw_multi_head(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw both halves of figure 2 for the architecture `config.model`."""
+    """Draw the two halves of figure 2 for the architecture `config.model`."""
     model = config.model
     figure = style.figure(13, 7.5)
     product_axes, head_axes = figure.subplots(1, 2)

@@ -1,4 +1,4 @@
-"""The pieces of sentences and their ids, printed; needs a tokenizer, but no model and no figure."""
+"""Print the pieces of sentences and their ids. This needs only a tokenizer."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 _NUM_WORST = 8  # number of worst sentences on the page
 _NUM_BEST = 4  # number of best sentences on the page
 _NUM_LENGTH_BINS = 5
-_SLOW_SHARE = 0.7  # the page counts intervals below 70 % of the median speed, and says "70 %"
+# the page counts intervals below this share of the median speed; its template says "70 %" too
+_SLOW_SHARE = 0.7
 # the plot in a chart of 520 x 190 units
 _WIDTH = 448
 _HEIGHT = 146
@@ -52,7 +53,7 @@ def data_page(config: VisualizeConfig) -> str:
 
 
 def report_page(config: VisualizeConfig) -> str:
-    """Return the report of a run; translate a test set for it if its data folder exists."""
+    """Return the report of a run. Translates a test set for it if its data folder exists."""
     if len(config.run_dir) != 1:
         raise ConfigError("what=report is of one run; what=run compares several")
     run_dir = resolve_path(config.run_dir[0])
@@ -67,11 +68,7 @@ def report_page(config: VisualizeConfig) -> str:
         set_num_threads(config.num_threads)
         data = read_report(str(data_dir))
         test = translate_test(run_dir, data_dir, config)
-    charts = []
-    for metric_chart in METRIC_CHARTS:
-        chart = make_chart(records, metric_chart)
-        if chart is not None:
-            charts.append(chart)
+    charts = [make_chart(records, metric_chart) for metric_chart in METRIC_CHARTS]
     attention_pairs = []
     attention_titles = []
     if test is not None:
@@ -84,7 +81,7 @@ def report_page(config: VisualizeConfig) -> str:
         newest=records[-1]["update"],
         settings=settings,
         data=data,
-        charts=charts,
+        charts=[chart for chart in charts if chart is not None],
         best=best_validations(records),
         test=test,
         speed=summarize_speed(records),
@@ -141,8 +138,8 @@ class Chart:
 def make_chart(records: Records, metric_chart: MetricChart) -> Chart | None:
     """Draw the curves of a chart in the units of the page.
 
-    The x-axis ends at the last update, and the y-axis at the highest value after the first tenth of
-    a curve. Returns None if the run has no metric of the chart.
+    The x-axis ends at the last update. The y-axis ends at the highest value of all curves without
+    their first tenths. Returns None if the run has no metric of the chart.
     """
     curves = {}
     for key, label in metric_chart.labels.items():
@@ -164,7 +161,8 @@ def make_chart(records: Records, metric_chart: MetricChart) -> Chart | None:
         return _LEFT + _WIDTH * update / last_update
 
     def scale_y(value: float) -> float:
-        return _TOP + _HEIGHT * (1 - min(max(value / highest, 0), 1))
+        share = min(max(value / highest, 0), 1)
+        return _TOP + _HEIGHT * (1 - share)  # y grows downwards
 
     lines = []
     for label, (updates, values) in curves.items():
@@ -187,10 +185,10 @@ def round_values(end: float, max_steps: int) -> list[float]:
     """
     power = 10.0 ** math.floor(math.log10(end / max_steps))
     step = power
-    for factor in (2, 5, 10):  # the smallest step with which `max_steps` steps reach `end`
+    for factor in (2, 5, 10):  # finds the smallest step for which `max_steps` steps reach `end`
         if step * max_steps < end:
             step = factor * power
-    # 1e-9, since the quotient of an exact multiple may be rounded to a little less than an integer
+    # 1e-9 against rounding errors if `end` is a multiple of `step`
     num_steps = int(end / step + 1e-9)
     return [float(f"{i * step:.12g}") for i in range(num_steps + 1)]
 
@@ -262,7 +260,7 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
     tokenize = evaluate.choose_bleu_tokenizer(read_report(str(data_dir))["tgt_lang"])
     return TestResult(
         split=split,
-        # `force` accepts hypotheses that look tokenized, as a bad model may write
+        # `force` accepts hypotheses that look tokenized, which a bad model may produce
         scores=evaluate.evaluate(hypotheses, [references], tokenize=tokenize, force=True),
         lengths=score_by_length(sentences, tokenize),
         worst=worst,
@@ -298,11 +296,8 @@ def score_by_length(sentences: Sequence[ScoredSentence], tokenize: str) -> list[
         num_words = f"{shortest} to {longest}"
         if shortest == longest:
             num_words = str(shortest)
-        hypotheses = []
-        references = []
-        for sentence in bin_sentences:
-            hypotheses.append(sentence.hypothesis)
-            references.append(sentence.reference)
+        hypotheses = [sentence.hypothesis for sentence in bin_sentences]
+        references = [sentence.reference for sentence in bin_sentences]
         bleu = evaluate.bleu(hypotheses, [references], tokenize=tokenize)
         bins.append(LengthBin(num_words, len(bin_sentences), bleu))
     return bins

@@ -35,9 +35,9 @@ Records = list[dict[str, Any]]
 def find_runs(names: Iterable[str]) -> list[Path]:
     """Return the run folders of `names`, each folder once.
 
-    A name is a run folder, a folder of runs, or a pattern with * or ?. A name without a run is also
-    returned, since `read_metrics` says best what is missing there. Raises `DataError` if a pattern
-    matches no run.
+    A name is a run folder, a folder of runs, or a pattern with * or ?. Raises `DataError` if a
+    pattern matches no run. A folder without a run is returned too, since `read_metrics` raises a
+    better error for it.
     """
     run_dirs: list[Path] = []
     for name in names:
@@ -48,9 +48,7 @@ def find_runs(names: Iterable[str]) -> list[Path]:
             if not runs:
                 raise DataError(f"{name} matches no run of nmt-train; check the pattern")
         else:
-            runs = _runs_in(path)
-            if not runs:
-                runs = [path]
+            runs = _runs_in(path) or [path]
         run_dirs += runs
     return list(dict.fromkeys(run_dirs))
 
@@ -76,7 +74,7 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def read_metrics(run_dir: Path) -> Records:
-    """Read the metrics of a run in order; raise `DataError` if it has no metrics.
+    """Read the metrics of a run in order. Raises `DataError` if it has no metrics.
 
     Leaves out the last line if a running training has not written it completely.
     """
@@ -112,7 +110,8 @@ def mean_curve(runs: Sequence[Records], key: str) -> tuple[list[int], list[float
     """
     values_by_update: dict[int, list[float]] = {}
     for records in runs:
-        for update, value in zip(*read_curve(records, key), strict=True):
+        run_updates, run_values = read_curve(records, key)
+        for update, value in zip(run_updates, run_values, strict=True):
             values_by_update.setdefault(update, []).append(value)
     updates = []
     means = []
@@ -159,7 +158,7 @@ class RunSummary:
 
 
 def summarize_run(run_dir: Path, scores: Sequence[Score] = ()) -> RunSummary:
-    """Read the settings and the best scores of a run; raise `DataError` if it has no metrics."""
+    """Read the settings and the best scores of a run. Raises `DataError` if it has no metrics."""
     records = read_metrics(run_dir)
     settings = {}
     if (run_dir / "config.yaml").exists():
@@ -206,7 +205,7 @@ def run_table(summaries: Iterable[RunSummary]) -> str:
 
 
 def group_by_seed(summaries: Sequence[RunSummary]) -> list[list[int]]:
-    """Group runs whose settings differ only in `seed`; return the indices of each group's runs.
+    """Group runs whose settings differ only in `seed`. Returns the indices of each group's runs.
 
     Runs with the same seed are in different groups.
     """
@@ -229,7 +228,7 @@ def _has_new_seed(summary: RunSummary, group: Sequence[RunSummary]) -> bool:
 
 
 def differing_settings(settings_of_runs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the keys, except `run_dir`, of the settings that are not the same in all runs."""
+    """Return the keys of the settings that differ between runs, except `run_dir`."""
     keys: dict[str, None] = {}  # an ordered set
     for settings in settings_of_runs:
         keys.update(dict.fromkeys(settings))
@@ -242,7 +241,7 @@ def differing_settings(settings_of_runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _setting_text(value: Any) -> str:
-    """Write a setting as on the command line, cut off if it is long; "" for a missing one."""
+    """Write a setting as on the command line, cut off if it is long. None gives ""."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -64,7 +64,7 @@ METRIC_CHARTS = (
 
 
 def read_settings(run_dir: Path) -> dict[str, Any]:
-    """Read the settings of a run; raise `DataError` if `run_dir` is not a run of nmt-train."""
+    """Read the settings of a run. Raises `DataError` if `run_dir` is not a run of nmt-train."""
     settings = {}
     if (run_dir / "config.yaml").exists():
         settings = read_run_config(run_dir)
@@ -74,7 +74,7 @@ def read_settings(run_dir: Path) -> dict[str, Any]:
 
 
 def read_report(data_dir: str) -> dict[str, Any]:
-    """Read `report.json` of a data folder; raise `DataError` if it does not exist."""
+    """Read `report.json` of a data folder. Raises `DataError` if it does not exist."""
     path = resolve_path(data_dir) / "report.json"
     verify_checksums(path.parent, path.name)
     try:
@@ -91,50 +91,44 @@ def without_first_tenth(values: list[float]) -> list[float]:
 
 
 def draw_run(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw the charts of one run, or compare several runs, each in a color of its own.
+    """Draw the charts of one run, or compare several runs and print their table.
 
-    Runs that differ only in their seed share a color: a curve of their mean in a band of their
-    standard deviation, as far as all of them have come. Also prints the table of several runs.
+    Each run has its own color. Runs that differ only in their seed share a curve, their mean, in a
+    band of their standard deviation. The curve ends at the last update that all of them have.
     """
     folders = find_runs(config.run_dir)
     runs = [read_metrics(folder) for folder in folders]
     names = _display_names(folders, style)
     newest_update = max(records[-1]["update"] for records in runs)
-    summaries = [summarize_run(folder) for folder in folders] if len(folders) > 1 else []
+    index_groups = [[0]]
+    if len(runs) > 1:
+        summaries = [summarize_run(folder) for folder in folders]
+        print(run_table(summaries))
+        index_groups = group_by_seed(summaries)
     groups = []
     group_names = []
-    for indices in group_by_seed(summaries) if summaries else [[0]]:
+    for indices in index_groups:
         groups.append([runs[i] for i in indices])
         name = names[indices[0]]
         if len(indices) > 1:
             name += f" (mean of {len(indices)} seeds)"
-        group_names.append(_wrap(name))
+        # the spaces let a long name, such as a list of settings, break after commas
+        group_names.append(textwrap.fill(name.replace(",", ", "), _LINE_CHARACTERS))
+    title = f"{group_names[0]} up to update {newest_update:,}"
     if len(runs) > 1:
-        print(run_table(summaries))
         title = f"{len(runs)} runs up to update {newest_update:,}; dashed: validation"
-        if len(groups) < len(runs):
-            title += "; bands: standard deviation over seeds"
-    else:
-        title = f"{group_names[0]} up to update {newest_update:,}"
+    if len(groups) < len(runs):
+        title += "; bands: standard deviation over seeds"
+    if len(groups) == 1 and len(runs) > 1:  # there is no legend with the name
+        title = f"{group_names[0]}: {title}"
     num_legend_columns = 0
     num_legend_lines = 0
     if len(groups) > 1:
         num_legend_columns, num_legend_lines = _legend_size(group_names)
-    elif len(runs) > 1:
-        title = f"{group_names[0]}: {title}"
     figure = style.figure(12, 6.5 + _TEXT_LINE_INCHES * (num_legend_lines + title.count("\n")))
     panels = figure.subplots(2, 3).flat
     for axes, chart in zip(panels, METRIC_CHARTS, strict=True):
-        highest = _draw_curves(axes, style, groups, group_names, chart.labels)
-        axes.set_title(chart.title)
-        if chart.is_log_scale:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_formatter("")
-        else:
-            axes.set_ylim(bottom=0)
-            if highest > 0:
-                axes.set_ylim(top=1.05 * highest)
+        _draw_chart(axes, style, chart, groups, group_names)
     if len(groups) > 1:  # one legend below all charts; a long name would squeeze a chart
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=num_legend_columns)
@@ -142,8 +136,24 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     return figure
 
 
+def _draw_chart(
+    axes: Axes, style: Style, chart: MetricChart, groups: list[list[Records]], names: list[str]
+) -> None:
+    """Draw a chart of groups of runs. The y-axis fits the curves without their first tenths."""
+    highest = _draw_curves(axes, style, groups, names, chart.labels)
+    axes.set_title(chart.title)
+    if chart.is_log_scale:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
+    else:
+        axes.set_ylim(bottom=0)
+        if highest > 0:
+            axes.set_ylim(top=1.05 * highest)
+
+
 def _display_names(folders: list[Path], style: Style) -> list[str]:
-    """Return distinct names of the run folders; characters that no font has become codes."""
+    """Return distinct names of the run folders. Characters without a font become codes."""
     names = [folder.name for folder in folders]
     if len(set(names)) < len(names):
         names = [os.path.relpath(folder) for folder in folders]
@@ -151,14 +161,9 @@ def _display_names(folders: list[Path], style: Style) -> list[str]:
     return [name.translate(character_codes) for name in names]
 
 
-def _wrap(text: str) -> str:
-    """Break a text into lines that fit in the width of the figure, preferably after commas."""
-    return textwrap.fill(text.replace(",", ", "), _LINE_CHARACTERS)
-
-
 def _legend_size(names: list[str]) -> tuple[int, int]:
     """Return the number of columns of a legend of wrapped names, and its height in text lines."""
-    lines = [line for name in names for line in name.splitlines()]
+    lines = "\n".join(names).splitlines()
     longest = max(len(line) for line in lines)
     num_columns = max(1, _LINE_CHARACTERS // (longest + _LEGEND_ENTRY_CHARACTERS))
     return num_columns, math.ceil(len(lines) / num_columns)
@@ -173,7 +178,7 @@ def _draw_curves(
 ) -> float:
     """Draw the metrics `labels`: their keys in metrics.jsonl and the labels of their curves.
 
-    One group of runs has a color per metric, several groups have a color per group. Returns the
+    A single group has a color for each metric, and several groups have a color each. Returns the
     highest value without the first tenth of each curve.
     """
     is_comparison = len(groups) > 1
@@ -228,7 +233,7 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
     pair_axes.bar_label(bars, [f" {count:,}" for count in counts], color=style.text_color)
     pair_axes.set(title=f"{train['read']:,} training pairs", xlabel="pairs")
     pair_axes.margins(x=0.2)
-    pair_axes.set_ylim(-2, len(counts) + 1)  # empty rows keep a few bars from being very thick
+    pair_axes.set_ylim(-2, len(counts) + 1)  # with the empty rows, few bars are not very thick
     return figure
 
 

@@ -49,7 +49,7 @@ class SearchRecord:
         likeliest: the likeliest next tokens after each of these nodes, with their probabilities.
     """
 
-    can_join: ClassVar[bool] = False  # `__call__` takes all rows for hypotheses of one sentence
+    can_join: ClassVar[bool] = False  # `__call__` expects the hypotheses of one sentence only
     log_probs: dict[Node, float] = field(default_factory=dict)
     likeliest: dict[Node, list[tuple[int, float]]] = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ class SearchRecord:
 def record_search(
     translator: Translator, line: str, beam_size: int | None
 ) -> tuple[SearchRecord, list[Hypothesis]]:
-    """Search one line; return the record of the search and its hypotheses, best first."""
+    """Search one line. Returns the record of the search and its hypotheses, best first."""
     if attention_model(translator.backend) is None:
         raise ConfigError("the search can be drawn of one native model, not of an ensemble")
     # only a `NativeBackend` has a model for `attention_model`, and it has this attribute
@@ -111,7 +111,8 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
     for start, row in rows.items():
         highest = max(height for _, height in row.values())
         panel_heights.append(max(2.0, 0.36 * highest + 1))
-        panel_heights.append(2.2 if start < len(best_tokens) else 0.1)
+        has_words = start < len(best_tokens)  # false after the end of the best hypothesis
+        panel_heights.append(2.2 if has_words else 0.1)
     figure = style.figure(1.05 * steps_per_row + 2.4, sum(panel_heights) + 0.4 * len(rows))
     panels = figure.subplots(len(panel_heights), 1, height_ratios=panel_heights)
     for i, (start, row) in enumerate(rows.items()):
@@ -123,7 +124,8 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
         for axes in (tree_axes, word_axes):
             axes.set_xlim(start - 0.4, end + 1.6)
             axes.set_xticks(range(start, end + 1))
-    panels[0].set_title(f"Search for {line.translate(style.add_fonts_for([line]))!r}")
+    title_line = line.translate(style.add_fonts_for([line]))
+    panels[0].set_title(f"Search for {title_line!r}")
     return figure
 
 
@@ -157,7 +159,7 @@ def layout_tree(record: SearchRecord, hypotheses: list[Hypothesis]) -> Layout:
     num_leaves = 0
 
     def place_subtree(node: Node) -> float:
-        """Place a node and its descendants; return the height of the node."""
+        """Place a node and its descendants. Returns the height of the node."""
         nonlocal num_leaves
         if node in children:
             likeliest_first = sorted(children[node], key=log_probs.__getitem__, reverse=True)
@@ -176,13 +178,14 @@ def layout_tree(record: SearchRecord, hypotheses: list[Hypothesis]) -> Layout:
 def layout_row(layout: Layout, start: int, num_steps: int) -> Layout:
     """Return the layout of one row of the figure: the nodes of `num_steps` steps after `start`.
 
-    The row repeats the nodes of step `start` that have children. Its heights are 0, 1, 2, ..., so
-    that it has no empty lines.
+    The row also has the nodes of step `start` with children. Its heights are 0, 1, 2, ..., so that
+    no line is empty.
     """
     parents = {node[:-1] for node in layout if node}
     row: Layout = {}
     for node, (step, height) in layout.items():
-        if start < step <= start + num_steps or (step == start and node in parents):
+        is_parent_at_start = step == start and node in parents
+        if is_parent_at_start or start < step <= start + num_steps:
             row[node] = (step, height)
     heights = sorted({height for _, height in row.values()})
     for node, (step, height) in row.items():

@@ -14,7 +14,7 @@ from nmt.config import VisualizeConfig
 from nmt.runtime.pages import load_page_templates
 from nmt.visualize.attention_steps import NUM_WRITTEN, FollowedToken, follow_token
 
-_MAX_SHARE = 60  # percent of color in the cell with the largest number, on which text is readable
+_MAX_SHARE = 60  # percent of color in the cell with the largest number; text stays readable
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,7 @@ def make_sections(token: FollowedToken) -> dict[str, list[NumberTable]]:
     values_and_sum = torch.cat([weighted_values, steps.heads[head, query][None]])
     head_names = [f"head {number + 1}" for number in range(len(steps.heads))]
     projected = torch.stack([steps.concatenated[query], steps.attention[query]])
-    vectors = {
-        "x": steps.x[query],
-        "attention": steps.attention[query],
-        "x + attention": steps.residual[query],
-    }
-    if not token.is_pre_norm:
-        vectors["layer norm"] = steps.output[query]
+    vectors = token.residual_vectors()
     return {
         "input": inputs,
         "projections": [
@@ -98,7 +92,7 @@ def make_sections(token: FollowedToken) -> dict[str, list[NumberTable]]:
 def vector_table(
     title: str, vectors: Tensor, row_names: list[str], *, marked_row: int = -1
 ) -> NumberTable:
-    """Return the first dimensions of vectors; colors compare all numbers."""
+    """Return a table of the first dimensions of vectors, whose colors compare all numbers."""
     numbers = vectors[:, :NUM_WRITTEN]
     largest = numbers.abs().max().expand(numbers.size(1))
     columns = [str(dimension) for dimension in range(numbers.size(1))]
@@ -120,7 +114,7 @@ def _make_table(
     largest: Tensor,
     marked_row: int,
 ) -> NumberTable:
-    """Return a table of `numbers`; a number equal to the `largest` of its column has full color."""
+    """Return a table of `numbers`. The `largest` of each column stands for the full color."""
     shares = (numbers / largest.clamp(min=1e-12) * _MAX_SHARE).round().int().tolist()
     rows = []
     for name, row, row_shares in zip(row_names, numbers.tolist(), shares, strict=True):

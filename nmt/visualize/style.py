@@ -25,7 +25,8 @@ from nmt.runtime.files import replace_file
 
 log = logging.getLogger(__name__)
 _DEFAULT_FONT = "DejaVu Sans"  # part of matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew
-_COLORS = {  # six colors of Okabe and Ito (2008), lighter on the dark background, and a gray
+# Six colors of Okabe and Ito (2008), and a gray. They are lighter on the dark background.
+_COLORS = {
     Theme.light: ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B07800", "#3A8FC4", "#5b6572"],
     Theme.dark: ["#56B4E9", "#FF8C42", "#2CC79F", "#E59CC4", "#F0C941", "#9AD0F5", "#9aa5b1"],
 }
@@ -34,7 +35,7 @@ _BASE_COLORS = {  # background, text, lines
     Theme.dark: ("#1d2228", "#e6e9ed", "#3a434d"),
 }
 _NUM_CURVE_COLORS = 6  # all but gray
-# pairs of the format of a solid and of a dashed curve; when the colors repeat, the next pair begins
+# formats of solid and dashed curves; when the colors repeat, the next pair is used
 _CURVE_FORMATS = (("-", "o--"), ("-.", "s--"), (":", "^--"))
 _DPI = 100
 
@@ -55,15 +56,16 @@ class Style:
         )
 
     def curve_color(self, index: int) -> str:
-        """Return the color of the curve or run number `index`; colors repeat after the last one."""
+        """Return the color of the curve or run number `index`. Colors repeat after the last one."""
         return self.colors[index % _NUM_CURVE_COLORS]
 
     def curve_format(self, index: int, *, is_dashed: bool) -> str:
         """Return marker and line of the curve or run number `index`, in the notation of matplotlib.
 
-        Another marker and line begin when the colors repeat.
+        When the colors repeat, marker and line change.
         """
-        solid, dashed = _CURVE_FORMATS[index // _NUM_CURVE_COLORS % len(_CURVE_FORMATS)]
+        num_repetitions = index // _NUM_CURVE_COLORS
+        solid, dashed = _CURVE_FORMATS[num_repetitions % len(_CURVE_FORMATS)]
         return dashed if is_dashed else solid
 
     def applied(self) -> contextlib.AbstractContextManager[None]:
@@ -156,7 +158,7 @@ class Style:
             cmap=colormap,
             vmin=lowest,
             vmax=1,
-            # cells are squares, unless there may be hundreds of rows, which then have no labels
+            # square cells, except in a matrix without labels, which may have hundreds of rows
             aspect="auto" if row_labels is None else "equal",
             interpolation="nearest",
         )

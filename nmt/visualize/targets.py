@@ -1,7 +1,7 @@
 """Figures of training targets: one-hot vectors of words, and the probabilities of each position of
 a translation beside the distribution that training asks for.
 
-They follow the last pictures of the Illustrated Transformer (Alammar, 2018).
+The figures follow the last pictures of the Illustrated Transformer (Alammar, 2018).
 """
 
 # T target tokens with EOS, V vocab, C columns: distinct tokens that are drawn
@@ -17,8 +17,8 @@ from nmt.data.languages import encode_sources, tag_lines
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer, causal_mask, padding_mask
-from nmt.translate.attention import attention_model
-from nmt.visualize.attention_figure import load_translator, read_sentences
+from nmt.translate.attention import add_source_eos
+from nmt.visualize.attention_figure import load_single_model, load_translator, read_sentences
 from nmt.visualize.embeddings import choose_words, list_text_ids
 from nmt.visualize.style import Style
 
@@ -59,15 +59,12 @@ def encode_words(tokenizer: Tokenizer, words: list[str]) -> list[int]:
 
 
 def draw_probabilities(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw the probabilities of each position of a translation in three tables: the distribution
-    that training asks for, an untrained model and the trained model.
+    """Draw the probabilities of each position of a translation in three tables.
 
-    If `tgt` is not set, the translation is the one that the model finds.
+    These are the distribution that training asks for, an untrained model and the trained model. If
+    `tgt` is not set, the model translates `src`.
     """
-    translator = load_translator(config)
-    model = attention_model(translator.backend)
-    if model is None:
-        raise ConfigError("what=probabilities needs one model of nmt, not an ensemble or an export")
+    translator, model = load_single_model(config, "probabilities")
     line = read_sentences(config.src, "src")[0]
     if config.tgt is None:
         [translation] = translator.translate([line], beam_size=config.beam_size)
@@ -76,40 +73,41 @@ def draw_probabilities(config: VisualizeConfig, style: Style) -> Figure:
     tokenizer = translator.tokenizer
     tags = translator.common_tags
     [src_ids] = encode_sources(tokenizer.src, [line], tags)
-    if model.config.source_eos:
-        src_ids.append(tokenizer.src.eos_id)
+    src_ids = add_source_eos(src_ids, model, tokenizer)
     [tgt_ids] = tokenizer.tgt.encode_batch(tag_lines([translation], tags.tgt))
     if len(tgt_ids) >= _MAX_TOKENS:
         raise ConfigError(
             f"the translation has {len(tgt_ids)} tokens, {_MAX_TOKENS - 1} can be drawn; "
             "give a shorter sentence"
         )
-    torch.manual_seed(_UNTRAINED_SEED)
-    src_vocab_size = None if model.src_embedding is None else len(model.src_embedding.weight)
-    untrained = Transformer(
-        model.config, tokenizer.tgt.vocab_size, src_vocab_size=src_vocab_size
-    ).eval()
+    untrained = _make_untrained_model(model, tokenizer.tgt.vocab_size)
     tgt_in = [tokenizer.tgt.bos_id, *tgt_ids]
     tgt_out = [*tgt_ids, tokenizer.tgt.eos_id]
     columns = list(dict.fromkeys(tgt_out))  # each token once
-    tables = {
-        f"Wanted, label_smoothing={config.label_smoothing:g}": select_columns(
-            smoothed_targets(tgt_out, tokenizer.tgt.vocab_size, config.label_smoothing), columns
+    smoothing = config.label_smoothing
+    distributions = {  # (T, V) each
+        f"Wanted, label_smoothing={smoothing:g}": smoothed_targets(
+            tgt_out, tokenizer.tgt.vocab_size, smoothing
         ),
-        "Untrained model": select_columns(
-            next_token_probabilities(untrained, src_ids, tgt_in), columns
-        ),
-        "Trained model": select_columns(next_token_probabilities(model, src_ids, tgt_in), columns),
+        "Untrained model": next_token_probabilities(untrained, src_ids, tgt_in),
+        "Trained model": next_token_probabilities(model, src_ids, tgt_in),
     }
+    tables = {}
+    for title, distribution in distributions.items():
+        tables[title] = select_columns(distribution, columns)
     pieces = tokenizer.tgt.pieces(tgt_out)
     column_pieces = tokenizer.tgt.pieces(columns)
-    character_codes = style.add_fonts_for([*pieces, *column_pieces])
-    return probabilities_figure(
-        tables,
-        [piece.translate(character_codes) for piece in pieces],
-        [*(piece.translate(character_codes) for piece in column_pieces), "others"],
-        style,
-    )
+    character_codes = style.add_fonts_for(pieces)  # `columns` has the same pieces
+    row_labels = [piece.translate(character_codes) for piece in pieces]
+    column_labels = [piece.translate(character_codes) for piece in column_pieces]
+    return probabilities_figure(tables, row_labels, [*column_labels, "others"], style)
+
+
+def _make_untrained_model(model: Transformer, vocab_size: int) -> Transformer:
+    """Return a model of the same architecture with initial weights."""
+    torch.manual_seed(_UNTRAINED_SEED)
+    src_vocab_size = None if model.src_embedding is None else len(model.src_embedding.weight)
+    return Transformer(model.config, vocab_size, src_vocab_size=src_vocab_size).eval()
 
 
 @torch.inference_mode()
@@ -126,8 +124,10 @@ def next_token_probabilities(model: Transformer, src_ids: list[int], tgt_in: lis
 
 
 def smoothed_targets(tgt_out: list[int], vocab_size: int, smoothing: float) -> Tensor:
-    """Return the distributions (T, V) that training asks for: 1 - smoothing for the wanted word,
-    plus smoothing / V for every word (Szegedy et al., 2016, section 7).
+    """Return the distributions (T, V) that training asks for.
+
+    The wanted word gets 1 - smoothing, and every word gets smoothing / V (Szegedy et al., 2016,
+    section 7).
     """
     targets = torch.full((len(tgt_out), vocab_size), smoothing / vocab_size)
     targets[torch.arange(len(tgt_out)), torch.tensor(tgt_out)] += 1 - smoothing

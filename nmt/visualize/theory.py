@@ -31,7 +31,7 @@ _MAX_MASK_LENGTH = 20  # tokens: cells of larger masks are too small to see
 _MAX_WRITTEN_CELLS = 80  # larger tables show colors only, since numbers would be too small to read
 _NUM_WORDS = 5  # size of the vocabulary in the figure of label smoothing
 _LINE_STYLES = ("-", "--", "-.", ":")
-_LAYOUT_TITLES = {  # of the sinusoidal encodings
+_LAYOUT_TITLES = {  # for each sinusoidal layout
     Positions.sinusoidal: "sinusoidal (the paper): sine, cosine in turn",
     Positions.sinusoidal_concat: "sinusoidal_concat (Tensor2Tensor)",
     Positions.sinusoidal_halves: "sinusoidal_halves (Marian)",
@@ -114,9 +114,8 @@ def draw_schedule(config: VisualizeConfig, style: Style) -> Figure:
 def parse_schedule(text: str, num_updates: int) -> TrainConfig:
     """Return the settings of a run of `num_updates` with the schedule D_MODEL:WARMUP[:NAME[:PEAK]].
 
-    `VisualizeConfig` has checked the text. NAME is noam by default, which always has the peak of
-    the paper, (d_model * warmup_steps)^-0.5. Other schedules have PEAK, by default the peak of the
-    paper.
+    `VisualizeConfig` has checked the text. NAME is noam by default. PEAK is by default the peak of
+    the paper, (d_model * warmup_steps)^-0.5. The schedule noam always has this peak.
     """
     fields = text.split(":")
     d_model = int(fields[0])
@@ -127,7 +126,7 @@ def parse_schedule(text: str, num_updates: int) -> TrainConfig:
     if len(fields) > 3:
         peak = float(fields[3])
     elif schedule is Schedule.noam:
-        peak = None  # `OptimizerConfig` accepts no number for it
+        peak = None  # `OptimizerConfig` accepts no peak for this schedule
     else:
         peak = (d_model * warmup_steps) ** -0.5
     return TrainConfig(
@@ -152,7 +151,7 @@ def draw_smoothing(config: VisualizeConfig, style: Style) -> Figure:
     title = f"Target distribution, label_smoothing={smoothing:g}"
     target_axes.set(title=title, xlabel="word", ylabel="correct word")
     confidences = np.linspace(0.01, 0.999, 200)
-    smoothings = sorted({0.0, smoothing, 0.4})  # a set, since `smoothing` may be one of the others
+    smoothings = sorted({0.0, smoothing, 0.4})  # `smoothing` may be 0.0 or 0.4
     for i, value in enumerate(smoothings):
         losses = np.array([smoothed_loss(value, float(c), _NUM_WORDS) for c in confidences])
         [line] = loss_axes.plot(confidences, losses, _LINE_STYLES[i], label=f"smoothing {value:g}")
@@ -181,8 +180,9 @@ def smoothed_target(smoothing: float, word: int, num_words: int) -> torch.Tensor
 
 
 def smoothed_loss(smoothing: float, confidence: float, num_words: int) -> float:
-    """Return the loss in nats when the model gives `confidence` to the correct word and the same
-    probability to each other word.
+    """Return the loss in nats if the correct word has the probability `confidence`.
+
+    All other words have equal probabilities.
     """
     probabilities = torch.full((1, num_words), (1 - confidence) / (num_words - 1))
     probabilities[0, 0] = confidence
