@@ -43,7 +43,7 @@ def check_convertible(model_folder: Path) -> None:
 
 
 def convert_once(model_folder: Path, quantization: Quantization) -> Path:
-    """Convert a model for CTranslate2, unless that was done before; return the converted folder.
+    """Convert a model for CTranslate2, unless this was done before. Returns the converted folder.
 
     If several processes call this at the same time, one converts and the others wait. Raises a
     `ConfigError` for an architecture that CTranslate2 does not support, a `ModelError` for a

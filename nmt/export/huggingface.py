@@ -223,7 +223,7 @@ def _rename_ssru(
 def _rename_attention(
     weights: Weights, our_prefix: str, their_prefix: str, permutation: Tensor
 ) -> Weights:
-    """Rename an attention and its norm; one projection (3D, D) becomes three (D, D)."""
+    """Rename an attention and its norm. One projection (3D, D) becomes three (D, D)."""
     renamed: Weights = {}
     projections = weights[f"{our_prefix}.in_projection.weight"].chunk(3)
     biases = weights[f"{our_prefix}.in_projection.bias"].chunk(3)

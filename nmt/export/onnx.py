@@ -112,7 +112,7 @@ class DecoderStep(nn.Module):
 
         Returns:
             The log-probabilities, the caches of keys and values (L, B, K, T + 1, d), and the
-            weights (B, S) of cross-attention that align words; see `alignment_layer`.
+            weights (B, S) of cross-attention that align words. See `alignment_layer`.
         """
         model = self.model
         num_past = past_keys.size(3)
