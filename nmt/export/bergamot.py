@@ -130,7 +130,7 @@ def _make_items(model: MarianModel, quantization: Quantization) -> list[Item]:
 
 
 def _is_matrix(name: str) -> bool:
-    """Return whether Marian multiplies with an array, or reads embeddings from it."""
+    """Return whether an array is a matrix: the weight of a linear layer or an embedding."""
     return _is_embedding(name) or re.search("_(W|W.)$", name) is not None
 
 
@@ -157,7 +157,7 @@ def _check_size(name: str, array: np.ndarray[Any, Any]) -> None:
 
 
 def _quantize(name: str, array: np.ndarray[Any, Any]) -> Item:
-    """Return a matrix in int8. All but embeddings are stored transposed, under their own shape."""
+    """Return a matrix in int8 with its shape. The numbers of linear layers are transposed."""
     multiplier = np.float32(127 / np.abs(array).max())
     integers = np.round(array * multiplier).astype(np.int8)
     if not _is_embedding(name):
@@ -207,8 +207,7 @@ def encode_items(items: list[Item]) -> bytes:
         header += item.name.encode("utf-8") + b"\0"
     for item in items:
         header += struct.pack(f"<{len(item.shape)}i", *item.shape)
-    # The content begins at a multiple of _ALIGNMENT. Marian always adds padding, up to a whole
-    # block.
+    # The content begins at a multiple of _ALIGNMENT, after at least one byte of padding.
     header_length = len(header) + 8  # 8 bytes for the length of the padding
     padding = _ALIGNMENT - header_length % _ALIGNMENT
     return header + struct.pack("<Q", padding) + bytes(padding) + b"".join(contents)

@@ -1,9 +1,9 @@
 """Scales of activations in int8, measured on training pairs.
 
 A matrix multiplication in int8 rounds its input to 127 steps on each side of zero. Bergamot finds
-the largest activation of each input while it translates, or reads a fixed one from the model, which
-is faster. This module measures the fixed ones, as `--dump-quantmult` and
-`scripts/alphas/extract_stats.py` of browsermt/marian-dev do.
+the largest activation of each input while it translates. It is faster if the model has fixed values
+instead. This module measures them, as `--dump-quantmult` and `scripts/alphas/extract_stats.py` of
+browsermt/marian-dev do.
 """
 
 # S source length, T target length, D d_model; the batch has one pair
@@ -33,7 +33,7 @@ _NUM_DEVIATIONS = 1.1
 
 
 class MatrixInput(NamedTuple):
-    """An argument of a module that matrices are multiplied with."""
+    """An argument of a module, and the matrices that are multiplied with it."""
 
     module: nn.Module
     argument: int  # index of the argument of `module.forward`
@@ -46,13 +46,13 @@ def measure_activations(
 ) -> dict[str, float]:
     """Return the activation that int8 maps to 127 for each matrix, by its name in Marian.
 
-    It is the mean of the largest absolute activations of `_NUM_PAIRS` pairs plus 1.1 standard
-    deviations; larger activations are clipped. Raises `ConfigError` if the data folder was made
+    This is the mean of the largest absolute activations of `_NUM_PAIRS` pairs plus 1.1 standard
+    deviations. Larger activations are clipped. Raises `ConfigError` if the data folder was made
     with a different tokenizer.
     """
     pairs = open_training_pairs("calibration_data", data_dir, info.tokenizer_sha256)
     model = _build_model(info, weights)
-    largest: dict[str, list[float]] = defaultdict(list)  # for each pair
+    largest: dict[str, list[float]] = defaultdict(list)  # by name, a value for each pair
     for matrix_input in _find_inputs(model):
         hook = _record_largest(matrix_input, largest)
         matrix_input.module.register_forward_pre_hook(hook)
@@ -70,7 +70,7 @@ def measure_activations(
 
 
 def _build_model(info: ModelInfo, weights: dict[str, Tensor]) -> Transformer:
-    """Build the model; `weights` may have an output bias that its config does not have."""
+    """Build the model. `weights` may have an output bias that the config lacks."""
     config = replace(info.model, output_bias="output_bias" in weights)
     model = Transformer(config, info.vocab_size, src_vocab_size=info.src_vocab_size)
     model.load_state_dict(weights)
