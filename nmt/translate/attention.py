@@ -1,5 +1,6 @@
-"""Attention weights of every layer and head for a sentence and its translation, from one forward
-pass with teacher forcing.
+"""Attention weights of every layer and head for a sentence and its translation.
+
+One forward pass with teacher forcing computes them.
 """
 
 # L layers, H heads, S source tokens with EOS, T target tokens
@@ -8,22 +9,25 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from nmt.config import Decoder
+from nmt.config import Decoder, SearchConfig
+from nmt.data.languages import Tags, encode_starts
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
 from nmt.model.fast import FastTransformer
 from nmt.model.transformer import AttentionWeights, causal_mask, padding_mask
-from nmt.search.request import Ids
+from nmt.search.request import Ids, SearchRequest
 from nmt.search.stepper import ModelStepper
 from nmt.translate.engines.auto import AutoBackend
 from nmt.translate.engines.base import Backend
 from nmt.translate.engines.native import NativeBackend
+from nmt.translate.loops import search_without_loops
 from nmt.translate.notebook import heat_map
 
 KINDS = ("cross", "encoder", "decoder")  # the kinds of attention, as `PairAttention` names them
@@ -49,8 +53,8 @@ class PairAttention:
     """
 
     src: list[str]  # S source pieces; the last one is EOS if the encoder reads it
-    tgt: list[str]  # T pieces that the decoder reads, first BOS; they label the rows of `decoder`
-    predicted: list[str]  # T pieces that it predicts, last EOS; they label the rows of `cross`
+    tgt: list[str]  # T pieces that the decoder reads, from BOS on; rows of `decoder`
+    predicted: list[str]  # T pieces that the decoder predicts, up to EOS; rows of `cross`
     encoder: Tensor  # (L, H, S, S)
     decoder: Tensor  # (L, H, T, T); L is 0 for a decoder without self-attention
     cross: Tensor  # (L, H, T, S)
@@ -73,10 +77,9 @@ class PairAttention:
         return AttentionMap(self.cross, self.predicted, self.src)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the data for the attention view of HTML pages.
+        """Return the pieces of each side, their word numbers, and the weights, for HTML pages.
 
-        These are the pieces of each side, the word number of each piece, and the weights as uint8
-        in base64, where 255 is a weight of 1.
+        Weights are uint8 in base64, where 255 is a weight of 1.
         """
         pieces_by_side = {"src": self.src, "tgt": self.tgt, "predicted": self.predicted}
         maps = {}
@@ -102,9 +105,9 @@ def word_numbers(pieces: list[str]) -> list[int]:
 
 
 def attention_model(backend: Backend) -> FastTransformer | None:
-    """Return the model whose attention can be shown, or None for an ensemble or for CTranslate2.
+    """Return the model that computes attention weights, or None for an ensemble or CTranslate2.
 
-    backend=auto loads the native engine.
+    An `AutoBackend` loads its native engine for this.
     """
     if isinstance(backend, AutoBackend):
         backend = backend.native
@@ -132,11 +135,39 @@ def attention_shape(backend: Backend) -> dict[str, int] | None:
 def add_source_eos(src: Ids, model: FastTransformer, tokenizer: Tokenizers) -> list[int]:
     """Return source ids as the encoder reads them: with EOS, unless `source_eos` is False.
 
-    An empty source gets EOS in any case, since attention needs a token to attend to.
+    An empty source always gets EOS, since attention needs a token to attend to.
     """
     if model.config.source_eos or not src:
         return [*src, tokenizer.src.eos_id]
     return list(src)
+
+
+def search_targets(
+    backend: Backend,
+    tokenizer: Tokenizers,
+    source_ids: Sequence[Ids],
+    config: SearchConfig,
+    tags: Tags,
+) -> list[list[int]]:
+    """Return the ids of the best translation of each source, without EOS.
+
+    The translation of a source without ids is empty.
+    """
+    target_ids: list[list[int]] = [[] for _ in source_ids]
+    searched = [i for i, ids in enumerate(source_ids) if ids]
+    if searched:
+        # each target begins with the tag of its language, if the model has tags
+        [tag_ids] = encode_starts(tokenizer.tgt, [""], tags.tgt)
+        request = SearchRequest(
+            [source_ids[i] for i in searched],
+            config,
+            prefixes=[tag_ids] * len(searched),
+            n_best=1,
+        )
+        results = search_without_loops(backend, request)
+        for i, hypotheses in zip(searched, results, strict=True):
+            target_ids[i] = [id for id in hypotheses[0].tokens if id != tokenizer.tgt.eos_id]
+    return target_ids
 
 
 @torch.inference_mode()
@@ -151,17 +182,17 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
     device = model.embedding.weight.device
     src_ids = add_source_eos(src, model, tokenizer)
     tgt_ids = [tokenizer.tgt.bos_id, *tgt]
-    attentions: dict[str, list[nn.Module]] = {
+    modules: dict[str, list[nn.Module]] = {
         "encoder": [layer.self_attention for layer in model.encoder_layers],  # type: ignore[misc]
         "decoder": [],
         "cross": [layer.cross_attention for layer in model.decoder_layers],  # type: ignore[misc]
     }
     if model.config.decoder is Decoder.attention:
-        attentions["decoder"] = [layer.self_attention for layer in model.decoder_layers]  # type: ignore[misc]
+        modules["decoder"] = [layer.self_attention for layer in model.decoder_layers]  # type: ignore[misc]
     attention_out: AttentionWeights = {}  # the forward pass stores the weights of these modules
     for kind in KINDS:
-        attention_out.update(dict.fromkeys(attentions[kind]))
-    # a model whose encoder does not read EOS may not attend to it
+        attention_out.update(dict.fromkeys(modules[kind]))
+    # with source_eos=False, the decoder does not attend to EOS
     lengths = model.encoded_lengths(torch.tensor([len(src_ids)], device=device))
     model(
         torch.tensor([src_ids], device=device),
@@ -172,15 +203,15 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
     )
 
     def stack(kind: str) -> Tensor:
-        """Return the attention weights of all layers of a kind."""
-        weights = []  # each (1, H, T, S)
-        for attention in attentions[kind]:
-            layer_weights = attention_out[attention]
+        """Return the weights of all layers for one of `KINDS`, (L, H, rows, columns)."""
+        weights = []  # each (1, H, rows, columns)
+        for module in modules[kind]:
+            layer_weights = attention_out[module]
             assert layer_weights is not None
             weights.append(layer_weights)
         if not weights:  # a decoder with SSRUs has no self-attention
             return torch.zeros(0, model.config.num_heads, len(tgt_ids), len(tgt_ids))
-        return torch.cat(weights).float().cpu()  # (L, H, T, S)
+        return torch.cat(weights).float().cpu()
 
     return PairAttention(
         src=tokenizer.src.pieces(src_ids),

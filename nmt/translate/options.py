@@ -8,14 +8,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin, get_type_hints
 
-from nmt.config import RerankConfig, RerankOptions, SearchOptions, TooLong, require_valid
+from nmt.config import (
+    RerankConfig,
+    Reranking,
+    RerankOptions,
+    SearchConfig,
+    SearchOptions,
+    TooLong,
+    choose,
+    require_valid,
+)
 from nmt.data.languages import Tags
 from nmt.errors import ConfigError, suggest_names
 
 MAX_SOURCE_LENGTH = 256
 """Maximum number of tokens of a source, including EOS. Models rarely see longer sources in
 training, since `nmt-preprocess` drops them by default."""
-_MIN_SOURCE_LENGTH = 8  # enough for two characters of 4 byte tokens each
+_MIN_SOURCE_LENGTH = 8  # tokens; a character may take 4, since the tokenizer can fall back to bytes
 
 
 class ScoreOptions(SearchOptions, total=False):
@@ -60,16 +69,15 @@ class TranslateOptions(ScoreOptions, RerankOptions, total=False):
 class LineOptions:
     """How lines are encoded, batched and translated.
 
-    `Translator` makes these from `TranslateOptions` and from the settings of its model. They do not
-    change the translation of a line that is short enough, except for `recase`, `copy_symbols`,
-    `protect`, `hints`, `unk_replacement`, `rerank`, `tags` and `context`. A line that is split is
-    not cut inside of a term or, with `protect`, a placeholder.
+    `Translator` makes these from `TranslateOptions` and from the settings of its model. Only
+    `recase`, `copy_symbols`, `protect`, `hints`, `unk_replacement`, `rerank`, `tags` and `context`
+    change the best translation of a line of at most `max_source_length` tokens.
     """
 
     n_best: int = 1
     """Maximum number of translations per line, at most `SearchConfig.max_results`."""
     with_scores: bool = True
-    """Whether scores are needed. If not, an engine may return empty lists and nan for them."""
+    """Whether scores are needed. If False, an engine may return empty lists and nan instead."""
     max_tokens: int | None = None
     """Maximum size of a batch: its number of segments times the beam size times the number of
     tokens of its longest source, including EOS. None selects the default of the engine."""
@@ -82,47 +90,92 @@ class LineOptions:
     copy_symbols: bool = True
     """Whether to copy lines without words: web and e-mail addresses, emoji, other symbols."""
     protect: bool = False
-    """Whether search keeps placeholders, tags and addresses, see `SearchConfig.protect`."""
+    """Whether search keeps placeholders, tags and addresses, see `SearchConfig.protect`. A line is
+    not split inside of one."""
     hints: tuple[str, ...] = ()
-    """Lines of a glossary whose terms become hints in the source, see `SearchConfig.hints`."""
+    """Lines of a glossary whose terms become hints in the source, see `SearchConfig.hints`. A line
+    is not split inside of a term."""
     required_terms: tuple[str, ...] = ()
-    """Lines of a glossary whose terms search requires, see `SearchConfig.required_terms`."""
+    """Lines of a glossary whose terms search requires, see `SearchConfig.required_terms`. A line is
+    not split inside of a term."""
     unk_replacement: bool = False
     """Whether to replace each unknown token of a translation by the source word with the highest
     attention."""
     rerank: RerankConfig | None = None
-    """How to choose among candidates; None: by the score of search."""
+    """How to choose among candidates. None chooses by the score of search."""
     tags: Tags = field(default=Tags())
     """The tags of the direction, which precede each source and each target."""
     context: int = 0
     """Maximum number of preceding lines that the model reads with a line."""
 
     def __post_init__(self) -> None:
-        is_valid = self.max_tokens is None or self.max_tokens >= 1
-        require_valid(is_valid, "max_tokens", self.max_tokens, "must be at least 1")
-        num_candidates = None if self.rerank is None else self.rerank.candidates
-        is_valid = num_candidates is None or num_candidates >= self.n_best
-        require_valid(is_valid, "candidates", num_candidates, "must be at least n_best")
-        rule = "only works with one translation per line"
-        require_valid(self.context == 0 or self.n_best == 1, "context", self.context, rule)
-        is_valid = not (self.tags.choices and self.context)  # only the first line has its tag
-        rule = "needs one direction for all lines; give tgt_lang=..., or src_tag=... or tgt_tag=..."
-        require_valid(is_valid, "context", self.context, rule)
-        is_valid = self.rerank is None or self.context == 0
-        require_valid(is_valid, "context", self.context, "does not work with rerank")
-        is_valid = not (self.hints and self.unk_replacement)
-        rule = "does not work with glossary_mode=soft"
-        require_valid(is_valid, "unk_replacement", self.unk_replacement, rule)
+        if self.max_tokens is not None:
+            require_valid(self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be at least 1")
+        if self.rerank is not None and self.rerank.candidates is not None:
+            num_candidates = self.rerank.candidates
+            rule = "must be at least n_best"
+            require_valid(num_candidates >= self.n_best, "candidates", num_candidates, rule)
+        if self.context:
+            rule = "only works with one translation per line"
+            require_valid(self.n_best == 1, "context", self.context, rule)
+            # lines are joined, and only a tag at the start of the joined text counts as a tag
+            rule = (
+                "needs one direction for all lines; give tgt_lang=..., or src_tag=... or "
+                "tgt_tag=..."
+            )
+            require_valid(not self.tags.choices, "context", self.context, rule)
+            is_valid = self.rerank is None
+            require_valid(is_valid, "context", self.context, "does not work with rerank")
+        if self.unk_replacement:
+            rule = "does not work with glossary_mode=soft"
+            require_valid(not self.hints, "unk_replacement", self.unk_replacement, rule)
         is_valid = self.max_source_length >= _MIN_SOURCE_LENGTH
         rule = f"must be at least {_MIN_SOURCE_LENGTH}"
         require_valid(is_valid, "max_source_length", self.max_source_length, rule)
 
 
+def make_line_options(
+    checked_options: Mapping[str, Any], config: SearchConfig, tags: Tags, *, best_only: bool
+) -> LineOptions:
+    """Return the options of lines, given the options of a call after `check_options`.
+
+    With `best_only`, lines get one translation without scores; otherwise all that search finds.
+    """
+    rerank = None
+    rerank_options = select_options(checked_options, RerankOptions)
+    if rerank_options:
+        rerank_config = RerankConfig(**rerank_options)
+        if rerank_config.rerank is not Reranking.none:
+            rerank = rerank_config
+    n_best = 1
+    if not best_only:
+        n_best = config.max_results if rerank is None else rerank.count_candidates(config)
+    return LineOptions(
+        n_best=n_best,
+        with_scores=not best_only,
+        max_tokens=checked_options.get("max_tokens"),
+        too_long=choose(TooLong, "too_long", checked_options.get("too_long", TooLong.split)),
+        max_source_length=checked_options.get("max_source_length", MAX_SOURCE_LENGTH),
+        recase=checked_options.get("recase", True),
+        copy_symbols=checked_options.get("copy_symbols", True),
+        unk_replacement=checked_options.get("unk_replacement", False),
+        rerank=rerank,
+        tags=tags,
+        context=checked_options.get("context", 0),
+    )
+
+
+def select_options(checked_options: Mapping[str, Any], option_class: type) -> dict[str, Any]:
+    """Return those options that the typed dictionary `option_class` defines."""
+    names = option_class.__annotations__.keys() & checked_options.keys()
+    return {name: checked_options[name] for name in names}
+
+
 def check_options(options: Mapping[str, Any], option_class: type) -> dict[str, Any]:
     """Check the names and types of options; return the options that are not None.
 
-    `option_class` is one of the typed dictionaries above. Raises a `ConfigError` for an unknown
-    option, which suggests the nearest one, and a `TypeError` for a value of another type.
+    `option_class` is a typed dictionary such as `TranslateOptions`. Raises a `ConfigError` for an
+    unknown option, and a `TypeError` for a value of another type.
     """
     type_hints = _read_type_hints(option_class)
     for name, value in options.items():
@@ -134,7 +187,7 @@ def check_options(options: Mapping[str, Any], option_class: type) -> dict[str, A
     return {name: value for name, value in options.items() if value is not None}
 
 
-# cached, since each call of `get_type_hints` takes as long as several steps of a search
+# cached, since one call of `get_type_hints` takes as long as several steps of a search
 _read_type_hints = functools.cache(get_type_hints)
 
 

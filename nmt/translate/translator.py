@@ -13,12 +13,8 @@ from nmt.config import (
     DType,
     Engine,
     Quantization,
-    RerankConfig,
-    Reranking,
-    RerankOptions,
     SearchConfig,
     SearchOptions,
-    TooLong,
     choose,
     require_valid,
     resolve_path,
@@ -36,46 +32,30 @@ from nmt.data.languages import (
 )
 from nmt.data.terminology import check_hint_symbols
 from nmt.data.tokenizer import Tokenizers
-from nmt.errors import ConfigError, DataError, NmtError
+from nmt.errors import DataError, NmtError
 from nmt.runtime.prefetch import prefetch
 from nmt.runtime.signatures import using_verify_key
 from nmt.search.constraints import suppressed_ids
 from nmt.search.hypotheses import Hypothesis
-from nmt.search.request import SearchRequest
 from nmt.search.stepper import Stepper
-from nmt.translate.attention import PairAttention, pair_attention
+from nmt.translate.attention import PairAttention, pair_attention, search_targets
 from nmt.translate.batch_search import BatchSearch
-from nmt.translate.context import (
-    add_context,
-    check_context,
-    drop_long_context,
-    find_common_separator,
-    join_lines,
-    recase_groups,
-    take_last,
-)
-from nmt.translate.engines.auto import load_auto
+from nmt.translate.context import check_context, translate_in_context
 from nmt.translate.engines.base import Backend
-from nmt.translate.engines.ctranslate2 import load_ctranslate2
-from nmt.translate.engines.native import NativeBackend, load_models
-from nmt.translate.loops import search_without_loops
+from nmt.translate.engines.load import load_engine
+from nmt.translate.engines.native import NativeBackend
 from nmt.translate.notebook import NBestList
 from nmt.translate.options import (
-    MAX_SOURCE_LENGTH,
     LineOptions,
     ScoreOptions,
     TranslateOptions,
     check_options,
+    make_line_options,
+    select_options,
 )
-from nmt.translate.pair_scores import EMPTY_PAIR, MAX_SCORE_TOKENS, score_pairs
+from nmt.translate.pair_scores import MAX_SCORE_TOKENS, score_pairs, scored_translation
 from nmt.translate.rerank import Reranker, make_reranker, rank_candidates
-from nmt.translate.results import (
-    EMPTY,
-    LineResult,
-    Translation,
-    apply_cases,
-    build_line_results,
-)
+from nmt.translate.results import LineResult, Translation, apply_cases, build_line_results
 from nmt.translate.windows import (
     WINDOW_LINES,
     EncodedWindow,
@@ -144,10 +124,10 @@ class Translator:
         Two arguments only apply to CTranslate2. `quantization` is the number format of the
         converted weights; None selects int8 on a CPU with VNNI, else float32. `num_threads` is the
         number of batches that are translated at a time; 0 selects torch's number of threads.
-        `combine` says how an ensemble combines its distributions. With `verify_key`, the file of a
-        public key, a folder must have its signature (`nmt-export sign=KEY`). Raises
-        `ModelError` for a folder without a model or signature, and `DeviceError` for a device that
-        does not exist.
+        `combine` says how an ensemble combines its distributions. `verify_key` is the file of a
+        public key; each folder must then have a signature by that key (`nmt-export sign=KEY`).
+        Raises `ModelError` for a folder without a model or signature, and `DeviceError` for a
+        device that does not exist.
         """
         folders = [model_dir] if isinstance(model_dir, str | Path) else list(model_dir)
         engine = choose(Engine, "backend", backend)
@@ -159,36 +139,24 @@ class Translator:
             require_valid(engine is not Engine.native, "quantization", quantization, rule)
         key_path = None if verify_key is None else resolve_path(verify_key)
         with using_verify_key(key_path):
-            if engine is Engine.native:
-                model = load_models(folders, device=device, dtype=dtype, combine=combine)
-            elif engine is Engine.auto:
-                model = load_auto(
-                    folders,
-                    device=device,
-                    dtype=dtype,
-                    combine=combine,
-                    num_threads=num_threads,
-                    quantization=quantization,
-                )
-            else:
-                if len(folders) != 1:
-                    raise ConfigError(
-                        f"model_dir names {len(folders)} folders: backend=ctranslate2 has no "
-                        "ensembles; give one folder, or backend=native"
-                    )
-                model = load_ctranslate2(
-                    resolve_path(folders[0]),
-                    device=device,
-                    dtype=dtype,
-                    num_threads=num_threads,
-                    quantization=quantization,
-                )
+            model = load_engine(
+                folders,
+                engine,
+                device=device,
+                dtype=dtype,
+                combine=combine,
+                num_threads=num_threads,
+                quantization=quantization,
+            )
         return cls(model.backend, model.tokenizer, model.defaults, model.directions, device)
 
     def search_config(
         self, config: SearchConfig | None = None, **changes: Unpack[SearchOptions]
     ) -> SearchConfig:
-        """Return `config`, by default the model's, with the changes that are not None."""
+        """Return `config` with the changes that are not None.
+
+        `config` defaults to the settings saved with the model.
+        """
         return self._update_config(config, check_options(changes, SearchOptions))
 
     def choose_tags(self, **direction: str) -> Tags:
@@ -197,9 +165,9 @@ class Translator:
 
     @property
     def common_tags(self) -> Tags:
-        """The tags of the default directions if all of these have the same tags.
+        """The tags of the default directions if they are equal, else no tags.
 
-        Otherwise there are no common tags, and the text itself must contain tags.
+        Without common tags, the text itself must contain tags.
         """
         tags = {direction.tags for direction in default_directions(self.directions)}
         return tags.pop() if len(tags) == 1 else Tags()
@@ -236,8 +204,8 @@ class Translator:
     ) -> list[NBestList]:
         """Return the translations of each line, best first.
 
-        These are up to `alternatives` if that is not 0, with reranking up to `candidates`, and
-        otherwise up to `beam_size`. An empty line has a single empty translation.
+        A line has up to `alternatives` translations if this setting is not 0, up to `candidates`
+        with reranking, and otherwise up to `beam_size`. An empty line has one empty translation.
         """
         results = self._translate_lines(lines, config, options, best_only=False, is_stream=False)
         return [NBestList(result.translations, result.source_tokens) for result in results]
@@ -262,40 +230,16 @@ class Translator:
         not support, and the exception of an engine that fails with every sentence.
         """
         if options.context:
-            yield from self._translate_in_context(windows, config, options)
+            yield from translate_in_context(
+                windows, self.translate_windows, self.tokenizer, config, options
+            )
             return
-        num_candidates = options.n_best
         reranker = self.load_reranker(options, config)
+        num_candidates = options.n_best
         if options.rerank is not None:
             num_candidates = options.rerank.count_candidates(config)
-        if config.sampling:  # draw no more samples than needed; they are independent
-            config = replace(config, beam_size=num_candidates)
-        search_config = config
-        if options.unk_replacement:
-            search_config = replace(config, alignment=True)
-        self.backend.check(search_config)
-        [forced_start] = encode_starts(self.tokenizer.tgt, [""], options.tags.tgt)  # ids of the tag
-        batches = BatchSearch(
-            self.backend,
-            search_config,
-            n_best=num_candidates,
-            max_tokens=options.max_tokens or self.backend.max_tokens,
-            num_forced=len(forced_start),
-            src_tags=self.list_src_tags(options.tags),
-            with_scores=options.with_scores or reranker is not None,
-        )
-        options = replace(
-            options,
-            protect=config.protect,
-            hints=tuple(config.hints),
-            required_terms=tuple(config.required_terms),
-        )
-        encode = partial(encode_window, tokenizer=self.tokenizer, options=options)
-        encoded_windows: Iterable[EncodedWindow] = map(encode, windows)
-        # starting a thread for a single window would only cost time
-        if not isinstance(windows, list) or len(windows) > 1:
-            encoded_windows = prefetch(encoded_windows)
-        for encoded in encoded_windows:
+        batches = self._make_batch_search(config, options, num_candidates)
+        for encoded in self._encode_windows(windows, config, options):
             segments = [segment for line in encoded.segments for segment in line]
             line_results = build_line_results(
                 encoded,
@@ -311,11 +255,47 @@ class Translator:
                 )
             yield encoded.window, apply_cases(line_results, encoded.cases)
 
-    def load_reranker(self, options: LineOptions, config: SearchConfig) -> Reranker | None:
-        """Return the reranker that the options choose, if any; it keeps its models for later calls.
+    def _make_batch_search(
+        self, config: SearchConfig, options: LineOptions, num_candidates: int
+    ) -> BatchSearch:
+        """Check the search settings, and return a search for `num_candidates` per segment."""
+        if config.sampling:  # samples are independent, so draw only those that are used
+            config = replace(config, beam_size=num_candidates)
+        if options.unk_replacement:
+            config = replace(config, alignment=True)
+        self.backend.check(config)
+        [tag_ids] = encode_starts(self.tokenizer.tgt, [""], options.tags.tgt)
+        return BatchSearch(
+            self.backend,
+            config,
+            n_best=num_candidates,
+            max_tokens=options.max_tokens or self.backend.max_tokens,
+            num_forced=len(tag_ids),
+            src_tags=self.list_src_tags(options.tags),
+            with_scores=options.with_scores or options.rerank is not None,
+        )
 
-        Raises a `ConfigError` for a reranker that does not suit the model or the search, or cannot
-        be loaded.
+    def _encode_windows(
+        self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
+    ) -> Iterable[EncodedWindow]:
+        """Return an iterable of encoded windows; a thread encodes one window ahead."""
+        options = replace(
+            options,
+            protect=config.protect,
+            hints=tuple(config.hints),
+            required_terms=tuple(config.required_terms),
+        )
+        encode = partial(encode_window, tokenizer=self.tokenizer, options=options)
+        encoded_windows = map(encode, windows)
+        if isinstance(windows, list) and len(windows) == 1:
+            return encoded_windows  # for a single window, a thread would only cost time
+        return prefetch(encoded_windows)
+
+    def load_reranker(self, options: LineOptions, config: SearchConfig) -> Reranker | None:
+        """Return the reranker that the options choose, or None.
+
+        The models of a reranker are loaded once and kept for later calls. Raises a `ConfigError`
+        for a reranker that does not suit the model or the search, or cannot be loaded.
         """
         if options.rerank is None:
             return None
@@ -334,48 +314,9 @@ class Translator:
         directions = [direction for direction in self.directions if direction.tags == tags]
         if directions:
             return directions
-        # an old direction of M2M100 or NLLB, fine-tuned on other directions
-        languages = list_language_directions(self.tokenizer.src)
-        return [direction for direction in languages if direction.tags == tags]
-
-    def _translate_in_context(
-        self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
-    ) -> Iterator[tuple[Window, list[LineResult]]]:
-        """Translate each line together with the lines before it, or without them if that fails."""
-        separator = find_common_separator(self.tokenizer)
-        line_options = replace(options, context=0, recase=False)  # `recase_groups` does it
-
-        def translate_lines(window: Window, lines: list[str]) -> list[LineResult]:
-            window = replace(window, lines=lines)
-            [(_, results)] = self.translate_windows([window], config, line_options)
-            return results
-
-        for window in windows:
-            groups = add_context(
-                window,
-                options.context,
-                copy_symbols=options.copy_symbols,
-                protect=config.protect,
-            )
-            cases = [""] * len(groups)
-            if options.recase:
-                groups, cases = recase_groups(groups, config)
-            groups = drop_long_context(
-                groups,
-                self.tokenizer,
-                options.tags,
-                max_source_length=options.max_source_length,
-                hints=config.hints,
-            )
-            group_results = translate_lines(window, join_lines(groups, separator))
-            results = []
-            for result, group, case in zip(group_results, groups, cases, strict=True):
-                results.append(take_last(result, len(group), separator, case))
-            retried = [i for i, result in enumerate(results) if result is None]
-            retried_results = translate_lines(window, [groups[i][-1] for i in retried])
-            for i, result in zip(retried, retried_results, strict=True):
-                results[i] = take_last(result, 1, separator, cases[i])
-            yield window, list(filter(None, results))  # every line has a result now
+        # M2M100 or NLLB, fine-tuned on some directions, still has the tags of all its languages
+        all_directions = list_language_directions(self.tokenizer.src)
+        return [direction for direction in all_directions if direction.tags == tags]
 
     def score(
         self,
@@ -388,28 +329,14 @@ class Translator:
 
         `log_prob` and `token_log_probs` are the log-probabilities that the model assigns to the
         tokens of the target and to EOS. `score` and `alignment` are computed as in search. Lines
-        are scored whole, however long. A pair of empty lines has the score 0. `max_tokens` bounds
-        the size of a batch: pairs * longest side.
+        are not split, however long. A pair of empty lines has the score 0. `max_tokens` bounds the
+        size of a batch: its number of pairs times the tokens of its longest line.
         """
         texts = list(check_lines("targets", targets))
         hypotheses = self.score_hypotheses(sources, texts, config, **options)
         translations = []
         for text, hypothesis in zip(texts, hypotheses, strict=True):
-            if hypothesis is EMPTY_PAIR:
-                translations.append(EMPTY)
-                continue
-            alignment = hypothesis.alignment
-            # EOS counts in the scores, but is left out of the tokens, as in the results of search
-            translation = Translation(
-                text=text,
-                score=hypothesis.score,
-                log_prob=hypothesis.log_prob,
-                tokens=self.tokenizer.tgt.pieces(hypothesis.tokens[:-1]),
-                finished=True,
-                token_log_probs=hypothesis.token_log_probs,
-                alignment=None if alignment is None else alignment[:-1],
-            )
-            translations.append(translation)
+            translations.append(scored_translation(text, hypothesis, self.tokenizer.tgt))
         return translations
 
     def score_hypotheses(
@@ -420,9 +347,10 @@ class Translator:
         first_line: int = 0,
         **options: Unpack[ScoreOptions],
     ) -> list[Hypothesis]:
-        """Score pairs as `score` does; return token ids with EOS, or no ids for two empty lines.
+        """Score pairs as `score` does, and return the token ids of each target with EOS.
 
-        `first_line` is the number of lines before these, for error messages.
+        A pair of empty lines is returned as `EMPTY_PAIR`. `first_line` is the number of lines
+        before `sources`, for error messages.
         """
         checked_options = check_options(options, ScoreOptions)
         config = self._update_config(config, checked_options)
@@ -453,9 +381,9 @@ class Translator:
     ) -> list[PairAttention]:
         """Return the attention weights of every layer and head for each pair of lines.
 
-        `targets` default to the translations that search finds with `options`. Lines get `tags`, by
-        default `common_tags`, and are used whole, however long. Raises `ConfigError` for an
-        ensemble and for backend=ctranslate2; backend=auto computes attention natively.
+        `targets` default to the translations that search finds with `options`, and `tags` to
+        `common_tags`. Lines are not split, however long. Raises `ConfigError` for an ensemble and
+        for backend=ctranslate2; backend=auto computes attention natively.
         """
         config = self.search_config(**options)
         if tags is None:
@@ -463,7 +391,7 @@ class Translator:
         source_lines = list(check_lines("sources", sources))
         source_ids = encode_sources(self.tokenizer.src, source_lines, tags)
         if targets is None:
-            target_ids = self._search_targets(source_ids, config, tags)
+            target_ids = search_targets(self.backend, self.tokenizer, source_ids, config, tags)
         else:
             target_lines = list(check_lines("targets", targets))
             _check_numbers(source_lines, target_lines)
@@ -472,26 +400,6 @@ class Translator:
         for src, tgt in zip(source_ids, target_ids, strict=True):
             attention.append(pair_attention(self.backend, self.tokenizer, src, tgt))
         return attention
-
-    def _search_targets(
-        self, source_ids: list[list[int]], config: SearchConfig, tags: Tags
-    ) -> list[list[int]]:
-        """Return the ids of the best translation of each source, without EOS."""
-        tokenizer = self.tokenizer.tgt
-        target_ids: list[list[int]] = [[] for _ in source_ids]
-        searched = [i for i, ids in enumerate(source_ids) if ids]
-        if searched:
-            request = SearchRequest(
-                [source_ids[i] for i in searched],
-                config,
-                # each target begins with the tag of its language, if the model has tags
-                prefixes=encode_starts(tokenizer, [""], tags.tgt) * len(searched),
-                n_best=1,
-            )
-            results = search_without_loops(self.backend, request)
-            for i, hypotheses in zip(searched, results, strict=True):
-                target_ids[i] = [id for id in hypotheses[0].tokens if id != tokenizer.eos_id]
-        return target_ids
 
     def _translate_lines(
         self,
@@ -510,36 +418,22 @@ class Translator:
         prefixes = checked_options.get("prefixes")
         context = checked_options.get("context", 0)
         check_context(context, self.tokenizer)
-        is_plain = context == 0 or (best_only and prefixes is None)
-        require_valid(is_plain, "context", context, "does not work with prefixes and n_best")
+        if context:
+            is_valid = best_only and prefixes is None
+            require_valid(is_valid, "context", context, "does not work with prefixes and n_best")
         windows: Iterable[Window] = WindowReader(
             check_lines("lines", lines),
             None if prefixes is None else check_lines("prefixes", prefixes),
             window_lines=window_lines,
             context=context,
-            # a stream begins with small windows, but no window ends to avoid waiting for a line
+            # the first windows of a stream are small; True: always wait for further lines
             has_more=(lambda: True) if is_stream else None,
         )
-        rerank = self._rerank_from(checked_options)
-        n_best = 1
-        if not best_only:
-            n_best = config.max_results if rerank is None else rerank.count_candidates(config)
-        line_options = LineOptions(
-            n_best=n_best,
-            with_scores=not best_only,
-            max_tokens=checked_options.get("max_tokens"),
-            too_long=choose(TooLong, "too_long", checked_options.get("too_long", TooLong.split)),
-            max_source_length=checked_options.get("max_source_length", MAX_SOURCE_LENGTH),
-            recase=checked_options.get("recase", True),
-            copy_symbols=checked_options.get("copy_symbols", True),
-            unk_replacement=checked_options.get("unk_replacement", False),
-            rerank=rerank,
-            tags=self._tags_from(checked_options),
-            context=context,
-        )
+        tags = self._tags_from(checked_options)
+        line_options = make_line_options(checked_options, config, tags, best_only=best_only)
         self.load_reranker(line_options, config)  # raises an error before a line is read
         if not is_stream and isinstance(lines, Sequence) and len(lines) <= window_lines:
-            windows = list(windows)  # a single window, for which no thread has to read ahead
+            windows = list(windows)  # a single window; `_encode_windows` then starts no thread
         return self._raise_errors(windows, config, line_options)
 
     def _raise_errors(
@@ -555,28 +449,23 @@ class Translator:
     def _update_config(
         self, config: SearchConfig | None, checked_options: Mapping[str, Any]
     ) -> SearchConfig:
-        """Return `config`, by default the model's, with the search settings of the options."""
+        """Return `config` with the search settings among the options.
+
+        `config` defaults to the settings saved with the model.
+        """
         if config is None:
             config = self.defaults
         if not isinstance(config, SearchConfig):
             raise TypeError(
                 f"config={config!r}: give a SearchConfig, or settings such as beam_size=4"
             )
-        names = SearchOptions.__annotations__.keys() & checked_options.keys()
-        if names:
-            config = replace(config, **{name: checked_options[name] for name in names})
+        changes = select_options(checked_options, SearchOptions)
+        if changes:
+            config = replace(config, **changes)
         suppressed_ids(config.suppress, self.tokenizer.tgt)  # raises an error for unknown pieces
         if config.hints:
             check_hint_symbols("glossary_mode=soft", self.tokenizer.src)
         return config
-
-    def _rerank_from(self, checked_options: Mapping[str, Any]) -> RerankConfig | None:
-        """Return the settings of reranking among the options; None if they do not rerank."""
-        names = RerankOptions.__annotations__.keys() & checked_options.keys()
-        if not names:
-            return None
-        config = RerankConfig(**{name: checked_options[name] for name in names})
-        return None if config.rerank is Reranking.none else config
 
     def _tags_from(self, checked_options: Mapping[str, Any]) -> Tags:
         """Return the tags of the direction that the options select."""
