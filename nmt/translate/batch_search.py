@@ -22,9 +22,10 @@ from nmt.translate.loops import replace_loops, search_without_loops
 log = logging.getLogger(__name__)
 
 MAX_FAILURES = 32
-"""After this many failed segments in a row, `BatchSearch` repeats one that worked before, to find
-out whether the engine is broken.
-"""
+"""After this number of failed segments in a row, `BatchSearch` repeats a segment that it translated
+before, to find out whether the engine is broken."""
+
+_MAX_REASON_CHARACTERS = 300  # of the message of an error in `Failure.reason`
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,16 @@ SearchResult = list[Hypothesis] | Failure
 
 @dataclass
 class BatchSearch:
-    """Translates segments with fixed settings.
+    """Translates segments in batches.
 
-    A batch that fails is retried in halves, so that one bad segment does not fail the others.
+    The halves of a batch that fails are retried, so that one bad segment does not fail the others.
     """
 
     backend: Backend
     config: SearchConfig
     n_best: int  # number of hypotheses to return for each segment
     max_tokens: int
-    """Maximum size of a batch: its number of segments times the number of hypotheses of each times
+    """Maximum size of a batch: its number of segments times `SearchConfig.rows_per_sentence` times
     the number of tokens of its longest source, EOS included."""
     num_forced: int = 0  # see `SearchRequest.num_forced`
     src_tags: Sequence[str] = ()  # see `SearchRequest.src_tags`
@@ -78,9 +79,9 @@ class BatchSearch:
     def translate(self, segments: Sequence[Segment]) -> list[SearchResult]:
         """Return the result of each segment, in order.
 
-        Forms batches of similar length, and may search several of them at a time. Raises the
-        engine's error when `MAX_FAILURES` segments in a row have failed and the engine can no
-        longer translate a segment that worked before.
+        Forms batches of similar length, and may search several of them at a time. Raises the error
+        of the engine after `MAX_FAILURES` failed segments in a row if the engine also fails with a
+        segment that it translated before.
         """
         results: list[SearchResult] = [[] for _ in segments]
         if not segments:
@@ -110,26 +111,29 @@ class BatchSearch:
     def _translate_continuations(
         self, segments: Sequence[Segment], continuations: Sequence[int]
     ) -> list[SearchResult]:
-        """Return the result of each segment: alternatives only of the first segment of a line."""
+        """Translate the `continuations` (indices) without alternatives, and other segments with."""
         results: list[SearchResult] = [[] for _ in segments]
-        plain_search = replace(self, config=replace(self.config, alternatives=0), n_best=1)
         first_segments = sorted(set(range(len(segments))).difference(continuations))
-        for batch_search, indices in ((self, first_segments), (plain_search, continuations)):
-            group_results = batch_search.translate([segments[i] for i in indices])
-            for i, result in zip(indices, group_results, strict=True):
-                results[i] = result
+        first_results = self.translate([segments[i] for i in first_segments])
+        for i, result in zip(first_segments, first_results, strict=True):
+            results[i] = result
+        plain_search = replace(self, config=replace(self.config, alternatives=0), n_best=1)
+        plain_results = plain_search.translate([segments[i] for i in continuations])
+        for i, result in zip(continuations, plain_results, strict=True):
+            results[i] = result
         return results
 
     def _form_batches(self, segments: Sequence[Segment]) -> list[list[int]]:
         """Divide segments into batches of similar length; return the indices of each batch."""
-        # each source has a row per live hypothesis
         max_src_tokens = self.max_tokens // self.config.rows_per_sentence
         by_length = sorted(range(len(segments)), key=lambda i: segments[i].num_tokens)
         longest = segments[by_length[-1]]
         max_src_tokens = max(max_src_tokens, longest.num_tokens)  # the longest segment must fit
         batches: list[list[int]] = [[]]
-        for i in by_length:  # no segment of the batch is longer than the one that is added
-            if (len(batches[-1]) + 1) * segments[i].num_tokens > max_src_tokens:
+        for i in by_length:
+            # padding included, as segment i would be the longest of the batch
+            num_batch_tokens = (len(batches[-1]) + 1) * segments[i].num_tokens
+            if num_batch_tokens > max_src_tokens:
                 batches.append([])
             batches[-1].append(i)
         return batches
@@ -142,11 +146,11 @@ class BatchSearch:
     ) -> None:
         """Translate segments without prefixes, and further segments that arrive meanwhile.
 
-        Only for a native engine whose `can_join` allows it. Segments are numbered in the order of
-        arrival. After each step of the search:
+        Only for a native engine whose `can_join` returns True. Segments are numbered in the order
+        of arrival. After each step of the search:
 
         1. If segments are finished, calls `deliver` with their numbers and results.
-        2. If segments remain, calls `take_new` with the count of these. It returns new segments,
+        2. If segments remain, calls `take_new` with their count. `take_new` returns new segments,
            which join the search.
 
         Raises the errors of `translate`, `take_new` and `deliver`.
@@ -171,7 +175,7 @@ class BatchSearch:
                         self.backend, single_request, [search.result(number)]
                     )
                     results.append((number, hypotheses))
-            # whatever the engine raises, `translate` below finds the segment that causes it
+            # an engine may raise any type; `translate` below finds the segment that causes it
             except Exception as error:
                 num_unfinished = len(unfinished)
                 log.warning("a search of %d sentences failed (%s); retrying", num_unfinished, error)
@@ -207,13 +211,13 @@ class BatchSearch:
             if len(batch) == 1 and self._is_engine_broken():
                 raise
             message = " ".join(str(error).split())  # on one line
-            reason = f"{type(error).__name__}: {message[:300]}"
+            reason = f"{type(error).__name__}: {message[:_MAX_REASON_CHARACTERS]}"
         else:
             with self._failure_lock:
                 self.num_failed = 0
                 self.last_translated = batch[0]
             return list(hypotheses)
-        # outside of the `except` clause, whose traceback keeps the tensors of the batch alive
+        # not in the `except` clause: its traceback would keep the tensors of the batch in memory
         if len(batch) == 1:
             return [Failure(reason)]
         torch.cuda.empty_cache()  # does nothing if no GPU is used
@@ -230,7 +234,7 @@ class BatchSearch:
         return not self._can_repeat_last()
 
     def _can_repeat_last(self) -> bool:
-        """Return whether `last_translated` can be translated again; if so, reset `num_failed`."""
+        """Search `last_translated` again; return True and reset `num_failed` if that works."""
         if self.last_translated is None:
             return False
         segment = self.last_translated
@@ -243,7 +247,7 @@ class BatchSearch:
         )
         try:
             self.backend.search(request)
-        except Exception:  # whatever it is: `_search` raises the exception of its own segment
+        except Exception:  # `_search` raises the exception of its own segment instead
             return False
         with self._failure_lock:
             self.num_failed = 0

@@ -6,8 +6,8 @@ import re
 
 from nmt.data.text import EMAIL, UNSPACED, UNSPACED_LETTERS
 
-# After a slash, Chinese letters belong to the address. Before it, only complete labels of a host
-# name do: in "https://x.cn谢谢", they begin a sentence.
+# Chinese letters after a slash belong to the address. Before a slash, Chinese letters belong to it
+# if they form a label of the host name: "https://例子.cn", but not "https://x.cn谢谢".
 _ADDRESS = re.compile(
     rf"(?:[a-z]+://|www\.)(?=\S)"
     rf"(?:[^\s/?#{UNSPACED}]|[{UNSPACED_LETTERS}]+(?=[./?#]))*(?:[/?#][^\s、。，！？；]*)?"
@@ -16,11 +16,14 @@ _ADDRESS = re.compile(
 
 
 def has_no_words(line: str) -> bool:
-    """Return whether a line consists of web and e-mail addresses, emoji and other symbols."""
-    words = line.split()
-    return bool(words) and all(map(_is_address_or_symbols, words))
+    """Return whether a line consists of web and e-mail addresses, emoji and other symbols.
+
+    Returns False for an empty line.
+    """
+    tokens = line.split()
+    return bool(tokens) and all(map(_is_address_or_symbols, tokens))
 
 
-def _is_address_or_symbols(word: str) -> bool:
-    """Return whether a word has neither letters nor digits, or is an address."""
-    return not any(map(str.isalnum, word)) or _ADDRESS.fullmatch(word) is not None
+def _is_address_or_symbols(token: str) -> bool:
+    """Return whether a text without spaces is an address, or has neither letters nor digits."""
+    return not any(map(str.isalnum, token)) or _ADDRESS.fullmatch(token) is not None

@@ -1,8 +1,9 @@
 """Write the output of a translation job so that the job can resume after a kill.
 
-`OUTPUT.partial`, next to the output, contains the lines so far. `OUTPUT.partial.json` contains
-their number and a description of the job: the models, the settings, and a hash of the lines read.
-It is written after the lines are safe on disk, so that it is correct even after a power failure.
+`OUTPUT.partial`, next to the output, contains the lines translated so far. `OUTPUT.partial.json`
+contains their number and a description of the job: the models, the settings, and a hash of the
+input lines. The JSON file is written after the lines are safe on disk, so that it is correct even
+after a power failure.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ from nmt.translate.windows import Window, WindowReader
 
 try:
     import fcntl
-except ImportError:  # Windows, where two processes with the same output are not detected
+except ImportError:  # Windows, where a second process with the same output is not detected
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
 _FORMAT_VERSION = 2
 _MIN_SECONDS_BETWEEN_SAVES = 1.0
+_READ_BYTES = 1 << 20  # bytes that are read and hashed at a time
 
 
 def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, Any]:
     """Return the models and settings that must be the same when a job resumes.
 
-    These are all settings of `search`, and the settings of `config` whose `on_resume` is
-    "refuse", the default.
+    The settings are all of `search`, and those of `config` whose `on_resume` is "refuse", the
+    default.
     """
     return {
         "nmt": __version__,  # another version may translate differently
@@ -58,14 +60,14 @@ def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, A
 def _fingerprint(name: str) -> str:
     """Return the SHA-256 of the names and bytes of the files of a model folder."""
     folder = resolve_path(name)
-    if not (folder / EXPORT_INFO).exists():  # not an export, so perhaps a run with several models
+    if not (folder / EXPORT_INFO).exists():  # a run may contain several models
         folder = find_model(folder)
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name != "trainer.pt":  # optimizer state, not used here
             digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
             with open_regular(path) as stream:
-                while block := stream.read(1 << 20):
+                while block := stream.read(_READ_BYTES):
                     digest.update(block)
     return digest.hexdigest()
 
@@ -83,8 +85,8 @@ class JobState:
 class PartialFile:
     """The file to which a job appends its output until the output is complete.
 
-    Use it in a `with` block, which locks the file for this process and saves the state if an error
-    ends the block: call `resume`, then `append` for each window, then `finish`.
+    In a `with` block, call `resume`, then `append` for each window, then `finish`. The block locks
+    the file for this process. If an error ends the block, the state is saved.
     """
 
     def __init__(
@@ -119,27 +121,28 @@ class PartialFile:
 
     def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
-            # saving may fail as well: the disk may have caused the error, or the file is closed
+            # saving may fail as well: if the disk caused the error, or if the file is closed
             with contextlib.suppress(NmtError, ValueError):
                 if self.state.lines:
                     self._save()
                     log.info("kept %d lines; repeat the command to resume", self.state.lines)
                 else:
                     remove_partial(self._output)
-        # closing may report lost output; the saved state does not count this output
+        # closing may report output that was lost; the saved state does not include this output
         with contextlib.suppress(OSError):
             self._stream.close()
 
     def resume(self, open_input: Callable[[], WindowReader], *, is_stream: bool) -> WindowReader:
         """Return a reader of the input that has skipped the lines translated before.
 
-        Starts over if the input has changed. Raises a `ConfigError` instead for a stream, which
-        cannot be read twice.
+        Starts over if these lines have changed. For a stream, which cannot be read twice, raises a
+        `ConfigError` instead.
         """
         reader = open_input()
         reader.skip(self.state.lines)
         if self.state.lines:
-            if (reader.num_lines, reader.sha256) == (self.state.lines, self.state.sha256):
+            has_all_lines = reader.num_lines == self.state.lines
+            if has_all_lines and reader.sha256 == self.state.sha256:
                 log.info("resuming after line %d", self.state.lines)
             elif is_stream:
                 raise ConfigError(
@@ -157,11 +160,12 @@ class PartialFile:
     def append(self, data: bytes, counts: LineCounts, window: Window) -> None:
         """Add the output of `window`."""
         with self._disk_errors():
+            # The file has no buffer: on a full disk, closing it would try to flush again and fail.
+            # `write` may therefore write only a part.
             unwritten = memoryview(data)
-            # the file has no buffer, since flushing it would fail again on a full disk; so a call
-            # of `write` may write only a part
             while unwritten:
-                unwritten = unwritten[self._stream.write(unwritten) :]
+                num_written = self._stream.write(unwritten)
+                unwritten = unwritten[num_written:]
         self.state.lines = window.next_line
         self.state.sha256 = window.sha256
         self.state.bytes += len(data)
@@ -174,7 +178,8 @@ class PartialFile:
     ) -> LineCounts:
         """Replace `output` with the complete file in one step, and return the counts.
 
-        If given, `write_output` writes the output instead. After a kill it is called again.
+        If given, `write_output` writes the output instead. The job may be killed while
+        `write_output` runs; a resumed job calls it again.
         """
         self.state.lines = reader.num_lines
         self.state.sha256 = reader.sha256
@@ -200,12 +205,13 @@ class PartialFile:
         try:
             if fcntl is not None:
                 fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return os.path.samestat(os.fstat(self._stream.fileno()), self.path.stat())
+            opened = os.fstat(self._stream.fileno())
+            return os.path.samestat(opened, self.path.stat())
         except (BlockingIOError, FileNotFoundError):  # locked, or renamed
             return False
 
     def _load_state(self) -> str:
-        """Load the saved state, if any; return how its job differs from this one, or ""."""
+        """Load the saved state, if any; return what makes it unusable for this job, or ""."""
         try:
             content = read_json(_state_path(self.path))
             if content.pop("format_version") != _FORMAT_VERSION:
@@ -227,7 +233,7 @@ class PartialFile:
         with self._disk_errors():
             os.fsync(self._stream.fileno())
             content = {"format_version": _FORMAT_VERSION, "job": self._job, **asdict(self.state)}
-            # a fixed name, so that repeated kills leave only one file
+            # a fixed name, so that repeated kills leave at most one file
             temporary = _state_path(self.path, ".tmp")
             write_json(temporary, content)
             sync(temporary)
@@ -235,7 +241,7 @@ class PartialFile:
         self._save_time = time.monotonic()
 
     def _disk_errors(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context manager whose disk errors name the file and say what to do."""
+        """Return a context manager in which errors of the disk name the file and the remedy."""
         return disk_errors(self.path, "fix this and repeat the command, which resumes")
 
 

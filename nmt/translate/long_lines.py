@@ -15,11 +15,11 @@ from itertools import pairwise
 Encode = Callable[[Sequence[str]], list[list[int]]]
 """Maps texts to their token ids."""
 FindSpans = Callable[[str], Sequence[range]]
-"""Returns the parts of a text that should not be cut, such as terms: sorted, without overlap."""
+"""Returns the spans of a text that should not be cut, such as terms: sorted, without overlap."""
 
 _CLOSING = "[\"'”’»)\\]}」』）】》›]*"
 _SENTENCE_END = re.compile(
-    # scripts with spaces between sentences; one mark, since `[...]+` would take quadratic time
+    # scripts with spaces between sentences; a `+` after the marks would take quadratic time
     rf"[.!?…؟۔।॥።၊။។．]{_CLOSING}\s+"
     rf"|[。！？｡]+{_CLOSING}\s*"  # scripts without spaces
 )
@@ -30,8 +30,8 @@ _UNSPACED = re.compile(
     "[\u2e80-\u303f\u3040-\u30ff\u3100-\u312f\u31a0-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\ufe30-\ufe4f\uff00-\uffdc\U00020000-\U0003ffff]"
 )
-# Zero-width joiners and variation selectors
-_JOINERS = "\u200d\u200c\ufe0e\ufe0f"
+_ZERO_WIDTH_JOINER = "\u200d"  # joins the emoji before and after it
+_JOINERS = f"{_ZERO_WIDTH_JOINER}\u200c\ufe0e\ufe0f"  # also the non-joiner, variation selectors
 _MAX_CHARACTER_LENGTH = 16  # largest number of code points of a visible character
 
 
@@ -40,16 +40,17 @@ def split_line(
 ) -> list[list[int]]:
     """Return the ids of the fragments of `text` in order, each of 1 to `max_tokens` tokens.
 
-    A sentence that fits becomes one fragment, since models are trained on sentences. A longer one
-    is divided into fragments that are as long as possible. No cut divides a span of `find_spans`
-    unless the text between two other cuts is too long.
+    A sentence of at most `max_tokens` tokens becomes one fragment, since models are trained on
+    sentences. A longer sentence is divided into fragments that are as long as possible. A span of
+    `find_spans` is only divided if it is too long itself.
     """
     sentences = _cut(text, sentence_ends(text), find_spans(text))
-    return list(filter(None, _encode_fragments(sentences, max_tokens, encode, find_spans)))
+    fragments = _encode_fragments(sentences, max_tokens, encode, find_spans)
+    return [ids for ids in fragments if ids]
 
 
 def join_parts(texts: Iterable[str]) -> str:
-    """Join translated parts with spaces, except between Chinese or Japanese characters."""
+    """Join texts with spaces, except between Chinese or Japanese characters."""
     line = ""
     for text in texts:
         line += space_between(line, text) + text
@@ -57,7 +58,7 @@ def join_parts(texts: Iterable[str]) -> str:
 
 
 def space_between(previous: str, text: str) -> str:
-    """Return the space that joins two parts, or "" if a part is empty or if they need no space."""
+    """Return the space between two texts, or "" if one is empty or if they need no space."""
     if not previous or not text:
         return ""
     is_unspaced = _UNSPACED.match(previous[-1]) and _UNSPACED.match(text[0])
@@ -83,14 +84,15 @@ def _encode_fragments(
         if len(ids) <= max_tokens:
             yield ids
             continue
-        fragment = fragment.strip()  # a cut at the ends would change nothing
+        fragment = fragment.strip()  # a cut at a space at the ends would divide nothing
         subfragments = _divide(fragment, len(ids), max_tokens, encode, find_spans(fragment))
-        if len(subfragments) <= 1:  # a single long term
+        if len(subfragments) == 1:  # a span is too long
             subfragments = _divide(fragment, len(ids), max_tokens, encode, ())
         if len(subfragments) > 1:
             yield from _encode_fragments(subfragments, max_tokens, encode, find_spans)
-        else:  # a single character with more tokens (bytes) than allowed
-            yield encode(subfragments)[0][:max_tokens]
+        else:  # a single character, whose tokens are more bytes than allowed
+            [character_ids] = encode(subfragments)
+            yield character_ids[:max_tokens]
 
 
 def _divide(
@@ -105,8 +107,8 @@ def _divide(
         fragments = _merge(_cut(text, ends, spans), max_tokens, encode)
         if len(fragments) > 1:
             return fragments
-    # the mean number of characters of `max_tokens` tokens; one less, so that most fragments fit
-    step = max(1, len(text) * max_tokens // num_tokens - 1)
+    mean_characters = len(text) * max_tokens // num_tokens  # of `max_tokens` tokens
+    step = max(1, mean_characters - 1)  # one less, so that most fragments fit
     max_shift = min(step - 1, _MAX_CHARACTER_LENGTH)  # below `step`, so that positions increase
     positions = [0]
     for target in range(step, len(text), step):
@@ -134,7 +136,7 @@ def _merge(fragments: list[str], max_tokens: int, encode: Encode) -> list[str]:
 
 
 def _cut(text: str, positions: Iterable[int], spans: Sequence[range] = ()) -> list[str]:
-    """Cut `text` at these positions, except within `spans`; drop fragments of white space."""
+    """Cut `text` at `positions` outside of `spans`; drop fragments without visible characters."""
     bounds = [0]
     for position in positions:
         if _find_span(spans, position) is None:
@@ -148,7 +150,8 @@ def _cut(text: str, positions: Iterable[int], spans: Sequence[range] = ()) -> li
 
 
 def _find_span(spans: Sequence[range], position: int) -> range | None:
-    """Return the span that a cut at `position` would divide; `spans` are sorted."""
+    """Return the span that a cut at `position` would divide, if any; `spans` are sorted."""
+    # the last span that starts before the position
     index = bisect_left(spans, position, key=lambda span: span.start) - 1
     if index >= 0 and position < spans[index].stop:
         return spans[index]
@@ -162,6 +165,6 @@ def _character_start(text: str, position: int, max_shift: int) -> int:
     """
     for start in range(position, position - max_shift - 1, -1):
         is_joined = unicodedata.combining(text[start]) or text[start] in _JOINERS
-        if not is_joined and text[start - 1] != "\u200d":
+        if not is_joined and text[start - 1] != _ZERO_WIDTH_JOINER:
             return start
     return position

@@ -1,4 +1,4 @@
-"""Find translations that repeat the same tokens again and again, and search them once more."""
+"""Find translations that loop, which means that they repeat tokens, and search them once more."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import Ids, SearchRequest
 from nmt.translate.engines.base import Backend
 
-MAX_REPEATS = 4  # a translation with more repeats in a row than this loops
-NGRAM_OF_SECOND_SEARCH = 4  # `no_repeat_ngram` when a looping translation is searched again
+MAX_REPEATS = 4  # largest number of repeats in a row of a translation that does not loop
+NGRAM_OF_SECOND_SEARCH = 4  # `no_repeat_ngram` of the second search
 
 
 def search_without_loops(backend: Backend, request: SearchRequest) -> list[list[Hypothesis]]:
-    """Return the hypotheses of each sentence, best first, see `replace_loops`."""
+    """Search, and apply `replace_loops` to the hypotheses of each sentence."""
     return replace_loops(backend, request, backend.search(request))
 
 
 def replace_loops(
     backend: Backend, request: SearchRequest, hypotheses: list[list[Hypothesis]]
 ) -> list[list[Hypothesis]]:
-    """Search sentences again whose best hypothesis in `hypotheses` loops or met the length limit.
+    """Search sentences again whose best hypothesis loops or met the length limit.
 
-    The second search forbids repeated n-grams. Its hypotheses replace the first ones if its best
-    one is better, see `_rank`. The setting `loop_guard` turns this off; samples are never replaced.
+    The second search forbids repeated n-grams. If its best hypothesis is better than the best of
+    the first search, see `_rank`, its hypotheses replace the others. Does nothing for samples and
+    with `loop_guard=false`.
     """
     config = request.config
-    # if so, the first search has already forbidden all that the second one would forbid
+    # the first search may already have forbidden all repeats that the second would forbid
     forbids_repeats = 0 < config.no_repeat_ngram <= NGRAM_OF_SECOND_SEARCH
     if not config.loop_guard or config.sampling or forbids_repeats:
         return hypotheses
@@ -62,8 +63,8 @@ def needs_second_search(source: Ids, hypothesis: Hypothesis) -> bool:
 def _rank(source: Ids, hypothesis: Hypothesis) -> tuple[bool, float]:
     """Return a key that is higher for the better of two translations.
 
-    A translation that does not loop is better than one that loops. Otherwise, the translation with
-    the higher log-probability per token is better. A missing score (nan) is not higher.
+    A translation that does not loop is better than one that loops. Otherwise, the log-probability
+    per token decides. A translation without log-probability (nan) is not better.
     """
     loops = is_looping(source, hypothesis.tokens, MAX_REPEATS)
     return not loops, hypothesis.log_prob / len(hypothesis.tokens)
@@ -73,7 +74,7 @@ def is_looping(source: Sequence[Any], target: Sequence[Any], max_repeats: int) -
     """Return whether the target repeats tokens more than `max_repeats` times in a row, and more
     often than the source does.
     """
-    # two quick tests: a loop has more than `max_repeats` occurrences of each of its tokens
+    # Two quick tests: a loop has more than `max_repeats` occurrences of each of its tokens.
     if len(target) - len(set(target)) < max_repeats:
         return False
     if max(Counter(target).values(), default=0) <= max_repeats:
@@ -82,13 +83,13 @@ def is_looping(source: Sequence[Any], target: Sequence[Any], max_repeats: int) -
 
 
 def count_repeats(tokens: Sequence[Any]) -> int:
-    """Return how many times in a row any sequence of tokens occurs: 3 in `x a b a b a b`."""
+    """Return the largest number of times in a row that a sequence occurs: 3 in `x a b a b a b`."""
     token_ids = {token: i for i, token in enumerate(tokens)}
     ids = np.array([token_ids[token] for token in tokens])
     num_repeats = min(len(ids), 1)
     for period in range(1, len(ids) // 2 + 1):
-        # In `a b a b a b`, with period 2, the first 4 tokens equal the token one period later: a
-        # run of 4 equal tokens between differences, and 4 // 2 + 1 repeats.
+        # In `a b a b a b`, with period 2, the first 4 tokens equal the token one period later. This
+        # run of 4 equal tokens gives 4 // 2 + 1 = 3 repeats.
         differences = np.flatnonzero(ids[period:] != ids[:-period])
         gaps = np.diff(differences, prepend=-1, append=len(ids) - period)
         longest_run = int(gaps.max()) - 1

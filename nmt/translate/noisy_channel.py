@@ -1,7 +1,7 @@
 """Rerank candidates by a noisy channel: how well a reverse model translates them back.
 
-Yee et al. (2019) and Ng et al. (2019) add a language model. Here, a weight for the length balances
-the scores, as in the latter paper.
+Yee et al. (2019) and Ng et al. (2019) also use the score of a language model, which is left out
+here. As in Ng et al., a reward per token balances the preference of the scores for short texts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from nmt.translate.reverse_model import ReverseModel
 class NoisyChannel:
     """Scores a candidate y of a source x by log P(y|x) + a log P(x|y) + b |y|, in nats.
 
-    The log-probabilities are sums over tokens, EOS included, without normalization by length. |y|
-    is the number of tokens of y with EOS, a is `reverse_weight`, and b is `length_weight`.
+    The log-probabilities are sums over the tokens and EOS. |y| is the number of tokens of y with
+    EOS, a is `reverse_weight`, and b is `length_weight`.
 
     Args:
         config: the weights, and the folder of the reverse model.

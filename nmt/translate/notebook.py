@@ -14,7 +14,7 @@ _CELL = '<td style="text-align:left">{}</td>'
 class NBestList(list[Translation]):
     """The translations of a line, best first, which a notebook shows as a table.
 
-    `source_tokens` are the pieces of the line, with EOS; empty without `alignment`.
+    `source_tokens` are the pieces of the line, with EOS. They are empty without `alignment`.
     """
 
     def __init__(self, translations: Sequence[Translation], source_tokens: Sequence[str]) -> None:
@@ -36,15 +36,15 @@ class NBestList(list[Translation]):
 def _alignment_table(translation: Translation, source_tokens: Sequence[str]) -> str:
     """Return a table with the source token of each token of a translation."""
     assert translation.alignment is not None
-    tokens = map(escape, translation.tokens)
-    sources = [escape(source_tokens[i]) for i in translation.alignment[: len(translation.tokens)]]
+    tokens = [escape(token) for token in translation.tokens]
+    sources = [escape(source_tokens[i]) for i in translation.alignment[: len(tokens)]]
     return _table([], ["".join(map(_CELL.format, row)) for row in (tokens, sources)])
 
 
 def heat_map(
     rows: Sequence[str], columns: Sequence[str], weights: Sequence[Sequence[float]]
 ) -> str:
-    """Return a table whose cells are darker for larger weights, (rows, columns), from 0 to 1."""
+    """Return a table of weights (rows, columns) from 0 to 1; larger weights have darker cells."""
     table_rows = []
     for token, row_weights in zip(rows, weights, strict=True):
         cells = [_CELL.format(escape(token))]
@@ -57,7 +57,7 @@ def heat_map(
 
 
 def _table(header: Sequence[str], rows: Sequence[str]) -> str:
-    """Return a table; `rows` are HTML."""
+    """Return a table; `header` is text, and `rows` are the HTML of cells."""
     head = "".join(f'<th style="text-align:left">{escape(name)}</th>' for name in header)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,7 +1,7 @@
-"""Lines in capitals or in title case, which models rarely see in training.
+"""Change the case of lines in capitals or in title case, which models rarely see in training.
 
-Such a line is translated as a sentence in ordinary case, and its translation gets the case of the
-line.
+A line in capitals or in title case is translated as a sentence in ordinary case. Its translation
+gets the case of the line.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import unicodedata
 
 from nmt.data.perturb import CASES
 
-_MIN_CAPITALS = 5  # a shorter text may be an abbreviation
-_MIN_CAPITAL_SHARE = 0.8  # of all letters; others may be marks such as the apostrophe of Uzbek
-_MIN_TITLE_WORDS = 3  # fewer may be a name
-# In Tatoeba, all of 180 shorter sentences of capitalized words are no titles: "Haben Sie Kinder?"
+_MIN_CAPITALS = 5  # fewer capitals may be an abbreviation
+_MIN_CAPITAL_SHARE = 0.8  # of all letters; some have no case, such as the apostrophe of Uzbek
+_MIN_TITLE_WORDS = 3  # fewer words may be a name
+# A sentence in title case has more words: of 180 sentences of capitalized words with fewer words in
+# Tatoeba, such as "Haben Sie Kinder?", none is a title.
 _MIN_TITLE_SENTENCE_WORDS = 5
 _ENDS_SENTENCE = re.compile(r"[.!?…][\"'”’»)\]]*$")
 _SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)\W*\w")
@@ -23,7 +24,7 @@ _SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)\W*\w")
 def find_case(text: str) -> str:
     """Return "upper" for a text in capitals, "title" for one in title case, and otherwise ""."""
     if text.isupper():
-        # an acronym in Chinese or Arabic, whose letters have no case, does not count
+        # in Chinese or Arabic, whose letters have no case, the only capitals may be an acronym
         num_capitals = sum(map(str.isupper, text))
         num_letters = sum(map(str.isalpha, text))
         has_case = num_capitals >= _MIN_CAPITAL_SHARE * num_letters
@@ -38,9 +39,9 @@ def find_case(text: str) -> str:
 
 
 def to_sentence_case(text: str) -> str:
-    """Turn a text in capitals or in title case into one or more sentences in ordinary case.
+    """Return a text in capitals or in title case in the case of ordinary sentences.
 
-    In a title, words with further capitals, such as NASA, do not change.
+    In title case, words with further capitals, such as NASA, do not change.
     """
     if text.isupper():
         lowered = text.lower()
@@ -50,7 +51,7 @@ def to_sentence_case(text: str) -> str:
 
 
 def apply_case(text: str, case: str) -> str:
-    """Return a translation in a case that `find_case` found in its source."""
+    """Return a translation in the case of its source, a result of `find_case`."""
     return CASES[case](text)
 
 
@@ -60,5 +61,5 @@ def _is_capitalized(word: str) -> bool:
 
 
 def _lower_title_word(word: str) -> str:
-    """Lower a capitalized word; return others unchanged."""
+    """Return a capitalized word in lower case, and other words unchanged."""
     return word.lower() if _is_capitalized(word) else word

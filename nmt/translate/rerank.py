@@ -1,6 +1,6 @@
-"""Choose among the candidates of a search by a different score from the search.
+"""Rerank the candidates of a search by another score.
 
-Each class has the interface `Reranker`. To add one, write a class, enter it in `_RERANKERS`, and
+A reranker has the interface `Reranker`. To add one, write a class, enter it in `_RERANKERS`, and
 add its name to `nmt.config.Reranking`.
 """
 
@@ -21,20 +21,23 @@ from nmt.translate.results import LineResult, Translation
 
 
 class Reranker(Protocol):
-    """A score that chooses among candidates."""
+    """Scores the candidates of each source."""
 
     def score(
         self, sources: Sequence[str], candidates: Sequence[Sequence[Translation]]
     ) -> list[list[Translation]]:
-        """Return the candidates of each source, in order, with `rerank_score`: higher is better."""
+        """Return the candidates of each source, in the same order, with `rerank_score` set.
+
+        A higher score is better.
+        """
 
 
 class MinimumBayesRisk:
     """Scores a candidate by its mean similarity to all candidates of its source.
 
-    The similarity is chrF, with the average n-gram counts of the candidates as reference (Vamvas
-    and Sennrich, 2024): its time grows with the number of candidates, not with their square.
-    Candidates that occur several times count several times.
+    The similarity is chrF. The reference has the average n-gram counts of all candidates (Vamvas
+    and Sennrich, 2024), so that the time is linear in the number of candidates. Equal candidates
+    are not merged.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class MinimumBayesRisk:
         scored = []
         for translations in candidates:
             texts = [translation.text for translation in translations]
-            # the candidates are also their references; each argument has a list per sentence
+            # the candidates are also the references; each argument has a list per sentence
             [utilities] = fastchrf.aggregate_chrf([texts], [texts])
             scored.append(_with_scores(translations, utilities))
         return scored
@@ -70,7 +73,7 @@ class ScoreCommand:
     def score(
         self, sources: Sequence[str], candidates: Sequence[Sequence[Translation]]
     ) -> list[list[Translation]]:
-        """See `Reranker.score`. The program starts once, and reads all candidates."""
+        """See `Reranker.score`. The program runs once for all candidates."""
         lines = []
         for source, translations in zip(sources, candidates, strict=True):
             for translation in translations:
@@ -80,9 +83,11 @@ class ScoreCommand:
             "rerank_command", self._command, lines, timeout_seconds=self._timeout_seconds
         )
         scored = []
+        first = 0  # index in `scores` of the first candidate of a source
         for translations in candidates:
-            scored.append(_with_scores(translations, scores[: len(translations)]))
-            scores = scores[len(translations) :]
+            end = first + len(translations)
+            scored.append(_with_scores(translations, scores[first:end]))
+            first = end
         return scored
 
 
@@ -96,9 +101,9 @@ _RERANKERS: dict[Reranking, Callable[[RerankConfig, Sequence[LanguagePair], str]
 def make_reranker(config: RerankConfig, languages: Sequence[LanguagePair], device: str) -> Reranker:
     """Return the reranker that the settings choose.
 
-    `languages` are the directions that the sources may have, and `device` is the device for models
-    of the reranker. Raises a `ConfigError` for a package that is missing, and for a model that does
-    not suit.
+    `languages` are the directions that the sources may have. Models of the reranker are loaded on
+    `device`. Raises a `ConfigError` for a missing package, and for a reverse model that does not
+    translate back.
     """
     return _RERANKERS[config.rerank](config, languages, device)
 
@@ -109,7 +114,7 @@ def rank_candidates(
     """Return the `n_best` candidates of each line with the highest scores, best first.
 
     Candidates that met the length limit come after all others. Candidates with equal scores keep
-    their order. The reranker does not see lines with less than two candidates.
+    their order. Lines with less than two candidates are returned without a `rerank_score`.
     """
     ranked = list(results)
     indices = [i for i, result in enumerate(results) if len(result.translations) > 1]
@@ -130,7 +135,7 @@ def rank_candidates(
 
 def _with_scores(translations: Sequence[Translation], scores: Sequence[float]) -> list[Translation]:
     """Return translations with their `rerank_score`."""
-    return [
-        replace(translation, rerank_score=score)
-        for translation, score in zip(translations, scores, strict=True)
-    ]
+    scored = []
+    for translation, score in zip(translations, scores, strict=True):
+        scored.append(replace(translation, rerank_score=score))
+    return scored

@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Translation:
-    """The translation of a line: a hypothesis as text.
+    """A translation of a line: text, tokens and scores.
 
-    For a line that was split into segments, scores are sums over the segments, and `tokens` has the
-    tokens of all segments in order, with the EOS of each segment except the last one.
+    For a line that was split into segments, scores are sums over the segments. `tokens` contains
+    the tokens of all segments in order, with the EOS of each segment except the last one.
     """
 
     text: str
@@ -39,13 +39,14 @@ class Translation:
     token_log_probs: list[float] = field(default_factory=list)
     """One log-probability per token in nats, and one for EOS if `finished`."""
     alignment: list[int] | None = None
-    """For each token, the index of its source token in `NBestList.source_tokens`."""
+    """For each token, the index of its source token in the `source_tokens` of the line."""
     searched_again: bool = False
-    """Whether a segment was searched again because its translation looped or met the limit."""
+    """Whether a segment was searched again since its translation repeated tokens or was cut off."""
     rerank_score: float | None = None
     """The score by which a reranker ordered the candidates; defined in docs/search.md."""
     reverse_log_prob: float | None = None
-    """Log-probability of the source in a reverse model, in nats. rerank=noisy_channel sets it."""
+    """Log-probability of the source given this translation, in nats, by a reverse model. Only set
+    with rerank=noisy_channel."""
 
     @property
     def num_tokens(self) -> int:
@@ -76,7 +77,7 @@ class LineResult:
 
     @property
     def text(self) -> str:
-        """The best translation, or an empty text without translations."""
+        """The text of the best translation, or "" without translations."""
         return self.translations[0].text if self.translations else ""
 
     @property
@@ -93,7 +94,7 @@ class LineCounts:
     met_limit: int = 0  # lines whose best translation is unfinished
     too_long: int = 0  # lines that were split or truncated
     searched_again: int = 0  # lines with a segment that was searched without repeats
-    lost_protected: int = 0  # lines whose translation lacks a text that `protect` keeps
+    lost_protected: int = 0  # lines whose translation lacks a placeholder, tag or address
 
     def add(self, counts: LineCounts) -> None:
         """Add the counts of further lines."""
@@ -118,28 +119,23 @@ def build_line_results(
     line_results = []
     first = 0  # index in `search_results` of the line's first segment
     for i, segments in enumerate(encoded.segments):
-        hypotheses: list[list[Hypothesis]] = []  # one list per segment
-        error = None
-        for search_result in search_results[first : first + len(segments)]:
-            if isinstance(search_result, Failure):
-                error = error or search_result.reason
-            else:
-                hypotheses.append(search_result)
+        results_of_line = search_results[first : first + len(segments)]
         first += len(segments)
-        translations = []
-        if encoded.copied[i]:
-            translations = [replace(EMPTY, text=encoded.copied[i])]
-        elif not segments:
-            translations = [EMPTY]
-        source_tokens = []
-        if segments and error is None:
+        if not segments:  # an empty line, or one that is copied
+            line_results.append(LineResult([replace(EMPTY, text=encoded.copied[i])]))
+            continue
+        reasons = [result.reason for result in results_of_line if isinstance(result, Failure)]
+        hypotheses = [result for result in results_of_line if not isinstance(result, Failure)]
+        translations: list[Translation] = []
+        source_tokens: list[str] = []
+        if not reasons:
             source_words = None
             if unk_replacement:
                 source_words = SourceWords(
                     encoded.texts[i], segments, tokenizer.src, encoded.num_truncated[i]
                 )
             translations = _join_segments(segments, hypotheses, tokenizer.tgt, n_best, source_words)
-            if unk_replacement and not alignment:  # the user has not asked for the alignment
+            if unk_replacement and not alignment:  # only `SourceWords` needed the alignment
                 translations = [
                     replace(translation, alignment=None) for translation in translations
                 ]
@@ -149,8 +145,8 @@ def build_line_results(
                     source_tokens, translations = _leave_out_hints(source_tokens, translations)
         line_result = LineResult(
             translations,
-            error=error,
-            num_segments=max(len(segments), 1),
+            error=reasons[0] if reasons else None,
+            num_segments=len(segments),
             num_truncated=encoded.num_truncated[i],
             source_tokens=source_tokens,
         )
@@ -182,7 +178,7 @@ def _source_tokens(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[st
 def _leave_out_hints(
     source_tokens: Sequence[str], translations: Sequence[Translation]
 ) -> tuple[list[str], list[Translation]]:
-    """Return the tokens of a source without hints, and translations that are aligned to them."""
+    """Remove hints from the source tokens, and align the translations to the remaining tokens."""
     without_hints = remove_hints(source_tokens)
     aligned = []
     for translation in translations:
@@ -201,12 +197,12 @@ def _join_segments(
 ) -> list[Translation]:
     """Return up to `n_best` translations of a line from the hypotheses of each segment.
 
-    The k-th translation joins the k-th best hypothesis of each segment. A segment with fewer
-    hypotheses contributes its last one. Words of `source_words` replace unknown tokens.
+    The k-th translation joins the k-th best hypothesis of each segment. A segment with fewer than k
+    hypotheses contributes its worst one. Words of `source_words` replace unknown tokens.
     """
     segment_starts = [0]  # positions in the source tokens of the line
     for segment in segments:
-        segment_starts.append(segment_starts[-1] + len(segment.ids) + 1)
+        segment_starts.append(segment_starts[-1] + segment.num_tokens)
     num_translations = min(n_best, max(len(n_best_list) for n_best_list in hypotheses))
     translations = []
     for k in range(num_translations):
@@ -242,9 +238,11 @@ def _join_hypotheses(
         alignment += [start + position for position in hypothesis.alignment or []]
     if hypotheses[-1].finished:
         del ids[-1]  # the EOS of the line
+    text = texts[0]  # the translation of a single segment keeps the spaces at its ends
+    if len(texts) > 1:
+        text = join_parts(text.strip() for text in texts)
     return Translation(
-        # the translation of a whole line keeps its spaces
-        text=texts[0] if len(texts) == 1 else join_parts(text.strip() for text in texts),
+        text=text,
         score=sum(hypothesis.score for hypothesis in hypotheses),
         log_prob=sum(hypothesis.log_prob for hypothesis in hypotheses),
         tokens=tokenizer.pieces(ids),
@@ -269,7 +267,8 @@ def render(
 
     As text, a line becomes its best translation or, with `n_best` above 1, an n-best list in the
     format of Moses. As JSON, a line becomes one object. With `protect`, counts the translations
-    that lack a placeholder, tag or address; one of `tags.choices` is none.
+    that lack a placeholder, tag or address of the line. Translations need not contain the tag that
+    a line begins with, one of `tags.choices`.
     """
     lines = []
     counts = LineCounts()
@@ -298,7 +297,7 @@ def render(
 
 
 def _translation_to_moses(translation: Translation) -> str:
-    """Return text, features and score of a candidate, as Moses writes n-best lists."""
+    """Return the text, features and score of a translation in the format of Moses."""
     features = f"log_prob={translation.log_prob}"
     score = translation.score
     if translation.rerank_score is not None:
@@ -310,7 +309,7 @@ def _translation_to_moses(translation: Translation) -> str:
 
 
 def _result_to_json(result: LineResult, index: int) -> dict[str, Any]:
-    """Return the JSON object of a line. It omits fields without information."""
+    """Return the JSON object of a line, without fields that have their default value."""
     record: dict[str, Any] = {"index": index}
     if result.error is not None:
         record["error"] = result.error

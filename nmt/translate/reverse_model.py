@@ -1,4 +1,4 @@
-"""A model of the other direction, which says how probable a source is given its translation."""
+"""A model of the reverse direction, which scores a source given its translation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReverseModel:
         languages: the directions that pairs of source and target may have.
         device: the device of the model.
 
-    Raises a `ConfigError` if the model does not translate in the other direction, or if it
+    Raises a `ConfigError` if the model does not translate from target to source, or if it
     translates in several directions and `languages` does not choose one.
     """
 
@@ -47,7 +47,7 @@ class ReverseModel:
 
 
 def _choose_reverse_tags(model: LoadedModel, name: str, languages: Sequence[LanguagePair]) -> Tags:
-    """Return the tags with which a model translates from the targets of `languages` to the sources.
+    """Return the tags for the reverse of the directions `languages`.
 
     `name` is the value of `reverse_model`, for error messages.
     """
@@ -70,7 +70,7 @@ def _choose_reverse_tags(model: LoadedModel, name: str, languages: Sequence[Lang
 
 
 def _only_language(languages: Iterable[str]) -> str:
-    """Return the only language, or "" if there are several or its name is not known."""
+    """Return the language of all directions, or "" if it is unknown or differs between them."""
     names = set(languages) - set(DEFAULT_LANGUAGES)
     return names.pop() if len(names) == 1 else ""
 

@@ -1,8 +1,8 @@
-"""Select the pairs of a synthetic corpus from a text and its translations, and write its files.
+"""Select the pairs of a synthetic corpus, which consist of a line and its translation.
 
 Distillation (Kim and Rush, 2016) translates source text. Back-translation (Sennrich et al., 2016)
-translates target text. During translation, one partial file contains the pairs: each source line is
-followed by its target line.
+translates target text. During translation, a partial file contains the pairs: each source line is
+followed by its target line. At the end, `write_corpus` writes source and target to two files.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _FORMAT_VERSION = 1
 class SynthesisCounts(LineCounts):
     """Numbers of lines by outcome. A dropped line is counted only for its first reason.
 
-    Lines are also dropped for the inherited `failed` and `met_limit`. The inherited `too_long`
-    counts lines that were split or truncated, of which only truncated ones are dropped.
+    The inherited `failed` and `met_limit` are reasons, too. The inherited `too_long` counts lines
+    that were split or truncated; lines that were split are not dropped.
     """
 
     lines: int = 0  # lines that were read
@@ -76,7 +76,8 @@ def select_pairs(
 ) -> tuple[bytes, SynthesisCounts]:
     """Return the encoded text of the kept pairs, target after source, and the counts of lines.
 
-    `tokenizer` encodes the input of the translation, which is the target side if `is_reversed`.
+    With `is_reversed`, the lines of the window are the targets of the pairs. `tokenizer` encodes
+    these lines.
     """
     counts = SynthesisCounts(lines=len(results))
     pair_lines: list[str] = []
@@ -86,18 +87,22 @@ def select_pairs(
             log.warning("line %d could not be translated; dropped it: %s", number, result.error)
         if result.was_too_long:
             counts.too_long += 1
-        if reason := _drop_reason(line, ids, result, config):
-            setattr(counts, reason, getattr(counts, reason) + 1)  # a field of `SynthesisCounts`
+        reason = _drop_reason(line, ids, result, config)
+        if reason is not None:  # the name of a field of `SynthesisCounts`
+            setattr(counts, reason, getattr(counts, reason) + 1)
+            continue
+        counts.pairs += 1
+        if is_reversed:
+            pair_lines += [result.text, line]
         else:
-            counts.pairs += 1
-            pair_lines += [result.text, line] if is_reversed else [line, result.text]
+            pair_lines += [line, result.text]
     return "".join(f"{line}\n" for line in pair_lines).encode(), counts
 
 
 def _drop_reason(
     line: str, ids: Sequence[int], result: LineResult, config: SynthesisConfig
 ) -> str | None:
-    """Return why to drop a line, as a field of `SynthesisCounts`, or None to keep the pair."""
+    """Return the field of `SynthesisCounts` that counts a dropped line, or None for a kept one."""
     if not line.strip():
         return "blank"
     if result.error is not None:
@@ -111,24 +116,25 @@ def _drop_reason(
         return "met_limit"
     if config.max_repeats and is_looping(ids, best.tokens, config.max_repeats):
         return "looping"
-    shorter, longer = sorted((len(ids) + 1, len(best.tokens) + 1))  # EOS counts on both sides
+    lengths = (len(ids) + 1, len(best.tokens) + 1)  # with EOS
+    shorter, longer = sorted(lengths)
     if config.max_ratio and longer > config.max_ratio * shorter:
         return "ratio"
     return None
 
 
 def write_corpus(folder: Path, pairs: Path, state: JobState, description: dict[str, Any]) -> None:
-    """Write the files of a corpus from the file of its pairs, and then a summary.
+    """Write the two text files of a corpus from the file of its pairs, and then a summary.
 
-    The summary contains the counts and `description`, whose key `job` `read_counts` compares. If
-    the summary exists, the files next to it are complete.
+    If the summary exists, the text files next to it are complete. The summary contains the counts
+    and `description`. `read_counts` compares the key `job` of `description`.
     """
     (folder / SUMMARY_FILE).unlink(missing_ok=True)
     sizes = {}
     for side, name in enumerate(TEXT_FILES):
         with replace_file(folder / name) as path, pairs.open("rb") as lines:
             with path.open("wb") as file:
-                file.writelines(islice(lines, side, None, 2))
+                file.writelines(islice(lines, side, None, 2))  # each second line
             sizes[name] = path.stat().st_size
     summary = {
         "format_version": _FORMAT_VERSION,
@@ -144,7 +150,7 @@ def write_corpus(folder: Path, pairs: Path, state: JobState, description: dict[s
 def read_counts(
     folder: Path, job: dict[str, Any], open_input: Callable[[], WindowReader]
 ) -> SynthesisCounts | None:
-    """Return the counts in `folder` if it contains the complete corpus of this job and input."""
+    """Return the counts of the corpus in `folder` if it is complete, of `job` and of the input."""
     try:
         summary = read_json(folder / SUMMARY_FILE)
         sizes = {name: (folder / name).stat().st_size for name in TEXT_FILES}

@@ -1,6 +1,6 @@
 """Find the weights of rerank=noisy_channel on a validation set, by a search over two grids."""
 
-# In shapes, N is the number of lines and K the largest number of candidates of a line.
+# N lines, K candidates of the line that has the most
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy.typing as npt
 from nmt.translate.results import Translation
 
 _Floats = npt.NDArray[np.float64]
-_REVERSE_WEIGHTS = np.arange(0, 31) / 10
-_LENGTH_WEIGHTS = np.arange(-20, 31) / 10
-_FINE_STEPS = np.arange(-4, 5) / 50  # steps from the best weights of the coarse grid
+_REVERSE_WEIGHTS = np.arange(0, 31) / 10  # coarse grid: 0.0, 0.1, ..., 3.0
+_LENGTH_WEIGHTS = np.arange(-20, 31) / 10  # coarse grid: -2.0, -1.9, ..., 3.0
+_FINE_STEPS = np.arange(-4, 5) / 50  # around the best coarse weights: -0.08, -0.06, ..., 0.08
 _UNFINISHED_PENALTY = 1e9  # nats; ranks candidates that met the length limit after all others
 
 
@@ -34,11 +34,11 @@ def find_weights(
 ) -> ChannelWeights:
     """Return the weights whose best candidates have the highest score.
 
-    Of weights with equal scores, the smallest ones win.
+    Among equal scores, returns the weights closest to 0.
 
     Args:
         candidates: the candidates of each line, at least one, with `reverse_log_prob`.
-        score: returns the score of the candidates with the given indices (N,).
+        score: returns the score of one candidate per line, given their indices (N,).
     """
     features = _Features(candidates)
     scores: dict[ChannelWeights, float] = {}

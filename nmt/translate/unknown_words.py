@@ -15,18 +15,16 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.search.hypotheses import Hypothesis
 from nmt.translate.batch_search import Segment
 
-# letters, digits and marks; also signs such as hyphens and apostrophes between them. In scripts
-# without spaces, such as Chinese, the piece itself takes the place of a word.
-_UNSPACED = (  # the last two are ー and its half-width form, which many scripts share
-    r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\u30fc\uff70"
-)
+# Scripts without spaces between words. ー and its half-width form belong to several scripts.
+_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\u30fc\uff70"
 _UNSPACED_CHARACTER = regex.compile(rf"[{_UNSPACED}]")
-_LETTERS = rf"[\w--[{_UNSPACED}]]+"
+_LETTERS = rf"[\w--[{_UNSPACED}]]+"  # letters, digits and marks
+# letters with signs between them, such as in "well-known"
 _WORD = regex.compile(rf"(?V1){_LETTERS}(?:[^\w\s]{_LETTERS})*")
 
 
 class SourceWords:
-    """The words of a line, which are looked up by the tokens of its segments.
+    """Looks up the words of a line by the positions of tokens in its segments.
 
     `num_truncated` is the number of tokens of the line that are not in its segments.
     """
@@ -42,17 +40,18 @@ class SourceWords:
         self._text = "".join(pieces).replace("▁", " ")  # the line as the tokenizer normalizes it
         self._ends = list(itertools.accumulate(map(len, pieces)))  # ends of the pieces in `_text`
         self._segments = segments
-        # number of ids before the text of each segment, such as a tag; negative if the line has its
-        # own tag
+        # Each segment may begin with ids that are not in `pieces`, such as a tag. Their number is
+        # negative if instead `pieces` begins with a tag that is not in the segments.
         num_ids = sum(len(segment.ids) for segment in segments) + num_truncated
         self._num_prefix_ids, remainder = divmod(num_ids - len(pieces), len(segments))
-        self._has_same_tokens = remainder == 0  # whether the tokens of the segments are the line's
+        # whether the segments have the pieces of the line; splitting may change some pieces
+        self._has_same_pieces = remainder == 0
 
     def find_words(self, number: int, hypothesis: Hypothesis, unk_id: int) -> dict[int, str]:
         """Return the source word of each unknown token of a hypothesis, by the token's position.
 
-        `number` is the index of the segment. A token that is aligned to a tag or to the end of the
-        sentence has no word.
+        `number` is the index of the segment. Tokens that are aligned to a tag or to EOS have no
+        word.
         """
         assert hypothesis.alignment is not None
         words = {}
@@ -64,31 +63,29 @@ class SourceWords:
         return words
 
     def _find_word(self, number: int, src_position: int) -> str:
-        """Return the word of a source token, or the words of an unknown piece that has several.
+        """Return the words that overlap with a source token, from the first to the last.
 
-        Characters of scripts without spaces that belong to the piece are returned too.
-
-        Returns "" for a prefix and for EOS.
+        In scripts without spaces, returns only characters of the token itself. Returns "" for a tag
+        and for EOS.
         """
         num_ids = len(self._segments[number].ids)
-        is_word = self._num_prefix_ids <= src_position < num_ids
-        if not (is_word and self._has_same_tokens):
+        is_text = self._num_prefix_ids <= src_position < num_ids
+        if not is_text or not self._has_same_pieces:
             return ""
-        piece = src_position - self._num_prefix_ids  # index in the line
+        piece_index = src_position - self._num_prefix_ids  # index in the line
         for segment in self._segments[:number]:
-            piece += len(segment.ids) - self._num_prefix_ids
-        end = self._ends[piece]
-        start = self._ends[piece - 1] if piece else 0
+            piece_index += len(segment.ids) - self._num_prefix_ids
+        end = self._ends[piece_index]
+        start = self._ends[piece_index - 1] if piece_index else 0
         if self._text[start:end].isspace():
-            end += 1  # a space that is a piece belongs to the next word
-        matches = list(_UNSPACED_CHARACTER.finditer(self._text, start, end))
-        has_word = False
+            end += 1  # the space before a word may be a piece of its own
+        words = []
         for match in _WORD.finditer(self._text):
             if match.start() < end and start < match.end():
-                matches.append(match)
-                has_word = True
-        if not has_word:
+                words.append(match)
+        if not words:
             return self._text[start:end].strip()
-        first = min(match.start() for match in matches)
-        end = max(match.end() for match in matches)
-        return self._text[first:end]
+        matches = [*words, *_UNSPACED_CHARACTER.finditer(self._text, start, end)]
+        text_start = min(match.start() for match in matches)
+        text_end = max(match.end() for match in matches)
+        return self._text[text_start:text_end]

@@ -1,8 +1,8 @@
-"""Cut a stream of lines into windows and encode them.
+"""Divide the lines of an input into windows, and encode windows.
 
 The lines of a window are sorted by length and translated together. Memory holds one or two windows,
-however long the input is. Windows depend only on the lines, so a job that resumes after a kill gets
-the same windows again.
+however long the input is. Windows depend only on the lines, so that a job that resumes after a kill
+reads the same windows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from nmt.config import TooLong
 from nmt.data.languages import (
@@ -25,47 +26,47 @@ from nmt.data.languages import (
 from nmt.data.terminology import remove_unfinished_hint
 from nmt.data.tokenizer import Tokenizer, Tokenizers, refuse_surrogates
 from nmt.errors import ConfigError, DataError
-from nmt.search.glossary import load_glossary
+from nmt.search.glossary import Glossary, load_glossary
 from nmt.search.protect import find_protected, has_only_protected, protected_spans
 from nmt.translate.batch_search import Segment
 from nmt.translate.copied import has_no_words
-from nmt.translate.long_lines import FindSpans, split_line
+from nmt.translate.long_lines import split_line
 from nmt.translate.options import LineOptions
 from nmt.translate.recasing import find_case, to_sentence_case
 
 WINDOW_LINES = 2048
-_FIRST_WINDOW_LINES = 64  # number of lines of the first window of a stream
-_MAX_CHARACTERS = 1 << 21  # a window ends with the line that exceeds this
+_FIRST_WINDOW_LINES = 64  # maximum number of lines of the first window of a stream
+_MAX_CHARACTERS = 1 << 21  # a window ends after the line that exceeds this number of characters
 
 
 @dataclass(frozen=True)
 class Window:
     """Lines that are translated together."""
 
-    first_line: int  # number of lines before the window
+    first_line: int  # index in the input of the first line of the window
     lines: list[str]
     prefixes: list[str] | None = None  # text that the translation of each line starts with
     context: tuple[str, ...] = ()  # lines directly before the window
     num_bytes: int = 0  # size of the input up to the end of the window
-    sha256: str = ""  # hash of the input and the prefixes up to the end of the window
+    sha256: str = ""  # hashes of the lines and the prefixes up to the end of the window
 
     @property
     def next_line(self) -> int:
-        """Number of the first line after the window."""
+        """Index in the input of the first line after the window."""
         return self.first_line + len(self.lines)
 
 
 class WindowReader:
-    """Iterates over the lines of an input in windows; counts and hashes the lines read so far.
+    """Iterates over an input in windows; counts and hashes the lines that it has read.
 
     Args:
         lines: the lines of the input, without line ends.
         prefixes: for each line, the text that its translation starts with.
         window_lines: maximum number of lines of a window.
-        context: number of lines before a window to include in `Window.context`.
-        has_more: for a stream, returns whether another line can be read without waiting. A window
-            ends where this is False. The first windows of a stream are small and double in size, so
-            that output starts soon.
+        context: maximum number of lines in `Window.context`.
+        has_more: for a stream, returns whether another line can be read without waiting. If not,
+            the window ends. The first windows of a stream are small and double in size, so that
+            output starts soon.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class WindowReader:
 
     @property
     def sha256(self) -> str:
-        """Two hashes, one after the other: of the lines and of the prefixes read so far."""
+        """The hash of the lines read so far, followed by the hash of the prefixes."""
         return self._line_hash.hexdigest() + self._prefix_hash.hexdigest()
 
     def skip(self, num_lines: int | None) -> None:
@@ -102,12 +103,12 @@ class WindowReader:
     def __iter__(self) -> Iterator[Window]:
         """Yield windows from the current line on.
 
-        Raises `DataError` when the numbers of prefixes and lines differ.
+        Raises `DataError` if the numbers of prefixes and lines differ.
         """
         while True:
             first_line = self.num_lines
             lines = self._read_lines()
-            # after the last line, read one prefix, since a further prefix is an error
+            # after the last line, try to read one prefix, to detect prefixes without a line
             prefixes = self._read_prefixes(max(len(lines), 1))
             if prefixes is not None and len(prefixes) != len(lines):
                 difference = "fewer" if len(prefixes) < len(lines) else "more"
@@ -122,11 +123,12 @@ class WindowReader:
 
     def _read_lines(self) -> list[str]:
         """Read the lines of the next window."""
-        # Windows end at multiples of their size. If a job resumes after part of a window, the first
-        # window is the remaining part.
-        end_line = (self.num_lines // self._window_lines + 1) * self._window_lines
-        if self._has_more is not None and self.num_lines < self._window_lines:
-            # as many lines as all windows before together
+        # Windows end at multiples of their size. A job that resumes within a window continues with
+        # the remaining part of the window.
+        window_index = self.num_lines // self._window_lines
+        end_line = (window_index + 1) * self._window_lines
+        if self._has_more is not None and window_index == 0:
+            # a stream begins with windows of 64, 64, 128, 256, ... lines
             num_new_lines = max(self.num_lines, _FIRST_WINDOW_LINES)
             end_line = min(end_line, self.num_lines + num_new_lines)
         lines: list[str] = []
@@ -142,7 +144,7 @@ class WindowReader:
         return lines
 
     def _read_prefixes(self, num_prefixes: int) -> list[str] | None:
-        """Read and hash prefixes, fewer if the input ends; return None without prefixes."""
+        """Read up to `num_prefixes` prefixes, and hash them; return None without prefixes."""
         if self._prefixes is None:
             return None
         prefixes = list(islice(self._prefixes, num_prefixes))
@@ -168,11 +170,10 @@ def _to_bytes(line: str) -> bytes:
 
 
 def check_lines(name: str, lines: Iterable[str]) -> Iterator[str]:
-    """Return an iterator over `lines` that checks the type of each one.
+    """Return an iterator over `lines` that raises a `TypeError` for an item that is not a text.
 
-    `name` is the argument in messages. Raises a `ConfigError` at once for a single text, which
-    would be iterated by character, and a `TypeError` when the iterator reaches an item that is not
-    a text.
+    `name` is the name of the argument in messages. Raises a `ConfigError` at once if `lines` is a
+    single text, whose items would be its characters.
     """
     if isinstance(lines, str):
         raise ConfigError(f"{name} is one text; give a list of lines, such as [text]")
@@ -198,8 +199,8 @@ class EncodedWindow:
     num_truncated: list[int]  # number of tokens removed from the end of each line
     texts: list[str]  # the lines as they are translated: recased, but not split or truncated
     cases: list[str]  # the case for the translation of each line, see `find_case`
-    copied: list[str]  # the text of each line that is copied instead of translated, else ""
-    has_hints: bool = False  # whether `segments` contain hints of a glossary; `texts` never do
+    copied: list[str]  # for each line, the text to copy instead of a translation, or ""
+    has_hints: bool = False  # whether `segments` may contain hints of a glossary
 
 
 def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -> EncodedWindow:
@@ -208,73 +209,135 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     The prefix of a line applies to its first segment. With `too_long=error`, raises a `DataError`
     for a line that is too long.
     """
-    max_tokens = options.max_source_length - 1  # one is left for EOS
     tags = options.tags
     prefixes = window.prefixes or [""] * len(window.lines)
-    lines = list(window.lines)
-    cases = [""] * len(lines)
-    copied = [""] * len(lines)
     glossary = load_glossary(options.hints or options.required_terms)
-    for i, line in enumerate(window.lines):
-        tag, text = split_tag(line, tags)
-        if not text.strip():  # also a line with only a tag is empty
-            lines[i] = ""
-        if prefixes[i]:  # the translation has to continue the prefix as the user wrote it
-            continue
-        if options.copy_symbols and is_copied(text, protect=options.protect):
-            copied[i] = text
-        if options.recase:
-            cases[i] = choose_case(text, protect=options.protect)
-        if cases[i]:
-            recased = glossary.keep_case(text, to_sentence_case(text))
-            [lines[i]] = tag_lines([recased], tag)
-    hint_glossary = load_glossary(options.hints)
-
-    def add_hints(texts: Sequence[str]) -> Sequence[str]:
-        return [hint_glossary.add_hints(text) for text in texts]
-
-    line_ids = encode_sources(tokenizer.src, add_hints(lines), tags, first_line=window.first_line)
-    # For lines without a prefix of the user, and for all segments of a line but the first. Empty
-    # if the model needs no tag.
-    [tag_prefix] = encode_starts(tokenizer.tgt, [""], tags.tgt)
-    line_prefixes = [tag_prefix] * len(lines)
+    prepared_lines = []
+    for line, prefix in zip(window.lines, prefixes, strict=True):
+        prepared_lines.append(_prepare_line(line, prefix, options, glossary))
+    texts = [prepared.text for prepared in prepared_lines]
+    copied = [prepared.copied for prepared in prepared_lines]
+    encoder = _SourceEncoder(tokenizer.src, options)
+    line_ids = encoder.encode(texts, tags, first_line=window.first_line)
+    # the ids that a translation starts with, unless the user gives a prefix: the tag, if any
+    [tag_ids] = encode_starts(tokenizer.tgt, [""], tags.tgt)
+    line_prefixes = [tag_ids] * len(texts)
     if window.prefixes:
         line_prefixes = encode_starts(tokenizer.tgt, window.prefixes, tags.tgt)
     segments = []
     num_truncated = [0] * len(line_ids)
     for i, ids in enumerate(line_ids):
-        segment_sources = [ids] if ids and not copied[i] else []  # ids of each segment
-        if len(ids) > max_tokens and not copied[i]:
-            if options.too_long is TooLong.error:
-                raise DataError(
-                    f"line {window.first_line + i + 1} has {len(ids)} tokens, more than "
-                    f"max_source_length={max_tokens + 1} allows, which counts EOS; "
-                    "shorten it, or set too_long=split"
-                )
+        segment_ids = []
+        if ids and not copied[i]:
+            segment_ids = encoder.divide(texts[i], ids, line_number=window.first_line + i + 1)
             if options.too_long is TooLong.truncate:
-                kept_ids = ids[:max_tokens]
-                if hint_glossary.lines:
-                    kept_ids = remove_unfinished_hint(kept_ids, tokenizer.src)
-                segment_sources = [kept_ids]
-                num_truncated[i] = len(ids) - len(kept_ids)
-            else:
-                find_spans = partial(_find_spans, options=options)
-                segment_sources = _split_tagged(
-                    lines[i], max_tokens, tokenizer.src, tags, add_hints, find_spans
-                )
+                num_truncated[i] = len(ids) - len(segment_ids[0])
         line_segments = []
-        for number, source_ids in enumerate(segment_sources):
+        for number, source_ids in enumerate(segment_ids):
             is_continuation = number > 0
-            prefix = tag_prefix if is_continuation else line_prefixes[i]
-            line_segments.append(Segment(source_ids, prefix, is_continuation))
+            prefix_ids = tag_ids if is_continuation else line_prefixes[i]
+            line_segments.append(Segment(source_ids, prefix_ids, is_continuation))
         segments.append(line_segments)
     return EncodedWindow(
-        window, segments, num_truncated, lines, cases, copied, has_hints=bool(hint_glossary.lines)
+        window,
+        segments,
+        num_truncated,
+        texts=texts,
+        cases=[prepared.case for prepared in prepared_lines],
+        copied=copied,
+        has_hints=bool(options.hints),
     )
 
 
+class _PreparedLine(NamedTuple):
+    """A line before it is encoded."""
+
+    text: str  # the line as it is translated
+    case: str = ""  # the case for its translation, see `find_case`
+    copied: str = ""  # the text to copy instead of a translation, or ""
+
+
+def _prepare_line(
+    line: str, prefix: str, options: LineOptions, glossary: Glossary
+) -> _PreparedLine:
+    """Recase a line, except terms of the glossary, and decide whether to copy the line."""
+    tag, text = split_tag(line, options.tags)
+    if not text.strip():  # a line with only a tag is empty, too
+        return _PreparedLine("")
+    if prefix:  # the translation continues the prefix, in the case in which the user wrote it
+        return _PreparedLine(line)
+    is_copy = options.copy_symbols and is_copied(text, protect=options.protect)
+    case = choose_case(text, protect=options.protect) if options.recase else ""
+    if case:
+        recased = glossary.keep_case(text, to_sentence_case(text))
+        [line] = tag_lines([recased], tag)
+    return _PreparedLine(line, case, text if is_copy else "")
+
+
+class _SourceEncoder:
+    """Encodes lines with the hints of a glossary, and divides lines that are too long."""
+
+    def __init__(self, tokenizer: Tokenizer, options: LineOptions) -> None:
+        self._tokenizer = tokenizer
+        self._options = options
+        self._max_tokens = options.max_source_length - 1  # without EOS
+        self._hint_glossary = load_glossary(options.hints)
+
+    def encode(self, lines: Sequence[str], tags: Tags, first_line: int = 0) -> list[list[int]]:
+        """Return the ids of each line with its hints; see `encode_sources`."""
+        hinted_lines = [self._hint_glossary.add_hints(line) for line in lines]
+        return encode_sources(self._tokenizer, hinted_lines, tags, first_line=first_line)
+
+    def divide(self, line: str, ids: list[int], *, line_number: int) -> list[list[int]]:
+        """Return the ids of each segment of a line, given the ids of the whole line.
+
+        `line_number` counts from 1, for error messages.
+        """
+        if len(ids) <= self._max_tokens:
+            return [ids]
+        if self._options.too_long is TooLong.error:
+            raise DataError(
+                f"line {line_number} has {len(ids)} tokens, more than "
+                f"max_source_length={self._max_tokens + 1} allows, which counts EOS; "
+                "shorten it, or set too_long=split"
+            )
+        if self._options.too_long is TooLong.split:
+            return self._split(line)
+        truncated_ids = ids[: self._max_tokens]
+        if self._options.hints:
+            truncated_ids = remove_unfinished_hint(truncated_ids, self._tokenizer)
+        return [truncated_ids]
+
+    def _split(self, line: str) -> list[list[int]]:
+        """Split a line, and return the ids of its segments.
+
+        If the line begins with one of `tags.choices`, each segment gets that tag.
+        """
+        tag, text = split_tag(line, self._options.tags)
+        segment_tags = Tags(tag) if tag else self._options.tags
+        encode = partial(self.encode, tags=segment_tags)
+        return split_line(text, self._max_tokens, encode, self._find_spans)
+
+    def _find_spans(self, text: str) -> list[range]:
+        """Return the parts of a text that are not cut: terms, and with `protect` placeholders.
+
+        Parts that overlap are merged.
+        """
+        options = self._options
+        spans = load_glossary(options.hints or options.required_terms).find_spans(text)
+        if options.protect:
+            spans += protected_spans(text)
+        merged: list[range] = []
+        for span in sorted(spans, key=lambda span: span.start):
+            if merged and span.start < merged[-1].stop:
+                merged[-1] = range(merged[-1].start, max(merged[-1].stop, span.stop))
+            else:
+                merged.append(span)
+        return merged
+
+
 def is_copied(line: str, *, protect: bool) -> bool:
-    """Return whether to copy a line, with `copy_symbols`: one without words.
+    """Return whether `copy_symbols` copies a line, because the line has no words.
 
     With `protect`, placeholders and tags do not count as words.
     """
@@ -282,46 +345,8 @@ def is_copied(line: str, *, protect: bool) -> bool:
 
 
 def choose_case(line: str, *, protect: bool) -> str:
-    """Return the case of the translation of a line, see `find_case`.
+    """Return the case for the translation of a line, see `find_case`.
 
-    With `protect`, a line with placeholders, tags or addresses stays as it is.
+    With `protect`, lines with placeholders, tags or addresses are not recased.
     """
     return "" if protect and find_protected(line) else find_case(line)
-
-
-def _find_spans(text: str, options: LineOptions) -> list[range]:
-    """Return the terms of the glossary and, with `protect`, the placeholders and addresses.
-
-    Spans that overlap become one.
-    """
-    spans = load_glossary(options.hints or options.required_terms).find_spans(text)
-    if options.protect:
-        spans += protected_spans(text)
-    merged: list[range] = []
-    for span in sorted(spans, key=lambda span: span.start):
-        if merged and span.start < merged[-1].stop:
-            merged[-1] = range(merged[-1].start, max(merged[-1].stop, span.stop))
-        else:
-            merged.append(span)
-    return merged
-
-
-def _split_tagged(
-    line: str,
-    max_tokens: int,
-    tokenizer: Tokenizer,
-    tags: Tags,
-    add_hints: Callable[[Sequence[str]], Sequence[str]],
-    find_spans: FindSpans,
-) -> list[list[int]]:
-    """Split a line and return the ids of its segments, with hints.
-
-    If the line begins with one of `tags.choices`, each segment gets that tag.
-    """
-    tag, text = split_tag(line, tags)
-    segment_tags = Tags(tag) if tag else tags
-
-    def encode(texts: Sequence[str]) -> list[list[int]]:
-        return encode_sources(tokenizer, add_hints(texts), segment_tags)
-
-    return split_line(text, max_tokens, encode, find_spans)

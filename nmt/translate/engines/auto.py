@@ -1,8 +1,8 @@
 """backend=auto: CTranslate2 where it supports the request, else the native engine.
 
-A command knows all its settings before it loads the model, so it takes the engine that
-`choose_engine` returns. `Translator.load` does not know them: its `AutoBackend` searches with
-CTranslate2, and loads the native engine when a call needs something that CTranslate2 cannot do.
+A command knows all its settings before it loads a model, and loads only the engine that
+`choose_engine` returns. `Translator.load` does not know the settings of later calls. Its
+`AutoBackend` therefore loads the native engine at the first call that CTranslate2 does not support.
 """
 
 from __future__ import annotations
@@ -31,21 +31,19 @@ log = logging.getLogger(__name__)
 
 
 class EngineChoice(NamedTuple):
-    """The engine that backend=auto chooses, and the weights of its conversion."""
+    """The engine that backend=auto chooses, and the number format of converted weights."""
 
     backend: Engine
-    quantization: Quantization | None  # None: native engine, or a folder that is an export
+    quantization: Quantization | None  # None for the native engine, and to keep that of an export
 
 
 class AutoBackend:
-    """Searches with CTranslate2 where it supports the request, and otherwise natively.
-
-    It always scores natively.
+    """Searches with CTranslate2 where it supports the request, else natively. Scores natively.
 
     Args:
-        fast: the engine of CTranslate2.
+        fast: the CTranslate2 engine.
         model_config: the architecture of the model.
-        load_native: loads the native engine; called at most once, when a call first needs it.
+        load_native: loads the native engine; called at the first use of the engine.
     """
 
     def __init__(
@@ -71,7 +69,7 @@ class AutoBackend:
             return self._native
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
-        """Accept every setting, since the native engine supports all of them."""
+        """Accept every setting, since the native engine supports all settings."""
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
         """See `Backend.search`."""
@@ -86,7 +84,7 @@ class AutoBackend:
     def score(
         self, sources: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
     ) -> list[Hypothesis]:
-        """See `Backend.score`; scores natively, since quantization changes scores."""
+        """See `Backend.score`. Scores natively, since quantization changes scores."""
         return self.native.score(sources, targets, config, max_tokens)
 
     def _log_reason(self, error: NmtError) -> None:
@@ -106,7 +104,10 @@ def load_auto(
     num_threads: int,
     quantization: Quantization | None,
 ) -> LoadedModel:
-    """Load a model for CTranslate2 if it suits, else natively; see `choose_engine`."""
+    """Load a model with the engine that `choose_engine` chooses.
+
+    A model for CTranslate2 also gets a native engine for other calls, see `AutoBackend`.
+    """
     choice = choose_engine(folders, device=device, dtype=dtype, quantization=quantization)
     if choice.backend is Engine.native:
         return load_models(folders, device=device, dtype=dtype, combine=combine)
@@ -118,7 +119,7 @@ def load_auto(
         num_threads=num_threads,
         quantization=choice.quantization,
     )
-    if (folder / EXPORT_INFO).exists():  # the native engine cannot load an export
+    if (folder / EXPORT_INFO).exists():  # an export, which the native engine cannot load
         return loaded
     model_folder = find_model(folder)
     fingerprint = fingerprint_model(model_folder)
@@ -140,11 +141,11 @@ def choose_engine(
     quantization: Quantization | None,
     check_settings: Callable[[SearchConfig], None] = lambda config: None,
 ) -> EngineChoice:
-    """Return the engine that backend=auto chooses; if it is the native one, log the reason.
+    """Return the engine that backend=auto chooses. Log the reason for choosing the native engine.
 
-    `check_settings` gets the search settings that are saved with the model, and raises a
-    `ConfigError` if the caller asks for something that CTranslate2 cannot do. A model that was
-    not converted yet is converted.
+    `check_settings` gets the search settings saved with the model, and raises a `ConfigError` for
+    settings that CTranslate2 does not support. If CTranslate2 is chosen, the model is converted,
+    unless this was done before.
     """
     try:
         placement = find_placement(device, dtype)
@@ -159,7 +160,7 @@ def choose_engine(
         check_settings(load_info(model_folder).search)
         quantization = quantization or default_quantization(dtype)
         convert_once(model_folder, quantization)
-    except ModelError:  # the native engine could not load it either
+    except ModelError:  # the native engine cannot load the model either
         raise
     except NmtError as error:
         log.info("backend=auto: native, since %s", _to_reason(error))
@@ -168,11 +169,11 @@ def choose_engine(
 
 
 def check_reproducible(config: SearchConfig) -> None:
-    """Raise a `ConfigError` for sampling, which CTranslate2 does not repeat with the same seed."""
+    """Raise a `ConfigError` for sampling: CTranslate2 does not repeat samples for a seed."""
     if config.sampling:
         raise ConfigError("sampling=true: CTranslate2 draws other samples with the same seed")
 
 
 def _to_reason(error: NmtError) -> str:
-    """Return the message of an error without its advice."""
+    """Return the message of an error without the advice after the semicolon."""
     return str(error).partition("; ")[0]

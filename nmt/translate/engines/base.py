@@ -1,4 +1,4 @@
-"""The interface of a translation engine: search and scoring over token ids, one batch at a time."""
+"""The interface of a translation engine, which searches and scores batches of token ids."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ class Backend(Protocol):
     """A translation engine. Several threads may call its methods at once."""
 
     max_tokens: int
-    """Batch size with the highest speed: sentences * beam size * longest source in tokens."""
+    """Size of the fastest batches: number of sentences times beam size times the number of tokens
+    of the longest source."""
     num_workers: int
-    """Number of threads that may each search a batch at the same time."""
+    """Number of batches that threads should search at the same time."""
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
-        """Raise a `ConfigError` for settings that `search`, or with `scoring` `score`, cannot use.
+        """Raise a `ConfigError` for settings that `search` does not support.
 
-        Commands call this before they read any text.
+        With `scoring`, checks the settings for `score` instead. Commands call this before they read
+        text.
         """
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each sentence, best first, at least one."""
+        """Return the hypotheses of each sentence, at least one, best first."""
 
     def score(
         self, sources: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
@@ -37,16 +39,16 @@ class Backend(Protocol):
         """Score each target as the translation of its source; return it as a hypothesis with EOS.
 
         Neither `sources` nor `targets` contain EOS; a target may be empty. `max_tokens` bounds the
-        size of a batch: sentences * longest side in tokens.
+        size of a batch: its number of pairs times the number of tokens of its longest sentence.
         """
 
 
 class LoadedModel(NamedTuple):
-    """An engine, with the tokenizer, settings and directions of its model folders."""
+    """An engine with the tokenizers, search settings and directions of its model."""
 
     backend: Backend
     tokenizer: Tokenizers
-    defaults: SearchConfig  # search settings saved in the first folder
+    defaults: SearchConfig  # saved with the model; of an ensemble, with the first model
     directions: list[LanguagePair]
 
 

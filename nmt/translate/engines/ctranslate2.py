@@ -1,8 +1,8 @@
-"""The CTranslate2 engine: search and scoring with a model that was converted for it.
+"""The CTranslate2 engine: search and scoring with a converted model.
 
-CTranslate2 has a beam search of its own. This module translates settings into its arguments, and
-returns its hypotheses in its order and with its scores; docs/export.md lists the differences from
-the native engine.
+CTranslate2 implements its own beam search. This module translates settings into arguments of
+CTranslate2, and keeps the order and the scores of the hypotheses that CTranslate2 returns.
+docs/export.md lists the differences from the native engine.
 """
 
 # B sentences, S source tokens without EOS, T target tokens
@@ -43,7 +43,11 @@ from nmt.translate.engines.model_bin import check_model_bin
 
 log = logging.getLogger(__name__)
 
-_MAX_SCORED_TOKENS = 1024  # maximum size of a batch to score, whose logits are all in memory
+_MAX_SCORED_TOKENS = 1024  # of a batch; memory holds the logits of the whole batch
+_CPU_BATCH_TOKENS = 6144
+_MIN_INT8_BATCH_TOKENS = 1536
+_GPU_BATCH_TOKENS = 65536  # an estimate, not measured
+_MAX_REASON_CHARACTERS = 200  # of an error of CTranslate2
 
 
 class CTranslate2Backend:
@@ -58,7 +62,10 @@ class CTranslate2Backend:
         *,
         shifts_alignment: bool = False,
     ) -> None:
-        """Search with `engine`; `shifts_alignment` is the model's `alignment_shift`."""
+        """Use `engine`, a `ctranslate2.Translator`.
+
+        `shifts_alignment` is the setting `alignment_shift` of the model.
+        """
         self.max_tokens = max_tokens
         self.num_workers: int = engine.num_translators
         self._engine = engine
@@ -83,26 +90,30 @@ class CTranslate2Backend:
             )
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each sentence as CTranslate2 ranks them.
+        """Return the hypotheses of each sentence in the order of CTranslate2.
 
-        The largest length limit holds for all sentences. A score is log P / length^length_exponent,
-        where log P leaves out the tokens of a forced prefix; it is nan unless `with_scores`. There
-        are no token scores.
+        All sentences have the largest of their length limits. A score is log P /
+        length^length_exponent. Here, log P does not include the tokens of a forced prefix. Without
+        `with_scores`, scores are nan. Hypotheses have no token scores.
         """
         self._check_process()
         if request.constraints:
             raise _unsupported("constraints", list(request.constraints))
+        config = request.config
         longest_prefix = max(map(len, request.prefixes), default=0)
-        prefix_bias = request.config.prefix_bias if longest_prefix > request.num_forced else 0.0
+        # 0 if the prefixes only consist of tags, which are always forced
+        prefix_bias = config.prefix_bias if longest_prefix > request.num_forced else 0.0
         if prefix_bias and request.num_forced:
             raise _unsupported("prefix_bias", prefix_bias, " for models with target tags")
         request.check_prefixes(self._tokenizer)
         self._check_lengths(request.sources)
-        config = request.config
         source = _to_pieces(request.sources, self._src_pieces)
+        target_prefix = None
+        if any(request.prefixes):
+            target_prefix = _to_pieces(request.prefixes, self._tgt_pieces)
         results = self._engine.translate_batch(
             source,
-            _to_pieces(request.prefixes, self._tgt_pieces) if any(request.prefixes) else None,
+            target_prefix,
             max_input_length=0,  # no limit: `_check_lengths` raises an error instead
             max_decoding_length=min(max(request.length_limits()), self._max_positions - 1),
             min_decoding_length=config.min_length,
@@ -114,9 +125,9 @@ class CTranslate2Backend:
             length_penalty=config.length_exponent,
             suppress_sequences=_to_pieces(self._forbidden_sequences(config), self._tgt_pieces),
             return_end_token=True,
-            return_scores=request.with_scores,  # costs greedy search a softmax per step
+            return_scores=request.with_scores,  # True costs greedy search a softmax per step
             return_attention=config.alignment,
-            use_vmap=not config.sampling,  # the shortlist, if the model has one
+            use_vmap=not config.sampling,  # whether to use a shortlist, if the model has one
             **_strategy(config),
         )
         hypotheses = [self._to_hypotheses(result, config) for result in results]
@@ -148,13 +159,15 @@ class CTranslate2Backend:
             batch_type="tokens",
         )
         eos_id = self._tokenizer.tgt.eos_id
-        return [
-            Hypothesis.from_tokens([*target, eos_id], list(result.log_probs), config, eos_id=eos_id)
-            for target, result in zip(targets, results, strict=True)
-        ]
+        hypotheses = []
+        for target, result in zip(targets, results, strict=True):
+            tokens = [*target, eos_id]
+            log_probs = list(result.log_probs)
+            hypotheses.append(Hypothesis.from_tokens(tokens, log_probs, config, eos_id=eos_id))
+        return hypotheses
 
     def _check_lengths(self, sentences: Sequence[Ids]) -> None:
-        """Raise a `DataError` for a sentence that the exported model is too small for."""
+        """Raise a `DataError` for a sentence of more tokens than the model has positions."""
         longest = max((len(ids) for ids in sentences), default=0)
         if longest >= self._max_positions:
             raise DataError(
@@ -165,7 +178,7 @@ class CTranslate2Backend:
     def _to_hypotheses(self, result: Any, config: SearchConfig) -> list[Hypothesis]:
         """Return the hypotheses of a `ctranslate2.TranslationResult`."""
         hypotheses = []
-        scores = result.scores  # each access converts all of them to Python; empty without scores
+        scores = result.scores  # read once, since each access copies; empty without scores
         for i, pieces in enumerate(result.hypotheses):
             tokens = [self._tgt_ids[piece] for piece in pieces]
             score = scores[i] if scores else math.nan
@@ -194,8 +207,9 @@ class CTranslate2Backend:
     ) -> None:
         """Replace the alignment of each first token, in place.
 
-        Beam search of several sentences reports the first alignment of another sentence
-        (CTranslate2 4.8.5); greedy search reports the right one. It depends on the source only.
+        In a batch, beam search returns for the first token the alignment in another sentence
+        (CTranslate2 4.8.5). Greedy search returns the right alignment, which only depends on the
+        source.
         """
         results = self._engine.translate_batch(
             source,
@@ -228,7 +242,7 @@ def check_search(config: SearchConfig, *, scoring: bool = False) -> None:
     if config.allow_source_repeats:
         raise _unsupported("allow_source_repeats", "true")
     if config.alternatives and config.alignment and config.beam_size > 1:
-        # it has the first position after the prefix of another sentence (CTranslate2 4.8.5)
+        # the alignment of the token after a prefix is one in another sentence (CTranslate2 4.8.5)
         raise _unsupported("alignment", "true", " for alternatives with a beam")
     if config.prefix_bias and (config.beam_size == 1 or config.sampling):
         raise _unsupported("prefix_bias", config.prefix_bias, " in greedy search and sampling")
@@ -236,7 +250,7 @@ def check_search(config: SearchConfig, *, scoring: bool = False) -> None:
         raise _unsupported("protect", "true")
     if config.required_terms:
         raise _unsupported("glossary", f"({len(config.required_terms)} terms)")
-    if config.sampling and config.top_k == 1 < config.beam_size:
+    if config.sampling and config.top_k == 1 and config.beam_size > 1:
         raise _unsupported("top_k", 1, " below 2 for several samples")
 
 
@@ -263,25 +277,26 @@ def _strategy(config: SearchConfig) -> dict[str, Any]:
 
 
 def _to_pieces(sentences: Sequence[Ids], pieces: list[str]) -> list[list[str]]:
-    """Map ids to pieces, which CTranslate2 takes; `pieces` is the vocabulary."""
+    """Return the pieces of each sentence, the input of CTranslate2; `pieces` is the vocabulary."""
     return [[pieces[token] for token in ids] for ids in sentences]
 
 
 def _strongest_positions(attention: list[list[float]]) -> list[int]:
     """Return the source position with the highest attention for each target token; S is EOS.
 
-    CTranslate2 leaves EOS out of `attention` (T, S); its weight is the difference from 1.
+    `attention` (T, S) does not contain the weights of EOS.
     """
     weights = np.asarray(attention, dtype=np.float32)  # (T, S)
+    # the weights of a target token sum to 1
     eos_weights = 1 - weights.sum(axis=1, keepdims=True)  # (T, 1)
     positions = np.concatenate([weights, eos_weights], axis=1).argmax(axis=1)  # (T,)
     return positions.tolist()  # type: ignore[no-any-return]
 
 
 def default_quantization(dtype: DType = DType.float32) -> Quantization:
-    """Return int8 where the CPU multiplies int8 with VNNI instructions, else float32.
+    """Return int8 if the CPU has VNNI instructions, which multiply int8, else float32.
 
-    With `dtype` bfloat16 or float16, CTranslate2 computes in that type: return float32.
+    With `dtype` bfloat16 or float16, in which CTranslate2 then computes, returns float32.
     """
     if dtype in (DType.bfloat16, DType.float16):
         return Quantization.float32
@@ -293,7 +308,7 @@ def default_quantization(dtype: DType = DType.float32) -> Quantization:
 
 
 def has_vnni(cpu_info: str) -> bool:
-    """Return whether the text of /proc/cpuinfo lists instructions that multiply int8."""
+    """Return whether the text of /proc/cpuinfo lists VNNI instructions."""
     for line in cpu_info.splitlines():
         if line.startswith("flags"):
             return not {"avx512_vnni", "avx_vnni"}.isdisjoint(line.split())
@@ -310,10 +325,10 @@ def load_ctranslate2(
 ) -> LoadedModel:
     """Load an exported folder, or a run, checkpoint or model folder, which is converted once.
 
-    With `dtype` bfloat16 or float16, compute in that type; otherwise in the type of the stored
-    weights, which `quantization` sets for the conversion, by default `default_quantization`.
-    Raises a `ModelError` for a folder that contains neither, and a `DeviceError` for a device that
-    does not exist or does not support the type.
+    With `dtype` bfloat16 or float16, computes in that type, and otherwise in the type of the stored
+    weights. `quantization` is the type of the weights of a new conversion, by default
+    `default_quantization`. Raises a `ModelError` for a folder without a model, and a `DeviceError`
+    for a device that does not exist or does not support the type.
     """
     placement = find_placement(device, dtype)
     num_threads = num_threads or torch.get_num_threads()
@@ -353,16 +368,17 @@ def _load_export(folder: Path, placement: Placement, num_threads: int) -> Loaded
             "backend=ctranslate2 needs one of format=ctranslate2"
         )
     tokenizer = load_model_tokenizers(folder, info)
-    for path in folder.iterdir():  # CTranslate2 would wait for a pipe
+    for path in folder.iterdir():  # CTranslate2 would wait forever for a named pipe
         check_regular(path)
     _check_engine_config(folder / "config.json")
     check_model_bin(folder / "model.bin", info, tokenizer, export.max_positions)
     engine = _load_engine(folder, placement, num_threads)
-    max_tokens = 65536  # an estimate for GPUs, not measured
+    max_tokens = _GPU_BATCH_TOKENS
     if engine.device == "cpu":
-        max_tokens = 6144
+        max_tokens = _CPU_BATCH_TOKENS
         if "int8" in engine.compute_type:  # fastest while a batch fits the caches
-            max_tokens = min(max_tokens, max(1536, 4 * info.model.d_model))
+            max_tokens = max(_MIN_INT8_BATCH_TOKENS, 4 * info.model.d_model)
+            max_tokens = min(max_tokens, _CPU_BATCH_TOKENS)
     backend = CTranslate2Backend(
         engine,
         tokenizer,
@@ -384,7 +400,7 @@ class _EngineConfig:
 
 
 def _check_engine_config(path: Path) -> None:
-    """Check the values of the keys of `_EngineConfig`."""
+    """Check the keys of `_EngineConfig` in the file `path`."""
     content = read_json(path)
     names = [setting.name for setting in fields(_EngineConfig)]
     values = {name: content[name] for name in names if name in content}
@@ -447,7 +463,7 @@ def _load_engine(folder: Path, placement: Placement, num_threads: int) -> Any:
             intra_threads=1,  # several threads in one multiplication take twice the CPU time
         )
     except (RuntimeError, ValueError, LookupError, MemoryError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:_MAX_REASON_CHARACTERS]
         raise ModelError(
             f"{folder} cannot be loaded by CTranslate2 ({reason}); export it again"
         ) from None

@@ -1,7 +1,7 @@
-"""Check CTranslate2's `model.bin` before the library loads it.
+"""Check the file `model.bin` of an export before CTranslate2 loads the file.
 
-The library checks that sizes are consistent, but not that the tensors fit the architecture: some
-files raise errors or crash the process at the first translation.
+CTranslate2 checks that sizes are consistent, but not that the tensors fit the architecture. With
+tensors that do not fit, the first translation may raise an error or crash the process.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from nmt.export.ctranslate2 import build_spec
 from nmt.runtime.reading import open_regular
 
 _BINARY_VERSION = 6
-_TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")  # their codes are 0 to 5
-_TYPE_BYTES = (4, 1, 2, 4, 2, 2)
+_TYPES = ("float32", "int8", "int16", "int32", "float16", "bfloat16")  # by code, from 0 to 5
+_TYPE_BYTES = (4, 1, 2, 4, 2, 2)  # size of a number of each type
 _FLOAT_TYPES = ("float32", "float16", "bfloat16")
 _MAX_VARIABLES = 1 << 16
+_MAX_NAME_CHARACTERS = 80  # of a name in an error message
 
 
 class Variable(NamedTuple):
@@ -34,13 +35,13 @@ class Variable(NamedTuple):
 
     shape: tuple[int, ...]  # () for a setting
     dtype: str
-    value: bytes  # value of a setting; empty for a tensor, whose values are not read
+    value: bytes  # the value of a setting; empty for a tensor
 
 
 def check_model_bin(
     path: Path, info: ModelInfo, tokenizers: Tokenizers, max_positions: int
 ) -> None:
-    """Raise `DamagedError` unless the file has the variables that an export of this model has."""
+    """Raise `DamagedError` unless the file contains the variables of an export of this model."""
     try:
         with open_regular(path) as file:
             variables = read_variables(file)
@@ -54,7 +55,7 @@ def check_model_bin(
 def read_variables(file: BinaryIO) -> dict[str, Variable]:
     """Read the names, shapes and types of all variables, and the values of settings.
 
-    Raises `ValueError` or `struct.error` if the file is not a whole `model.bin`.
+    Raises `ValueError` or `struct.error` if the file is not a complete `model.bin`.
     """
     num_bytes = os.fstat(file.fileno()).st_size
     version = _read_number(file, "<I")
@@ -70,20 +71,20 @@ def read_variables(file: BinaryIO) -> dict[str, Variable]:
         type_code = _read_number(file, "<B")
         size = _read_number(file, "<I")
         if type_code >= len(_TYPES) or size != math.prod(shape) * _TYPE_BYTES[type_code]:
-            raise ValueError(f"{name[:80]!r} has an invalid type or size")
+            raise ValueError(f"{name[:_MAX_NAME_CHARACTERS]!r} has an invalid type or size")
         value = b""
         if shape:
-            file.seek(size, os.SEEK_CUR)
+            file.seek(size, os.SEEK_CUR)  # skip the numbers of a tensor
         else:
             value = file.read(size)
         if file.tell() > num_bytes:
             raise ValueError("it ends too early")
         variables[name] = Variable(shape, _TYPES[type_code], value)
-    for _ in range(_read_count(file)):  # other names of tensors
+    for _ in range(_read_count(file)):  # aliases, such as of shared embeddings
         alias = _read_text(file)
         name = _read_text(file)
         if name not in variables or not variables[name].shape:
-            raise ValueError(f"{alias[:80]!r} refers to no tensor")
+            raise ValueError(f"{alias[:_MAX_NAME_CHARACTERS]!r} refers to no tensor")
         variables[alias] = variables[name]
         if f"{name}_scale" in variables:
             variables[f"{alias}_scale"] = variables[f"{name}_scale"]
@@ -91,13 +92,14 @@ def read_variables(file: BinaryIO) -> dict[str, Variable]:
 
 
 def _read_number(file: BinaryIO, number_format: str) -> int:
-    """Read a number in a format of `struct`."""
-    (number,) = struct.unpack(number_format, file.read(struct.calcsize(number_format)))
+    """Read a number in a format of `struct`, such as "<I"."""
+    data = file.read(struct.calcsize(number_format))
+    (number,) = struct.unpack(number_format, data)
     return int(number)
 
 
 def _read_count(file: BinaryIO) -> int:
-    """Read a number of variables. Raises `ValueError` if it is too large."""
+    """Read the number of variables or aliases. Raises `ValueError` if it is too large."""
     count = _read_number(file, "<I")
     if count > _MAX_VARIABLES:
         raise ValueError(f"it has {count} variables")
@@ -105,7 +107,7 @@ def _read_count(file: BinaryIO) -> int:
 
 
 def _read_text(file: BinaryIO) -> str:
-    """Read the length of a text and the text, which ends with NUL."""
+    """Read a text, which is stored as its length, the text and a NUL byte."""
     text = file.read(_read_number(file, "<H"))
     if not text.endswith(b"\0"):
         raise ValueError("a name has no end")
@@ -115,22 +117,22 @@ def _read_text(file: BinaryIO) -> str:
 def _check_variables(
     variables: dict[str, Variable], info: ModelInfo, tokenizers: Tokenizers, max_positions: int
 ) -> None:
-    """Raise `ValueError` unless these are the variables of the architecture."""
-    # checked before a table of this size is built below
+    """Raise `ValueError` unless these are the variables of the architecture of a model."""
     if info.model.positions.is_added_to_embeddings:
+        # before `build_spec` builds a table of `max_positions`, which may be a damaged number
         table = variables.get("encoder/position_encodings/encodings")
         if table is None or table.shape != (max_positions, info.model.d_model):
             raise ValueError(f"it has no table of {max_positions} positions")
-        # learned positions have the same variables, and nothing has to be computed for them
+        # learned positions have variables of the same shapes, and no sinusoids to compute
         model = replace(info.model, positions=Positions.learned, num_positions=1, position_offset=0)
         info = replace(info, model=model)
-    # expanded from one zero, so that they take no memory
     state = build_model(info, None, torch.device("cpu")).state_dict()
+    # each tensor is expanded from one zero, so that it takes no memory
     zeros = {name: torch.zeros(()).expand(tensor.shape) for name, tensor in state.items()}
     expected = build_spec(info, zeros, tokenizers, max_positions).variables()
     for name in variables:
         if name not in expected and name.removesuffix("_scale") not in expected:
-            raise ValueError(f"{name[:80]!r} is unknown")
+            raise ValueError(f"{name[:_MAX_NAME_CHARACTERS]!r} is unknown")
     for name, variable in expected.items():
         _check_variable(name, variables, variable)
 

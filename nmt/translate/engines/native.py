@@ -63,13 +63,14 @@ class NativeBackend:
         return hypotheses
 
     def _score_loops(self, request: SearchRequest, hypotheses: list[list[Hypothesis]]) -> None:
-        """Add log-probabilities to greedy translations that loop or are cut.
+        """Add log-probabilities to greedy translations that loop or are cut off.
 
-        Greedy search leaves them out. `replace_loops` compares them with a second search.
+        Greedy search does not compute log-probabilities, but `replace_loops` needs them to compare
+        these translations with a second search.
         """
         indices = []
         targets = []
-        for i, [hypothesis] in enumerate(hypotheses):  # greedy search finds one for each source
+        for i, [hypothesis] in enumerate(hypotheses):  # greedy search returns one per source
             if needs_second_search(request.sources[i], hypothesis):
                 indices.append(i)
                 targets.append(hypothesis.tokens[:-1] if hypothesis.finished else hypothesis.tokens)
@@ -85,7 +86,7 @@ class NativeBackend:
         return request.can_join(self.tokenizer)
 
     def begin(self, request: SearchRequest) -> BeamSearch:
-        """Begin a search that the caller advances, and that sentences can join between steps."""
+        """Begin a search that the caller advances. Sentences can join between its steps."""
         return BeamSearch(self.stepper, request, self.tokenizer)
 
     def score(
@@ -95,8 +96,9 @@ class NativeBackend:
         if not sources:
             return []
         pairs = zip(sources, targets, strict=True)
+        # (pairs, 2), with EOS
         lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs], dtype=np.int32)
-        max_tokens = max(max_tokens, int(lengths.max()))
+        max_tokens = max(max_tokens, int(lengths.max()))  # the longest pair must fit
         hypotheses: dict[int, Hypothesis] = {}
         for batch in bucket_by_length(lengths, max_tokens, order=np.arange(len(lengths))):
             indices = batch.tolist()
@@ -130,8 +132,9 @@ class NativeBackend:
             alignment = None
             if attention is not None:
                 weights = attention[i, :length]  # (T, S)
-                num_src_tokens = src_lengths[i : i + 1] - 1  # (1,), EOS does not count
-                coverage = float(coverage_score(weights.sum(dim=0, keepdim=True), num_src_tokens))
+                attention_sums = weights.sum(dim=0, keepdim=True)  # (1, S)
+                num_src_tokens = src_lengths[i : i + 1] - 1  # (1,), without EOS
+                coverage = float(coverage_score(attention_sums, num_src_tokens))
                 alignment = weights.argmax(dim=1).tolist()
                 if self.stepper.shifts_alignment:
                     alignment = shift_alignment(
@@ -158,8 +161,8 @@ def load_models(
 ) -> LoadedModel:
     """Load runs, checkpoints or model folders for the native engine; several form an ensemble.
 
-    Raises a `ModelError` for a folder that contains no model or whose tokenizer differs from the
-    first one's, and a `DeviceError` for a device that does not exist.
+    Raises a `ModelError` for a folder without a model and for models with different tokenizers, and
+    a `DeviceError` for a device that does not exist.
     """
     if not folders:
         raise ConfigError("model_dir=[]: name at least one run, checkpoint or model folder")
