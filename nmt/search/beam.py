@@ -27,9 +27,9 @@ _ROUNDING = 1e-3  # relative tolerance, far above the rounding error of a sum in
 class BeamSearch:
     """A beam search that the caller advances step by step.
 
-    A step ranks the 2 K best continuations of each sentence. Those among the first K that end with
-    EOS are finished. The first K others become the new beam, without those that can no longer
-    become a result.
+    A step ranks the 2 K best candidates of each sentence: hypotheses with one more token. Of the K
+    best, the candidates with EOS are finished. The K best candidates without EOS become the new
+    beam, except candidates that can no longer become a result.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class BeamSearch:
         *,
         num_copies: int = 1,
     ) -> None:
-        """With `num_copies`, each sentence is searched as several sentences, numbered in a row."""
+        """With `num_copies` n, sentence i is searched as n sentences, numbered from i * n."""
         self._state = SearchState(stepper, request, tokenizer, num_copies=num_copies)
-        self._num_sentences = 0  # number of all sentences that were ever added
+        self._num_sentences = 0  # number of sentences added so far
         self._results: dict[int, ResultList] = {}  # keyed by number of the sentence
         self._live_sentences: set[int] = set()
         self._add_sentences(len(request.sources) * num_copies)
@@ -59,12 +59,12 @@ class BeamSearch:
         log_probs = state.next_log_probs()  # (R, V)
         beam = state.beam
         candidates, is_finished, is_live = self._choose(log_probs)  # (B, 2K) each
-        # the candidates in a row of `candidates` continue hypotheses of one sentence
+        # all candidates in a row of `candidates` continue hypotheses of one sentence
         sentences = beam.sentences[candidates.rows[:, 0]]  # (B,)
         lengths = state.num_tokens(sentences, beam.length + 1)  # (B,)
         limits = state.limits[sentences]  # (B,)
         is_at_limit = (lengths == limits).unsqueeze(1)  # (B, 1)
-        # at the length limit, candidates without EOS are complete, though not finished
+        # at the length limit, candidates without EOS are complete, but not finished
         is_complete = is_finished | (is_live & is_at_limit)  # (B, 2K)
         if is_complete.any():
             is_complete &= candidates.sums >= self._entry_threshold(sentences, lengths)
@@ -79,9 +79,10 @@ class BeamSearch:
         return previously_live - self._live_sentences
 
     def result(self, sentence: int) -> list[Hypothesis]:
-        """Return the results of a sentence that is done: finished ones first, then best first.
+        """Remove and return the results of a sentence that is done: finished ones first, then best
+        first.
 
-        Can be called once per sentence. Raises a `ModelError` if the model's output is not finite.
+        Raises a `ModelError` if the output of the model is not finite.
         """
         hypotheses = self._results.pop(sentence).hypotheses
         check_finite(hypotheses)
@@ -97,7 +98,7 @@ class BeamSearch:
         self._add_sentences(len(sources))
 
     def _add_sentences(self, count: int) -> None:
-        """Number `count` new sentences, which are live and have no results yet."""
+        """Number `count` new sentences, and mark them as live."""
         numbers = range(self._num_sentences, self._num_sentences + count)
         self._num_sentences += count
         self._live_sentences.update(numbers)
@@ -105,10 +106,10 @@ class BeamSearch:
             self._results[number] = ResultList(self._state.request.num_results)
 
     def _choose(self, log_probs: Tensor) -> tuple[Candidates, Tensor, Tensor]:
-        """Return the 2 K best candidates of each sentence, which of them are finished, and which
-        may stay in the beam, (B, 2K) each, on the CPU.
+        """Return candidates, which of them are finished, and which may stay in the beam.
 
-        At most K candidates are finished, so 2 K always include K that may stay.
+        All are (B, 2K), on the CPU. Each of K hypotheses has one candidate with EOS. Therefore, at
+        least K of the 2 K candidates are without EOS and may stay.
         """
         beam_size = self._state.request.config.beam_size
         candidates = Candidates(*fetch(*self._rank(log_probs)))
@@ -131,8 +132,8 @@ class BeamSearch:
     def _entry_threshold(self, sentences: Tensor, lengths: Tensor) -> Tensor:
         """Return the log-probability (B, 1) that a complete hypothesis needs to enter the results.
 
-        `lengths` (B,) are the numbers of its tokens. The threshold is a little below the exact
-        value, since sums are rounded.
+        `lengths` (B,) are its numbers of tokens. The threshold is slightly below the exact value,
+        since sums are rounded.
         """
         scores = [self._results[i].min_entry_score for i in sentences.tolist()]
         threshold = min_log_prob(
@@ -144,8 +145,8 @@ class BeamSearch:
         """Return the log-probability (B, 1) that a live hypothesis must exceed to stay in the beam.
 
         Below this threshold, no continuation of the hypothesis can become a result. `lengths` (B,)
-        are the numbers of its tokens. The shortest continuation only adds EOS: once the results are
-        full, hypotheses are longer than forced prefixes and `min_length`.
+        are its numbers of tokens. The shortest continuation only adds EOS: when the results are
+        full and the threshold is finite, `min_length` and forced prefixes no longer forbid EOS.
         """
         scores = [self._results[i].worst_score for i in sentences.tolist()]
         return prune_threshold(
@@ -158,7 +159,7 @@ def prune_threshold(
 ) -> Tensor:
     """Return the log-probability (N,) that live hypotheses must exceed to become a result later.
 
-    A hypothesis may end with its next token.
+    Assumes that the next token of a hypothesis may be EOS.
 
     Args:
         worst_scores: score of the last result of the sentence of each hypothesis (N,), float64.
@@ -166,8 +167,8 @@ def prune_threshold(
         limits: maximum number of tokens of each hypothesis (N,).
     """
     next_lengths = lengths.double() + 1  # (N,)
-    max_lengths = None
-    if config.stop is Stop.exact:  # otherwise only hypotheses that end with the next token count
+    max_lengths = None  # only consider hypotheses that end with the next token
+    if config.stop is Stop.exact:
         max_lengths = limits.double().maximum(next_lengths)  # (N,)
     return min_log_prob(worst_scores, next_lengths, config, max_lengths=max_lengths)
 
@@ -194,9 +195,10 @@ class ResultList:
         return self.worst_score
 
     def add(self, hypothesis: Hypothesis) -> None:
-        """Insert a hypothesis if it is among the best; equal ones stay in the order of insertion.
+        """Insert a hypothesis if it is among the best.
 
-        Every finished hypothesis ranks before every unfinished one.
+        All finished hypotheses rank before unfinished ones. Hypotheses with equal scores stay in
+        the order of insertion.
         """
         self.hypotheses.append(hypothesis)
         self.hypotheses.sort(key=lambda h: (h.finished, h.score), reverse=True)

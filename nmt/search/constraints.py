@@ -1,6 +1,6 @@
 """Constraints of a search: rules for the next token of a translation.
 
-A new constraint is a class here, and a setting that adds it in `SearchRequest.all_constraints`.
+To add a constraint, write a class here, and add it in `SearchRequest.all_constraints`.
 """
 
 # V vocab; R live hypotheses
@@ -26,16 +26,17 @@ from nmt.search.hypotheses import Beam
 class Constraint(Protocol):
     """Changes log-probabilities of the next token before search chooses a token.
 
-    Minus infinity forbids a token. Hypotheses report the changed values. A constraint must not
-    raise a value above 0, since search assumes that totals only fall when it drops hypotheses.
+    Minus infinity forbids a token. The log-probabilities of hypotheses include the changes. A
+    constraint must not raise a value above 0: search drops hypotheses on the assumption that their
+    log-probability cannot grow.
     """
 
     @property
     def can_join(self) -> bool:
         """Whether the constraint works for sentences that join a running search.
 
-        The first token of such a sentence is not in column 0 of the beam, so a constraint that
-        depends on `beam.length` or on the number of a sentence must return False.
+        The first token of a sentence that joins is not in column 0 of `beam.tokens`. A constraint
+        that depends on `beam.length` or on the number of a sentence must return False.
         """
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
@@ -53,7 +54,7 @@ class ForbiddenTokens:
     can_join = True
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
-        for token in self.tokens:  # indexing with a list would copy it to the GPU
+        for token in self.tokens:  # an index that is a list would be copied to the GPU
             log_probs[:, token].fill_(NEG_INF)
         return log_probs
 
@@ -84,20 +85,22 @@ class NoRepeatedNgrams:
             return log_probs
         ngrams = beam.tokens.unfold(1, self.size, 1)  # (R, N, size)
         newest = beam.tokens[:, beam.length - self.size + 1 :].unsqueeze(1)  # (R, 1, size - 1)
-        is_repeated = (ngrams[..., :-1] == newest).all(dim=-1)  # (R, N)
-        rows, positions = is_repeated.nonzero(as_tuple=True)
+        begins_with_newest = (ngrams[..., :-1] == newest).all(dim=-1)  # (R, N)
+        rows, positions = begins_with_newest.nonzero(as_tuple=True)
         log_probs[rows, ngrams[rows, positions, -1]] = NEG_INF
         return log_probs
 
 
 @dataclass(frozen=True)
 class NoNgramsBeyondSource:
-    """Forbids each token that would repeat an n-gram of `size` tokens more often than it is
-    allowed, because of the source or its terms.
+    """Forbids each token that would complete an n-gram of `size` tokens too often.
+
+    An n-gram may occur once, and as often as the source and its terms allow it.
     """
 
     size: int
-    allowed_counts: Sequence[Counter[tuple[int, ...]]]  # n-grams of each sentence, as target ids
+    allowed_counts: Sequence[Counter[tuple[int, ...]]]
+    """For each sentence, the numbers of times that n-grams of target ids may occur."""
     can_join = False
 
     def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
@@ -119,9 +122,7 @@ class NoNgramsBeyondSource:
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """Multiplies the log-probabilities of tokens that are already in the hypothesis (Keskar et al.,
-    2019).
-    """
+    """Multiplies the log-probabilities of tokens of the hypothesis (Keskar et al., 2019)."""
 
     factor: float  # >= 1
     can_join = True
@@ -135,7 +136,7 @@ class RepetitionPenalty:
 class ForbiddenSequences:
     """Forbids sequences of tokens.
 
-    Forbids the last token of a sequence after a hypothesis that ends with its other tokens.
+    If a hypothesis ends with all tokens of a sequence but the last, the last token is forbidden.
     """
 
     sequences: list[list[int]]
@@ -150,14 +151,15 @@ class ForbiddenSequences:
                 continue
             ids = torch.tensor(sequences, device=log_probs.device)  # (N, length)
             newest = beam.tokens[:, beam.length - length + 1 :].unsqueeze(1)  # (R, 1, length - 1)
-            rows, indices = (newest == ids[:, :-1]).all(dim=-1).nonzero(as_tuple=True)
+            is_match = (newest == ids[:, :-1]).all(dim=-1)  # (R, N)
+            rows, indices = is_match.nonzero(as_tuple=True)
             log_probs[rows, ids[indices, -1]] = NEG_INF
         return log_probs
 
 
 @dataclass(frozen=True)
 class ForcedPrefix:
-    """Forces the tokens of each sentence's prefix by forbidding all others."""
+    """Forces the tokens of each sentence's prefix by forbidding all other tokens."""
 
     prefixes: Tensor  # (B, longest prefix), padded with -1, on the CPU
     can_join = False
@@ -170,18 +172,17 @@ class ForcedPrefix:
         forced = send(forced, log_probs.device)
         tokens = forced.clamp(min=0)  # (R, 1), a valid id where no token is forced
         values = log_probs.gather(1, tokens)  # (R, 1)
-        log_probs.masked_fill_(forced >= 0, NEG_INF)  # all tokens in rows with a forced one
-        return log_probs.scatter_(1, tokens, values)
+        log_probs.masked_fill_(forced >= 0, NEG_INF)  # all tokens of rows with a forced token
+        return log_probs.scatter_(1, tokens, values)  # the forced token keeps its value
 
 
 @dataclass(frozen=True)
 class PrefixBias:
-    """Makes the next token of the prefix more probable in hypotheses that agree with it so far
-    (Arivazhagan et al., 2020, "Re-Translation Strategies for Long Form, Simultaneous, Spoken
-    Language Translation").
+    """Makes the tokens of a prefix more probable (Arivazhagan et al., 2020, "Re-Translation
+    Strategies for Long Form, Simultaneous, Spoken Language Translation").
 
-    The probability p of each token becomes (1 - bias) p, and `bias` is added to the token of the
-    prefix.
+    While a hypothesis agrees with the prefix, the probability p of each next token becomes
+    (1 - bias) p, and the next token of the prefix gets `bias` in addition.
     """
 
     prefixes: Tensor  # (B, longest prefix), padded with -1, on the CPU
@@ -195,7 +196,7 @@ class PrefixBias:
         prefixes = send(self.prefixes[beam.sentences, : length + 1], log_probs.device)
         next_token = prefixes[:, length:]  # (R, 1), -1 after the end of a prefix
         agrees = (beam.tokens == prefixes[:, :length]).all(dim=1, keepdim=True)  # (R, 1)
-        index = next_token.clamp(min=0)  # (R, 1)
+        index = next_token.clamp(min=0)  # (R, 1), a valid id after the end of a prefix
         reduced = log_probs + math.log1p(-self.bias)  # (R, V)
         bias = torch.tensor(math.log(self.bias), device=log_probs.device)
         biased = reduced.scatter(1, index, reduced.gather(1, index).logaddexp(bias))
@@ -233,7 +234,7 @@ def to_target_ids(sources: Sequence[Sequence[int]], tokenizer: Tokenizers) -> li
 
 
 def phrase_sequences(phrases: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the ids of phrases, as written and with the first letter in upper and lower case."""
+    """Return the ids of phrases as written, and with the first letter in upper and lower case."""
     sequences = []
     for phrase in phrases:
         spellings = {phrase, phrase[0].upper() + phrase[1:], phrase[0].lower() + phrase[1:]}
@@ -265,7 +266,7 @@ def suppressed_ids(pieces: Sequence[str], tokenizer: Tokenizer) -> list[int]:
 
 
 def forbidden_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that no translation contains: padding, BOS and ids without a piece."""
+    """Return the ids that no translation may contain: padding, BOS and ids without a piece."""
     if tokenizer.bos_id == tokenizer.eos_id:  # true for models whose decoder starts with EOS
         return [tokenizer.pad_id, *tokenizer.unused_ids]
     return [tokenizer.pad_id, tokenizer.bos_id, *tokenizer.unused_ids]

@@ -1,6 +1,6 @@
 """Diverse beam search (Vijayakumar et al., 2018): groups of hypotheses with different tokens."""
 
-# B pairs of a sentence and a group, N sentences, K beam size of a group, V vocab
+# N sentences, B pairs of a sentence and a group, K beam size of a group, V vocab
 # R live hypotheses, sorted by sentence and group
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from nmt.search.stepper import Stepper
 
 
 class DiverseSearch(BeamSearch):
-    """A beam search in groups, which choose their tokens one after the other in each step.
+    """A beam search in groups. In each step, one group after the other chooses its tokens.
 
-    A group ranks a continuation by its log-probability minus `diversity_penalty` times the number
-    of hypotheses of earlier groups that go on with the same token in this step (Hamming diversity).
-    The penalty changes neither sums nor scores.
+    A group ranks a candidate by its log-probability minus `diversity_penalty` times the number of
+    hypotheses of earlier groups that got the same token in this step (Hamming diversity). The
+    penalty does not change log-probabilities and scores of hypotheses.
 
-    To `BeamSearch`, group g of sentence i is a sentence of its own, with the number
-    i * beam_groups + g.
+    `BeamSearch` treats group g of sentence i as a sentence with the number i * beam_groups + g.
     """
 
     def __init__(self, stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers) -> None:
@@ -41,13 +40,13 @@ class DiverseSearch(BeamSearch):
             config,
             beam_size=config.beam_size // config.beam_groups,
             beam_groups=1,
-            diversity_penalty=SearchConfig.diversity_penalty,  # others are only valid with groups
+            diversity_penalty=SearchConfig.diversity_penalty,  # the only valid value for one group
         )
         group_request = replace(request, config=group_config)
         super().__init__(stepper, group_request, tokenizer, num_copies=self._num_groups)
 
     def result(self, sentence: int) -> list[Hypothesis]:
-        """See `BeamSearch.result`; the best hypotheses of all groups, each once."""
+        """See `BeamSearch.result`. Equal hypotheses of several groups are returned once."""
         hypotheses: dict[tuple[int, ...], Hypothesis] = {}
         first = sentence * self._num_groups
         for number in range(first, first + self._num_groups):
@@ -60,11 +59,13 @@ class DiverseSearch(BeamSearch):
         """See `BeamSearch._rank`; ranks the groups in order, with a penalty for chosen tokens."""
         beam = self._state.beam
         device = log_probs.device
-        # the number of each pair (B,), and the index of the pair of each row (R,)
-        numbers, indices = torch.unique_consecutive(beam.sentences, return_inverse=True)
-        sentences = numbers // self._num_groups  # (B,)
+        # the number of each pair (B,), and for each row the index of its pair (R,)
+        pair_numbers, pair_indices = torch.unique_consecutive(beam.sentences, return_inverse=True)
+        sentences = pair_numbers // self._num_groups  # (B,)
         _, sentence_indices = torch.unique_consecutive(sentences, return_inverse=True)  # (B,)
-        shape = (len(numbers), 2 * self._state.request.config.beam_size)
+        pair_groups = pair_numbers % self._num_groups  # (B,)
+        row_groups = beam.sentences % self._num_groups  # (R,)
+        shape = (len(pair_numbers), 2 * self._state.request.config.beam_size)
         candidates = Candidates(
             sums=torch.full(shape, NEG_INF, device=device),
             rows=torch.zeros(shape, dtype=torch.long, device=device),
@@ -74,23 +75,21 @@ class DiverseSearch(BeamSearch):
         num_sentences = int(sentence_indices[-1]) + 1
         times_chosen = torch.zeros(num_sentences, log_probs.size(1), device=device)  # (N, V)
         for group in range(self._num_groups):
-            # the pairs of this group, as indices into B
-            members = (numbers % self._num_groups == group).nonzero().squeeze(1)
-            if not len(members):
+            pairs = (pair_groups == group).nonzero().squeeze(1)  # indices of pairs
+            if not len(pairs):
                 continue
-            rows = (beam.sentences % self._num_groups == group).nonzero().squeeze(1)
-            # the index into `members` of each of the group's rows
-            _, member_indices = torch.unique_consecutive(indices[rows], return_inverse=True)
-            grid = BeamGrid(member_indices, len(members), device)
-            sentences_of_rows = send(sentence_indices[indices[rows]], device)
-            best = self._rank_group(
-                log_probs, send(rows, device), self._penalty * times_chosen[sentences_of_rows], grid
-            )
-            index = send(members, device)
-            width = best.sums.size(1)  # less than 2 K if there are fewer continuations
+            rows = (row_groups == group).nonzero().squeeze(1)  # indices of hypotheses
+            # for each of these rows, the index of its pair in `pairs`
+            _, grid_rows = torch.unique_consecutive(pair_indices[rows], return_inverse=True)
+            grid = BeamGrid(grid_rows, len(pairs), device)
+            sentences_of_rows = send(sentence_indices[pair_indices[rows]], device)
+            penalties = self._penalty * times_chosen[sentences_of_rows]  # (len(rows), V)
+            best = self._rank_group(log_probs, send(rows, device), penalties, grid)
+            index = send(pairs, device)
+            width = best.sums.size(1)  # less than 2 K if there are fewer candidates
             for values, group_values in zip(candidates, best, strict=True):
                 values[index, :width] = group_values
-            self._count_chosen(times_chosen, send(sentence_indices[members], device), best)
+            self._count_chosen(times_chosen, send(sentence_indices[pairs], device), best)
         return candidates
 
     def _rank_group(
@@ -104,7 +103,7 @@ class DiverseSearch(BeamSearch):
         totals = self._state.beam.total_log_probs
         beam_size = self._state.request.config.beam_size
         best = best_candidates(totals[rows], log_probs[rows] - penalties, grid, 2 * beam_size)
-        # forbidden tokens may be chosen as fillers, and as such be beyond the vocabulary
+        # fillers, whose sums are minus infinity, may have tokens beyond the vocabulary
         tokens = best.tokens.clamp(max=log_probs.size(1) - 1)
         candidate_rows = rows[best.rows]
         token_log_probs = log_probs[candidate_rows, tokens]
@@ -117,14 +116,14 @@ class DiverseSearch(BeamSearch):
         )
 
     def _count_chosen(self, times_chosen: Tensor, sentences: Tensor, best: Candidates) -> None:
-        """Add the tokens with which the hypotheses of a group go on to `times_chosen` (N, V).
+        """Count the tokens of the new beam of a group in `times_chosen` (N, V).
 
-        `sentences` are the rows of `times_chosen` for the candidates of the group.
+        `sentences` (B',) are the rows of `times_chosen` for the rows of `best` (B', 2K).
         """
-        # as in `BeamSearch._choose`: the first K candidates without EOS become the beam
-        goes_on = best.tokens != self._state.tokenizer.tgt.eos_id
-        goes_on &= goes_on.cumsum(dim=1) <= self._state.request.config.beam_size
-        goes_on &= best.sums > NEG_INF
-        rows = sentences.unsqueeze(1).expand_as(best.tokens)[goes_on]
+        # as in `BeamSearch._choose`, the first K candidates without EOS become the beam
+        is_live = best.tokens != self._state.tokenizer.tgt.eos_id
+        is_live &= is_live.cumsum(dim=1) <= self._state.request.config.beam_size
+        is_live &= best.sums > NEG_INF
+        rows = sentences.unsqueeze(1).expand_as(best.tokens)[is_live]
         ones = torch.ones(len(rows), device=times_chosen.device)
-        times_chosen.index_put_((rows, best.tokens[goes_on]), ones, accumulate=True)
+        times_chosen.index_put_((rows, best.tokens[is_live]), ones, accumulate=True)

@@ -1,4 +1,4 @@
-"""Glossaries: find the terms of a source, and the token ids of their translations."""
+"""Glossaries: find terms in a source, and encode their translations."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from nmt.search.protect import protected_spans, without_space
 
 _CASE = "case"  # flag: the source must have the case of the term
 _PART = "part"  # flag: the term is also found inside of words
-# characters of scripts without spaces between words; each is matched as one word
+# a character of a script without spaces between words, which counts as a word
 _IDEOGRAPH = "[\u2e80-\u312f\u31a0-\u9fff\uf900-\ufaff]"
-# unlike \w of re, \w of regex includes the vowel signs and other marks of words, such as in Hindi
+# `regex` instead of `re`, whose \w does not match vowel signs, such as those of Hindi
 _WORD = regex.compile(rf"{_IDEOGRAPH}|(?:(?!{_IDEOGRAPH})\w)+|[^\w\s]")
 _SPACE = "\u2581"  # SentencePiece's mark of a space
 
@@ -35,8 +35,8 @@ class Entry:
     line: str
     source: str
     targets: tuple[str, ...]  # a translation must contain one of these forms
-    matches_case: bool = False
-    matches_parts: bool = False
+    matches_case: bool = False  # whether it is only found in the case of `source`
+    matches_parts: bool = False  # whether it is also found inside of words
 
 
 def parse_entry(line: str) -> Entry:
@@ -60,16 +60,16 @@ def parse_entry(line: str) -> Entry:
 
 
 def _normalize(text: str) -> str:
-    """Return the form in which texts are compared, whatever normalization the tokenizer has."""
+    """Return the normal form in which terms are looked up."""
     return unicodedata.normalize("NFKC", text)
 
 
 class _Match(NamedTuple):
-    """A term that occurs in a text."""
+    """An occurrence of a term in a text."""
 
-    start: int  # first character in the normalized text
-    end: int  # after the last character
-    entries: list[Entry]  # with this term
+    start: int  # position of the first character
+    end: int  # position after the last character
+    entries: list[Entry]  # the entries of the term
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -79,17 +79,18 @@ class _Match(NamedTuple):
 
 
 class Glossary:
-    """Entries that are looked up by their source terms in a text."""
+    """Finds the source terms of its entries in texts."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.lines: list[str] = []
         self._line_numbers: dict[str, int] = {}
         # keyed by the case-folded words of the source
         self._by_words: dict[tuple[str, ...], list[Entry]] = {}
-        # the highest number of words of the entries that begin with a word
+        # the number of words of the longest source, keyed by the first word
         self._max_words: dict[str, int] = {}
-        self._parts: dict[str, list[Entry]] = {}  # entries that are also found inside words
-        self._has_exact_terms = False  # whether the case of a term counts
+        # the entries that are also found inside of words, keyed by the case-folded source
+        self._parts: dict[str, list[Entry]] = {}
+        self._has_exact_terms = False  # whether an entry has `matches_case`
         for entry in entries:
             self._line_numbers.setdefault(entry.line, len(self.lines))
             self.lines.append(entry.line)
@@ -99,22 +100,22 @@ class Glossary:
             self._max_words[words[0]] = max(len(words), self._max_words.get(words[0], 0))
             if entry.matches_parts:
                 self._parts.setdefault(entry.source.casefold(), []).append(entry)
-        # the longest first, since a pattern tries alternatives in order
+        # longest first, since a pattern takes the first alternative that matches
         alternatives = sorted(map(re.escape, self._parts), key=len, reverse=True)
         self._part_pattern = re.compile("|".join(alternatives)) if alternatives else None
 
     def find(self, text: str) -> list[tuple[str, ...]]:
         """Return the target forms of each term that occurs in `text`, in order.
 
-        A word belongs to one term only, the longest one.
+        Among terms that begin with the same word, only the longest is found.
         """
         return [match.targets for match in self._find_matches(_normalize(text))]
 
     def add_hints(self, text: str) -> str:
         """Add the first target form of each term to the text, for a model that reads hints.
 
-        Placeholders, tags and addresses get no hints. Returns a text without terms unchanged,
-        and others in Unicode normal form NFKC.
+        Terms within placeholders, tags and addresses get no hints. Returns a text without terms
+        unchanged, and a text with hints in Unicode normal form NFKC.
         """
         if not self.lines:
             return text
@@ -122,18 +123,22 @@ class Glossary:
         protected = protected_spans(normalized)
         terms = []
         for match in self._find_matches(normalized):
-            # the last protected text that starts before the end of the term, if any
+            # the last protected span that starts before the end of the term, if any
             index = bisect_left(protected, match.end, key=lambda span: span.start) - 1
-            if index < 0 or protected[index].stop <= match.start:
+            overlaps = index >= 0 and protected[index].stop > match.start
+            if not overlaps:
                 terms.append(Term(match.start, match.end, match.targets[0]))
         return add_hints(normalized, terms) if terms else text
 
     def find_spans(self, text: str) -> list[range]:
-        """Return the positions of each term in `text`, which need not be normalized."""
+        """Return the span of each term in `text`, which need not be normalized."""
         return [range(match.start, match.end) for match in self._locate_matches(text)]
 
     def keep_case(self, text: str, recased: str) -> str:
-        """Return `recased`, `text` in another case, with the terms that must keep their case."""
+        """Return `recased` with the terms of `matches_case` entries as they are in `text`.
+
+        `recased` is `text` in another case.
+        """
         if not self._has_exact_terms or len(recased) != len(text):
             return recased
         parts = []
@@ -147,7 +152,7 @@ class Glossary:
         return "".join(parts)
 
     def select_lines(self, texts: Iterable[str]) -> list[str]:
-        """Return the lines of the entries whose terms occur in `texts`, in their order."""
+        """Return the lines whose terms occur in `texts`, in the order of the glossary."""
         lines: set[str] = set()
         for text in texts:
             for match in self._find_matches(_normalize(text)):
@@ -172,34 +177,36 @@ class Glossary:
 
     def _find_matches(self, text: str) -> Iterator[_Match]:
         """Yield each term that occurs in `text`, which should be normalized."""
-        matches = list(_WORD.finditer(text))
-        words = [match.group().casefold() for match in matches]
+        word_matches = list(_WORD.finditer(text))
+        words = [match.group().casefold() for match in word_matches]
         first = 0
         while first < len(words):
+            start = word_matches[first].start()
+            # find the longest term that begins with this word; 0 words: there is none
             num_words = min(self._max_words.get(words[first], 0), len(words) - first)
-            while num_words:  # the longest term that begins with this word
-                entries = self._by_words.get(tuple(words[first : first + num_words]), [])
-                start = matches[first].start()
-                end = matches[first + num_words - 1].end()
-                entries = _choose_entries(entries, text[start:end])
+            while num_words:
+                term_words = tuple(words[first : first + num_words])
+                end = word_matches[first + num_words - 1].end()
+                entries = _choose_entries(self._by_words.get(term_words, []), text[start:end])
                 if entries:
                     yield _Match(start, end, entries)
                     break
                 num_words -= 1
-            else:  # no term begins with this word
-                yield from self._find_parts(matches[first])
+            if num_words == 0:
+                yield from self._find_parts(word_matches[first])
             first += max(num_words, 1)
 
     def _find_parts(self, word_match: re.Match[str]) -> Iterator[_Match]:
         """Yield the terms inside a word.
 
-        Finds none in a word whose length changes with case folding, as for ß: positions in the
-        folded word would not be positions in the word.
+        Skips words whose length changes with case folding, such as "Maß": positions in the folded
+        word would not be positions in the word.
         """
         word = word_match.group()
-        if self._part_pattern is None or len(word.casefold()) != len(word):
+        folded = word.casefold()
+        if self._part_pattern is None or len(folded) != len(word):
             return
-        for match in self._part_pattern.finditer(word.casefold()):
+        for match in self._part_pattern.finditer(folded):
             matched = word[match.start() : match.end()]
             entries = _choose_entries(self._parts[match.group()], matched)
             if entries:
@@ -208,15 +215,15 @@ class Glossary:
 
 
 def _choose_entries(entries: Sequence[Entry], matched: str) -> list[Entry]:
-    """Return the entries that match in case, or else the entries that ignore case."""
+    """Return the entries whose case is that of `matched`, or else the entries that ignore case."""
     exact = [entry for entry in entries if entry.matches_case and entry.source == matched]
     return exact or [entry for entry in entries if not entry.matches_case]
 
 
 class TermCount(NamedTuple):
-    """The number of terms in sources, and of the terms that the translations contain."""
+    """The return value of `count_terms`."""
 
-    num_translated: int
+    num_translated: int  # terms whose translation contains a target form
     num_terms: int
 
 
@@ -226,11 +233,11 @@ def count_terms(
     translations: Sequence[str],
     lemmas: Lemmas | None = None,
 ) -> TermCount:
-    """Count the terms in `sources`, and how many of them have a target in the translation.
+    """Count the terms in `sources`, and the terms that have a target form in the translation.
 
-    A target must be whole words, as written, with a capital at the start of the first word or of
-    each word, or in capitals. With `lemmas`, each of its words may be in another form. A term that
-    occurs n times in a source counts n times, in its translation at most as often.
+    A target form must occur as whole words: as written, with a capital at the start of the first
+    word or of each word, or in capitals. With `lemmas`, each word may be in another form. A term
+    that occurs n times in a source counts n times, and needs n target forms.
     """
     num_translated = 0
     num_terms = 0
@@ -271,7 +278,7 @@ def _any_form_pattern(forms: Iterable[str]) -> str:
 
 
 def _is_word_character(character: str) -> bool:
-    """Return whether words continue with the character without a space between them."""
+    """Return whether a character belongs to words, and is not a word by itself."""
     return bool(regex.match(r"\w", character)) and not re.match(_IDEOGRAPH, character)
 
 
@@ -285,8 +292,8 @@ def load_glossary(lines: tuple[str, ...]) -> Glossary:
 def spell(targets: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Return the ids of target forms, as written and with a capital first letter.
 
-    Leaves out forms that the tokenizer cannot encode. Forms in a script without spaces also have
-    ids that continue a text.
+    Leaves out forms that the tokenizer cannot encode. Forms in a script without spaces are also
+    encoded without a space in front.
     """
     pieces = tokenizer.all_pieces()
     spellings = []
@@ -303,7 +310,7 @@ def spell(targets: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ..
 
 @lru_cache(maxsize=4)
 def word_starts(tokenizer: Tokenizer) -> tuple[bool, ...]:
-    """Return for each id whether a word ends before it, rather than continuing with it."""
+    """Return for each id whether a word before it is complete, since the id cannot continue it."""
     byte_ids = set(tokenizer.byte_ids)
     starts = []
     for token, piece in enumerate(tokenizer.all_pieces()):

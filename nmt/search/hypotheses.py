@@ -1,4 +1,4 @@
-"""Complete hypotheses, which a search returns, and live hypotheses, which it still extends."""
+"""Complete hypotheses, which a search returns, and live hypotheses, which it extends."""
 
 # S source; R live hypotheses, sorted by sentence
 
@@ -26,8 +26,8 @@ class Hypothesis:
     finished: bool  # whether it ends with EOS; False if the length limit cut it off
     token_log_probs: list[float]  # one per token, in nats; none if the engine does not report them
     alignment: list[int] | None = None
-    """The source position with the highest attention, for each token. None unless
-    `SearchConfig.alignment` is set. Positions count from 0; EOS follows the last source token.
+    """For each token, the source position with the highest attention. Position 0 is the first
+    source token, and EOS follows the last source token. None unless `SearchConfig.alignment`.
     """
     searched_again: bool = False  # whether a second search found it, see `replace_loops`
 
@@ -59,19 +59,22 @@ def shift_alignment(
 ) -> list[int]:
     """Return the source position of each of `tokens`, for models with `alignment_shift`.
 
+    In these models, the attention of the step that reads a token aligns the token. No step reads
+    the last token. If it is EOS, it is aligned with the EOS of the source.
+
     Args:
         positions: source position with the highest attention in the step that predicts each token.
         tokens: the target ids.
-        eos_id: the id of EOS; no step reads it, so it is aligned with the EOS of the source.
+        eos_id: the id of EOS.
         num_src: number of source tokens without EOS.
     """
     if tokens[-1] == eos_id:
         return [*positions[1:], num_src]
-    return [*positions[1:], positions[-1]]  # no step has read the last token
+    return [*positions[1:], positions[-1]]
 
 
 def check_finite(hypotheses: list[Hypothesis]) -> None:
-    """Raise a `ModelError` unless a sentence has hypotheses, all with finite log-probabilities."""
+    """Raise a `ModelError` for a sentence without hypotheses or with NaN log-probabilities."""
     if not hypotheses or not all(math.isfinite(h.log_prob) for h in hypotheses):
         raise ModelError(
             "the model gives no probabilities (NaN, or none for any token); use another checkpoint"
@@ -95,7 +98,7 @@ class Beam:
     ) -> Beam:
         """Return one empty hypothesis per sentence.
 
-        Give `source_length` (S) to record attention.
+        With `source_length` (S), `record_attention` can be called.
         """
         tokens = torch.zeros(num_sentences, 0, dtype=torch.long, device=device)
         attention_sums = None
@@ -119,7 +122,7 @@ class Beam:
         return self.tokens.size(1)
 
     def select(self, rows: Tensor) -> Beam:
-        """Return the hypotheses at `rows` (R',), indices on the CPU, in this order."""
+        """Return the hypotheses at `rows` (R',), a tensor of indices on the CPU."""
         index = send(rows, self.total_log_probs.device)
         alignment = self.alignment
         attention_sums = self.attention_sums

@@ -1,4 +1,4 @@
-"""Parts of a sentence that its translation repeats as they are: placeholders, tags, addresses."""
+"""Find the texts that a translation must keep unchanged: placeholders, tags and addresses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import NamedTuple
 from nmt.data.text import SPACED_WORD, UNSPACED, UNSPACED_LETTERS, URL_CHARACTER
 from nmt.data.tokenizer import Tokenizer
 
-# Chinese letters may directly precede and follow a protected text, so they do not count as letters
+# A letter or digit. Letters of scripts without spaces, such as Chinese, are not included, since
+# they may directly precede and follow a protected text.
 _W = SPACED_WORD
 _MARKS = r"""[".,;:!?)\]}'’»“”…]"""  # punctuation that may follow a web address
 _PROTECTED = re.compile(
@@ -35,24 +36,24 @@ _PROTECTED = re.compile(
     """,
     re.VERBOSE,
 )
-"""Each alternative begins where no character before it could begin it too, so that searching takes
-linear time."""
+"""The lookbehinds keep an alternative from starting at each character of a long run of characters,
+so that a search takes linear time."""
 
 
 class ProtectedText(NamedTuple):
     """A part of a sentence that its translation must contain."""
 
     text: str
-    follows_text: bool  # whether a character that is not a space precedes it
+    follows_text: bool  # whether it directly follows a character other than a space
 
     @property
     def ends_word(self) -> bool:
-        """Whether the text ends with a letter or digit, so that no other may follow it."""
+        """Whether the text ends with a letter or digit, which no letter or digit may follow."""
         return self.text[-1].isalnum()
 
 
 def protected_spans(sentence: str) -> list[range]:
-    """Return the positions of the characters of each placeholder, tag and address."""
+    """Return the span of each placeholder, tag and address."""
     return [range(*match.span()) for match in _PROTECTED.finditer(sentence)]
 
 
@@ -67,7 +68,7 @@ def find_protected(sentence: str) -> list[ProtectedText]:
 
 
 def has_only_protected(sentence: str) -> bool:
-    """Return whether a sentence has such texts, and besides them neither letters nor digits."""
+    """Return whether a sentence has protected texts, but no letters or digits outside of them."""
     remaining, num_protected = _PROTECTED.subn(" ", sentence)
     return num_protected > 0 and not any(map(str.isalnum, remaining))
 
@@ -86,9 +87,9 @@ def lacks_protected(sentence: str, translation: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def spell_protected(protected: ProtectedText, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Return the ids of a text, with and perhaps without a space before it.
+    """Return the ids of a protected text after a space and, if it `follows_text`, without a space.
 
-    Returns nothing if the tokenizer has no ids that are decoded as this text.
+    Returns `()` if the tokenizer does not decode the ids as this text.
     """
     ids = tokenizer.encode(protected.text)[len(tokenizer.prefix) :]
     if tokenizer.decode(ids) != protected.text:
@@ -101,9 +102,9 @@ def spell_protected(protected: ProtectedText, tokenizer: Tokenizer) -> tuple[tup
 
 @lru_cache(maxsize=4)
 def ends_protected(tokenizer: Tokenizer) -> tuple[bool, ...]:
-    """Return for each id whether a text such as `%s` ends before it, as for `lacks_protected`.
+    """Return for each id whether `lacks_protected` finds a text such as `%s` directly before it.
 
-    Unlike a word of a glossary, such a text also ends before a Korean or Thai letter.
+    Unlike a term of a glossary, the text may be followed by a Korean or Thai letter.
     """
     byte_ids = set(tokenizer.byte_ids)
     ends = []
@@ -113,7 +114,10 @@ def ends_protected(tokenizer: Tokenizer) -> tuple[bool, ...]:
 
 
 def without_space(ids: list[int], pieces: list[str]) -> tuple[int, ...]:
-    """Return the ids without the space in front, or `ids` if the vocabulary has no such piece."""
+    """Return the ids of a text without the space in front.
+
+    Returns `ids` if the vocabulary does not have the first piece without a space.
+    """
     first_piece = pieces[ids[0]].removeprefix("▁")
     if not first_piece:  # the space is a piece of its own
         return tuple(ids[1:])

@@ -1,8 +1,9 @@
-"""The input of a search: the sentences of a batch, the settings, and the constraints and limits."""
+"""The input of a search: sentences, settings, and the constraints and limits that follow."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -43,24 +44,25 @@ class SearchRequest:
     sources: Sequence[Ids]  # source ids of each sentence, without EOS
     config: SearchConfig
     prefixes: Sequence[Ids] = ()
-    """Target ids, without BOS, that the translation of each sentence starts with. `()` forces
-    nothing, like an empty prefix for every sentence.
+    """For each sentence, the target ids that its translation starts with, without BOS. `()` means
+    that no sentence has a prefix.
     """
     num_forced: int = 0
-    """Number of tokens of each prefix, such as a language tag, that `prefix_bias` forces too."""
+    """Number of tokens at the start of each prefix, such as a language tag, that are forced even
+    with `prefix_bias`, which makes prefixes only more probable."""
     src_tags: Sequence[str] = ()
-    """Tags before sources, such as `<2de>`, which `protect` leaves out."""
+    """Tags that sources may begin with, such as `<2de>`. They need not occur in translations."""
     sampling_keys: Sequence[int] | None = None
-    """For sampling: an integer for each sentence, which is part of its random seed, so that equal
-    sentences get different samples. By default a sentence gets the count of equal sentences before
-    it. CTranslate2 ignores the keys.
+    """For sampling: an integer for each sentence, which is part of its random seed. Equal sentences
+    with different keys get different samples. The default is the number of equal sentences before
+    a sentence. CTranslate2 ignores the keys.
     """
     n_best: int | None = None  # hypotheses to return per sentence; None for `max_results`
     with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
-    constraints: Sequence[Constraint] = ()  # besides `config`; native engine only
+    constraints: Sequence[Constraint] = ()  # in addition to those of `config`; native engine only
 
     def select(self, indices: Sequence[int]) -> SearchRequest:
-        """Return the request of some of the sentences."""
+        """Return the request for the sentences with these indices."""
         sampling_keys = self.sampling_keys
         return replace(
             self,
@@ -73,17 +75,16 @@ class SearchRequest:
     def num_results(self) -> int:
         """Number of hypotheses to return per sentence, at most `max_results`.
 
-        With a smaller `n_best`, a search is shorter, and returns the first hypotheses that a search
-        with a larger one would return.
+        A smaller `n_best` shortens a search, but does not change the hypotheses that are returned.
         """
         return min(self.n_best or self.config.max_results, self.config.max_results)
 
     @property
     def needs_log_probs(self) -> bool:
-        """Whether the search needs normalized log-probabilities.
+        """Whether the search needs log-probabilities, instead of logits.
 
-        Scores, sampling and beams need them, and constraints may. Greedy search without these only
-        needs the order of the tokens, which is the same for logits.
+        Scores, sampling and beam search need log-probabilities, and constraints may need them.
+        Otherwise greedy search only needs the most probable token, which has the largest logit.
         """
         config = self.config
         is_greedy = config.beam_size == 1 and not config.sampling
@@ -120,7 +121,7 @@ class SearchRequest:
                     )
 
     def decode_source(self, sentence: int, tokenizer: Tokenizers) -> str:
-        """Return the text of a source, without a tag before it and without hints."""
+        """Return the text of a source, without its tag and without hints."""
         text = tokenizer.src.decode(self.sources[sentence])
         if self.config.hints:
             text = remove_hints_from_text(text)
@@ -130,7 +131,7 @@ class SearchRequest:
         return text
 
     def find_protected(self, sentence: int, tokenizer: Tokenizers) -> list[ProtectedText]:
-        """Return the texts of a source that `protect` keeps; none without this setting."""
+        """Return the protected texts of a source; none without the setting `protect`."""
         if not self.config.protect:
             return []
         return find_protected(self.decode_source(sentence, tokenizer))
@@ -138,9 +139,10 @@ class SearchRequest:
     def find_spellings(
         self, sentence: int, tokenizer: Tokenizers
     ) -> list[tuple[tuple[int, ...], ...]]:
-        """Return the target ids of each term of the glossary in a source, one of which must occur.
+        """Return for each term of the glossary in a source the ids of its target forms.
 
-        Leaves out terms that the tokenizer cannot encode.
+        A translation must contain one form of each term. Leaves out terms that the tokenizer cannot
+        encode.
         """
         glossary = load_glossary(tuple(self.config.required_terms))
         terms = glossary.find(self.decode_source(sentence, tokenizer))
@@ -152,8 +154,7 @@ class SearchRequest:
         constraints: list[Constraint] = [ForbiddenTokens(forbidden_ids(tokenizer.tgt))]
         if self.config.min_length:
             constraints.append(MinLength(self.config.min_length, tokenizer.tgt.eos_id))
-        # a forced prefix may contain repeats, and forbidden phrases or pieces: these constraints
-        # only apply to the tokens after it
+        # constraints that a forced prefix may violate, which apply to the tokens after the prefix
         after_prefix = self._repetition_constraints(tokenizer)
         if self.config.forbid:
             sequences = phrase_sequences(self.config.forbid, tokenizer.tgt)
@@ -162,14 +163,14 @@ class SearchRequest:
             suppressed = suppressed_ids(self.config.suppress, tokenizer.tgt)
             after_prefix.append(ForbiddenTokens(suppressed))
         if any(self.prefixes):
-            forced = self.prefixes
+            forced_prefixes = self.prefixes
             if self.config.prefix_bias:
-                forced = [prefix[: self.num_forced] for prefix in self.prefixes]
+                forced_prefixes = [prefix[: self.num_forced] for prefix in self.prefixes]
                 prefix_bias = PrefixBias(pad(self.prefixes, pad_id=-1), self.config.prefix_bias)
                 after_prefix.insert(0, prefix_bias)
-            prefix_lengths = torch.tensor([len(prefix) for prefix in forced])  # (B,)
+            prefix_lengths = torch.tensor([len(prefix) for prefix in forced_prefixes])  # (B,)
             after_prefix = [AfterPrefix(item, prefix_lengths) for item in after_prefix]
-            constraints.append(ForcedPrefix(pad(forced, pad_id=-1)))
+            constraints.append(ForcedPrefix(pad(forced_prefixes, pad_id=-1)))
         return [*constraints, *after_prefix, *self.constraints]
 
     def _repetition_constraints(self, tokenizer: Tokenizers) -> list[Constraint]:
@@ -181,35 +182,45 @@ class SearchRequest:
         if ngram_size and (self.config.allow_source_repeats or self.config.has_terms):
             allowed_counts = []
             for i, source in enumerate(to_target_ids(self.sources, tokenizer)):
-                # a sentence may have a protected text twice
-                may_repeat = self.config.allow_source_repeats or self.find_protected(i, tokenizer)
-                counts = count_ngrams(source if may_repeat else [], ngram_size)
-                terms = self.find_spellings(i, tokenizer) if self.config.has_terms else []
-                for spellings in terms:
-                    for ids in spellings:
-                        # a term may occur twice, or partly in another word
-                        counts.update(dict.fromkeys(count_ngrams(ids, ngram_size), sys.maxsize))
-                allowed_counts.append(counts)
+                allowed_counts.append(self._count_allowed_ngrams(i, source, tokenizer))
             constraints.append(NoNgramsBeyondSource(ngram_size, allowed_counts))
         elif ngram_size:
             constraints.append(NoRepeatedNgrams(ngram_size))
         return constraints
 
+    def _count_allowed_ngrams(
+        self, sentence: int, source: Ids, tokenizer: Tokenizers
+    ) -> Counter[tuple[int, ...]]:
+        """Return how often the translation of a sentence may contain n-grams.
+
+        Other n-grams may occur once. `source` contains the ids of the source as target ids.
+        """
+        ngram_size = self.config.no_repeat_ngram
+        counts: Counter[tuple[int, ...]] = Counter()
+        # the source may contain a protected text twice
+        if self.config.allow_source_repeats or self.find_protected(sentence, tokenizer):
+            counts = count_ngrams(source, ngram_size)
+        if self.config.has_terms:
+            for spellings in self.find_spellings(sentence, tokenizer):
+                for ids in spellings:
+                    # no limit, since a term may occur twice, and partly in other words
+                    counts.update(dict.fromkeys(count_ngrams(ids, ngram_size), sys.maxsize))
+        return counts
+
     def can_join(self, tokenizer: Tokenizers) -> bool:
         """Return whether `BeamSearch.join` can add sentences to the search of this request.
 
-        The server adds sentences that arrive during a search, so that they need not wait for its
-        end.
+        The server uses this for sentences that arrive during a search.
         """
         config = self.config
         if config.beam_size == 1 or config.sampling:  # not a beam search
             return False
-        if config.needs_attention:  # the sums have a column for each token of the first sources
+        if config.needs_attention:  # `Beam.attention_sums` has columns for the first sources only
             return False
         if config.has_terms or config.beam_groups > 1 or config.alternatives:
-            return False  # these do not know new sentences
+            return False  # `BeamSearch.join` does not support these
         starts_with_eos = tokenizer.tgt.bos_id == tokenizer.tgt.eos_id
         if starts_with_eos and (config.no_repeat_ngram or config.repetition_penalty > 1):
-            # the beam has BOS in front of a sentence that joins: EOS would count as repeated
+            # `join` pads with BOS; if BOS is EOS, the constraints would count EOS as repeated
             return False
         return all(constraint.can_join for constraint in self.all_constraints(tokenizer))

@@ -20,8 +20,8 @@ from nmt.model.fast.transfer import send
 class Sampler:
     """Draws the next token of every hypothesis.
 
-    Each sample has its own random generator, seeded with the seed of the settings, the key of its
-    sentence, its number within the sentence and the source ids.
+    Each sample has its own random generator. Its seed consists of the seed of the settings, the key
+    of the sentence, the number of the sample and the source ids.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Sampler:
         """
         noise = np.empty(log_probs.shape, dtype=np.float32)  # (R, V)
         for row, sentence in enumerate(sentences.tolist()):
-            # all samples of a sentence are in the beam until the last of them is complete
+            # a sentence has `beam_size` rows until all of its samples are complete
             generator = self.generators[sentence][row % self.config.beam_size]
-            # minus the logarithm of an exponential variate is a Gumbel variate;
-            # float64: in float32, a draw might be 0 and its logarithm infinite
+            # Minus the logarithm of an exponential variate is a Gumbel variate. The variate is
+            # float64: in float32, it might be 0, and the logarithm infinite.
             noise[row] = -np.log(generator.standard_exponential(log_probs.size(1)))
         # The maximum of logits plus Gumbel noise is a sample of their softmax (Gumbel, 1954). It is
         # less sensitive to rounding of the logits than a search in cumulative probabilities.
@@ -61,9 +61,9 @@ def truncate(log_probs: Tensor, config: SearchConfig) -> Tensor:
     Divides by the temperature and keeps the `top_k` most probable tokens (Fan et al., 2018).
     Renormalizes, then keeps the smallest set of most probable tokens whose total probability
     reaches `top_p` (Holtzman et al., 2020). Tokens that tie with the last one are kept too.
-    Renormalizes again, then keeps tokens whose probability is at least `min_p` times the highest
-    (Nguyen et al., 2024) and at least `epsilon` (Hewitt et al., 2022). Always keeps the most
-    probable token.
+    Renormalizes again, then keeps tokens whose probability is at least `epsilon` (Hewitt et al.,
+    2022) and at least `min_p` times the highest probability (Nguyen et al., 2024). The most
+    probable token is always kept.
     """
     logits = log_probs / config.temperature  # (R, V)
     if 0 < config.top_k < logits.size(1):
@@ -86,10 +86,10 @@ def truncate(log_probs: Tensor, config: SearchConfig) -> Tensor:
 
 
 def make_sampling_keys(rows: Iterable[Sequence[int]]) -> list[int]:
-    """Return for each row of ids the number of equal rows before it, as its sampling key.
+    """Return the sampling key of each row of ids: the number of equal rows before it.
 
-    With these keys, equal sentences get different samples. The samples of all other sentences do
-    not depend on the order of the sentences.
+    With these keys, equal sentences get different samples, and the samples of all other sentences
+    do not depend on the order of the sentences.
     """
     counters: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
     return [next(counters[tuple(row)]) for row in rows]

@@ -35,11 +35,11 @@ from nmt.search.term_search import TermSearch, find_terms
 def search(
     stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
 ) -> list[list[Hypothesis]]:
-    """Return the hypotheses of each sentence, best first; with beam size 1, search greedily.
+    """Return the hypotheses of each sentence, best first.
 
-    With sampling, return `beam_size` samples per sentence in the order drawn. Raises a
-    `ConfigError` for a prefix with control symbols, and a `ModelError` for a model whose output is
-    not finite.
+    With sampling, returns `beam_size` samples per sentence in the order in which they are drawn.
+    Raises a `ConfigError` for a prefix with control symbols, and a `ModelError` for a model whose
+    output is not finite.
     """
     request.check_prefixes(tokenizer)
     if request.config.alternatives:
@@ -68,21 +68,20 @@ def _search_with_beam(
 def _search_protected(
     stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
 ) -> list[list[Hypothesis]]:
-    """Search without `protect`; then search some sentences again with `protect`.
+    """Search without `protect`, then search again the sentences that lack a protected text.
 
-    These are the sentences whose best translation lacks a protected text, such as a placeholder.
-    The second search requires the protected texts, as terms of a glossary are required.
+    The second search requires the protected texts, such as placeholders, like terms of a glossary.
     """
     plain_request = replace(request, config=replace(request.config, protect=False))
     results = search(stepper, plain_request, tokenizer)
-    lacking = []
+    indices = []  # sentences whose best translation lacks a protected text
     for i, hypotheses in enumerate(results):
         source = request.decode_source(i, tokenizer)
         if hypotheses and lacks_protected(source, tokenizer.tgt.decode(hypotheses[0].tokens)):
-            lacking.append(i)
-    if lacking:
-        with_terms = _search_with_beam(stepper, request.select(lacking), tokenizer)
-        for i, hypotheses in zip(lacking, with_terms, strict=True):
+            indices.append(i)
+    if indices:
+        second_results = _search_with_beam(stepper, request.select(indices), tokenizer)
+        for i, hypotheses in zip(indices, second_results, strict=True):
             results[i] = hypotheses
     return results
 
@@ -90,7 +89,7 @@ def _search_protected(
 def _start_beam_search(
     stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
 ) -> BeamSearch:
-    """Return the kind of beam search that the settings choose, before its first step."""
+    """Return the beam search that the settings choose, before its first step."""
     if request.config.has_terms:
         return TermSearch(
             stepper,
@@ -107,13 +106,13 @@ def _start_beam_search(
 def _search_alternatives(
     stepper: Stepper, request: SearchRequest, tokenizer: Tokenizers
 ) -> list[list[Hypothesis]]:
-    """Return several translations of each sentence, which differ in the token after the prefix.
+    """Return translations of each sentence that differ in the first token after the prefix.
 
-    There are `num_results` of them, for the most probable tokens except EOS, the most probable one
-    first. Each is the best translation with its token.
+    For each of the `num_results` most probable tokens except EOS, returns the best translation with
+    this token. The translation with the most probable token comes first.
     """
     config = replace(request.config, alternatives=0)
-    # a beam search of one step, without the settings that only concern complete translations
+    # a beam search of one step, without settings that are for complete translations
     first_token_config = replace(
         config,
         beam_size=request.num_results,
@@ -125,7 +124,7 @@ def _search_alternatives(
         alignment=False,
         min_length=0,
         max_length_a=0.0,
-        max_length_b=1,  # a prefix is allowed to be longer, and gets one more token
+        max_length_b=1,  # one token, or a prefix and one token, see `SearchRequest.length_limits`
     )
     first_token_request = replace(
         request,
@@ -133,9 +132,12 @@ def _search_alternatives(
         n_best=None,
         constraints=[*request.constraints, ForbiddenTokens([tokenizer.tgt.eos_id])],
     )
-    first_tokens = search(stepper, first_token_request, tokenizer)
-    sentences = [i for i, hypotheses in enumerate(first_tokens) for _ in hypotheses]
-    prefixes = [hypothesis.tokens for hypotheses in first_tokens for hypothesis in hypotheses]
+    sentences = []  # the sentence of each prefix
+    prefixes = []
+    for i, hypotheses in enumerate(search(stepper, first_token_request, tokenizer)):
+        for hypothesis in hypotheses:
+            sentences.append(i)
+            prefixes.append(hypothesis.tokens)
     expanded_request = replace(
         request.select(sentences), config=config, prefixes=prefixes, n_best=1
     )
@@ -166,20 +168,21 @@ def _sample(
 def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list[Hypothesis]]:
     """Extend each hypothesis of `state` by one token per step until it is complete.
 
-    `sampler` draws the tokens. Without it, the most probable token is chosen, and the lowest id
-    among equals. Returns the hypotheses of each sentence in the order of their rows.
+    `sampler` draws the tokens. Without a sampler, the most probable token is chosen, or the one
+    with the lowest id. Returns the hypotheses of each sentence in the order of their rows.
     """
     eos_id = state.tokenizer.tgt.eos_id
     num_sentences = len(state.limits)
     num_samples = len(state.beam) // num_sentences  # K
-    # for each sentence, the complete samples by their number
+    # for each sentence, the complete samples, keyed by their number
     complete: list[dict[int, Hypothesis]] = [{} for _ in range(num_sentences)]
     while len(state.beam):
         log_probs = state.next_log_probs()  # (R, V)
         beam = state.beam
-        tokens = (
-            sampler.draw(log_probs, beam.sentences) if sampler else most_likely_tokens(log_probs)
-        )
+        if sampler is None:
+            tokens = most_likely_tokens(log_probs)  # (R,)
+        else:
+            tokens = sampler.draw(log_probs, beam.sentences)  # (R,)
         token_log_probs = log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)  # (R,)
         beam = beam.append(tokens, token_log_probs, beam.total_log_probs + token_log_probs)
         state.beam = beam
@@ -187,32 +190,34 @@ def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list
         is_complete = (fetch(tokens)[0] == eos_id) | is_at_limit  # (R,)
         if is_complete.any():
             complete_rows = is_complete.nonzero().squeeze(1)
-            hypotheses = state.to_hypotheses(beam.select(complete_rows))
-            for row, (sentence, hypothesis) in zip(complete_rows.tolist(), hypotheses, strict=True):
-                # A complete sample stays in the beam, and is extended further, until all K samples
-                # of its sentence are complete; keep the hypothesis of its first EOS. The rows of a
-                # sentence are removed together, so `row % K` is the number of the sample.
+            numbered = state.to_hypotheses(beam.select(complete_rows))
+            for row, (sentence, hypothesis) in zip(complete_rows.tolist(), numbered, strict=True):
+                # A sentence keeps its K rows, in order, until all of its samples are complete.
+                # `row % K` is therefore the number of a sample, and `setdefault` keeps the
+                # hypothesis that ended at the first EOS.
                 complete[sentence].setdefault(row % num_samples, hypothesis)
             _drop_complete_sentences(state, complete, num_samples)
-    results = [[samples[number] for number in range(num_samples)] for samples in complete]
-    for hypotheses_of_sentence in results:
-        check_finite(hypotheses_of_sentence)
-    if not state.request.needs_log_probs:
-        results = [[_without_scores(h) for h in hypotheses] for hypotheses in results]
+    results = []
+    for samples in complete:
+        hypotheses = [samples[number] for number in range(num_samples)]
+        check_finite(hypotheses)
+        if not state.request.needs_log_probs:
+            hypotheses = [_without_scores(hypothesis) for hypothesis in hypotheses]
+        results.append(hypotheses)
     return results
 
 
 def _without_scores(hypothesis: Hypothesis) -> Hypothesis:
-    """Return a hypothesis without scores, which were computed from logits without a softmax."""
+    """Return a hypothesis without its scores, which are sums of logits."""
     return replace(hypothesis, log_prob=math.nan, score=math.nan, token_log_probs=[])
 
 
 def _drop_complete_sentences(
     state: SearchState, complete: list[dict[int, Hypothesis]], num_samples: int
 ) -> None:
-    """Remove the sentences whose samples are all complete from the beam."""
-    sentences = state.beam.sentences
-    is_live = torch.tensor([len(complete[i]) < num_samples for i in sentences.tolist()])  # (R,)
+    """Remove sentences from the beam whose samples are all complete."""
+    sentences = state.beam.sentences.tolist()
+    is_live = torch.tensor([len(complete[i]) < num_samples for i in sentences])  # (R,)
     if not is_live.all():
         rows = is_live.nonzero().squeeze(1)
         state.replace_beam(state.beam.select(rows), rows)

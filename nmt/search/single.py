@@ -1,7 +1,8 @@
 """Greedy and beam search for one sentence on a CPU.
 
-Its results equal the results of the general search. Tensor operations on a few elements would take
-most of the time, so hypotheses are lists, and NumPy ranks their continuations.
+The results equal the results of the general search in `nmt.search.search`. For one sentence,
+operations on small tensors would take most of the time. Therefore hypotheses are lists, and NumPy
+ranks their continuations.
 """
 
 # R live hypotheses, best first; K beam size, V vocab
@@ -29,8 +30,10 @@ _NUM_GROUPS = 256  # groups into which `_find_highest` divides the values
 
 
 def can_search_single(request: SearchRequest, device: torch.device) -> bool:
-    """Return whether `search_single` supports a request: one sentence, few hypotheses, and no
-    sampling, groups, attention, forced prefix or constraint.
+    """Return whether `search_single` supports a request.
+
+    The request must have one sentence and few hypotheses, and must not use sampling, groups,
+    attention, forced prefixes or constraints.
     """
     config = request.config
     return (
@@ -74,17 +77,17 @@ class SingleModel:
         self.limit = request.length_limits()[0]
         self._forbidden = forbidden_ids(tokenizer.tgt)
         self._stepper = stepper
-        self._state = state  # the state of `stepper`
+        self._state = state  # from `stepper.start_single`
 
     def next_log_probs(self, tokens: list[int]) -> Floats:
-        """Append a token to each hypothesis; return log-probabilities of the next one (R, V)."""
+        """Append a token to each hypothesis; return the log-probabilities of the next (R, V)."""
         tensor = self._stepper.step(torch.tensor(tokens), self._state)  # (R, V)
         log_probs: Floats = tensor.numpy()
         log_probs[:, self._forbidden] = NEG_INF
         return log_probs
 
     def reorder(self, rows: list[int]) -> None:
-        """Replace the hypotheses by those at `rows`; a row may be repeated or missing."""
+        """Keep the hypotheses at `rows`, in that order; a row may be repeated or missing."""
         self._state = self._stepper.reorder(self._state, torch.tensor(rows))
 
     def hypothesis(self, tokens: list[int], log_probs: list[float]) -> Hypothesis:
@@ -93,13 +96,13 @@ class SingleModel:
 
 
 def _search_greedily(model: SingleModel) -> Hypothesis:
-    """Append the most probable token, the lowest id among equals, until EOS or the limit."""
+    """Append the most probable token until EOS or the length limit."""
     tokens: list[int] = []
     token_log_probs: list[float] = []
     token = model.bos_id
     while len(tokens) < model.limit:
         log_probs = model.next_log_probs([token])[0]  # (V,)
-        token = int(log_probs.argmax())
+        token = int(log_probs.argmax())  # the lowest id if several are equal
         tokens.append(token)
         token_log_probs.append(float(log_probs[token]))
         if token == model.eos_id:
@@ -114,7 +117,7 @@ class Continuation:
     parent: int  # row of the hypothesis that it continues
     tokens: list[int]  # BOS, then the tokens of the hypothesis
     log_probs: list[float]  # log-probability of each token after BOS
-    total: np.float32  # sum of the log-probabilities, as computed for the ranking
+    total: np.float32  # sum of the log-probabilities, rounded as in the ranking
 
 
 def _search_with_beam(model: SingleModel) -> list[Hypothesis]:
@@ -172,15 +175,16 @@ def _rank_continuations(
 def _find_highest(values: Floats, count: int) -> np.ndarray[Any, Any]:
     """Return the indices of up to `count` highest values above minus infinity, best first.
 
-    Equal values keep their order. The values are divided into groups; only values that reach the
-    `count`-th highest maximum of a group are sorted.
+    Equal values keep their order. Only sorts values that reach a threshold: the values are divided
+    into groups, and the threshold is the `count`-th highest maximum of a group.
     """
     threshold = np.finfo(np.float32).min  # the lowest value above minus infinity
     group_size = len(values) // _NUM_GROUPS
     if group_size:
-        # group i has the values i, i + 256, i + 512, ...: NumPy compares whole rows at once
+        # column i is the group of the values i, i + 256, i + 512, ...
         grouped = values[: group_size * _NUM_GROUPS].reshape(group_size, _NUM_GROUPS)
-        threshold = max(threshold, np.partition(grouped.max(axis=0), -count)[-count])
+        maxima = grouped.max(axis=0)  # (_NUM_GROUPS,)
+        threshold = max(threshold, np.partition(maxima, -count)[-count])
     remaining = np.flatnonzero(values >= threshold)
     order = np.argsort(-values[remaining], kind="stable")[:count]
     return remaining[order]

@@ -23,7 +23,8 @@ class SearchState:
     """The live hypotheses of a batch (`beam`) and the state of the model that extends them.
 
     Sentences are numbered in the order in which they are added. All rows of the beam have the same
-    number of columns; the tokens of a sentence that joined late begin at `first_columns` (B,).
+    number of columns. The tokens of sentence i begin in column `first_columns[i]`, which is above 0
+    for a sentence that joined during the search.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class SearchState:
         *,
         num_copies: int = 1,
     ) -> None:
-        """With `num_copies`, each sentence becomes several sentences, which are encoded once."""
+        """Encode the sentences. With `num_copies` n, each sentence becomes n equal sentences."""
         src, src_lengths = pad_source(request.sources, tokenizer)  # (B, S), (B,)
         needs_attention = request.config.needs_attention
         model_state = stepper.start(src, src_lengths, with_attention=needs_attention)
@@ -58,10 +59,9 @@ class SearchState:
     def next_log_probs(self) -> Tensor:
         """Return the log-probabilities (R, V) of the next tokens, after applying the constraints.
 
-        If `SearchRequest.needs_log_probs` is False, they need not be normalized.
-
-        Runs the model on the newest token of each hypothesis. If the settings need attention, adds
-        the attention of this step to `beam`.
+        Runs the model on the newest token of each hypothesis. Adds the attention of this step to
+        `beam` if the settings need attention. Returns logits instead if
+        `SearchRequest.needs_log_probs` is False.
         """
         if self.beam.length:
             tokens = self.beam.tokens[:, -1]  # (R,)
@@ -90,10 +90,7 @@ class SearchState:
         self.beam = beam
 
     def to_hypotheses(self, beam: Beam) -> list[tuple[int, Hypothesis]]:
-        """Return each row of `beam` as a scored hypothesis, with the number of its sentence.
-
-        Copies from the device once.
-        """
+        """Return each row of `beam` as a scored hypothesis, with the number of its sentence."""
         coverages = [0.0] * len(beam)
         alignments: list[list[int]] | None = None
         if beam.alignment is None or beam.attention_sums is None:
@@ -101,6 +98,7 @@ class SearchState:
         else:
             num_words = send(self._num_words[beam.sentences], beam.tokens.device)  # (R,)
             coverage = coverage_score(beam.attention_sums, num_words)  # (R,)
+            # one `fetch`, since each waits for the device
             tokens, log_probs, coverage, alignment = fetch(
                 beam.tokens, beam.token_log_probs, coverage, beam.alignment
             )
@@ -116,7 +114,7 @@ class SearchState:
             eos_id = self.tokenizer.tgt.eos_id
             row_alignment = None
             if alignments is not None:
-                row_alignment = alignments[row]  # all columns: with attention, no sentence joins
+                row_alignment = alignments[row]  # with attention, no sentence joins: `first` is 0
                 if self._stepper.shifts_alignment:
                     num_src = int(self._num_words[sentence])
                     row_alignment = shift_alignment(row_alignment, row_tokens, eos_id, num_src)
@@ -134,7 +132,7 @@ class SearchState:
     def join(self, sources: Sequence[Ids]) -> None:
         """Append sentences to the beam, and drop the columns that no hypothesis uses."""
         beam = self.beam
-        # the number of columns before the first token of all live sentences
+        # the first columns are unused if all sentences that began in them are complete
         num_unused = int(self.first_columns[beam.sentences].min())
         length = beam.length - num_unused
         new_sentences = len(self.limits) + torch.arange(len(sources))  # (B',)
@@ -144,7 +142,8 @@ class SearchState:
         self.first_columns = torch.cat([self.first_columns - num_unused, new_columns])
         shape = (len(sources), length)
         device = beam.tokens.device
-        # the next step reads the last column; to constraints, BOS is not a part of the translation
+        # The next step of the model reads BOS from the last column. BOS in the other columns has no
+        # effect on constraints.
         padding = torch.full(shape, self.tokenizer.tgt.bos_id, device=device)  # (B', length)
         zeros = torch.zeros(shape, device=device)  # (B', length)
         self.beam = Beam(

@@ -1,4 +1,4 @@
-"""The interface of a model to search and scoring, and its two implementations: a Transformer, and
+"""`Stepper`, the interface between models and search, and its implementations: a Transformer and
 an ensemble of models with one vocabulary.
 """
 
@@ -49,21 +49,20 @@ class Stepper(Protocol):
     def start(self, src: Tensor, src_lengths: Tensor, *, with_attention: bool = False) -> Any:
         """Encode source ids (B, S); `src_lengths` (B,) exclude the padding.
 
-        Returns the state of the model with one empty hypothesis per sentence (R = B).
-
-        With `with_attention`, every step records the attention to the source.
+        Returns the state of the model with one empty hypothesis per sentence (R = B). With
+        `with_attention`, each step records the attention to the source.
         """
 
     def start_single(self, src: Tensor, src_lengths: Tensor) -> Any:
-        """Like `start`, for one sentence with few hypotheses; may be faster on a CPU.
+        """Like `start`, but for one sentence with few hypotheses, which may be faster on a CPU.
 
-        The new state supports neither `join` nor `attention`.
+        The returned state supports neither `join` nor `attention`.
         """
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
         """Append a token (R,) to each hypothesis.
 
-        Returns the log-probabilities (R, V) of the next token in float32.
+        Returns the log-probabilities of the next token (R, V), in float32.
         """
 
     def step_unnormalized(self, tokens: Tensor, state: Any) -> Tensor:
@@ -84,7 +83,7 @@ class Stepper(Protocol):
     def attention(self, state: Any) -> Tensor:
         """Return the attention to the source in the last step, in float32.
 
-        Its shape is (R, S) or wider; the columns beyond S are 0. Each row sums to 1.
+        The shape is (R, S) or wider. The columns beyond S are 0. Each row sums to 1.
         """
 
     def score(
@@ -96,9 +95,9 @@ class Stepper(Protocol):
         *,
         with_attention: bool,
     ) -> Scored:
-        """Score target ids `tgt_out` (B, T).
+        """Score target ids `tgt_out` (B, T), which end with EOS.
 
-        The decoder reads `tgt_in` (B, T), which is `tgt_out` shifted right, with BOS in front.
+        The decoder reads `tgt_in` (B, T): BOS and the target ids without EOS.
         """
 
 
@@ -106,7 +105,7 @@ class ModelState(NamedTuple):
     """The state of a `ModelStepper`; its methods change it in place."""
 
     decoding: DecodingState | SingleState
-    attention_out: AttentionWeights | None  # the model stores the weights of each step in it
+    attention_out: AttentionWeights | None  # in which the model stores the weights of each step
 
 
 class ModelStepper:
@@ -142,10 +141,10 @@ class ModelStepper:
             return state.decoding.log_probs(tokens)  # needs no autocast: its layers are in `dtype`
         with self._autocast():
             hidden = self.model.step(tokens, state.decoding, state.attention_out)  # (R, D)
-            # autograd does not support `out=`, with which the loop below writes its results
+            # autograd does not support `out=`, which the loop below uses
             if self.device.type != "cpu" or torch.is_grad_enabled():
                 return torch.log_softmax(self.model.logits(hidden).float(), dim=-1)
-            # a CPU computes a few rows at a time, so that the logits stay in its caches
+            # on a CPU, compute a few rows at a time, so that the logits stay in the caches
             log_probs = torch.empty(len(hidden), len(self.model.output_matrix))
             for start in range(0, len(hidden), STEP_ROWS):
                 block = slice(start, start + STEP_ROWS)
@@ -188,17 +187,18 @@ class ModelStepper:
         *,
         with_attention: bool,
     ) -> Scored:
-        """See `Stepper.score`; computes `MAX_LOGITS` at a time to bound the memory."""
+        """See `Stepper.score`; computes `MAX_LOGITS` logits at a time to bound the memory."""
         attention_out = self._make_attention_out() if with_attention else None
         src_packing = pack(self.model.encoded_lengths(src_lengths).tolist()).to(self.device)
-        # targets are packed with their padding, which does not affect the tokens before it
+        # targets are packed with padding, to which the causal decoder does not attend
         tgt_packing = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)
         target_ids = send(tgt_out, self.device).flatten()  # (B * T,)
         with self._autocast():
             src_ids = src_packing.unpad(send(src[:, : src_packing.longest], self.device))
             tgt_ids = send(tgt_in, self.device).flatten()
             hidden = self.model(src_ids, src_packing, tgt_ids, tgt_packing, attention_out)
-            num_rows = max(1, MAX_LOGITS // self.model.output_matrix.size(0))
+            vocab_size = self.model.output_matrix.size(0)
+            num_rows = max(1, MAX_LOGITS // vocab_size)
             losses = []
             for start in range(0, len(hidden), num_rows):
                 block = slice(start, start + num_rows)
@@ -210,13 +210,13 @@ class ModelStepper:
         return Scored(log_probs, self._attention_to_source(attention_out))
 
     def _make_attention_out(self) -> AttentionWeights:
-        """Return a dictionary in which the model stores the attention weights that align words."""
+        """Return a dictionary in which the model stores the weights of `_alignment_module`."""
         return {self._alignment_module: None}
 
     def _attention_to_source(self, attention_out: AttentionWeights) -> Tensor:
-        """Return the stored weights, averaged over the heads that align words, as (B, T, S).
+        """Return the stored weights (B, T, S), the mean of the heads that align words.
 
-        If the encoder does not read the source EOS, its column is 0.
+        If the encoder does not read EOS, the column of EOS is 0.
         """
         weights = attention_out[self._alignment_module]  # (B, H, T, S)
         assert weights is not None
@@ -231,11 +231,10 @@ class ModelStepper:
 
 
 class EnsembleStepper:
-    """Predicts with several models: averages their probabilities or log-probabilities.
+    """Averages the probabilities or log-probabilities of several models, the members.
 
-    A mean of log-probabilities is not renormalized. The log-probability of a sentence is then the
-    mean of the log-probabilities that the members give it. Attention is the mean of the members'
-    attention.
+    Means of log-probabilities are not renormalized, so that the log-probability of a sentence is
+    the mean of the log-probabilities of the members. Attention is averaged, too.
     """
 
     def __init__(
@@ -309,11 +308,9 @@ class EnsembleStepper:
             )
 
     def _mean(self, log_probs: list[Tensor]) -> Tensor:
-        """Combine the log-probabilities of the members, tensors of equal shapes.
-
-        The means of probabilities sum to 1; the means of log-probabilities are not renormalized.
-        """
+        """Combine the log-probabilities of the members, tensors of equal shapes."""
         stacked = torch.stack(log_probs)  # (M, ...)
         if self.combine is Combine.log_probabilities:
             return stacked.mean(dim=0)
+        # the logarithm of the mean of probabilities
         return stacked.logsumexp(dim=0) - math.log(len(log_probs))

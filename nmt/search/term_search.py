@@ -1,5 +1,4 @@
-"""Beam search whose translations contain given terms: dynamic beam allocation (Post and Vilar,
-2018).
+"""Beam search with required terms, by dynamic beam allocation (Post and Vilar, 2018).
 
 The hypotheses of a sentence are divided into banks by the number of term tokens that they contain.
 Each bank gets an equal share of the beam, so that more probable hypotheses without terms do not
@@ -27,22 +26,24 @@ from nmt.search.request import SearchRequest
 from nmt.search.stepper import Stepper
 
 Spellings = Sequence[Sequence[int]]
+"""Token ids of the forms of a term; a translation must contain one form."""
 
 
 class PartialTerm(NamedTuple):
     """The first tokens of a term at the end of a hypothesis."""
 
     term: int  # index of the term
-    spelling: int  # index among the spellings of the term
-    num_tokens: int  # number of its first tokens that the hypothesis contains
+    spelling: int  # index of the spelling among those of the term
+    num_tokens: int  # number of tokens of the spelling at the end of the hypothesis
 
 
 class Progress(NamedTuple):
-    """Which terms a hypothesis contains."""
+    """The terms that a hypothesis contains, as indices."""
 
-    complete: frozenset[int] = frozenset()  # indices of terms
+    complete: frozenset[int] = frozenset()
     ending: frozenset[int] = frozenset()
-    """Indices of terms that become complete unless the next token continues their last word."""
+    """Terms at the end of the hypothesis. They become complete unless the next token continues
+    their last word."""
     partial: frozenset[PartialTerm] = frozenset()
 
 
@@ -50,12 +51,11 @@ class SentenceTerms:
     """The terms that the translation of a sentence must contain.
 
     Args:
-        terms: the spellings of each term, of which one must occur; a term that is listed twice must
-            occur twice.
-        starts_word: for each id, whether a word ends before it, rather than continuing with it.
-        closed: indices of terms that no next token can continue, such as `{name}`.
-        protected: indices of the other terms that `protect` keeps, such as `%s`.
-        ends_protected: for each id, whether one of `protected` ends before it.
+        terms: the spellings of each term. A term that is listed twice must occur twice.
+        starts_word: for each id, whether a word before it is complete, see `word_starts`.
+        closed: indices of protected texts that no token can continue, such as `{name}`.
+        protected: indices of protected texts that end with a letter or digit, such as `%s`.
+        ends_protected: for each id, whether a text of `protected` before it is complete.
     """
 
     def __init__(
@@ -100,7 +100,6 @@ class SentenceTerms:
             return Progress(complete)
         partial = set()
         ended: dict[int, Spellings] = {}
-        # an occurrence ends the first of two equal terms, since they are sorted
         for term, spelling, num_tokens in sorted(continued):
             spellings = self._terms[term]
             ids = spellings[spelling]
@@ -108,7 +107,7 @@ class SentenceTerms:
                 continue
             if num_tokens + 1 < len(ids):
                 partial.add(PartialTerm(term, spelling, num_tokens + 1))
-            elif spellings not in ended.values():  # one occurrence ends only one of two equal terms
+            elif spellings not in ended.values():  # an occurrence counts for one of equal terms
                 ended[term] = spellings
         closed = self._closed.intersection(ended)
         return Progress(complete | closed, frozenset(ended) - closed, frozenset(partial))
@@ -133,32 +132,35 @@ class SentenceTerms:
         return tokens
 
     def num_term_tokens(self, progress: Progress) -> int:
-        """Return the number of term tokens in a hypothesis, which chooses its bank.
+        """Return the number of term tokens in a hypothesis, by which banks are divided.
 
-        Each complete term counts as its longest spelling. Of partial terms, the longest counts.
+        A complete term counts with the length of its longest spelling. Of the partial terms, only
+        the longest counts.
         """
         done = progress.complete | progress.ending
         num_tokens = sum(self._max_lengths[term] for term in done)
-        partial_lengths = [n for term, _, n in progress.partial if term not in done]
+        partial_lengths = [
+            partial.num_tokens for partial in progress.partial if partial.term not in done
+        ]
         return num_tokens + max(partial_lengths, default=0)
 
 
 def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTerms | None]:
     """Return the terms of each sentence of a request, or None for a sentence without terms.
 
-    Terms are the terms of the glossary and the texts that `protect` keeps. Leaves out targets that
-    the tokenizer cannot encode.
+    These are the terms of the glossary and the protected texts. Leaves out terms that the tokenizer
+    cannot encode.
     """
     starts_word = word_starts(tokenizer.tgt)
     sentences: list[SentenceTerms | None] = []
     for i in range(len(request.sources)):
         terms: list[Spellings] = []
         closed: list[int] = []
-        open_texts: list[int] = []
+        continuable: list[int] = []
         for protected in request.find_protected(i, tokenizer):
             spellings = spell_protected(protected, tokenizer.tgt)
             if spellings:
-                indices = open_texts if protected.ends_word else closed
+                indices = continuable if protected.ends_word else closed
                 indices.append(len(terms))
                 terms.append(spellings)
         terms += request.find_spellings(i, tokenizer)
@@ -169,7 +171,7 @@ def find_terms(request: SearchRequest, tokenizer: Tokenizers) -> list[SentenceTe
             terms,
             starts_word,
             closed=closed,
-            protected=open_texts,
+            protected=continuable,
             ends_protected=ends_protected(tokenizer.tgt),
         )
         sentences.append(sentence_terms)
@@ -216,18 +218,19 @@ class Candidate(NamedTuple):
 def prefer_all_terms(candidates: list[Candidate]) -> list[Candidate]:
     """Return the candidates that contain all terms, or all candidates if none does.
 
-    At the length limit, a hypothesis may be cut before its terms. It must not replace one that
-    contains them, even if its score is higher.
+    At the length limit, a hypothesis that is cut off before its terms must not replace a hypothesis
+    with all terms, even if its score is higher.
     """
     with_terms = [candidate for candidate in candidates if candidate.has_all_terms]
     return with_terms or candidates
 
 
 class TermSearch(BeamSearch):
-    """A beam search in which some sentences have terms. The others are searched as usual.
+    """A beam search with required terms.
 
     Args:
-        terms: the terms of each sentence, or None.
+        terms: the terms of each sentence; None for a sentence without terms, which is searched as
+            in `BeamSearch`.
         starts_word: see `SentenceTerms`.
     """
 
@@ -246,7 +249,7 @@ class TermSearch(BeamSearch):
         self._continues_word = ~torch.tensor(starts_word, device=stepper.device)  # (V,)
 
     def _choose(self, log_probs: Tensor) -> tuple[Candidates, Tensor, Tensor]:
-        """See `BeamSearch._choose`; sentences that miss a term have candidates of each bank."""
+        """See `BeamSearch._choose`; allocates the candidates of sentences that miss a term."""
         eos_id = self._state.tokenizer.tgt.eos_id
         hypotheses = self._find_hypotheses()
         unfinished_rows = [h.row for h in hypotheses if not h.terms.can_end(h.progress)]
@@ -255,9 +258,10 @@ class TermSearch(BeamSearch):
         if not hypotheses:
             return candidates, is_finished, is_live
         rankings = self._rank_candidates(log_probs, hypotheses)
-        indices: list[int] = []  # rows of `candidates`, one per sentence
-        columns: list[int] = []  # columns of `candidates`
         allocated: list[Candidate] = []
+        # the position in `candidates` of each allocated candidate
+        indices: list[int] = []  # in dimension B
+        columns: list[int] = []  # in dimension 2K
         sentence_numbers = self._state.beam.sentences[candidates.rows[:, 0]]  # (B,)
         sentences = sentence_numbers.tolist()
         lengths = self._state.num_tokens(sentence_numbers, self._state.beam.length + 1)  # (B,)
@@ -284,11 +288,11 @@ class TermSearch(BeamSearch):
         return candidates, is_finished, is_live
 
     def _find_hypotheses(self) -> list[TermHypothesis]:
-        """Return the live hypotheses, by row, of sentences with a hypothesis that misses a term."""
+        """Return all hypotheses of the sentences that have a hypothesis that misses a term."""
         beam = self._state.beam
         tokens = beam.tokens.tolist()
         hypotheses = []
-        unfinished = set()
+        unfinished = set()  # numbers of these sentences
         for row, sentence in enumerate(beam.sentences.tolist()):
             terms = self._terms[sentence]
             if terms is None:
@@ -302,10 +306,10 @@ class TermSearch(BeamSearch):
     def _rank_candidates(
         self, log_probs: Tensor, hypotheses: list[TermHypothesis]
     ) -> dict[int, list[Candidate]]:
-        """Return continuations of the hypotheses of each sentence, best first.
+        """Return the candidates of each sentence, best first, keyed by the number of the sentence.
 
-        A hypothesis is continued by its K best tokens, by the next tokens of terms, and after the
-        last token of a term by the best token that begins a new word.
+        A hypothesis is continued by its K best tokens and by the next tokens of terms. After the
+        last token of a term, it is also continued by the best token that begins a new word.
         """
         best_tokens = self._best_tokens(log_probs, [hypothesis.row for hypothesis in hypotheses])
         continued = []  # the hypothesis of each candidate
@@ -314,8 +318,8 @@ class TermSearch(BeamSearch):
             next_tokens = hypothesis.terms.next_tokens(hypothesis.progress).union(best)
             if hypothesis.progress.ending and not any(self._starts_word[token] for token in best):
                 row_log_probs = log_probs[hypothesis.row]  # (V,)
-                starts = row_log_probs.masked_fill(self._continues_word, NEG_INF)  # (V,)
-                next_tokens.add(int(starts.argmax()))
+                start_log_probs = row_log_probs.masked_fill(self._continues_word, NEG_INF)  # (V,)
+                next_tokens.add(int(start_log_probs.argmax()))
             continued += [hypothesis] * len(next_tokens)
             tokens += sorted(next_tokens)
         rows = [hypothesis.row for hypothesis in continued]
@@ -334,20 +338,21 @@ class TermSearch(BeamSearch):
         return rankings
 
     def _best_tokens(self, log_probs: Tensor, rows: list[int]) -> list[list[int]]:
-        """Return the K best tokens of each of N rows."""
+        """Return the K best tokens of each of these rows."""
         num_best = min(self._state.request.config.beam_size, log_probs.size(1))
         index = send(torch.tensor(rows), log_probs.device)
         sums = torch.zeros(len(rows), device=log_probs.device)
         grid = BeamGrid(torch.arange(len(rows)), len(rows), log_probs.device)
         best = best_candidates(sums, log_probs.index_select(0, index), grid, num_best)
-        # forbidden tokens may be chosen as fillers, and as such be beyond the vocabulary
+        # fillers, whose sums are minus infinity, may have tokens beyond the vocabulary
         return best.tokens.clamp(max=log_probs.size(1) - 1).tolist()
 
     def _allocate(self, ranking: list[Candidate]) -> list[Candidate]:
-        """Return at most K candidates for the beam and at most K with EOS, best first.
+        """Return at most K candidates without EOS and at most K with EOS, best first.
 
-        Banks take turns, the fullest first; each gives its best remaining candidate. A candidate
-        with EOS finishes if it is among the K best of its bank.
+        Banks take turns, beginning with the bank with the most term tokens. At its turn, a bank
+        gives its best remaining candidate without EOS. A candidate with EOS is returned if it is
+        among the K best of its bank.
         """
         beam_size = self._state.request.config.beam_size
         eos_id = self._state.tokenizer.tgt.eos_id
@@ -355,7 +360,7 @@ class TermSearch(BeamSearch):
         for candidate in ranking:
             banks.setdefault(candidate.bank, []).append(candidate)
         finished = []
-        queues = []
+        queues = []  # of each bank, the candidates without EOS
         for _, bank in sorted(banks.items(), reverse=True):
             finished += [candidate for candidate in bank[:beam_size] if candidate.token == eos_id]
             queues.append([candidate for candidate in bank if candidate.token != eos_id])
