@@ -79,8 +79,7 @@ class BeamSearch:
         return previously_live - self._live_sentences
 
     def result(self, sentence: int) -> list[Hypothesis]:
-        """Remove and return the results of a sentence that is done: finished ones first, then best
-        first.
+        """Remove and return the results of a sentence that is done, ordered as in `ResultList`.
 
         Raises a `ModelError` if the output of the model is not finite.
         """
@@ -175,7 +174,7 @@ def prune_threshold(
 
 @dataclass
 class ResultList:
-    """The best complete hypotheses of a sentence, best first."""
+    """The best complete hypotheses of a sentence: finished ones first, each best first."""
 
     capacity: int
     hypotheses: list[Hypothesis] = field(default_factory=list)
@@ -195,11 +194,7 @@ class ResultList:
         return self.worst_score
 
     def add(self, hypothesis: Hypothesis) -> None:
-        """Insert a hypothesis if it is among the best.
-
-        All finished hypotheses rank before unfinished ones. Hypotheses with equal scores stay in
-        the order of insertion.
-        """
+        """Insert a hypothesis if it is among the best. Equal scores stay in order of insertion."""
         self.hypotheses.append(hypothesis)
         self.hypotheses.sort(key=lambda h: (h.finished, h.score), reverse=True)
         del self.hypotheses[self.capacity :]

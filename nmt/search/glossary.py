@@ -23,7 +23,7 @@ _CASE = "case"  # flag: the source must have the case of the term
 _PART = "part"  # flag: the term is also found inside of words
 # a character of a script without spaces between words, which counts as a word
 _IDEOGRAPH = "[\u2e80-\u312f\u31a0-\u9fff\uf900-\ufaff]"
-# `regex` instead of `re`, whose \w does not match vowel signs, such as those of Hindi
+# `regex` instead of `re`, whose \w does not match vowel signs of Hindi and other languages
 _WORD = regex.compile(rf"{_IDEOGRAPH}|(?:(?!{_IDEOGRAPH})\w)+|[^\w\s]")
 _SPACE = "\u2581"  # SentencePiece's mark of a space
 
@@ -135,7 +135,7 @@ class Glossary:
         return [range(match.start, match.end) for match in self._locate_matches(text)]
 
     def keep_case(self, text: str, recased: str) -> str:
-        """Return `recased` with the terms of `matches_case` entries as they are in `text`.
+        """Return `recased`, but keep the case of terms of entries with `matches_case`.
 
         `recased` is `text` in another case.
         """
@@ -182,7 +182,7 @@ class Glossary:
         first = 0
         while first < len(words):
             start = word_matches[first].start()
-            # find the longest term that begins with this word; 0 words: there is none
+            # find the longest term that begins with this word, or end with 0 words
             num_words = min(self._max_words.get(words[first], 0), len(words) - first)
             while num_words:
                 term_words = tuple(words[first : first + num_words])
@@ -215,7 +215,7 @@ class Glossary:
 
 
 def _choose_entries(entries: Sequence[Entry], matched: str) -> list[Entry]:
-    """Return the entries whose case is that of `matched`, or else the entries that ignore case."""
+    """Return the entries that match in case, or else the entries that ignore case."""
     exact = [entry for entry in entries if entry.matches_case and entry.source == matched]
     return exact or [entry for entry in entries if not entry.matches_case]
 

@@ -59,7 +59,7 @@ class SearchRequest:
     """
     n_best: int | None = None  # hypotheses to return per sentence; None for `max_results`
     with_scores: bool = True  # False lets an engine skip the scores, which may then be nan
-    constraints: Sequence[Constraint] = ()  # in addition to those of `config`; native engine only
+    constraints: Sequence[Constraint] = ()  # besides the constraints of `config`; native only
 
     def select(self, indices: Sequence[int]) -> SearchRequest:
         """Return the request for the sentences with these indices."""

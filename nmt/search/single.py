@@ -80,7 +80,7 @@ class SingleModel:
         self._state = state  # from `stepper.start_single`
 
     def next_log_probs(self, tokens: list[int]) -> Floats:
-        """Append a token to each hypothesis; return the log-probabilities of the next (R, V)."""
+        """Append a token to each row; return the log-probabilities of the next token (R, V)."""
         tensor = self._stepper.step(torch.tensor(tokens), self._state)  # (R, V)
         log_probs: Floats = tensor.numpy()
         log_probs[:, self._forbidden] = NEG_INF

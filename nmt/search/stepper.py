@@ -54,7 +54,7 @@ class Stepper(Protocol):
         """
 
     def start_single(self, src: Tensor, src_lengths: Tensor) -> Any:
-        """Like `start`, but for one sentence with few hypotheses, which may be faster on a CPU.
+        """Like `start`, for one sentence with few hypotheses. May be faster on a CPU.
 
         The returned state supports neither `join` nor `attention`.
         """
@@ -190,7 +190,7 @@ class ModelStepper:
         """See `Stepper.score`; computes `MAX_LOGITS` logits at a time to bound the memory."""
         attention_out = self._make_attention_out() if with_attention else None
         src_packing = pack(self.model.encoded_lengths(src_lengths).tolist()).to(self.device)
-        # targets are packed with padding, to which the causal decoder does not attend
+        # targets are packed with padding, which the causal decoder does not see in earlier tokens
         tgt_packing = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)
         target_ids = send(tgt_out, self.device).flatten()  # (B * T,)
         with self._autocast():

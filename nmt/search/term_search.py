@@ -33,7 +33,7 @@ class PartialTerm(NamedTuple):
     """The first tokens of a term at the end of a hypothesis."""
 
     term: int  # index of the term
-    spelling: int  # index of the spelling among those of the term
+    spelling: int  # index among the spellings of the term
     num_tokens: int  # number of tokens of the spelling at the end of the hypothesis
 
 
@@ -89,17 +89,19 @@ class SentenceTerms:
 
     def advance(self, progress: Progress, token: int) -> Progress:
         """Return the progress after one more token."""
+        # terms at the end become complete, unless the token continues their last word
         complete = progress.complete
         if progress.ending and self._starts_word[token]:
             complete = complete | progress.ending
         protected = progress.ending & self._protected
         if protected and self._ends_protected[token]:
             complete = complete | protected
+        # partial terms, and spellings that begin with the token, whose `num_tokens` is 0
         continued = list(progress.partial) + self._beginnings.get(token, [])
         if not continued:
             return Progress(complete)
         partial = set()
-        ended: dict[int, Spellings] = {}
+        ended: dict[int, Spellings] = {}  # terms whose last token is `token`
         for term, spelling, num_tokens in sorted(continued):
             spellings = self._terms[term]
             ids = spellings[spelling]

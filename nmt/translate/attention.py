@@ -192,7 +192,7 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
     attention_out: AttentionWeights = {}  # the forward pass stores the weights of these modules
     for kind in KINDS:
         attention_out.update(dict.fromkeys(modules[kind]))
-    # with source_eos=False, the decoder does not attend to EOS
+    # without EOS if the encoder does not read it
     lengths = model.encoded_lengths(torch.tensor([len(src_ids)], device=device))
     model(
         torch.tensor([src_ids], device=device),

@@ -49,7 +49,8 @@ def translate_in_context(
 ) -> WindowResults:
     """Translate each line together with the `options.context` lines before it.
 
-    If that fails, translates the line alone. `translate_windows` translates without context.
+    If that fails, translates the line without context. `translate_windows` translates without
+    context.
     """
     separator = find_common_separator(tokenizer)
     line_options = replace(options, context=0, recase=False)  # `recase_groups` recases
@@ -140,7 +141,7 @@ def drop_long_context(
 ) -> list[list[str]]:
     """Reduce each group with more than `max_source_length` tokens to its last line.
 
-    The tokens count as they are translated: with `hints`, see `SearchConfig.hints`, and EOS.
+    The tokens of `hints` (see `SearchConfig.hints`) and EOS count, too.
     """
     glossary = load_glossary(tuple(hints))
     lines = join_lines(groups, find_common_separator(tokenizer))

@@ -45,8 +45,8 @@ _READ_BYTES = 1 << 20  # bytes that are read and hashed at a time
 def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, Any]:
     """Return the models and settings that must be the same when a job resumes.
 
-    The settings are all of `search`, and those of `config` whose `on_resume` is "refuse", the
-    default.
+    These include all settings of `search`, and the settings of `config` whose `on_resume` is
+    "refuse", the default.
     """
     return {
         "nmt": __version__,  # another version may translate differently
@@ -211,7 +211,7 @@ class PartialFile:
             return False
 
     def _load_state(self) -> str:
-        """Load the saved state, if any; return what makes it unusable for this job, or ""."""
+        """Load the saved state, if any; return why this job cannot use it, or ""."""
         try:
             content = read_json(_state_path(self.path))
             if content.pop("format_version") != _FORMAT_VERSION:

@@ -42,15 +42,13 @@ class NoisyChannel:
         for source, translations in zip(sources, candidates, strict=True):
             candidate_texts += [translation.text for translation in translations]
             source_texts += [source] * len(translations)
-        hypotheses = self._model.score(source_texts, candidate_texts)
+        hypotheses = iter(self._model.score(source_texts, candidate_texts))
         scored = []
-        first = 0  # index in `hypotheses` of the first candidate of a source
         for translations in candidates:
-            scored_translations = []
-            for i, translation in enumerate(translations, start=first):
-                scored_translations.append(self._add_score(translation, hypotheses[i].log_prob))
-            scored.append(scored_translations)
-            first += len(translations)
+            with_scores = []
+            for translation in translations:
+                with_scores.append(self._add_score(translation, next(hypotheses).log_prob))
+            scored.append(with_scores)
         return scored
 
     def _add_score(self, translation: Translation, reverse_log_prob: float) -> Translation:

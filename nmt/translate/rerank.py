@@ -10,6 +10,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Protocol
 
 from nmt.config import RerankConfig, Reranking
@@ -82,12 +83,11 @@ class ScoreCommand:
         scores = run_score_command(
             "rerank_command", self._command, lines, timeout_seconds=self._timeout_seconds
         )
+        remaining_scores = iter(scores)
         scored = []
-        first = 0  # index in `scores` of the first candidate of a source
         for translations in candidates:
-            end = first + len(translations)
-            scored.append(_with_scores(translations, scores[first:end]))
-            first = end
+            scores_of_source = list(islice(remaining_scores, len(translations)))
+            scored.append(_with_scores(translations, scores_of_source))
         return scored
 
 
@@ -135,7 +135,7 @@ def rank_candidates(
 
 def _with_scores(translations: Sequence[Translation], scores: Sequence[float]) -> list[Translation]:
     """Return translations with their `rerank_score`."""
-    scored = []
-    for translation, score in zip(translations, scores, strict=True):
-        scored.append(replace(translation, rerank_score=score))
-    return scored
+    return [
+        replace(translation, rerank_score=score)
+        for translation, score in zip(translations, scores, strict=True)
+    ]

@@ -252,7 +252,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
 class _PreparedLine(NamedTuple):
     """A line before it is encoded."""
 
-    text: str  # the line as it is translated
+    text: str  # the line to translate, recased
     case: str = ""  # the case for its translation, see `find_case`
     copied: str = ""  # the text to copy instead of a translation, or ""
 

@@ -34,7 +34,7 @@ class EngineChoice(NamedTuple):
     """The engine that backend=auto chooses, and the number format of converted weights."""
 
     backend: Engine
-    quantization: Quantization | None  # None for the native engine, and to keep that of an export
+    quantization: Quantization | None  # None for the native engine, and usually for an export
 
 
 class AutoBackend:

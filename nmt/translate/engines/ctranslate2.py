@@ -143,7 +143,7 @@ class CTranslate2Backend:
         tokenizer = self._tokenizer.tgt
         single_ids = [*forbidden_ids(tokenizer), *suppressed_ids(config.suppress, tokenizer)]
         sequences = phrase_sequences(config.forbid, tokenizer)
-        return [*[[token] for token in single_ids], *sequences]
+        return [[token] for token in single_ids] + sequences
 
     def score(
         self, sources: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
