@@ -1,6 +1,6 @@
-"""Parse the words after a command's name.
+"""Parse the words after the name of a command.
 
-Completes and checks keys, and translates keys and flags of other toolkits. Values stay text until
+Checks and completes keys, and translates keys and flags of other toolkits. Values remain text until
 `nmt.cli.compose` converts them to the types of settings.
 """
 
@@ -22,14 +22,14 @@ from nmt.config import ADVICE_FOR_KEY, OUR_KEY, Picture, resolve_path, translate
 from nmt.errors import ConfigError, suggest_names
 
 YAML_SUFFIXES = (".yaml", ".yml")
-# config groups: folders of YAML files to choose from
+# the config groups; a group is a folder of YAML files, of which an argument chooses one
 GROUPS = ("model", "data", "augment", "experiment")
 _SWEEP_FLAGS = ("--multirun", "-m")
 _CONFIG_FLAGS = ("--cfg", "-c")
 _COMPLETION_FLAGS = ("--shell-completion", "-sc")
 _FOLDER_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
 _FLAGS_WITH_VALUE = (*_CONFIG_FLAGS, *_COMPLETION_FLAGS, *_FOLDER_FLAGS)
-# finds our key in a text of ADVICE_FOR_KEY, the advice for keys of other toolkits
+# finds the key that a text of ADVICE_FOR_KEY advises instead of a key of another toolkit
 _ADVISED_KEY = re.compile(r"write (?P<key>[\w.]+)=")
 _SETTING_OR_FLAG = re.compile(r"[+]*[\w./@:-]+=|-(?!\d)")  # -1 is a value, not a flag
 _LIKELY_KEYS = {  # for each command, the settings that words without a key most likely belong to
@@ -60,20 +60,20 @@ class Argument:
 
 @dataclass
 class CommandLine:
-    """The words after the command's name, sorted by their purpose."""
+    """The words after the name of a command, by their purpose."""
 
     arguments: list[Argument] = field(default_factory=list)
     config_folders: list[Path] = field(default_factory=list)  # folders of the user's YAML files
-    hydra_words: list[str] = field(default_factory=list)  # flags and settings of Hydra itself
+    hydra_words: list[str] = field(default_factory=list)  # flags and settings for Hydra
     is_sweep: bool = False  # --multirun
     shows_config: bool = False  # --cfg
 
 
 def read_arguments(words: list[str], command: Command) -> CommandLine:
-    """Parse the words after a command's name; raise a `ConfigError` for an unknown key."""
+    """Parse the words after the name of a command; raise a `ConfigError` for an unknown key."""
     command_line = CommandLine()
     remaining = deque(words)
-    is_after_flag = False  # whether the previous word was a flag, so that the next may be its value
+    is_after_flag = False  # whether the previous words were a flag and its value
     while remaining:
         word = remaining.popleft()
         name, equals, value = word.partition("=")
@@ -98,7 +98,7 @@ def read_arguments(words: list[str], command: Command) -> CommandLine:
             is_after_flag = True
             continue
         elif not equals and translate_flag(word, "true")[0] == word:
-            # the word has no value, and is not a flag such as bf16, which `translate_flag` changes
+            # the word has no value; `translate_flag` would have changed a flag such as bf16
             advice = ""
             if is_after_flag:
                 advice = _advise_on_second_value(word, command_line.arguments[-1])
@@ -113,18 +113,18 @@ def read_arguments(words: list[str], command: Command) -> CommandLine:
 
 def _read_folders(value: str) -> list[Path]:
     """Parse the path of a folder, or a list of folders in Hydra's notation: [file://a,b]."""
-    names = value.strip("[]").split(",")
-    return [resolve_path(name.strip(" '\"").removeprefix("file://")) for name in names]
+    names = [item.strip(" '\"") for item in value.strip("[]").split(",")]
+    return [resolve_path(name.removeprefix("file://")) for name in names]
 
 
 def parse_argument(word: str, command: Command) -> Argument:
     """Parse `key=value` or a flag such as `bf16`; raise a `ConfigError` if the key is unknown.
 
-    Ignores a `+` before the key, which Hydra itself would require for some keys. Whether a config
-    group has the chosen file is checked later, in `find_choices`.
+    Ignores a `+` before the key, which Hydra requires before some keys. Does not check the value of
+    a config group, which `find_choices` does later.
     """
     key, equals, value = word.lstrip("+").partition("=")
-    if not equals:  # `read_arguments` only lets flags such as bf16 pass
+    if not equals:  # a flag; `read_arguments` refuses other words without a value
         key, value = translate_flag(word, "true")
     group = OUR_KEY.get(key, key)
     if group in GROUPS:
@@ -140,15 +140,17 @@ def parse_argument(word: str, command: Command) -> Argument:
 
 
 def _advise_on_second_value(word: str, flag: Argument) -> str:
-    """Return how to give a flag a second value, or "" if `word` may be something else."""
+    """Return advice on a word after a flag and its value.
+
+    Returns "" if the word may be something else, for which `_advise_on_word` has better advice.
+    """
     if is_list(flag.type_hint):
         return "write " + shlex.quote(f"{flag.key}=[{flag.value},{word}]")
-    # `_advise_on_word` has better advice for words that are not numbers, such as names of files
     return f"{flag.key} takes one value" if word.isdigit() else ""
 
 
 def _advise_on_word(word: str, next_words: list[str], command: Command) -> str:
-    """Return how to write a word that has no equals sign, for an error message.
+    """Return advice on a word without an equals sign.
 
     The word may be a key whose value follows in `next_words`, or the name of a file or folder.
     """
@@ -166,10 +168,10 @@ def _advise_on_word(word: str, next_words: list[str], command: Command) -> str:
         values = [word]
         for text in next_words:
             if text.startswith("-"):
-                break  # the word after a flag is the value of the flag
+                break  # a flag, whose value follows
             if not _SETTING_OR_FLAG.match(text):
                 values.append(text)
-        values += ["FILE"] * len(keys)  # placeholders for missing values
+        values += ["FILE"] * len(keys)  # placeholders for missing values; `zip` drops the others
         settings = [f"{key}={value}" for key, value in zip(keys, values, strict=False)]
         return f"write {shlex.join(settings)}"
     if command.name == "translate" and " " in word:
@@ -188,9 +190,9 @@ def _check_group(group: str, value: str, command: Command) -> None:
 
 
 def _fill_names(key: str, command: Command) -> dict[str, Setting]:
-    """Return the settings of a command by key, with the placeholder `NAME` filled in from `key`.
+    """Return the settings of a command by key. Replaces `NAME` in keys by the name in `key`.
 
-    For `mix.news`, the key `mix.NAME` becomes `mix.news`.
+    For the key `mix.news`, `mix.NAME` becomes `mix.news`.
     """
     words = key.split(".")
     settings = {}
@@ -208,8 +210,8 @@ def _fill_names(key: str, command: Command) -> dict[str, Setting]:
 def _check_mapping(key: str, value: str, settings: dict[str, Setting]) -> None:
     """Raise a `ConfigError` unless a group may be set as a whole, as in mix={news:2}.
 
-    This is possible for groups in which the user chooses the names. The error gives the key of a
-    member as an example.
+    Only a group in which the user chooses the names may be set as a whole. The error shows the key
+    of a member as an example.
     """
     members = [name for name in settings if name.startswith(f"{key}.")]
     has_user_names = members[0].startswith(f"{key}.{NAME}")
@@ -227,15 +229,15 @@ def _check_mapping(key: str, value: str, settings: dict[str, Setting]) -> None:
 def _complete_key(key: str, value: str, settings: dict[str, Setting], command: Command) -> str:
     """Return the full key of the setting that `key` names.
 
-    `key` is a full key, the end of one, or a key of another toolkit. Raises a `ConfigError` that
-    suggests other keys if no setting matches.
+    `key` may be a full key, the end of a full key, or a key of another toolkit. Raises a
+    `ConfigError` that suggests other keys unless exactly one setting matches.
     """
     for candidate in (key, OUR_KEY.get(key, key)):
         if candidate in settings:
             return candidate
         matches = []
         for full_key, setting in settings.items():
-            # a key with a name of the user, such as data.corpora.NAME.src, has to be complete
+            # a key that contains a name of the user, such as data.corpora.news.src, must be full
             if full_key.endswith(f".{candidate}") and NAME not in setting.key:
                 matches.append(full_key)
         if len(matches) == 1:
@@ -247,9 +249,9 @@ def _complete_key(key: str, value: str, settings: dict[str, Setting], command: C
 def _advise_on_key(key: str, value: str, settings: dict[str, Setting], command: Command) -> str:
     """Return advice for a key that is not a setting of a command.
 
-    Known keys of other toolkits have their own advice, unless this advice names a key that the
-    command lacks. For other keys, suggests similar ones.
-    Suggests settings with a name of the user, such as mix.NAME, only for keys in their group.
+    Keys of other toolkits have their own advice, which is used if it names a key of the command.
+    For other keys, suggests similar keys. Keys with a name of the user, such as mix.NAME, are only
+    suggested for keys of their group.
     """
     for advice in ADVICE_FOR_KEY.get(key, []):
         match = _ADVISED_KEY.match(advice)

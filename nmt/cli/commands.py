@@ -1,4 +1,4 @@
-"""All commands: for each, its documentation, its settings and the function that runs it.
+"""The commands of nmt: their documentation, their settings and the functions that run them.
 
 A new command needs an entry in `_COMMANDS`, a dataclass of its settings in nmt/config/ and a line
 for its script in setup.cfg. This module imports neither torch nor Hydra, so that `--help` is fast.
@@ -22,8 +22,9 @@ from typing import Any
 
 from nmt import config
 
-NAME = "NAME"  # placeholder in keys for a name that the user chooses
-_KEY_WIDTH = 34  # number of columns of --help for a key and its default
+NAME = "NAME"  # placeholder in keys for a name that the user chooses, as in mix.NAME
+_KEY_WIDTH = 34  # width in --help of a key and its default, in characters
+_TEXT_WIDTH = 100  # width of a paragraph in --help, in characters
 _PREPROCESS_ONLY_KEYS = {"scheduler"}  # settings of nmt-preprocess that nmt-train does not accept
 # --help shows files and folders first, then settings of the command, then device and workers
 _SHOWN_FIRST = {"model_dir", "input", "src", "tgt", "output", "run_dir", "data_dir", "experiment"}
@@ -40,9 +41,9 @@ class Command:
     writes: str  # description of the output, for --help
     examples: tuple[str, ...]
     schema: type[Any]  # the dataclass of its settings
-    entry_point: str  # "module:function"; imported when the command runs, since it may need torch
+    entry_point: str  # "module:function"; only imported when the command runs, for a fast --help
     config_groups: tuple[str, ...] = ("experiment",)  # groups of YAML files that it accepts
-    can_resume: bool = False  # whether running it again continues interrupted work
+    can_resume: bool = False  # whether the same command continues interrupted work
 
     @functools.cached_property
     def settings(self) -> tuple[Setting, ...]:
@@ -51,9 +52,9 @@ class Command:
 
     @functools.cached_property
     def accepted_settings(self) -> tuple[Setting, ...]:
-        """The settings that the command line may give.
+        """The settings that the command line may contain.
 
-        nmt-train prepares missing data, so it accepts settings of nmt-preprocess besides its own.
+        nmt-train also accepts settings of nmt-preprocess, since it prepares missing data.
         """
         if self.name != "train":
             return self.settings
@@ -299,9 +300,9 @@ def _value_text(value: Any) -> str:
 
 
 def keys_with_resume_rule(command: Command, resume_rule: config.ResumeRule) -> list[str]:
-    """Return the keys of the settings with `resume_rule`, with `search.*` for all of `search`.
+    """Return the keys of the settings with `resume_rule`.
 
-    The settings of `search` all have one rule.
+    The settings of `search`, which all have the same rule, are returned as `search.*`.
     """
     keys = []
     for setting in command.settings:
@@ -314,7 +315,7 @@ def keys_with_resume_rule(command: Command, resume_rule: config.ResumeRule) -> l
 def command_help(command: Command, values: Mapping[str, Any] | None = None) -> str:
     """Return the text of `--help`: inputs and outputs, examples, all settings.
 
-    `values`, by key, replace the defaults of settings.
+    Shows `values`, keyed by setting, instead of the defaults.
     """
     sections = [
         f"nmt-{command.name}: {command.summary}",
@@ -354,11 +355,11 @@ def _resume_help(command: Command) -> str:
     text = f"may change when the command resumes: {free_keys}"
     if logged_keys:
         text += f"; and, with a line in the log, {logged_keys}"
-    return textwrap.fill(text, width=100, break_on_hyphens=False)
+    return textwrap.fill(text, width=_TEXT_WIDTH, break_on_hyphens=False)
 
 
 def _help_line(key: str, text: str) -> str:
-    """Return the line of one key in `--help`; a long key gets a separate line before its text."""
+    """Return the line of a key in `--help`; a long key gets a line of its own before the text."""
     if len(key) >= _KEY_WIDTH:
         return f"  {key}\n  {'':<{_KEY_WIDTH}}{text}"
     return f"  {key:<{_KEY_WIDTH}}{text}"
@@ -380,8 +381,8 @@ A first run on an included corpus:
 
 def choices(group: str) -> list[str]:
     """List the names of the YAML files of a config group."""
-    files = (resources.files("nmt.configs") / group).iterdir()
-    return sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml"))
+    names = [file.name for file in (resources.files("nmt.configs") / group).iterdir()]
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 # --- shell commands in messages, which say what to run next
@@ -390,7 +391,7 @@ def choices(group: str) -> list[str]:
 def shell_command(name: str, arguments: Iterable[str] = (), **settings: str) -> str:
     """Return a shell command that runs `nmt-NAME` with arguments and `key=value` settings.
 
-    If `nmt-NAME` is not on the PATH, the command has the path of its script, or is
+    If `nmt-NAME` is not on the PATH, the command begins with the path of its script or with
     `python -m nmt NAME`.
     """
     program = [f"nmt-{name}"]
@@ -404,8 +405,8 @@ def shell_command(name: str, arguments: Iterable[str] = (), **settings: str) -> 
 def script_command(command: str) -> str:
     """Return the command `python SCRIPT ...` in a form that runs from the current folder.
 
-    SCRIPT is relative to the root of the checkout. It becomes an absolute path unless it exists
-    below the current folder, and `python` becomes the Python that runs nmt. If nmt is installed
+    SCRIPT is a path relative to the root of the checkout. It becomes absolute unless it also exists
+    relative to the current folder. `python` becomes the Python that runs nmt. If nmt is installed
     without its scripts, returns the command with a note that it runs in a clone of the repository.
     """
     program, script, *arguments = shlex.split(command)

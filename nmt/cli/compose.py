@@ -1,9 +1,9 @@
 """Compose the config of a command from its command line, with Hydra and OmegaConf.
 
-Hydra merges the defaults of a command with the YAML files of the chosen config groups. An
-experiment's YAML file has settings of data, training and search, of which each command takes those
-in its dataclass. Then the settings of the command line are set. This module parses them itself, so
-that their text needs no quotes; Hydra parses them only in a sweep.
+Hydra merges the defaults of a command with the YAML files of the chosen config groups. The YAML
+file of an experiment contains settings of data, training and search. A command uses only the
+settings in its dataclass. The settings of the command line come last. Except in a sweep, this
+module parses them itself, so that values need no quotes.
 """
 
 from __future__ import annotations
@@ -46,33 +46,33 @@ from nmt.runtime.signatures import set_verify_key
 
 log = logging.getLogger(__name__)
 _SPLITS = ("train", "valid", "test")
-# settings of a split that name files of text, and all its settings that depend on the text
-_FILE_KEYS = ("src", "tgt", "tsv", "jsonl", "tmx", "xliff")
+_FILE_KEYS = ("src", "tgt", "tsv", "jsonl", "tmx", "xliff")  # settings of a split that name files
 _DATASET_KEYS = ("dataset", "dataset_config", "dataset_split")
+# all settings of a split that depend on its text
 _TEXT_KEYS = (*_FILE_KEYS, *_DATASET_KEYS, "alignments", "score", "scores")
-# config groups of Hydra that only sweeps and its flags need; without them a run starts 20 to 35 ms
-# faster
+# config groups of Hydra that only sweeps and flags of Hydra need; other runs start 20 to 35 ms
+# faster without them
 _SWEEP_GROUPS_OF_HYDRA = ("env", "help", "hydra_help", "launcher", "output", "sweeper")
-_MAX_COMMAS_IN_NAME = 15  # limits how many names of files `_split_list` looks for
+_MAX_COMMAS_IN_NAME = 15  # in the name of a file in a list, see `_split_list`
 _QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
-_structured_configs: dict[type[Any], DictConfig] = {}
+_structured_configs: dict[type[Any], DictConfig] = {}  # keyed by dataclass, see `_structured`
 
 
 @dataclass(frozen=True)
 class DataPreparation:
-    """How nmt-train prepares its data folder when it does not exist."""
+    """How nmt-train prepares a missing data folder."""
 
     config: PreprocessConfig
-    arguments: list[str]  # `key=value`, for an nmt-preprocess command that makes the same folder
+    arguments: list[str]  # `key=value`; with these, nmt-preprocess prepares the same data folder
 
 
 @dataclass(frozen=True)
 class ComposedCommand:
-    """The config of a command; for nmt-train also as YAML, and how to prepare its data folder."""
+    """The config of a command."""
 
     config: Any  # an instance of the command's dataclass
-    config_yaml: str = ""
-    preparation: DataPreparation | None = None
+    config_yaml: str = ""  # the config as YAML, only for nmt-train
+    preparation: DataPreparation | None = None  # only for nmt-train
 
 
 def compose_command(
@@ -98,7 +98,7 @@ def compose_command(
             return None
     try:
         if command_line.is_sweep or command_line.hydra_words:
-            # Hydra composes this config itself before it calls `compose` for each run
+            # Hydra composes a config from the stored defaults before it calls `compose` for a run
             corpus = _default_corpus(command, arguments)
             defaults = _command_defaults(command.name, _reads_run(command, arguments))
             _store_for_hydra(command.name, corpus, defaults, unused_groups=())
@@ -118,19 +118,20 @@ def compose_command(
 def _one_line(error: Exception) -> str:
     """Return the message of an error of Hydra or OmegaConf in one line, with the setting's key."""
     key = getattr(error, "full_key", None)
-    # OmegaConf appends lines with the key and the type of the object
+    # drop the lines that OmegaConf appends
     reason, _, _ = str(error).partition("\n    full_key:")
     message = " ".join(reason.split())
     return f"{key}: {message}" if key and key not in message else message
 
 
 def complete_values(command_line: str, command: Command) -> list[str]:
-    """Return `key=value` for each value of the setting that ends `command_line`.
+    """Return `key=value` for each value of the setting at the end of `command_line`.
 
-    Returns an empty list unless its type is an enum. Hydra completes keys, but the only value that
-    it suggests is the default.
+    Returns an empty list unless the type of the setting is an enum. For values, the completion of
+    Hydra only suggests the default.
     """
-    key, equals, _ = command_line.split(" ")[-1].partition("=")
+    last_word = command_line.split(" ")[-1]
+    key, equals, _ = last_word.partition("=")
     if not equals:
         return []
     try:
@@ -144,9 +145,9 @@ def complete_values(command_line: str, command: Command) -> list[str]:
 
 
 def _add_recorded_config(arguments: list[Argument]) -> list[Argument]:
-    """Add the recorded config of the run in `run_dir`, if it exists, as the experiment.
+    """Add the recorded config of an existing run as the experiment, unless YAML files are chosen.
 
-    The other arguments override its settings. If they choose a YAML file, nothing is added.
+    The other arguments override the recorded settings.
     """
     values = {argument.key: argument.value for argument in arguments}
     if "run_dir" not in values or not values.keys().isdisjoint(GROUPS):
@@ -164,7 +165,7 @@ def _compose_arguments(
 ) -> ComposedCommand:
     """Compose the config of a command from its parsed arguments.
 
-    A `subfolder` is appended to `run_dir`. Also sets whether this process verifies checksums and
+    Appends `subfolder` to `run_dir`. Also sets whether this process verifies checksums and
     signatures.
     """
     composed = _compose(command, arguments)
@@ -189,9 +190,9 @@ def _make_preparation(
 ) -> DataPreparation:
     """Return how to prepare the data folder of a training run.
 
-    The config of nmt-preprocess takes the data folder, the experiment and the number of threads
-    from the config of the run. It takes settings that nmt-train lacks from `content`. The others,
-    such as `seed`, mean something else in training, and keep their defaults.
+    The config of nmt-preprocess gets the data folder, the experiment and the number of threads of
+    the run, and the settings in `content` that nmt-train does not have. Its other settings keep
+    their defaults, since nmt-train uses their keys in another sense, such as `seed`.
     """
     training_keys = {setting.name for setting in fields(TrainConfig)}
     data_settings = {key: value for key, value in content.items() if key not in training_keys}
@@ -208,14 +209,14 @@ def _make_preparation(
         values["experiment"] = config.experiment  # the path of a user's file, not its Hydra name
     preprocess_arguments = []
     for key, value in values.items():
-        group, _, _ = key.partition(".")  # the key itself, if the setting is in no group
-        if key in ("experiment", "data_dir") or group not in training_keys:
+        top_level_key, _, _ = key.partition(".")
+        if key in ("experiment", "data_dir") or top_level_key not in training_keys:
             preprocess_arguments.append(f"{key}={value}")
     return DataPreparation(preprocess_config, preprocess_arguments)
 
 
 def _complete_script(config: PreprocessConfig) -> None:
-    """Make `data.made_by`, the command that makes missing files, run from the current folder."""
+    """Let the command `data.made_by`, which makes missing files, run from the current folder."""
     if config.data.made_by:
         config.data.made_by = script_command(config.data.made_by)
 
@@ -229,11 +230,11 @@ def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
     settings = []
     for argument in arguments:
         if argument.key in GROUPS:
-            chosen_files[argument.key] = argument.value  # the last choice of a group counts
+            chosen_files[argument.key] = argument.value  # replaces an earlier choice
         else:
             settings.append(argument)
     composed = _compose_files(command, arguments, chosen_files)
-    OmegaConf.set_struct(composed, False)  # allow keys that the defaults lack, such as mix.NAME
+    OmegaConf.set_struct(composed, False)  # allow new keys, such as mix.news
     for argument in arguments:
         if argument.key == "experiment" and not argument.is_recorded:
             composed.experiment = describe_choice(argument.value)
@@ -252,11 +253,12 @@ def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
 def _compose_files(
     command: Command, arguments: Iterable[Argument], chosen_files: dict[str, str]
 ) -> DictConfig:
-    """Merge the defaults of a command and the YAML files that the config groups have chosen."""
+    """Merge the defaults of a command and its YAML files, chosen by config group."""
     corpus = _default_corpus(command, arguments)
     reads_run = _reads_run(command, arguments)
     group_choices = tuple(f"{group}={name}" for group, name in chosen_files.items())
-    if all(name in choices(group) for group, name in chosen_files.items()):
+    has_only_our_files = all(name in choices(group) for group, name in chosen_files.items())
+    if has_only_our_files:
         return copy.deepcopy(_compose_our_files(command.name, corpus, reads_run, group_choices))
     return _compose_with_hydra(command.name, corpus, reads_run, group_choices)
 
@@ -269,30 +271,29 @@ def _default_corpus(command: Command, arguments: Iterable[Argument]) -> str:
 
 
 def _reads_run(command: Command, arguments: Iterable[Argument]) -> bool:
-    """Return whether a command reads the model of a run, unless `model_dir` names another."""
-    keys = {argument.key for argument in arguments}
+    """Return whether the model in `run_dir` is the default model of a command."""
     defaults = _schema_defaults(command.name)
     if "model_dir" not in defaults or "run_dir" in defaults:
         return False
-    # an experiment sets run_dir, and the other commands read the model of this run, except
-    # nmt-evaluate hypotheses=FILE, which needs no model
-    has_default_model = defaults["model_dir"] is not None
-    return has_default_model or ("experiment" in keys and "hypotheses" not in keys)
+    if defaults["model_dir"] is not None:
+        return True
+    # An experiment has a run, whose model is the default. Given hypotheses, nmt-evaluate needs no
+    # model.
+    keys = {argument.key for argument in arguments}
+    return "experiment" in keys and "hypotheses" not in keys
 
 
 def _compose_with_hydra(
     name: str, corpus: str, reads_run: bool, group_choices: tuple[str, ...]
 ) -> DictConfig:
-    """Merge the defaults and the YAML files of a command.
-
-    Initializes Hydra, unless this is a job of Hydra, whose later jobs compose the stored defaults
-    again. Otherwise Hydra composes the files only, since it would copy the defaults several times.
-    """
+    """Merge the defaults and the YAML files of a command."""
     command_defaults = _command_defaults(name, reads_run)
     with ExitStack() as stack:
-        if GlobalHydra.instance().is_initialized():
+        if GlobalHydra.instance().is_initialized():  # by a sweep, of which this is a job
+            # store the defaults, which Hydra composes again for the next job
             _store_for_hydra(name, corpus, command_defaults, unused_groups=())
         else:
+            # store no defaults: Hydra would copy them several times, and they are merged below
             _store_for_hydra(name, corpus, {}, _SWEEP_GROUPS_OF_HYDRA)
             stack.enter_context(hydra.initialize_config_module("nmt.configs", **VERSION_BASE))
         from_files = hydra.compose(name, list(group_choices))
@@ -300,7 +301,7 @@ def _compose_with_hydra(
     return typing.cast(DictConfig, OmegaConf.merge(defaults, from_files))
 
 
-# a process may compose several commands, and the files in configs/ do not change
+# cached, since a process may compose several configs, and the files in configs/ do not change
 _compose_our_files = functools.cache(_compose_with_hydra)
 
 
@@ -315,9 +316,10 @@ def _command_defaults(name: str, reads_run: bool) -> dict[str, Any]:
 def _store_for_hydra(
     name: str, corpus: str, defaults: dict[str, Any], unused_groups: Iterable[str]
 ) -> None:
-    """Store the config of a command for Hydra: `defaults`, and the defaults of config groups.
+    """Store the config of a command for Hydra: `defaults`, and the default choices of groups.
 
-    `corpus` is the default of the group `data`. `unused_groups` are groups of Hydra to leave out.
+    `corpus` is the default choice of the group `data`. `unused_groups` are groups of Hydra to leave
+    out.
     """
     defaults_list: list[Any] = [
         "_self_",  # our defaults; Hydra merges the following YAML files into them in this order
@@ -344,9 +346,10 @@ def _schema_defaults(name: str) -> dict[str, Any]:
 
 
 def _replaced_text_keys(settings: Iterable[Argument]) -> list[str]:
-    """Return the keys of YAML files that do not count, because the command line names other text.
+    """Return the keys whose values in YAML files are dropped, since `settings` name other text.
 
-    Files for one split replace the text of this split, files for training the text of all splits.
+    Files for training replace the text of all splits. Files for another split replace the text of
+    this split.
     """
     splits = set()
     for setting in settings:
@@ -365,7 +368,7 @@ def parse_value(text: str, type_hint: Any) -> Any:
     """Parse the value of a setting of type `type_hint`.
 
     Lists are written as [a,b] and mappings as {name:{key:value}}. Hydra parses mappings, lists with
-    quotes and text in quotes. Other text, numbers included, is returned unchanged.
+    quotes and text in quotes. Other text is returned unchanged, also if it is a number.
     """
     if text == "null":
         return None
@@ -386,8 +389,9 @@ def _split_list(text: str) -> list[str]:
     while start < len(words):
         end = start + 1
         max_end = min(end + _MAX_COMMAS_IN_NAME, len(words))
-        for longer_end in range(max_end, end, -1):  # prefers the longest name
-            if os.path.exists(os.path.expanduser(",".join(words[start:longer_end]).strip())):
+        for longer_end in range(max_end, end, -1):  # the longest name first
+            file_name = ",".join(words[start:longer_end]).strip()
+            if os.path.exists(os.path.expanduser(file_name)):
                 end = longer_end
                 break
         items.append(",".join(words[start:end]).strip())
@@ -401,7 +405,7 @@ def _to_content(composed: DictConfig) -> dict[str, Any]:
 
 
 def to_settings(content: dict[str, Any], schema: type[Any]) -> DictConfig:
-    """Return the settings of `schema` in `content`, with the types of `schema`."""
+    """Return the settings in `content` that `schema` has, converted to the types of `schema`."""
     values = {}
     for key, type_hint in typing.get_type_hints(schema).items():
         if key in content:
@@ -410,7 +414,10 @@ def to_settings(content: dict[str, Any], schema: type[Any]) -> DictConfig:
 
 
 def _structured(schema: type[Any]) -> DictConfig:
-    """Return the defaults of a dataclass, typed; `OmegaConf.merge` copies them."""
+    """Return the typed defaults of a dataclass.
+
+    They are cached and must not be changed. `OmegaConf.merge` copies them.
+    """
     if schema not in _structured_configs:
         _structured_configs[schema] = OmegaConf.structured(schema)
     return _structured_configs[schema]

@@ -28,10 +28,10 @@ _TEXT_ARGUMENTS = (
 
 
 def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write: bool) -> None:
-    """Prepare the data folder of a run unless it exists; do not change an existing one.
+    """Prepare the data folder of a run if the folder is missing.
 
-    Raises a `DataError` that says what to do if the folder is missing, unless `may_write` is set
-    and the settings name training text.
+    Raises a `DataError` that says what to do, unless `may_write` is set and the settings name
+    training text.
     """
     folder = resolve_path(config.data_dir)
     if (folder / "meta.json").exists():
@@ -47,7 +47,7 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
     elif config.data_dir == DEFAULT_DATA_DIR:
         command = shell_command("preprocess")  # prepares the included corpus
     elif (resolve_path(config.run_dir) / "config.yaml").exists():
-        # a relative data_dir starts at the folder in which the run was first started
+        # perhaps data_dir is relative to the folder in which the run was first started
         raise DataError(
             f"{folder} {problem}; give data_dir=FOLDER, the data of run_dir={config.run_dir}"
         )
@@ -61,23 +61,23 @@ def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write:
 
 
 def train_command(config: PreprocessConfig) -> str:
-    """Return the `nmt-train` command for the data folder, with a run folder that is not in use."""
+    """Return the `nmt-train` command for the data folder, with an unused run folder."""
     settings: dict[str, str] = {}
     model_folder = config.tokenizer.model
     if model_folder is not None and not resolve_path(model_folder).is_dir():
-        model_folder = None  # the file of a tokenizer
+        model_folder = None  # the setting names the file of a tokenizer
     if config.experiment is not None:
         settings["experiment"] = config.experiment
         settings["data_dir"] = config.data_dir
         train_config = _compose_train_config(config)
         if train_config.init_from is not None and model_folder is not None:
-            # fine-tune the model whose tokenizer the data has
+            # fine-tune the model whose tokenizer encoded the data
             settings["init_from"] = model_folder
         default_run_dir = train_config.run_dir
         run_dir = default_run_dir
     else:
         if config.tokenizer.extend is not None and model_folder is not None:
-            settings["init_from"] = model_folder  # the model whose vocabulary has grown
+            settings["init_from"] = model_folder  # the model whose tokenizer was extended
         else:
             settings["model"] = "tiny"
         default_run_dir = DEFAULT_RUN_DIR
@@ -104,7 +104,7 @@ def _find_unused_name(folder: str) -> str:
 def _compose_train_config(config: PreprocessConfig) -> TrainConfig:
     """Return the config of nmt-train for the experiment of a data folder."""
     words = [f"experiment={config.experiment}", f"data_dir={config.data_dir}"]
-    # the callback is only for sweeps, and these words contain none
+    # a sweep would call the function, but these words are not a sweep
     composed = compose_command(COMMANDS["train"], words, lambda _: None)
     assert composed is not None
     train_config: TrainConfig = composed.config

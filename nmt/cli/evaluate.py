@@ -1,7 +1,7 @@
 """Run `nmt-evaluate`: score translations from files or from a model.
 
 A model translates a source file, or a held-out set of a data folder. For several training runs, the
-command prints a table with the scores recorded in training.
+command prints a table of the runs, with the scores that training has recorded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# by_length: the least number of source words in each group, and the end of the last group
+# by_length: the first groups have 1 to 3 and 4 to 10 source words
 _LENGTH_BOUNDS = (1, 4, 11, 21, 41, math.inf)
 
 
@@ -53,18 +53,18 @@ class _TestSet:
     hypotheses: list[str] = field(default_factory=list)  # empty until a model has translated
     sources: list[str] = field(default_factory=list)
     translate_options: dict[str, Any] = field(default_factory=dict)  # languages or language tags
-    label: str = ""  # names the corpus, system, perturbation or length group
+    label: str = ""  # the corpus, system, perturbation or length group, as shown in the output
 
     def add_label(self, name: str) -> str:
-        """Return a name with the label in front."""
+        """Return the label and a name, such as the name of a metric."""
         return f"{self.label} {name}".strip()
 
 
 def evaluate(config: EvaluateConfig) -> None:
-    """Print the scores of the hypotheses and, with a baseline, tests of the differences from it.
+    """Print scores of the hypotheses and, with a baseline, significance tests of the differences.
 
     The baseline is the file `baseline`, or the first of several files of hypotheses. If `model_dir`
-    names a folder or pattern of runs, prints a table of the runs instead.
+    names a folder of runs or a pattern, prints a table of the runs instead.
     """
     runs = _runs_to_compare(config)
     if runs:
@@ -79,7 +79,7 @@ def evaluate(config: EvaluateConfig) -> None:
     for test_set in test_sets:
         scores += _score(config, test_set)
     if baseline is None and len(config.hypotheses) > 1:
-        baseline = test_sets.pop(0).hypotheses  # has scores, but is not compared with itself
+        baseline = test_sets.pop(0).hypotheses  # removed, not to be compared with itself
         log.info("the baseline is %s", config.hypotheses[0])
     comparisons: list[Comparison] = []
     if baseline is not None:
@@ -92,7 +92,7 @@ def evaluate(config: EvaluateConfig) -> None:
 
 
 def _score(config: EvaluateConfig, test_set: _TestSet) -> list[Score]:
-    """Score the hypotheses of a test set; the names of the scores begin with its label."""
+    """Score the hypotheses of a test set; the names of scores begin with the label of the set."""
     options = _metric_options(config, test_set)
     scores = []
     for score in scoring.evaluate(test_set.hypotheses, test_set.references, **options):
@@ -106,11 +106,9 @@ def _score_terms(config: EvaluateConfig, test_set: _TestSet) -> Score:
     """Return the percentage of the glossary's terms that the hypotheses contain."""
     from nmt.search.glossary import count_terms, load_glossary
 
-    glossary_lines = config.search_changes()["glossary"]
+    glossary = load_glossary(tuple(config.search_changes()["glossary"]))
     lemmas = None if config.lemmas is None else read_lemmas(config.lemmas)
-    count = count_terms(
-        load_glossary(tuple(glossary_lines)), test_set.sources, test_set.hypotheses, lemmas
-    )
+    count = count_terms(glossary, test_set.sources, test_set.hypotheses, lemmas)
     return Score(
         name=test_set.add_label("terms"),
         value=100 * count.num_translated / max(count.num_terms, 1),
@@ -138,7 +136,7 @@ def _compare(config: EvaluateConfig, test_set: _TestSet, baseline: list[str]) ->
 
 
 def _metric_options(config: EvaluateConfig, test_set: _TestSet) -> dict[str, Any]:
-    """Return the arguments that `scoring.evaluate` and `scoring.compare` have in common."""
+    """Return the common arguments of `scoring.evaluate` and `scoring.compare`."""
     return {
         "tokenize": test_set.bleu_tokenizer,
         "metrics": config.metrics,
@@ -161,18 +159,16 @@ def _command_metric(config: EvaluateConfig, test_set: _TestSet) -> CommandMetric
 def _tune(config: EvaluateConfig) -> None:
     """Print the best weights of rerank=noisy_channel, and the scores with and without reranking.
 
-    The best weights give the highest score by the first metric on all test sets together.
+    The best weights give the highest score by the first metric of the settings.
     """
     from nmt.translate.tune_weights import choose_by_weights, find_weights
 
     translator = _load_translator(config)
-    scores: list[Score] = []
     test_sets = _read_originals(config, translator)
     if len(test_sets) > 1:
         raise ConfigError("tune=true: the data folder has several corpora; give src and references")
     [test_set] = test_sets
-    # {}: there are no hypotheses yet
-    scoring.check_lines({}, test_set.references, force=config.force)
+    scoring.check_lines({}, test_set.references, force=config.force)  # {}: no hypotheses yet
     candidates = translator.n_best(
         test_set.sources, **test_set.translate_options, **_translate_options(config)
     )
@@ -184,11 +180,12 @@ def _tune(config: EvaluateConfig) -> None:
         lowercase=config.lowercase,
     )
     weights = find_weights(candidates, counts.score)
-    best = {
-        "search": [max(line, key=lambda item: (item.finished, item.score)) for line in candidates],
-        "reranked": choose_by_weights(candidates, weights),
-    }
-    for label, translations in best.items():
+    best_of_search = []
+    for n_best in candidates:
+        best_of_search.append(max(n_best, key=lambda item: (item.finished, item.score)))
+    systems = {"search": best_of_search, "reranked": choose_by_weights(candidates, weights)}
+    scores: list[Score] = []
+    for label, translations in systems.items():
         hypotheses = [translation.text for translation in translations]
         scores += _score(config, replace(test_set, hypotheses=hypotheses, label=label))
     if config.format is OutputFormat.json:
@@ -202,12 +199,12 @@ def _tune(config: EvaluateConfig) -> None:
 
 
 def _runs_to_compare(config: EvaluateConfig) -> list[Path]:
-    """Return the runs in the folder, or of the pattern, `model_dir`; [] if it is a model."""
+    """Return the runs that the folder or pattern `model_dir` contains, or [] if it is a model."""
     if config.model_dir is None or len(config.model_dir) > 1:
-        return []  # several models are an ensemble
+        return []  # several folders are an ensemble
     runs = find_runs(config.model_dir)
     if runs == [resolve_path(config.model_dir[0])]:
-        return []  # one run or model
+        return []  # the folder is a run, whose model is evaluated
     return runs
 
 
@@ -237,7 +234,7 @@ def _compare_runs(config: EvaluateConfig, runs: list[Path]) -> None:
 def _read_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[_TestSet]:
     """Return the test sets with their hypotheses, from files or from a model.
 
-    Each file of hypotheses makes one test set; all of these have the same references.
+    There is one test set for each file of hypotheses. Their references are equal.
     """
     if not config.hypotheses:
         return _translate_test_sets(config, baseline)
@@ -267,7 +264,7 @@ def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> 
     test_sets = list(originals)
     for test_set in originals:
         test_sets += [_perturb(test_set, change, config.seed) for change in config.perturb]
-    # Check the references before the translation, which may take long
+    # check the references before the translation, which may take long
     systems = {} if baseline is None else {"baseline": baseline}
     for test_set in test_sets:
         scoring.check_lines(systems, test_set.references, force=config.force)
@@ -317,7 +314,8 @@ def _read_source_file(
 ) -> _TestSet:
     """Return the test set of a source file and `references`, without hypotheses.
 
-    A model with a single target language, according to `directions`, needs no `tgt_lang`.
+    `directions` are the directions of the model. If they have one target language, the settings
+    need no `tgt_lang`.
     """
     from nmt.data.languages import default_directions
 
@@ -337,7 +335,7 @@ def _read_source_file(
 
 def _check_source(sources: list[str], references: list[list[str]]) -> None:
     """Raise an error unless source and references have the same number of lines."""
-    # force: the source may look tokenized, since it is not scored
+    # force=True: the source is not scored, so it may look tokenized
     scoring.check_lines({"src": sources}, references, force=True)
 
 
@@ -347,8 +345,8 @@ def _perturb(test_set: _TestSet, change: Perturbation, seed: int) -> _TestSet:
     references: list[list[str]] = [[] for _ in test_set.references]
     for i, source in enumerate(test_set.sources):
         rng = Random(f"{change.value} {seed} {i}")
-        originals = [lines[i] for lines in test_set.references]
-        perturbed_source, perturbed = perturb.perturb_line(source, originals, change, rng)
+        line_references = [lines[i] for lines in test_set.references]
+        perturbed_source, perturbed = perturb.perturb_line(source, line_references, change, rng)
         sources.append(perturbed_source)
         for lines, line in zip(references, perturbed, strict=True):
             lines.append(line)
@@ -377,7 +375,7 @@ def _divide_by_length(test_set: _TestSet) -> list[_TestSet]:
 
 
 def _read_held_out(config: EvaluateConfig) -> list[_TestSet]:
-    """Return a test set for each corpus of a held-out set of the data folder, no hypotheses."""
+    """Return a test set without hypotheses for each corpus of a held-out set of the data folder."""
     from nmt.data.binary import read_held_out
 
     assert config.data_dir is not None
@@ -396,7 +394,10 @@ def _read_held_out(config: EvaluateConfig) -> list[_TestSet]:
 
 
 def _choose_tokenizer(config: EvaluateConfig, language: str) -> str:
-    """Return sacreBLEU's name of BLEU's tokenizer; raise a `ConfigError` if it is missing."""
+    """Return the name of BLEU's tokenizer in sacreBLEU.
+
+    Raises a `ConfigError` if the tokenizer is not installed.
+    """
     bleu_tokenizer = config.tokenize or scoring.choose_bleu_tokenizer(language)
     if Metric.bleu in config.metrics:
         scoring.build_bleu_metric(bleu_tokenizer)  # only to raise the error

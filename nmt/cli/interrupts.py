@@ -1,18 +1,18 @@
-"""End a command that is interrupted (Ctrl-C) while it imports modules.
+"""End a command that is interrupted by Ctrl-C while it imports modules.
 
-Before `main` can catch it, a `KeyboardInterrupt` would show a traceback, and extension modules may
-turn it into other errors. This module only imports modules that Python loads at startup.
+During the imports, a `KeyboardInterrupt` would show a traceback, and extension modules may turn it
+into other errors. This module only imports modules that Python loads at startup.
 """
 
 from __future__ import annotations
 
-# not `signal`, which imports `enum`: Ctrl-C during that import would show a traceback
+# not `signal`, which imports `enum`: Ctrl-C during the import of `enum` would show a traceback
 import _signal  # type: ignore[import-not-found,unused-ignore]
 import os
 import sys
 
-# equal to `nmt.errors.EXIT_INTERRUPTED`, but not imported: until nmt.errors is loaded, Ctrl-C would
-# show a traceback
+# Equal to `nmt.errors.EXIT_INTERRUPTED`. Ctrl-C during the import of `nmt.errors` would show a
+# traceback.
 _EXIT_INTERRUPTED = 130
 
 

@@ -1,6 +1,6 @@
 """Train in several processes of this machine with torch's elastic launcher.
 
-An error of a rank is raised as the error that training in a single process would raise.
+An error of a rank is raised as the same error that training in a single process would raise.
 """
 
 from __future__ import annotations
@@ -28,12 +28,17 @@ _SIGNAL_HINTS = {  # appended to the message about a rank that a signal killed
     "SIGKILL": "; was there enough memory?",
     "SIGABRT": "; NCCL aborts a rank that waits longer than timeout_seconds",
 }
+# distances of a failure from the origin of all failures, see `_Cause`
+_OWN_ERROR = 0  # an error of the rank itself
+_NO_ANSWER = 1  # the rank was killed, or waited for another rank in vain
+_LOST_CONNECTION = 2  # the rank lost the connection to another rank
+_ENDED_BY_TORCH = 3  # torch ended the rank after the failure of another rank
 
 
 def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> None:
     """Train in `num_processes` processes of this machine until all are done or one fails.
 
-    Raises the error of the rank that failed first, so that the command prints it last.
+    Raises the error of the rank that failed first.
     """
     _configure_torch(timeout_seconds)
     with tempfile.TemporaryDirectory(prefix="nmt-train-") as folder:
@@ -51,17 +56,17 @@ def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> Non
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup ignores it; torch would not
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup: torch must ignore it, too
             config.signals_to_handle = "SIGTERM,SIGINT,SIGQUIT"
         stop_signal = _run_ranks(config, path)
-        # Raised here and not in `_run_ranks`: a SignalException that is still referenced keeps a
-        # thread of torch running, and Python may then abort at exit.
+        # Not raised in the `except` clause of `_run_ranks`: the error would reference the
+        # SignalException, which keeps a thread of torch running. Python may then abort at exit.
         if stop_signal is not None:
             _raise_stopped(stop_signal, Path(folder))
 
 
 def _configure_torch(timeout_seconds: int) -> None:
-    """Turn off the logs of torch's launcher, and set how long it waits for stopped ranks to end."""
+    """Turn off the logs of torch's launcher, and set how long it waits for ranks to end."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):  # each logger has its own level
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -91,7 +96,8 @@ def _run_ranks(config: LaunchConfig, config_path: Path) -> signal.Signals | None
 def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
     """Raise the error for a signal that the launcher passed on to the ranks.
 
-    Raises the error of a rank instead if one wrote an error to `folder` that is not `StoppedError`.
+    Ranks write their errors to `folder`. If one of them is not a `StoppedError`, raises this error
+    instead.
     """
     if stop_signal is signal.SIGINT:
         raise KeyboardInterrupt
@@ -99,25 +105,23 @@ def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
         f"stopped by {stop_signal.name}; the same command resumes from the newest checkpoint"
     )
     for path in sorted(folder.rglob("error.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))  # torch's `record` wrote it
-        message = content["message"]["message"]  # it has the form NameOfTheError: text
+        content = json.loads(path.read_text(encoding="utf-8"))  # written by torch's `record`
+        message = content["message"]["message"]  # "StoppedError: text"
         error_name, _, rank_message = message.partition(": ")
         if error_name != StoppedError.__name__:
             raise RankError(
                 f"rank {path.parent.name}, asked to stop by {stop_signal.name}: {rank_message}"
             )
-        stop_message = rank_message  # it says after which update the rank stopped
+        stop_message = rank_message  # contains the update after which the rank stopped
     raise StoppedError(stop_message)
 
 
 @dataclass(frozen=True, order=True)
 class _Cause:
-    """Why a rank failed. The minimum over the ranks is the likely origin of the other failures."""
+    """Why a rank failed. Causes are ordered: the first is the likely origin of the others."""
 
-    distance: int
-    """Distance from the origin: 0 for an error of the rank itself, 1 if it was killed or had no
-    answer, 2 if it lost the connection to another rank, 3 if torch ended it."""
-    timestamp: int  # seconds, when the rank failed
+    distance: int  # from the origin, such as `_OWN_ERROR`
+    timestamp: int  # when the rank failed, in seconds
     rank: int
     exit_code: int
     text: str  # the message of the error
@@ -125,7 +129,7 @@ class _Cause:
 
 
 def raise_first_cause(failures: Iterable[errors.ProcessFailure]) -> NoReturn:
-    """Raise the error of the rank that made the others fail."""
+    """Raise the error of the rank that made the other ranks fail."""
     cause = min(_read_cause(failure) for failure in failures)
     if cause.exit_code == StoppedError.exit_status:
         raise StoppedError(cause.text)
@@ -135,22 +139,20 @@ def raise_first_cause(failures: Iterable[errors.ProcessFailure]) -> NoReturn:
 
 
 def _read_cause(failure: errors.ProcessFailure) -> _Cause:
-    """Read why a rank failed from its signal or from the error that it recorded."""
+    """Return why a rank failed: the signal that killed it, or the error that it recorded."""
     if failure.exitcode < 0:
         signal_name = signal.Signals(-failure.exitcode).name
         hint = _SIGNAL_HINTS.get(signal_name, "")
         text = f"process {failure.pid} was killed by {signal_name}{hint}"
         log_line = text
-        distance = 3 if signal_name == "SIGTERM" else 1
+        distance = _ENDED_BY_TORCH if signal_name == "SIGTERM" else _NO_ANSWER
     else:
-        # text, or the dictionary that torch's `record` wrote
-        message = failure.message
+        message = failure.message  # a text, or the dictionary that torch's `record` wrote
         log_line = message["message"] if isinstance(message, dict) else message
-        # the message has the form NameOfTheError: text
-        error_name, _, text = log_line.partition(": ")
-        distance = 0
+        error_name, _, text = log_line.partition(": ")  # "PeerError: text"
+        distance = _OWN_ERROR
         if error_name == PeerError.__name__:
             log_line = text
-            # `nmt.runtime.distributed` words a timeout so; otherwise the connection was lost
-            distance = 1 if "no answer" in text else 2
+            # "no answer" is in the message of a timeout, see `nmt.runtime.distributed`
+            distance = _NO_ANSWER if "no answer" in text else _LOST_CONNECTION
     return _Cause(distance, failure.timestamp, failure.local_rank, failure.exitcode, text, log_line)

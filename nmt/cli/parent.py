@@ -1,7 +1,7 @@
 """End a rank of nmt-train when its launcher ends.
 
-A rank calls `end_with_launcher` before imports that take seconds. So this module imports only the
-standard library.
+This module imports only the standard library, since a rank calls `end_with_launcher` before imports
+that take seconds.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ import os
 import threading
 import time
 
+_SECONDS_BETWEEN_CHECKS = 0.5
 
-@functools.cache  # further calls start no second thread
+
+@functools.cache  # so that a second call does not start a second thread
 def end_with_launcher(launcher_pid: int) -> None:
-    """Start a thread that ends this process as soon as its launcher has ended.
+    """Start a thread that ends this process after its launcher has ended.
 
-    Otherwise, a rank would go on training after its launcher was killed.
+    Without it, a rank would continue training after its launcher was killed.
     """
 
     def watch() -> None:
         # the parent of this process changes when the launcher ends
         while os.getppid() == launcher_pid:
-            time.sleep(0.5)
+            time.sleep(_SECONDS_BETWEEN_CHECKS)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

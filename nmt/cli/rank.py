@@ -1,6 +1,6 @@
 """Train as one rank: `python -m nmt.cli.rank CONFIG_FILE LAUNCHER_PID`.
 
-`nmt-train` is the launcher: it starts one such process for each device.
+The launcher, `nmt-train`, starts one such process for each device.
 """
 
 from __future__ import annotations

@@ -24,19 +24,20 @@ from nmt.translate.translator import Translator
 
 
 def score(config: ScoreConfig) -> None:
-    """Score the pairs of `src` and `tgt`, and write one line for each to `output`.
+    """Score the pairs of `src` and `tgt`, and write one line for each pair to `output`.
 
     A stream is flushed after each line. A file appears under its name when it is complete.
     """
-    src = str(config.src)  # `ScoreConfig` requires both
+    src = str(config.src)  # `ScoreConfig` requires `src` and `tgt`
     tgt = str(config.tgt)
     output_file = find_output(config.output, [src, tgt])
     set_num_threads(config.num_threads)
     if config.backend is Engine.auto:  # CTranslate2's quantized weights would change the scores
         config = replace(config, backend=Engine.native, quantization=None)
     translator = load_translator(config, config.device)
-    shown_names = ("stdin" if src == "-" else src, "stdin" if tgt == "-" else tgt)
-    pairs = pair_lines(read_input(src), read_input(tgt), names=shown_names)
+    src_name = "stdin" if src == "-" else src
+    tgt_name = "stdin" if tgt == "-" else tgt
+    pairs = pair_lines(read_input(src), read_input(tgt), names=(src_name, tgt_name))
     with contextlib.ExitStack() as stack:
         if output_file is None:
             stream = open_output(config.output, stack)
@@ -59,7 +60,7 @@ def _score_pairs(
 ) -> Iterator[dict[str, Any]]:
     """Score pairs in windows of `window_lines`, and yield the JSON record of each pair."""
     search = translator.search_config(**config.search_changes())
-    translator.backend.check(search, scoring=True)  # raises for settings that the backend lacks
+    translator.backend.check(search, scoring=True)
     tags = translator.choose_tags(**config.direction)
     reverse_model = None
     if config.reverse_model is not None:
@@ -88,7 +89,7 @@ def _score_pairs(
             if reverse is not None:
                 record |= _to_dual_record(hypothesis, reverse)
             if config.measure is ScoreMeasure.alignment and "alignment" in record:
-                # links of words as text, in place of the source positions of tokens
+                # replace the source positions of tokens by links of words, as text
                 record["alignment"] = _link_words(record, translator, tags)
             yield record
 
@@ -118,12 +119,13 @@ def _link_words(record: dict[str, Any], translator: Translator, tags: Tags) -> s
     """Return the links of the words of a pair, without its tags, such as "0-0 1-2"."""
     num_src_tags = len(translator.tokenizer.src.encode(tags.src))
     num_tgt_tags = len(translator.tokenizer.tgt.encode(tags.tgt))
-    source_positions = record["alignment"][num_tgt_tags:]
+    positions = []  # for each target token, the source position after the tags
+    for position in record["alignment"][num_tgt_tags:]:
+        positions.append(max(0, position - num_src_tags))  # 0 for tokens aligned to a tag
     links = link_words(
-        record["source_tokens"][num_src_tags:-1],  # drop the tags and EOS
+        record["source_tokens"][num_src_tags:-1],  # without tags and EOS
         record["tokens"][num_tgt_tags:],
-        # a token that is aligned to a tag is linked to the first word
-        [max(0, position - num_src_tags) for position in source_positions],
+        positions,
     )
     return " ".join(f"{src_word}-{tgt_word}" for src_word, tgt_word in links)
 
@@ -140,8 +142,8 @@ def _to_record(
         "tokens": tokenizer.tgt.pieces(hypothesis.tokens[:-1]),
         "token_log_probs": hypothesis.token_log_probs,
     }
-    if hypothesis.alignment is not None:  # a source position for each target token
+    if hypothesis.alignment is not None:
         [ids] = encode_sources(tokenizer.src, [source], tags)
         record["source_tokens"] = tokenizer.src.pieces([*ids, tokenizer.src.eos_id])
-        record["alignment"] = hypothesis.alignment[: len(record["tokens"])]  # drop EOS
+        record["alignment"] = hypothesis.alignment[: len(record["tokens"])]  # without EOS
     return record

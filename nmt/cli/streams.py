@@ -60,9 +60,10 @@ def open_output(output: str, stack: contextlib.ExitStack) -> IO[bytes]:
 
 
 def open_input(path: str, stack: contextlib.ExitStack) -> tuple[Iterator[str], Callable[[], bool]]:
-    """Open an input; return its lines and a function that tells if a line can be read immediately.
+    """Open an input; return its lines and a function.
 
-    Reading a file never waits; reading a terminal, pipe or socket may.
+    The function returns whether a line can be read without waiting. For a file, this is always
+    true. For a terminal, pipe or socket, the next line may not have arrived.
     """
     status = _stdin_status() if path == "-" else None
     is_terminal_or_pipe = status is not None and not stat.S_ISREG(status.st_mode)

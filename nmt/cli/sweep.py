@@ -1,7 +1,7 @@
 """Run a sweep, or complete words in the shell, with Hydra.
 
-A sweep runs a command once for each combination of values, as in `max_tokens=2048,4096`. A sweep of
-nmt-train ends with a table of its runs.
+A sweep runs a command once for each combination of values: twice for `max_tokens=2048,4096`. A
+sweep of nmt-train ends with a table of its runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nmt.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-HYDRA_SETTINGS: dict[str, Any] = {  # Hydra itself writes no files and stays in the current folder
+HYDRA_SETTINGS: dict[str, Any] = {  # Hydra writes no files and does not change the current folder
     "output_subdir": None,
     "run": {"dir": "."},
     "sweep": {"dir": "runs", "subdir": "."},
@@ -50,12 +50,17 @@ def run_hydra(
 ) -> None:
     """Let Hydra run a command, and print the table of the runs of a sweep.
 
-    `arguments` come from the command line. `compose` takes the arguments of one run and the name of
-    its subfolder in `run_dir`, and returns a config; `run` runs the command with it. Hydra calls
-    both for each run of a sweep, once for other flags, and not at all for shell completion. The
-    first error of a run ends the sweep and is raised.
+    Hydra starts a job for each run of a sweep. It starts one job without a sweep, and none for
+    shell completion. The first error of a job ends the sweep and is raised.
+
+    Args:
+        command: the command.
+        command_line: the words after the name of the command.
+        arguments: the arguments of the command line, with the names of YAML files in Hydra.
+        compose: returns a config, given the arguments of a job and the subfolder of `run_dir`.
+        run: runs the command with a config.
     """
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises exceptions instead of printing them
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra raise exceptions instead of printing them
     start_seconds = time.time()
     with tempfile.TemporaryDirectory(prefix="nmt-sweep-") as folder:
         jobs = _Jobs(command, arguments, compose, run, names_folder=Path(folder))
@@ -69,7 +74,7 @@ def run_hydra(
         run_jobs = decorate(jobs.run_job)
         try:
             run_jobs()  # reads sys.argv
-        except Exception:  # a sweeper may fail because a failed run has no score
+        except Exception:  # after an error of a job, a sweeper may fail since it gets no score
             if not jobs.errors:
                 raise
         _report_sweep(jobs.read_run_dirs(), start_seconds)
@@ -80,8 +85,8 @@ def run_hydra(
 class _Jobs:
     """The jobs that Hydra starts, one for each run of a sweep.
 
-    A launcher of Hydra may start them in other processes. So each job writes the name of its run
-    folder to a file in `names_folder`. See `run_hydra` for the other parameters.
+    A launcher of Hydra may start jobs in other processes. Each job therefore writes the name of its
+    run folder to a file in `names_folder`. See `run_hydra` for the other parameters.
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class _Jobs:
         names_folder: Path,
     ) -> None:
         self.errors: list[Exception] = []
-        self.hydra_arguments: list[Argument] = []  # Hydra gives each job one value of each
+        self.hydra_arguments: list[Argument] = []  # Hydra chooses one value of each for a job
         self._shared_arguments: list[Argument] = []  # equal in all jobs
         for argument in arguments:
             if argument.key in GROUPS or _is_sweep(argument):
@@ -114,10 +119,10 @@ class _Jobs:
             return None
         try:
             return self._run(self._compose_job())
-        # whatever it is: `run_hydra` raises it when Hydra has ended, which would print a report
+        # any error: Hydra would print a report, so `run_hydra` raises the error after Hydra ended
         except Exception as error:
             if os.getpid() != self._main_pid:
-                raise  # Hydra raises it again in the main process
+                raise  # Hydra raises the error again in the main process
             self.errors.append(error)
             return None
 
@@ -130,7 +135,7 @@ class _Jobs:
             return self._compose(job_arguments, "")
         composed = self._compose(job_arguments, _name_run(values, self._arguments))
         if not composed.config.dry_run:
-            # with leading zeros, so that the files sort in the order of the jobs
+            # leading zeros, so that the names sort in the order of the jobs
             name_file = self._names_folder / f"{job_config.job.num:09d}"
             name_file.write_text(composed.config.run_dir)
         return composed
@@ -143,8 +148,8 @@ class _Jobs:
 def _report_sweep(run_dirs: list[str], start_seconds: float) -> None:
     """Print the table of the runs that have metrics, and log the file with the best values.
 
-    Sweepers such as Optuna write this file. It is ignored if it is older than `start_seconds`, the
-    time when the sweep started.
+    Sweepers such as Optuna write the file. A file of an earlier sweep is older than
+    `start_seconds`, the time when this sweep started, and is ignored.
     """
     from nmt.visualize.run_table import run_table, summarize_run  # only sweeps need this import
 
@@ -162,15 +167,15 @@ def _report_sweep(run_dirs: list[str], start_seconds: float) -> None:
 
 def _to_override(argument: Argument) -> str:
     """Return an argument in Hydra's grammar."""
-    prefix = "" if argument.key in GROUPS else "++"  # ++ also adds new keys, such as mix.NAME
+    prefix = "" if argument.key in GROUPS else "++"  # ++ allows new keys, such as mix.news
     return f"{prefix}{argument.key}={argument.value}"
 
 
 def _parse_override(text: str, command: Command) -> Argument:
-    """Parse an override that Hydra gives to one job, such as `++max_tokens=2048`."""
+    """Parse an override that Hydra passes to a job, such as `++max_tokens=2048`."""
     override = OverridesParser.create().parse_override(text)
-    value_text = override.value()  # text without its quotes
-    if not isinstance(value_text, str):  # a number, list or mapping: keep its text
+    value_text = override.value()  # of a text, without the quotes
+    if not isinstance(value_text, str):  # a number, list or mapping
         value_text = override.get_value_string()
     return parse_argument(f"{override.get_key_element()}={value_text}", command)
 
@@ -178,7 +183,7 @@ def _parse_override(text: str, command: Command) -> Argument:
 def _is_sweep(argument: Argument) -> bool:
     """Return whether an argument has several values in Hydra's grammar, as 1,2 or range(1,9).
 
-    The name of an existing file is one value, commas included.
+    The name of an existing file is one value, even if it contains commas.
     """
     if os.path.exists(argument.value):
         return False
@@ -193,7 +198,7 @@ def _name_run(values: Iterable[Argument], arguments: Iterable[Argument]) -> str:
     """Return the folder name of one run of a sweep, such as `max_tokens=2048,seed=1`.
 
     The name contains the settings that differ between runs, except run_dir. `values` are the
-    arguments of this run; `arguments` are the arguments on the command line.
+    arguments of this run, and `arguments` are the arguments of the command line.
     """
     swept_values = {argument.key: argument.value for argument in values}
     for argument in arguments:

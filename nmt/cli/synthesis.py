@@ -1,4 +1,4 @@
-"""Run `nmt-distill` and `nmt-backtranslate`, which make a corpus of text and its translations."""
+"""Run `nmt-distill` and `nmt-backtranslate`, which write a corpus of text and its translations."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from nmt.translate.windows import WINDOW_LINES, WindowReader
 
 log = logging.getLogger(__name__)
 _PAIRS = "pairs"
-"""While a job is unfinished, `partial_path(output / _PAIRS)` contains its pairs."""
+"""`partial_path(output / _PAIRS)` contains the pairs of an unfinished job."""
 
 
 def distill(config: DistillConfig) -> None:
-    """Translate source text with a teacher to make a corpus; log the next command."""
+    """Translate source text with a teacher, write a corpus, and log the next command."""
     direction = synthesize(config, is_reversed=False)
     corpus_settings = {
         "data.train.src": f"{config.output}/src.txt",
@@ -54,9 +54,9 @@ def distill(config: DistillConfig) -> None:
 
 
 def backtranslate(config: BacktranslateConfig) -> None:
-    """Translate target text with a reverse model to make a corpus; log the next command."""
+    """Translate target text with a reverse model, write a corpus, and log the next command."""
     direction = synthesize(config, is_reversed=True)
-    corpus_settings = {  # TRAIN: placeholder for the user's parallel text
+    corpus_settings = {  # TRAIN is a placeholder for the user's parallel text
         "data.corpora.parallel.src": "TRAIN.src",
         "data.corpora.parallel.tgt": "TRAIN.tgt",
         "data.corpora.bt.src": f"{config.output}/src.txt",
@@ -72,7 +72,7 @@ def _log_next(
 ) -> None:
     """Log the nmt-preprocess command that prepares the corpus for training.
 
-    `corpus_settings` are its settings for the training text, such as `data.train.src`.
+    `corpus_settings` are the settings of the command for the training text.
     """
     settings = dict(corpus_settings)
     if direction.src_lang:
@@ -86,26 +86,26 @@ def _log_next(
 
 
 def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
-    """Translate the files of `input`, write a corpus to the folder `output`, print its counts.
+    """Translate the files of `input`, write a corpus to the folder `output`, and print its counts.
 
-    With `is_reversed`, the input is the target side of the corpus. Resumes a killed job, and
-    translates nothing if the corpus is complete. Returns the languages of the corpus.
+    With `is_reversed`, the input is the target side of the corpus. Resumes a killed job. If the
+    corpus is complete, only prints its counts. Returns the languages of the corpus.
     """
     config = with_chosen_backend(config)
     files = _find_inputs(config)
     folder = resolve_path(config.output)
     _check_output(folder, files)
     translator = _load_translator(config)
-    job_fingerprint = {**describe_job(config, translator.search), "is_reversed": is_reversed}
+    job = {**describe_job(config, translator.search), "is_reversed": is_reversed}
     counts = None
     if not any(is_stream(file) for file in files):  # a stream cannot be read twice
-        counts = read_counts(folder, job_fingerprint, open_input=lambda: _open_files(files))
+        counts = read_counts(folder, job, open_input=lambda: _open_files(files))
     if counts is None:
         _check_replacement(config)
-        counts = _translate(config, files, translator, job_fingerprint, is_reversed=is_reversed)
+        counts = _translate(config, files, translator, job, is_reversed=is_reversed)
     else:
         log.info("%s is complete already, for this model, text and settings", config.output)
-        remove_partial(folder / _PAIRS)  # a kill after the summary was written leaves this file
+        remove_partial(folder / _PAIRS)  # left by a kill after the summary was written
     print(counts.table(config))
     if not counts.pairs:
         raise DataError(f"no pair is left in {config.output}; the lines above say why")
@@ -116,7 +116,7 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
 
 
 def _find_inputs(config: SynthesisConfig) -> list[str]:
-    """Return the files that `input` names; raise an error for one that cannot be read."""
+    """Return the files that `input` names; raise an error for a file that cannot be read."""
     files: list[str] = []
     for pattern in config.input or []:
         files.extend(match_files(pattern).values())  # the keys are the texts that * and ? match
@@ -130,12 +130,12 @@ def _load_translator(config: SynthesisConfig) -> WindowTranslator:
     """Load the models, with the settings that `config` shares with nmt-translate."""
     names = [setting.name for setting in fields(TranslationConfig)]
     settings = {name: getattr(config, name) for name in names}
-    # a `WindowTranslator` uses neither `input` nor `output`
+    # `WindowTranslator` does not use `input` and `output`
     return WindowTranslator(TranslateConfig(**settings, input="-", output="-"))
 
 
 def _check_output(folder: Path, files: list[str]) -> None:
-    """Raise a `DataError` if the corpus would overwrite its input or files of the user."""
+    """Raise a `DataError` if the corpus would overwrite its input or other files of the user."""
     input_paths = {resolve_path(file).resolve() for file in files}
     has_complete_corpus = (folder / SUMMARY_FILE).exists()
     has_unfinished_corpus = partial_path(folder / _PAIRS).exists()
@@ -148,9 +148,9 @@ def _check_output(folder: Path, files: list[str]) -> None:
 
 
 def _check_replacement(config: SynthesisConfig) -> None:
-    """Raise a `DataError` if `output` holds a corpus of another job and `overwrite` is not set.
+    """Raise a `DataError` if `output` contains a corpus, unless `overwrite` is set.
 
-    A corpus without pairs may always be replaced.
+    A corpus without pairs may be replaced.
     """
     path = resolve_path(config.output) / SUMMARY_FILE
     if config.overwrite or not path.exists():
@@ -172,13 +172,13 @@ def _translate(
     config: SynthesisConfig,
     files: list[str],
     translator: WindowTranslator,
-    job_fingerprint: dict[str, Any],
+    job: dict[str, Any],
     *,
     is_reversed: bool,
 ) -> SynthesisCounts:
-    """Translate the lines of `files`, without lines that a killed job has translated before.
+    """Translate the lines of `files`, except those that a killed job translated before.
 
-    Then writes the corpus.
+    Then writes the corpus. `job` is from `describe_job`.
     """
     folder = resolve_path(config.output)
     folder.mkdir(parents=True, exist_ok=True)
@@ -186,9 +186,7 @@ def _translate(
     if not any(is_stream(file) or is_compressed(file) for file in files):
         total_bytes = sum(resolve_path(file).stat().st_size for file in files)
     with contextlib.ExitStack() as stack:
-        partial_file = stack.enter_context(
-            PartialFile(folder / _PAIRS, job_fingerprint, SynthesisCounts)
-        )
+        partial_file = stack.enter_context(PartialFile(folder / _PAIRS, job, SynthesisCounts))
         reader = partial_file.resume(
             open_input=lambda: _open_files(files, config.window_lines),
             is_stream=any(is_stream(file) for file in files),
@@ -211,7 +209,7 @@ def _translate(
             partial_file.append(pair_bytes, window_counts, window)
             progress.update(len(window.lines), read_bytes=window.num_bytes)
         progress.finish()
-        summary = {"input": config.input, "job": job_fingerprint}
+        summary = {"input": config.input, "job": job}
 
         def write_output(job_state: JobState) -> None:
             write_corpus(folder, partial_file.path, job_state, summary)
@@ -241,9 +239,10 @@ def _open_files(files: list[str], window_lines: int = WINDOW_LINES) -> WindowRea
 
 
 def _find_languages(config: SynthesisConfig, directions: Sequence[LanguagePair]) -> LanguagePair:
-    """Return the languages of the translation: the language of the input, then of the output.
+    """Return the languages of the input and of its translation.
 
-    The settings name them. A model with a single direction, in `directions`, needs no settings.
+    The settings name the languages. A model whose `directions` have one pair of languages needs no
+    settings.
     """
     src_lang = config.src_lang
     tgt_lang = config.tgt_lang

@@ -1,6 +1,6 @@
 """Run `nmt-preprocess`, `nmt-average`, `nmt-export`, `nmt-import` and `nmt-serve`.
 
-Each function imports only the packages of its command, so that preprocessing does not load torch.
+Each function imports the packages of its command, so that preprocessing does not load torch.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from nmt.errors import ConfigError, ModelError, NmtError
 
 log = logging.getLogger(__name__)
 
-# Address space that a server needs before it loads models. On two cores it takes 1.1 GB; the margin
-# is for more cores, with which it takes more.
+# Address space that a server needs before it loads models: 1.1 GB on two cores, and more on more
+# cores.
 _MIN_SERVER_BYTES = 1536 << 20
 
 
 def preprocess(config: PreprocessConfig) -> None:
-    """Make the data folder, print its report and log the next command."""
+    """Write the data folder, print its report and log the next command."""
     from nmt.cli.data_folder import train_command
     from nmt.preprocess.prepare import prepare
     from nmt.preprocess.report import report_table
@@ -43,7 +43,7 @@ def preprocess(config: PreprocessConfig) -> None:
 
 
 def average(config: AverageConfig) -> None:
-    """Average the weights of checkpoints; log their names and the next command."""
+    """Average the weights of checkpoints; log the names of the checkpoints and the next command."""
     from nmt.average import average as average_weights
 
     if config.checkpoints:
@@ -62,7 +62,7 @@ def average(config: AverageConfig) -> None:
 
 
 def _default_average_folder(config: AverageConfig) -> str:
-    """Return RUN/average, where RUN is `run_dir` or the run folder that has all `checkpoints`."""
+    """Return RUN/average, where RUN is `run_dir` or the run of all `checkpoints`."""
     if not config.checkpoints:
         return f"{config.run_dir}/average"
     setting = f"checkpoints={','.join(config.checkpoints)}"
@@ -79,8 +79,8 @@ def _default_average_folder(config: AverageConfig) -> str:
 def _choose_checkpoints(config: AverageConfig) -> list[Path]:
     """Return the checkpoints of a run to average.
 
-    With `best=N`, returns the N checkpoints with the best validation scores, and with `last=N` the
-    N newest. Without both, returns the newest, as many as `average_last` of the run's settings.
+    With `best=N`, returns the N checkpoints with the best validation scores. Otherwise, returns the
+    N newest, where N is `last` or, by default, the setting `average_last` of the run.
     """
     from nmt.average import find_best_checkpoints, find_newest_checkpoints
     from nmt.checkpoint import list_checkpoints
@@ -90,7 +90,7 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
     run_dir = resolve_path(config.run_dir)
     path = run_dir / "config.yaml"
     if not path.exists():
-        # this problem, or that the folder is missing or is a file
+        # if the folder is missing or is a file, `describe_folder` returns that instead
         problem = describe_folder(run_dir, "is not a run folder (no config.yaml)")
         raise ModelError(f"{run_dir} {problem}; give run_dir=FOLDER or checkpoints=[FOLDER,...]")
     try:
@@ -106,7 +106,7 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
     if config.last is not None:
         return find_newest_checkpoints(run_dir, config.last)
     num_available = len(list_checkpoints(run_dir))
-    # at least 1, so that `find_newest_checkpoints` raises its error if the run has no checkpoint
+    # at least 1, so that `find_newest_checkpoints` raises an error for a run without checkpoints
     return find_newest_checkpoints(run_dir, max(1, min(average_last, num_available)))
 
 
@@ -118,7 +118,7 @@ def export(config: ExportConfig) -> None:
     folder = find_model(resolve_path(config.model_dir))
     output = config.output or _default_export_folder(config)
     export_model(folder, resolve_path(output), config)
-    megabytes = sum(path.stat().st_size for path in resolve_path(output).rglob("*")) / 1e6
+    num_bytes = sum(path.stat().st_size for path in resolve_path(output).rglob("*"))
     other_models = describe_other_models(resolve_path(config.model_dir), folder)
     log.info(
         "exported %s to %s (%s, %s, %.1f MB)%s",
@@ -126,7 +126,7 @@ def export(config: ExportConfig) -> None:
         output,
         config.format.value,
         config.quantization.value,
-        megabytes,
+        num_bytes / 1e6,
         other_models,
     )
     if config.format is ExportFormat.ctranslate2:
@@ -168,14 +168,14 @@ def import_model(config: ImportConfig) -> None:
         info.model.num_decoder_layers,
         info.model.d_model,
         info.model.norm.value,
-        info.src_vocab_size or info.vocab_size,  # no size of its own in a joint vocabulary
+        info.src_vocab_size or info.vocab_size,  # None with a joint vocabulary
         info.vocab_size,
     )
     log.info("next: %s", shell_command("translate", model_dir=config.output))
 
 
 def serve(config: ServeConfig) -> None:
-    """Serve translations over HTTP until a signal ends it."""
+    """Serve translations over HTTP until a signal ends the server."""
     for name in (
         "starlette",
         "uvicorn",
@@ -198,9 +198,9 @@ def serve(config: ServeConfig) -> None:
 
 
 def _check_address_space() -> None:
-    """Raise an `NmtError` if a limit of the shell leaves torch and its libraries too little memory.
+    """Raise an `NmtError` if `ulimit -v` leaves too little memory for torch and its libraries.
 
-    Without this check, they would fail with tracebacks.
+    Otherwise, their imports would fail with tracebacks.
     """
     if sys.platform == "win32":
         return

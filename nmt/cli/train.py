@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> float | None:
     """Prepare the data folder if it does not exist, then start or resume the run.
 
-    Returns the best validation score by `best_metric`, which Hydra's sweepers optimize. Returns
-    None for a dry run and for a rank of torchrun.
+    Returns the best validation score by `best_metric`, which Hydra's sweepers optimize, or None for
+    a dry run and for a rank of torchrun.
     """
     _check_run_dir(config.run_dir)
     if is_launched():  # torchrun has started this process
@@ -69,16 +69,16 @@ def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> 
 
 
 def train_in_process(config: TrainConfig) -> None:
-    """Start or resume a run in this process, on one device; `nmt.prepare` writes its data folder.
+    """Start or resume a run in this process, on one device.
 
-    Raises subclasses of `NmtError` for mistakes of the user.
+    `nmt.prepare` writes the data folder. Raises subclasses of `NmtError` for mistakes of the user.
     """
     _check_run_dir(config.run_dir)
     run_rank(config, OmegaConf.to_yaml(OmegaConf.structured(config)))
 
 
 def _check_run_dir(run_dir: str) -> None:
-    """Raise a `ConfigError` if `run_dir` is, or is inside, a checkpoint or model folder."""
+    """Raise a `ConfigError` if `run_dir` is, or is inside of, a checkpoint or model folder."""
     path = resolve_path(run_dir)
     if (path / CONFIG).exists():
         raise ConfigError(
@@ -114,8 +114,8 @@ def _run_launched(config: TrainConfig, config_yaml: str, preparation: DataPrepar
 def _choose_max_tokens(config: TrainConfig, world: World, device: torch.device) -> int:
     """Return the number of tokens for max_tokens=auto.
 
-    This is the number that the run has recorded, or else the largest number whose batches fit in
-    the memory of the device.
+    A run that resumes has recorded the number. For a new run, returns the largest number whose
+    batches fit in the memory of the device.
     """
     recorded: int | None = None
     path = resolve_path(config.run_dir) / "config.yaml"
@@ -129,7 +129,7 @@ def _choose_max_tokens(config: TrainConfig, world: World, device: torch.device) 
 
 
 def run_rank(config: TrainConfig, config_yaml: str) -> None:
-    """Train as the rank that the environment variables of torchrun name, or as the only rank."""
+    """Train as the rank in the environment variables of torchrun, or else as the only rank."""
     config = adopt_model(config)
     world = find_world()
     device = find_device(config.device, world.local_rank)

@@ -50,8 +50,8 @@ ConfigT = TypeVar("ConfigT", bound=TranslationConfig)
 def translate(config: TranslateConfig) -> None:
     """Translate `input` to `output`.
 
-    To a stream, writes each window of lines right after its translation. A file is written under
-    another name and renamed when it is complete; the same command resumes it after a kill.
+    Writes the output of each window to a stream right after its translation. A file is written
+    under another name and renamed when it is complete. After a kill, the same command resumes it.
     """
     output_file = _check_paths(config)
     document = open_document(config, output_file)
@@ -66,8 +66,8 @@ def translate(config: TranslateConfig) -> None:
         output: PartialFile | _OutputStream
         if output_file is None:
             lines, has_more = open_input(config.input, stack)
-            # In one process, a window ends as soon as no further line is ready, so that the user
-            # does not wait for output. Workers get full windows, which translate faster.
+            # In this process, a window ends when no further line can be read immediately, so that
+            # output comes soon. Workers get full windows, which are faster.
             reader = _open_reader(config, lines, has_more if translator.is_in_process else None)
             output = _OutputStream(open_output(config.output, stack))
         else:
@@ -99,11 +99,12 @@ def translate(config: TranslateConfig) -> None:
 
 
 def _read_lines(config: TranslateConfig, document: InputDocument | None) -> Iterator[str]:
+    """Return the sentences of the document, if any, or else the lines of the input."""
     return read_input(config.input) if document is None else iter(document.sentences)
 
 
 class _OutputStream:
-    """Writes translations to a stream, with the methods `append` and `finish` of `PartialFile`."""
+    """Writes translations to a stream. `append` and `finish` are called as in `PartialFile`."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -118,7 +119,7 @@ class _OutputStream:
     def finish(
         self, reader: WindowReader, write_output: Callable[[JobState], None] | None = None
     ) -> LineCounts:
-        """Return the counts of all windows; everything is already written."""
+        """Return the counts of all windows. There is nothing left to write."""
         return self._counts
 
 
@@ -130,13 +131,13 @@ class WindowTranslator:
         set_num_threads(config.num_threads)
         self._num_workers = choose_num_processes(config.devices, config.device)
         self.is_in_process = config.scheduler is None and self._num_workers == 1
-        # with workers, this process only needs the settings and tokenizers of the model
+        # if workers translate, this process only needs the settings and tokenizers
         translator = load_translator(config, config.device if self.is_in_process else "cpu")
         self.search, self.options = _resolve_settings(config, translator)
         self.tokenizer = translator.tokenizer
         self.directions = translator.directions
         self.source_prefix = find_source_prefix(translator.tokenizer.src, self.options.tags)
-        """The text, such as a language tag, that precedes each line in the input of the model."""
+        """The text that precedes each line in the input of the model, such as a language tag."""
         [tag_ids] = encode_starts(translator.tokenizer.tgt, [""], self.options.tags.tgt)
         self.num_tag_tokens = len(tag_ids)  # tokens of the target tag before each translation
         self._translator = translator if self.is_in_process else None
@@ -146,13 +147,13 @@ class WindowTranslator:
     ) -> Iterable[tuple[Window, list[LineResult]]]:
         """Iterate over the windows of `reader` and the results of their lines, in order.
 
-        Worker processes, if any, stop when `stack` is closed.
+        If workers translate, they stop when `stack` is closed.
         """
         if self._translator is not None:
             return self._translator.translate_windows(reader, self.search, self.options)
         folders = [str(resolve_path(folder)) for folder in self.config.model_dir]
         config = replace(self.config, model_dir=folders)
-        # each worker calls the factory once, to load a model of its own
+        # each worker calls the factory once, to load the model
         function_factory = partial(
             _load_window_function, config, self._num_workers, self.search, self.options
         )
@@ -174,9 +175,9 @@ class WindowTranslator:
 def _load_window_function(
     config: TranslateConfig, num_workers: int, search: SearchConfig, options: LineOptions
 ) -> Callable[[Window], list[LineResult]]:
-    """Load the model in a worker; return a function that translates a window with it.
+    """Load the model in a worker, and return a function that translates a window.
 
-    Workers on this machine share its cores and use one GPU each. Workers of a Dask scheduler keep
+    Workers on this machine share its cores, and each uses one GPU. Workers of a Dask scheduler keep
     their number of threads unless `num_threads` is set.
     """
     device = config.device
@@ -189,7 +190,7 @@ def _load_window_function(
     translator = load_translator(config, device)
 
     def translate_window(window: Window) -> list[LineResult]:
-        # one window gives one pair of the window and its results
+        # one window gives one pair: the window and its results
         [(_, results)] = translator.translate_windows([window], search, options)
         return results
 
@@ -197,15 +198,15 @@ def _load_window_function(
 
 
 def with_chosen_backend(config: ConfigT) -> ConfigT:
-    """Choose the backend and its quantization if `backend=auto`.
+    """Replace `backend=auto` by a backend and its quantization.
 
-    A job chooses once, before it starts workers, so that all of them use the same backend. If the
-    choice differs when a job resumes, the job starts over.
+    A job chooses before it starts workers, so that all workers use the same backend. A job that
+    resumes with another choice starts over.
     """
     if config.backend is not Engine.auto:
         return config
 
-    def check_settings(defaults: SearchConfig) -> None:  # raises if CTranslate2 lacks a setting
+    def check_settings(defaults: SearchConfig) -> None:  # see `choose_engine`
         search = replace(defaults, **config.search_changes())
         check_search(search)
         check_reproducible(search)
@@ -241,9 +242,9 @@ def load_translator(config: DirectionConfig, device: str) -> Translator:
 def _resolve_settings(
     config: TranslateConfig, translator: Translator
 ) -> tuple[SearchConfig, LineOptions]:
-    """Return the search settings, with the model's defaults, and the options for each line.
+    """Return the search settings, with the defaults of the model, and the options for lines.
 
-    Raises a `ConfigError` for settings that the model or its backend does not support.
+    Raises a `ConfigError` for settings that the model or the backend does not support.
     """
     search = translator.search_config(**config.search_changes())
     n_best = config.n_best
@@ -279,10 +280,12 @@ def _check_paths(config: TranslateConfig) -> Path | None:
     """Check inputs and output before the model is loaded; return the file to write, if any.
 
     Returns None if the output is a stream. Raises an error for files that cannot be read or
-    written, and if there is not one prefix for each line.
+    written, and if the numbers of prefixes and lines differ.
     """
-    # "-" for no prefixes: `find_output` only compares the output with files
-    output_file = find_output(config.output, [config.input, config.prefixes or "-"])
+    inputs = [config.input]
+    if config.prefixes is not None:
+        inputs.append(config.prefixes)
+    output_file = find_output(config.output, inputs)
     if output_file is not None and not os.access(output_file.parent, os.W_OK):
         raise ConfigError(
             f"output={config.output}: {output_file.parent} is not writable; choose another folder"
@@ -309,7 +312,7 @@ def _check_paths(config: TranslateConfig) -> Path | None:
 def _open_reader(
     config: TranslateConfig, lines: Iterator[str], has_more: Callable[[], bool] | None = None
 ) -> WindowReader:
-    """Return a reader of windows of lines and their prefixes; for `has_more` see `WindowReader`."""
+    """Return a reader of windows of `lines` and the prefixes, see `WindowReader`."""
     return WindowReader(
         lines,
         None if config.prefixes is None else read_input(config.prefixes),
@@ -326,7 +329,7 @@ def _open_progress(
     *,
     is_interactive: bool,
 ) -> Progress:
-    """Start to show the progress, without a bar if the terminal also shows input or output."""
+    """Start the progress display, without a bar if the terminal also shows input or output."""
     shows_output = config.output == "-" and sys.stdout is not None and sys.stdout.isatty()
     return Progress(
         "translate",

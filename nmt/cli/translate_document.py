@@ -1,10 +1,11 @@
-"""Documents as the input of `nmt-translate`: DOCX, HTML, XLIFF and the other formats of files."""
+"""Read and write the documents of `nmt-translate`: DOCX, HTML, XLIFF and other formats."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from nmt.config import OutputFormat, TranslateConfig, resolve_path
@@ -26,13 +27,13 @@ class InputDocument:
     """A document whose sentences are the lines to translate."""
 
     document: Document
-    sentences: list[str]
-    output: Path
+    sentences: list[str]  # of all texts of the document, in order
+    output: Path  # the translated document
 
     def adapt(self, config: TranslateConfig) -> TranslateConfig:
-        """Return the settings with which the sentences are translated.
+        """Return the settings for translating the sentences.
 
-        The results are kept as JSON until the document is written.
+        The results are stored as JSON until the document is written.
         """
         alignment = any(text.needs_alignment for text in self.document.texts)
         return replace(config, format=OutputFormat.json, alignment=alignment or config.alignment)
@@ -43,10 +44,10 @@ class InputDocument:
         return sum(len(sentence.encode()) + 1 for sentence in self.sentences)
 
     def write(self, job_state: JobState, *, prefix: str, num_tag_tokens: int) -> None:
-        """Write the document with the results of its sentences, which are in a partial file.
+        """Write the document with the results of its sentences from the partial file of the job.
 
-        `prefix` is the text that preceded each sentence in the input of the model, and
-        `num_tag_tokens` the length of the target tag before the tokens of each translation.
+        `prefix` is the text that preceded each sentence in the input of the model. `num_tag_tokens`
+        is the number of tokens of the target tag before each translation.
         """
         with partial_path(self.output).open("rb") as lines:
             results = (
@@ -58,17 +59,18 @@ class InputDocument:
             temporary.write_bytes(content)
 
     def _render(self, results: Iterator[LineResult], prefix: str) -> Iterator[str]:
+        """Yield the translation of each text of the document."""
         for text in self.document.texts:
-            text_results = [next(results) for _ in text.sentences]
+            text_results = list(islice(results, len(text.sentences)))
             yield text.render(text_results, prefix=prefix)
 
 
 def open_document(config: TranslateConfig, output_file: Path | None) -> InputDocument | None:
-    """Read the input if it is a document, and its translation is one of the same format.
+    """Read the input if it is a document, and the output has the same format.
 
-    `output_file` is the file to write, or None for a stream.
-    Returns None for text to translate line by line. Raises a `ConfigError` for settings that do not
-    apply to documents, and a `DataError` for an invalid document.
+    `output_file` is the file to write, or None for a stream. Returns None for text to translate
+    line by line. Raises a `ConfigError` for settings that do not apply to documents, and a
+    `DataError` for an invalid document.
     """
     name = config.input
     suffix = Path(name).suffix.lower()

@@ -1,6 +1,7 @@
-"""Let config groups have YAML files of the user as choices, besides those in `configs/`.
+"""Find the user's YAML files of config groups, check their content, and store them for Hydra.
 
-Finds the files, checks their keys and values, and stores them for Hydra.
+A config group is a folder of YAML files, of which an argument chooses one. The other files of a
+group are in `configs/`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from nmt.config import (
 from nmt.errors import ConfigError, suggest_names
 from nmt.runtime.reading import MAX_BYTES, open_regular
 
-# keys of YAML files that are for nmt-train only; other commands use them in another sense
+# in YAML files, these keys are for nmt-train only, since other commands use them in another sense
 TRAINING_KEYS = ("dtype", "max_tokens", "seed")
 IS_HYDRA_1_3 = hydra.__version__.startswith("1.3")
 _ADVICE_FOR_PATH = {  # for each config group, advice on a path that is not a YAML file
@@ -46,8 +47,8 @@ _registered_paths: dict[str, Path] = {}  # files of the user, keyed by their nam
 def find_yaml_files(folders: Iterable[Path]) -> dict[tuple[str, str], Path]:
     """Find the YAML files in folders of the user; return them by config group and name.
 
-    `FOLDER/model/x.yaml` is for `model=x`, and `FOLDER/x.yaml` for `experiment=x`. Stores the files
-    of groups for Hydra at once, since other files may list them in `defaults`.
+    `FOLDER/model/x.yaml` is for `model=x`, and `FOLDER/x.yaml` for `experiment=x`. Also stores the
+    files in folders of groups for Hydra, since other files may include them by `defaults`.
     """
     files = {}
     for folder in folders:
@@ -67,8 +68,8 @@ def find_choices(
 ) -> Argument:
     """Replace the YAML files that an argument chooses by their names in Hydra.
 
-    In a sweep, an argument may choose several files, separated by commas. An argument for a setting
-    is returned unchanged.
+    In a sweep, an argument may choose several files, separated by commas. Returns arguments for
+    settings unchanged.
     """
     if argument.key not in GROUPS:
         return argument
@@ -78,7 +79,7 @@ def find_choices(
 
 
 def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> str:
-    """Find a YAML file, store a user's file for Hydra, and return its name in Hydra.
+    """Find a YAML file and return its name in Hydra; store a file of the user for Hydra.
 
     Looks for `name` among the `files` of the user, then as a path, then in `configs/`.
     """
@@ -100,7 +101,7 @@ def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> s
 
 
 def describe_choice(name: str) -> str:
-    """Return the path of a user's file by its name in Hydra; return other names unchanged."""
+    """Return the path of a user's file, given its name in Hydra; return other names unchanged."""
     if name in _registered_paths:
         return os.path.relpath(_registered_paths[name])
     return name
@@ -119,7 +120,7 @@ def _register(group: str, path: Path) -> str:
         content = _nest_model_settings(content)
     check_content(content, path)
     name = path.stem
-    if name in choices(group):  # do not replace a file of configs/, which other files may include
+    if name in choices(group):  # does not replace the file in configs/, which files may include
         name = f"{path.parent.name}-{name}"
     store_config(name, content, group=group, package="_global_")
     _registered_paths[name] = path
@@ -139,7 +140,7 @@ def _nest_model_settings(content: dict[Any, Any]) -> dict[Any, Any]:
 def check_content(content: dict[Any, Any], path: Path) -> None:
     """Raise a `ConfigError` for an unknown key or an invalid value in a YAML file.
 
-    The file is for all commands, so every key must be a setting of at least one.
+    Several commands may use the file. Every key must be a setting of at least one command.
     """
     schemas = [command.schema for command in COMMANDS.values()]
     keys = {setting.name for schema in schemas for setting in dataclasses.fields(schema)}
@@ -153,11 +154,11 @@ def check_content(content: dict[Any, Any], path: Path) -> None:
     for schema in schemas:
         type_hints = typing.get_type_hints(schema)
         for key, value in content.items():
-            is_for_training = key in TRAINING_KEYS and schema is not TrainConfig
-            if key not in type_hints or is_for_training:
+            is_only_for_training = key in TRAINING_KEYS and schema is not TrainConfig
+            if key not in type_hints or is_only_for_training:
                 continue
             try:
-                convert(value, type_hints[key], key)  # raises for the value or a nested key
+                convert(value, type_hints[key], key)  # checks the value and nested keys
             except ConfigError as error:
                 raise ConfigError(f"{path}: {error}") from None
 
@@ -175,9 +176,9 @@ def store_config(name: str, node: Any, **options: Any) -> None:
 def convert(value: Any, type_hint: Any, key: str) -> Any:
     """Convert a value to our notation for a setting of type `type_hint`, and check it.
 
-    For a list, text becomes its only item. Numbers may be written as 100k, 1e5 or, if whole, 1.0.
-    An optional number may be written as auto, which is null.
-    Checks keys and values of groups too. OmegaConf makes the final conversion to the type.
+    A text for a list becomes a list of one item. Whole numbers may be written as 100k, 1e5 or 1.0.
+    For an optional number, auto means null. Keys and values of groups are converted and checked,
+    too. OmegaConf later converts to the type.
     """
     if value == "auto" and _is_optional_number(type_hint):
         return None
@@ -212,7 +213,7 @@ def _check_text(text: str, type_hint: Any, key: str) -> None:
     accepted_types = [type_hint, *typing.get_args(type_hint)]  # a union accepts its members
     for accepted_type in accepted_types:
         if isinstance(accepted_type, type) and issubclass(accepted_type, Enum):
-            choose(accepted_type, key, text)  # raises if `text` is not a choice
+            choose(accepted_type, key, text)  # raises an error for another text
     if str in accepted_types:
         return
     for number_type, rule in ((int, "must be a whole number"), (float, "must be a number")):
@@ -224,7 +225,7 @@ def _check_text(text: str, type_hint: Any, key: str) -> None:
 
 
 def _check_items(items: list[Any], type_hint: Any, key: str) -> None:
-    """Raise a `ConfigError` for text that is not an item of a list setting of type `type_hint`."""
+    """Raise a `ConfigError` for text that may not be an item of a list of type `type_hint`."""
     for accepted_type in (type_hint, *typing.get_args(type_hint)):  # a union accepts its members
         if typing.get_origin(accepted_type) is list:
             [item_type] = typing.get_args(accepted_type)
@@ -234,7 +235,7 @@ def _check_items(items: list[Any], type_hint: Any, key: str) -> None:
 
 
 def _convert_group(content: dict[Any, Any], type_hint: Any, key: str) -> dict[str, Any]:
-    """Convert the members of a group: of a dataclass, or of a dict with names of the user."""
+    """Convert the members of a group, whose type is a dataclass or a dict with the user's names."""
     members = {str(name): value for name, value in content.items()}  # YAML reads 2023 as a number
     if typing.get_origin(type_hint) is dict:
         member_hints = dict.fromkeys(members, typing.get_args(type_hint)[1])
