@@ -281,7 +281,7 @@ def test_weights_of_words_are_sums_over_columns_and_means_over_rows() -> None:
         "words": {"src": [0, 1, 1], "tgt": [0, 1, 1], "predicted": [0, 0, 1]},
         "maps": {"cross": {"shape": [1, 1, 3, 3], "data": [51, 102, 102, 153, 51, 51, 255, 0, 0]}},
     }
-    script = (STATIC / "attention.js").read_text(encoding="utf-8") + READ_WEIGHTS
+    script = (STATIC / "attention_maps.js").read_text(encoding="utf-8") + READ_WEIGHTS
     expected = {"pieces": [0.2, 0.4, 0.4, 0.6, 0.2, 0.2, 1, 0, 0], "words": [0.4, 0.6, 1, 0]}
     for unit, weights in expected.items():
         command = ["node", "--eval", script, json.dumps(pair), unit]

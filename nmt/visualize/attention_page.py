@@ -5,6 +5,7 @@ It shares a script and a part of its style with the server's page.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -36,9 +37,16 @@ def render_page(pairs: Sequence[PairAttention], models: str) -> str:
         num_heads=pairs[0].encoder.size(1),
         titles=titles,
         pairs=attention,
-        component_js=read_component("attention.js"),
+        component_js=read_attention_script(),
         component_css=read_component("attention.css"),
     )
+
+
+def read_attention_script() -> str:
+    """Return the script of the attention view, with the files that it imports before it."""
+    names = ("attention_maps.js", "attention_drawing.js", "attention.js")
+    script = "".join(map(read_component, names))
+    return re.sub(r"(?m)^import [^;]+;\n", "", script)
 
 
 def read_component(name: str) -> str:

@@ -24,7 +24,7 @@ from nmt.runtime.distributed import set_num_threads
 from nmt.runtime.pages import load_page_templates
 from nmt.translate.attention import PairAttention
 from nmt.translate.translator import Translator
-from nmt.visualize.attention_page import read_component
+from nmt.visualize.attention_page import read_attention_script, read_component
 from nmt.visualize.run_table import Records, read_curve, read_metrics
 from nmt.visualize.runs import (
     METRIC_CHARTS,
@@ -87,7 +87,7 @@ def report_page(config: VisualizeConfig) -> str:
         speed=summarize_speed(records),
         pairs=attention_pairs,
         titles=attention_titles,
-        component_js=read_component("attention.js"),
+        component_js=read_attention_script(),
         component_css=read_component("attention.css"),
     )
 

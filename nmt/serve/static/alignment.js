@@ -1,16 +1,17 @@
-// The words of a translation and the words of its source that belong together, by the attention of
-// the model. Pointing at a word highlights its partners on the other side.
+// Show which words of a translation and of its source belong together, by the alignment of the model.
+// Pointing at a word highlights its partners on the other side.
 
-// The server counts code points, as this array does; `text.length` would count UTF-16 units.
+// Return the code points of a text, by which the server counts positions. `text.length` would count
+// UTF-16 units.
 function toCharacters(text) {
   return Array.from(text);
 }
 
-// Return the words of a text as spans [start, end]; a wide character, as in Chinese, is a word.
+// Return the words of a text as spans [start, end]. A wide character, such as in Chinese, is a word.
 export function wordSpans(text) {
   const characters = toCharacters(text);
   const spans = [];
-  let start = null; // of the word that is being read
+  let start = null; // of the current word; null between words
   characters.forEach((character, i) => {
     const isWide = /[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]/.test(character);
     const isSpace = /\s/.test(character);
@@ -25,13 +26,13 @@ export function wordSpans(text) {
   return spans;
 }
 
-// Return the index of the span that contains a character, -1 if there is none.
+// Return the index of the span that contains a position, or -1.
 function findSpan(spans, position) {
   return spans.findIndex(([start, end]) => start <= position && position < end);
 }
 
-// Return the word spans of both sides, and for each target word the set of indices of the source
-// words that its tokens attend to.
+// Return the spans of the words on both sides, and for each target word the set of the indices of
+// the source words that its tokens are aligned with.
 export function alignWords(sentence) {
   const [best] = sentence.hypotheses;
   const sourceSpans = wordSpans(sentence.source);
@@ -47,7 +48,7 @@ export function alignWords(sentence) {
   return { sourceSpans, targetSpans, sourceWords };
 }
 
-// Return a paragraph of the text in which each word is an element of its own.
+// Return a paragraph of the text with an element for each word.
 function createLine(text, spans) {
   const line = document.createElement("p");
   line.className = "words";
@@ -65,6 +66,7 @@ function createLine(text, spans) {
   return line;
 }
 
+// Return an element with a source and its translation.
 function createPair(sentence) {
   const { sourceSpans, targetSpans, sourceWords } = alignWords(sentence);
   const sourceLine = createLine(sentence.source, sourceSpans);

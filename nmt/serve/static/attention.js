@@ -1,344 +1,45 @@
-// A view of the attention weights of sentence pairs: small maps of all layers and heads, the chosen
-// one enlarged, and lines between the tokens of both sides. Several heads of a layer can be shown at
-// once, each in a color of its own. The page of the server and the pages of nmt-visualize use it.
+// A view of the attention weights of sentence pairs: thumbnails of all layers and heads, an enlarged
+// map of the chosen head, and lines between the tokens of both sides. Several heads of a layer can be
+// shown at once, each in another color. The page of the server and the pages of nmt-visualize have
+// this view.
 
-const KIND_TITLES = {
-  cross: "Target to source",
-  encoder: "Within the source",
-  decoder: "Within the target",
-};
-const KIND_SIDES = { // the tokens of the rows and of the columns
-  cross: ["predicted", "src"],
-  encoder: ["src", "src"],
-  decoder: ["tgt", "tgt"],
-};
-const MEAN = -1; // the number of the mean of all heads
+import {
+  cellSize, createElement, describe, drawLines, drawMap, drawPixels, MAP_MARGIN, MIN_WEIGHT, readPalette,
+} from "/static/attention_drawing.js";
+import { AttentionMap, KIND_TITLES, MEAN, readPair } from "/static/attention_maps.js";
+
 const HEAD_COLORS = [
   "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07800", "#3a8fc4", "#8a5fd0", "#7a7f85",
 ];
-const MIN_WEIGHT = 0.02; // smaller weights get no line and are not listed
-const MAX_LISTED = 6; // tokens in the description of a token
-
-// sizes in pixels
-const THUMBNAIL_SIZE = 52;
-const MAP_MARGIN = 104; // for the labels of rows and columns
-const MAP_TAIL = 46; // for the label of the last column, which leans to the right
-const LINE_HEIGHT = 26; // of a token beside the lines
-const LINES_WIDTH = 180;
-const MAX_LABEL_LENGTH = 14; // characters
-
+const THUMBNAIL_SIZE = 52; // pixels
+const UNDERLINE_HEIGHT = 14; // pixels, of a weight of 1
 const HINT = "Keys: arrows change layer and head, M shows the mean of heads, H several heads, "
   + "1 2 3 the kind, W words or pieces, Escape lets go. A click holds a token.";
-
-// --- data
 
 // Return the number k + offset, wrapped around to 0 ... count - 1.
 function wrap(k, offset, count) {
   return (k + offset + count) % count;
 }
 
-function decodeBytes(data) {
-  if (typeof data !== "string") return data;
-  return Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
-}
-
-// Join pieces to text; pieces that are single bytes are decoded as UTF-8.
-function joinPieces(pieces) {
-  let bytes = [];
-  let text = "";
-  function flushBytes() {
-    text += new TextDecoder().decode(new Uint8Array(bytes));
-    bytes = [];
-  }
-  for (const piece of pieces) {
-    const byte = /^<0x([0-9A-F]{2})>$/.exec(piece);
-    if (byte) {
-      bytes.push(parseInt(byte[1], 16));
-    } else {
-      flushBytes();
-      text += piece;
-    }
-  }
-  flushBytes();
-  return text.replaceAll("\u2581", " ").trim() || "␣";
-}
-
-// The weights of one layer, for one head or the mean of several: `rows` and `columns` are labels, and
-// `weights` is a flat array of rows.
-class AttentionMap {
-  constructor(kind, rows, columns, weights) {
-    this.kind = kind;
-    this.rows = rows;
-    this.columns = columns;
-    this.weights = weights;
-  }
-
-  weight(row, column) {
-    return this.weights[row * this.columns.length + column];
-  }
-
-  isMasked(row, column) {
-    return this.kind === "decoder" && column > row;
-  }
-}
-
-// The attention of one sentence pair, from the JSON of `PairAttention.as_json`.
-class Pair {
-  constructor({ src, tgt, predicted, words, maps }) {
-    this.pieces = { src, tgt, predicted };
-    this.words = words; // the number of the word of each piece, by side
-    this.hasWords = Boolean(words);
-    this.shapes = {};
-    this.data = {};
-    for (const [kind, { shape, data }] of Object.entries(maps)) {
-      this.shapes[kind] = shape; // layers, heads, rows, columns
-      this.data[kind] = decodeBytes(data); // 255 is a weight of 1
-    }
-    this.kinds = Object.keys(KIND_TITLES).filter((kind) => kind in maps);
-  }
-
-  shape(kind) {
-    return this.shapes[kind];
-  }
-
-  labels(side, byWords) {
-    const pieces = this.pieces[side];
-    if (!byWords) return pieces;
-    const groups = [];
-    pieces.forEach((piece, i) => {
-      const word = this.words[side][i];
-      groups[word] ??= [];
-      groups[word].push(piece);
-    });
-    return groups.map(joinPieces);
-  }
-
-  // Return the `AttentionMap` of one head, or of the mean of all heads for MEAN.
-  pick(kind, layer, head, byWords) {
-    const [rowSide, columnSide] = KIND_SIDES[kind];
-    const rows = this.labels(rowSide, byWords);
-    const columns = this.labels(columnSide, byWords);
-    let weights = this.pieceWeights(kind, layer, head);
-    if (byWords) {
-      weights = this.wordWeights(kind, weights, rows.length, columns.length);
-    }
-    return new AttentionMap(kind, rows, columns, weights);
-  }
-
-  pieceWeights(kind, layer, head) {
-    const [, numHeads, height, width] = this.shapes[kind];
-    const data = this.data[kind];
-    const size = height * width;
-    const heads = head === MEAN ? [...Array(numHeads).keys()] : [head];
-    const weights = new Float32Array(size);
-    for (const h of heads) {
-      const start = (layer * numHeads + h) * size;
-      for (let k = 0; k < size; k++) weights[k] += data[start + k] / 255 / heads.length;
-    }
-    return weights;
-  }
-
-  // A word attends with the mean of its pieces, and receives the sum of their weights.
-  wordWeights(kind, weights, numRows, numColumns) {
-    const [, , height, width] = this.shapes[kind];
-    const [rowSide, columnSide] = KIND_SIDES[kind];
-    const rowWords = this.words[rowSide];
-    const columnWords = this.words[columnSide];
-    const numPieces = new Float32Array(numRows);
-    for (const word of rowWords) numPieces[word]++;
-    const merged = new Float32Array(numRows * numColumns);
-    for (let i = 0; i < height; i++) {
-      for (let j = 0; j < width; j++) {
-        const index = rowWords[i] * numColumns + columnWords[j];
-        merged[index] += weights[i * width + j] / numPieces[rowWords[i]];
-      }
-    }
-    return merged;
-  }
-}
-
-function readPair(json) {
-  return new Pair(json);
-}
-
-// --- drawing
-
-function createElement(name, properties = {}, ...children) {
-  const element = Object.assign(document.createElement(name), properties);
-  element.append(...children);
-  return element;
-}
-
-// Read the colors of the page: `shades` are 256 colors [r, g, b] from the paper to the accent.
-function readPalette(element) {
-  const style = getComputedStyle(element);
-  const canvas = createElement("canvas");
-  const context = canvas.getContext("2d", { willReadFrequently: true });
-  function rgb(variable) {
-    context.fillStyle = style.getPropertyValue(variable).trim();
-    context.fillRect(0, 0, 1, 1);
-    return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
-  }
-  const paper = rgb("--paper");
-  const accent = rgb("--accent");
-  const shades = Array.from({ length: 256 }, (_, i) => (
-    paper.map((from, channel) => Math.round(from + (accent[channel] - from) * i / 255))
-  ));
-  return {
-    shades,
-    masked: rgb("--line"),
-    ink: `rgb(${rgb("--ink").join()})`,
-    accent: `rgb(${accent.join()})`,
-  };
-}
-
-// Return a canvas with one pixel for each weight.
-function drawPixels(map, palette) {
-  const width = map.columns.length;
-  const height = map.rows.length;
-  const pixels = new ImageData(width, height);
-  for (let i = 0; i < height; i++) {
-    for (let j = 0; j < width; j++) {
-      const shade = Math.min(255, Math.round(map.weight(i, j) * 255));
-      const color = map.isMasked(i, j) ? palette.masked : palette.shades[shade];
-      pixels.data.set([...color, 255], 4 * (i * width + j));
-    }
-  }
-  const canvas = createElement("canvas", { width, height });
-  canvas.getContext("2d").putImageData(pixels, 0, 0);
-  return canvas;
-}
-
-// Resize a canvas, and return a context that draws in CSS pixels.
-function resize(canvas, width, height) {
-  const scale = window.devicePixelRatio || 1;
-  canvas.width = width * scale;
-  canvas.height = height * scale;
-  canvas.style.width = `${width}px`;
-  canvas.style.height = `${height}px`;
-  const context = canvas.getContext("2d");
-  context.scale(scale, scale);
-  return context;
-}
-
-function shortenLabel(text) {
-  const characters = Array.from(text);
-  if (characters.length <= MAX_LABEL_LENGTH) return text;
-  return `${characters.slice(0, MAX_LABEL_LENGTH - 1).join("")}…`;
-}
-
-export function cellSize(map) {
-  const longest = Math.max(map.rows.length, map.columns.length);
-  return Math.max(9, Math.min(24, Math.floor(620 / longest)));
-}
-
-// Draw the enlarged map with its labels. `row` and `column`, if not null, are framed.
-function drawMap(canvas, map, palette, { row, column }) {
-  const cell = cellSize(map);
-  const width = map.columns.length * cell;
-  const height = map.rows.length * cell;
-  const context = resize(canvas, MAP_MARGIN + width + MAP_TAIL, MAP_MARGIN + height);
-  context.imageSmoothingEnabled = false;
-  context.drawImage(drawPixels(map, palette), MAP_MARGIN, MAP_MARGIN, width, height);
-  context.font = `${Math.min(13, cell + 1)}px system-ui, sans-serif`;
-  context.fillStyle = palette.ink;
-  context.strokeStyle = palette.ink;
-  context.textBaseline = "middle";
-  context.textAlign = "right";
-  map.rows.forEach((label, i) => {
-    context.globalAlpha = row === null || row === i ? 1 : 0.45;
-    context.fillText(shortenLabel(label), MAP_MARGIN - 6, MAP_MARGIN + (i + 0.5) * cell);
-  });
-  context.textAlign = "left";
-  map.columns.forEach((label, j) => {
-    context.globalAlpha = column === null || column === j ? 1 : 0.45;
-    context.save();
-    context.translate(MAP_MARGIN + (j + 0.5) * cell, MAP_MARGIN - 6);
-    context.rotate(-Math.PI / 3);
-    context.fillText(shortenLabel(label), 0, 0);
-    context.restore();
-  });
-  context.globalAlpha = 1;
-  if (row !== null) {
-    context.strokeRect(MAP_MARGIN - 0.5, MAP_MARGIN + row * cell - 0.5, width + 1, cell + 1);
-  }
-  if (column !== null) {
-    context.strokeRect(MAP_MARGIN + column * cell - 0.5, MAP_MARGIN - 0.5, cell + 1, height + 1);
-  }
-}
-
-// Draw a line for each weight of `maps`, in the color of the map.
-function drawLines(canvas, maps, colors, { row, column }) {
-  const numLines = Math.max(maps[0].rows.length, maps[0].columns.length);
-  const context = resize(canvas, LINES_WIDTH, numLines * LINE_HEIGHT);
-  maps.forEach((map, k) => {
-    context.strokeStyle = colors[k];
-    const offset = 3 * (k - (maps.length - 1) / 2); // so that lines of several heads stay apart
-    for (let i = 0; i < map.rows.length; i++) {
-      for (let j = 0; j < map.columns.length; j++) {
-        const weight = map.weight(i, j);
-        const isChosen = (row === null || row === i) && (column === null || column === j);
-        if (weight >= MIN_WEIGHT && isChosen) drawLine(context, i, j, weight, offset);
-      }
-    }
-  });
-}
-
-function drawLine(context, row, column, weight, offset) {
-  const start = (row + 0.5) * LINE_HEIGHT + offset;
-  const end = (column + 0.5) * LINE_HEIGHT + offset;
-  const middle = LINES_WIDTH / 2;
-  context.globalAlpha = Math.min(1, weight);
-  context.lineWidth = 0.5 + 4 * weight;
-  context.beginPath();
-  context.moveTo(0, start);
-  context.bezierCurveTo(middle, start, middle, end, LINES_WIDTH, end);
-  context.stroke();
-}
-
-// Describe in words the row or the column that is pointed at, the largest weights first.
-function describe(map, { row, column }) {
-  if (row === null && column === null) return "Point at a token, or move to it with Tab.";
-  if (row !== null && column !== null) {
-    const verb = map.isMasked(row, column) ? "may not attend to" : "attends to";
-    const weight = map.weight(row, column).toFixed(3);
-    return `${map.rows[row]} ${verb} ${map.columns[column]}: ${weight}`;
-  }
-  if (row !== null) {
-    const weights = map.columns.map((_, j) => map.weight(row, j));
-    return `${map.rows[row]} attends to ${listLargest(map.columns, weights)}`;
-  }
-  const weights = map.rows.map((_, i) => map.weight(i, column));
-  return `${map.columns[column]} gets from ${listLargest(map.rows, weights)}`;
-}
-
-function listLargest(labels, weights) {
-  const order = [...labels.keys()].sort((a, b) => weights[b] - weights[a]);
-  const largest = order.slice(0, MAX_LISTED).filter((k) => weights[k] >= MIN_WEIGHT);
-  if (!largest.length) return "nothing much";
-  return largest.map((k) => `${labels[k]} ${weights[k].toFixed(2)}`).join(", ");
-}
-
-// --- the view
-
 function headName(head) {
   return head === MEAN ? "mean of heads" : `head ${head + 1}`;
 }
 
 class AttentionView {
-  // `load(i)` returns the JSON of pair i, or a promise of it; keys are read from `keyTarget`.
+  // `load(i)` returns the JSON of pair i, or a promise of it. `keyTarget` is the element whose key
+  // events are handled.
   constructor(container, titles, load, keyTarget) {
     this.container = container;
     this.load = load;
     this.numLoads = 0;
     this.pair = null;
     this.kind = "cross";
-    this.layer = null; // null: the last one
+    this.layer = null; // null: the last layer
     this.heads = [MEAN]; // the heads that are shown, only one unless `showsSeveral`
     this.showsSeveral = false;
     this.byWords = false;
-    this.pointed = { row: null, column: null };
-    this.isPinned = false;
+    this.pointed = { row: null, column: null }; // the token or cell that is pointed at
+    this.isPinned = false; // whether a click holds `pointed`
     this.createElements(titles);
     this.listen(keyTarget);
   }
@@ -384,12 +85,13 @@ class AttentionView {
     this.container.replaceChildren(choices, hint, columns);
   }
 
+  // Load a pair and show it.
   async open(number) {
     this.numLoads++;
-    const load = this.numLoads;
+    const loadNumber = this.numLoads;
     try {
       const json = await this.load(number);
-      if (load !== this.numLoads) return; // another sentence was chosen in the meantime
+      if (loadNumber !== this.numLoads) return; // another sentence was chosen in the meantime
       this.pair = readPair(json);
       const kind = this.pair.kinds.includes(this.kind) ? this.kind : this.pair.kinds[0];
       this.change({ kind });
@@ -399,7 +101,7 @@ class AttentionView {
     }
   }
 
-  // Change properties of the view and draw it. Keeps the focus inside, where keys are received.
+  // Change properties of the view and draw it. Keeps the focus in the view, which handles keys.
   change(properties) {
     const focused = document.activeElement;
     const hadFocus = this.container.contains(focused);
@@ -408,11 +110,13 @@ class AttentionView {
     if ("kind" in properties) this.drawThumbnails();
     this.draw();
     if (!hadFocus || this.container.contains(document.activeElement)) return;
-    let next = this.container; // the element with the focus was replaced
+    // the element with the focus was replaced
+    let next = this.container;
     if (wasKindButton) next = this.kindButtons.querySelector("[aria-pressed=true]");
     next.focus({ preventScroll: true });
   }
 
+  // Draw the thumbnails of all layers and heads, and the buttons of the kinds.
   drawThumbnails() {
     const [numLayers, numHeads] = this.pair.shape(this.kind);
     const heads = [...Array(numHeads).keys()];
@@ -444,7 +148,7 @@ class AttentionView {
     return button;
   }
 
-  // Draw all that depends on kind, layer, heads and words.
+  // Draw all parts that depend on kind, layer, heads and words.
   draw() {
     const [numLayers, numHeads] = this.pair.shape(this.kind);
     this.layer = Math.min(this.layer ?? numLayers - 1, numLayers - 1);
@@ -475,7 +179,7 @@ class AttentionView {
     this.drawPointed();
   }
 
-  // Return the mean of the heads that are shown, which the enlarged map draws.
+  // Return the mean of the heads that are shown, for the enlarged map.
   meanOfMaps() {
     const [first] = this.maps;
     if (this.maps.length === 1) return first;
@@ -502,7 +206,7 @@ class AttentionView {
     }));
   }
 
-  // In the view of several heads, list them with their colors; a click shows or hides a head.
+  // With several heads, list all heads with their colors. A click shows or hides a head.
   drawLegend() {
     const [, numHeads] = this.pair.shape(this.kind);
     this.legend.hidden = !this.showsSeveral;
@@ -517,6 +221,7 @@ class AttentionView {
     }
   }
 
+  // Mark the buttons of the kind, layer and heads that are shown.
   markButtons() {
     for (const button of this.kindButtons.children) {
       button.setAttribute("aria-pressed", button.value === this.kind);
@@ -528,7 +233,7 @@ class AttentionView {
     }
   }
 
-  // Draw all that depends on the token that is pointed at.
+  // Draw all parts that depend on the token that is pointed at.
   drawPointed() {
     const { row, column } = this.pointed;
     drawMap(this.enlarged, this.meanMap, this.palette, this.pointed);
@@ -546,16 +251,16 @@ class AttentionView {
     });
   }
 
-  // Underline a token; the height of the line shows the weight.
+  // Underline a token with a line whose height shows the weight.
   underline(token, weight) {
     token.style.boxShadow = "";
     if (weight >= MIN_WEIGHT) {
-      const height = Math.ceil(14 * weight);
+      const height = Math.ceil(UNDERLINE_HEIGHT * weight);
       token.style.boxShadow = `inset 0 -${height}px 0 color-mix(in srgb, var(--accent) 33%, transparent)`;
     }
   }
 
-  // Choose a head in a layer. With several heads, a head of the same layer is added or removed.
+  // Show a head of a layer. With several heads, adds or removes a head of the same layer.
   chooseHead(layer, head) {
     if (!this.showsSeveral || head === MEAN) {
       this.change({ layer, heads: [head], showsSeveral: this.showsSeveral && head !== MEAN });
@@ -570,7 +275,7 @@ class AttentionView {
     this.change({ layer, heads: heads.sort((a, b) => a - b) });
   }
 
-  // Switch between one head and all heads in colors of their own.
+  // Switch between the mean and all heads, each in another color.
   toggleSeveral() {
     const [, numHeads] = this.pair.shape(this.kind);
     if (numHeads === 1) return;
@@ -581,6 +286,7 @@ class AttentionView {
     }
   }
 
+  // Point at a row, a column or a cell. Does nothing while another one is pinned.
   point(row, column, isPinned = false) {
     if (this.isPinned && !isPinned) return;
     this.pointed = { row, column };
@@ -588,7 +294,7 @@ class AttentionView {
     this.drawPointed();
   }
 
-  // Return the row and column of the enlarged map under the pointer, null outside.
+  // Return the row and column of the enlarged map under the pointer, or null outside of the map.
   cellAt(event) {
     const cell = cellSize(this.meanMap);
     const row = Math.floor((event.offsetY - MAP_MARGIN) / cell);
@@ -662,7 +368,7 @@ class AttentionView {
     action();
   }
 
-  // Show the next head alone, or the one before; after the mean comes the first one.
+  // Show the next or previous head. The mean is before the first head.
   moveHead(offset) {
     const [, numHeads] = this.pair.shape(this.kind);
     const current = this.heads.at(-1);
@@ -680,8 +386,8 @@ export function explore(container, titles, load, keyTarget = container) {
 
 // --- on the page of the server
 
-// Return a pair from the alignment of a sentence: a target token has a weight of 1 for the source
-// token that it attends to most.
+// Return a pair from the alignment of a sentence. A target token has a weight of 1 for its source
+// token, and of 0 for the others.
 function alignmentPair({ source_tokens: src = [], hypotheses: [{ alignment = [], tokens = [] }] }) {
   const data = new Uint8Array(tokens.length * src.length);
   alignment.forEach((column, row) => { data[row * src.length + column] = 255; });
@@ -689,7 +395,8 @@ function alignmentPair({ source_tokens: src = [], hypotheses: [{ alignment = [],
   return { src, predicted: tokens, maps: { cross: { shape, data } } };
 }
 
-// Show the attention of translated sentences in `container` once the details element `box` opens.
+// Show the attention of translated sentences in `container` when the details element `box` opens.
+// `shape` is undefined if the server cannot compute attention; then, shows the alignment.
 export function showAttention(box, container, sentences, { source, target, shape, ask }) {
   const translated = sentences.filter(({ hypotheses: [best] }) => best.text && best.tokens?.length);
   const titles = translated.map(({ source: text, hypotheses: [best] }) => `${text} → ${best.text}`);
@@ -698,7 +405,7 @@ export function showAttention(box, container, sentences, { source, target, shape
     const { source: text, hypotheses: [best] } = translated[i];
     return ask("/v1/attention", { kind: "all", text, translation: best.text, source, target });
   }
-  const view = createElement("div"); // a new one, without the listeners of the text before
+  const view = createElement("div"); // a new element, without the listeners of an earlier text
   container.replaceChildren(view);
   let isShown = false;
   box.ontoggle = () => {

@@ -1,5 +1,5 @@
-// The words of the translation as buttons. Each offers the words that the model would also take in
-// its place; with a chosen word, what follows it is translated again.
+// Show the words of a translation as buttons. A button offers other words in place of its word. If
+// one is chosen, the text after it changes, too.
 
 import { wordSpans } from "/static/alignment.js";
 
@@ -15,8 +15,8 @@ export function prefixOf(text, wordIndex) {
   return Array.from(text).slice(0, start).join("").trimEnd();
 }
 
-// Return for each hypothesis that has another word in the place of a word of `text`, and the same
-// words before it: the word, the text after it, and the hypothesis. Each word is returned once.
+// Return the words that hypotheses have in place of a word of `text`, after equal words before it.
+// Each choice has the word, the text after the word, and the hypothesis. Each word is returned once.
 export function otherWords(text, wordIndex, hypotheses) {
   const words = wordsOf(text);
   const seen = new Set([words[wordIndex]]);
@@ -34,7 +34,7 @@ export function otherWords(text, wordIndex, hypotheses) {
   return choices;
 }
 
-// Return the span [start, end] of the translation of each sentence in the text of an answer.
+// Return for each sentence the span [start, end] of its translation in the text of an answer.
 export function findTranslations({ text, sentences }) {
   let position = 0;
   return sentences.map(({ hypotheses }) => {
@@ -45,8 +45,8 @@ export function findTranslations({ text, sentences }) {
   });
 }
 
-// Show the text of an answer in `container`; each word of a translation is a button. `onWord` is
-// called with the sentence, the index of the word in its translation, and the button.
+// Show the text of an answer in `container`, with a button for each word of a translation. A click
+// calls `onWord` with the sentence, the index of the word in its translation, and the button.
 export function showWords(container, answer, onWord) {
   container.replaceChildren();
   if (!answer?.text) return;
@@ -61,18 +61,19 @@ export function showWords(container, answer, onWord) {
   if (first) first.tabIndex = 0;
 }
 
+// Append the translation of a sentence to `container`.
 function appendWords(container, sentence, translation, onWord) {
   const characters = Array.from(translation);
   let position = 0;
   wordSpans(translation).forEach(([start, end], i) => {
     const word = document.createElement("span");
     word.className = "choice";
-    word.tabIndex = -1; // the arrow keys move between words
+    word.tabIndex = -1; // not reached by Tab, but by the arrow keys
     word.setAttribute("role", "button");
     word.setAttribute("aria-haspopup", "menu");
     word.textContent = characters.slice(start, end).join("");
     word.addEventListener("click", () => {
-      if (getSelection().isCollapsed) onWord(sentence, i, word);
+      if (getSelection().isCollapsed) onWord(sentence, i, word); // no text is selected
     });
     container.append(characters.slice(position, start).join(""), word);
     position = end;
@@ -80,7 +81,7 @@ function appendWords(container, sentence, translation, onWord) {
   container.append(characters.slice(position).join(""));
 }
 
-// Move the focus by the arrow keys, Home and End; Enter and Space click.
+// Let the arrow keys, Home and End move the focus between words, and Enter and Space click.
 export function setUpWordKeys(container) {
   container.addEventListener("keydown", (event) => {
     const words = [...container.querySelectorAll(".choice")];
@@ -96,7 +97,7 @@ export function setUpWordKeys(container) {
   });
 }
 
-// Focus the element that a key leads to; it becomes the one that Tab reaches.
+// Focus the element that a key leads to. Tab then reaches only this element.
 function moveFocus(event, elements, index, [previousKey, nextKey]) {
   const last = elements.length - 1;
   if (last < 0) return;
@@ -118,7 +119,7 @@ function moveFocus(event, elements, index, [previousKey, nextKey]) {
 export class WordMenu {
   constructor(menu) {
     this.menu = menu;
-    this.word = null; // whose menu is open
+    this.word = null; // the word whose menu is open
     menu.addEventListener("keydown", (event) => {
       const items = [...menu.querySelectorAll("[role=menuitem]")];
       moveFocus(event, items, items.indexOf(document.activeElement), ["ArrowUp", "ArrowDown"]);
@@ -131,7 +132,7 @@ export class WordMenu {
     });
   }
 
-  // Open the menu with a message, until the words are known.
+  // Open the menu of a word with a message, until the other words are known.
   open(word, message) {
     this.close({});
     this.word = word;
@@ -151,7 +152,7 @@ export class WordMenu {
     this.menu.replaceChildren(note);
   }
 
-  // Show the words of `otherWords`; `onChoice` is called with the one that is chosen.
+  // Show the choices of `otherWords`. A click calls `onChoice` with the choice.
   showChoices(choices, onChoice) {
     this.menu.replaceChildren(...choices.map((choice) => {
       const item = document.createElement("button");
@@ -171,8 +172,8 @@ export class WordMenu {
 
   // Put the menu below its word, within the width of its parent.
   place() {
-    const room = this.menu.parentElement.clientWidth - this.menu.offsetWidth;
-    this.menu.style.left = `${Math.max(0, Math.min(this.word.offsetLeft, room))}px`;
+    const maxLeft = this.menu.parentElement.clientWidth - this.menu.offsetWidth;
+    this.menu.style.left = `${Math.max(0, Math.min(this.word.offsetLeft, maxLeft))}px`;
     this.menu.style.top = `${this.word.offsetTop + this.word.offsetHeight}px`;
   }
 

@@ -1,4 +1,4 @@
-// Shows the OpenAPI description of the server as a page.
+// Show the OpenAPI description of the server as a page.
 
 function createElement(name, text, ...children) {
   const element = document.createElement(name);
@@ -55,7 +55,7 @@ function createRoute(path, method, route) {
   if (route.description) box.append(createElement("p", route.description));
   const content = route.requestBody?.content ?? {};
   const types = Object.keys(content);
-  const schema = content[types[0]]?.schema; // the same for all types
+  const schema = content[types[0]]?.schema; // equal for all media types
   if (schema?.properties) {
     box.append(createElement("p", `Parameters (${types.join(", ")}; * is required)`));
     box.append(createParameterTable(schema));

@@ -1,19 +1,20 @@
-// Translation of files: upload and translation with progress, then a download.
+// Translate files: upload a file, show the progress, and offer the translation for download.
 
 const POLL_MILLISECONDS = 700;
-const UPLOAD_SHARE = 0.1; // of the progress bar
+const UPLOAD_SHARE = 0.1; // part of the progress bar for the upload
+const ID_BYTES = 12; // size of a random request id
 
 const $ = (id) => document.getElementById(id);
 
 function randomId() {
-  const bytes = crypto.getRandomValues(new Uint8Array(12));
+  const bytes = crypto.getRandomValues(new Uint8Array(ID_BYTES));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-// Send a form and return the JSON of the answer; `onUpload` receives the share that is uploaded.
+// Send a form and return the JSON of the answer. Calls `onUpload` with the uploaded share, 0 to 1.
 function send(form, requestId, onUpload) {
   return new Promise((resolve, reject) => {
-    const request = new XMLHttpRequest(); // fetch reports no progress of an upload
+    const request = new XMLHttpRequest(); // unlike `fetch`, reports the progress of an upload
     request.open("POST", "/translate_file");
     request.setRequestHeader("X-Request-ID", requestId);
     request.responseType = "json";
@@ -38,7 +39,7 @@ function readForm(apiKey) {
   return form;
 }
 
-// Return the numbers of translated and of all sentences; both are undefined if they are unknown.
+// Return the numbers of translated and of all sentences. They are undefined if the request fails.
 async function fetchProgress(requestId) {
   try {
     const answer = await fetch(`/v1/progress/${requestId}`);
@@ -49,7 +50,7 @@ async function fetchProgress(requestId) {
 }
 
 function showDownload(address) {
-  const { pathname } = new URL(address); // on this host, whatever name the server has for itself
+  const { pathname } = new URL(address); // without the host, which the server may name differently
   const fileName = decodeURIComponent(pathname.split("/").pop());
   $("download").href = pathname;
   $("download").textContent = `Download ${fileName}`;
@@ -87,7 +88,7 @@ async function translateFile(submitButton, apiKey) {
   }
 }
 
-// Prepare the form; `keyOf` returns the API key.
+// Set up the form for files. `keyOf` returns the API key.
 export function setUpFiles({ settings, keyOf }) {
   const formats = settings.supportedFilesFormat;
   $("formats").textContent = `(${formats.join(", ")})`;

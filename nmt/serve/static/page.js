@@ -7,10 +7,10 @@ import {
 } from "/static/choices.js";
 import { setUpFiles } from "/static/files.js";
 
-const TYPING_DELAY = 250; // milliseconds after the last key
-const MAX_ALTERNATIVES = 4; // translations that are requested
-const MAX_WORDS = 8; // other words that are requested in the place of a word
-const MAX_HISTORY = 50; // entries
+const TYPING_DELAY = 250; // milliseconds between the last key press and the request
+const MAX_ALTERNATIVES = 4; // number of translations to request
+const MAX_WORDS = 8; // number of other words to request in place of a word
+const MAX_HISTORY = 50; // number of entries
 
 const $ = (id) => document.getElementById(id);
 
@@ -19,15 +19,15 @@ const state = {
   settings: {},
   groups: [], // of models: sources, targets, beam_size, attention
   maxBeamSize: 1,
-  answer: null, // that is shown
+  answer: null, // the answer that is shown
   wordMenu: new WordMenu($("choices")),
   numRequests: 0,
   shownRequest: 0, // number of the request whose answer is shown
-  abort: null, // aborts the request that is running
+  abort: null, // the `AbortController` of the newest request
   typingTimer: 0,
 };
 
-// --- storage of the browser, which may be empty or forbidden, as in private windows
+// --- storage of the browser, which may be forbidden, for example in private windows
 
 function recall(name, defaultValue) {
   try {
@@ -47,7 +47,7 @@ function store(name, value) {
 
 // --- requests
 
-// Send a GET request, or a POST request if there is a body; return the JSON of the answer.
+// Send a GET request, or a POST request if there is a body, and return the JSON of the answer.
 async function ask(path, body, signal) {
   const init = { signal };
   if (body) {
@@ -73,12 +73,12 @@ function fillSelect(select, languages, chosenCode) {
   if (languages.some(({ code }) => code === chosenCode)) select.value = chosenCode;
 }
 
-// Return the codes that a language can be translated to, without itself.
+// Return the codes of the other languages to which a language can be translated.
 function otherTargets({ code, targets }) {
   return targets.filter((target) => target !== code);
 }
 
-// Offer the targets of the chosen source, or of all sources if it is to be detected.
+// Offer the targets of the chosen source, or of all sources if the source is detected.
 function fillTargets(chosenCode) {
   const source = state.languages.find(({ code }) => code === $("source").value);
   const sources = source ? [source] : state.languages;
@@ -86,7 +86,7 @@ function fillTargets(chosenCode) {
   fillSelect($("target"), state.languages.filter(({ code }) => codes.has(code)), chosenCode);
 }
 
-// Return the groups of models that translate to `target`, from `source` if it is given.
+// Return the groups of models that translate to `target` and, if given, from `source`.
 function findGroups(target, source) {
   return state.groups.filter(({ sources, targets }) => {
     const codes = sources.filter((code) => code !== target && (!source || code === source));
@@ -94,14 +94,15 @@ function findGroups(target, source) {
   });
 }
 
-// Return the largest number of translations that every possible model finds.
+// Return the number of translations to request, which all models that may translate can find.
 function countAlternatives(source, target) {
   let groups = findGroups(target, source);
-  if (!groups.length) groups = findGroups(target); // the source is to be detected
+  if (!groups.length) groups = findGroups(target); // the source will be detected
   const beamSizes = groups.map((group) => group.beam_size);
   return Math.max(1, Math.min(MAX_ALTERNATIVES, state.maxBeamSize, ...beamSizes));
 }
 
+// Swap source and target languages, and translate the translation.
 function swapLanguages() {
   const source = $("source").value;
   const target = $("target").value;
@@ -126,7 +127,7 @@ function changeLanguages() {
 
 // --- glossary
 
-// Return the terms of the glossary as [source, translation]. Throws an error for a line without "=".
+// Return the terms of the glossary as [source, translation]. Throws an error for an invalid line.
 function readTerms() {
   const terms = [];
   for (const line of $("glossary-terms").value.split("\n")) {
@@ -141,7 +142,8 @@ function readTerms() {
   return terms;
 }
 
-// Return the glossary of a request: the terms of the page, else the name of the server's glossary.
+// Return the glossary of a request: the terms of the page, or else the name of a glossary of the
+// server.
 function readGlossary() {
   const terms = readTerms();
   if (terms.length) return terms;
@@ -174,7 +176,7 @@ function showCount(text) {
   $("count").textContent = charLimit > 0 ? `${text.length} / ${charLimit}` : `${text.length}`;
 }
 
-// Translate the text of the page. Only the answer to the newest request is shown.
+// Translate the text of the page. Never replaces the answer to a newer request.
 async function translate() {
   const text = $("input").value;
   showCount(text);
@@ -202,7 +204,7 @@ async function translate() {
       glossary: readGlossary(),
     };
     const { translations: [answer] } = await ask("/v1/translate", body, state.abort.signal);
-    if (request < state.shownRequest) return; // a newer answer is shown already
+    if (request < state.shownRequest) return; // the answer to a newer request is shown
     state.shownRequest = request;
     answer.request = { source, target, text };
     showAnswer(answer);
@@ -214,7 +216,7 @@ async function translate() {
   }
 }
 
-// Show an answer of the server; null empties the page.
+// Show an answer of the server. null clears the answer.
 function showAnswer(answer) {
   $("error").hidden = true;
   $("output").classList.remove("stale");
@@ -241,13 +243,13 @@ function showAnswer(answer) {
   showAttention($("attention-box"), $("attention"), translated, { source, target, shape, ask });
 }
 
-// Offer other words in the place of a word of the translation of a sentence.
+// Offer other words in place of a word in the translation of a sentence.
 async function offerWords(sentence, wordIndex, word) {
   const menu = state.wordMenu;
   const text = sentence.hypotheses[0].text;
   menu.open(word, "Looking for other words…");
   try {
-    const { translations: [{ sentences: [found] }] } = await ask("/v1/translate", {
+    const { translations: [{ sentences: [result] }] } = await ask("/v1/translate", {
       text: sentence.source,
       source: state.answer.source,
       target: $("target").value,
@@ -258,7 +260,7 @@ async function offerWords(sentence, wordIndex, word) {
       glossary: readGlossary(),
     });
     if (menu.word !== word) return; // another menu is open, or none
-    const choices = otherWords(text, wordIndex, found.hypotheses ?? []);
+    const choices = otherWords(text, wordIndex, result.hypotheses ?? []);
     if (!choices.length) menu.showMessage("No other word fits here.");
     else menu.showChoices(choices, (choice) => chooseWord(sentence, choice.hypothesis, wordIndex));
   } catch (error) {
@@ -266,18 +268,18 @@ async function offerWords(sentence, wordIndex, word) {
   }
 }
 
-// Replace the translation of a sentence by the one with the chosen word, and focus that word.
+// Replace the translation of a sentence by the hypothesis with the chosen word; focus this word.
 function chooseWord(sentence, hypothesis, wordIndex) {
   const { answer } = state;
   const index = answer.sentences.indexOf(sentence);
   const [start, end] = findTranslations(answer)[index];
-  const numBefore = wordSpans(answer.text.slice(0, start)).length;
+  const numWordsBefore = wordSpans(answer.text.slice(0, start)).length;
   answer.text = answer.text.slice(0, start) + hypothesis.text + answer.text.slice(end);
   answer.alternatives = [];
   sentence.hypotheses = [hypothesis];
   showAnswer(answer);
   addToHistory({ ...answer.request, translation: answer.text });
-  $("output").querySelectorAll(".choice")[numBefore + wordIndex]?.focus();
+  $("output").querySelectorAll(".choice")[numWordsBefore + wordIndex]?.focus();
 }
 
 // Return the other translations, with scores if the text is a single sentence.
@@ -306,14 +308,14 @@ async function copyTranslation() {
     await navigator.clipboard.writeText($("output").textContent);
     $("state").textContent = "Copied";
   } catch {
-    getSelection().selectAllChildren($("output")); // for Ctrl+C
+    getSelection().selectAllChildren($("output")); // so that the user can copy it
     $("state").textContent = "Selected; copy it with Ctrl+C";
   }
 }
 
 // --- history
 
-// Add an entry. It replaces entries of a text that was typed on.
+// Add an entry. It replaces entries with a beginning of its text, which were made during typing.
 function addToHistory(entry) {
   const entries = recall("history", []).filter(({ text, target }) => (
     target !== entry.target || !entry.text.startsWith(text)
