@@ -1,14 +1,14 @@
-"""The translation server: LibreTranslate's HTTP API, one of its own, and a web page.
+"""The translation server: LibreTranslate's HTTP API, an extended API under /v1, and a web page.
 
 A request passes through these modules, from the socket to the search:
 
-    server, protocol        listens; limits the connections and their clients
+    server, protocol        connections, and limits on them
     app, middleware         the ASGI application; ids, log, limits and errors of all requests
     api, v1, v1_*           the routes
     parameters, access      parameters of a request; its API key, rate and size
     service                 the state that the routes share
     models, languages       the loaded models, their directions and languages
-    text_translation        from texts and documents to sentences, and back
+    text_translation        translation of texts and documents, sentence by sentence
     file_process, encoding  processes that read files and encode long texts
     downloads               translated files
     scheduler, queues       requests that wait, and the results of their lines

@@ -20,7 +20,10 @@ from nmt.serve.http_errors import HttpError, TooManyRequestsError
 
 _MAX_CLIENTS = 10_000  # number of clients to remember; the least recent ones are forgotten
 _MAX_TRIED_KEYS_PER_MINUTE = 20  # number of keys that a client may try
-_MAX_HELD_BYTES = 256 << 20  # size of the bodies of all open requests together
+_MAX_HELD_BYTES = 256 << 20  # total size of the bodies of all open requests
+_MEMORY_RETRY_SECONDS = 5  # for clients whose request exceeds `_MAX_HELD_BYTES`
+_MIN_WAIT_SECONDS = 0.001  # for data that has already arrived when the time is over
+_MAX_KEY_FIELDS = 3  # of a line in a file of keys
 
 
 @dataclass(frozen=True)
@@ -28,27 +31,28 @@ class Key:
     """An API key and its limits."""
 
     secret: str
-    name: str  # name in logs, which never contain the secret
+    name: str  # shown in logs instead of the secret
     requests_per_minute: int = 0  # 0: no limit
     char_limit: int | None = None  # characters of a request; 0: no limit, None: the server's limit
 
 
 def read_keys(path: str) -> list[Key]:
-    """Read a file of keys, with a line `KEY [requests per minute] [characters per request]` each.
+    """Read a file with lines of the form `KEY [requests per minute] [characters per request]`.
 
-    Raises `ConfigError` for an invalid line or a file without keys.
+    Text after # is a comment. Raises `ConfigError` for an invalid line or a file without keys.
     """
     keys = []
     for line_number, line in enumerate(read_text_file(path, "api_keys").splitlines(), start=1):
         fields = line.split("#")[0].split()
         if not fields:
             continue
-        if len(fields) > 3 or not all(field.isascii() and field.isdigit() for field in fields[1:]):
+        are_numbers = all(field.isascii() and field.isdigit() for field in fields[1:])
+        if len(fields) > _MAX_KEY_FIELDS or not are_numbers:
             raise ConfigError(
                 f"{path}, line {line_number}: "
                 "write KEY, requests a minute and characters of a request"
             )
-        limits = [int(field) for field in fields[1:]]  # requests and characters, both optional
+        limits = [int(field) for field in fields[1:]]  # of requests and of characters, if given
         keys.append(Key(fields[0], f"key-{line_number}", *limits))
     if not keys:
         raise ConfigError(f"api_keys={path}: has no key; write one a line")
@@ -56,7 +60,7 @@ def read_keys(path: str) -> list[Key]:
 
 
 def is_same_secret(secret: str, candidate: str) -> bool:
-    """Compare two secrets in a time that does not depend on where they differ."""
+    """Compare two secrets in constant time, so that the time does not reveal where they differ."""
     return hmac.compare_digest(secret.encode(), candidate.encode("utf-8", "replace"))
 
 
@@ -72,7 +76,7 @@ def get_client_name(request: Request) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def client_network(address: str) -> str:
-    """Return an IPv4 address, or the /64 network of an IPv6 address, which one client may own."""
+    """Return an IPv4 address, or the /64 network of an IPv6 address, which has a single owner."""
     try:
         ip_address = ipaddress.ip_address(address)
     except ValueError:
@@ -86,7 +90,7 @@ def client_network(address: str) -> str:
 
 @dataclass
 class _TokenBucket:
-    """The number of requests that a client may send at once, refilled at the allowed rate."""
+    """The number of requests that a client may send now, which grows at the allowed rate."""
 
     num_requests: float
     updated_at: float  # on the monotonic clock
@@ -99,7 +103,7 @@ class RateLimits:
         self._buckets: OrderedDict[str, _TokenBucket] = OrderedDict()  # least recently used first
 
     def check(self, client: str, per_minute: int) -> None:
-        """Count a request. Raises a 429 `HttpError` above the limit; 0 is no limit."""
+        """Count a request. Raises a 429 `HttpError` above the limit `per_minute`; 0: no limit."""
         if per_minute == 0:
             return
         current_time = time.monotonic()
@@ -125,15 +129,16 @@ class KeyRing:
     def __init__(self, keys: list[Key]) -> None:
         self._keys = keys
         self._attempts = RateLimits()
-        # clients with the names of keys that they have used, the least recent first
+        # pairs of a client and the name of a key that it has used, the least recent first
         self._used: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def find(self, client: str, candidate: str) -> Key | None:
-        """Return the key with this secret, in a time that does not depend on which one it is.
+        """Return the key with the secret `candidate`, or None.
 
-        Raises a 429 `HttpError` if the client has tried too many keys in a minute. Even then, keys
-        that worked before are accepted, so that nobody can lock out others at the same address.
+        Raises a 429 `HttpError` if the client has tried too many keys in a minute. Keys that the
+        client has used before are still accepted: others at its address cannot lock it out.
         """
+        # compares with all keys, so that the time does not reveal which one matches
         matches = [key for key in self._keys if is_same_secret(key.secret, candidate)]
         key = matches[0] if matches else None
         if key is None or (client, key.name) not in self._used:
@@ -171,10 +176,10 @@ class Admission:
         return self._keys is not None
 
     def check(self, context: RequestContext, secret: str) -> None:
-        """Count a request. Store the key with this secret in its context, unless `secret` is "".
+        """Count a request, and store the key with this secret, if not "", in its context.
 
-        Raises a 400 `HttpError` for a missing key, 403 for an unknown one and 429 above the limit
-        of the client.
+        Raises an `HttpError` with status 400 for a missing key, 403 for an unknown key, and 429
+        above the limit of the client.
         """
         requests_per_minute = self._config.requests_per_minute
         if self._keys is not None and secret:
@@ -190,8 +195,8 @@ class Admission:
     def char_limit(self, context: RequestContext, *, is_file: bool = False) -> int:
         """Return the maximum number of characters of a request, 0 for no limit.
 
-        Files and streams, `is_file`, are limited in bytes; only an API key can limit their
-        characters.
+        For files and streams (`is_file`), only an API key can limit the characters, since their
+        bytes are limited.
         """
         if context.key is not None and context.key.char_limit is not None:
             return context.key.char_limit
@@ -199,7 +204,7 @@ class Admission:
 
 
 def read_metrics_token(path: str | None) -> KeyRing | None:
-    """Read the file with the bearer token of /metrics; return the token as the only key."""
+    """Read the file with the bearer token of /metrics, and return a `KeyRing` with this token."""
     if path is None:
         return None
     token = read_text_file(path, "metrics_token").strip()
@@ -209,11 +214,11 @@ def read_metrics_token(path: str | None) -> KeyRing | None:
 
 
 class BodyLimits:
-    """The time limit of a request body, and the memory that all open requests share."""
+    """The time limit of a request body, and the memory that all request bodies use."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds
-        self.held_bytes = 0  # size of the bodies of all requests that are not answered yet
+        self.held_bytes = 0  # total size of the bodies of unanswered requests
 
 
 class LimitedBody:
@@ -229,14 +234,14 @@ class LimitedBody:
 
     async def receive(self) -> Message:
         """Return the next ASGI message. Raises a 408, 413 or 503 `HttpError` beyond a limit."""
-        if self._is_complete:  # waits, without a limit, until the client disconnects
-            return await self._receive()
-        seconds = max(self._deadline - time.monotonic(), 0.001)
+        if self._is_complete:
+            return await self._receive()  # the next message arrives when the client disconnects
+        remaining_seconds = max(self._deadline - time.monotonic(), _MIN_WAIT_SECONDS)
         try:
-            message = await asyncio.wait_for(self._receive(), seconds)
+            message = await asyncio.wait_for(self._receive(), remaining_seconds)
         except asyncio.TimeoutError:
-            seconds = self._limits.timeout_seconds
-            raise HttpError(408, f"the body took more than {seconds:g} s to arrive") from None
+            limit = self._limits.timeout_seconds
+            raise HttpError(408, f"the body took more than {limit:g} s to arrive") from None
         self._is_complete = not message.get("more_body", False)
         num_received = len(message.get("body", b""))
         self._num_bytes += num_received
@@ -244,9 +249,10 @@ class LimitedBody:
         if self._num_bytes > self._max_bytes:
             raise HttpError(413, f"the body is larger than {self._max_bytes} bytes, the limit")
         if self._limits.held_bytes > _MAX_HELD_BYTES:
-            raise HttpError(503, "too many large requests at a time", retry_seconds=5)
+            text = "too many large requests at a time"
+            raise HttpError(503, text, retry_seconds=_MEMORY_RETRY_SECONDS)
         return message
 
     def release(self) -> None:
-        """Give back the memory of the body, after the response."""
+        """Subtract the size of the body after the response."""
         self._limits.held_bytes -= self._num_bytes

@@ -32,7 +32,8 @@ from nmt.serve.service import run_unless_disconnected
 from nmt.serve.text_translation import TranslatedText, call_for_texts, check_results
 
 _MAX_ALTERNATIVES = 100
-_SUGGESTIONS_LOCK = threading.Lock()  # held while a suggestion is appended
+_FRONTEND_TIMEOUT_MS = 500  # milliseconds that LibreTranslate's page waits after a key press
+_SUGGESTIONS_LOCK = threading.Lock()  # held while a suggestion is appended to the file
 
 
 async def translate(request: Request) -> Response:
@@ -59,14 +60,14 @@ async def translate(request: Request) -> Response:
     )
     if is_list:
         return JSONResponse(content)
-    # a single text gets single values instead of lists of one
+    # for a single text, the values are not lists
     return JSONResponse({name: values[0] for name, values in content.items()})
 
 
 def _describe_texts(
     translated_texts: Sequence[TranslatedText], num_alternatives: int, is_detected: bool
 ) -> dict[str, list[Any]]:
-    """Return the JSON object for a list of texts. Each value is a list with an item per text."""
+    """Return the JSON object for a list of texts. Each value has an item for each text."""
     content: dict[str, list[Any]] = {
         "translatedText": [text.render_translation() for text in translated_texts]
     }
@@ -87,7 +88,7 @@ async def detect(request: Request) -> Response:
     text = " ".join(api_request.params.texts("q"))
     api_request.check_size([text])
     detected = api_request.service.models.languages.detect(text)
-    if not detected:  # clients of LibreTranslate expect a language
+    if not detected:  # clients of LibreTranslate expect at least one language
         detected = [DetectedLanguage("en", 0.0)]
     return JSONResponse(
         [{"confidence": confidence, "language": code} for code, confidence in detected]
@@ -109,8 +110,8 @@ async def frontend_settings(request: Request) -> Response:
     target = targets[0] if targets else source
     return JSONResponse(
         {
-            "charLimit": config.char_limit or -1,  # LibreTranslate writes no limit as -1
-            "frontendTimeout": 500,  # milliseconds
+            "charLimit": config.char_limit or -1,  # in LibreTranslate, -1 means no limit
+            "frontendTimeout": _FRONTEND_TIMEOUT_MS,
             "apiKeys": service.admission.has_keys,
             "keyRequired": service.admission.has_keys and config.key_required,
             "suggestions": config.suggestions is not None,
@@ -145,7 +146,7 @@ async def translate_file(request: Request) -> Response:
 async def _translate_file(
     api_request: ApiRequest, path: PurePath, content: bytes, options: TranslationOptions
 ) -> bytes:
-    """Return the content of the translated file; `path` is its name, and `content` its bytes."""
+    """Return the content of the translated file. `path` and `content` are of the original."""
     columns = api_request.params.text("columns", "").split(",")
     read_options = ReadOptions(
         split_sentences=api_request.service.config.split_sentences,
@@ -158,12 +159,12 @@ async def _translate_file(
     async with service.file_processes.open(client, path.name, content, read_options) as file:
         async with service.file_processes.reading(client):
             max_sentences = service.text_translator.max_window_sentences
-            # the sentences of a text are queued together, so they have to fit in the queue
+            # the sentences of a text are queued together, so they must fit in the queue
             max_text_sentences = service.scheduler.queues.max_per_client
             summary: FileSummary = await file.call("read", max_sentences, max_text_sentences)
         api_request.check_characters(summary.num_characters, is_file=True)
         _, _, direction = service.models.resolve_direction(summary.sample, options)
-        if direction is None:  # the file stays unchanged: perhaps it is in the target language
+        if direction is None:  # nothing to translate, such as a file in the target language
             return content
         return await _translate_open_file(api_request, file, summary, direction, options)
 
@@ -175,13 +176,14 @@ async def _translate_open_file(
     direction: Direction,
     options: TranslationOptions,
 ) -> bytes:
-    """Return the translation of a file that was read. /v1/progress shows the progress meanwhile."""
+    """Return the translation of a file that was read, and show the progress in /v1/progress."""
     progress = api_request.service.progress
     request_id = api_request.context.id
     num_finished = 0
     progress[request_id] = (0, summary.num_sentences)
 
     async def next_window() -> list[FileWindow] | None:
+        """Return the next window of the file as a list of one text."""
         window = await file.call("next_window")
         return None if window is None else [window]
 
@@ -189,7 +191,7 @@ async def _translate_open_file(
         windows = api_request.service.text_translator.translate_windows(
             api_request.context, direction, next_window, options
         )
-        async for _, [results] in windows:  # each window is a list of one `FileWindow`
+        async for _, [results] in windows:
             await file.call("render", results, direction.prefix)
             num_finished += len(results)
             progress[request_id] = (num_finished, summary.num_sentences)
@@ -205,12 +207,12 @@ async def download_file(request: Request) -> Response:
     path = get_service(request).downloads.find(key)
     if path is None:
         raise HttpError(404, "no such file, or no longer")
-    filename = key.rsplit("/", 1)[-1]  # after the secret part of the key
+    filename = key.rsplit("/", 1)[-1]  # the key is SECRET/FILENAME
     return FileResponse(path, media_type="application/octet-stream", filename=filename)
 
 
 async def suggest(request: Request) -> Response:
-    """POST /suggest: append a user's better translation to the file of suggestions."""
+    """POST /suggest: append a translation by a user to the file of suggestions."""
     path = get_service(request).config.suggestions
     if path is None:
         raise HttpError(403, "Suggestions are disabled on this server")

@@ -45,15 +45,15 @@ _SECONDS_BETWEEN_CLEANUPS = 10
 
 
 async def health(request: Request) -> Response:
-    """GET /health. The server works on with its old models if a reload fails."""
-    content: dict[str, object] = {"status": "ok"}  # LibreTranslate's answer
+    """GET /health. The status is "ok" even if a reload failed, since the old models are served."""
+    content: dict[str, object] = {"status": "ok"}  # as in LibreTranslate
     if get_service(request).reload_failed:
         content["reload_failed"] = True
     return JSONResponse(content)
 
 
 async def metrics(request: Request) -> Response:
-    """GET /metrics, with the bearer token of the server if it has one."""
+    """GET /metrics. Requires the bearer token of the server, if it has one."""
     service = get_service(request)
     if not service.config.metrics:
         raise HttpError(404, "metrics are turned off")
@@ -73,7 +73,7 @@ async def spec(request: Request) -> Response:
 
 @functools.lru_cache(maxsize=1)
 def _openapi_json(codes: tuple[str, ...], max_beam_size: int) -> bytes:
-    """Return the OpenAPI description with the codes of the served languages."""
+    """Return the OpenAPI description with the served languages and the largest beam size."""
     description = json.loads(_read_static("openapi.json"))
     description["info"]["version"] = __version__
     schemas = description["components"]["schemas"]
@@ -98,6 +98,7 @@ async def page(request: Request) -> Response:
 
 
 def _read_static(name: str) -> str:
+    """Return the content of a file of the web page."""
     return (_STATIC_FILES / name).read_text(encoding="utf-8")
 
 
@@ -133,10 +134,10 @@ def make_app(service: Service) -> ASGIApp:
 
 
 async def _clean_up(service: Service) -> None:
-    """Delete old downloads, end idle processes, and give freed memory back to the system."""
+    """Regularly delete old downloads, end idle processes, and return freed memory to the system."""
     malloc_trim = None
     if sys.platform.startswith("linux"):
-        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl not
+        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only in glibc
     while True:
         await asyncio.sleep(_SECONDS_BETWEEN_CLEANUPS)
         service.downloads.expire()

@@ -1,7 +1,7 @@
-"""Encoding of texts as token ids, for long texts in separate processes.
+"""Encode texts as token ids. Long texts are encoded in separate processes.
 
-SentencePiece holds Python's global lock while it encodes, up to 0.1 s for a sentence of 1 MB. In a
-thread, it would delay all other requests.
+SentencePiece holds Python's global lock while it encodes, for up to 0.1 s for a sentence of 1 MB.
+In a thread of the server, it would delay all other requests.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ _INLINE_CHARACTERS = 4000  # shorter texts are encoded in the event loop
 class TextEncoder:
     """Encodes lines as segments of token ids.
 
-    Each model has one process for long texts. It starts with the first of them and ends when idle.
+    Each model has one process for long texts. The process starts at the first long text, and ends
+    when it is idle.
     """
 
     def __init__(self) -> None:
         self._executors: WeakKeyDictionary[Translator, ProcessPoolExecutor] = WeakKeyDictionary()
-        self._used: WeakSet[Translator] = WeakSet()  # those used since `end_idle_processes`
-        self._num_running = 0
+        self._used: WeakSet[Translator] = WeakSet()  # since the last call of `end_idle_processes`
+        self._num_running = 0  # number of texts that processes encode
 
     async def encode(
         self, options: BatchOptions, lines: list[str], prefixes: list[str] | None = None
     ) -> EncodedWindow:
-        """Encode the lines of a request, the long ones in the process of their model.
+        """Encode the lines of a request, in the process of the model if they are long together.
 
-        The translation of each line begins with one of `prefixes`.
+        `prefixes` are the texts with which the translations of the lines begin.
         """
         window = Window(first_line=0, lines=lines, prefixes=prefixes)
         translator = options.translator
@@ -63,7 +64,7 @@ class TextEncoder:
         self._used.add(translator)
         self._num_running += 1
         try:
-            # the first call starts the process
+            # in a thread, since the first call of `submit` starts the process
             future = await asyncio.to_thread(executor.submit, _encode, window, line_options)
             return await asyncio.wrap_future(future)
         except BrokenProcessPool:  # the process was killed
@@ -83,16 +84,17 @@ class TextEncoder:
         self._used.clear()
 
     def close(self) -> None:
-        """Let the processes end, without waiting for them."""
+        """Let the processes end. Does not wait for them."""
         for executor in self._executors.values():
             executor.shutdown(wait=False, cancel_futures=True)
 
 
 _tokenizers: list[Tokenizers] = []
-"""In a process of `TextEncoder`, the tokenizers of its model; otherwise empty."""
+"""In a process of `TextEncoder`, the tokenizers of its model. Empty in the server process."""
 
 
 def _initialize_process(tokenizers: Tokenizers) -> None:
+    """Store the tokenizers of the model in this process."""
     prepare_forked_process()
     _tokenizers.append(tokenizers)
 

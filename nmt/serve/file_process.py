@@ -1,8 +1,8 @@
-"""Files to translate, each read and assembled by a process of its own.
+"""Files to translate, each read and assembled by its own process.
 
 Reading a file of 16 MB takes up to a minute. A thread would hold Python's global lock for most of
-it, and delay all other requests. A process is ended when it takes too long, or when its client has
-closed the connection.
+this time, and delay all other requests. A process is killed when it takes too long, and when its
+client closes the connection.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ from nmt.translate.results import LineResult
 
 _MAX_FILES = 32  # number of files in translation at the same time
 _MAX_FILES_PER_CLIENT = 8
-_MAX_READS = 4  # number of files that are read at the same time; a client reads one
+_MAX_READS = 4  # number of files that are read at the same time, of different clients
 _MAX_TEXT_CHARACTERS = 1 << 18  # length of a line, paragraph or cell, whose tokens take 10 MB
 _SAMPLE_CHARACTERS = 4000  # length of the start of a file from which its language is detected
+_RETRY_SECONDS = 10  # for clients that have too many open files
+_LOWEST_PRIORITY = 19  # of processes, see `os.nice`
 FORK_CONTEXT: Any = multiprocessing.get_context(
     "spawn" if sys.platform == "win32" else "forkserver"
 )
 
 
 def start_fork_server() -> None:
-    """Start the fork server, the parent of all processes. Its imports take two seconds."""
+    """Start the fork server, from which all processes are forked. Its imports take two seconds."""
     if sys.platform != "win32":
         FORK_CONTEXT.set_forkserver_preload([__name__])
         multiprocessing.forkserver.ensure_running()  # type: ignore[attr-defined]
@@ -49,7 +51,7 @@ def start_fork_server() -> None:
 
 @dataclass(frozen=True)
 class FileSummary:
-    """Facts of a file that the server needs before the translation."""
+    """Information about a file that the server needs before the translation."""
 
     num_sentences: int
     num_characters: int  # number of characters of the sentences
@@ -65,10 +67,10 @@ class FileWindow:
 
 
 class OpenFile:
-    """A file in a process of its own, where `call` runs the methods of a `_FileReader`.
+    """A file in its own process. `call` runs methods of a `_FileReader` there.
 
-    A call raises the `NmtError` of the reader, and an `HttpError` if it takes more than
-    `timeout_seconds` or the process dies.
+    A call raises the `NmtError` of the reader. It raises an `HttpError` if it takes more than
+    `timeout_seconds`, and if the process dies.
     """
 
     def __init__(
@@ -83,7 +85,8 @@ class OpenFile:
     async def start(self) -> None:
         """Start the process."""
         await asyncio.get_running_loop().run_in_executor(self._threads, self._process.start)
-        self._reader_connection.close()  # else `recv` would wait forever if the process died
+        # the process has a copy; while another one is open, `recv` would not notice its death
+        self._reader_connection.close()
 
     async def call(self, method: str, *args: Any) -> Any:
         """Return the result of a method of the reader."""
@@ -103,11 +106,12 @@ class OpenFile:
         return result
 
     def _send_and_receive(self, message: tuple[str, tuple[Any, ...]]) -> Any:
+        """Send the name and the arguments of a method; return its result."""
         self._connection.send(message)
         return self._connection.recv()
 
     def close(self) -> None:
-        """Kill the process. A call that is being answered raises `HttpError`."""
+        """Kill the process. A call that still runs raises an `HttpError`."""
         if self._process.pid is not None:  # it has started
             self._process.kill()
             self._process.join()
@@ -132,7 +136,7 @@ class FileProcesses:
         """Open a file of a client. Raises a 429 `HttpError` if too many are open."""
         num_files = self._num_files_by_client
         if num_files[client] >= _MAX_FILES_PER_CLIENT or num_files.total() >= _MAX_FILES:
-            raise TooManyRequestsError("too many files at a time", retry_seconds=10)
+            raise TooManyRequestsError("too many files at a time", retry_seconds=_RETRY_SECONDS)
         file = OpenFile(_FileReader(name, content, options), self._threads, self._timeout_seconds)
         num_files[client] += 1
         try:
@@ -142,14 +146,12 @@ class FileProcesses:
             file.close()
             num_files[client] -= 1
             if not num_files[client]:
-                del num_files[client]  # so that the table of clients does not grow
+                del num_files[client]  # so that the counter does not grow with each client
 
     @contextlib.asynccontextmanager
     async def reading(self, client: str) -> AsyncIterator[None]:
-        """Hold one of the slots for reading; each client has at most one of them.
-
-        The dictionary keeps the lock of a client only while a request of the client uses it.
-        """
+        """Hold one of the slots for reading. A client has at most one slot."""
+        # the dictionary has weak references: it drops a lock that no request of the client uses
         lock = self._client_locks.setdefault(client, asyncio.Lock())
         async with lock, self._read_slots:
             yield
@@ -160,12 +162,12 @@ class FileProcesses:
 
 
 def prepare_forked_process() -> None:
-    """Let this process end with the server, and leave CPU time and memory to others."""
-    gc.freeze()  # else garbage collection would write to the pages that the processes share
+    """Let this process end with the server, share memory, and leave CPU time to translation."""
+    gc.freeze()  # garbage collection would write to memory pages, which are then no longer shared
     if sys.platform.startswith("linux"):
         set_parent_death_signal(signal.SIGKILL)  # the parent is the fork server
     if sys.platform != "win32":
-        os.nice(19)  # translation comes first
+        os.nice(_LOWEST_PRIORITY)
 
 
 def _run_reader(connection: Connection, reader: _FileReader) -> None:
@@ -185,21 +187,21 @@ def _run_reader(connection: Connection, reader: _FileReader) -> None:
 class _FileReader:
     """Reads a file and assembles its translation.
 
-    Call `read`, then `next_window` and `render` for each window, then `assemble`. The next window
-    may be taken before the results of the last one are there.
+    Call `read`, then `next_window` and `render` for each window, then `assemble`. `next_window` may
+    be called before `render` was called for earlier windows.
     """
 
     def __init__(self, name: str, content: bytes, options: ReadOptions) -> None:
         self._name = name
         self._content = content
         self._options = options
-        self._texts: deque[SourceText] = deque()  # texts of windows whose results are awaited
+        self._texts: deque[SourceText] = deque()  # the texts of windows that are not rendered
         self._translations: list[str] = []
         self._document = Document([], join_texts)
         self._windows: Iterator[list[SourceText]] = iter([])
 
     def read(self, max_sentences: int, max_text_sentences: int) -> FileSummary:
-        """Read the file. A window has up to `max_sentences` sentences.
+        """Read the file, and divide it into windows of up to `max_sentences` sentences.
 
         Raises `DataError` for a text of more than `max_text_sentences` sentences or of too many
         characters, whose tokens would take much memory in the server.
@@ -210,7 +212,7 @@ class _FileReader:
             _check_length(text.sentences, max_text_sentences)
         sentences = [sentence for text in self._document.texts for sentence in text.sentences]
         num_characters = sum(map(len, sentences))
-        # each sentence has a character at least, so that further sentences need not be joined
+        # each sentence has at least one character, so this number of sentences is enough
         sample = " ".join(sentences[:_SAMPLE_CHARACTERS])[:_SAMPLE_CHARACTERS]
         return FileSummary(len(sentences), num_characters, sample)
 
@@ -226,7 +228,7 @@ class _FileReader:
     def render(self, results: Sequence[LineResult], prefix: str) -> None:
         """Render the texts of the oldest window that is not rendered, with its results.
 
-        `prefix` is the text that the model read before each sentence.
+        `prefix` is the text before each sentence in the input of the model.
         """
         remaining = deque(results)
         while self._texts and len(self._texts[0].sentences) <= len(remaining):

@@ -10,9 +10,9 @@ class HttpError(Exception):
     """A response with an error status.
 
     Args:
-        status: HTTP status code.
-        text: The value of `error` in the response.
-        retry_seconds: When the client may try again, for the header Retry-After.
+        status: the HTTP status code.
+        text: the value of `error` in the response.
+        retry_seconds: the value of the header Retry-After: when the client may try again.
     """
 
     def __init__(self, status: int, text: str, *, retry_seconds: int | None = None) -> None:
@@ -36,7 +36,7 @@ class InvalidRequestError(HttpError):
 
 
 class UnsupportedLanguageError(HttpError):
-    """A 400 response to a language that is not served, with the codes that are."""
+    """A 400 response to a language that is not served, with the codes of the served languages."""
 
     def __init__(self, language: str, supported: list[str]) -> None:
         super().__init__(400, f"{language} is not supported")  # LibreTranslate's text

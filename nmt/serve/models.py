@@ -42,7 +42,7 @@ class TranslationOptions:
     with_scores: bool = False
     split_sentences: bool | None = None  # None for the setting of the server
     prefix: str = ""  # text that the translation of the only sentence begins with
-    search: dict[str, Any] = field(default_factory=dict)  # changes of the model's search settings
+    search: dict[str, Any] = field(default_factory=dict)  # changes to the model's search settings
     glossary: Glossary | None = None
 
 
@@ -58,7 +58,7 @@ class Direction:
 
     @property
     def prefix(self) -> str:
-        """Text that the model sees before every source sentence."""
+        """Text before each sentence in the input of the model, such as a tag."""
         return find_source_prefix(self.translator.tokenizer.src, self.tags)
 
     def make_batch_options(
@@ -66,9 +66,10 @@ class Direction:
     ) -> BatchOptions:
         """Return the batch options of a request; sentences with equal options can share a batch.
 
-        The beam is never widened to `n_best`, as this could change the best translation.
+        A larger beam could change the best translation. Therefore `n_best` does not enlarge the
+        beam, and is limited to it.
         """
-        # options with search settings are not cached, as there is no limit to their number
+        # not for options with search settings, of which there may be any number
         has_prefix = bool(options.prefix)
         cache_key = (
             options.n_best,
@@ -79,7 +80,9 @@ class Direction:
         )
         if not options.search and cache_key in self._batch_options:
             return self._batch_options[cache_key]
-        changes = options.search | ({"alignment": True} if alignment else {})
+        changes = dict(options.search)
+        if alignment:
+            changes["alignment"] = True
         search = self.translator.search_config(**changes)
         n_best = options.n_best if search.sampling else min(options.n_best, search.max_results)
         line_options = LineOptions(
@@ -101,15 +104,15 @@ class ResolvedDirection(NamedTuple):
     """The direction in which a text is translated."""
 
     source: str  # language code
-    confidence: float  # 0 to 100, of the detection of the source; 0 if it was given
-    direction: Direction | None  # None if the text stays unchanged
+    confidence: float  # of the detection of the source, 0 to 100; 0 without detection
+    direction: Direction | None  # None if the text is not translated
 
 
 class Models:
-    """All models of the server, loaded at the same time. A reload replaces the whole object.
+    """All models of the server. A reload replaces the whole object.
 
     Args:
-        directions: directions, keyed by the codes of source and target language.
+        directions: the directions of the models.
         pool: the worker processes that hold the models; None if this process holds them.
     """
 
@@ -125,13 +128,14 @@ class Models:
         Raises the exceptions of `Translator.load`, and `ConfigError` if two models have the same
         direction.
         """
-        # Load in a thread that ends afterwards: PyTorch keeps a pool of OpenMP threads for each
-        # thread that has computed something, and more of them than cores halve the speed.
+        # Load in a thread that ends afterwards. PyTorch keeps a pool of OpenMP threads for each
+        # thread that has computed something; with more such threads than cores, the speed halves.
         with ThreadPoolExecutor(1) as executor:
             return executor.submit(cls._load, config).result()
 
     @classmethod
     def _load(cls, config: ServeConfig) -> Models:
+        """Load every folder in this thread; see `load`."""
         num_workers = count_workers(config)
         pool = None
         if num_workers:
@@ -141,7 +145,7 @@ class Models:
             translators = [_load_translator(folder, config) for folder in config.model_dir]
         directions: Directions = {}
         for folder, translator in zip(config.model_dir, translators, strict=True):
-            if config.protect:  # raises a `ConfigError` now, and not for each request
+            if config.protect:  # raise the `ConfigError` now, instead of for each request
                 translator.backend.check(translator.search_config(protect=True))
             _add_directions(directions, translator, folder)
         for folder, translator in zip(config.model_dir, translators, strict=True):
@@ -152,7 +156,7 @@ class Models:
         return cls(directions, pool)
 
     def resolve_direction(self, text: str, options: TranslationOptions) -> ResolvedDirection:
-        """Return the direction of a text; detect its language if the source is auto.
+        """Return the direction of a text. Detects its language if the source is "auto".
 
         Raises a 400 `HttpError` if the languages are not served.
         """
@@ -173,10 +177,10 @@ class Models:
         if options.source == "auto":
             self._find_codes(options)
         else:
-            self.resolve_direction("text", options)  # the words of the text do not matter
+            self.resolve_direction("text", options)  # for a given source, any text will do
 
     def _find_codes(self, options: TranslationOptions) -> tuple[str | None, str]:
-        """Return the served codes of source and target; None for a source to be detected.
+        """Return the served codes of source and target; None for a source to detect.
 
         Raises a 400 `HttpError` if a language is not served.
         """
@@ -193,14 +197,11 @@ class Models:
 
 
 def choose_serve_engine(config: ServeConfig) -> ServeConfig:
-    """Return `config` with backend=native instead of auto unless CTranslate2 can run all models.
-
-    CTranslate2 has no glossaries.
-    """
+    """Replace backend=auto by backend=native unless CTranslate2 can run all models."""
     if config.backend is not Engine.auto:
         return config
     native_config = replace(config, backend=Engine.native, quantization=None)
-    if config.glossaries is not None:
+    if config.glossaries is not None:  # CTranslate2 has no glossaries
         return native_config
     for folder in config.model_dir:
         choice = choose_engine(
@@ -215,6 +216,8 @@ def choose_serve_engine(config: ServeConfig) -> ServeConfig:
 
 
 def _load_translator(folder: str, config: ServeConfig) -> Translator:
+    """Load the model in a folder."""
+    # at least 2 threads, one of which is for urgent requests
     num_threads = max(config.num_threads or torch.get_num_threads(), 2)
     return Translator.load(
         folder,
@@ -222,12 +225,12 @@ def _load_translator(folder: str, config: ServeConfig) -> Translator:
         dtype=config.dtype,
         backend=config.backend,
         quantization=config.quantization,
-        num_threads=num_threads,  # one of them for urgent requests
+        num_threads=num_threads,
     )
 
 
 def _add_directions(directions: Directions, translator: Translator, folder: str) -> None:
-    """Add the directions of a model. If it has several tags for a direction, the first counts."""
+    """Add the directions of a model, with the first tags of each direction."""
     if not translator.directions:
         raise ModelError(
             f"{folder} names no two languages; set them in its config.json, such as "
@@ -245,7 +248,7 @@ def _add_directions(directions: Directions, translator: Translator, folder: str)
 
 
 def _add_language_directions(directions: Directions, translator: Translator, folder: str) -> None:
-    """Add the other directions of M2M100 or NLLB, which no model was fine-tuned on."""
+    """Add the directions of M2M100 or NLLB that the model was not fine-tuned on."""
     model_tags = {pair.tags for pair in translator.directions}
     for pair in list_language_directions(translator.tokenizer.src):
         if pair.tags not in model_tags:
@@ -254,7 +257,7 @@ def _add_language_directions(directions: Directions, translator: Translator, fol
 
 
 def _shorten_codes(directions: Directions) -> Directions:
-    """Shorten the codes of languages, except for pairs that would collide with another model."""
+    """Shorten the codes of languages, unless that gives the codes of another direction."""
     short_codes = shorten_codes(set(chain.from_iterable(directions)))
     renamed: Directions = {}
     for (source, target), direction in directions.items():

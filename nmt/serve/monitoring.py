@@ -32,8 +32,9 @@ _SECOND_BUCKETS = (
     120.0,
 )
 _BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_SECONDS_BETWEEN_RECORDS = 60  # see `OncePerMinute`
 
-# omits a creation time for each counter: all of them count from nmt_start_time_seconds on
+# no creation time for each counter, since all counters begin at nmt_start_time_seconds
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -95,11 +96,11 @@ class Metrics:
         start_time.set_to_current_time()
 
     def add_counter(self, name: str, description: str, read_value: Callable[[], float]) -> None:
-        """Add a counter whose value `read_value` returns whenever the metrics are rendered."""
+        """Add a counter. `read_value` returns its value whenever the metrics are rendered."""
         self._registry.register(_CallbackCounter(name, description, read_value))
 
     def add_gauge(self, name: str, description: str, read_value: Callable[[], float]) -> None:
-        """Add a gauge whose value `read_value` returns whenever the metrics are rendered."""
+        """Add a gauge. `read_value` returns its value whenever the metrics are rendered."""
         Gauge(name, description, registry=self._registry).set_function(read_value)
 
     def render(self) -> str:
@@ -109,7 +110,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class _CallbackCounter(Collector):
-    """A counter whose value is returned by a function."""
+    """A counter whose value a function returns."""
 
     name: str
     description: str
@@ -125,6 +126,7 @@ def log_access(fields: dict[str, Any]) -> None:
     line = json.dumps(fields, ensure_ascii=False, default=str)
     if not line.isprintable():
         line = "".join(
+            # [1:-1]: the escape without quotes, such as \u2028
             character if character.isprintable() else json.dumps(character)[1:-1]
             for character in line
         )
@@ -141,7 +143,7 @@ class OncePerMinute(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log a record. See `logging.Filter`."""
         code_line = (record.pathname, record.lineno)
-        if record.created - self._logged_at.get(code_line, 0.0) < 60:
+        if record.created - self._logged_at.get(code_line, 0.0) < _SECONDS_BETWEEN_RECORDS:
             return False
         self._logged_at[code_line] = record.created
         return True

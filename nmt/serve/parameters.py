@@ -1,4 +1,4 @@
-"""Parameters of API requests: reading them, checking their types and sizes, and admission."""
+"""Read the parameters of API requests, check their types and sizes, and admit requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nmt.serve.models import TranslationOptions
 from nmt.serve.service import Service
 
 _MAX_FORM_FIELDS = 1000
-_MAX_JSON_VALUES = 500_000  # parsing them blocks the event loop
+_MAX_JSON_VALUES = 500_000  # limited, since parsing blocks the event loop
 
 
 def get_service(request: Request) -> Service:
@@ -34,7 +34,7 @@ class Parameters(dict[str, Any]):
     """The parameters of a request. Each method raises a 400 `HttpError` for an invalid value."""
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return a string, or `default` if it is missing or empty; None makes that an error."""
+        """Return a string, or `default` if it is missing or empty. None: raises an error then."""
         value = self.get(name)
         if value is None or value == "":
             if default is None:
@@ -79,7 +79,7 @@ class Parameters(dict[str, Any]):
         return value
 
     def is_html(self) -> bool:
-        """Return whether `format` is html and not text, the default."""
+        """Return whether the parameter `format` is html. The default is text."""
         name = self.text("format", "text")
         if name not in ("text", "html"):
             raise HttpError(400, f"{name} format is not supported")
@@ -106,7 +106,7 @@ class ApiRequest:
     params: Parameters
 
     def language_options(self) -> TranslationOptions:
-        """Return options with the required parameters `source` and `target`, all others default."""
+        """Return options with the parameters `source` and `target`, which are required."""
         source = self.params.text("source")
         target = self.params.text("target")
         return TranslationOptions(source=source.lower(), target=target.lower())
@@ -124,16 +124,16 @@ class ApiRequest:
         self.check_characters(sum(map(len, texts)), is_file=is_file)
 
     def check_characters(self, num_characters: int, *, is_file: bool) -> None:
-        """Raise a 400 `HttpError` for too many characters. Files have a limit of their own."""
+        """Raise a 400 `HttpError` for too many characters. Files have another limit."""
         limit = self.service.admission.char_limit(self.context, is_file=is_file)
         if limit and num_characters > limit:
             raise InvalidRequestError(f"{num_characters} characters exceed the limit of {limit}")
 
 
 def admit(request: Request, params: Parameters) -> ApiRequest:
-    """Check the API key and the rate of a request. Raises a 4xx `HttpError` to refuse it.
+    """Check the API key and the rate of a request. Raises a 4xx `HttpError` to refuse the request.
 
-    The key is the parameter `api_key` or else the bearer token in the Authorization header.
+    The key is the parameter `api_key`, or else the bearer token in the Authorization header.
     """
     service = get_service(request)
     context = get_context(request)
@@ -145,8 +145,8 @@ def admit(request: Request, params: Parameters) -> ApiRequest:
 async def read_request(request: Request) -> ApiRequest:
     """Read the parameters of a request and admit it.
 
-    The parameters are the JSON object in the body. A body of any other media type is a form, whose
-    fields are combined with the fields of the query string; line ends in them become `\\n`.
+    The parameters are the JSON object in the body. A body of another media type is a form. Its
+    fields are combined with the fields of the query string, and line ends become `\\n`.
     """
     media_type = get_media_type(request)
     if media_type == "application/json" or media_type.endswith("+json"):
@@ -174,7 +174,7 @@ def get_media_type(request: Request) -> str:
 
 def parse_json(body: bytes) -> Parameters:
     """Return the parameters of a JSON body. Raises a 400 `HttpError` if it is not an object."""
-    # an upper bound, since texts contain these characters as well
+    # an upper bound, since texts may contain these characters, too
     num_values = body.count(b",") + body.count(b"[") + body.count(b"{")
     if num_values > _MAX_JSON_VALUES:
         raise HttpError(400, f"Invalid JSON: more than {_MAX_JSON_VALUES} values")
@@ -192,7 +192,7 @@ def parse_json(body: bytes) -> Parameters:
 
 
 def _decode_form(content: bytes, form_name: str) -> list[tuple[str, str]]:
-    """Return the names and values of URL-encoded fields. Errors call them `form_name`."""
+    """Return the names and values of URL-encoded fields; `form_name` is for error messages."""
     try:
         return parse_qsl(
             content.decode(),  # raises a ValueError if it is not UTF-8

@@ -1,7 +1,7 @@
 """HTTP/1.1 connections parsed by httptools, with limits on the resources of a client.
 
-uvicorn reads heads of any size and pipelined requests without end, waits forever for a client, and
-accepts connections until the process has no file left.
+uvicorn itself has no limits: it reads heads of any size and any number of pipelined requests, waits
+forever for a client, and accepts connections until the process can open no more files.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 log.addFilter(OncePerMinute())
 
 _MAX_HEAD_BYTES = 65536  # size of request line and headers, or of trailers
-_HEAD_SECONDS = 20.0  # time limit between the end of a request and the next end of headers
+_HEAD_SECONDS = 20.0  # time from the end of a request to the end of the next headers
 _MAX_PIPELINED_REQUESTS = 16  # number of requests that wait for the response to an earlier one
-# A client has to receive at least this many bytes of its response in each such interval.
+# a client has to receive at least `_MIN_WRITTEN_BYTES` of its response every `_WRITE_SECONDS`
 _MIN_WRITTEN_BYTES = 16384
 _WRITE_SECONDS = 30.0
-# Limits on the rest of a body that is discarded while the client reads the response.
+# limits on the remaining body of a refused request, which is discarded
 _MAX_DISCARDED_BYTES = 256 << 20
 _DISCARD_SECONDS = 20.0
 _UNAVAILABLE = (
@@ -39,9 +39,9 @@ _UNAVAILABLE = (
 class BoundedProtocol(HttpToolsProtocol):
     """A connection that is closed when its client exceeds a limit.
 
-    At most `config.limit_concurrency` connections are open. For a new one, the connection that has
-    waited longest for its client is closed. If the server works for all of them, the new one gets
-    status 503.
+    At most `config.limit_concurrency` connections are open. A further connection closes the one
+    that has waited longest for its client. If no connection waits for its client, the further
+    connection gets status 503.
     """
 
     def __init__(
@@ -54,20 +54,20 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.last_active = self.loop.time()
         self._max_connections = config.limit_concurrency
-        self.limit_concurrency = None  # uvicorn counts connections only when a request arrives
+        self.limit_concurrency = None  # turns off uvicorn's limit, which only counts requests
         self._num_head_bytes = 0  # bytes received since the last part of a body or end of a request
         self._num_discarded_bytes = 0
-        self._is_refused = False  # whether a request was refused before it was read to its end
+        self._is_refused = False  # whether a request was refused before all of it was read
         self._head_timeout: asyncio.TimerHandle | None = None
         """Set while the connection waits for the head of a request."""
         self._write_timeout: asyncio.TimerHandle | None = None
-        """Set while the client does not take its response."""
+        """Set while the client does not receive its response."""
         self._discard_timeout: asyncio.TimerHandle | None = None
-        """Set while the connection closes."""
+        """Set while data is discarded before the connection closes."""
 
     @property
     def is_waiting_for_client(self) -> bool:
-        """Whether the client has to act next: send a request or its rest, or take a response."""
+        """Whether the client has to act next: to send more data, or to receive a response."""
         return (
             self.cycle is None
             or self.cycle.response_complete
@@ -77,13 +77,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def has_unread_data(self) -> bool:
-        """Whether the client may have sent data of a request that the server will not read."""
+        """Whether the client may have sent data that the server will not read."""
         if self._is_refused:
             return True
         return self.cycle is not None and (self.cycle.more_body or self.flow.read_paused)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for the first request, if there is room for another connection."""
+        """Wait for the first request, unless there are too many connections."""
         super().connection_made(cast(asyncio.Transport, _ClosingTransport(transport, self)))
         self.flow = _FlowControl(transport, self.pipeline)
         self._start_head_timeout()
@@ -91,9 +91,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._make_room(self._max_connections)
 
     def _make_room(self, max_connections: int) -> None:
-        """Close connections that have waited longest for their client, or else refuse this one.
+        """Close the connections that have waited longest for their client.
 
-        Closes several if many may be open, since finding them takes time for each open connection.
+        Closes a sixteenth of `max_connections` at a time, since finding them takes time for each
+        open connection. If no connection waits for its client, refuses this connection.
         """
         log.warning(
             "%d connections are open: of further ones, idle ones are closed or status 503 is sent",
@@ -143,16 +144,18 @@ class BoundedProtocol(HttpToolsProtocol):
         has_started = False
         if self.cycle is not None and not self.cycle.response_complete:
             has_started = self.cycle.response_started
-            self.cycle.disconnected = True  # the application writes no response
+            self.cycle.disconnected = True  # so that the application writes no response
             self.cycle.message_event.set()
         if has_started or self.pipeline:
-            self.transport.abort()  # the 400 would be taken for the response to another request
+            # the client would take the status 400 for the response to another request
+            self.transport.abort()
         else:
             super().send_400_response(msg)
 
     def on_headers_complete(self) -> None:
-        """Stop the timeout of the head. Raises an exception, which httptools reports, if too many
-        requests wait.
+        """Stop the timeout of the head.
+
+        Raises an exception, which httptools reports, if too many requests wait.
         """
         if self._head_timeout is not None:
             self._head_timeout.cancel()
@@ -162,12 +165,12 @@ class BoundedProtocol(HttpToolsProtocol):
             raise ValueError("too many pipelined requests")
 
     def on_body(self, body: bytes) -> None:
-        """Do not count bytes of the body."""
+        """Receive a part of a body, which does not count as head."""
         self._num_head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Count the next head from 0."""
+        """Begin to count the bytes of the next head."""
         self._num_head_bytes = 0
         super().on_message_complete()
 
@@ -177,7 +180,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Wait until the client has taken a part of its response."""
+        """Wait until the client has received a part of its response."""
         super().pause_writing()
         self.start_write_timeout()
 
@@ -192,7 +195,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def start_write_timeout(self) -> None:
-        """Close the connection if its client does not take the buffered data fast enough."""
+        """Close the connection if its client does not receive the buffered data fast enough."""
         if self._write_timeout is None:
             num_bytes = self.transport.get_write_buffer_size()
             self._write_timeout = self.loop.call_later(
@@ -200,6 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
             )
 
     def _check_written(self, old_num_bytes: int) -> None:
+        """Close the connection unless the buffer has shrunk enough from `old_num_bytes`."""
         self._write_timeout = None
         if self.transport.get_write_buffer_size() > old_num_bytes - _MIN_WRITTEN_BYTES:
             self.transport.abort()
@@ -207,36 +211,37 @@ class BoundedProtocol(HttpToolsProtocol):
             self.start_write_timeout()
 
     def start_discard_timeout(self) -> None:
-        """Close the connection if its client has not done so in time."""
+        """Close the connection if its client does not close it within `_DISCARD_SECONDS`."""
         self._discard_timeout = self.loop.call_later(_DISCARD_SECONDS, self.transport.abort)
 
     def _start_head_timeout(self) -> None:
+        """Close the connection if no complete head arrives within `_HEAD_SECONDS`."""
         if self._head_timeout is None:
             close = self.timeout_keep_alive_handler
             self._head_timeout = self.loop.call_later(_HEAD_SECONDS, close)
 
 
 class _FlowControl(FlowControl):
-    """Reads nothing while requests are queued, or while the client does not take its response."""
+    """Reads nothing while requests are queued or the client does not receive its response."""
 
     def __init__(self, transport: asyncio.Transport, pipeline: Sized) -> None:
         super().__init__(transport)
         self._pipeline = pipeline
 
     def resume_reading(self) -> None:
-        """Read again, unless there is a reason to wait."""
+        """Continue to read, unless there is a reason to wait."""
         if not self._pipeline and not self.write_paused:
             super().resume_reading()
 
 
 class _ClosingTransport:
-    """The transport of a connection, with other ways to write to it and to close it.
+    """The transport of a connection, with changes of `write` and `close`.
 
-    uvicorn writes the head and the body of a response separately. They are sent together, since
-    each call of `send` takes as long as parsing a request, and may wake up the client.
+    uvicorn writes the head and the body of a response separately. This class sends them together,
+    since each call of `send` takes as long as parsing a request, and may wake up the client.
 
-    If a socket is closed while data is unread, the client gets a reset, which may destroy the
-    response before it is read. So the server only ends its side, and discards what arrives.
+    If a socket is closed while data is unread, the client gets a reset, and may lose the response.
+    In this case, `close` only stops writing, and discards the data that arrives.
     """
 
     def __init__(self, transport: asyncio.Transport, protocol: BoundedProtocol) -> None:
@@ -249,7 +254,7 @@ class _ClosingTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send data with the next data, or at the end of this turn of the event loop."""
+        """Send data together with the next data, or at the end of this turn of the event loop."""
         if self._unsent:
             self._transport.write(self._unsent + data)
             self._unsent = b""
@@ -258,7 +263,7 @@ class _ClosingTransport:
             self._protocol.loop.call_soon(self._send)
 
     def _send(self) -> None:
-        """Send the data that was written, unless it was sent with the data after it."""
+        """Send the data that is left."""
         if self._unsent:
             self._transport.write(self._unsent)
             self._unsent = b""

@@ -2,8 +2,8 @@
 
 A segment is a sentence, or a part of a long sentence, as token ids. Rounds (`nmt.serve.rounds`)
 take segments from the clients in turn, so that a client with many sentences does not delay the
-others. Requests of clients that have little unfinished work are urgent: they need not wait for the
-rounds of others. The number of waiting segments is limited, in total and per client.
+others. Requests of clients with little unfinished work are urgent: a worker is reserved for them.
+The number of waiting segments is limited, in total and per client.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from nmt.translate.options import LineOptions
 from nmt.translate.translator import Translator
 from nmt.translate.windows import EncodedWindow
 
-_MAX_REQUESTS_COMPARED = 16  # number of requests of a client that a round looks at
+_MAX_REQUESTS_COMPARED = 16  # number of requests of a client whose options are compared
 _TOKENS_PER_SEGMENT = 20  # average number, to estimate Retry-After
 _MAX_RETRY_SECONDS = 60
 _MAX_URGENT_SEGMENTS = 8  # number of unanswered segments of a client with urgent requests
 _MAX_URGENT_TOKENS = 128  # number of source tokens of these segments
-_URGENT_SECONDS = 30.0  # after an urgent request, a client may send another one for this long
+_URGENT_SECONDS = 30.0  # how long after an urgent request another one is expected
 
 
 class QueueFullError(Exception):
-    """The queue has no space for a request; it is estimated to have some in `retry_seconds`."""
+    """The queue has no space for a request, but may have space in `retry_seconds`."""
 
     def __init__(self, retry_seconds: int) -> None:
         super().__init__(f"the queue is full; try again in {retry_seconds} s")
@@ -52,7 +52,7 @@ class BatchOptions:
     translator: Translator
     search: SearchConfig
     lines: LineOptions
-    tags: Tags = field(default=Tags(), compare=False)  # language tags may differ within a batch
+    tags: Tags = field(default=Tags(), compare=False)  # not compared: may differ within a batch
     has_prefix: bool = False  # whether translations begin with a text of the request
 
     @property
@@ -67,9 +67,9 @@ class BatchOptions:
 
     @property
     def num_forced(self) -> int:
-        """Number of tokens that each translation is forced to begin with, besides its prefix."""
-        [start] = encode_starts(self.translator.tokenizer.tgt, [""], self.tags.tgt)
-        return len(start)
+        """Number of tokens of the tag that each translation begins with."""
+        [tag_ids] = encode_starts(self.translator.tokenizer.tgt, [""], self.tags.tgt)
+        return len(tag_ids)
 
     def can_share_batch(self, options: BatchOptions) -> bool:
         """Return whether sentences with these options and with `options` may share a batch."""
@@ -78,7 +78,7 @@ class BatchOptions:
     def make_batch_search(self) -> BatchSearch:
         """Return a search with these options."""
         search = self.search
-        if search.sampling:  # samples are independent, so none beyond n_best need be drawn
+        if search.sampling:  # samples are independent, so draw only those that are used
             search = replace(search, beam_size=self.lines.n_best)
         return BatchSearch(
             backend=self.translator.backend,
@@ -88,7 +88,7 @@ class BatchOptions:
             num_forced=self.num_forced,
             src_tags=self.translator.list_src_tags(self.tags),
             with_scores=self.lines.with_scores,
-            is_parallel=False,  # the other workers have rounds of their own
+            is_parallel=False,  # other workers search other rounds
         )
 
 
@@ -96,7 +96,7 @@ class BatchOptions:
 class QueuedRequest:
     """The segments of one call of `Scheduler.translate`.
 
-    Rounds take the segments in order; they may be finished in any order.
+    Rounds take the segments in order, but may finish them in any order.
     """
 
     client: str
@@ -145,19 +145,18 @@ class ClientQueues:
         self.max_per_client = max(max_waiting // 2, 1)  # maximum number of segments of a client
         self._max_waiting = max_waiting
         self._queues: OrderedDict[str, deque[QueuedRequest]] = OrderedDict()  # keyed by client
-        self._num_segments: Counter[str] = (
-            Counter()
-        )  # segments of the unanswered requests of each client
-        self._num_tokens: Counter[str] = Counter()  # source tokens of these segments
+        # for each client, the number of segments of its unanswered requests
+        self._num_segments: Counter[str] = Counter()
+        self._num_tokens: Counter[str] = Counter()  # number of source tokens of these segments
+        # for each client, the time of its latest urgent request, sorted by time
         self._urgent_at: OrderedDict[str, float] = OrderedDict()
-        """When the latest urgent request of each client was added, the oldest first."""
 
     def check_capacity(self, client: str, num_segments: int, tokens_per_second: float) -> None:
         """Raise an exception unless a client may add `num_segments` segments now.
 
-        Raises `TooManySentencesError` if that is above the limit of a client, and `QueueFullError`
-        if the client should try again later; the throughput `tokens_per_second` serves to estimate
-        when.
+        Raises `TooManySentencesError` for more segments than the limit of a client, and
+        `QueueFullError` if the client should try again later. `tokens_per_second` is the throughput
+        of the server, from which the time to wait is estimated.
         """
         if num_segments > self.max_per_client:
             raise TooManySentencesError(
@@ -165,13 +164,14 @@ class ClientQueues:
                 "client; send fewer"
             )
         is_full = self.num_waiting + num_segments > self._max_waiting
-        # counting the waiting segments takes time for each request; there are no more than these
+        # The client has at most `_num_segments` waiting segments. Count them only if necessary,
+        # since that takes time for each request.
         if self._num_segments[client] + num_segments > self.max_per_client:
             num_waiting = sum(request.num_waiting for request in self._queues.get(client, ()))
             is_full = is_full or num_waiting + num_segments > self.max_per_client
         if is_full:
             seconds_until_empty = self.num_waiting * _TOKENS_PER_SEGMENT / tokens_per_second
-            # a queue that is half empty has space again for most requests
+            # a queue that is half empty has space for most requests
             retry_seconds = math.ceil(seconds_until_empty / 2)
             raise QueueFullError(max(1, min(_MAX_RETRY_SECONDS, retry_seconds)))
 
@@ -189,12 +189,12 @@ class ClientQueues:
     def remove(self, request: QueuedRequest) -> None:
         """Remove a request that was answered or canceled."""
         self.num_waiting -= len(request.segments) - request.num_taken
-        request.num_taken = len(request.segments)  # no round takes the others
+        request.num_taken = len(request.segments)  # so that no round takes the remaining ones
         request.done.cancel()
         self.requests.discard(request)
         self._num_segments[request.client] -= len(request.segments)
         self._num_tokens[request.client] -= request.num_tokens
-        if not self._num_segments[request.client]:  # nothing is left
+        if not self._num_segments[request.client]:  # the client has no other request
             del self._num_segments[request.client]
             del self._num_tokens[request.client]
         queue = self._queues.get(request.client, deque())
@@ -204,11 +204,14 @@ class ClientQueues:
             self._queues.pop(request.client, None)
 
     def count_expected(self) -> int:
-        """Return how many requests wait or were just answered, so that their clients may send more.
+        """Return the number of requests that the next round can expect.
 
-        Requests that are being searched are not counted.
+        These are the requests that wait, and new requests of clients that were just answered.
         """
-        return sum(bool(request.num_waiting) or request.done.done() for request in self.requests)
+        expected = [
+            request for request in self.requests if request.num_waiting or request.done.done()
+        ]
+        return len(expected)
 
     def fail_all(self, reason: str) -> None:
         """Fail all unanswered requests with a `RuntimeError`."""
@@ -220,9 +223,9 @@ class ClientQueues:
         self.num_waiting = 0
 
     def next_request(self, *, only_urgent: bool = False) -> QueuedRequest | None:
-        """Return the oldest waiting request of the next client, or None if none waits.
+        """Return the oldest waiting request of the next client, or None if no request waits.
 
-        With `only_urgent`, consider only clients whose requests are urgent.
+        With `only_urgent`, skips clients whose requests are not urgent.
         """
         for client in list(self._queues):
             queue = self._queues[client]
@@ -238,9 +241,9 @@ class ClientQueues:
     ) -> Iterator[QueuedRequest]:
         """Yield waiting requests that can share a batch with `options`, one per client and turn.
 
-        The caller must take one segment of each request before it asks for the next request. A
-        request with further waiting segments is yielded again in the next turn of its client.
-        With `only_urgent`, yield only urgent requests.
+        The caller must take one segment of a request before it asks for the next request. A request
+        with further waiting segments is yielded again in the next turn of its client. With
+        `only_urgent`, yields only urgent requests.
         """
         clients = deque(self._queues)
         while clients:
@@ -261,13 +264,14 @@ class ClientQueues:
         return index
 
     def end_turn(self, client: str) -> None:
-        """Move a client behind all others in the order in which clients are served."""
+        """Move a client behind all other clients."""
         self._queues.move_to_end(client)
 
     def has_competition(self) -> bool:
-        """Return whether urgent requests of a client may have to wait for much work of another.
+        """Return whether urgent requests may have to wait for the work of another client.
 
-        This is so if a client with much work waits, and another one had an urgent request lately.
+        This is possible if a client with much work waits, and another client sent an urgent request
+        in the last `_URGENT_SECONDS`.
         """
         expired_at = time.monotonic() - _URGENT_SECONDS
         while self._urgent_at and next(iter(self._urgent_at.values())) <= expired_at:
@@ -279,7 +283,7 @@ class ClientQueues:
         return False
 
     def _is_urgent(self, client: str) -> bool:
-        """Return whether all unanswered requests of a client together are short."""
+        """Return whether the unanswered requests of a client are short, all together."""
         return (
             self._num_segments[client] <= _MAX_URGENT_SEGMENTS
             and self._num_tokens[client] <= _MAX_URGENT_TOKENS

@@ -1,11 +1,11 @@
-"""Runs rounds: takes segments from the queues of the clients and gives them to workers.
+"""Runs rounds: takes segments from the queues of the clients, and lets workers search them.
 
 A round starts as soon as a worker is free, or a moment later if clients that were just answered may
 send more. Segments that arrive while all workers are busy join a running search if their options
-allow it; otherwise they wait for the next round.
+allow it, and otherwise wait for the next round.
 
-If there are several workers, the last one is reserved for urgent requests (see
-`nmt.serve.queues`) while these compete with clients that have much work.
+Urgent requests (see `nmt.serve.queues`) may compete with clients that have much work. If there are
+several workers, the last one is then reserved for urgent requests.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ from nmt.translate.translator import Translator
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_ROUND_SECONDS = 0.5  # goal for the duration of a round, so that new clients do not wait long
-_MIN_SEGMENTS = 32  # a round may take longer for this many: small batches are slow per sentence
-_MAX_JOINED_SEGMENTS = 2048  # a round of this many segments is finished before another one starts
-_MAX_CONCURRENT_CALLS = 8
-_MAX_GATHER_SECONDS = 0.1
-_GATHER_SHARE = 0.15  # share of a round's duration that the next one waits for requests
+_ROUND_SECONDS = 0.5  # planned duration of a round, so that new clients do not wait long
+_MIN_SEGMENTS = 32  # a round with fewer segments may take longer, since small batches are slow
+_MAX_JOINED_SEGMENTS = 2048  # no segments join a round that has had this number of segments
+_MAX_CONCURRENT_CALLS = 8  # of `call_function`
+_GATHER_SHARE = 0.15  # share of the duration of a round that the next round waits for requests
+_MAX_GATHER_SECONDS = 0.1  # upper limit of this time
 _POLL_SECONDS = 0.001
 _MEASURED_SECONDS = 0.3  # interval between two updates of the measured throughput
+_MIN_MEASURED_SECONDS = 1e-4  # avoids a division by 0
 _INITIAL_TOKENS_PER_SECOND = 2000.0
 
 
 class _Expectation(NamedTuple):
-    """The requests that a round can expect, since their clients had answers of the round before."""
+    """How many requests a round can expect from clients that the previous round answered."""
 
     num_requests: int
-    deadline: float  # on the monotonic clock, after which the round does not wait for them
+    deadline: float  # on the monotonic clock; the round does not wait longer
 
 
 class RoundRunner:
@@ -67,7 +68,7 @@ class RoundRunner:
     ) -> None:
         self.tokens_per_second = _INITIAL_TOKENS_PER_SECOND  # source tokens; a moving average
         self.running: list[SearchRound] = []
-        self.threads = WorkerThreads(num_workers)  # they search with models of this process
+        self.threads = WorkerThreads(num_workers)  # which search with models of this process
         self._queues = queues
         self._metrics = metrics
         self._max_rounds = max_rounds
@@ -118,14 +119,14 @@ class RoundRunner:
             await asyncio.sleep(0)  # let requests that have already arrived enter the queues
             try:
                 expectation = await self._run_next_round(worker_index, expectation)
-            # without this loop, requests would wait forever; the log has the traceback of the bug
+            # a bug; the loop must continue, since requests would otherwise wait forever
             except Exception as error:
                 log.exception("a round failed outside the engine; all requests fail")
                 self._wake_events[worker_index].clear()
                 self._queues.fail_all(str(error))
 
     async def _run_next_round(self, worker_index: int, expectation: _Expectation) -> _Expectation:
-        """Run a round if segments wait; return the requests that the next one can expect."""
+        """Run a round if segments wait; return the requests that the next round can expect."""
         await self._gather(expectation)
         search_round = self._take_round(only_urgent=self._is_reserved(worker_index))
         if search_round is None:
@@ -140,7 +141,7 @@ class RoundRunner:
             self.running.remove(search_round)
             self._busy_workers.remove(worker_index)
         if search_round.options.can_join:
-            return _Expectation(0, 0.0)  # later requests join, so no round waits for them
+            return _Expectation(0, 0.0)  # later requests can join, so no round waits for them
         end = time.monotonic()
         wait_seconds = min(_GATHER_SHARE * (end - start), _MAX_GATHER_SECONDS)
         return _Expectation(search_round.num_expected, end + wait_seconds)
@@ -148,9 +149,9 @@ class RoundRunner:
     async def _gather(self, expectation: _Expectation) -> None:
         """Once a segment waits, wait a moment for the expected requests, at most `_MIN_SEGMENTS`.
 
-        A client that was just answered may send its next request at once. If a round starts before
-        this request arrives, the request has to wait for that round and for its own. Clients would
-        go on to take turns in this way, and each round would search only half of the requests.
+        A client that was just answered may send its next request at once. If a round started before
+        the request arrives, the request would have to wait for two rounds: this one and its own. In
+        the long run, each round would search only half of the requests.
         """
         num_requests = min(expectation.num_requests, _MIN_SEGMENTS)
         while 0 < self._queues.num_waiting < num_requests:
@@ -159,13 +160,13 @@ class RoundRunner:
             await asyncio.sleep(_POLL_SECONDS)
 
     def _take_round(self, *, only_urgent: bool) -> SearchRound | None:
-        """Return the next round, with the options of the oldest request of the next client."""
+        """Return a round with the options of the oldest request of the next client."""
         request = self._queues.next_request(only_urgent=only_urgent)
         if request is None:
             return None
         search_round = SearchRound(request.options, only_urgent=only_urgent)
         if search_round.batch_search.config.sampling:
-            # samples of equal sentences depend on their order, so each request is its own round
+            # a round for this request only: samples of equal sentences depend on their order
             while request.num_waiting:
                 self._take_segment(search_round, request)
             self._queues.end_turn(request.client)
@@ -174,9 +175,9 @@ class RoundRunner:
         return search_round
 
     async def _search_or_repeat(self, worker_index: int, search_round: SearchRound) -> None:
-        """Search a round. If its worker dies, search each unfinished segment again.
+        """Search a round. If its worker dies, search the unfinished segments again, one by one.
 
-        Each is searched in a round of its own, so that only a segment that kills workers fails.
+        A segment that kills workers then does not fail the others.
         """
         try:
             await self._search(worker_index, search_round)
@@ -189,6 +190,7 @@ class RoundRunner:
                     await self._repeat(worker_index, request, index)
 
     async def _repeat(self, worker_index: int, request: QueuedRequest, index: int) -> None:
+        """Search one segment of a request, given by its index, again."""
         search_round = SearchRound(request.options)
         search_round.add(request, index)
         try:
@@ -197,14 +199,14 @@ class RoundRunner:
             self._fail(search_round, Failure("the process that translated it died twice"))
 
     async def _search(self, worker_index: int, search_round: SearchRound) -> None:
-        """Search a round. If that raises an exception, the unfinished segments fail."""
+        """Search a round. If the search raises an exception, the unfinished segments fail."""
         workers = self._find_workers(search_round.options.translator)
         try:
             deliver = functools.partial(self._deliver, search_round)
             await workers.search(worker_index, search_round, deliver)
         except WorkerDiedError:
             raise
-        except Exception as error:  # an example: a pool can no longer load its models
+        except Exception as error:  # for example, if a pool can no longer load its models
             search_round.is_open = False
             log.exception("the engine failed with %d sentences", len(search_round.unfinished))
             self._fail(search_round, describe_failure(error))
@@ -224,8 +226,8 @@ class RoundRunner:
     def _join_waiting(self) -> None:
         """Add waiting segments to running rounds, the smallest first.
 
-        Segments join a round only if the oldest request of the next client can. None joins while a
-        worker may start a round, or while a called function needs a worker.
+        Segments join a round only if the oldest request of the next client can join. No segment
+        joins while a worker may start a round, or while a called function needs a worker.
         """
         if self._has_free_worker() or self._num_function_calls:
             return
@@ -248,20 +250,21 @@ class RoundRunner:
 
     def _has_free_worker(self) -> bool:
         """Return whether a free worker may search some of the waiting segments."""
-        return any(
-            self._queues.next_request(only_urgent=self._is_reserved(worker_index)) is not None
-            for worker_index in range(self._num_workers)
-            if worker_index not in self._busy_workers
-        )
+        for worker_index in range(self._num_workers):
+            if worker_index not in self._busy_workers:
+                only_urgent = self._is_reserved(worker_index)
+                if self._queues.next_request(only_urgent=only_urgent) is not None:
+                    return True
+        return False
 
     def _add_segments(self, search_round: SearchRound) -> None:
         """Add waiting segments to a round, from each client in turn.
 
         The round gets segments for `_ROUND_SECONDS`, but at least `_MIN_SEGMENTS` if they fit in
-        one batch. If there are several rounds at a time, it gets its share of all segments.
+        one batch. With several rounds at a time, it gets at most its share of all segments.
         """
         search = search_round.batch_search
-        batch_tokens = search.max_tokens // search.config.rows_per_sentence  # fit in one batch
+        batch_tokens = search.max_tokens // search.config.rows_per_sentence  # size of one batch
         goal_tokens = min(batch_tokens, int(self.tokens_per_second * _ROUND_SECONDS))
         max_segments = sys.maxsize
         if self._max_rounds > 1:
@@ -282,7 +285,7 @@ class RoundRunner:
         search_round.add(request, self._queues.take_segment(request))
 
     def _deliver(self, search_round: SearchRound, delivery: Delivery) -> None:
-        """Hand results to their requests, and let waiting segments join the round."""
+        """Pass results to their requests, and let waiting segments join the round."""
         for size in delivery.batch_sizes:
             self._metrics.batch_sentences.observe(size)
         for number, result in delivery.results:
@@ -293,13 +296,13 @@ class RoundRunner:
         self.notify()
 
     def _update_throughput(self, search_round: SearchRound) -> None:
-        """Measure the throughput of a round when it ends, and regularly before."""
+        """Measure the throughput when a round ends, and every `_MEASURED_SECONDS` before."""
         seconds = time.monotonic() - search_round.measured_at
         if search_round.unfinished and seconds < _MEASURED_SECONDS:
             return
         num_tokens = search_round.num_finished_tokens
-        tokens_per_second = num_tokens / max(seconds, 1e-4)
-        weight = min(_MEASURED_SECONDS, seconds)  # shorter rounds have less weight in the average
+        tokens_per_second = num_tokens / max(seconds, _MIN_MEASURED_SECONDS)
+        weight = min(_MEASURED_SECONDS, seconds)  # short rounds have less weight in the average
         self.tokens_per_second += weight * (tokens_per_second - self.tokens_per_second)
         self._metrics.engine_seconds.inc(seconds)
         self._metrics.source_tokens.inc(num_tokens)

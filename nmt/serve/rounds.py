@@ -1,7 +1,7 @@
-"""Rounds, which are groups of segments to search together, and the workers that search them.
+"""Rounds, which are groups of segments to search together, and the workers that search rounds.
 
 Workers are threads of the server process (`WorkerThreads`) or other processes (`WorkerPool` in
-`nmt.serve.worker_pool`). In both, segments can join a running search by `JoiningSearch`.
+`nmt.serve.worker_pool`). In a worker, `JoiningSearch` lets segments join a running search.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from nmt.translate.translator import Translator
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Each join costs one run of the encoder, so segments join in groups: when they are at least this
-# share of the sentences that are being searched, or after they have waited for so many steps.
-_MIN_JOIN_SHARE = 0.25
+# Each join costs one run of the encoder. Therefore, segments wait until there are enough of them,
+# or until they have waited for several steps of the search.
+_MIN_JOIN_SHARE = 0.25  # number of waiting segments divided by the number of searched segments
 _MAX_JOIN_STEPS = 4
+_MAX_REASON_CHARACTERS = 300  # of `Failure.reason`
 
 
 class Delivery(NamedTuple):
     """Results of segments that a round has finished."""
 
-    results: list[tuple[int, SearchResult]]  # each with the number of its segment in the round
-    batch_sizes: list[int]  # sentences searched together, after each join since the last delivery
+    results: list[tuple[int, SearchResult]]  # with the number of the segment in the round
+    batch_sizes: list[int]
+    """Numbers of segments searched together: after each join since the last delivery."""
 
 
 class SearchRound:
     """Segments that a worker searches together, and the requests that they belong to.
 
-    Segments are numbered in the order in which they are added. All state belongs to the event
-    loop, except that `take_new_segments` may be called in the thread of a worker.
+    Segments are numbered in the order in which they are added. Only `take_new_segments` may be
+    called in the thread of a worker; all else belongs to the event loop.
 
     Args:
         only_urgent: whether to add only segments of urgent requests.
@@ -52,17 +54,18 @@ class SearchRound:
         self.is_open = options.can_join  # whether segments may be added to the running search
         self.num_added = 0
         self.unfinished: dict[int, tuple[QueuedRequest, int]] = {}
-        """For the number of each unfinished segment, its request and its index in the request."""
+        """The request of each unfinished segment and the index of the segment in the request, keyed
+        by the number of the segment."""
         self.num_tokens = 0  # number of source tokens of the unfinished segments
         self.measured_at = time.monotonic()  # when the throughput was last measured
         self.num_finished_tokens = 0  # number of source tokens finished since `measured_at`
         self.num_expected = 0  # `ClientQueues.count_expected` at the end of the round
         self.on_new_segments: Callable[[], None] = lambda: None
-        """Called after segments were added to the running search; a worker may replace it."""
-        self._new_segments: deque[Segment] = deque()  # added, but not taken by the worker
+        """Called after segments were added to the running search. Set by the worker."""
+        self._new_segments: deque[Segment] = deque()  # not taken by the worker yet
 
     def add(self, request: QueuedRequest, index: int) -> None:
-        """Add the segment of a request with this index."""
+        """Add a segment of a request, given its index in the request."""
         segment = request.segments[index]
         self.unfinished[self.num_added] = (request, index)
         self.num_added += 1
@@ -74,7 +77,7 @@ class SearchRound:
         return [self._new_segments.popleft() for _ in range(len(self._new_segments))]
 
     def finish_segment(self, number: int, result: SearchResult) -> None:
-        """Hand the result of a segment to its request."""
+        """Pass the result of a segment to its request."""
         request, index = self.unfinished.pop(number)
         request.finish_segment(index, result)
         num_tokens = request.segments[index].num_tokens
@@ -88,9 +91,9 @@ class JoiningSearch:
     Args:
         batch_search: search with the settings of the round.
         can_join: whether segments may join between two steps of the search. If not, segments that
-            arrive are searched afterwards, by another search.
+            arrive are searched afterwards.
         receive: returns the segments that have arrived since the last call, without waiting.
-        deliver: called with the results of segments as soon as they are finished.
+        deliver: called with results as soon as segments are finished.
     """
 
     def __init__(
@@ -101,16 +104,15 @@ class JoiningSearch:
         receive: Callable[[], list[Segment]],
         deliver: Callable[[Delivery], None],
     ) -> None:
-        self.num_finished = 0  # segments of the round whose searches have ended
+        self.num_finished = 0  # number of segments of all searches of the round that have ended
         self._batch_search = batch_search
         self._can_join = can_join
         self._receive = receive
         self._deliver_to_round = deliver
         self._waiting: list[Segment] = []
         self._num_steps_waited = 0  # steps of the current search since segments began to wait
-        # The current search numbers its segments from 0.
-        self._num_started = 0
-        self._unfinished: set[int] = set()
+        self._num_started = 0  # number of segments of the current search, which counts from 0
+        self._unfinished: set[int] = set()  # numbers of segments in the current search
         self._batch_sizes: list[int] = []  # see `Delivery`
 
     def search(self, segments: list[Segment]) -> None:
@@ -132,7 +134,7 @@ class JoiningSearch:
                 self._deliver(list(enumerate(self._batch_search.translate(segments))))
         except (EOFError, ConnectionError):  # the server has closed the connection to this process
             raise
-        # the error may be of any type; the worker must live on to search the next round
+        # an engine may raise any type; the worker goes on with the next round
         except Exception as error:
             log.exception("the engine failed with %d sentences", len(self._unfinished))
             failure = describe_failure(error)
@@ -170,18 +172,18 @@ class JoiningSearch:
 
 def describe_failure(error: Exception) -> Failure:
     """Return the result of segments whose search raised an exception."""
-    return Failure(f"{type(error).__name__}: {error}"[:300])
+    return Failure(f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS])
 
 
 class SearchWorkers(Protocol):
-    """Workers that search rounds, each one round at a time."""
+    """Workers, each of which searches one round at a time."""
 
     async def search(
         self, worker_index: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
     ) -> None:
         """Search the segments of a round, and segments that are added meanwhile.
 
-        Returns when all are delivered: `deliver` is called with results, in the event loop. Raises
+        Calls `deliver` with results in the event loop, and returns when all are delivered. Raises
         an exception if the unfinished segments cannot be searched.
         """
 
@@ -200,7 +202,7 @@ class WorkerThreads:
     async def search(
         self, worker_index: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
     ) -> None:
-        """Search a round in any free thread, whatever `worker_index` is."""
+        """Search a round in any free thread; `worker_index` is not used."""
         loop = asyncio.get_running_loop()
 
         def deliver_in_loop(delivery: Delivery) -> None:

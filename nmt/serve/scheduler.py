@@ -1,4 +1,4 @@
-"""Translates lines of many clients at a time: queues, rounds and results behind one function."""
+"""Translates the lines of many clients at a time, by queues of requests and rounds of searches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INLINE_SEGMENTS = 32  # the results of larger requests are built outside of the
 class Scheduler:
     """Queues the sentences of requests, runs rounds, and assembles the results.
 
-    Start `run` as a task of the event loop in which `translate` is called.
+    `run` must run as a task of the event loop in which `translate` is called.
 
     Args:
         max_queue: maximum number of waiting segments; a client may have half of them.
@@ -47,14 +47,14 @@ class Scheduler:
         timeout_seconds: float,
         prefix: str = "",
     ) -> list[LineResult]:
-        """Return the result of each line. Cancelling the call removes its segments from the queue.
+        """Return the result of each line. Each translation begins with `prefix`.
 
-        Each translation begins with `prefix`. Raises `QueueFullError`, `TooManySentencesError`, and
-        `TimeoutError` after `timeout_seconds`.
+        If the call is canceled, its segments are removed from the queue. Raises `QueueFullError`,
+        `TooManySentencesError`, and `TimeoutError` after `timeout_seconds`.
         """
         if not any(lines):
             return [LineResult([])] * len(lines)
-        self._check_capacity(client, len(lines))  # before the effort of encoding
+        self._check_capacity(client, len(lines))  # before the lines are encoded, which takes time
         prefixes = [prefix] * len(lines) if prefix else None
         encoded = await self.encoder.encode(options, list(lines), prefixes)
         request = QueuedRequest(client, options, encoded)
@@ -64,7 +64,7 @@ class Scheduler:
             self.rounds.notify()
             try:
                 await asyncio.wait_for(request.done, timeout_seconds)
-            except asyncio.TimeoutError:  # not TimeoutError before Python 3.11
+            except asyncio.TimeoutError:  # a different class from TimeoutError before Python 3.11
                 raise TimeoutError from None
             finally:
                 self.queues.remove(request)
@@ -82,10 +82,11 @@ class Scheduler:
         self.encoder.close()
 
     def _check_capacity(self, client: str, num_segments: int) -> None:
+        """See `ClientQueues.check_capacity`."""
         self.queues.check_capacity(client, num_segments, self.rounds.tokens_per_second)
 
     def _make_results(self, request: QueuedRequest) -> list[LineResult]:
-        """Join the segments of each line."""
+        """Return the result of each line of a request whose segments are finished."""
         options = request.options
         search_results = [request.results[i] for i in range(len(request.segments))]
         results = build_line_results(

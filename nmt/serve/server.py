@@ -26,15 +26,16 @@ from nmt.serve.service import Service
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 2048  # connections that wait to be accepted
-# Connections that the event loop accepts in a row. `BoundedProtocol` counts them only afterwards,
-# so they may exceed `max_connections` by this number.
+_BACKLOG = 2048  # number of connections that wait to be accepted
+# Number of connections that the event loop accepts in a row. Only then, `BoundedProtocol` counts
+# them, so that connections may exceed `max_connections` by this number.
 _ACCEPTED_AT_ONCE = 8
-_RESERVED_FILES = 128  # sockets and files that belong to no connection
-# Python's thread switch interval: how long another thread, such as one that reads a large text, may
-# hold the GIL while the event loop waits for it. A short request waits for it several times, so the
-# default of 5 ms would delay it too much.
+_RESERVED_FILES = 128  # number of files and sockets that belong to no connection
+_FILES_PER_CONNECTION = 2  # the socket, and perhaps a file for an upload or a download
+# Python's thread switch interval: how long another thread may hold the GIL while the event loop
+# waits. A short request waits several times, so that the default of 5 ms would delay it too much.
 _SWITCH_SECONDS = 0.0005
+_MALLOC_ARENAS = 2  # enough to allocate without waiting, and few enough to keep little freed memory
 
 
 def serve(config: ServeConfig) -> None:
@@ -43,26 +44,25 @@ def serve(config: ServeConfig) -> None:
     Raises `ConfigError` if the server cannot listen on the address.
     """
     set_num_threads(config.num_threads)
-    # Before any threads start: glibc would give each of them an arena. Two arenas suffice to
-    # allocate without waiting, and keep little freed memory.
-    limit_malloc_arenas(2)
-    # before the models load, so that mistakes in the settings are reported at once
+    limit_malloc_arenas(_MALLOC_ARENAS)  # before threads start, each of which would get an arena
+    # before the models are loaded, so that mistakes in the settings are reported at once
     max_connections = reserve_files(config)
     listener = listen(config)
     config = choose_serve_engine(config)
-    start_fork_server()  # its imports run while the models load
+    start_fork_server()  # which imports modules while this process loads the models
     service = Service(config, Models.load(config))
     server = _make_server(service, max_connections)
     for name in ("asyncio", "uvicorn.error", "python_multipart.multipart"):
-        logging.getLogger(name).addFilter(OncePerMinute())  # clients can cause warnings at will
-    gc.freeze()  # garbage collection need not visit the objects of modules and models
+        logging.getLogger(name).addFilter(OncePerMinute())  # a client can cause many warnings
+    gc.freeze()  # so that garbage collection does not visit the objects of modules and models
     sys.setswitchinterval(_SWITCH_SECONDS)
     asyncio.run(_run(server, service, listener))
     if server.was_interrupted:
-        raise KeyboardInterrupt  # gives the command the exit status of Ctrl-C
+        raise KeyboardInterrupt  # the command has the exit status of Ctrl-C
 
 
 def _make_server(service: Service, max_connections: int) -> Server:
+    """Return a uvicorn server with the settings of the service."""
     config = service.config
     settings = uvicorn.Config(
         make_app(service),
@@ -81,13 +81,15 @@ def _make_server(service: Service, max_connections: int) -> Server:
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server with a longer backlog, whose signals `_handle_signals` handles."""
+    """A uvicorn server with a longer backlog and without signal handlers, see `_handle_signals`."""
 
     was_interrupted = False  # whether it has received SIGINT (Ctrl-C)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen with `_BACKLOG`. The setting `backlog` of uvicorn is smaller, since asyncio also
-        accepts up to that many connections in a row.
+        """Listen with `_BACKLOG`.
+
+        uvicorn passes its smaller setting `backlog` to asyncio, which also limits the number of
+        connections that asyncio accepts in a row.
         """
         await super().startup(sockets)
         for listener in sockets or []:
@@ -99,7 +101,7 @@ class Server(uvicorn.Server):
         yield
 
     def stop(self, received_signal: signal.Signals) -> None:
-        """Finish the accepted requests and stop; a signal after Ctrl-C stops at once."""
+        """Finish the accepted requests and stop. If Ctrl-C was received before, stop at once."""
         self.should_exit = True
         if self.was_interrupted:
             self.force_exit = True
@@ -114,7 +116,9 @@ async def _run(server: Server, service: Service, listener: socket.socket) -> Non
     """Serve until the server is stopped, then cancel reloads that still run."""
     reloads = _handle_signals(server, service)
     host, port = listener.getsockname()[:2]
-    log.info("serving on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    if ":" in host:  # IPv6
+        host = f"[{host}]"
+    log.info("serving on http://%s:%d", host, port)
     await server.serve([listener])
     for task in reloads:
         task.cancel()
@@ -138,27 +142,28 @@ def _handle_signals(server: Server, service: Service) -> set[asyncio.Task[None]]
 
 
 def reserve_files(config: ServeConfig) -> int:
-    """Raise the limit of open files, if the system allows it, so that it suffices.
+    """Raise the limit of open files, if necessary and allowed.
 
-    Returns `max_connections`, or fewer if the limit stays lower. Each connection may need a second
-    file, for an upload or a download. Raises `ConfigError` if no connection is possible.
+    Returns `max_connections`, or the smaller number of connections that the limit allows. Raises
+    `ConfigError` if no connection is possible.
     """
     if sys.platform == "win32":
         return config.max_connections
     import resource  # not on Windows
 
     unlimited = resource.RLIM_INFINITY
-    num_files = 2 * config.max_connections + _RESERVED_FILES
+    num_files = _FILES_PER_CONNECTION * config.max_connections + _RESERVED_FILES
     max_files, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     if max_files == unlimited or max_files >= num_files:
         return config.max_connections
     max_files = num_files if hard_limit == unlimited else min(num_files, hard_limit)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, hard_limit))
-    max_connections = (max_files - _RESERVED_FILES) // 2
+    max_connections = (max_files - _RESERVED_FILES) // _FILES_PER_CONNECTION
     if max_connections < 1:
+        min_files = _RESERVED_FILES + _FILES_PER_CONNECTION
         raise ConfigError(
             f"the process may open {max_files} files (ulimit -n); the server needs "
-            f"{_RESERVED_FILES + 2}, or {num_files} for max_connections={config.max_connections}"
+            f"{min_files}, or {num_files} for max_connections={config.max_connections}"
         )
     if max_connections < config.max_connections:
         log.warning(
@@ -174,7 +179,7 @@ def listen(config: ServeConfig) -> socket.socket:
     try:
         addresses = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
         family, _, _, _, address = addresses[0]
-        # asyncio turns off Nagle's algorithm only for sockets with an explicit protocol
+        # with an explicit protocol, since asyncio turns off Nagle's algorithm only for such sockets
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

@@ -26,7 +26,7 @@ from nmt.serve.worker_pool import count_workers
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_MAX_DOWNLOADS = 64  # number of translated files to keep for download, if all have the largest size
+_MAX_DOWNLOADS = 64  # number of files of `max_file_bytes` that can be kept for download
 
 
 class Service:
@@ -37,10 +37,10 @@ class Service:
         self.models = models
         self.glossaries = load_glossaries(config.glossaries)
         self.metrics = Metrics()
-        # workers search rounds: groups of sentences of several requests, see `nmt.serve.rounds`
         backends = [direction.translator.backend for direction in models.directions.values()]
         num_workers = max(backend.num_workers for backend in backends)
-        # the number of rounds that keep all cores busy: one for each process, or else each thread
+        # number of rounds (see `nmt.serve.rounds`) that keep all cores busy: one for each worker
+        # process, or else for each thread
         max_rounds = count_workers(config) or torch.get_num_threads()
         self.scheduler = Scheduler(
             config.max_queue,
@@ -55,12 +55,13 @@ class Service:
         self.downloads = Downloads(config.file_minutes * 60, _MAX_DOWNLOADS * config.max_file_bytes)
         self.file_processes = FileProcesses(config.timeout_seconds)
         self.progress: dict[str, tuple[int, int]] = {}
-        """For the id of each request with a file: the numbers of finished and of all sentences."""
-        self.reload_failed = False  # whether the latest reload failed; older models are served then
+        """For each request with a file, by id: the numbers of finished and of all sentences."""
+        self.reload_failed = False  # whether the latest reload failed, and older models are served
         self._reload_lock = asyncio.Lock()
         self._add_metrics()
 
     def _add_metrics(self) -> None:
+        """Add the metrics whose values are read from the state of the service."""
         self.metrics.add_gauge(
             "nmt_queue_sentences",
             "Sentences that wait.",
@@ -78,22 +79,22 @@ class Service:
         )
 
     async def reload(self) -> None:
-        """Load all models and glossaries again, or keep the current ones if loading fails.
+        """Load all models and glossaries again. If that fails, keep the current ones.
 
-        Requests that were accepted before the reload are answered with the old models. Their worker
-        processes end when the last of these requests has been answered.
+        Requests that were accepted before the reload are answered with the old models. The old
+        worker processes end when the last of these requests has been answered.
         """
         try:
             async with self._reload_lock:  # one reload at a time
                 glossaries = await asyncio.to_thread(load_glossaries, self.config.glossaries)
                 self.models = await asyncio.to_thread(Models.load, self.config)
                 self.glossaries = glossaries
-                gc.collect()  # the old models are in reference cycles, and large
-        # a damaged file may raise any exception, and the server goes on with the current models
+                gc.collect()  # the old models, which are large, are in reference cycles
+        # a damaged file may raise any type
         except Exception as error:
             self.reload_failed = True
             reason = " ".join(str(error).split())
-            if not isinstance(error, NmtError):  # the text of others may be empty or only a key
+            if not isinstance(error, NmtError):  # the message may be empty, or only a key
                 reason = f"{type(error).__name__}: {reason}"
             log.error("the models were not reloaded: %s", escape_controls(reason))
             self.metrics.reloads.labels("failed").inc()
@@ -143,12 +144,12 @@ def load_glossaries(folder: str | None) -> dict[str, Glossary]:
 
 
 async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`; cancel it when the client closes the connection.
+    """Return the result of `work`, or cancel `work` when the client closes the connection.
 
     The body of the request must have been read. Raises `ClientDisconnectedError`.
     """
     task = asyncio.ensure_future(work)
-    # after the body, the next message says that the client has disconnected
+    # after the body, the next message means that the client has disconnected
     disconnect = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)

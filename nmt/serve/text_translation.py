@@ -1,4 +1,4 @@
-"""Translation of the texts and documents of requests by the scheduler."""
+"""Translates the texts and documents of requests, sentence by sentence, with the scheduler."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 from nmt.config import ServeConfig
@@ -34,7 +35,10 @@ TranslatableT = TypeVar("TranslatableT", bound=Translatable)
 
 _WINDOW_SENTENCES = 128  # number of sentences of a document that the scheduler gets at a time
 _INLINE_CHARACTERS = 4000  # larger requests are read and answered outside of the event loop
+_CHARACTERS_PER_TEXT = 40  # handling a text takes as long as handling this number of characters
 _MAX_QUEUE_TRIES = 31  # number of attempts to queue a window, a second or more apart
+_MAX_WINDOWS = 2  # number of windows of a document in the scheduler at the same time
+_RETRY_SECONDS = 10  # for clients whose request took too long
 
 
 @dataclass
@@ -44,9 +48,9 @@ class TranslatedText:
     text: str
     source: str  # language code
     confidence: float  # see `ResolvedDirection.confidence`
-    direction: Direction | None  # None if the text stays unchanged
+    direction: Direction | None  # None if the text is not translated
     source_text: SourceText  # the text, split into sentences
-    results: list[LineResult] = field(default_factory=list)  # results of the sentences
+    results: list[LineResult] = field(default_factory=list)  # of the sentences
 
     @property
     def is_complete(self) -> bool:
@@ -54,20 +58,21 @@ class TranslatedText:
         return all(result.error is None for result in self.results)
 
     def render_translation(self, rank: int = 0) -> str:
-        """Return the text with the translation of this rank for each sentence; 0 is the best."""
+        """Return the text with the translation of this rank of each sentence; rank 0 is best."""
         if self.direction is None:
             return self.text
         return self.source_text.render(self.results, rank, self.direction.prefix)
 
     def list_alternatives(self, max_alternatives: int) -> list[str]:
-        """Return up to `max_alternatives` other translations, best first."""
+        """Return up to `max_alternatives` translations other than the best, best first."""
         num_ranks = max((len(result.translations) for result in self.results), default=0)
-        unique_texts = dict.fromkeys(self.render_translation(rank) for rank in range(num_ranks))
-        return list(unique_texts)[1 : max_alternatives + 1]
+        texts = [self.render_translation(rank) for rank in range(num_ranks)]
+        unique_texts = list(dict.fromkeys(texts))
+        return unique_texts[1 : max_alternatives + 1]
 
 
 class TextTranslator:
-    """Translates texts and documents; raises an `HttpError` if the scheduler refuses them."""
+    """Translates texts and documents. Raises an `HttpError` if the scheduler refuses a request."""
 
     def __init__(self, config: ServeConfig, scheduler: Scheduler, metrics: Metrics) -> None:
         self._config = config
@@ -85,21 +90,21 @@ class TextTranslator:
     def choose_protection(
         self, options: TranslationOptions, sentences: Sequence[str]
     ) -> TranslationOptions:
-        """Set `protect` if the request or the server wants it and a sentence has protected texts.
+        """Return options that set `protect` only if a sentence has protected texts.
 
-        Other sentences are searched as without it, by the faster engine and in shared batches.
+        Search is faster without `protect`. The request, or else the server, chooses the setting.
         """
         if not options.search.get("protect", self._config.protect):
             return options
         protect = any(find_protected(sentence) for sentence in sentences)
         if not protect and "protect" not in options.search:
-            return options  # options without search settings are cached; see `Direction`
+            return options  # without search settings, which `Direction` caches
         return replace(options, search={**options.search, "protect": protect})
 
     def make_batch_options(
         self, direction: Direction, options: TranslationOptions, *, alignment: bool = False
     ) -> BatchOptions:
-        """Return the options with which sentences are searched in a direction."""
+        """Return the options for searching sentences in a direction."""
         return direction.make_batch_options(
             options, alignment=alignment, max_source_length=self._config.max_source_length
         )
@@ -111,7 +116,7 @@ class TextTranslator:
         texts: Sequence[str],
         options: TranslationOptions,
     ) -> list[TranslatedText]:
-        """Translate texts. The result of a sentence that cannot be translated has an `error`."""
+        """Translate texts. The result of a sentence that fails has an `error`."""
         num_characters = sum(map(len, texts))
         self._metrics.characters.inc(num_characters)
         context.fields["characters"] = num_characters
@@ -130,13 +135,14 @@ class TextTranslator:
             for text, text_results in zip(group, results, strict=True):
                 text.results = text_results
 
-        await asyncio.gather(*[translate_group(*group) for group in groups.items()])
+        work = [translate_group(direction, group) for direction, group in groups.items()]
+        await asyncio.gather(*work)
         return translated_texts
 
     def _read_texts(
         self, models: Models, texts: Sequence[str], options: TranslationOptions
     ) -> list[TranslatedText]:
-        """Resolve the direction of each text and split it into sentences, not yet translated."""
+        """Choose the direction of each text, and split the text into sentences."""
         translated_texts = []
         split_sentences = self.should_split_sentences(options)
         for text in texts:
@@ -159,15 +165,14 @@ class TextTranslator:
     ) -> list[list[LineResult]]:
         """Return the results of the sentences of each text.
 
-        If the texts are consecutive, the first sentence of a text has the text before it as
-        context, for models of documents.
+        Models of documents translate a sentence with the sentences before it in the same text and,
+        if the texts are consecutive, in earlier texts.
         """
         needs_alignment = any(text.needs_alignment for text in source_texts)
-        has_context = self._config.context > 0 and not needs_alignment
         separator = ""
-        # only the text of the best translation of several lines can be divided into lines
+        # a translation of several lines can only be divided if it is one text, without scores
         is_plain = not options.with_scores and options.n_best == 1 and not options.prefix
-        if has_context and is_plain:
+        if self._config.context > 0 and is_plain and not needs_alignment:
             separator = find_common_separator(direction.translator.tokenizer)
         sentences = [sentence for text in source_texts for sentence in text.sentences]
         if options.glossary is not None:
@@ -175,38 +180,54 @@ class TextTranslator:
             options = replace(options, search={**options.search, "glossary": lines})
         if separator:
             documents = [sentences]
-            if not are_consecutive:  # a text has no context in the other texts
+            if not are_consecutive:
                 documents = [text.sentences for text in source_texts]
-            protection_options = self.choose_protection(options, sentences)
-            search = self.make_batch_options(direction, protection_options).search
-            groups = []
-            for document in documents:
-                groups += add_context(
-                    Window(0, document), self._config.context, protect=search.protect
-                )
-
-            def prepare_groups() -> tuple[list[list[str]], list[str]]:
-                """Recase the groups, and drop context that is too long."""
-                recased_groups, cases = recase_groups(groups, search)
-                short_groups = drop_long_context(
-                    recased_groups,
-                    direction.translator.tokenizer,
-                    direction.tags,
-                    max_source_length=self._config.max_source_length,
-                    hints=search.hints,
-                )
-                return short_groups, cases
-
-            short_groups, cases = await call_for_texts(sentences, prepare_groups)
-            results = await self._search_in_context(
-                context, direction, short_groups, cases, options, separator=separator
+            results = await self._translate_in_context(
+                context, direction, documents, options, separator=separator
             )
         else:
             results = await self._search(
                 context, direction, sentences, options, alignment=needs_alignment
             )
         remaining = iter(results)
-        return [[next(remaining) for _ in text.sentences] for text in source_texts]
+        return [list(islice(remaining, len(text.sentences))) for text in source_texts]
+
+    async def _translate_in_context(
+        self,
+        context: RequestContext,
+        direction: Direction,
+        documents: Sequence[list[str]],
+        options: TranslationOptions,
+        *,
+        separator: str,
+    ) -> list[LineResult]:
+        """Return the result of each sentence, translated after the sentences before it.
+
+        `documents` are lists of sentences. There is no context from other documents.
+        """
+        sentences = [sentence for document in documents for sentence in document]
+        protection_options = self.choose_protection(options, sentences)
+        search = self.make_batch_options(direction, protection_options).search
+        groups = []
+        for document in documents:
+            groups += add_context(Window(0, document), self._config.context, protect=search.protect)
+
+        def prepare_groups() -> tuple[list[list[str]], list[str]]:
+            """Recase the groups, and drop context that is too long."""
+            recased_groups, cases = recase_groups(groups, search)
+            short_groups = drop_long_context(
+                recased_groups,
+                direction.translator.tokenizer,
+                direction.tags,
+                max_source_length=self._config.max_source_length,
+                hints=search.hints,
+            )
+            return short_groups, cases
+
+        short_groups, cases = await call_for_texts(sentences, prepare_groups)
+        return await self._search_in_context(
+            context, direction, short_groups, cases, options, separator=separator
+        )
 
     async def _search_in_context(
         self,
@@ -218,28 +239,25 @@ class TextTranslator:
         *,
         separator: str,
     ) -> list[LineResult]:
-        """Return the result of the last sentence of each group, which is searched as one line.
+        """Search each group as one line, and return the result of its last sentence.
 
-        `groups` and `cases` are as `recase_groups` returns them. Where the translation cannot be
-        divided, the sentence is searched without context.
+        `groups` and `cases` are as `recase_groups` returns them. If the translation of a group
+        cannot be divided, the sentence is searched without context.
         """
         lines = join_lines(groups, separator)
-        results: list[LineResult] = []
-        retried: list[int] = []
         group_results = await self._search(context, direction, lines, options, recase=False)
+        results = []
         for result, group, case in zip(group_results, groups, cases, strict=True):
-            divided = take_last(result, len(group), separator, case)
-            if divided is None:
-                retried.append(len(results))
-            results.append(divided or result)  # the latter is replaced below
+            results.append(take_last(result, len(group), separator, case))
+        retried = [i for i, result in enumerate(results) if result is None]
         if retried:
             sentences = [groups[i][-1] for i in retried]
             single_results = await self._search(
                 context, direction, sentences, options, recase=False
             )
             for i, result in zip(retried, single_results, strict=True):
-                results[i] = take_last(result, 1, separator, cases[i]) or result
-        return results
+                results[i] = take_last(result, 1, separator, cases[i])
+        return list(filter(None, results))  # every sentence has a result now
 
     async def _search(
         self,
@@ -273,7 +291,7 @@ class TextTranslator:
         except TimeoutError:
             self._metrics.refused.labels("deadline").inc()
             message = f"no translation within {timeout_seconds:g} s; try again later"
-            raise HttpError(503, message, retry_seconds=10) from None
+            raise HttpError(503, message, retry_seconds=_RETRY_SECONDS) from None
 
     async def call_function(
         self, direction: Direction, function: Callable[..., T], *args: Any
@@ -286,7 +304,7 @@ class TextTranslator:
             raise self._refuse(error) from None
 
     def _refuse(self, error: QueueFullError) -> TooManyRequestsError:
-        """Return the response to a request for which the queue is full, and count it."""
+        """Count a request that does not fit in the queue, and return the error to answer."""
         self._metrics.refused.labels("queue").inc()
         return TooManyRequestsError(str(error), retry_seconds=error.retry_seconds)
 
@@ -317,8 +335,8 @@ class TextTranslator:
     ) -> AsyncIterator[tuple[Sequence[TranslatableT], list[list[LineResult]]]]:
         """Yield the windows of a document with the results of each text, in order.
 
-        `next_window` returns the next texts of the document, and None at its end. Two windows are
-        in the scheduler at a time. Raises a 500 `HttpError` if a sentence fails.
+        `next_window` returns the next texts of the document, or None at the end. Raises a 500
+        `HttpError` if a sentence fails.
         """
         pending: deque[tuple[Sequence[TranslatableT], asyncio.Task[list[list[LineResult]]]]] = (
             deque()
@@ -326,7 +344,7 @@ class TextTranslator:
         is_at_end = False
         try:
             while pending or not is_at_end:
-                if len(pending) < 2 and not is_at_end:
+                if len(pending) < _MAX_WINDOWS and not is_at_end:
                     window = await next_window()
                     if window is None:
                         is_at_end = True
@@ -350,22 +368,23 @@ class TextTranslator:
         window: Sequence[Translatable],
         options: TranslationOptions,
     ) -> list[list[LineResult]]:
-        """Translate a window of a document. Waits and tries again if the queue is full."""
+        """Translate a window of a document. If the queue is full, waits and tries again."""
         _count_sentences(context, window)
-        for _ in range(_MAX_QUEUE_TRIES - 1):
+        num_tries = 0
+        while True:
             try:
                 return await self.translate_sentences(
                     context, direction, window, options, are_consecutive=True
                 )
             except TooManyRequestsError as error:
+                num_tries += 1
+                if num_tries == _MAX_QUEUE_TRIES:
+                    raise
                 await asyncio.sleep(error.retry_seconds or 1)
-        return await self.translate_sentences(
-            context, direction, window, options, are_consecutive=True
-        )
 
 
 def _count_sentences(context: RequestContext, texts: Sequence[Translatable]) -> None:
-    """Add the sentences of texts to the log entry of a request, once for all tries."""
+    """Add the number of sentences of texts to the log entry of a request."""
     num_sentences = sum(len(text.sentences) for text in texts)
     context.fields["sentences"] = context.fields.get("sentences", 0) + num_sentences
 
@@ -380,9 +399,9 @@ def check_results(results: Sequence[LineResult]) -> None:
 async def call_for_texts(texts: Sequence[str], function: Callable[..., T], *args: Any) -> T:
     """Return `function(*args)`, which processes `texts`.
 
-    For large texts, calls it in a thread, so that the event loop can serve other requests.
+    For large texts, calls the function in a thread, so that the event loop can serve other
+    requests.
     """
-    # a text, however short, takes as much time as about 40 further characters
-    if sum(map(len, texts)) + 40 * len(texts) <= _INLINE_CHARACTERS:
+    if sum(map(len, texts)) + _CHARACTERS_PER_TEXT * len(texts) <= _INLINE_CHARACTERS:
         return function(*args)
     return await asyncio.to_thread(function, *args)

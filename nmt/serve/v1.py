@@ -1,4 +1,4 @@
-"""The server's own API under /v1: n-best lists, scores, alignment, search settings, streaming."""
+"""The routes under /v1, with n-best lists, scores, alignment, search settings and streaming."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def translate(request: Request) -> Response:
     options = read_options(api_request)
     is_list = isinstance(api_request.params["text"], list)
     is_stream = api_request.params.flag("stream")
-    # the limit of files applies to a stream, except to one that is sampled in a single batch
+    # streams have the limit of files, except with sampling, which takes a single batch
     is_like_file = is_stream and not options.search.get("sampling")
     api_request.check_size(texts, is_list=is_list and not is_stream, is_file=is_like_file)
     service.models.check_languages(options)
@@ -61,7 +61,7 @@ async def translate(request: Request) -> Response:
 
 
 async def _read_request(request: Request, *, is_plain: bool) -> ApiRequest:
-    """Read a request and admit it. A plain text has its parameters in the query string."""
+    """Read a request and admit it. With plain text, the parameters are in the query string."""
     body = await request.body()
     if not is_plain:
         return admit(request, parse_json(body))
@@ -82,7 +82,7 @@ def _describe_texts(
 
 
 def _describe_text(text: TranslatedText, options: TranslationOptions) -> dict[str, Any]:
-    """Return the JSON object of a text. Its translation is null if a sentence has failed."""
+    """Return the JSON object of a text. The translation is null if a sentence failed."""
     content: dict[str, Any] = {
         "text": text.render_translation() if text.is_complete else None,
         "source": text.source,
@@ -92,8 +92,9 @@ def _describe_text(text: TranslatedText, options: TranslationOptions) -> dict[st
     if options.n_best > 1 and text.is_complete:
         content["alternatives"] = text.list_alternatives(options.n_best - 1)
     prefix = text.direction.prefix if text.direction else ""
-    content["sentences"] = [  # empty for a text that stays unchanged, which has no results
+    content["sentences"] = [
         _describe_sentence(sentence, result, prefix, with_scores=options.with_scores)
+        # not strict: a text that is not translated has no results
         for sentence, result in zip(text.source_text.sentences, text.results, strict=False)
     ]
     return content
@@ -102,16 +103,19 @@ def _describe_text(text: TranslatedText, options: TranslationOptions) -> dict[st
 def _describe_sentence(
     sentence: str, result: LineResult, prefix: str, *, with_scores: bool
 ) -> dict[str, Any]:
-    """Return the JSON object of a sentence. Its error replaces tokens and translations."""
+    """Return the JSON object of a sentence, with either an error or translations.
+
+    `prefix` is the text before the sentence in the input of the model.
+    """
     content: dict[str, Any] = {"source": sentence}
     if result.error is not None:
         return content | {"error": result.error}
     if result.source_tokens:
         content["source_tokens"] = result.source_tokens
-        content["source_spans"] = [  # spans in the sentence, before which the model reads `prefix`
-            [max(0, start - len(prefix)), max(0, end - len(prefix))]
-            for start, end in find_token_spans(result.source_tokens, prefix + sentence)
-        ]
+        spans = []  # positions in the sentence
+        for start, end in find_token_spans(result.source_tokens, prefix + sentence):
+            spans.append([max(0, start - len(prefix)), max(0, end - len(prefix))])
+        content["source_spans"] = spans
     content["hypotheses"] = [
         _describe_translation(translation, with_scores=with_scores)
         for translation in result.translations
@@ -120,7 +124,7 @@ def _describe_sentence(
 
 
 def _describe_translation(translation: Translation, *, with_scores: bool) -> dict[str, Any]:
-    """Return the JSON object of a hypothesis."""
+    """Return the JSON object of a translation."""
     content: dict[str, Any] = {"text": translation.text, "finished": translation.finished}
     if with_scores:
         content["score"] = translation.score
@@ -137,10 +141,10 @@ def _describe_translation(translation: Translation, *, with_scores: bool) -> dic
 def _stream(
     api_request: ApiRequest, text: str, options: TranslationOptions, *, is_plain: bool
 ) -> Response:
-    """Return a response that sends each line once it and all lines before it are translated."""
+    """Return a response that sends the translated lines in order, as soon as possible."""
     models = api_request.service.models
     _, _, direction = models.resolve_direction(text[:_SAMPLE_CHARACTERS], options)
-    lines = text.removesuffix("\n").split("\n")  # a line end at the end starts no further line
+    lines = text.removesuffix("\n").split("\n")
     translations = _translate_lines(api_request, direction, lines, options)
     content = _format_lines(api_request.context, translations, is_plain=is_plain)
     media_type = "text/plain; charset=utf-8" if is_plain else "application/x-ndjson"
@@ -153,7 +157,7 @@ async def _translate_lines(
     lines: Sequence[str],
     options: TranslationOptions,
 ) -> AsyncIterator[str]:
-    """Yield the translation of each line; without a direction, the line itself."""
+    """Yield the translation of each line, or the line itself without a direction."""
     if direction is None:
         for line in lines:
             yield line
@@ -172,7 +176,7 @@ async def _format_lines(
 ) -> AsyncIterator[str]:
     """Yield each translation as a line of plain text, or of JSON with its index.
 
-    The last line of JSON has the error if a translation fails.
+    If a translation fails, the last line of JSON contains the error.
     """
     index = 0
     try:
@@ -185,21 +189,22 @@ async def _format_lines(
     except HttpError as error:
         context.fields["error"] = error.text
         if is_plain:
-            raise  # closes the connection, so that the client notices the missing lines
+            raise  # this closes the connection, so that the client notices the missing lines
         yield _to_json_line({"index": index, "error": error.text})
 
 
 def _to_json_line(content: dict[str, Any]) -> str:
+    """Return an object as a line of JSON."""
     return json.dumps(content, ensure_ascii=False) + "\n"
 
 
 async def models(request: Request) -> Response:
     """GET /v1/models: groups of languages, with the settings of their model.
 
-    Each source of a group is translated to all targets of the group but itself.
+    Each source of a group is translated to all other languages among the targets of the group.
     """
     service = get_service(request)
-    # a source counts as one of its targets, so that all sources of a group have the same set
+    # targets include the source itself, so that sources that are also targets have equal sets
     targets_by_source: dict[tuple[Translator, str], set[str]] = defaultdict(set)
     for (source, target), direction in service.models.directions.items():
         targets_by_source[direction.translator, source] |= {source, target}
@@ -225,7 +230,7 @@ async def models(request: Request) -> Response:
 
 
 async def progress(request: Request) -> Response:
-    """GET /v1/progress/ID: how many sentences of the file in request ID are translated."""
+    """GET /v1/progress/ID: the number of translated sentences of the file in the request ID."""
     progress_by_id = get_service(request).progress
     num_finished, num_sentences = progress_by_id.get(request.path_params["id"], (0, 0))
     return JSONResponse({"done": num_finished, "total": num_sentences})

@@ -1,4 +1,4 @@
-"""The route /v1/attention: attention weights of a model for a sentence and its translation."""
+"""The route /v1/attention: attention weights for a sentence and its translation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from nmt.serve.service import run_unless_disconnected
 from nmt.translate.attention import KINDS, attention_shape
 from nmt.translate.translator import Translator
 
-_MAX_ATTENTION_TOKENS = 256  # largest number of tokens of the source, and of the translation
+_MAX_ATTENTION_TOKENS = 256  # maximum number of tokens of the source, and of the translation
+_WEIGHT_DECIMALS = 4  # of weights in the response
 
 
 async def attention(request: Request) -> Response:
@@ -39,7 +40,7 @@ async def attention(request: Request) -> Response:
     if direction is None:
         raise HttpError(404, f"{params['target']} texts are not translated to {params['target']}")
     shape = attention_shape(direction.translator.backend)
-    if shape is not None and kind != "all":  # None: `_compute_attention` raises an error
+    if shape is not None and kind != "all":  # without a shape, `_compute_attention` raises an error
         if shape[kind] == 0:
             raise HttpError(404, f"kind={kind}: the decoder of this model has no self-attention")
         _check_index("layer", layer, shape[kind])
@@ -64,9 +65,9 @@ def _compute_attention(
     """Return the attention weights of a layer and head, as the JSON object of the response.
 
     If `head` is None, returns the mean of all heads. If `kind` is "all", returns the weights of all
-    layers and heads. The lines begin with the language tags of the model.
+    layers and heads. The lines begin with the tags of the direction.
     """
-    num_src_tokens = len(translator.tokenizer.src.encode(src_line)) + 1  # EOS counts
+    num_src_tokens = len(translator.tokenizer.src.encode(src_line)) + 1  # with EOS
     num_tgt_tokens = len(translator.tokenizer.tgt.encode(tgt_line)) + 1
     num_tokens = max(num_src_tokens, num_tgt_tokens)
     if num_tokens > _MAX_ATTENTION_TOKENS:
@@ -78,9 +79,8 @@ def _compute_attention(
         return pair.as_json()
     attention_map = pair.attention_map(kind)
     layer_weights = attention_map.weights[layer]  # (H, rows, columns)
-    weights = layer_weights.mean(dim=0) if head is None else layer_weights[head]
-    return {
-        "rows": attention_map.rows,
-        "columns": attention_map.columns,
-        "weights": [[round(weight, 4) for weight in row] for row in weights.tolist()],
-    }
+    weights = layer_weights.mean(dim=0) if head is None else layer_weights[head]  # (rows, columns)
+    rounded = []
+    for row in weights.tolist():
+        rounded.append([round(weight, _WEIGHT_DECIMALS) for weight in row])
+    return {"rows": attention_map.rows, "columns": attention_map.columns, "weights": rounded}

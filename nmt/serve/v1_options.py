@@ -36,14 +36,14 @@ _MAX_GLOSSARY_PAIRS = 10_000
 
 
 class _NumberRange(NamedTuple):
-    """The type of a number, and the bounds that it may be equal to."""
+    """The type of a number, and its inclusive bounds."""
 
     number_type: type
     minimum: float
     maximum: float
 
 
-# Within the ranges of `SearchConfig`, and often narrower, so that a request has a bounded cost.
+# often narrower than the ranges of `SearchConfig`, so that the cost of a request is bounded
 _SEARCH_RANGES = {
     "beam_groups": _NumberRange(int, 1, 1000),
     "diversity_penalty": _NumberRange(float, 0, 1000),
@@ -102,7 +102,7 @@ def read_options(api_request: ApiRequest) -> TranslationOptions:
 def _check_search(search: object, max_beam_size: int) -> None:
     """Check that `search` is an object of search settings within the limits of the server.
 
-    Raises `HttpError` or `ConfigError`, both answered with status 400.
+    Raises an `HttpError` or a `ConfigError`. Both lead to a response with status 400.
     """
     if not isinstance(search, dict):
         raise InvalidRequestError("search is not an object")
@@ -113,7 +113,7 @@ def _check_search(search: object, max_beam_size: int) -> None:
     }
     for name, value in search.items():
         if name in ("sampling", "loop_guard", "allow_source_repeats", "protect"):
-            Parameters(search).flag(name)  # raises an error for other values than true and false
+            Parameters(search).flag(name)  # raises an error unless the value is true or false
         elif name in _SEARCH_CHOICES:
             choose(_SEARCH_CHOICES[name], name, Parameters(search).text(name))
         elif name in ranges:
@@ -131,7 +131,7 @@ def _check_number(name: str, value: object, allowed: _NumberRange) -> None:
     if allowed.number_type is float:
         types = (int, float)
         type_name = "a number"
-    is_number = isinstance(value, types) and not isinstance(value, bool)
+    is_number = isinstance(value, types) and not isinstance(value, bool)  # bool is a kind of int
     if not is_number or not allowed.minimum <= value <= allowed.maximum:  # type: ignore[operator]
         raise InvalidRequestError(
             f"{name} is not {type_name} from {allowed.minimum:g} to {allowed.maximum:g}"
@@ -140,7 +140,7 @@ def _check_number(name: str, value: object, allowed: _NumberRange) -> None:
 
 def _check_phrases(name: str, phrases: object) -> None:
     """Raise a 400 `HttpError` unless `phrases` is a short list of texts that are not empty."""
-    items = phrases if isinstance(phrases, list) else [None]
+    items = phrases if isinstance(phrases, list) else [None]  # an invalid list
     are_texts = all(isinstance(item, str) and item.strip() for item in items)
     if not are_texts or len(items) > _MAX_FORBIDDEN_PHRASES:
         raise InvalidRequestError(
@@ -152,8 +152,8 @@ def _read_glossary(glossary: object, glossaries: dict[str, Glossary]) -> Glossar
     """Return the glossary of a request, or None if `glossary` is None.
 
     `glossary` is a list of [source, target] pairs, or the name of one of the server's `glossaries`.
-    Raises `HttpError` with status 404 for an unknown name, 400 for another type, and 409 for a term
-    that no glossary may have.
+    Raises `HttpError` with status 404 for an unknown name, 400 for another type, and 409 for an
+    invalid term.
     """
     if glossary is None:
         return None
@@ -181,13 +181,11 @@ def _read_glossary(glossary: object, glossaries: dict[str, Glossary]) -> Glossar
 def check_options(
     api_request: ApiRequest, options: TranslationOptions, texts: Sequence[str]
 ) -> None:
-    """Raise a 409 `HttpError` for options that contradict each other, or that the model of the
-    texts does not support.
-    """
+    """Raise a 409 `HttpError` for options that contradict each other or that the model lacks."""
     source, _, direction = api_request.service.models.resolve_direction(texts[0], options)
     if direction is None:
         return
-    if options.glossary is not None:  # one line shows whether the backend supports glossaries
+    if options.glossary is not None:  # one line is enough to check if the backend has glossaries
         search = {**options.search, "glossary": options.glossary.lines[:1]}
         options = replace(options, search=search)
     text_translator = api_request.service.text_translator
@@ -219,7 +217,7 @@ def check_options(
 def _check_prefix(
     api_request: ApiRequest, options: TranslationOptions, texts: Sequence[str]
 ) -> None:
-    """Raise a 409 `HttpError` unless the request has a single plain sentence for its prefix."""
+    """Raise a 409 `HttpError` unless the request has a single plain sentence."""
     split_sentences = api_request.service.text_translator.should_split_sentences(options)
     num_sentences = 0
     for text in texts:

@@ -1,8 +1,8 @@
 """Starts, feeds and replaces the processes that search for the server.
 
-The server's own process serves HTTP and holds no weights. A loader process loads the models once
-and forks the workers, which share its memory; it has a single thread, so that forking is safe, and
-forks again when a worker dies. Each `WorkerPool` has its own loader and workers.
+The server process serves HTTP and holds no weights. A loader process loads the models once and
+forks the workers, which share its memory. The loader has a single thread, so that forking is safe.
+When a worker dies, the loader forks another one. Each `WorkerPool` has its own loader and workers.
 
 The server and each worker exchange the messages of `nmt.serve.worker_process` through a socket.
 """
@@ -57,9 +57,9 @@ from nmt.translate.translator import Translator
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_MAX_DEFAULT_WORKERS = 4  # more would take more memory and leave each one fewer threads
-# Its arguments are a file descriptor and the entries of the server's `sys.path`. With `python -c`,
-# the first entry would be the working directory, where a file could hide a module.
+_MAX_DEFAULT_WORKERS = 4  # more workers would take more memory and have fewer threads each
+# The arguments of the program are a file descriptor and the entries of the server's `sys.path`. By
+# default, `python -c` would search modules in the working directory first.
 _LOADER_PROGRAM = """import sys
 control_fd = int(sys.argv[1])
 sys.path[:] = sys.argv[2:]
@@ -69,7 +69,7 @@ _MESSAGE_LENGTH = struct.Struct("!i")  # precedes each message of `multiprocessi
 
 
 class WorkerDiedError(Exception):
-    """A worker has died, and the segments that it had not delivered are lost."""
+    """A worker has died before it delivered all results."""
 
 
 def count_workers(config: ServeConfig) -> int:
@@ -88,7 +88,7 @@ def count_workers(config: ServeConfig) -> int:
 
 
 class RemoteBackend(NativeBackend):
-    """A model whose weights are in the workers of a pool. It has all settings, but cannot search.
+    """The settings of a model whose weights are in the workers of a pool. Cannot search itself.
 
     Args:
         pool: the workers.
@@ -114,8 +114,8 @@ class WorkerPool:
 
     Args:
         config: the models, `model_dir`, and how to load them.
-        num_workers: number of workers that keep all CPU cores busy. There are at least two, so that
-            one is left for urgent requests.
+        num_workers: number of workers that keep all CPU cores busy. The pool has at least two
+            workers, so that one is left for urgent requests.
     """
 
     def __init__(self, config: ServeConfig, num_workers: int) -> None:
@@ -125,21 +125,21 @@ class WorkerPool:
         folders = [str(find_model(resolve_path(folder))) for folder in config.model_dir]
         self._model_dirs = config.model_dir
         self._config = replace(config, model_dir=folders)
-        # the threads of each worker; the worker that is added for urgent requests does not count
+        # number of threads of each worker, also of a second worker that is for urgent requests only
         self._num_threads = max(torch.get_num_threads() // num_workers, 1)
         self._control = self._start_loader()
         self._workers: list[_WorkerConnection | None] = [None] * self.num_workers
         self._lock = asyncio.Lock()
 
     def _start_loader(self) -> socket.socket:
-        """Start the loader process; return the socket to it once the models are loaded."""
+        """Start the loader process; return the socket to it after it has loaded the models."""
         control, loader_control = socket.socketpair()
         with loader_control:
             fd = loader_control.fileno()
             command = [sys.executable, "-c", _LOADER_PROGRAM, str(fd), *sys.path]
             process = subprocess.Popen(command, pass_fds=[fd])
         threading.Thread(target=process.wait, daemon=True).start()  # else it would leave a zombie
-        connection = Connection(os.dup(control.fileno()))  # is closed, while `control` stays open
+        connection = Connection(os.dup(control.fileno()))  # a duplicate, which is closed below
         try:
             connection.send(LoadModels(self._config, self._num_threads))
             error: Exception | None = connection.recv()  # None if the models are loaded
@@ -153,7 +153,7 @@ class WorkerPool:
         return control
 
     def make_translators(self) -> list[Translator]:
-        """Return a translator for each model. Only the workers have weights."""
+        """Return a translator for each model. The translators have no weights."""
         translators = []
         for model_index, name in enumerate(self._config.model_dir):
             folder = Path(name)
@@ -174,7 +174,7 @@ class WorkerPool:
         worker = await self._get_worker(worker_index)
 
         def send_new_segments() -> None:
-            """Send the worker the segments that were added to the round since the last call."""
+            """Send the segments that were added to the round since the last call."""
             segments = search_round.take_new_segments()
             if segments:
                 worker.send(segments)
@@ -189,9 +189,9 @@ class WorkerPool:
                 message = await worker.receive()
                 if isinstance(message, Delivery):
                     deliver(message)
-                else:  # a worker may become idle before it receives the segments that came last
+                else:  # a worker may be idle before it receives the last segments
                     is_finished = message.num_finished == search_round.num_added
-        # also after a cancellation, the next round must not get further deliveries of this one
+        # also after a cancellation: the next round must not get deliveries of this round
         except BaseException:
             worker.close()
             raise
@@ -204,8 +204,8 @@ class WorkerPool:
     ) -> T:
         """Return `function(translator, *args)`, called in a worker. Raises `WorkerDiedError`.
 
-        If all workers are searching, the first one calls the function between two search steps, or
-        after its search. The last worker is left to urgent requests.
+        If all workers are searching, the first worker calls the function between two search steps,
+        or after its search. The last worker is left to urgent requests.
         """
         assert isinstance(translator.backend, RemoteBackend)
         workers = enumerate(self._workers[:-1])
@@ -215,7 +215,7 @@ class WorkerPool:
         return await worker.call_function(call)  # type: ignore[no-any-return]
 
     async def _get_worker(self, worker_index: int) -> _WorkerConnection:
-        """Return the worker with an index. Starts it, or another one in its place, if needed."""
+        """Return the worker with this index. Starts it at the first use and if it has died."""
         async with self._lock:
             worker = self._workers[worker_index]
             if worker is not None and worker.is_alive:
@@ -246,14 +246,14 @@ class WorkerPool:
         loop = asyncio.get_running_loop()
         try:
             with worker_connection:  # the loader process receives a duplicate
-                # a file descriptor needs a byte to be sent with; the loader ignores the byte
+                # a file descriptor can only be sent together with data; the loader ignores the byte
                 socket.send_fds(self._control, [b"f"], [worker_connection.fileno()])
             first_byte = await loop.sock_recv(connection, len(STARTED_BYTE))
         except OSError:
             first_byte = b""
         if first_byte == STARTED_BYTE:
             return connection
-        connection.close()  # an empty byte string means that the other end was closed
+        connection.close()  # the loader has closed the other end
         return None
 
     def close(self) -> None:
@@ -264,7 +264,7 @@ class WorkerPool:
                 worker.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_workers"):  # the models were loaded
+        if hasattr(self, "_workers"):  # not if `__init__` failed to load the models
             self.close()
 
 
@@ -292,7 +292,7 @@ class _WorkerConnection:
         self.is_busy = False  # whether it searches a round
         self._writer = writer
         self._round_messages: asyncio.Queue[Delivery | WorkerIdle | None] = asyncio.Queue()
-        self._calls: deque[asyncio.Future[Any]] = deque()  # answered in order
+        self._calls: deque[asyncio.Future[Any]] = deque()  # the worker answers in this order
         self._reading = asyncio.ensure_future(self._read(reader))
 
     def send(self, message: Any) -> None:
@@ -308,14 +308,14 @@ class _WorkerConnection:
         return message
 
     async def call_function(self, call: FunctionCall) -> Any:
-        """Return the result of a function that the worker calls."""
+        """Let the worker call a function, and return the result."""
         future = asyncio.get_running_loop().create_future()
         self._calls.append(future)
         self.send(call)
         return await future
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Dispatch messages until the worker has died."""
+        """Receive messages until the worker has died, and pass them on."""
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             while True:
                 header = await reader.readexactly(_MESSAGE_LENGTH.size)
@@ -331,8 +331,9 @@ class _WorkerConnection:
             self._finish_call(FunctionResult(None, WorkerDiedError("a worker process has died")))
 
     def _finish_call(self, message: FunctionResult) -> None:
+        """Set the result of the oldest call."""
         future = self._calls.popleft()
-        if future.done():  # the client has closed its connection
+        if future.done():  # canceled, since the client has closed its connection
             return
         if message.error is not None:
             future.set_exception(message.error)

@@ -1,4 +1,4 @@
-"""The processes that search for the server, and the messages between it and them.
+"""The processes that search for the server, and the messages between server and processes.
 
 A loader process loads the models in a single thread and forks the workers, which share its memory:
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # an option of prctl, see linux/prctl.h
 STARTED_BYTE = b"w"
-"""The first byte that a worker sends; it tells the server that the worker has started."""
+"""The first byte that a worker sends, which tells the server that the worker has started."""
 
 
 class LoadModels(NamedTuple):
@@ -48,7 +48,7 @@ class LoadModels(NamedTuple):
 
 
 class StartRound(NamedTuple):
-    """Starts a round with these settings; the previous round has ended."""
+    """Starts a round with these settings. The previous round must have ended."""
 
     model_index: int  # index in `LoadModels.config.model_dir`
     search: SearchConfig
@@ -75,7 +75,7 @@ class FunctionResult(NamedTuple):
 
 
 class WorkerIdle(NamedTuple):
-    """Tells the server that all segments of the round that were received are delivered."""
+    """Tells the server that the worker has delivered all segments that it has received."""
 
     num_finished: int  # number of segments finished since the round started
 
@@ -83,8 +83,8 @@ class WorkerIdle(NamedTuple):
 def run_loader(fd: int) -> None:
     """Load models, then fork a worker for each socket received through the socket `fd`.
 
-    Ends when the server closes its end of the socket. Signals that a terminal or a service manager
-    sends to all processes are ignored, so only the server stops these processes.
+    Ends when the server closes its end of the socket. Ignores signals that a terminal or a service
+    manager sends to all processes, so that only the server stops the loader and the workers.
     """
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -97,7 +97,9 @@ def run_loader(fd: int) -> None:
 
 def _load_and_fork(control: socket.socket) -> None:
     """Load models, then fork workers until the server closes its end of the socket `control`."""
-    set_parent_death_signal(signal.SIGKILL)  # the parent thread waits until the models are loaded
+    # While the models are loaded, end with the thread of the server that waits for them. Later,
+    # that thread may end before the server.
+    set_parent_death_signal(signal.SIGKILL)
     connection = Connection(os.dup(control.fileno()))
     request: LoadModels = connection.recv()
     try:
@@ -105,19 +107,24 @@ def _load_and_fork(control: socket.socket) -> None:
     except (NmtError, OSError) as error:
         connection.send(error)
         return
-    except Exception as error:  # a damaged file may raise any; not every one can be pickled
+    # a damaged file may raise any type, perhaps one that cannot be pickled
+    except Exception as error:
         connection.send(ModelError(f"the models cannot be loaded: {error!r}"))
         return
-    set_parent_death_signal(0)  # now, the thread may end before the server
+    set_parent_death_signal(0)
     connection.send(None)
     connection.close()
     gc.collect()
-    gc.freeze()  # else garbage collection would write to the pages that the workers share
-    while fds := socket.recv_fds(control, 1, 1)[1]:
+    gc.freeze()  # garbage collection would write to memory pages, which are then no longer shared
+    while True:
+        _, fds, _, _ = socket.recv_fds(control, 1, 1)  # a byte and a file descriptor
+        if not fds:  # the server has closed its end
+            return
         [fd] = fds
         loader_id = os.getpid()
         if os.fork() == 0:
-            set_parent_death_signal(signal.SIGKILL)  # a search would notice the end only afterwards
+            # end with the loader, even during a search
+            set_parent_death_signal(signal.SIGKILL)
             if os.getppid() != loader_id:  # the loader ended before the line above
                 os._exit(0)
             control.close()
@@ -140,7 +147,7 @@ def _load_translators(config: ServeConfig) -> list[Translator]:
 
 
 def set_parent_death_signal(number: int) -> None:
-    """Let this process receive a signal when the thread that started it ends; 0 for none."""
+    """Let this process receive a signal when the thread that started it ends; 0: no signal."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
@@ -152,18 +159,19 @@ class _SearchProcess:
         self._translators = translators
 
     def run(self) -> None:
-        """Work until the server closes its end, which raises EOFError or ConnectionError."""
+        """Process messages. Raises EOFError or ConnectionError when the server closes its end."""
         while True:
             message = self._connection.recv()
             if isinstance(message, StartRound):
                 joining_search = self._start_round(message)
             elif isinstance(message, FunctionCall):
                 self._call_function(message)
-            else:  # segments, which the server sends only after a StartRound
+            else:  # segments, which come after a StartRound
                 joining_search.search(message)
                 self._connection.send(WorkerIdle(joining_search.num_finished))
 
     def _start_round(self, start: StartRound) -> JoiningSearch:
+        """Return the search for a round."""
         backend = self._translators[start.model_index].backend
         batch_search = BatchSearch(
             backend=backend,
@@ -182,7 +190,7 @@ class _SearchProcess:
         )
 
     def _receive_arrived(self) -> list[Segment]:
-        """Return the segments that have arrived; answer the function calls that have arrived."""
+        """Return the segments that have arrived, and answer function calls that have arrived."""
         segments: list[Segment] = []
         while self._connection.poll():
             message = self._connection.recv()
@@ -193,13 +201,15 @@ class _SearchProcess:
         return segments
 
     def _call_function(self, call: FunctionCall) -> None:
+        """Call a function, and send its result or its exception."""
         try:
             result = call.function(self._translators[call.model_index], *call.args)
             message = FunctionResult(result, None)
-        except NmtError as error:  # `WorkerPool.call_function` raises it
+        except NmtError as error:
             message = FunctionResult(None, error)
-        # a bug must not end the worker; the server might be unable to unpickle an unknown exception
+        # a bug, which must not end the worker
         except Exception as error:
             log.exception("%s failed in a worker", call.function.__name__)
+            # the server might not be able to unpickle `error` itself
             message = FunctionResult(None, RuntimeError(repr(error)))
         self._connection.send(message)
