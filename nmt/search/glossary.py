@@ -160,16 +160,19 @@ class Glossary:
         return sorted(lines, key=self._line_numbers.__getitem__)
 
     def _locate_matches(self, text: str) -> Iterator[_Match]:
-        """Yield each term that occurs in `text`, with its position before normalization."""
+        """Yield each term that occurs in `text`, with its position in `text` itself.
+
+        `_find_matches` finds positions in the normalized text.
+        """
         if unicodedata.is_normalized("NFKC", text):
             yield from self._find_matches(text)
             return
         normalized = ""
-        spans: list[range] = []  # of the visible character in `text`, for each normalized character
-        for match in regex.finditer(r"\X", text):
+        spans: list[range] = []  # for each normalized character, the span in `text`
+        for match in regex.finditer(r"\X", text):  # visible characters, with their combining marks
             character = _normalize(match.group())
             normalized += character
-            spans += [range(*match.span())] * len(character)
+            spans += [range(match.start(), match.end())] * len(character)
         for term in self._find_matches(normalized):
             start = spans[term.start].start
             end = spans[term.end - 1].stop
@@ -255,12 +258,18 @@ def _target_pattern(targets: tuple[str, ...], lemmas: Lemmas | None) -> regex.Pa
     """Return a pattern for the occurrences of target forms as whole words."""
     alternatives = []
     for target in sorted(map(_normalize, targets), key=len, reverse=True):
-        # the forms of each word of the target
-        words = [[word] if lemmas is None else lemmas.forms(word) for word in target.split()]
-        title = [[form[0].upper() + form[1:] for form in forms] for forms in words]
-        capitals = [[form.upper() for form in forms] for forms in words]
-        for cased_words in (words, [title[0], *words[1:]], title, capitals):
-            alternatives.append(" ".join(map(_any_form_pattern, cased_words)))
+        # for each word of the target, a pattern for its forms: as written, with a capital first
+        # letter, and in capitals
+        written = []
+        capitalized = []
+        capitals = []
+        for word in target.split():
+            forms = [word] if lemmas is None else lemmas.forms(word)
+            written.append(_any_form_pattern(forms))
+            capitalized.append(_any_form_pattern(form[0].upper() + form[1:] for form in forms))
+            capitals.append(_any_form_pattern(form.upper() for form in forms))
+        for patterns in (written, [capitalized[0], *written[1:]], capitalized, capitals):
+            alternatives.append(" ".join(patterns))
     return regex.compile("|".join(alternatives))
 
 
