@@ -136,6 +136,18 @@ def test_equal_candidates_keep_their_order_and_unfinished_ones_are_last() -> Non
     assert ranked[2] == results[2]  # which no program has seen
 
 
+@pytest.mark.parametrize("protect", [False, True])
+def test_candidates_without_a_protected_text_are_last(*, protect: bool) -> None:
+    texts = ["Hallo {name}", "Hallo Anna", "Hallo Anna", "Hallo Anna", "Na, {name}"]
+    result = line_result(texts)
+    unfinished = replace(result.translations[4], finished=False)
+    result = replace(result, translations=[*result.translations[:4], unfinished])
+    reranker = make_reranker(RerankConfig(rerank="mbr"), [], "cpu")
+    [ranked] = rank_candidates(reranker, ["Hi {name}"], [result], n_best=5, protect=protect)
+    expected = [texts[0], *texts[1:4]] if protect else [*texts[1:4], texts[0]]
+    assert [translation.text for translation in ranked.translations] == [*expected, texts[4]]
+
+
 def test_settings_that_contradict_each_other_are_errors() -> None:
     for settings, message in (
         ({"candidates": 4}, "candidates=4: only works with rerank=mbr, noisy_channel or command"),

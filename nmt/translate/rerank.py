@@ -17,6 +17,7 @@ from nmt.config import RerankConfig, Reranking
 from nmt.data.languages import LanguagePair
 from nmt.errors import ConfigError
 from nmt.runtime.score_command import run_score_command
+from nmt.search.protect import lacks_protected
 from nmt.translate.noisy_channel import NoisyChannel
 from nmt.translate.results import LineResult, Translation
 
@@ -109,12 +110,18 @@ def make_reranker(config: RerankConfig, languages: Sequence[LanguagePair], devic
 
 
 def rank_candidates(
-    reranker: Reranker, sources: Sequence[str], results: Sequence[LineResult], *, n_best: int
+    reranker: Reranker,
+    sources: Sequence[str],
+    results: Sequence[LineResult],
+    *,
+    n_best: int,
+    protect: bool = False,
 ) -> list[LineResult]:
     """Return the `n_best` candidates of each line with the highest scores, best first.
 
-    Candidates that met the length limit come after all others. Candidates with equal scores keep
-    their order. Lines with less than two candidates are returned without a `rerank_score`.
+    Candidates that met the length limit come after all others, and so do, with `protect`, those
+    that lack a placeholder, tag or address. Candidates with equal scores keep their order. Lines
+    with less than two candidates are returned without a `rerank_score`.
     """
     ranked = list(results)
     indices = [i for i, result in enumerate(results) if len(result.translations) > 1]
@@ -124,12 +131,14 @@ def rank_candidates(
         [sources[i] for i in indices], [results[i].translations for i in indices]
     )
     for i, translations in zip(indices, candidates, strict=True):
-        best_first = sorted(
-            translations,
-            key=lambda translation: (translation.finished, translation.rerank_score),
-            reverse=True,
-        )
-        ranked[i] = replace(results[i], translations=best_first[:n_best])
+        ranks = []
+        for translation in translations:
+            is_complete = not protect or not lacks_protected(sources[i], translation.text)
+            ranks.append((translation.finished, is_complete, translation.rerank_score))
+        # equal ranks keep their order, also with `reverse`
+        order = sorted(range(len(ranks)), key=ranks.__getitem__, reverse=True)
+        best_first = [translations[k] for k in order[:n_best]]
+        ranked[i] = replace(results[i], translations=best_first)
     return ranked
 
 

@@ -251,7 +251,11 @@ class Translator:
             )
             if reranker is not None:
                 line_results = rank_candidates(
-                    reranker, encoded.texts, line_results, n_best=options.n_best
+                    reranker,
+                    encoded.texts,
+                    line_results,
+                    n_best=options.n_best,
+                    protect=config.protect,
                 )
             yield encoded.window, apply_cases(line_results, encoded.cases)
 
