@@ -345,6 +345,10 @@ def test_a_wrong_option_is_refused_by_name_wherever_it_is_given(translator: Tran
         ({"max_tokens": 4.5}, TypeError, "max_tokens=4.5: must be of type int"),
         ({"length_penalty": True}, TypeError, "length_penalty=True: must be of type float"),
         ({"sampling": 1}, TypeError, "sampling=1: must be of type bool"),
+        ({"forbid": "Haus"}, TypeError, "forbid='Haus': must be of type list"),
+        ({"suppress": "x"}, TypeError, "suppress='x': must be of type list"),
+        ({"glossary": "a\tb"}, TypeError, r"glossary='a\\tb': must be of type list"),
+        ({"glossary": ["terms.tsv"]}, ConfigError, "glossary=terms.tsv: must be a list of SOURCE"),
     ]
     for options, error, message in cases:
         for call in CALLS:

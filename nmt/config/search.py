@@ -174,7 +174,8 @@ class SearchConfig(Settings):
         are_phrases = all(isinstance(phrase, str) and phrase.strip() for phrase in self.forbid)
         self.require(are_phrases, "forbid", "must be a list of texts that are not empty")
         are_pairs = all(isinstance(line, str) and "\t" in line for line in self.glossary)
-        self.require(are_pairs, "glossary", "must be a list of files or of SOURCE<TAB>TARGET")
+        rule = "must be a list of SOURCE<TAB>TARGET or, in commands, of files"
+        self.require(are_pairs, "glossary", rule)
         if self.required_terms:
             is_beam_search = self.beam_size > 1 and not self.sampling
             self.require(is_beam_search, "glossary", "needs beam_size=2 or more and no sampling")

@@ -195,10 +195,11 @@ def _has_type(value: Any, expected_type: Any) -> bool:
     """Return whether a value has the expected type; numbers of NumPy count as int or float.
 
     Returns True for `Iterable[str]`: `nmt.translate.windows.check_lines` checks each text when it
-    is read.
+    is read. One text is no list of texts, although it can be iterated.
     """
-    if get_origin(expected_type) is not None:
-        return True
+    origin = get_origin(expected_type)
+    if origin is not None:
+        return origin is not list or not isinstance(value, str)
     if isinstance(value, bool):  # bool is a subclass of int
         return expected_type is bool
     if expected_type is int:
