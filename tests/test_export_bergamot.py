@@ -46,7 +46,8 @@ from nmt.export.bergamot import FLOAT32, INT8, INTGEMM8
 from nmt.translate.translator import Translator
 
 BERGAMOT = ExportFormat.bergamot
-STUDENT = {"decoder": Decoder.ssru, "positions": Positions.sinusoidal_concat}
+MARIAN_POSITIONS = {"positions": Positions.sinusoidal_concat}
+STUDENT = {"decoder": Decoder.ssru, **MARIAN_POSITIONS}
 MAGIC = 0xF11A48D5013417F5
 ALPHAS = "model.xxyy.intgemm.alphas.bin"
 ENGINE = "@browsermt/bergamot-translator@0.4.9"
@@ -422,7 +423,7 @@ def test_the_engine_translates_as_native_search_does(
     lines = short_sentences(40)
     for name, changes, runs in (
         ("student", STUDENT, [(1, float32), (1, shortlist), (1, int8), (4, shortlist)]),
-        ("attention", {"positions": Positions.sinusoidal_halves}, [(1, float32), (4, float32)]),
+        ("attention", MARIAN_POSITIONS, [(1, float32), (4, float32)]),
     ):
         folder = trained_model(tmp_path / name, tokenizer, **changes, **shape)
         for beam_size, options in (*runs, (1, all_options)):

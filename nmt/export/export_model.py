@@ -110,7 +110,11 @@ _CTRANSLATE2_SUPPORT: Support = _COMMON_SUPPORT | {
     "source_eos": None,
 }
 _MARIAN_SUPPORT: Support = _COMMON_SUPPORT | {
-    "positions": [Positions.sinusoidal, Positions.sinusoidal_halves],
+    "positions": [  # Marian has the frequencies of `sinusoidal_concat`; converters have the others
+        Positions.sinusoidal,
+        Positions.sinusoidal_concat,
+        Positions.sinusoidal_halves,
+    ],
     "position_offset": [0],
     "activation": list(marian.ACTIVATIONS),
     "norm_layer": [NormLayer.layer],
