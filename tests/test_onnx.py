@@ -146,17 +146,20 @@ def test_the_code_of_the_readme_translates_as_we_do(tmp_path: Path, tokenizer: T
 
 
 @pytest.mark.slow
-def test_int8_gives_nearly_the_same_translations_in_a_third_of_the_size(
-    trained_models: dict[str, Path],
+@pytest.mark.parametrize(
+    ("quantization", "min_equal"), [(Quantization.int8, 10), (Quantization.float16, 12)]
+)
+def test_smaller_weights_give_nearly_the_same_translations(
+    trained_models: dict[str, Path], quantization: Quantization, min_equal: int
 ) -> None:
     for folder in trained_models.values():
-        tasks = [make_task(folder), make_task(folder, Quantization.int8)]
+        tasks = [make_task(folder), make_task(folder, quantization)]
         tokens = [np.array(result["tokens"]).T for result in without_nmt(ONNX, tasks)]
         num_equal = 0
         for line in range(12):
             length = len(native(folder, LINES[line : line + 1], GREEDY)[0][0].tokens)
             num_equal += (tokens[0][line, :length] == tokens[1][line, :length]).all()
-        assert num_equal >= 10
+        assert num_equal >= min_equal
         sizes = [(Path(task["folder"]) / "decoder.onnx").stat().st_size for task in tasks]
         assert sizes[1] < 0.75 * sizes[0]
 
@@ -190,8 +193,8 @@ def test_a_disk_without_room_is_one_line(tmp_path: Path, tokenizer: Tokenizer) -
 def test_what_onnx_cannot_hold_is_refused_by_name(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="format=onnx takes float32 or int8"):
-        ExportConfig(format=ONNX, quantization=Quantization.float16)
+    with pytest.raises(ConfigError, match="format=onnx takes float32, float16 or int8"):
+        ExportConfig(format=ONNX, quantization=Quantization.bfloat16)
     folder = random_model(tmp_path / "model", tokenizer)
     with monkeypatch.context() as context:
         context.setitem(sys.modules, "onnxruntime", None)  # importing it is an error

@@ -361,6 +361,24 @@ def test_the_page_gives_the_text_of_native_search(
             assert translations == [*translator.translate(lines, beam_size=beam_size), ""]
 
 
+@needs_browser
+@needs_node
+@pytest.mark.slow
+def test_weights_in_float16_hardly_change_the_text(
+    open_page: Any, trained_models: dict[str, Path], tmp_path: Path, downloads: Path
+) -> None:
+    model = trained_models["post-sinusoidal"]
+    lines = short_sentences(100)
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    page, _ = open_page(model, quantization=Quantization.float16)
+    page.choose("beam", 4)
+    *translations, _ = page.translate_file(path, downloads).split("\n")
+    expected = Translator.load(model, device="cpu", backend="native").translate(lines, beam_size=4)
+    num_equal = sum(ours == theirs for ours, theirs in zip(translations, expected, strict=True))
+    assert num_equal >= 98
+
+
 def aligned_words(tokenizer: Tokenizer, line: str, translation: Translation) -> list[set[str]]:
     """Return the words of a line that each word of its translation is aligned with."""
     assert translation.alignment is not None
@@ -567,8 +585,8 @@ def test_it_fits_phones_and_desktops_and_axe_finds_nothing_serious(
 
 
 def test_what_the_page_cannot_do_is_refused_by_name(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    with pytest.raises(ConfigError, match="format=web takes float32 or int8"):
-        ExportConfig(format=ExportFormat.web, quantization=Quantization.float16)
+    with pytest.raises(ConfigError, match="format=web takes float32, float16 or int8"):
+        ExportConfig(format=ExportFormat.web, quantization=Quantization.bfloat16)
     model = random_model(tmp_path / "model", tokenizer)
     with pytest.raises(ConfigError, match="type npm install onnxruntime-web, or"):
         exported(model, ExportFormat.web, runtime=str(tmp_path))

@@ -47,8 +47,8 @@ class ExportConfig(ChecksumConfig):
     )
     quantization: Quantization = option(
         Quantization.float32,
-        "float32, float16, bfloat16; ctranslate2 also int8, int8_float16, ...; onnx, web and "
-        "bergamot: float32, int8",
+        "float32, float16, bfloat16; ctranslate2 also int8, int8_float16, ...; onnx and web: "
+        "float32, float16, int8; bergamot: float32, int8",
     )
     max_positions: int = option(
         2048, "longest source or target sentence, in tokens", low=2, high=65536
@@ -76,10 +76,13 @@ class ExportConfig(ChecksumConfig):
             is_float = not self.quantization.value.startswith("int")
             rule = "format=huggingface takes float32, float16 or bfloat16"
             self.require(is_float, "quantization", rule)
-        if self.format in (ExportFormat.onnx, ExportFormat.web, ExportFormat.bergamot):
+        if self.format in (ExportFormat.onnx, ExportFormat.web):
+            supported = (Quantization.float32, Quantization.float16, Quantization.int8)
+            rule = f"format={self.format.value} takes float32, float16 or int8"
+            self.require(self.quantization in supported, "quantization", rule)
+        if self.format is ExportFormat.bergamot:
             is_supported = self.quantization in (Quantization.float32, Quantization.int8)
-            rule = f"format={self.format.value} takes float32 or int8"
-            self.require(is_supported, "quantization", rule)
+            self.require(is_supported, "quantization", "format=bergamot takes float32 or int8")
         if self.format is ExportFormat.marian:
             is_float32 = self.quantization is Quantization.float32
             self.require(is_float32, "quantization", "format=marian takes float32")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -272,9 +273,11 @@ def write_onnx(
     _write_graph(folder / ENCODER, encoder, encoder_inputs, ["source_keys", "source_values"])
     output_names = ["log_probs", "keys", "values", "source_attention"]
     _write_graph(folder / DECODER, decoder, decoder_inputs, output_names)
-    if config.quantization is Quantization.int8:
-        _quantize(folder / ENCODER)
-        _quantize(folder / DECODER)
+    for path in (folder / ENCODER, folder / DECODER):
+        if config.quantization is Quantization.int8:
+            _quantize(path)
+        elif config.quantization is Quantization.float16:
+            _store_float16(path)
 
 
 def _build_model(info: ModelInfo, weights: dict[str, Tensor], max_positions: int) -> Transformer:
@@ -320,3 +323,37 @@ def _quantize(path: Path) -> None:
     quant_pre_process(str(path), str(folded_path), skip_symbolic_shape=True)
     quantize_dynamic(folded_path, path, weight_type=QuantType.QInt8, per_channel=True)
     folded_path.unlink()
+
+
+def _store_float16(path: Path) -> None:
+    """Store the matrices of a file in float16.
+
+    ONNX Runtime converts them to float32 when it loads the file.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    model = onnx.load(path)
+    graph = model.graph
+    for node in [node for node in graph.node if node.op_type == "Constant"]:
+        tensor = node.attribute[0].t  # the table of sinusoidal positions is such a constant
+        if tensor.dims:
+            tensor.name = node.output[0]
+            graph.initializer.append(tensor)
+            graph.node.remove(node)
+    conversions = []
+    for tensor in list(graph.initializer):
+        if tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) < 2:
+            continue
+        stored_name = f"{tensor.name}.float16"
+        conversion = onnx.helper.make_node(
+            "Cast", [stored_name], [tensor.name], to=onnx.TensorProto.FLOAT
+        )
+        conversions.append(conversion)
+        values = numpy_helper.to_array(tensor).astype(np.float16)
+        graph.initializer.remove(tensor)
+        graph.initializer.append(numpy_helper.from_array(values, stored_name))
+    nodes = [*conversions, *graph.node]  # a graph lists a node after the nodes that it reads
+    del graph.node[:]
+    graph.node.extend(nodes)
+    onnx.save(model, path)
