@@ -109,7 +109,13 @@ def test_symbols_and_tags_stay(byte_tokenizer: Tokenizer) -> None:
 def test_final_marks_go_on_both_sides_or_not_at_all(byte_tokenizer: Tokenizer) -> None:
     assert augment(byte_tokenizer, punct=1) == {(SRC[:-1], TGT[:-1])}
     assert perturb.remove_end_marks("Really?", "是吗？") == ("Really", "是吗")
-    for pair in (("Really?", "Wirklich!"), ("Yes.", "Ja"), ("Yes", "Ja.")):
+    for pair in (
+        ("Really?", "Wirklich!"),
+        ("Yes.", "Ja"),
+        ("Yes", "Ja."),
+        ("...", "."),
+        ("No.", "."),
+    ):
         assert perturb.remove_end_marks(*pair) == pair
 
 

@@ -52,10 +52,16 @@ CASES: dict[str, Callable[[str], str]] = {
 
 
 def remove_end_marks(src: str, tgt: str) -> tuple[str, str]:
-    """Remove the final punctuation of two texts if both end with the same kind of mark."""
+    """Remove the final punctuation of two texts if both end with the same kind of mark.
+
+    Texts of punctuation alone stay unchanged.
+    """
     for marks in END_MARKS:
         if src.endswith(tuple(marks)) and tgt.endswith(tuple(marks)):
-            return src.rstrip(marks).rstrip(), tgt.rstrip(marks).rstrip()
+            stripped_src = src.rstrip(marks).rstrip()
+            stripped_tgt = tgt.rstrip(marks).rstrip()
+            if stripped_src and stripped_tgt:
+                return stripped_src, stripped_tgt
     return src, tgt
 
 
