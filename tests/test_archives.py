@@ -7,23 +7,16 @@ import io
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_foreign_files import REPLACEMENTS, limited
+from test_sources import PAIRS, SRC, TGT, TSV, find, read
 from toy import command
 
-from nmt.config import DataConfig, PreprocessConfig, SplitConfig
 from nmt.data.text import read_input
 from nmt.errors import EXIT_DONE, DataError
 from nmt.preprocess import archives
-from nmt.preprocess.chunks import Source, read_chunks
-from nmt.preprocess.clean import clean
-from nmt.preprocess.sources import find_sources
 
-PAIRS = [("a tree", "ein Baum"), ("two", "zwei"), ("green", "grün")]
-SRC = "".join(f"{src}\n" for src, _ in PAIRS).encode()
-TGT = "".join(f"{tgt}\n" for _, tgt in PAIRS).encode()
 MOSES = {"README": b"x", "LICENSE": b"x", "OPUS.de-en.de": TGT, "OPUS.de-en.en": SRC}
 
 
@@ -43,19 +36,6 @@ def write_archive(path: Path, files: dict[str, bytes]) -> str:
     return str(path)
 
 
-def find(folder: Path, **split: Any) -> list[Source]:
-    data = DataConfig(src_lang="en", tgt_lang="de", train=SplitConfig(**split))
-    return find_sources(PreprocessConfig(data=data), "train", folder / "spool")
-
-
-def read(sources: list[Source]) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
-    for chunk in read_chunks(sources):
-        cleaned = clean(chunk, PreprocessConfig(), held_out=False)
-        pairs += zip(cleaned.src, cleaned.tgt, strict=True)
-    return pairs
-
-
 def test_archives_of_every_kind_give_the_pairs_of_their_files(tmp_path: Path) -> None:
     for suffix in ("zip", "tar", "tar.gz", "tgz", "tar.bz2", "tar.xz"):
         path = write_archive(tmp_path / f"moses.{suffix}", MOSES)
@@ -71,8 +51,7 @@ def test_archives_of_every_kind_give_the_pairs_of_their_files(tmp_path: Path) ->
         for side, content in (("s", SRC), ("t", TGT))
     ]
     assert read(find(tmp_path, src=one_each[:1], tgt=one_each[1:])) == PAIRS
-    lines = "".join(f"{src}\t{tgt}\n" for src, tgt in PAIRS).encode()
-    path = write_archive(tmp_path / "tsv.tar.gz", {"notes.txt": b"x\n", "all.tsv": lines})
+    path = write_archive(tmp_path / "tsv.tar.gz", {"notes.txt": b"x\n", "all.tsv": TSV})
     assert read(find(tmp_path, tsv=[path])) == PAIRS
 
 

@@ -109,11 +109,12 @@ def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused:
 
 def test_settings_that_cannot_be(assert_refused: Refused) -> None:
     for name, argument, *expected in [
-        ("train", "max_updte=3", "max_updte", "did you mean max_updates"),
         ("preprocess", "num_threads=100000", "num_threads", "must"),
         ("evaluate", "references=r", "hypotheses=FILE"),
         ("evaluate", "hypotheses=h", "references"),
         ("evaluate", "hypotheses=h references=r src=s", "src=s: does nothing without model_dir"),
+        ("evaluate", "hypotheses=h references=r split=valid", "split=valid: does nothing without"),
+        ("evaluate", "hypotheses=h references=r src_lang=e", "src_lang=e: does nothing without"),
         ("evaluate", "hypotheses=h references=r baseline=b num_samples=39", "must be from 40"),
         ("evaluate", "hypotheses=h references=r baseline=b seed=0", "seed=0: must be from 1"),
         ("evaluate", "model_dir=m data_dir=d references=r", "references=r: needs src=FILE"),
@@ -210,18 +211,10 @@ def test_folders_that_are_no_models_or_damaged(
     assert_refused(["config.yaml is not a config"], "average", f"run_dir={tmp_path / 'run'}")
 
 
-def test_what_cannot_be_translated_or_evaluated(
+def test_what_cannot_be_translated(
     root: Path, tmp_path: Path, assert_refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "h").write_text("a\nb\n", encoding="utf-8")
-    (tmp_path / "r").write_text("a\n", encoding="utf-8")
-    counts = [f"hypotheses={tmp_path / 'h'}", f"references={tmp_path / 'r'}"]
-    assert_refused(["2 lines", "1;"], "evaluate", counts)
-    translated = [f"model_dir={root / 'run'}", f"data_dir={root / 'data'}", counts[1]]
-    assert_refused([f"{counts[1]}: needs src=FILE"], "evaluate", translated)
-    for key, value in (("src", "a.en"), ("split", "valid"), ("src_lang", "en")):
-        unused = f"{key}={value}"
-        assert_refused([f"{unused}: does nothing without model_dir"], "evaluate", counts, unused)
     model = f"model_dir={root / 'run'}"
     out = f"output={tmp_path / 'out'}"
     lines = f"input={tmp_path / 'h'}"

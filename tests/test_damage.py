@@ -25,9 +25,10 @@ import yaml
 from exporting import random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_foreign_files import read_model
 from toy import command
 
-from nmt.checkpoint import ModelInfo, load_info, load_model_tokenizers, load_weights
+from nmt.checkpoint import ModelInfo, load_info, load_weights
 from nmt.data.binary import DataInfo
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import DamagedError, ModelError
@@ -44,13 +45,6 @@ from nmt.runtime.manifest import (
 from nmt.runtime.metadata import read_json, to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
 from nmt.training.checkpoints import TrainerState
-
-
-def read_model(folder: Path) -> None:
-    """Read all files that translation reads."""
-    info = load_info(folder)
-    load_weights(folder)
-    load_model_tokenizers(folder, info)
 
 
 def assert_noticed(path: Path, offsets: Iterable[int], read: Callable[[], Any]) -> None:

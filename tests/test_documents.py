@@ -11,6 +11,7 @@ import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -22,27 +23,19 @@ import pytest
 from ebooklib import epub
 from odf import opendocument, teletype
 from odf import text as odf_text
+from test_serve_text import draw_translation
+from test_serve_text import translated as upper
 from tiny import sentences
 
 from nmt.documents.document import ReadOptions
 from nmt.documents.formats import read_document
 from nmt.errors import DataError
 from nmt.preprocess.bitext_xml import read_pairs
-from nmt.translate.results import LineResult, Translation
+from nmt.translate.results import LineResult
 
 FOLDER = Path(__file__).with_name("documents")
 CONTENT_TYPES = b'<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"/>'
 Translate = Callable[[str], LineResult]
-
-
-def upper(sentence: str, *, backwards: bool = False) -> LineResult:
-    """Translate to capitals, in the order of the words or from the last to the first."""
-    words = sentence.split()
-    order = list(range(len(words)))[:: -1 if backwards else 1]
-    target = [words[i].upper() for i in order]
-    tokens = [f"▁{word}" for word in target]
-    translation = Translation(" ".join(target), 0, 0, tokens, True, [], order)
-    return LineResult([translation], source_tokens=[*[f"▁{word}" for word in words], "</s>"])
 
 
 def upper_backwards(sentence: str) -> LineResult:
@@ -329,17 +322,10 @@ def draw_codes(draw: random.Random, depth: int = 0) -> str:
 def test_any_alignment_keeps_every_code_of_xliff_and_valid_xml() -> None:
     draw = random.Random(1)
 
-    def translate_sentence(sentence: str) -> LineResult:
-        num_source = len(sentence.split())
-        target = [f"W{i}" for i in range(draw.randint(0, 5))]
-        alignment = [draw.randint(0, num_source) for _ in target]
-        translation = Translation(" ".join(target), 0, 0, target, True, [], alignment)
-        return LineResult([translation], source_tokens=[*sentence.split(), "</s>"])
-
     for _ in range(500):
         source = draw_codes(draw)
         unit = f"<xliff><trans-unit><source>{source}</source></trans-unit></xliff>"
-        result = translate("a.xlf", unit.encode(), translate_sentence).decode()
+        result = translate("a.xlf", unit.encode(), partial(draw_translation, draw)).decode()
         ElementTree.fromstring(result)
         target = re.findall(r"(?s)<target>(.*)</target>", result)
         if target:

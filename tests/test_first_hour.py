@@ -149,20 +149,6 @@ def test_a_quiet_command_logs_nothing_but_warnings(
         assert logger.level == level
 
 
-def test_a_file_is_not_called_a_folder_that_does_not_exist(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("letter").write_text("dear", "utf-8")
-    for words in (
-        ("train", "data_dir=letter"),
-        ("average", "run_dir=letter"),
-        ("export", "model_dir=letter"),
-    ):
-        assert command(*words) == 2
-        assert "letter is a file; " in capfd.readouterr().err, words
-
-
 def test_a_run_is_not_written_into_a_model_folder(
     toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,21 +188,6 @@ def test_an_installed_package_says_that_scripts_are_in_the_clone(
     monkeypatch.setattr(commands, "__file__", str(tmp_path / "nmt/cli/commands.py"))
     scripts = script_command("python scripts/fetch_homeassistant.py --src en")
     assert scripts.startswith("python scripts/fetch_homeassistant.py --src en (in a clone of nmt")
-
-
-def test_the_shell_completes_all_values_of_a_choice(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for line, values in (
-        ("nmt-train optimizer.name=", "adam adamw muon adafactor schedule_free"),
-        ("nmt-train valid_bleu=true best_metric=b", "loss bleu"),
-        ("nmt-translate normalization=", "wu average none"),
-    ):
-        name, *_, word = line.split(" ")
-        monkeypatch.setenv("COMP_LINE", line)
-        assert command(name.removeprefix("nmt-"), "-sc", "query=bash") == 0
-        key, _, _ = word.partition("=")
-        assert capsys.readouterr().out.split() == [f"{key}={value}" for value in values.split()]
 
 
 def test_nmt_lists_its_names() -> None:

@@ -20,14 +20,13 @@ import pytest
 from serving import loaded, running, tiny_folder
 from test_first_hour import HINT, follow
 from test_import_huggingface import M2M100, write_m2m100
-from test_wrong_turns import ADVICE, COMPLETIONS, PLACEHOLDERS
+from test_wrong_turns import ADVICE, COMPLETIONS, PLACEHOLDERS, type_words
 from toy import TINY, command, write_corpus
 
 import nmt
 from nmt import errors
 from nmt.cli.arguments import parse_argument
 from nmt.cli.commands import COMMANDS
-from nmt.cli.main import nmt as nmt_alone
 from nmt.config import ServeConfig
 from nmt.config.words import ADVICE_FOR_KEY
 from nmt.data.tokenizer import Tokenizer
@@ -134,12 +133,6 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def read_corpus_arguments() -> list[str]:
     """Return the arguments of nmt-preprocess that name the text of the workspace."""
     return shlex.split(Path("corpus.txt").read_text(encoding="utf-8"))
-
-
-def type_words(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> int:
-    """Run `nmt WORDS` and return its exit status."""
-    monkeypatch.setattr(sys, "argv", ["nmt", *words])
-    return nmt_alone()
 
 
 def read_proposals(answer: str) -> list[str]:

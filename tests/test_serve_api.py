@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError
 from nmt.serve.models import Direction, Models
-from nmt.serve.server import listen
 from nmt.translate.translator import Translator
 
 LINES = short_sentences(12)
@@ -450,11 +448,3 @@ def test_attention_is_the_translators(server: Running, folder: Path) -> None:
         ({"translation": "Haus " * 300}, 400),
     ):
         assert server.post("/v1/attention", **params | wrong).status == status, wrong
-
-
-def test_a_port_in_use_is_refused_with_a_free_one() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        config = ServeConfig(model_dir=["unused"], host="127.0.0.1", port=port)
-        with pytest.raises(ConfigError, match=rf"port={port}: .* another port, such as port=\d+$"):
-            listen(config)
