@@ -9,7 +9,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import resource
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,6 +85,19 @@ def _plain_log() -> None:
     for name, child in logging.root.manager.loggerDict.items():
         if name.startswith("nmt") and isinstance(child, logging.Logger):
             child.disabled = False
+
+
+@pytest.fixture
+def limit_files() -> Iterator[Callable[[int], None]]:
+    """Limit the size in bytes of files that this process writes, to simulate a full disk.
+
+    -1 removes the limit.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from nmt.serve.server import Server
 from nmt.serve.service import Service
 from nmt.translate.translator import Translator
 
+SPEC = b"GET /spec HTTP/1.1\r\nHost: x\r\n\r\n"
+HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
 GOOD = {"source": "xx", "target": "yy"}
 """Languages of a request to models of `one_model` or `loaded`."""
 
@@ -87,23 +89,27 @@ class Running:
         """Send JSON."""
         return self.send("POST", path, json.dumps(params).encode(), Content_Type="application/json")
 
-    def form(self, path: str, **params: str) -> Answer:
+    def form(self, path: str, **params: Any) -> Answer:
         """Send a form."""
         body = urllib.parse.urlencode(params).encode()
         return self.send("POST", path, body, Content_Type="application/x-www-form-urlencoded")
 
     def upload(self, name: str, content: bytes, **params: str) -> Answer:
         """Send a file to translate."""
-        mark = "boundary17"
-        form_parts = []
-        for key, value in params.items():
-            field = f'--{mark}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'
-            form_parts.append(field.encode())
-        head = f'form-data; name="file"; filename="{name}"'
-        form_parts.append(f"--{mark}\r\nContent-Disposition: {head}\r\n\r\n".encode() + content)
-        form_parts.append(f"\r\n--{mark}--\r\n".encode())
-        kind = f"multipart/form-data; boundary={mark}"
-        return self.send("POST", "/translate_file", b"".join(form_parts), Content_Type=kind)
+        fields: dict[str, Any] = {**params, f'file"; filename="{name}': content}
+        return self.multipart("/translate_file", fields)
+
+    def multipart(self, path: str, fields: Mapping[str, Any]) -> Answer:
+        """Send a form whose values, texts or bytes, are parts of the body."""
+        boundary = "boundary17"
+        body = b""
+        for name, value in fields.items():
+            head = f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'
+            content = value if isinstance(value, bytes) else str(value).encode()
+            body += head.encode() + content + b"\r\n"
+        body += f"--{boundary}--\r\n".encode()
+        content_type = f"multipart/form-data; boundary={boundary}"
+        return self.send("POST", path, body, Content_Type=content_type)
 
     def translate(self, q: Any, source: str = "xx", target: str = "yy", **params: Any) -> Any:
         """Return what /translate gives for `q`."""

@@ -61,7 +61,7 @@ def test_alignment_is_the_strongest_attention_of_each_step() -> None:
 
 
 @pytest.mark.slow
-def test_coverage_lowers_the_score_by_what_the_words_were_left_without() -> None:
+def test_coverage_lowers_the_score_of_translations_that_attend_little_to_source_words() -> None:
     model, source = decided_model(), random_source(LENGTHS)
     changed = 0
     plain = search_with(model, source)

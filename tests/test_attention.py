@@ -93,7 +93,9 @@ def test_attention_is_the_naive_softmax_of_every_layer_and_head(tokenizer: Token
             assert len(tgt) == 1 or (pair.decoder[..., ~hidden] > 0).all()
 
 
-def test_without_targets_it_is_that_of_what_search_finds(tokenizer: Tokenizer) -> None:
+def test_attention_without_targets_belongs_to_the_translations_of_search(
+    tokenizer: Tokenizer,
+) -> None:
     model = translator(tokenizer)
     for options in ({}, {"beam_size": 1}):
         for pair, best in zip(
@@ -103,7 +105,7 @@ def test_without_targets_it_is_that_of_what_search_finds(tokenizer: Tokenizer) -
             assert pair.cross.shape == (3, 4, len(pair.predicted), len(pair.src))
 
 
-def test_a_model_that_reads_no_eos_attends_to_none(tokenizer: Tokenizer) -> None:
+def test_a_model_without_source_eos_never_attends_to_eos(tokenizer: Tokenizer) -> None:
     model = translator(tokenizer, source_eos=False)
     pairs = model.attention(LINES, LINES)
     for line, pair in zip(LINES, pairs, strict=True):
@@ -111,7 +113,9 @@ def test_a_model_that_reads_no_eos_attends_to_none(tokenizer: Tokenizer) -> None
         assert pair.cross.size(3) == len(pair.src)
 
 
-def test_engines_without_it_and_wrong_numbers_of_lines_are_refused(tokenizer: Tokenizer) -> None:
+def test_engines_without_attention_and_unequal_numbers_of_lines_are_refused(
+    tokenizer: Tokenizer,
+) -> None:
     model = translator(tokenizer)
     stepper = model.backend.stepper  # type: ignore[attr-defined]
     ensemble = Translator(EnsembleStepper([stepper, stepper]), tokenizer, CONFIG)

@@ -102,7 +102,7 @@ def test_a_loaded_model_gives_the_logits_of_the_saved_one(
         assert load_model_tokenizers(folder, load_info(folder)).model == tokenizer.model
 
 
-def test_a_run_stands_for_the_newest_of_its_models(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_run_folder_loads_its_newest_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
     for name, updates in (("best", 3), ("latest", 4), ("../average", 4), ("latest", 6)):
         newest = save(tmp_path / "checkpoints" / name, tokenizer, updates=updates)
         assert find_model(tmp_path) == newest.resolve(), name
@@ -122,7 +122,7 @@ def test_a_run_stands_for_the_newest_of_its_models(tokenizer: Tokenizer, tmp_pat
 # --- the mean
 
 
-def test_the_average_is_the_arithmetic_mean_and_of_copies_the_copy_bit_for_bit(
+def test_the_average_is_the_arithmetic_mean_and_keeps_the_bits_of_equal_checkpoints(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     folders = [save(tmp_path / str(i), tokenizer, seed=i, updates=10 + i % 3) for i in range(7)]

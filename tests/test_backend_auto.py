@@ -55,7 +55,7 @@ def conversions(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*") if path.name != ".lock")
 
 
-def test_auto_gives_the_bytes_of_ctranslate2_and_takes_the_native_engine_for_the_rest(
+def test_auto_writes_the_bytes_of_ctranslate2_or_else_of_the_native_engine(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -285,9 +285,7 @@ def test_sixteen_processes_that_start_at_once_share_one_whole_conversion(folder:
 
 
 @pytest.mark.slow
-def test_a_killed_conversion_leaves_nothing_that_is_used(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
+def test_an_unfinished_conversion_is_never_used(tmp_path: Path, tokenizer: Tokenizer) -> None:
     changes: dict[str, Any] = {"d_model": 256, "d_ff": 1024, "norm": Norm.pre}
     folder = random_model(tmp_path / "big", tokenizer, **changes, norm_layer=NormLayer.rms)
     cache = folder / "ctranslate2"

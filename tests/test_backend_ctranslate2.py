@@ -123,7 +123,9 @@ def test_hypotheses_order_and_scores_are_those_of_a_direct_call(engines: Engines
                 assert h.token_log_probs == []
 
 
-def test_the_best_hypothesis_is_the_native_one_where_lengths_do_not_count(engines: Engines) -> None:
+def test_without_length_normalization_the_best_hypothesis_is_the_native_one(
+    engines: Engines,
+) -> None:
     native, converted, tokenizer = engines
     rows = tokenizer.encode_batch([*LINES, *sentences(5), "the " * 150])
     for changes in (

@@ -62,7 +62,9 @@ def preprocess_arguments(root: Path, folder: Path, changes: dict[str, Any]) -> l
     return [f"{key}={value}" for key, value in settings if value is not None]
 
 
-def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused: Refused) -> None:
+def test_mistakes_in_preprocessing_are_one_line(
+    root: Path, tmp_path: Path, assert_refused: Refused
+) -> None:
     for name, content in {
         "wide": ("ja\n" * 200).encode("utf-16"),
         "packed": gzip.compress(b"ja\n" * 200),
@@ -107,7 +109,7 @@ def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused:
     assert command("preprocess", preprocess_arguments(root, tmp_path, {key: largest})) == 0
 
 
-def test_settings_that_cannot_be(assert_refused: Refused) -> None:
+def test_impossible_settings_are_one_line(assert_refused: Refused) -> None:
     for name, argument, *expected in [
         ("preprocess", "num_threads=100000", "num_threads", "must"),
         ("evaluate", "references=r", "hypotheses=FILE"),
@@ -133,7 +135,7 @@ def test_settings_that_cannot_be(assert_refused: Refused) -> None:
     assert_refused(["quantization=int8: format=huggingface"], "export", marian)
 
 
-def test_data_folders_settings_and_runs_that_cannot_be_trained_on(
+def test_mistakes_in_training_are_one_line(
     root: Path, tmp_path: Path, assert_refused: Refused, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text").write_text("text", encoding="utf-8")
@@ -171,7 +173,7 @@ def test_data_folders_settings_and_runs_that_cannot_be_trained_on(
     assert "not finite" in capfd.readouterr().err
 
 
-def test_folders_that_are_no_models_or_damaged(
+def test_damaged_models_and_other_folders_are_one_line(
     root: Path, tmp_path: Path, assert_refused: Refused
 ) -> None:
     for name, argument, expected in [
@@ -211,7 +213,7 @@ def test_folders_that_are_no_models_or_damaged(
     assert_refused(["config.yaml is not a config"], "average", f"run_dir={tmp_path / 'run'}")
 
 
-def test_what_cannot_be_translated(
+def test_mistakes_in_translation_are_one_line(
     root: Path, tmp_path: Path, assert_refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "h").write_text("a\nb\n", encoding="utf-8")
@@ -231,7 +233,7 @@ def test_what_cannot_be_translated(
     assert_refused(["stdin is closed"], "visualize", model, "what=attention")
 
 
-def test_folders_that_an_average_may_not_replace(
+def test_an_average_replaces_neither_foreign_folders_nor_checkpoints(
     root: Path, tmp_path: Path, assert_refused: Refused
 ) -> None:
     (tmp_path / "config.json").write_text('{"a": 1}', encoding="utf-8")

@@ -274,7 +274,7 @@ def test_the_pools_of_a_large_corpus_have_about_the_tokens_asked_for(
     assert counts.tolist() == [2] * 7000 + [1] * 14_000
 
 
-def test_what_is_tried_holds_the_longest_pairs_of_all_that_are_drawn(
+def test_the_trial_update_holds_the_longest_pairs_that_are_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batching, "_POOL_PAIRS", 50)

@@ -145,6 +145,6 @@ def test_preprocess_reads_tmx_as_the_same_text(tmp_path: Path) -> None:
         assert (tmp_path / "tmx" / name).read_bytes() == (tmp_path / "text" / name).read_bytes()
 
 
-def test_a_memory_needs_the_languages_and_says_so() -> None:
+def test_a_translation_memory_without_languages_is_refused() -> None:
     with pytest.raises(DataError, match="does not say which language is the source; set data.src_"):
         pairs(OMEGAT, ("", ""))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,22 +70,12 @@ def test_a_state_holds_the_operations_of_a_run_of_months() -> None:
 # --- writes that fail
 
 
-@pytest.fixture
-def bound_files() -> Iterator[Callable[[int], None]]:
-    """Limit the size in bytes of files of this process, like a full disk; -1 removes the limit."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
 @pytest.mark.slow
 def test_writes_that_fail_leave_the_last_good_checkpoint_and_are_an_error_at_the_end(
     finished_run: Path,
     toy_data: Path,
     tmp_path: Path,
-    bound_files: Callable[[int], None],
+    limit_files: Callable[[int], None],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     failed = r"checkpoint of update (\d+) in .*run not written: .+; "
@@ -98,13 +86,13 @@ def test_writes_that_fail_leave_the_last_good_checkpoint_and_are_an_error_at_the
         run = tmp_path / str(good_update) / "run"
         with pytest.MonkeyPatch.context() as patch:
             before_save(
-                lambda at, good_update=good_update: bound_files(
+                lambda at, good_update=good_update: limit_files(
                     -1 if at == good_update else 20_000
                 ),
                 patch,
             )
             assert train(toy_data, run, PLAIN) == code
-        bound_files(-1)
+        limit_files(-1)
         err = capfd.readouterr().err
         assert re.findall(failed + newest + "; the run goes on", err) == failed_updates
         last_line = err.splitlines()[-1]
@@ -136,12 +124,12 @@ def test_a_run_folder_that_cannot_be_written_is_one_line(
 
 
 def test_a_line_of_metrics_that_is_cut_off_is_left_out(
-    tmp_path: Path, bound_files: Callable[[int], None]
+    tmp_path: Path, limit_files: Callable[[int], None]
 ) -> None:
     log = MetricsWriter(tmp_path, TrainerState(), TrainConfig(tracker=[]), is_main=True)
     for update in (1, 2, 3):
         path = tmp_path / "metrics.jsonl"
-        bound_files(path.stat().st_size + 9 if update == 2 else -1)
+        limit_files(path.stat().st_size + 9 if update == 2 else -1)
         log.write({"update": update, "loss": 1.0})
     assert read_values(tmp_path, "loss") == [1, 3]
 

@@ -145,7 +145,7 @@ def test_a_job_that_goes_on_has_the_lines_before_it() -> None:
     assert windows == [(("b", "c"), ["d"]), (("c", "d"), ["e", "f"]), (("e", "f"), ["g"])]
 
 
-def test_of_lines_together_that_of_the_last_is_taken_where_the_separators_tell() -> None:
+def test_the_translation_of_the_last_line_is_cut_out_at_separators() -> None:
     cases: list[tuple[str, int, str | None]] = [
         ("a <sep> b", 2, "b"),
         ("a <sep> b <sep> c", 3, "c"),
@@ -189,7 +189,7 @@ def without_separators(text: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_translation_is_the_part_after_the_separator_or_that_of_the_line_alone(
+def test_a_translation_is_the_part_after_the_separator_or_is_made_without_context(
     folder: Path, tmp_path: Path
 ) -> None:
     translator = Translator.load(folder / "model", device="cpu", backend="native")
@@ -295,7 +295,7 @@ def test_a_job_that_goes_on_knows_the_lines_before(folder: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_context_that_cannot_be_is_one_line(
+def test_impossible_contexts_are_one_line(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_model(tmp_path / "model")

@@ -129,7 +129,7 @@ def test_a_line_of_metrics_that_is_being_written_is_left_out(
     assert not caplog.messages
 
 
-def test_configs_and_logs_that_were_made_to_do_harm_are_refused(tmp_path: Path) -> None:
+def test_hostile_configs_and_logs_are_refused(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     config = tmp_path / "config.yaml"
     long = "a: " + "x" * 100_000
@@ -297,7 +297,7 @@ def test_a_full_disk_is_one_line_and_changes_nothing(tokenizer: Tokenizer, tmp_p
         assert (output / "model.safetensors").read_bytes() == expected
 
 
-def test_a_closed_stderr_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stderr_keeps_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     assert command("average", "run_dir=nowhere") == 2
     assert sys.stderr is not None

@@ -367,7 +367,7 @@ def test_a_message_catalog_may_begin_with_a_byte_order_mark_and_a_comment() -> N
 
 
 @pytest.mark.parametrize("line", ["\n", "# a comment\n"])
-def test_a_message_may_have_other_lines_within(line: str) -> None:
+def test_a_message_may_contain_empty_lines_and_comments(line: str) -> None:
     start = f'msgctxt "fruit"\n{line}msgid "an apple"\n{line}'
     result = translate("a.po", f'{start}msgstr ""\n\n{start}msgstr "x"\n'.encode()).decode()
     assert result == f'{start}msgstr "AN APPLE"\n\n{start}msgstr "x"\n'
@@ -434,7 +434,7 @@ def test_files_that_cannot_be_read_are_one_line(name: str, content: bytes, messa
     assert "\n" not in str(error.value)
 
 
-def test_other_files_of_a_package_may_not_unpack_to_any_size() -> None:
+def test_a_package_that_unpacks_to_200_times_its_size_is_refused() -> None:
     package = make_package({"word/document.xml": b"<a/>", "word/media/a.png": bytes(80 << 20)})
     with pytest.raises(DataError, match="over 200 times its size, which documents do not"):
         read_document("a.docx", package, ReadOptions())

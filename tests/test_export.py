@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import resource
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -191,15 +191,11 @@ def test_an_export_may_replace_an_export_and_nothing_else_and_leaves_nothing_whe
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_a_disk_without_room_for_the_weights_is_one_line(
-    name: ExportFormat, model: Path, tmp_path: Path
+    name: ExportFormat, model: Path, tmp_path: Path, limit_files: Callable[[int], None]
 ) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
-    try:
-        with pytest.raises(NmtError, match=r"out cannot be written: .*; nothing was changed$"):
-            export_model(model, tmp_path / "out", ExportConfig(format=name))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    limit_files(10_000)
+    with pytest.raises(NmtError, match=r"out cannot be written: .*; nothing was changed$"):
+        export_model(model, tmp_path / "out", ExportConfig(format=name))
     assert not list(tmp_path.glob("*out*"))
 
 

@@ -276,7 +276,7 @@ def test_the_shortlist_of_an_imported_model_lacks_its_padding(
     assert max(map(max, lists)) < tokenizer.vocab_size
 
 
-def test_what_bergamot_has_no_form_for_is_refused_by_name(
+def test_settings_that_bergamot_lacks_are_refused_by_name(
     tmp_path: Path, tokenizer: Tokenizer, tokenizer_for_int8: Tokenizer
 ) -> None:
     with pytest.raises(ConfigError, match="format=bergamot takes float32 or int8"):

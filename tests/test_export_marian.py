@@ -117,7 +117,7 @@ def test_our_models_translate_in_ctranslate2_and_imported_as_before(
         check(name, model, converted, pad="")
 
 
-def test_what_marian_has_no_form_for_is_refused_by_name(
+def test_settings_that_marian_lacks_are_refused_by_name(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     with pytest.raises(ConfigError, match="format=marian takes float32"):

@@ -171,7 +171,6 @@ def test_more_processes_than_cores_are_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(logging.getLogger("nmt"), "propagate", True)
     for devices in (1, 2):
         assert choose_num_processes(devices, "cpu") == devices
     assert not caplog.messages

@@ -202,7 +202,7 @@ def replaced(path: Path, replacement: str) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_commands_refuse_what_is_no_file_in_the_place_of_a_file(
+def test_commands_refuse_pipes_folders_and_devices_in_place_of_files(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     num_cases = 0

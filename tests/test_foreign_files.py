@@ -198,7 +198,7 @@ def test_a_tree_holds_only_files_and_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_no_regular_file_in_the_place_of_one_is_refused(
+def test_pipes_folders_and_devices_in_place_of_files_are_refused(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     folders = {name: tmp_path / name for name in ("model", "data", "run", "marian", "opennmt")}
@@ -370,7 +370,7 @@ def test_counters_of_a_checkpoint_are_checked(tokenizer: Tokenizer, tmp_path: Pa
         log_plan(run, TrainerState(epoch_position=num_updates))
 
 
-def test_what_a_checkpoint_holds_besides_weights_is_refused_by_name(
+def test_invalid_fields_of_a_checkpoint_are_refused_by_name(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     write_run(tmp_path / "run", tokenizer)
@@ -390,7 +390,7 @@ def test_what_a_checkpoint_holds_besides_weights_is_refused_by_name(
 # --- messages, long lines and syncing
 
 
-def test_control_characters_of_others_are_escaped_in_messages_and_logs(
+def test_control_characters_are_escaped_in_messages_and_logs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     controls = "\x1b]0;x\x07\x9b31m\u2028\u202e\r\0"
@@ -418,7 +418,7 @@ def test_a_line_that_is_too_long_to_be_a_sentence_is_refused(
     assert f"{path}:2: the line has" in refusal(read, path)
 
 
-def test_all_that_is_renamed_into_place_is_synced_before(
+def test_files_are_synced_before_they_are_renamed_into_place(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []

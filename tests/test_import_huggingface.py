@@ -283,7 +283,7 @@ def test_m2m100_models_compute_what_transformers_does(tmp_path: Path) -> None:
         pytest.param(["pre", "Tensor2Tensor", "M2M100"], marks=pytest.mark.slow),
     ],
 )
-def test_what_nmt_exports_comes_back_as_it_was(
+def test_an_exported_model_is_imported_unchanged(
     tmp_path: Path, tokenizer: Tokenizer, names: list[str]
 ) -> None:
     concat = {"positions": Positions.sinusoidal_concat}

@@ -245,7 +245,7 @@ def test_server_translates_in_every_direction_and_shows_no_tag(root: Path) -> No
         assert "<French>" in attended["rows"]
 
 
-def test_what_a_model_does_not_have_is_refused_with_what_it_has(
+def test_languages_that_a_model_lacks_are_refused_with_a_list_of_its_own(
     new_root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     translator = Translator.load(new_root / "run", device="cpu", backend="native")

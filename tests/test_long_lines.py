@@ -45,7 +45,7 @@ def test_a_long_sentence_is_cut_at_clauses_and_then_at_spaces(tokenizer: Tokeniz
     assert all(word in text.split() for segment in segments for word in segment.split())
 
 
-def test_what_has_no_space_is_cut_between_characters(tokenizer: Tokenizer) -> None:
+def test_text_without_spaces_is_cut_between_characters(tokenizer: Tokenizer) -> None:
     family = "👩\u200d👩\u200d👧"
     segments = parts(tokenizer, family * 9, 50)
     assert "".join(segments) == family * 9

@@ -49,7 +49,7 @@ def count_pairs(mix: mixing.Mix, name: str, epochs: range) -> Any:
 # --- weights
 
 
-def test_a_pair_comes_as_often_as_its_weight_says_and_none_again_before_all_have() -> None:
+def test_a_pair_comes_as_often_as_its_weight_says_and_repeats_after_all_others() -> None:
     # weight, number of epochs, and how often each pair comes in them
     weights = [(0, 1, 0), (1, 1, 1), (2, 1, 2), (3, 1, 3)]
     weights += [(0.5, 2, 1), (0.25, 4, 1), (1.5, 2, 3), (0.3, 10, 3)]

@@ -161,7 +161,7 @@ def test_a_batch_reads_noise_by_seed_update_and_row_and_learns_the_clean_target(
         assert tgt_out == [*clean_tgt, tokenizer.eos_id]
 
 
-def test_an_update_counts_the_source_tokens_that_there_are(
+def test_an_update_counts_the_source_tokens_that_noise_left(
     random_data: Path, tmp_path: Path
 ) -> None:
     learner = make_run(random_data, tmp_path, noise=NoiseConfig(drop=0.3)).learner

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -179,18 +178,7 @@ def test_a_file_states_its_operators_and_holds_every_matrix_once(
     assert (output / "decoder.onnx").stat().st_size < (folder / "model.safetensors").stat().st_size
 
 
-def test_a_disk_without_room_is_one_line(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    folder = random_model(tmp_path / "model", tokenizer)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
-    try:
-        with pytest.raises(NmtError, match=r"cannot be written: .*; nothing was changed$"):
-            exported(folder, ONNX)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_what_onnx_cannot_hold_is_refused_by_name(
+def test_settings_that_onnx_lacks_are_refused_by_name(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="format=onnx takes float32, float16 or int8"):

@@ -231,7 +231,7 @@ def test_a_model_that_is_too_large_is_refused_before_it_takes_memory(
     assert device_types == ["meta"]
 
 
-def test_what_is_advised_fits_and_is_near_the_most_that_does() -> None:
+def test_the_advised_max_tokens_fits_and_is_near_the_largest_that_fits() -> None:
     for max_fitting in range(8, 4096, 31):
         advised = _search_max_tokens(
             lambda tokens, max_fitting=max_fitting: tokens <= max_fitting, 8, 4096

@@ -158,7 +158,7 @@ def test_a_disk_that_fails_for_a_while_costs_no_shard_that_is_done(
 
 
 @pytest.mark.long
-def test_what_is_no_file_in_a_work_folder_is_refused_before_it_is_read(
+def test_pipes_and_devices_in_a_work_folder_are_refused_unread(
     corpus_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = [*arguments(corpus_dir, tmp_path / "data"), "filter.duplicates=pair"]

@@ -222,7 +222,7 @@ def test_a_translation_depends_on_its_own_line_and_prefix_only(translator: Trans
 
 
 @pytest.mark.slow
-def test_an_ensemble_protects_and_alternatives_do(folder: Path, translator: Translator) -> None:
+def test_ensembles_and_alternatives_keep_placeholders(folder: Path, translator: Translator) -> None:
     lines = lines_with_items(8)
     ensemble = Translator.load([folder, folder], device="cpu")
     assert ensemble.translate(lines, **OPTIONS) == translator.translate(lines, **OPTIONS)
@@ -235,7 +235,6 @@ def test_an_ensemble_protects_and_alternatives_do(folder: Path, translator: Tran
 
 def test_protection_is_refused_where_it_does_not_work(folder: Path) -> None:
     for changes, name in (
-        ({"sampling": True}, "protect"),
         ({"beam_size": 1}, "protect"),
         ({"beam_groups": 2}, "beam_groups"),
     ):
@@ -244,13 +243,10 @@ def test_protection_is_refused_where_it_does_not_work(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctranslate2_refuses_protection_and_auto_takes_the_native_engine(
+def test_auto_protects_with_the_native_engine(
     folder: Path, translator: Translator, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    fast = Translator.load(folder, device="cpu", backend="ctranslate2")
-    with pytest.raises(ConfigError, match=r"^protect=true: .*; use backend=native$"):
-        fast.translate(["a {name}"], **OPTIONS)
     auto = Translator.load(folder, device="cpu", backend="auto")
     lines = lines_with_items(8)
     assert auto.translate(lines, **OPTIONS) == translator.translate(lines, **OPTIONS)

@@ -430,7 +430,7 @@ def best_texts(candidates: list[list[Translation]], a: float, b: float) -> list[
     return [max(line, key=score).text for line in candidates]
 
 
-def test_no_weights_of_the_grid_have_a_higher_score_than_those_found() -> None:
+def test_no_weights_of_the_grid_have_a_higher_score_than_the_chosen_ones() -> None:
     candidates = draw_candidates(np.random.default_rng(3))
     references = [best_texts(candidates, 0.7, 0.4)]  # which some weights reach
     texts = [[item.text for item in line] for line in candidates]

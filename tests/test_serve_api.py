@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -375,6 +374,7 @@ def test_suggestions_in_unknown_languages_or_without_room_leave_the_file_unchang
     tokenizer: Tokenizer,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
+    limit_files: Callable[[int], None],
 ) -> None:
     params = {"q": "a", "s": "b" * 100, "source": "xx", "target": "yy"}
     folder = tmp_path / "folder"
@@ -386,12 +386,9 @@ def test_suggestions_in_unknown_languages_or_without_room_leave_the_file_unchang
         for code in ("<script>", "../../x", "zz", "", "x" * 1000, "\u2028", "xx\nyy"):
             for name in ("source", "target"):
                 assert server.form("/suggest", **params | {name: code}).status == 400, code
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(stored) + 10, limits[1]))  # a full disk
-        try:
-            assert server.form("/suggest", **params).status == 503
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        limit_files(len(stored) + 10)
+        assert server.form("/suggest", **params).status == 503
+        limit_files(-1)
         assert path.read_bytes() == stored
         shutil.rmtree(folder)
         assert server.form("/suggest", **params).status == 503

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from serving import GOOD, Running, copying, eventually, running, tiny_folder
+from serving import GOOD, HEAD, SPEC, Running, copying, eventually, running, tiny_folder
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from nmt.config import ServeConfig
@@ -28,9 +28,6 @@ from nmt.errors import ConfigError
 from nmt.serve import protocol
 from nmt.serve.file_process import start_fork_server
 from nmt.serve.server import Server
-
-SPEC = b"GET /spec HTTP/1.1\r\nHost: x\r\n\r\n"
-HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
 
 
 def connect(port: int, receive_bytes: int = 0) -> socket.socket:

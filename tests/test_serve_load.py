@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from serving import (
     GOOD,
+    HEAD,
     Answer,
     Running,
     copying,
@@ -60,7 +61,7 @@ def results(futures: list[Future[Any]]) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_answers_equal_those_alone_with_64_clients_of_mixed_lengths_and_options(
+def test_64_clients_get_the_translations_of_a_single_client(
     tmp_path: Path, tokenizer: Tokenizer, pool: ThreadPoolExecutor
 ) -> None:
     folder = tiny_folder(tmp_path / "model", tokenizer)
@@ -186,7 +187,7 @@ def test_a_round_waits_for_the_next_request_of_clients_that_were_just_answered(
     assert engine.batch_sizes() == [1, 4]
 
 
-def test_who_comes_while_others_are_searched_joins_them_and_a_failure_there_harms_nobody(
+def test_requests_join_a_running_search_and_a_failed_join_harms_no_request(
     tokenizer: Tokenizer, pool: ThreadPoolExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny_folder(tmp_path / "model", tokenizer)
@@ -315,9 +316,6 @@ def raw(
         while chunk := connection.recv(65536):
             received += chunk
     return received
-
-
-HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ POST_ROUTES = ["/translate", "/detect", "/suggest", "/v1/translate", "/v1/attent
 BODIES = [(path, JSON) for path in POST_ROUTES]
 FORM_ROUTES = ["/translate", "/detect", "/suggest"]
 BODIES += [(path, media_type) for path in FORM_ROUTES for media_type in (FORM, MULTIPART)]
-BOUNDARY = "boundary17"
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(), values, max_size=3),
@@ -122,23 +120,13 @@ def check_answer(answer: Answer, spec: dict[str, Any], path: str) -> None:
         Draft4Validator(schema).validate(answer.json)
 
 
-def encode_multipart(params: dict[str, Any]) -> bytes:
-    fields = []
-    for name, value in params.items():
-        head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'
-        fields.append(head.encode() + str(value).encode() + b"\r\n")
-    return b"".join(fields) + f"--{BOUNDARY}--\r\n".encode()
-
-
 def send(server: Running, path: str, media_type: str, params: dict[str, Any]) -> Answer:
     """Send parameters in a body of a media type."""
     if media_type == JSON:
         return server.post(path, **params)
     if media_type == FORM:
-        body = urllib.parse.urlencode(params).encode()
-        return server.send("POST", path, body, Content_Type=FORM)
-    content_type = f"{MULTIPART}; boundary={BOUNDARY}"
-    return server.send("POST", path, encode_multipart(params), Content_Type=content_type)
+        return server.form(path, **params)
+    return server.multipart(path, params)
 
 
 def test_the_description_is_valid_openapi(spec: dict[str, Any]) -> None:

@@ -6,9 +6,9 @@ import contextlib
 import functools
 import random
 import re
-import resource
 import shutil
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -452,15 +452,11 @@ def test_downloads_expire_and_have_names_that_nobody_guesses() -> None:
         assert not downloads.folder.exists()
 
 
-def test_a_download_without_room_leaves_no_file() -> None:
+def test_a_download_without_room_leaves_no_file(limit_files: Callable[[int], None]) -> None:
     downloads = Downloads(60, max_bytes=1000)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))  # a full disk
-    try:
-        with pytest.raises(OSError, match="large"):
-            downloads.add("a.txt", b"x" * 100)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    limit_files(10)
+    with pytest.raises(OSError, match="large"):
+        downloads.add("a.txt", b"x" * 100)
     assert not list(downloads.folder.iterdir())
     key = downloads.add("a.txt", b"x")
     shutil.rmtree(downloads.folder)

@@ -132,7 +132,7 @@ def test_sharded_ranks_train_the_same_weights_and_go_on_from_the_same_files(
     torch.testing.assert_close(content(tmp_path / "both ways"), expected, **tolerance)
 
 
-def test_what_does_not_go_with_sharding_is_an_error() -> None:
+def test_settings_that_contradict_sharding_are_errors() -> None:
     for setting in (
         {"dtype": DType.float16},
         {"compile": True},

@@ -124,7 +124,7 @@ def test_a_pair_is_cut_by_seed_update_and_row_wherever_it_is_batched(
         assert decode(src[:-1]) == decode(plain.batch_maker.data[row][0].tolist())
 
 
-def test_the_gradient_is_divided_by_the_tokens_that_there_are(
+def test_the_gradient_is_divided_by_the_number_of_drawn_tokens(
     data_dir: Path, tmp_path: Path
 ) -> None:
     learner = make_run(data_dir, tmp_path, subword_sampling=0.3).learner

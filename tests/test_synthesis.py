@@ -126,7 +126,7 @@ def test_repeats_are_those_that_every_place_and_period_has() -> None:
             assert not is_looping(tokens, tokens, max_repeats)
 
 
-def test_each_line_is_a_pair_or_counted_for_the_reason_that_it_is_none(
+def test_each_line_is_a_pair_or_counted_under_the_reason_for_its_removal(
     tokenizer: Tokenizer,
 ) -> None:
     line = "the small house"
@@ -167,7 +167,7 @@ def test_each_line_is_a_pair_or_counted_for_the_reason_that_it_is_none(
 
 
 @pytest.mark.slow
-def test_a_corpus_is_the_lines_with_what_nmt_translate_says_of_them(
+def test_a_corpus_holds_the_lines_with_the_translations_of_nmt_translate(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [f"model_dir={folder / 'model'}", f"input={folder / 'in'}"]
@@ -368,7 +368,7 @@ def test_a_text_in_another_language_than_the_model_reads_is_a_warning(
 
 
 @pytest.mark.slow
-def test_what_cannot_be_is_one_line(
+def test_impossible_jobs_are_one_line(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_lines(tmp_path / "blank", ["", " "])

@@ -147,7 +147,7 @@ def test_only_a_complete_tag_is_encoded_as_one_piece(tokenizer: Tokenizer) -> No
         assert len(ids) == len(tokenizer.encode(text)), text
 
 
-def test_a_vocabulary_too_large_names_the_largest_which_then_works() -> None:
+def test_the_error_for_too_large_a_vocabulary_names_the_largest_that_works() -> None:
     for kind in SUBWORD_TYPES:
         config = tokenizer_config(type=kind, vocab_size=9000)
         with pytest.raises(ConfigError, match=r"vocab_size=9000 is too large") as caught:
@@ -176,7 +176,7 @@ def test_the_default_vocabulary_fits_the_text(caplog: pytest.LogCaptureFixture) 
         train_tokenizers(given, lines.__getitem__)
 
 
-def test_a_vocabulary_too_small_names_what_is_needed_which_then_works() -> None:
+def test_the_error_for_too_small_a_vocabulary_names_a_size_that_works() -> None:
     letters = "".join(map(chr, range(0x4E00, 0x4E64)))
     alphabet = [" ".join(letters)] * 90
     with pytest.raises(ConfigError, match=r"vocab_size=300 is too small") as caught:
@@ -274,7 +274,7 @@ def test_symbols_are_never_cut_nor_rewritten(tmp_path: Path) -> None:
         assert mixed.count("NUMBER") == 1
 
 
-def test_what_cannot_be_a_symbol_is_refused(tmp_path: Path) -> None:
+def test_invalid_symbols_are_refused(tmp_path: Path) -> None:
     for symbol in ("", "a b", "a\u00a0b", "▁x", "<s>", "<0x0A>", "<unk>", "\0"):
         with pytest.raises(ConfigError, match=r"tokenizer\.symbols"):
             TokenizerConfig(symbols=["{url}", symbol])

@@ -21,12 +21,11 @@ import torch
 from exporting import exported, random_model
 from searching import Copier, save_tiny
 from tiny import sentences, tiny_model
-from translating import fork, status
 
 from nmt.config import ExportFormat, SearchConfig, TooLong
 from nmt.data.batch import bucket_by_length
 from nmt.data.tokenizer import Tokenizer
-from nmt.errors import ConfigError, DataError, NmtError
+from nmt.errors import ConfigError, DataError
 from nmt.runtime.prefetch import prefetch
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
@@ -359,7 +358,7 @@ def test_a_wrong_option_is_refused_by_name_wherever_it_is_given(translator: Tran
                 translator.score(["a"], ["a"], **options)
 
 
-def test_lines_that_are_none_are_refused(translator: Translator) -> None:
+def test_arguments_that_are_not_lists_of_texts_are_refused(translator: Translator) -> None:
     for call in CALLS:
         with pytest.raises(ConfigError, match="lines is one text; give a list"):
             call(translator, "the house")
@@ -394,9 +393,7 @@ def test_all_methods_take_the_same_options(translator: Translator) -> None:
     assert [[t.text for t in ts] for ts in repeated] == [[t.text for t in ts] for ts in n_best]
 
 
-def test_loading_refuses_a_choice_that_is_none_by_name(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
+def test_loading_refuses_unknown_choices_by_name(tmp_path: Path, tokenizer: Tokenizer) -> None:
     folder = save_tiny(tmp_path / "model", tokenizer)
     for key in ("backend", "dtype", "combine"):
         with pytest.raises(ConfigError, match=f"{key}=xyz: no such choice; valid: "):
@@ -417,7 +414,9 @@ def test_draws_depend_on_neither_batch_nor_number(translator: Translator) -> Non
 
 
 @pytest.mark.slow
-def test_threads_get_what_one_gets(translator: Translator, tokenizer: Tokenizer) -> None:
+def test_threads_get_the_translations_of_a_single_thread(
+    translator: Translator, tokenizer: Tokenizer
+) -> None:
     """Also next to a sentence longer than the table of positions, which grows then."""
     texts = [random.Random(k).sample(LINES, 12) + ["the " * (520 + 40 * k)] for k in range(4)]
     options = {"max_source_length": 2000, "max_length_b": 3, "max_length_a": 0.01}
@@ -433,7 +432,7 @@ def test_threads_get_what_one_gets(translator: Translator, tokenizer: Tokenizer)
     assert translations == [translator.translate(lines, **options) for lines in texts]
 
 
-def test_a_thread_that_is_making_an_item_ends_with_the_reader_that_leaves() -> None:
+def test_closing_a_prefetching_reader_ends_its_thread() -> None:
     """When Python ends while it is in torch, the process aborts."""
     num_threads_before, waiting = threading.active_count(), queue.Queue[int]()
     reader = prefetch(time.sleep(0.1 * number) or number for number in range(9))
@@ -465,6 +464,7 @@ def translate_in_fork(model_dir, backend):
     pid = os.fork()
     if pid == 0:
         signal.alarm(20)
+        assert torch.get_num_threads() == 1
         try:
             is_same = translate() == expected  # auto goes on with the weights of the native engine
             os._exit(0 if is_same or backend == "auto" else 1)
@@ -480,37 +480,28 @@ for argument in sys.argv[1:]:
 """
 
 
-def test_a_fork_computes_with_one_thread_and_refuses_an_engine_with_threads(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    export = exported(random_model(tmp_path / "model", tokenizer), ExportFormat.ctranslate2)
-    translator = Translator.load(export, backend="ctranslate2")
-    num_threads = torch.get_num_threads()
+@pytest.fixture
+def run_with_models(tokenizer: Tokenizer, tmp_path: Path) -> Callable[[str], str]:
+    """Run a script with arguments BACKEND=MODEL_DIR for each backend; return its output."""
+    folder = random_model(tmp_path / "model", tokenizer)
+    export = exported(folder, ExportFormat.ctranslate2)
+    arguments = [f"native={folder}", f"auto={folder}", f"ctranslate2={export}"]
 
-    def translate_in_fork() -> int:
-        assert torch.get_num_threads() == 1
-        with pytest.raises(NmtError, match="process was forked after the model was loaded"):
-            translator.translate(["the house"])
-        return 0
+    def run(code: str) -> str:
+        script = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(script, capture_output=True, check=False, text=True, timeout=180)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-    torch.set_num_threads(2)
-    try:
-        assert status(fork(translate_in_fork, tmp_path / "log")) == 0
-    finally:
-        torch.set_num_threads(num_threads)
+    return run
 
 
 @pytest.mark.slow
-def test_a_forked_process_translates_or_says_what_to_do(
-    tokenizer: Tokenizer, tmp_path: Path
+def test_a_forked_process_translates_with_one_thread_or_says_what_to_do(
+    run_with_models: Callable[[str], str],
 ) -> None:
-    folder = random_model(tmp_path / "model", tokenizer)
-    export = exported(folder, ExportFormat.ctranslate2)
-    words = [f"native={folder}", f"auto={folder}", f"ctranslate2={export}"]
-    script = [sys.executable, "-c", FORK, *words]
-    done = subprocess.run(script, capture_output=True, check=False, text=True, timeout=180)
-    native, auto, refusal, ctranslate2 = done.stdout.splitlines()
-    assert (native, auto, ctranslate2) == ("native 0", "auto 0", "ctranslate2 2"), done.stderr
+    native, auto, refusal, ctranslate2 = run_with_models(FORK).splitlines()
+    assert (native, auto, ctranslate2) == ("native 0", "auto 0", "ctranslate2 2")
     assert "process was forked after the model was loaded" in refusal
 
 
@@ -535,11 +526,7 @@ for argument in sys.argv[1:]:
 
 @pytest.mark.slow
 def test_a_process_that_is_forked_after_openmp_has_run_can_load_a_model(
-    tokenizer: Tokenizer, tmp_path: Path
+    run_with_models: Callable[[str], str],
 ) -> None:
-    folder = random_model(tmp_path / "model", tokenizer)
-    export = exported(folder, ExportFormat.ctranslate2)
-    words = [f"native={folder}", f"auto={folder}", f"ctranslate2={export}"]
-    script = [sys.executable, "-c", LOAD_IN_FORK, *words]
-    done = subprocess.run(script, capture_output=True, check=False, text=True, timeout=180)
-    assert done.stdout.split() == ["native", "0", "auto", "0", "ctranslate2", "0"], done.stderr
+    output = run_with_models(LOAD_IN_FORK)
+    assert output.splitlines() == ["native 0", "auto 0", "ctranslate2 0"]

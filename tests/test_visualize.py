@@ -112,7 +112,7 @@ def test_positions_are_the_formulas_of_their_sources() -> None:
         theory.draw_positions(VisualizeConfig(model=model, dimensions=[20]), LIGHT)
 
 
-def test_smoothing_is_that_of_the_loss() -> None:
+def test_the_picture_of_smoothing_shows_the_targets_of_the_loss() -> None:
     for smoothing in (0.1, 0.4):
         expected = torch.full((5,), smoothing / 5)
         expected[2] += 1 - smoothing

@@ -161,7 +161,7 @@ def test_small_tables_of_positions_have_their_numbers() -> None:
 # --- targets
 
 
-def test_wanted_distributions_are_those_of_the_loss() -> None:
+def test_training_targets_equal_the_smoothing_of_the_loss() -> None:
     for smoothing in (0.0, 0.1, 0.4):
         rows = targets.smoothed_targets([2, 0], 5, smoothing)
         assert torch.allclose(rows[0], theory.smoothed_target(smoothing, 2, 5), atol=1e-6)

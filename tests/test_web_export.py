@@ -584,7 +584,9 @@ def test_it_fits_phones_and_desktops_and_axe_finds_nothing_serious(
     page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_what_the_page_cannot_do_is_refused_by_name(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_settings_that_the_web_page_lacks_are_refused_by_name(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
     with pytest.raises(ConfigError, match="format=web takes float32, float16 or int8"):
         ExportConfig(format=ExportFormat.web, quantization=Quantization.bfloat16)
     model = random_model(tmp_path / "model", tokenizer)
