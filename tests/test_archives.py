@@ -98,9 +98,9 @@ def test_bombs_and_damaged_archives_are_refused_before_they_fill_memory_or_disk(
         find(tmp_path, src=[nested], tgt=[nested])
     assert not list((tmp_path / "spool").glob("*0-0"))
     monkeypatch.setattr(archives, "MAX_FILES", 3)
-    many = write_archive(tmp_path / "many.zip", {f"{i}.en": b"x\n" for i in range(9)})
+    crowded = write_archive(tmp_path / "many.zip", {f"{i}.en": b"x\n" for i in range(9)})
     with pytest.raises(DataError, match="more than 3 files"):
-        find(tmp_path, src=[many], tgt=[many])
+        find(tmp_path, src=[crowded], tgt=[crowded])
     for suffix in ("zip", "tar.gz"):
         path = Path(write_archive(tmp_path / f"cut.{suffix}", {"x.en": SRC * 99, "x.de": TGT}))
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])

@@ -125,8 +125,8 @@ def test_typos_are_in_the_source_only(byte_tokenizer: Tokenizer) -> None:
     assert len({src for src, _ in pairs} - {SRC}) > 0.8 * len(ROWS)
     assert perturb.add_typos("房子很小。", 4, Random(1)) == "房子很小。"
     for letter, neighbors in {"s": "qweadzxc", "S": "QWEADZXC", "P": "OL", "ß": "ß"}.items():
-        drawn = {perturb._draw_neighbor(letter, Random(seed)) for seed in range(200)}
-        assert drawn == set(neighbors)
+        letters = {perturb._draw_neighbor(letter, Random(seed)) for seed in range(200)}
+        assert letters == set(neighbors)
     for seed in range(500):  # each typo changes a text by at most one character more or less
         assert abs(len(perturb.add_typos(SRC, 1, Random(seed))) - len(SRC)) <= 1
 
@@ -140,14 +140,14 @@ def test_noise_is_the_same_on_both_sides(byte_tokenizer: Tokenizer) -> None:
 
 def test_inline_noise_is_at_points_that_correspond(byte_tokenizer: Tokenizer) -> None:
     words = set(SRC.split())
-    places = set()
+    offsets = set()
     for src, tgt in augment(byte_tokenizer, inline_noise=1):
         [src_before] = [i for i in range(len(SRC)) if src.startswith(SRC[: i + 1])][-1:] or [-1]
         added = [word for word in src.split() if word not in words]
         assert added, src
         assert all(word in tgt for word in added)
-        places.add(src_before)
-    assert {-1, len(SRC) - 1} <= places
+        offsets.add(src_before)
+    assert {-1, len(SRC) - 1} <= offsets
     for seed in range(200):
         src, tgt = perturb.insert_word(SRC, TGT, "★", Random(seed))
         assert (src.split().index("★") == 0) == (tgt.split().index("★") == 0)

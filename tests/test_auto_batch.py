@@ -49,15 +49,15 @@ def test_the_largest_number_is_found_whose_peak_is_below_the_limit() -> None:
     for state_bytes, bytes_per_token in itertools.product((0, 10**6, 10**8), (100, 9_999)):
         for limit_bytes in range(10**5, 3 * 10**8, 4 * 10**6 + 1):
             memory = SimulatedMemory(state_bytes, bytes_per_token, size_bytes=10**12)
-            found = search_max_tokens(memory.measure, MINIMUM, MAXIMUM, limit_bytes)
+            max_tokens = search_max_tokens(memory.measure, MINIMUM, MAXIMUM, limit_bytes)
             if memory.peak_bytes(MINIMUM) > limit_bytes:
-                assert found is None
+                assert max_tokens is None
                 continue
-            assert found is not None
-            assert MINIMUM <= found <= MAXIMUM
-            assert memory.peak_bytes(found) <= limit_bytes
-            if found < MAXIMUM:
-                assert memory.peak_bytes(int(1.06 * found) + 2) > limit_bytes
+            assert max_tokens is not None
+            assert MINIMUM <= max_tokens <= MAXIMUM
+            assert memory.peak_bytes(max_tokens) <= limit_bytes
+            if max_tokens < MAXIMUM:
+                assert memory.peak_bytes(int(1.06 * max_tokens) + 2) > limit_bytes
             for peak_bytes in memory.peaks:  # a process that takes much more may be killed
                 assert peak_bytes <= max(limit_bytes, 2 * memory.peaks[0]) * 1.001
             assert len(memory.peaks) <= 16
@@ -67,11 +67,11 @@ def test_a_trial_that_runs_out_of_memory_leaves_a_number_that_fits_with_a_tenth_
     for size_bytes in range(10**6, 2 * 10**8, 7 * 10**6 + 3):
         memory = SimulatedMemory(10**5, 5_000, size_bytes)
         # the limit is wrong, as where a driver holds memory that it does not report
-        found = search_max_tokens(memory.measure, MINIMUM, MAXIMUM, limit_bytes=10**12)
-        assert found is not None
-        assert memory.peak_bytes(found) <= size_bytes
-        if found < MAXIMUM:
-            assert memory.peak_bytes(int(found / 0.9 * 1.11) + 2) > size_bytes
+        max_tokens = search_max_tokens(memory.measure, MINIMUM, MAXIMUM, limit_bytes=10**12)
+        assert max_tokens is not None
+        assert memory.peak_bytes(max_tokens) <= size_bytes
+        if max_tokens < MAXIMUM:
+            assert memory.peak_bytes(int(max_tokens / 0.9 * 1.11) + 2) > size_bytes
     nothing_fits = SimulatedMemory(10**5, 5_000, size_bytes=1)
     assert search_max_tokens(nothing_fits.measure, MINIMUM, MAXIMUM, 10**12) is None
 
@@ -108,18 +108,18 @@ def test_a_run_records_its_number_and_goes_on_with_it(
     run_dir = tmp_path / "run"
     options = ["valid_bleu=false", "tokens_per_update=500"]
     assert train(data_dir, run_dir, options, "max_tokens=auto", "max_updates=4") == 0
-    chosen = OmegaConf.load(run_dir / "config.yaml").max_tokens
-    assert 0.85 * device_tokens[-1] <= chosen <= device_tokens[-1]
+    max_tokens = OmegaConf.load(run_dir / "config.yaml").max_tokens
+    assert 0.85 * device_tokens[-1] <= max_tokens <= device_tokens[-1]
 
     # the same command on a device with more memory, and the run's folder alone
     device_tokens.append(400)
     with monkeypatch.context() as context:
         context.setattr(train_command, "find_max_tokens", pytest.fail)
         assert train(data_dir, run_dir, options, "max_tokens=auto", "max_updates=8") == 0
-        assert f"max_tokens=auto: {chosen}, as recorded in" in capfd.readouterr().err
+        assert f"max_tokens=auto: {max_tokens}, as recorded in" in capfd.readouterr().err
         assert command("train", f"run_dir={run_dir}", "max_updates=12") == 0
-    assert OmegaConf.load(run_dir / "config.yaml").max_tokens == chosen
-    explicit = [*options, f"max_tokens={chosen}", "max_updates=12"]
+    assert OmegaConf.load(run_dir / "config.yaml").max_tokens == max_tokens
+    explicit = [*options, f"max_tokens={max_tokens}", "max_updates=12"]
     assert train(data_dir, tmp_path / "explicit", explicit) == 0
     assert_same_weights(run_dir, tmp_path / "explicit")
 

@@ -91,9 +91,9 @@ def test_auto_is_native_where_ctranslate2_cannot_run_the_model(
     folder: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
     caplog.set_level(logging.INFO)
-    other = random_model(folder.with_name("other"), tokenizer, seed=4)
+    second_model = random_model(folder.with_name("other"), tokenizer, seed=4)
     unsupported = random_model(folder.with_name("head"), tokenizer, head_size=16)
-    assert isinstance(Translator.load([folder, other], device="cpu").backend, NativeBackend)
+    assert isinstance(Translator.load([folder, second_model], device="cpu").backend, NativeBackend)
     assert "backend=auto: native, since CTranslate2 has no ensembles" in caplog.text
     assert isinstance(load(unsupported).backend, NativeBackend)
     assert "native, since backend=ctranslate2 does not support model.head_size=16" in caplog.text
@@ -117,18 +117,22 @@ def test_a_conversion_is_made_once_and_again_for_a_changed_model(
     assert [name.split("-")[0] for name in names] == ["float32", "int8"]
     times = [(cache / name / "model.bin").stat().st_mtime_ns for name in names]
     translator = load(folder, quantization="float32")
-    before = translator.translate(LINES)
+    expected = translator.translate(LINES)
     assert times == [(cache / name / "model.bin").stat().st_mtime_ns for name in names]
 
     changed = tiny_folder(folder.with_name("changed"), tokenizer, seed=5)
     for name in ("model.safetensors", "manifest.json"):
         (folder / name).write_bytes((changed / name).read_bytes())
     # the second search of lines that loop differs in the engines
-    after = load(folder, quantization="float32").translate(LINES, loop_guard=False)
-    assert after == load(changed, backend="native").translate(LINES, loop_guard=False) != before
+    retranslated = load(folder, quantization="float32").translate(LINES, loop_guard=False)
+    assert (
+        retranslated
+        == load(changed, backend="native").translate(LINES, loop_guard=False)
+        != expected
+    )
     assert len(conversions(cache)) == 2  # the old one of float32 is gone
     assert conversions(cache)[0] != names[0]
-    assert translator.translate(LINES) == before
+    assert translator.translate(LINES) == expected
     with pytest.raises(ModelError, match="has changed since it was loaded"):
         translator.score(LINES, LINES)
 
@@ -235,8 +239,8 @@ def test_a_server_is_native_if_ctranslate2_cannot_run_one_of_its_models(
     config = ServeConfig(model_dir=[str(folder)], device="cpu")
     assert config.backend is Engine.auto
     assert choose_serve_engine(config).backend is Engine.auto
-    both = replace(config, model_dir=[str(folder), str(unsupported)])
-    assert choose_serve_engine(both).backend is Engine.native
+    two_models = replace(config, model_dir=[str(folder), str(unsupported)])
+    assert choose_serve_engine(two_models).backend is Engine.native
 
 
 CONVERT = """

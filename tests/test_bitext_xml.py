@@ -110,12 +110,12 @@ def test_memory_is_flat_and_a_single_text_is_bounded() -> None:
             yield block
         yield b"</body></tmx>"
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     num_pairs = 0
     for _ in read_pairs(blocks(20, unit * 5_000), "a.tmx", EN_DE, keep_codes=False):
         num_pairs += 1
     assert num_pairs == 100_000
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start_kilobytes < 50_000  # KB
     endless = blocks(3, b"<tu><tuv xml:lang='en'><seg>" + b"a" * MAX_TEXT_LENGTH + b"a")
     with pytest.raises(DataError, match=f"more than {MAX_TEXT_LENGTH:,} characters"):
         list(read_pairs(endless, "a.tmx", EN_DE, keep_codes=False))

@@ -270,8 +270,8 @@ def test_no_translation_contains_a_forbidden_phrase(
                 assert not set(phrases[:2]) & set(line.split()), (backend, line)
                 assert phrases[2] not in line
     # sampling, prefixes, sentences that join, and a single one
-    drawn = native.translate(lines, sampling=True, beam_size=2, forbid=phrases)
-    assert not any(phrases[0] in line.split() for line in drawn)
+    samples = native.translate(lines, sampling=True, beam_size=2, forbid=phrases)
+    assert not any(phrases[0] in line.split() for line in samples)
     prefixed = native.translate(lines[:3], prefixes=[phrases[0]] * 3, forbid=phrases[:1])
     for line in prefixed:
         assert line.split()[0] == phrases[0]

@@ -121,7 +121,7 @@ def test_suppressed_pieces_give_the_ids_of_both_libraries(
     greedy = best_ids(native(folder, LINES, replace(GREEDY, suppress=PIECES)))
     beam = best_ids(native(folder, LINES, replace(PLAIN, suppress=PIECES)))
     plain = best_ids(native(folder, LINES, PLAIN))
-    assert sum(ids != other for ids, other in zip(beam, plain, strict=True)) > 50
+    assert sum(ids != plain_ids for ids, plain_ids in zip(beam, plain, strict=True)) > 50
     assert not set(suppressed) & {token for ids in beam + greedy for token in ids}
     results = search_with_ctranslate2(folder, tokenizer, beam_size=1, suppress_sequences=pieces)
     assert [tokenizer.pieces(ids) for ids in greedy] == [r.hypotheses[0] for r in results]
@@ -202,14 +202,16 @@ def diverse_by_lists(
     ]
     finished: list[list[Hypothesis]] = [[] for _ in live]
     for length in range(1, limit + 1):
-        chosen: Counter[int] = Counter()
+        token_counts: Counter[int] = Counter()
         for group, hypotheses in enumerate(live):
             extended = []
             for log_prob, tokens in hypotheses:
                 log_probs = toy_log_probs(source, (BOS, *tokens), toy)
                 for symbol in ALLOWED_SYMBOLS:
                     rank = (
-                        log_prob + log_probs[symbol] - settings.diversity_penalty * chosen[symbol]
+                        log_prob
+                        + log_probs[symbol]
+                        - settings.diversity_penalty * token_counts[symbol]
                     )
                     extended.append((rank, log_prob + log_probs[symbol], (*tokens, symbol)))
             extended.sort(reverse=True)
@@ -218,16 +220,16 @@ def diverse_by_lists(
                     finished[group].append(score_by_formula(tokens, source, settings, toy))
             going_on = [(log_prob, tokens) for _, log_prob, tokens in extended if tokens[-1] != EOS]
             going_on = going_on[:group_size]
-            chosen.update(tokens[-1] for _, tokens in going_on)
+            token_counts.update(tokens[-1] for _, tokens in going_on)
             best = sorted(finished[group], key=lambda h: -h.score)[:group_size]
             if len(best) == group_size and length < limit:
-                last = limit if settings.stop is Stop.exact else length + 1
+                last_length = limit if settings.stop is Stop.exact else length + 1
                 going_on = [
                     (log_prob, tokens)
                     for log_prob, tokens in going_on
                     if any(
                         normalized(log_prob, n, settings) > best[-1].score
-                        for n in range(length + 1, last + 1)
+                        for n in range(length + 1, last_length + 1)
                     )
                 ]
             live[group] = going_on

@@ -215,7 +215,7 @@ def test_runs_share_a_measurement_if_no_setting_differs_that_costs_time_or_memor
         TrainConfig(model=ModelConfig(dropout=0.2)),
     ):
         assert cost_settings(same) == cost_settings(base)
-    for other in (
+    for changed in (
         TrainConfig(model=ModelConfig(dropout=0)),
         TrainConfig(model=ModelConfig(num_encoder_layers=5)),
         TrainConfig(data_dir="other"),
@@ -223,7 +223,7 @@ def test_runs_share_a_measurement_if_no_setting_differs_that_costs_time_or_memor
         TrainConfig(activation_checkpointing=True),
         TrainConfig(optimizer=OptimizerConfig(name=Optimizer.adamw)),
     ):
-        assert cost_settings(other) != cost_settings(base)
+        assert cost_settings(changed) != cost_settings(base)
 
 
 def test_the_report_gives_plan_memory_speed_and_time() -> None:

@@ -111,7 +111,7 @@ def read_shortlist(path: Path) -> list[list[int]]:
     assert len(content) == 48 + 8 * num_offsets + 4 * num_entries
     assert offsets[-1] == num_entries
     assert (offsets[:-1] < num_entries).all()  # Marian refuses other files
-    lists = [part.tolist() for part in np.split(entries, offsets[1:-1])]
+    lists = [ids.tolist() for ids in np.split(entries, offsets[1:-1])]
     for ids in lists:
         assert ids == sorted(set(ids))
     return lists
@@ -254,12 +254,12 @@ def test_a_fine_tuned_import_is_exported_without_its_padding(
     weights["embedding.weight"][-1] = 0.1  # label smoothing gives the row a gradient
     tokenizers = load_model_tokenizers(model_dir, info)
     save_model(tmp_path / "tuned", weights, info, tokenizers)
-    before = read_binary(exported(model_dir, BERGAMOT) / "model.xxyy.bin")
-    after = read_binary(exported(tmp_path / "tuned", BERGAMOT) / "model.xxyy.bin")
-    assert len(before["Wemb"]) == tokenizer.vocab_size
-    assert before.keys() == after.keys()
-    for name, tensor in before.items():
-        assert np.array_equal(tensor, after[name]), name
+    imported_arrays = read_binary(exported(model_dir, BERGAMOT) / "model.xxyy.bin")
+    exported_arrays = read_binary(exported(tmp_path / "tuned", BERGAMOT) / "model.xxyy.bin")
+    assert len(imported_arrays["Wemb"]) == tokenizer.vocab_size
+    assert imported_arrays.keys() == exported_arrays.keys()
+    for name, tensor in imported_arrays.items():
+        assert np.array_equal(tensor, exported_arrays[name]), name
 
 
 def test_the_shortlist_of_an_imported_model_lacks_its_padding(

@@ -48,12 +48,12 @@ def test_marian_models_have_the_same_weights_after_import_and_export(tmp_path: P
         theirs = write_marian(tmp_path / name, seed, **shape)
         model_dir = imported(theirs)
         output = exported(model_dir, MARIAN)
-        before = np.load(theirs / "model.npz")
-        after = np.load(output / "model.npz")
-        assert set(after.files) == set(before.files)
-        for key in set(before.files) - {"special:model.yml"}:
-            assert after[key].tobytes() == before[key].tobytes(), (name, key)
-            assert after[key].shape == before[key].shape
+        original = np.load(theirs / "model.npz")
+        copied = np.load(output / "model.npz")
+        assert set(copied.files) == set(original.files)
+        for key in set(original.files) - {"special:model.yml"}:
+            assert copied[key].tobytes() == original[key].tobytes(), (name, key)
+            assert copied[key].shape == original[key].shape
         weights = load_weights(model_dir)
         for key, tensor in load_weights(imported(output)).items():
             assert torch.equal(tensor, weights[key]), (name, key)
@@ -140,8 +140,10 @@ def test_settings_that_marian_lacks_are_refused_by_name(
         exported(folder, MARIAN)
     pieces = tokenizer.all_pieces()
     pieces[tokenizer.eos_id] = "<end>"
-    other = MappedTokenizer(tokenizer.model, Vocabulary(pieces, *tokenizer.control_ids), ())
-    pair = TokenizerPair(other, other, shares_vocabulary=True)
+    marian_tokenizer = MappedTokenizer(
+        tokenizer.model, Vocabulary(pieces, *tokenizer.control_ids), ()
+    )
+    pair = TokenizerPair(marian_tokenizer, marian_tokenizer, shares_vocabulary=True)
     folder = random_model(tmp_path / "names", pair)
     with pytest.raises(ModelError, match="this model has <unk> and <end>"):
         exported(folder, MARIAN)

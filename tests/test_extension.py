@@ -230,7 +230,7 @@ def test_new_rows_are_means_of_old_ones(tmp_path: Path, caplog: pytest.LogCaptur
     folder = random_model(tmp_path / "m", old, output_bias=True, tied_output=False)
     config = settings(symbols=["hrv_Latn", "srp_Latn", "{x}"])
     new = extend_tokenizers(old, config, lambda side: new_text(100, side))
-    before, after = grow(folder, new, init_rows={"hrv_Latn": "deu_Latn"})
+    weights, new_weights = grow(folder, new, init_rows={"hrv_Latn": "deu_Latn"})
     assert "extends init_from's: " in caplog.text
     old_ids = {piece: i for i, piece in enumerate(old.tgt.all_pieces())}
     new_ids = {piece: i for i, piece in enumerate(new.tgt.all_pieces())}
@@ -238,7 +238,7 @@ def test_new_rows_are_means_of_old_ones(tmp_path: Path, caplog: pytest.LogCaptur
     no_text = {*old.tgt.control_ids, *old.tgt.unused_ids}
     text_ids = [i for i in range(old.tgt.vocab_size) if i not in no_text]
     for name in ("embedding.weight", "output_weight", "output_bias"):
-        rows, new_rows = before[name], after[name]
+        rows, new_rows = weights[name], new_weights[name]
         assert torch.equal(new_rows[: len(rows)], rows), name
         assert torch.equal(new_rows[new_ids["hrv_Latn"]], rows[old_ids["deu_Latn"]]), name
         joined = [old_ids[piece] for piece in Tokenizer(old.tgt.model).split("thehouse")]
@@ -246,8 +246,8 @@ def test_new_rows_are_means_of_old_ones(tmp_path: Path, caplog: pytest.LogCaptur
         expected = {"▁thehouse": joined, "srp_Latn": languages, "{x}": text_ids, "ქ": text_ids}
         for piece, ids in expected.items():
             torch.testing.assert_close(new_rows[new_ids[piece]], rows[ids].mean(dim=0), msg=piece)
-    others = {name: tensor for name, tensor in before.items() if len(tensor) != len(old_ids)}
-    assert all(torch.equal(after[name], tensor) for name, tensor in others.items())
+    unchanged = {name: tensor for name, tensor in weights.items() if len(tensor) != len(old_ids)}
+    assert all(torch.equal(new_weights[name], tensor) for name, tensor in unchanged.items())
     for init_rows, expected_error in (
         ({"hrv_Lat": "deu_Latn"}, r"init_rows.hrv_Lat: did you mean hrv_Latn"),
         ({"deu_Latn": "eng_Latn"}, r"init_rows.deu_Latn: "),
@@ -291,12 +291,14 @@ def test_a_model_like_nllb_grows_by_a_language(
     _, weights = grow(folder, new, init_rows={"hrv_Latn": "deu_Latn"})
     model = tiny_model(vocab_size=new.tgt.vocab_size, **vars(load_info(folder).model))
     model.load_state_dict(weights)
-    before = Translator.load(folder, device="cpu", backend="native")
+    old_translator = Translator.load(folder, device="cpu", backend="native")
     grown = Translator.load(save(tmp_path / "grown", model, new), device="cpu", backend="native")
-    for pair in before.directions[1:]:
+    for pair in old_translator.directions[1:]:
         tags = {"src_tag": pair.src_tag, "tgt_tag": pair.tgt_tag, "loop_guard": False}
         options = {"beam_size": 1, "max_length_a": 0, "max_length_b": 20, **tags}
-        assert grown.translate(OLD_TEXT, **options) == before.translate(OLD_TEXT, **options), pair
+        assert grown.translate(OLD_TEXT, **options) == old_translator.translate(
+            OLD_TEXT, **options
+        ), pair
     run = ["init_from=nllb", "data_dir=d", "run_dir=r", "valid_bleu=false", "max_updates=4"]
     run.append("init_rows={hrv_Latn:deu_Latn}")
     assert command("train", [option for option in TINY if "model." not in option], run) == 0
@@ -349,10 +351,10 @@ def test_a_trained_model_translates_as_before_it_grew(
     _, weights = grow(folder, new)
     model = tiny_model(vocab_size=new.tgt.vocab_size, **vars(load_info(folder).model))
     model.load_state_dict(weights)
-    before = Translator.load(folder, device="cpu", backend="native")
+    old_translator = Translator.load(folder, device="cpu", backend="native")
     grown = Translator.load(save(tmp_path / "grown", model, new), device="cpu", backend="native")
     for beam_size in (1, 4):
-        expected = before.translate(lines, beam_size=beam_size)
+        expected = old_translator.translate(lines, beam_size=beam_size)
         assert len(set(expected)) > 30
         assert grown.translate(lines, beam_size=beam_size) == expected, beam_size
 

@@ -111,11 +111,11 @@ def test_a_run_goes_on_with_the_settings_that_it_has_recorded(
     config_yaml = compose_command("train", words).config_yaml
     Path("runs/mine").mkdir(parents=True)
     Path("runs/mine/config.yaml").write_text(config_yaml, "utf-8")
-    again = compose_command("train", ["run_dir=runs/mine"])
-    assert again.config_yaml == config_yaml
-    assert again.config.experiment == "own.yaml"
-    assert again.preparation is not None
-    assert again.preparation.arguments == ["experiment=own.yaml"]
+    resumed = compose_command("train", ["run_dir=runs/mine"])
+    assert resumed.config_yaml == config_yaml
+    assert resumed.config.experiment == "own.yaml"
+    assert resumed.preparation is not None
+    assert resumed.preparation.arguments == ["experiment=own.yaml"]
     config = composed("train", "run_dir=runs/mine", "max_updates=280")
     assert (config.max_updates, config.data_dir) == (280, "data/mine")
     assert config.optimizer.warmup_steps == 7

@@ -34,7 +34,7 @@ class Step:
     """A block of commands, and the output that the page shows after it."""
 
     commands: list[str]
-    shown: list[str]  # lines, of which LEFT_OUT stands for any number of lines
+    output_lines: list[str]  # lines, of which LEFT_OUT stands for any number of lines
 
 
 def read_steps() -> list[Step]:
@@ -47,10 +47,10 @@ def read_steps() -> list[Step]:
         if line.startswith("```"):
             is_shown = not is_shown
         elif is_shown:
-            steps[-1].shown.append(line)
+            steps[-1].output_lines.append(line)
         elif is_command:
             if not was_command:
-                steps.append(Step(commands=[], shown=[]))
+                steps.append(Step(commands=[], output_lines=[]))
             steps[-1].commands.append(line.strip())
         was_command = is_command
     return steps
@@ -65,9 +65,9 @@ def as_pattern(line: str) -> str:
 def assert_shown(step: Step, output: str) -> None:
     """Check that each shown line is in the output, whose two streams may mix in any order."""
     lines = {as_pattern(line) for line in output.splitlines()}
-    for shown in step.shown:
-        is_shown = shown.strip() in ("", LEFT_OUT) or as_pattern(shown) in lines
-        assert is_shown, f"{step.commands}: {shown!r} is not in:\n{output}"
+    for line in step.output_lines:
+        is_shown = line.strip() in ("", LEFT_OUT) or as_pattern(line) in lines
+        assert is_shown, f"{step.commands}: {line!r} is not in:\n{output}"
 
 
 def run(command: str, environment: dict[str, str]) -> str:
@@ -136,7 +136,7 @@ def test_the_first_tutorial_ends_with_a_model_and_a_served_page(
                     assert "<html" in page.read().decode()
                 continue
             output += run(command, environment)
-        is_translation = "translate" in step.commands[-1] or "BLEU" in "".join(step.shown)
+        is_translation = "translate" in step.commands[-1] or "BLEU" in "".join(step.output_lines)
         if is_whole or not is_translation:
             assert_shown(step, output)
         if is_whole and is_translation:
@@ -161,18 +161,23 @@ def follow_second_tutorial(environment: dict[str, str]) -> None:
         assert Path(name).stat().st_size > 10_000, name
     text = page.read_text(encoding="utf-8")
     [block] = fenced_blocks(text, "python")
-    [shown] = fenced_blocks(text, "text")
+    [expected_output] = fenced_blocks(text, "text")
     Path("attention_weights.py").write_text(block, encoding="utf-8")
     output = run("python attention_weights.py", environment)
-    lines = [line.split() for line in output.splitlines()[-len(shown.splitlines()) :]]
+    expected_lines = expected_output.splitlines()
+    lines = [line.split() for line in output.splitlines()[-len(expected_lines) :]]
     assert all(len(line) == 2 for line in lines), output
-    assert [line[0] for line in lines] == [line.split()[0] for line in shown.splitlines()]
+    assert [line[0] for line in lines] == [line.split()[0] for line in expected_lines]
 
 
 def assert_same_figures(step: Step, output: str) -> None:
     """Check that scores are at most 5 away from the shown ones, which another CPU may change."""
-    for shown in step.shown:
-        if shown.startswith("BLEU"):
+    for shown_line in step.output_lines:
+        if shown_line.startswith("BLEU"):
             [line] = [line for line in output.splitlines() if line.startswith("BLEU")]
-            shown_score, score = (float(_NUMBER.findall(text)[0]) for text in (shown, line))
-            assert abs(score - shown_score) < 5
+            assert abs(first_number(line) - first_number(shown_line)) < 5
+
+
+def first_number(line: str) -> float:
+    """Return the first number of a line, such as 27.5 of "BLEU 27.5 63.1"."""
+    return float(_NUMBER.findall(line)[0])

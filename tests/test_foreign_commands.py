@@ -113,14 +113,20 @@ def list_cases(folder: Path) -> Iterator[Case]:
     dataset.mkdir(exist_ok=True)
     table = pa.Table.from_pylist([{"translation": record} for record in records])
     pq.write_table(table, dataset / "train-00000-of-00001.parquet")
-    rest = [word for word in corpus if not word.startswith("data.train")]
+    other_arguments = [word for word in corpus if not word.startswith("data.train")]
     for key, path in (("tsv", tsv), ("jsonl", jsonl)):
-        yield Case("preprocess", [*rest, f"data.train.{key}={path}"], [path], [new], is_text=True)
+        yield Case(
+            "preprocess",
+            [*other_arguments, f"data.train.{key}={path}"],
+            [path],
+            [new],
+            is_text=True,
+        )
     parquet = files_in(dataset, "*")
-    yield Case("preprocess", [*rest, f"data.train.dataset={dataset}"], parquet, [new])
-    yield Case("preprocess", [*rest, f"data.train.dataset={parquet[0]}"], parquet, [new])
+    yield Case("preprocess", [*other_arguments, f"data.train.dataset={dataset}"], parquet, [new])
+    yield Case("preprocess", [*other_arguments, f"data.train.dataset={parquet[0]}"], parquet, [new])
 
-    yield from list_text_cases(folder, rest)
+    yield from list_text_cases(folder, other_arguments)
 
     settings = folder / "settings"
     (settings / "model").mkdir(parents=True, exist_ok=True)
@@ -135,9 +141,10 @@ def list_cases(folder: Path) -> Iterator[Case]:
     yield Case("train", folders, [architecture], [new])
 
 
-def list_text_cases(folder: Path, rest: list[str]) -> Iterator[Case]:
-    """Yield commands that read terms, scores, alignments, bitext in XML, archives, or the runtime
-    of the web page. `rest` are the arguments of nmt-preprocess without the training text.
+def list_text_cases(folder: Path, other_arguments: list[str]) -> Iterator[Case]:
+    """Yield commands that read terms, scores, alignments, XML, archives or the web runtime.
+
+    `other_arguments` are arguments of nmt-preprocess that do not name the training text.
     """
     new = folder / "new"
     model = f"model_dir={folder / 'run'}"
@@ -153,7 +160,7 @@ def list_text_cases(folder: Path, rest: list[str]) -> Iterator[Case]:
     yield Case("translate", [*translate, f"suppress={pieces}"], [pieces])
 
     sides = {side: folder / f"train.{side}.txt" for side in ("src", "tgt")}
-    corpus = [*rest, *[f"data.train.{side}={path}" for side, path in sides.items()]]
+    corpus = [*other_arguments, *[f"data.train.{side}={path}" for side, path in sides.items()]]
     lines = {side: path.read_text().splitlines() for side, path in sides.items()}
     scores = folder / "scores.txt"
     scores.write_text("0.5\n" * len(lines["src"]))
@@ -172,7 +179,7 @@ def list_text_cases(folder: Path, rest: list[str]) -> Iterator[Case]:
     units = [unit.format(*pair) for pair in zip(lines["src"], lines["tgt"], strict=True)]
     bitext.write_text(f"<tmx version='1.4'><header/><body>{''.join(units)}</body></tmx>")
     arguments = [f"data.train.tmx={bitext}", "data.src_lang=en"]
-    yield Case("preprocess", [*rest, *arguments], [bitext], [new], is_text=True)
+    yield Case("preprocess", [*other_arguments, *arguments], [bitext], [new], is_text=True)
 
     dist = folder / "onnxruntime-web/dist"
     dist.mkdir(parents=True, exist_ok=True)

@@ -46,8 +46,8 @@ def old_file(content: bytes, keys: bytes = pickle.dumps([], 2), numbers: bytes =
     """Return a file with this pickle as its content."""
     sizes = {"short": 2, "int": 4, "long": 4}
     machine = {"protocol_version": 1001, "little_endian": True, "type_sizes": sizes}
-    parts = [torch.serialization.MAGIC_NUMBER, 1001, machine]
-    return b"".join(pickle.dumps(part, 2) for part in parts) + content + keys + numbers
+    objects = [torch.serialization.MAGIC_NUMBER, 1001, machine]
+    return b"".join(pickle.dumps(item, 2) for item in objects) + content + keys + numbers
 
 
 def int64(value: int) -> bytes:
@@ -220,10 +220,10 @@ def npz_files() -> Content:
     yield "members", zip_of_a_million()
     yield "pickle", make_zip({"a.npy": pickle.dumps([1])})
     yield "no array", make_zip({"a": b"x" * 100})
-    whole = make_zip({"a.npy": empty.getvalue()})
-    yield "encrypted", change_directory(whole, 8, b"\1")
-    yield "compression 99", change_directory(whole, 10, b"\x63")
-    yield from damaged(whole, 200)
+    valid = make_zip({"a.npy": empty.getvalue()})
+    yield "encrypted", change_directory(valid, 8, b"\1")
+    yield "compression 99", change_directory(valid, 10, b"\x63")
+    yield from damaged(valid, 200)
 
 
 @pytest.mark.slow
@@ -269,12 +269,12 @@ def test_only_dense_tensors_are_imported(tmp_path: Path) -> None:
     dense = {"a": torch.zeros(2, 3), "b": torch.zeros(3, 2).T, "c": torch.zeros(4, 4)[1:, 1:]}
     torch.save(dense, path)
     Tensors(path, load_pickle(path))
-    others = {
+    other_tensors = {
         "sparse": torch.zeros(2, 3).to_sparse(),
         "meta": torch.zeros(2, 3, device="meta"),
         "expanded": torch.zeros(1).expand(1 << 40),
     }
-    for name, tensor in others.items():
+    for name, tensor in other_tensors.items():
         torch.save({**dense, name: tensor}, path)
         with pytest.raises(ModelError, match=f"{path}: {name} is not a dense tensor"):
             Tensors(path, load_pickle(path))

@@ -45,15 +45,15 @@ def test_each_piece_of_a_word_is_linked_to_its_share_of_the_other_word() -> None
     links = link_pieces(parse_links("0-1 1-0"), src_starts, tgt_starts)
     assert sorted(links.tolist()) == [[0, 3], [1, 0], [2, 1]]
     assert link_pieces(parse_links(""), src_starts, tgt_starts).shape == (0, 2)
-    both = link_pieces(parse_links("0-2 1-2"), src_starts, tgt_starts)
-    assert sorted(both.tolist()) == [[3, 0], [3, 3]]
+    links = link_pieces(parse_links("0-2 1-2"), src_starts, tgt_starts)
+    assert sorted(links.tolist()) == [[3, 0], [3, 3]]
 
 
 def test_the_links_of_a_token_share_its_probability() -> None:
     weights = torch.tensor([[[0.5, 0.25, 0.25]]])  # one token, (B, T, S)
-    one = alignment_loss(weights, torch.tensor([[0, 0, 0]]))
+    loss = alignment_loss(weights, torch.tensor([[0, 0, 0]]))
     two = alignment_loss(weights, torch.tensor([[0, 0, 0], [0, 0, 1]]))
-    assert one.item() == pytest.approx(-np.log(0.5), abs=1e-5)
+    assert loss.item() == pytest.approx(-np.log(0.5), abs=1e-5)
     assert two.item() == pytest.approx(-(np.log(0.5) + np.log(0.25)) / 2, abs=1e-5)
 
 
@@ -158,7 +158,7 @@ def test_a_third_column_or_field_is_the_same_as_a_file(
     with (tmp_path / "train.jsonl").open("w", encoding="utf-8") as file:
         for src, tgt, links in rows:
             file.write(json.dumps({"a": src, "b": tgt, "links": links}) + "\n")
-    others = [argument for argument in arguments if "data.train" not in argument]
+    other_arguments = [argument for argument in arguments if "data.train" not in argument]
     expected = read_meta(folder / "data").data_sha256
     for name, options in {
         "tsv": ["data.train.columns=[1,2,3]"],
@@ -166,7 +166,7 @@ def test_a_third_column_or_field_is_the_same_as_a_file(
     }.items():
         source = f"data.train.{name}={tmp_path / f'train.{name}'}"
         data_dir = tmp_path / name
-        assert command("preprocess", others, options, source, f"data_dir={data_dir}") == 0
+        assert command("preprocess", other_arguments, options, source, f"data_dir={data_dir}") == 0
         assert read_meta(data_dir).data_sha256 == expected
     links = ParallelData(tmp_path / "tsv", "train").alignment(3)
     assert links is not None

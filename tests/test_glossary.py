@@ -327,11 +327,11 @@ def test_translations_contain_the_terms_of_a_glossary(
     word = lines[0].split()[0]
     glossary = [f"{word}\tXylophon|Xylophone"]
     results = translator.translate(lines, beam_size=4, glossary=glossary)
-    for line, before, after in zip(lines, plain, results, strict=True):
+    for line, plain_text, text in zip(lines, plain, results, strict=True):
         if word.casefold() in line.casefold().split():
-            assert "Xylophon" in after
+            assert "Xylophon" in text
         else:
-            assert after == before
+            assert text == plain_text
     [prefixed] = translator.translate([lines[0]], prefixes=["x y"], beam_size=4, glossary=glossary)
     assert "Xylophon" in prefixed.removeprefix("x y")
     path = tmp_path / "terms.tsv"

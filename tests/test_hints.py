@@ -80,7 +80,7 @@ MISSPELLED_YAML = {"max_update: 3": "max_update", "optimizer: {nmae: adam}": "nm
 
 def find_places(text: str, pattern: str = "") -> set[Place]:
     """Return the functions of nmt whose statements contain `text` and match `pattern`."""
-    places = set()
+    functions = set()
     for path in sorted(PACKAGE.rglob("*.py")):
         code = path.read_text(encoding="utf-8")
         if text not in code:  # parsing every file takes seconds
@@ -92,24 +92,24 @@ def find_places(text: str, pattern: str = "") -> set[Place]:
                 first = 0 if ast.get_docstring(node) is None else 1
                 body = "\n".join(ast.unparse(statement) for statement in node.body[first:])
                 if text in body and re.search(pattern, body):
-                    places.add((module, node.name))
-    return places
+                    functions.add((module, node.name))
+    return functions
 
 
 @pytest.fixture
 def proposing(monkeypatch: pytest.MonkeyPatch) -> set[Place]:
     """The functions that have proposed names with "did you mean" since the test began."""
-    places: set[Place] = set()
+    functions: set[Place] = set()
     propose = errors.suggest_names
 
     def note(name: str, *arguments: Any) -> str:
         frame = sys._getframe(1)
-        places.add((frame.f_globals["__name__"], frame.f_code.co_name))
+        functions.add((frame.f_globals["__name__"], frame.f_code.co_name))
         return propose(name, *arguments)
 
     for module, _ in find_places("suggest_names("):
         monkeypatch.setattr(importlib.import_module(module), "suggest_names", note)
-    return places
+    return functions
 
 
 @pytest.fixture
@@ -213,17 +213,17 @@ def test_each_proposed_name_works_in_place_of_the_misspelled_one(
 @pytest.fixture
 def logging_hints() -> Iterator[set[Place]]:
     """The functions that have logged a hint since the test began."""
-    places: set[Place] = set()
+    functions: set[Place] = set()
     make_record = logging.getLogRecordFactory()
 
     def note(*arguments: Any, **named: Any) -> logging.LogRecord:
         record = make_record(*arguments, **named)
         if HINT.search(record.getMessage()):
-            places.add((record.name, record.funcName))
+            functions.add((record.name, record.funcName))
         return record
 
     logging.setLogRecordFactory(note)
-    yield places
+    yield functions
     logging.setLogRecordFactory(make_record)
 
 
@@ -274,8 +274,8 @@ def test_each_command_that_makes_missing_files_makes_them(
         lines.append(f"Path('made.{side}').write_text(Path('train.{side}.txt').read_text())")
     Path("make it.py").write_text("\n".join(lines), encoding="utf-8")
     train = ["data.train.src=made.src", "data.train.tgt=made.tgt"]
-    other = [word for word in arguments if not word.startswith("data.train")]
-    words = [*train, *other, "data_dir=made", "data.made_by='python \"make it.py\"'"]
+    other_arguments = [word for word in arguments if not word.startswith("data.train")]
+    words = [*train, *other_arguments, "data_dir=made", "data.made_by='python \"make it.py\"'"]
     assert command("preprocess", words) == 2
     hint = shlex.split(HINT.findall(capfd.readouterr().err)[-1])
     assert subprocess.run(hint).returncode == 0

@@ -291,11 +291,11 @@ def test_a_model_that_was_trained_is_not_replaced(
     tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = random_model(tmp_path / "model", tokenizer)
-    before = (model / "config.json").read_bytes()
+    content = (model / "config.json").read_bytes()
     assert load_info(model).updates > 0
     assert command("import", f"input={tmp_path}", f"output={model}") == 2
     assert "holds a model that was trained for" in capsys.readouterr().err
-    assert (model / "config.json").read_bytes() == before
+    assert (model / "config.json").read_bytes() == content
 
 
 @pytest.mark.slow

@@ -86,7 +86,9 @@ def test_no_term_is_cut_that_fits() -> None:
             assert len(texts) > 5
             assert all(segment.num_tokens <= options.max_source_length for segment in segments)
             for term in terms:
-                assert sum(part.count(term) for part in texts) == text.count(term), (seed, term)
+                assert sum(segment_text.count(term) for segment_text in texts) == text.count(
+                    term
+                ), (seed, term)
 
 
 def test_no_term_is_cut_whose_text_is_not_normalized() -> None:

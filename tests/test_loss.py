@@ -102,9 +102,9 @@ def simcut_by_definition(
 ) -> tuple[Tensor, Tensor]:
     """Gao et al. (2022): the loss of whole inputs, and the KL divergence of cut inputs."""
     loss_sum, nll_sum = by_definition(hidden[0::2], weight, targets, smoothing)
-    whole = (hidden[0::2] @ weight.T).log_softmax(-1)
+    full = (hidden[0::2] @ weight.T).log_softmax(-1)
     cut = (hidden[1::2] @ weight.T).log_softmax(-1)
-    divergence = nn.functional.kl_div(cut, whole, reduction="sum", log_target=True)
+    divergence = nn.functional.kl_div(cut, full, reduction="sum", log_target=True)
     return loss_sum + alpha * divergence, nll_sum
 
 

@@ -31,9 +31,9 @@ def cells(table: str) -> list[str]:
 def test_an_n_best_list_is_a_list_and_shows_every_text_and_score(translator: Translator) -> None:
     for n_best in translator.n_best(LINES, beam_size=3):
         assert n_best == list(n_best)
-        shown = cells(n_best._repr_html_())
+        cell_texts = cells(n_best._repr_html_())
         for number, translation in enumerate(n_best):
-            rank, text, score = shown[3 * number : 3 * number + 3]
+            rank, text, score = cell_texts[3 * number : 3 * number + 3]
             assert (rank, text) == (str(number + 1), translation.text)
             assert float(score) == pytest.approx(translation.score, abs=5e-4)
 
@@ -51,21 +51,21 @@ def test_the_table_of_an_alignment_names_the_source_token_of_each_token(
 
 def test_text_cannot_add_tags() -> None:
     translation = Translation("<script>", 0.0, 0.0, ["<x>"], finished=True, alignment=[0])
-    shown = NBestList([translation], ["<y>"])._repr_html_()
-    assert not re.search("<(script|x|y)>", shown)
+    html = NBestList([translation], ["<y>"])._repr_html_()
+    assert not re.search("<(script|x|y)>", html)
 
 
 def test_the_map_of_an_attention_has_the_mean_weights_of_the_last_layer(
     translator: Translator,
 ) -> None:
     [pair] = translator.attention(LINES[:1])
-    shown = cells(pair._repr_html_())
+    cell_texts = cells(pair._repr_html_())
     weights = pair.cross[-1].mean(dim=0)
     width = len(pair.src) + 1
-    assert len(shown) == len(pair.predicted) * width
+    assert len(cell_texts) == len(pair.predicted) * width
     for row, token in enumerate(pair.predicted):
-        assert shown[row * width] == token
-        numbers = [float(text) for text in shown[row * width + 1 : (row + 1) * width]]
+        assert cell_texts[row * width] == token
+        numbers = [float(text) for text in cell_texts[row * width + 1 : (row + 1) * width]]
         assert numbers == pytest.approx(weights[row].tolist(), abs=5.1e-3)
 
 

@@ -246,10 +246,10 @@ def find_messages() -> dict[str, str]:
                 continue
             if node in skipped:
                 continue
-            texts = [part.value if isinstance(part, ast.Constant) else None for part in values]
-            text = "".join("x" if part is None else str(part) for part in texts)
+            texts = [value.value if isinstance(value, ast.Constant) else None for value in values]
+            text = "".join("x" if value is None else str(value) for value in texts)
             if PROPOSAL.search(as_proposal(text)):
-                pattern = "".join(".*?" if part is None else re.escape(part) for part in texts)
+                pattern = "".join(".*?" if value is None else re.escape(value) for value in texts)
                 messages[pattern] = text
     return messages
 
@@ -261,10 +261,10 @@ def read_proposals(message: str) -> list[tuple[str, list[str]]]:
     proposals = []
     for match in PROPOSAL.finditer(as_proposal(message)):
         for alternative in re.split(r"\bor\b", match[0]):
-            other = OTHER_COMMAND.search(alternative)
+            other_command = OTHER_COMMAND.search(alternative)
             name = ""
-            if other is not None and re.search(SETTING, other[2]):
-                name, alternative = other.groups()
+            if other_command is not None and re.search(SETTING, other_command[2]):
+                name, alternative = other_command.groups()
             settings = re.findall(SETTING, alternative)
             if settings:
                 settings = [word if word.endswith("...") else word.rstrip(".") for word in settings]

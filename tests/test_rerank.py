@@ -436,12 +436,12 @@ def test_no_weights_of_the_grid_have_a_higher_score_than_the_chosen_ones() -> No
     texts = [[item.text for item in line] for line in candidates]
     counts = CandidateCounts(texts, references, metric=Metric.bleu)
     weights = find_weights(candidates, counts.score)
-    chosen = [item.text for item in choose_by_weights(candidates, weights)]
-    assert chosen == best_texts(candidates, weights.reverse_weight, weights.length_weight)
-    assert bleu(chosen, references) == pytest.approx(100)
+    chosen_texts = [item.text for item in choose_by_weights(candidates, weights)]
+    assert chosen_texts == best_texts(candidates, weights.reverse_weight, weights.length_weight)
+    assert bleu(chosen_texts, references) == pytest.approx(100)
     for a, b in itertools.product((0.0, 0.4, 1.0, 2.5), (-2.0, 0.0, 1.0, 3.0)):
         choice = best_texts(candidates, a, b)
-        assert bleu(choice, references) <= bleu(chosen, references) + 1e-9
+        assert bleu(choice, references) <= bleu(chosen_texts, references) + 1e-9
     worst = CandidateCounts(texts, references, metric=Metric.ter)
     assert find_weights(candidates, worst.score) == weights  # TER is 0 there
 

@@ -260,8 +260,8 @@ def test_dual_scores_follow_from_the_cross_entropies_of_both_models(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forward = random_model(tmp_path / "forward", tokenizer)
-    other = random_model(tmp_path / "other", tokenizer, seed=4)
-    reverse = swap_languages(other, tmp_path / "reverse", tokenizer)
+    random_weights = random_model(tmp_path / "other", tokenizer, seed=4)
+    reverse = swap_languages(random_weights, tmp_path / "reverse", tokenizer)
     src = write_lines(tmp_path / "src", ["", "", *short_sentences(30)])
     tgt = write_lines(tmp_path / "tgt", ["", "a", *reversed(short_sentences(30))])
 

@@ -84,9 +84,13 @@ def test_a_model_translates_a_sentence_as_the_general_path() -> None:
         with torch.inference_mode():
             state = model.start_single(*random_source([length]))
         assert isinstance(state, SingleState)
-        [found] = search(ModelStepper(model), SearchRequest(sources, settings), TOKENIZER)
-        assert [h.tokens for h in found] == [h.tokens for h in expected], (norm, beam_size, length)
-        for ours, theirs in zip(found, expected, strict=True):
+        [hypotheses] = search(ModelStepper(model), SearchRequest(sources, settings), TOKENIZER)
+        assert [h.tokens for h in hypotheses] == [h.tokens for h in expected], (
+            norm,
+            beam_size,
+            length,
+        )
+        for ours, theirs in zip(hypotheses, expected, strict=True):
             assert ours.score == pytest.approx(theirs.score, abs=1e-4)
 
 

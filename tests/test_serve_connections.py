@@ -89,7 +89,7 @@ def test_pipelined_requests_are_answered_in_order_and_not_read_without_end(
             eventually(lambda: is_closed(client))
         with connect(server.port, receive_bytes=4096) as client:
             client.settimeout(0.2)
-            before = server.metric("nmt_requests_total")
+            num_before = server.metric("nmt_requests_total")
             try:
                 for _ in range(2000):
                     client.sendall(SPEC)
@@ -97,7 +97,7 @@ def test_pipelined_requests_are_answered_in_order_and_not_read_without_end(
             except OSError:  # the server reads no more, or the connection is closed
                 pass
             assert num_requests() < 30
-            assert server.metric("nmt_requests_total") - before < 1500
+            assert server.metric("nmt_requests_total") - num_before < 1500
         assert server.translate("the tree") == "the tree"
 
 
@@ -336,8 +336,8 @@ def test_a_file_that_takes_long_to_read_delays_nobody_and_is_given_up(
         assert "cut it into several" in uploads[0].result().json["error"]
         assert server.service.file_processes._num_files_by_client.total() == 0
         server.service.file_processes._timeout_seconds = 60
-        many = [pool.submit(server.upload, "a.txt", b"the tree", **GOOD) for _ in range(3)]
-        assert [upload.result().status for upload in many] == [200] * 3
+        uploads = [pool.submit(server.upload, "a.txt", b"the tree", **GOOD) for _ in range(3)]
+        assert [upload.result().status for upload in uploads] == [200] * 3
         server.service.file_processes._num_files_by_client["127.0.0.1"] = 8
         assert server.upload("a.txt", b"the tree", **GOOD).status == 429
 

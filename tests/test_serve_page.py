@@ -245,19 +245,19 @@ def test_a_word_of_the_translation_offers_others_and_what_follows_is_translated_
         offered = page.run(f"return [...{items}].map((item) => item.firstChild.textContent)")
         assert len(set(offered)) == len(offered)
         assert words[index].text not in offered
-        rest = page.run(f"return {items}[1].lastChild.textContent")
+        continuation = page.run(f"return {items}[1].lastChild.textContent")
         page.run("arguments[0].focus()", page.run(f"return {items}[0]"))
         page.browser.switch_to.active_element.send_keys("\ue015")  # arrow down
         page.browser.switch_to.active_element.send_keys("\ue007")  # enter
         prefix = f"{second_line.split()[0]} {offered[1]}"
-        expected = f"{first_line}\n{prefix}{rest}"
+        expected = f"{first_line}\n{prefix}{continuation}"
         page.until(f"document.getElementById('output').textContent === {json.dumps(expected)}")
         assert page.run("return document.getElementById('choices').hidden")
         focused = page.run("return document.activeElement.textContent")
         assert focused == offered[1]
         assert expected in page.text("history")
         answer = server.post("/v1/translate", text="a small tree", prefix=prefix, **GOOD)
-        assert answer.json["translations"][0]["text"] == prefix + rest
+        assert answer.json["translations"][0]["text"] == prefix + continuation
         page.run("localStorage.clear()")
 
 

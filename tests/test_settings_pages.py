@@ -99,9 +99,9 @@ def test_the_explained_messages_are_those_of_the_code() -> None:
 
 def is_in_code(message: str, code: str) -> bool:
     """Return whether the parts of a message between `...` are in the code near each other."""
-    parts = message.split("...")
-    pattern = re.compile("[^\n]{0,200}?".join(map(re.escape, parts)))
-    longest = max(parts, key=len)
+    fragments = message.split("...")
+    pattern = re.compile("[^\n]{0,200}?".join(map(re.escape, fragments)))
+    longest = max(fragments, key=len)
     start = code.find(longest)
     while start >= 0:
         if pattern.search(code, max(start - 300, 0), start + 300):

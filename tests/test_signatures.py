@@ -55,7 +55,7 @@ def test_a_signed_export_is_loaded_unless_anything_differs(
     tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     private, public = write_keys(tmp_path, "mine")
-    _, other = write_keys(tmp_path, "other")
+    _, foreign_key = write_keys(tmp_path, "other")
     model = random_model(tmp_path / "model", tokenizer)
     folder = tmp_path / "export"
     assert command("export", f"model_dir={model}", f"output={folder}", f"sign={private}") == 0
@@ -67,7 +67,7 @@ def test_a_signed_export_is_loaded_unless_anything_differs(
     translation = load(public).translate(["the house"])
     assert translation == Translator.load(folder, device="cpu").translate(["the house"])
     with pytest.raises(ModelError, match="does not match its signature"):
-        load(other)
+        load(foreign_key)
     for key in (private, tmp_path / "none.pub", tmp_path):
         with pytest.raises((ConfigError, ModelError), match=f"{key}"):
             load(key)
@@ -101,7 +101,7 @@ def test_a_signed_export_is_loaded_unless_anything_differs(
     capsys.readouterr()
     assert command("translate", arguments, f"verify_key={public}") == 0
     assert capsys.readouterr().out == f"{translation[0]}\n"
-    assert command("translate", arguments, f"verify_key={other}") == 2
+    assert command("translate", arguments, f"verify_key={foreign_key}") == 2
     assert "does not match its signature" in capsys.readouterr().err
 
 

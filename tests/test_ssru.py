@@ -78,11 +78,11 @@ def test_packed_targets_of_different_lengths_do_not_affect_each_other() -> None:
     sources = pack(src_lengths.tolist())
     targets = pack(tgt_lengths)
     hidden = model(sources.unpad(src), sources, targets.unpad(tgt), targets)
-    parts = hidden.split(tgt_lengths)
+    hidden_by_target = hidden.split(tgt_lengths)
     for row, length in enumerate(tgt_lengths):
         pair = slice(row, row + 1)
         expected = hidden_states(twin, src[pair], src_lengths[pair], tgt[pair, :length])
-        assert_near(parts[row], expected[0], row)
+        assert_near(hidden_by_target[row], expected[0], row)
 
 
 @torch.no_grad()

@@ -334,10 +334,10 @@ def test_a_whole_corpus_is_left_as_it_is_until_another_job_or_input_is_to_replac
     for options, is_same in changes:
         capfd.readouterr()
         if not is_same:
-            before = corpus(out)
+            old_corpus = corpus(out)
             with pytest.raises(DataError, match=r"out holds \d+ pairs of another .*overwrite=true"):
                 distill(folder, out, **options)
-            assert corpus(out) == before, options
+            assert corpus(out) == old_corpus, options
         distill(folder, out, **options, overwrite=True)
         assert (written_at == (out / "src.txt").stat().st_mtime_ns) == is_same, options
         written_at = (out / "src.txt").stat().st_mtime_ns

@@ -241,11 +241,11 @@ def test_alignments_are_without_hints(model: Path) -> None:
     soft = {"glossary": GLOSSARY, "glossary_mode": "soft"}
     plain = translator.n_best(list(LINES), **options)
     results = translator.n_best(list(LINES), **options, **soft)
-    for before, after in zip(plain, results, strict=True):
-        assert after.source_tokens == before.source_tokens
-        for translation in after:
+    for plain_line, hinted_line in zip(plain, results, strict=True):
+        assert hinted_line.source_tokens == plain_line.source_tokens
+        for translation in hinted_line:
             assert len(translation.alignment or []) == len(translation.tokens)
-            assert all(i < len(after.source_tokens) for i in translation.alignment or [])
+            assert all(i < len(hinted_line.source_tokens) for i in translation.alignment or [])
 
 
 def test_long_lines_are_divided_between_hints(hint_tokenizer: Tokenizer) -> None:

@@ -132,9 +132,9 @@ def test_a_line_that_goes_fails_the_check(
 
 def test_the_site_shows_the_code_with_the_explained_lines_highlighted(tour: ModuleType) -> None:
     text = read_pages(tour)[0]
-    shown = tour.with_code(text)
-    assert "Code: " not in shown
-    section = shown[shown.index("### Attention") : shown.index("### Multi-head attention")]
+    page = tour.with_code(text)
+    assert "Code: " not in page
+    section = page[page.index("### Attention") : page.index("### Multi-head attention")]
     blocks = re.findall(
         r'```python .*? linenums="\d+" hl_lines="([\d ]+)"\n(.*?)\n```', section, re.S
     )

@@ -173,7 +173,7 @@ def test_probabilities_are_those_that_score_the_translation(
 ) -> None:
     config = VisualizeConfig(src=LINE, tgt="das Haus", model_dir=[model_dir])
     figure = targets.draw_probabilities(config, LIGHT)
-    wanted, untrained, trained = (axes.get_images()[0].get_array() for axes in figure.axes)
+    targets_table, untrained, trained = (axes.get_images()[0].get_array() for axes in figure.axes)
     translator = Translator.load(model_dir, backend="native")
     [scored] = translator.score([LINE], ["das Haus"])
     ids = [*tokenizer.encode("das Haus"), tokenizer.eos_id]
@@ -181,7 +181,7 @@ def test_probabilities_are_those_that_score_the_translation(
     for row, token in enumerate(ids):
         log_prob = np.log(trained[row, columns.index(token)])
         assert log_prob == pytest.approx(scored.token_log_probs[row], abs=1e-4)
-    for table in (wanted, untrained, trained):
+    for table in (targets_table, untrained, trained):
         assert np.allclose(table.sum(axis=1), 1, atol=1e-5)
     assert not np.allclose(untrained, trained, atol=0.01)
 

@@ -169,8 +169,8 @@ def test_texts_and_long_lines_are_split_as_by_the_server(
     for text, split in zip(texts, result["texts"], strict=True):
         expected = parse_plain_text(text)
         assert split == {"sentences": expected.sentences, "gaps": expected.gaps}
-    for line, parts in zip(lines, result["parts"], strict=True):
-        assert parts == split_line(line, max_tokens, tokenizer.encode_batch)
+    for line, line_parts in zip(lines, result["parts"], strict=True):
+        assert line_parts == split_line(line, max_tokens, tokenizer.encode_batch)
 
 
 @pytest.fixture(scope="session")
@@ -427,8 +427,8 @@ def test_the_page_shows_the_alignment_of_native_search(
         expected = aligned_words(tokenizer, line, translation)
         for label, partners in zip(labels, expected, strict=True):
             _, names = label.split(": ")
-            shown = set(names.removeprefix("goes with ").split(", ")) - {"no partner"}
-            assert shown == partners, (line, label)
+            shown_partners = set(names.removeprefix("goes with ").split(", ")) - {"no partner"}
+            assert shown_partners == partners, (line, label)
             num_words += 1
     assert num_words > 10
 
@@ -518,11 +518,11 @@ def test_after_the_first_load_it_works_without_a_network_until_a_new_version_is_
 ) -> None:
     model = shutil.copytree(trained_models["post-sinusoidal"], tmp_path / "model")
     page, server = open_page(model)
-    before = page.translate("the small house. a tree")
-    assert before
+    old_translation = page.translate("the small house. a tree")
+    assert old_translation
     server.stop()
     page.open()
-    assert page.translate("the small house. a tree") == before
+    assert page.translate("the small house. a tree") == old_translation
     server.start()
     shutil.rmtree(model)
     random_model(model, tokenizer, seed=7)
@@ -532,7 +532,7 @@ def test_after_the_first_load_it_works_without_a_network_until_a_new_version_is_
     page.browser.get(f"http://127.0.0.1:{server.port}/")  # closes the page
     page.wait_for("(await caches.keys()).length === 1")
     page.open()
-    assert page.translate("the small house. a tree") != before
+    assert page.translate("the small house. a tree") != old_translation
 
 
 @needs_browser
