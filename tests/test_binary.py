@@ -109,16 +109,6 @@ def test_a_record_batch_has_as_many_pairs_as_in_the_folders_that_there_are(
         assert [batch.num_rows for batch in reader] == [50_000, 1]
 
 
-def test_other_arrow_readers_open_the_file(tmp_path: Path) -> None:
-    import datasets
-
-    pairs = random_pairs(30, 300)
-    path = tmp_path / "train-00000.arrow"
-    write_shard(path, pairs, 300)
-    expected = [{"src": src, "tgt": tgt} for src, tgt in pairs]
-    assert list(datasets.Dataset.from_file(str(path))) == expected
-
-
 # --- a folder
 
 

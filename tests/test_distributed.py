@@ -155,26 +155,6 @@ def test_gradients_are_the_same_however_ranks_share_the_batches(
                 assert num_exchanged == len(parameters_to_vector(exact.values())), (size, rank)
 
 
-def test_the_mean_over_ranks_of_their_gradients_is_that_of_all_pairs(
-    data_dir: Path, tmp_path: Path
-) -> None:
-    """Without the processes, and torch's exchange, of the test before."""
-    learner = make_run(data_dir, tmp_path).learner
-    without_dropout(learner)
-
-    def gradient_of(world: World, batches: list[list[int]]) -> dict[str, Tensor]:
-        learner.world = world
-        learner.zero_grad()
-        accumulate(learner, make_update(batches))
-        return gradient(learner.model)
-
-    layout = LAYOUTS[2][1]
-    first = gradient_of(World(0, 2), layout[0])
-    second = gradient_of(World(1, 2), layout[1])
-    mean = {name: (first[name] + second[name]) / 2 for name in first}
-    assert_close(mean, gradient_of(World(), BATCHES))
-
-
 # --- figures and skipped updates
 
 
@@ -216,18 +196,6 @@ FAULTS = {
     "gradient": (1.0, float("inf")),
     "none again": (1.0, 1.0),
 }
-
-
-def test_an_update_that_is_not_finite_changes_nothing(data_dir: Path, tmp_path: Path) -> None:
-    learner = make_run(data_dir, tmp_path, ema_decay=0.5).learner
-    assert change(learner, make_update(BATCHES)).is_finite
-    state = snapshot(learner)
-    original = learner.compute_loss
-    for fault in ("loss", "gradient"):
-        learner.compute_loss = losses_with(learner, fault)  # type: ignore[method-assign]
-        assert not change(learner, make_update(BATCHES)).is_finite
-        assert_same_tensors(snapshot(learner), state, fault)
-        learner.compute_loss = original  # type: ignore[method-assign]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import re
 import sys
@@ -13,10 +14,9 @@ from pathlib import Path
 import pytest
 from exporting import exported, random_model
 from serving import change_config
-from test_backend_ctranslate2 import load, log_probs
-from tiny import sentences, tiny_config
+from tiny import tiny_config
 from toy import command
-from variants import MODERN, OWN, VARIANTS
+from variants import MODERN, OWN
 
 from nmt.average import average
 from nmt.checkpoint import ExportInfo, load_export_info, load_info
@@ -29,7 +29,7 @@ from nmt.config import (
     Quantization,
     option,
 )
-from nmt.data.tokenizer import MappedTokenizer, Tokenizer, TokenizerPair, Vocabulary
+from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.export.export_model import (
     SUPPORTED,
@@ -114,33 +114,6 @@ def test_a_setting_that_a_format_cannot_hold_is_named_with_the_valid_values() ->
     ]
 
 
-def test_ctranslate2_scores_models_with_code_of_their_own_as_we_do(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
-    """tests/test_exported.py compares all variants."""
-    pieces = tokenizer.all_pieces()
-    names = [pieces[i] for i in tokenizer.control_ids]
-
-    def number(pieces: list[str]) -> MappedTokenizer:
-        vocabulary = Vocabulary(pieces, *map(pieces.index, names))
-        return MappedTokenizer(tokenizer.model, vocabulary, ())
-
-    separate = TokenizerPair(number(pieces), number(pieces[::-1]))
-    models = [
-        random_model(tmp_path / "separate", separate),
-        random_model(tmp_path / "learned", tokenizer, **VARIANTS["learned"]),
-        random_model(tmp_path / "alibi", tokenizer, **VARIANTS["alibi"]),
-    ]
-    rows = [[7, *ids] for ids in tokenizer.encode_batch(sentences(4))]
-    for model in models:
-        native, converted, _ = load(model)
-        expected = log_probs(native, rows, rows[::-1])
-        for i, scores in enumerate(log_probs(converted, rows, rows[::-1])):
-            assert scores == pytest.approx(expected[i], abs=1e-4), model.name
-    with pytest.raises(ModelError, match="use format=ctranslate2"):  # control symbols differ
-        exported(tmp_path / "separate", ExportFormat.huggingface)
-
-
 def test_a_package_of_argos_has_the_names_of_its_languages(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
@@ -189,7 +162,11 @@ def test_an_export_may_replace_an_export_and_nothing_else_and_leaves_nothing_whe
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
+has_onnx = importlib.util.find_spec("onnxruntime") is not None
+needs_onnx = pytest.mark.skipif(not has_onnx, reason="needs nmt[onnx]")
+
+
+@pytest.mark.parametrize("name", [*LIBRARIES, pytest.param(ExportFormat.onnx, marks=needs_onnx)])
 def test_a_disk_without_room_for_the_weights_is_one_line(
     name: ExportFormat, model: Path, tmp_path: Path, limit_files: Callable[[int], None]
 ) -> None:

@@ -60,13 +60,12 @@ def test_value_and_gradients_equal_the_definition(monkeypatch: pytest.MonkeyPatc
         options = {"smoothing": smoothing, "softmax_loss": softmax}
         sums = smoothed_cross_entropy(hidden, weight, targets, **options)
         expected = by_definition(exact[0], exact[1], targets, smoothing)
-        for ours, theirs in zip(sums, expected, strict=True):
-            torch.testing.assert_close(ours.double(), theirs, atol=1e-5, rtol=1e-6)
+        assert_near([x.double() for x in sums], expected, smoothing, rtol=1e-6)
         assert not sums[1].requires_grad
         (sums[0] * 0.25).backward()  # the factor must reach the gradients
         (expected[0] * 0.25).backward()
-        for ours, theirs in zip((hidden, weight), exact, strict=True):
-            torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=1e-5, rtol=1e-5)
+        gradients = [hidden.grad.double(), weight.grad.double()]
+        assert_near(gradients, [x.grad for x in exact], smoothing)
 
 
 def test_smoothing_leaves_out_the_ids_that_round_up_the_vocabulary() -> None:
@@ -123,12 +122,11 @@ def test_losses_of_two_passes_equal_their_definition_whatever_the_chunks(
         repeated = targets[:6].repeat_interleave(2)
         sums = smoothed_cross_entropy(hidden, weight, repeated, **options)
         expected = definition(exact[0], exact[1], targets[:6], smoothing, alpha)
-        torch.testing.assert_close(sums[0].double(), expected[0], atol=1e-5, rtol=1e-6)
-        torch.testing.assert_close(sums[1].double(), expected[1], atol=1e-5, rtol=1e-6)
+        assert_near([x.double() for x in sums], expected, smoothing, rtol=1e-6)
         sums[0].backward()
         expected[0].backward()
-        for ours, theirs in zip((hidden, weight), exact, strict=True):
-            torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=2e-5, rtol=1e-5)
+        gradients = [hidden.grad.double(), weight.grad.double()]
+        assert_near(gradients, [x.grad for x in exact], smoothing, atol=2e-5)
 
 
 def test_the_negative_log_likelihood_knows_no_smoothing_and_no_tokens_have_loss_0() -> None:

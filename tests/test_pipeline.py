@@ -146,14 +146,6 @@ def test_an_output_that_is_a_pipe_or_a_link_stays_one(root: Path, tmp_path: Path
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_patience_ends_a_run(root: Path, tmp_path: Path) -> None:
-    frozen = ["optimizer.schedule=cosine", "optimizer.peak_learning_rate=1e-12"]
-    frozen += ["patience=2", "validate_every_updates=2"]
-    frozen += ["max_updates=50", "valid_bleu=false"]
-    assert train(root / "data", tmp_path / "run", frozen) == 0
-    assert 4 <= read_records(tmp_path / "run", "valid_loss")[-1]["update"] < 50
-
-
 def test_bfloat16_learns_like_float32(root: Path, tmp_path: Path) -> None:
     options = ["max_updates=5", "model.dropout=0", "valid_bleu=false"]
     for dtype in ("float32", "bfloat16"):

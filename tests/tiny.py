@@ -139,6 +139,15 @@ def hidden_states(model: Transformer, src: Tensor, src_lengths: Tensor, tgt: Ten
     return targets.pad(model(ids, sources, tgt.flatten(), targets))  # (B, T, D)
 
 
+def gradients_by_name(model: nn.Module) -> dict[str, Tensor]:
+    """Return the gradients of all parameters; each parameter must have one."""
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        gradients[name] = parameter.grad
+    return gradients
+
+
 def exact_copies(*tensors: Tensor) -> list[Tensor]:
     """Return copies in float64 that collect gradients of their own."""
     return [tensor.detach().double().requires_grad_() for tensor in tensors]
