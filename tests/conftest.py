@@ -1,7 +1,6 @@
 """Fixtures that the tests share.
 
-Slow imports are inside of fixtures, since the process that distributes the tests imports this
-file too.
+Slow imports are inside fixtures, since the main process of pytest-xdist imports this file too.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hypothesis  # noqa: F401  # it searches all objects in memory, of which there are few yet
+import hypothesis  # noqa: F401  # its import traverses all objects; there are few now
 import pytest
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ gc.disable()  # collection would traverse all modules again and again while they
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files, so that no worker is left with one at the end."""
+    """Begin with the longest files; otherwise one worker may run a long file after all others."""
     items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONGEST)
 
 
@@ -67,7 +66,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_waits_for_the_disk() -> Iterator[None]:
-    """Let os.fsync only check its descriptor: a test cannot see what the disk has written."""
+    """Let os.fsync only check its descriptor: no test loses power, so no test needs the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield
@@ -125,7 +124,7 @@ def trained_model_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: Token
 def trained_models(
     tmp_path_factory: pytest.TempPathFactory, trained_model_dir: Path, tokenizer: Tokenizer
 ) -> dict[str, Path]:
-    """Models of both norms and layouts of positions, trained until they are certain."""
+    """Models of both norms and both sinusoidal layouts, trained until they are certain."""
     from exporting import trained_model
 
     from nmt.config import Norm, Positions

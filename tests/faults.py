@@ -1,4 +1,4 @@
-"""Training runs with injected faults: signals at a certain call, and bad losses; and a record."""
+"""Training runs with faults: a signal at a call of a function, or losses that are not finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data folders of ids that tests make up, without text or tokenizer."""
+"""Data folders of made-up ids, without text or tokenizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
 def flat(rows: Sequence[Sequence[int]]) -> tuple[Any, Any]:
-    """Return the ids of all rows, and the offset at which each begins, and the end."""
+    """Return the ids of all rows (N,) and the offsets of the rows, which end with N (R + 1,)."""
     ids = np.array(list(chain.from_iterable(rows)), dtype=np.int64)
     return ids, np.cumsum([0, *map(len, rows)])
 
@@ -38,7 +38,7 @@ def write_folder(
     pairs_a_shard: int = 1_000_000,
     **meta: Any,
 ) -> None:
-    """Write named training corpora, cut into shards, and the first of them as `valid` too."""
+    """Write named training corpora in shards; the first corpus is the validation set, too."""
     index = {"train": [], "valid": []}
     for name, pairs in corpora.items():
         shards = []

@@ -1,4 +1,4 @@
-"""Files as users have them, plain or compressed, for tests of what reads them."""
+"""Write plain and compressed files, for tests of the code that reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUFFIXES = ["txt", "gz", "bz2", "xz", "zst"]
 
 
 def pack(content: bytes, suffix: str) -> bytes:
-    """Compress as a file of this suffix, without the dot, is."""
+    """Compress bytes in the format of a suffix, such as `gz`; `txt` leaves them unchanged."""
     if suffix == "gz":
         return gzip.compress(content)
     if suffix == "bz2":
@@ -24,6 +24,6 @@ def pack(content: bytes, suffix: str) -> bytes:
 
 
 def write(path: Path, content: bytes) -> Path:
-    """Write `content`, compressed as the suffix of `path` says."""
+    """Write `content`, compressed in the format of the suffix of `path`."""
     path.write_bytes(pack(content, path.suffix.removeprefix(".")))
     return path

@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# what training imports sooner or later; a module that is not there is left out
+# modules that training imports; missing ones are ignored
 _CONTEXT.set_forkserver_preload(
     ["pytest", "pandas", "torch._dynamo", "torch.onnx", "torch.utils.tensorboard"]
     + ["torch.distributed.rpc", "nmt.cli.compose", "nmt.cli.train", "nmt.translate.translator"]
 )
-_PATIENCE_SECONDS = 120  # far more than any of these tests needs, on a busy machine too
+_PATIENCE_SECONDS = 120  # enough for each of these tests on a busy machine
 
 
 def rank_environments(size: int) -> list[dict[str, str]]:
-    """Return what torchrun would give each of `size` ranks of this machine."""
+    """Return the environment variables that torchrun sets for each of `size` ranks."""
     with socket.create_server(("localhost", 0)) as server:
         port = str(server.getsockname()[1])  # a free port
     same = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
@@ -37,7 +37,7 @@ def rank_environments(size: int) -> list[dict[str, str]]:
 
 
 class Child:
-    """A process that runs `task(*arguments)` and exits with its result; it ends with the test.
+    """A process that runs `task(*arguments)` and exits with its result.
 
     Its stderr is written to `log`.
     """
@@ -75,7 +75,7 @@ class Child:
         return code
 
     def wait_until(self, condition: Callable[[], Any]) -> None:
-        """Wait until something is the case; the process must not end before."""
+        """Wait until the condition is true; the process must not end before."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not condition():
             assert self.process.is_alive(), f"ended too soon:\n{self.stderr}"
@@ -109,7 +109,7 @@ def ranks(
 
 
 def run_ranks(folder: Path, size: int, task: Callable[..., Any], *arguments: Any) -> None:
-    """Run `task` on `size` ranks; all must end well."""
+    """Run `task` on `size` ranks; each must exit with status 0."""
     with ranks(folder, size, task, *arguments) as children:
         for process in children:
             assert process.wait() == 0, process.stderr
@@ -117,7 +117,7 @@ def run_ranks(folder: Path, size: int, task: Callable[..., Any], *arguments: Any
 
 def _run(log: Path, env: dict[str, str], task: Callable[..., Any], arguments: Any) -> None:
     os.environ.update({"OMP_NUM_THREADS": "1", **env})
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what runs with &
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in background jobs
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(stream, 1)
     os.dup2(stream, 2)

@@ -182,8 +182,9 @@ def fill(data_dir: Path, text: str) -> None:
 
 
 def fill_and_die(data_dir: Path, number: int) -> bool:
-    """Replace the folder in a process that is killed at call `number` of the file system; return
-    whether it ended before.
+    """Replace the folder in a process that is killed at its call `number` of the file system.
+
+    Returns whether the process ended before that call.
     """
     process = os.fork()
     if not process:

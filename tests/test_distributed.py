@@ -97,8 +97,9 @@ def connected(data_dir: Path, **changes: Any) -> Iterator[Run]:
 
 
 def share(folder: Path, data_dir: Path) -> None:
-    """Save the gradient of each layout on this rank, and how often ranks exchanged it; with two
-    ranks, also the results of updates that are not finite only on rank 1.
+    """Save the gradient of each layout on this rank, and the number of exchanged numbers.
+
+    Two ranks also save the results of updates that are finite only on rank 0.
     """
     exchanges = []
 
@@ -333,7 +334,7 @@ def test_a_process_alone_exchanges_nothing_and_a_size_without_a_rank_is_no_launc
 
 
 def test_the_device_of_a_rank_is_the_current_one_alone_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clocks wait for the current one, whatever device tensors are on."""
+    """Clocks synchronize with the current device, not with the device of the tensors."""
     devices: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     second = torch.device("cuda", 1)

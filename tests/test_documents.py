@@ -387,7 +387,7 @@ def make_bomb() -> bytes:
     block = compressor.compress(b" " * (1 << 20)) + compressor.flush(zlib.Z_FULL_FLUSH)
     data = block * 1024 + compressor.flush()
     size = 1 << 30
-    crc = 0  # wrong, but nobody may read up to the end, where it is compared
+    crc = 0  # wrong, which only a reader of the whole file notices
     name = b"word/document.xml"
     fields = (20, 0, 8, 0, 33, crc, len(data), size, len(name), 0)
     local = b"PK\x03\x04" + struct.pack("<HHHHHIIIHH", *fields) + name + data

@@ -44,7 +44,7 @@ def corpus(num_lines: int, *, seed: int = 1) -> list[str]:
 
 
 def damaged(lines: list[str], share: float, *, seed: int = 2) -> list[str]:
-    """Replace a share of the words, so that scores fall with it."""
+    """Replace a share of the words; scores fall with the share."""
     rng = random.Random(seed)
     return [
         " ".join("wrong" if rng.random() < share else word for word in line.split())

@@ -316,7 +316,7 @@ def test_the_files_name_vocabularies_and_special_tokens(
 
 
 def test_the_papers_positions_are_those_that_marian_computes(folders: dict[str, Path]) -> None:
-    """So that what transformers saves again, without the table, is the same model."""
+    """transformers saves a model without the table and computes it again."""
     output = exported(folders[POST], ExportFormat.huggingface)
     table = load_file(output / "model.safetensors")["model.encoder.embed_positions.weight"]
     positions, d_model = table.shape

@@ -215,8 +215,7 @@ def test_a_symbol_that_one_side_of_a_common_vocabulary_has_is_added_to_the_other
 def grow(
     folder: Path, tokenizers: Tokenizers, **changes: Any
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the weights of a model folder, and the ones that training with `tokenizers` starts
-    from."""
+    """Return the weights of a model folder, and initial weights of training with `tokenizers`."""
     info = load_info(folder)
     sizes = {"vocab_size": tokenizers.tgt.vocab_size, "src_vocab_size": tokenizers.src_vocab_size}
     fresh = tiny_model(5, **sizes, **vars(info.model)).state_dict()

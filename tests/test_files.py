@@ -107,8 +107,8 @@ def test_foreign_and_irreplaceable_folders_are_refused_and_kept(
 def test_an_old_folder_is_replaced_as_a_whole_over_leftovers_and_behind_a_link(
     tmp_path: Path,
 ) -> None:
-    """A data folder often lies on another disk, and a container may give every process the number
-    of the one that was killed before it.
+    """A data folder may be a link to another disk. In a container, a new process may have the id of
+    a killed one, and so the names of its leftovers.
     """
     fill(tmp_path / "disk/data", "old")
     for suffix in ("tmp", "old"):

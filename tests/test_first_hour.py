@@ -285,7 +285,7 @@ def test_an_experiment_sets_the_folders_of_every_command() -> None:
 def test_the_seed_of_an_experiment_is_only_for_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else nmt-preprocess would write other data than nmt-train, whose log names its command."""
+    """With that seed, nmt-preprocess would write other data than nmt-train prepares."""
     monkeypatch.chdir(tmp_path)
     write_experiment(tmp_path / "mine.yaml", tmp_path / "corpus")
     OmegaConf.save({**OmegaConf.load("mine.yaml"), "seed": 7}, "mine.yaml")

@@ -122,7 +122,7 @@ def test_updates_with_a_bad_pair_are_left_out_and_the_others_done(
 def test_a_left_out_update_changes_nothing(
     bad_run: Path, toy_data: Path, tmp_path: Path, poisoned: Callable[[int, float], None]
 ) -> None:
-    """Up to its first bad update a run is the one without the bad pair, and not one bit changes."""
+    """Until its first bad update, a run has the bits of a run without the bad pair."""
     num_good = read_records(bad_run, "event")[0]["update"] - 1
     assert train(toy_data, tmp_path / "good", RICH, f"max_updates={num_good}") == 0
     learners: list[Any] = []

@@ -35,7 +35,7 @@ from nmt.serve.server import listen
 from nmt.translate.translator import Translator
 
 PACKAGE = Path(nmt.__file__).parent
-Place = tuple[str, str]  # a module and one of its functions
+FunctionName = tuple[str, str]  # of a module and of one of its functions
 
 PROPOSALS = re.compile(r"did you mean (.*?)\?")
 DRY_RUN = ["data_dir=data", *TINY, "max_updates=4", "dry_run=true"]
@@ -78,7 +78,7 @@ MISSPELLED: list[tuple[list[str], str]] = [
 MISSPELLED_YAML = {"max_update: 3": "max_update", "optimizer: {nmae: adam}": "nmae"}
 
 
-def find_places(text: str, pattern: str = "") -> set[Place]:
+def find_functions(text: str, pattern: str = "") -> set[FunctionName]:
     """Return the functions of nmt whose statements contain `text` and match `pattern`."""
     functions = set()
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -97,9 +97,9 @@ def find_places(text: str, pattern: str = "") -> set[Place]:
 
 
 @pytest.fixture
-def proposing(monkeypatch: pytest.MonkeyPatch) -> set[Place]:
+def proposing(monkeypatch: pytest.MonkeyPatch) -> set[FunctionName]:
     """The functions that have proposed names with "did you mean" since the test began."""
-    functions: set[Place] = set()
+    functions: set[FunctionName] = set()
     propose = errors.suggest_names
 
     def note(name: str, *arguments: Any) -> str:
@@ -107,7 +107,7 @@ def proposing(monkeypatch: pytest.MonkeyPatch) -> set[Place]:
         functions.add((frame.f_globals["__name__"], frame.f_code.co_name))
         return propose(name, *arguments)
 
-    for module, _ in find_places("suggest_names("):
+    for module, _ in find_functions("suggest_names("):
         monkeypatch.setattr(importlib.import_module(module), "suggest_names", note)
     return functions
 
@@ -148,7 +148,7 @@ def test_each_proposed_name_works_in_place_of_the_misspelled_one(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     tokenizer: Tokenizer,
-    proposing: set[Place],
+    proposing: set[FunctionName],
 ) -> None:
     import datasets  # takes a second
 
@@ -207,13 +207,13 @@ def test_each_proposed_name_works_in_place_of_the_misspelled_one(
             assert server.upload("t.csv", table, columns=name, **languages).status == 200
     assert not failures, "\n".join(map(str, failures))
     proposing.add(("nmt.documents.tables", "_find_column"))  # the upload ran it in another process
-    assert proposing == find_places("suggest_names(")
+    assert proposing == find_functions("suggest_names(")
 
 
 @pytest.fixture
-def logging_hints() -> Iterator[set[Place]]:
+def logging_hints() -> Iterator[set[FunctionName]]:
     """The functions that have logged a hint since the test began."""
-    functions: set[Place] = set()
+    functions: set[FunctionName] = set()
     make_record = logging.getLogRecordFactory()
 
     def note(*arguments: Any, **named: Any) -> logging.LogRecord:
@@ -232,7 +232,7 @@ def test_each_next_command_works_as_it_stands(
     workspace: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    logging_hints: set[Place],
+    logging_hints: set[FunctionName],
 ) -> None:
     paths = {"TRAIN.src": "train.src.txt", "TRAIN.tgt": "train.tgt.txt"}
     paths |= {"VALID.src": "valid.src.txt", "VALID.tgt": "valid.tgt.txt"}
@@ -261,7 +261,7 @@ def test_each_next_command_works_as_it_stands(
     for format_name in ("ctranslate2", "argos"):
         assert command("export", "model_dir=run", f"format={format_name}") == 0
         follow_hint()
-    assert logging_hints == find_places("next: ", r"log\.info\([^\n]*\bnext: ")
+    assert logging_hints == find_functions("next: ", r"log\.info\([^\n]*\bnext: ")
 
 
 @pytest.mark.slow
@@ -291,7 +291,7 @@ def test_each_command_that_makes_missing_files_makes_them(
     assert command("train", "dry_run=true") == 2
     assert follow(HINT.findall(capfd.readouterr().err)[-1]) == 0
     assert Path("data/prepared/meta.json").is_file()
-    assert find_places("make it with: ") == {
+    assert find_functions("make it with: ") == {
         ("nmt.cli.data_folder", "ensure_data"),
         ("nmt.preprocess.sources", "_check_files"),
     }

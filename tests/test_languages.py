@@ -1,5 +1,6 @@
-"""One model for several directions, from text to translations: the direction that is asked for, by
-languages or tags, is the one that comes out, and no tag ever does.
+"""One model for several directions, from text to translations.
+
+A request chooses the direction by languages or tags. No tag occurs in a translation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The loss against its definition in float64, and what half precision may round."""
+"""The loss against its definition in float64, and its rounding in half precision."""
 
 from __future__ import annotations
 

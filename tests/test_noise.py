@@ -35,7 +35,7 @@ def draw(tokenizer: Tokenizer, pair: tuple[list[int], list[int]], **noise: Any) 
 
 
 def draw_side(tokenizer: Tokenizer, side: int, **noise: Any) -> Any:
-    """Return the noisy ids (ROWS, length) of one side; the other side has to stay."""
+    """Return the noisy ids (ROWS, length) of one side; check that the other side is unchanged."""
     noisy = []
     for pair in draw(tokenizer, (SRC, TGT), **noise):
         assert pair[1 - side] == (SRC, TGT)[1 - side]

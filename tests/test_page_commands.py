@@ -228,7 +228,7 @@ def run(shell: ShellCommand, more_settings: list[str] | None = None) -> int:
 
 
 def assert_pictures_are_whole(arguments: list[str]) -> None:
-    """Check that the output of nmt-visualize, if it is named, begins as its suffix says."""
+    """Check that the output of nmt-visualize, if any, has the format of its suffix."""
     starts = {".png": b"\x89png", ".svg": b"<?xml", ".html": b"<!doc"}
     for argument in arguments:
         if argument.startswith("output="):

@@ -69,8 +69,9 @@ def run_batch(model: Transformer, lengths: Lengths, rows: Rows) -> None:
 
 
 def plan_under_limit(lengths: Lengths, max_tokens: int, path: Path) -> None:
-    """Limit this process to its size and some more, try `max_tokens`, and train an epoch with the
-    advised size. Write the message, the updates done, and whether three times the advice fails.
+    """Limit the memory of this process, try `max_tokens`, and train an epoch with the advised size.
+
+    Writes the message, the number of updates, and whether three times the advised size fails.
     """
     torch.set_num_threads(1)
     # Give every freed tensor back at once: otherwise, the blocks that glibc keeps take a share of

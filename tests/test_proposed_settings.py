@@ -211,7 +211,7 @@ UNPROVOKED = {
     "in a row the loss or the gradient": ("needs numbers that are not finite", "TRAIN"),
     "this engine shows no attention": ("is for the server; test_serve_page.py", "TRANSLATE"),
     "is an export of format=x": ("is about the model, not about this command", ""),
-    "was forked after the model": ("needs a fork; test_backend_ctranslate2.py", "TRANSLATE"),
+    "was forked after the model": ("needs a fork; test_translator.py", "TRANSLATE"),
     "give a SearchConfig": ("is for Python; test_translator.py", "TRANSLATE"),
     "is damaged: it differs": ("needs a damaged manifest; test_damage.py", "TRANSLATE"),
 }
@@ -255,8 +255,9 @@ def find_messages() -> dict[str, str]:
 
 
 def read_proposals(message: str) -> list[tuple[str, list[str]]]:
-    """Return the alternatives that a message proposes: settings, and the command if it is another
-    one than that which printed the message.
+    """Return the alternatives that a message proposes, each as a command and its settings.
+
+    The command is "" if it is the command that printed the message.
     """
     proposals = []
     for match in PROPOSAL.finditer(as_proposal(message)):
@@ -282,7 +283,7 @@ def fill_in(settings: list[str]) -> str:
 
 
 def expand(line: str) -> list[str]:
-    """Return the words of a command, of which the last one of a key counts."""
+    """Return the words of a command without settings that a later word replaces."""
     words = {}
     for word in shlex.split(line):
         expanded = [word]
@@ -330,8 +331,10 @@ def write_texts() -> None:
 
 
 def write_models(folder: Path) -> None:
-    """Write runs: of the other direction, of several directions, with separate vocabularies, and
-    damaged ones; a foreign model, and a model that CTranslate2 does not support.
+    """Write runs and models for messages about them.
+
+    There are runs of the other direction, of several directions, with separate vocabularies and
+    with damaged files, a foreign model, and a model that CTranslate2 does not support.
     """
     write_m2m100(folder / "m2m", 0, M2M100["m2m"])
     assert command("import", "input=m2m", "output=imported", "src_lang=de", "tgt_lang=fr") == 0

@@ -203,7 +203,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     assert f"nmt-train: stopped by {number.name} after update {int(newest[5:])}," in last_line
     assert last_line.endswith("which is saved; the same command goes on")
     assert saved is None or newest == f"step-{saved:08d}"
-    if saved == 10:  # it may take long, and who sent the signal may not wait
+    if saved == 10:  # a validation may take longer than the sender of the signal waits
         assert not read_records(run, "valid_loss")
     assert train(toy_data, run, RICH) == 0
     assert f"resuming after update {int(newest[5:])} from" in capfd.readouterr().err

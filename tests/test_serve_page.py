@@ -60,8 +60,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, tokenizer: Tokenizer) -> Iterator[Page]:
-    """The page of a server that gives texts back; whatever a test does, nothing goes wrong in the
-    console and no other place is asked.
+    """The page of a server that gives texts back.
+
+    After each test, the console has no errors, and the page has sent no request elsewhere.
     """
     models, engine = copying(tokenizer)
     two_way = Models({**models.directions, ("yy", "xx"): models.directions["xx", "yy"]})

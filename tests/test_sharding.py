@@ -1,4 +1,4 @@
-"""Ranks that share one model do what ranks with a model each do, and write the same files."""
+"""Ranks that share one model compute and write the same as ranks with a model each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shortlist of nmt-export: the data that it is learned from, and that CTranslate2 obeys it."""
+"""The shortlist of nmt-export: its candidates, and that CTranslate2 generates no other words."""
 
 from __future__ import annotations
 

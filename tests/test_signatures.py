@@ -1,4 +1,4 @@
-"""Signed exports are loaded with their public key; a folder that differs from them is refused."""
+"""Signed exports are loaded with their public key; changed folders are refused."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def pipe(data: bytes) -> int:
 
 
 def named_pipe(path: Path, data: bytes) -> Path:
-    """Make a named pipe; a thread writes `data` to it as soon as it is read."""
+    """Make a named pipe; a thread writes `data` when a reader opens it."""
     os.mkfifo(path)
     threading.Thread(target=path.write_bytes, args=[data], daemon=True).start()
     return path

@@ -74,7 +74,7 @@ def test_line_i_answers_line_i_whatever_is_in_the_text(model: Path, tmp_path: Pa
     alone = [
         translator.translate([*read_stream(io.BytesIO(raw + b"\n"), "here")])[0] for raw in HOSTILE
     ]
-    assert all(len(text.splitlines()) <= 1 for text in alone)  # of which no other tool makes two
+    assert all(len(text.splitlines()) <= 1 for text in alone)  # for all other tools, too
     assert output_of(model, f"input={tmp_path / 'in'}", folder=tmp_path) == alone
     options = ["format=json", "window_lines=3", "max_tokens=1"]
     output_lines = output_of(model, f"input={tmp_path / 'in'}", *options, folder=tmp_path)

@@ -1,4 +1,4 @@
-"""docs/tutorial.ipynb runs from top to bottom, and its stored outputs are those of its cells."""
+"""docs/tutorial.ipynb runs from top to bottom and gives its stored outputs."""
 
 from __future__ import annotations
 

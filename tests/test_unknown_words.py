@@ -54,7 +54,7 @@ def pieces() -> Tokenizer:
 
 
 def replace_unknown(tokenizer: Tokenizer, line: str, target: str, alignment: list[int]) -> str:
-    """Return the text of a translation with these tokens, aligned to these source tokens."""
+    """Return the text of a translation with the given tokens and alignment."""
     ids = tokenizer.encode(line)
     all_pieces = tokenizer.all_pieces()
     tokens = [all_pieces.index(piece) for piece in [*target.split(), "</s>"]]

@@ -46,8 +46,9 @@ def tiny_config(**changes: Any) -> ModelConfig:
 
 
 def draw_large(model: Transformer) -> None:
-    """Draw larger weights than initialization does, by Xavier's rule for each matrix of a layer, so
-    that an untrained model does not repeat one word.
+    """Draw larger weights than initialization does, by Xavier's rule for each matrix of a layer.
+
+    With the initial weights, an untrained model would repeat one word.
     """
     for embedding in (model.embedding, model.src_embedding):
         if embedding is not None:
@@ -108,7 +109,7 @@ def plain(model: Transformer) -> Transformer:
 
 
 def random_source(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Draw source ids of those lengths, EOS included, padded on the right, (B, S) and (B,)."""
+    """Draw padded ids (B, S) of sources; return them and their lengths (B,), which count EOS."""
     generator = torch.Generator().manual_seed(seed)
     src = torch.full((len(lengths), max(lengths)), PAD)
     for row, length in enumerate(lengths):
@@ -156,7 +157,7 @@ def exact_copies(*tensors: Tensor) -> list[Tensor]:
 def assert_near(
     actual: Any, expected: Any, case: object = "", *, atol: float = 1e-5, rtol: float = 1e-5
 ) -> None:
-    """Compare tensors, or sequences of them; `case` is named on failure."""
+    """Compare tensors, or sequences or mappings of tensors; a failure names `case`."""
     compare = torch.testing.assert_close
     compare(actual, expected, atol=atol, rtol=rtol, msg=lambda text: f"{case}: {text}")
 
@@ -164,7 +165,7 @@ def assert_near(
 def assert_same_tensors(
     actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], case: object = ""
 ) -> None:
-    """Compare state dicts bit by bit; `case` is named on failure."""
+    """Compare state dicts bit by bit; a failure names `case`."""
     assert_near(actual, expected, case, atol=0, rtol=0)
 
 
@@ -175,13 +176,14 @@ def sentences(count: int, seed: int = 0) -> list[str]:
 
 
 def tokenizer_config(**changes: Any) -> TokenizerConfig:
-    """Return the settings of a tokenizer that a few sentences are enough for."""
+    """Return the settings of a tokenizer that needs only a few sentences."""
     return TokenizerConfig(**{"vocab_size": 330, **changes})
 
 
 def train_sentencepiece(lines: Iterable[str] | None = None, **options: Any) -> bytes:
-    """Train a model of SentencePiece on `lines`, by default on some sentences, as other toolkits
-    do; return its file.
+    """Train a SentencePiece model as other toolkits do; return the bytes of its file.
+
+    By default, the text is `sentences(200)`.
     """
     model = io.BytesIO()
     settings = {"model_type": "bpe", "minloglevel": 2, **options}
@@ -202,8 +204,10 @@ def decode_by_steps(
 
 
 def check_beams(model: FastTransformer, *, max_rows: int, seed: int = 0, case: object = "") -> None:
-    """Compare each step with the plain model while up to `max_rows` beams of each sentence are
-    reordered, two sentences join and others end, so that columns of the cache hold other positions.
+    """Compare each step with the plain model while beams are reordered and sentences join and end.
+
+    A sentence has up to `max_rows` beams. Two sentences join, so that a column of the cache holds
+    different positions for different rows.
     """
     draw = torch.Generator().manual_seed(seed)
     twin = plain(model)

@@ -1,6 +1,4 @@
-"""A model folder, and processes that translate with it and may be killed; for tests of
-nmt-translate.
-"""
+"""Helpers of tests of nmt-translate: a model folder, and child processes that translate."""
 
 from __future__ import annotations
 
@@ -31,8 +29,10 @@ def write_model(
     separator: str = "<sep>",
     symbols: Sequence[str] = (),
 ) -> Path:
-    """Write a model folder of random weights that gives each sentence a text of its own; they end
-    before their limit, or have separators of lines, with a larger embedding of these.
+    """Write a model folder of random weights that translates each sentence differently.
+
+    `eos_scale` multiplies the embedding of EOS: above 1, translations end before their limit.
+    `sep_scale` multiplies the embedding of `separator`; 0 leaves the separator out.
     """
     separators = [separator] if sep_scale else []
     tokenizer = train_tokenizer(sentences(200), tokenizer_config(), [*separators, *symbols])
@@ -69,9 +69,9 @@ def fork(
     close: Sequence[int] = (),
     **environment: str,
 ) -> int:
-    """Run `task` in a child with everything imported; return its process id.
+    """Run `task` in a fork of this process; return its process id.
 
-    `stdin` and `stdout` are descriptors that the child takes, `close` those that it must not hold.
+    `stdin` and `stdout` are the descriptors of the child. It closes the descriptors `close`.
     """
     sys.stdout.flush()
     pid = os.fork()

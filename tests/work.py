@@ -1,4 +1,4 @@
-"""What workers do in the tests of the pool; imports little, since each worker imports it."""
+"""Functions of workers, for the tests of the pool. Each worker imports this small module."""
 
 from __future__ import annotations
 
