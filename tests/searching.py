@@ -273,6 +273,11 @@ def assert_same(
         assert np.abs(differences).max() <= tolerance, case
 
 
+def token_ids(results: Sequence[Sequence[Hypothesis]]) -> list[list[list[int]]]:
+    """Return the ids of all hypotheses of each sentence."""
+    return [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in results]
+
+
 def scores_of(hypothesis: Hypothesis) -> list[float]:
     return [hypothesis.score, hypothesis.log_prob, *hypothesis.token_log_probs]
 

@@ -75,9 +75,8 @@ def test_attention_is_the_naive_softmax_of_every_layer_and_head(tokenizer: Token
     targets = ["das Haus", "the tree", "", "über"]
     for norm in Norm:
         model_translator = translator(tokenizer, norm=norm)
-        for line, target, pair in zip(
-            LINES, targets, model_translator.attention(LINES, targets), strict=True
-        ):
+        pairs = model_translator.attention(LINES, targets)
+        for line, target, pair in zip(LINES, targets, pairs, strict=True):
             src = [*tokenizer.encode(line), tokenizer.eos_id]
             tgt = [tokenizer.bos_id, *tokenizer.encode(target)]
             assert pair.src == tokenizer.pieces(src)
@@ -98,10 +97,9 @@ def test_attention_without_targets_belongs_to_the_translations_of_search(
 ) -> None:
     model = translator(tokenizer)
     for options in ({}, {"beam_size": 1}):
-        for pair, best in zip(
-            model.attention(LINES, **options), model.n_best(LINES, **options), strict=True
-        ):
-            assert pair.predicted[:-1] == best[0].tokens
+        translations = model.n_best(LINES, **options)
+        for i, pair in enumerate(model.attention(LINES, **options)):
+            assert pair.predicted[:-1] == translations[i][0].tokens
             assert pair.cross.shape == (3, 4, len(pair.predicted), len(pair.src))
 
 

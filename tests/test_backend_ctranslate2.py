@@ -175,10 +175,10 @@ def test_forced_prefixes_of_each_line_are_part_of_the_result(engines: Engines) -
     prefixes = [tokenizer.encode("Haus grün")[: i % 3] for i in range(len(rows))]
     short = replace(SMALL, max_length_a=0, max_length_b=1)  # shorter than a prefix
     for config in (SMALL, short):
-        for prefix, hypotheses in zip(
-            prefixes, translate(converted, rows, config, prefixes=prefixes), strict=True
-        ):
-            assert all(h.tokens[: len(prefix)] == prefix for h in hypotheses)
+        results = translate(converted, rows, config, prefixes=prefixes)
+        for prefix, hypotheses in zip(prefixes, results, strict=True):
+            for h in hypotheses:
+                assert h.tokens[: len(prefix)] == prefix
     expected = [h.tokens for [h] in translate(native, rows, GREEDY, prefixes=prefixes)]
     assert [h.tokens for [h] in translate(converted, rows, GREEDY, prefixes=prefixes)] == expected
     with pytest.raises(ConfigError, match="forced prefix of sentence 0"):

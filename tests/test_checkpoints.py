@@ -85,12 +85,11 @@ def test_writes_that_fail_leave_the_last_good_checkpoint_and_are_an_error_at_the
     ):
         run = tmp_path / str(good_update) / "run"
         with pytest.MonkeyPatch.context() as patch:
-            before_save(
-                lambda at, good_update=good_update: limit_files(
-                    -1 if at == good_update else 20_000
-                ),
-                patch,
-            )
+
+            def limit_other_saves(update: int, good_update: int = good_update) -> None:
+                limit_files(-1 if update == good_update else 20_000)
+
+            before_save(limit_other_saves, patch)
             assert train(toy_data, run, PLAIN) == code
         limit_files(-1)
         err = capfd.readouterr().err
@@ -129,7 +128,10 @@ def test_a_line_of_metrics_that_is_cut_off_is_left_out(
     log = MetricsWriter(tmp_path, TrainerState(), TrainConfig(tracker=[]), is_main=True)
     for update in (1, 2, 3):
         path = tmp_path / "metrics.jsonl"
-        limit_files(path.stat().st_size + 9 if update == 2 else -1)
+        if update == 2:
+            limit_files(path.stat().st_size + 9)
+        else:
+            limit_files(-1)
         log.write({"update": update, "loss": 1.0})
     assert read_values(tmp_path, "loss") == [1, 3]
 

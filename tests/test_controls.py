@@ -224,13 +224,12 @@ def diverse_by_lists(
             best = sorted(finished[group], key=lambda h: -h.score)[:group_size]
             if len(best) == group_size and length < limit:
                 last_length = limit if settings.stop is Stop.exact else length + 1
+                lengths = range(length + 1, last_length + 1)
+                score_to_beat = best[-1].score
                 going_on = [
-                    (log_prob, tokens)
-                    for log_prob, tokens in going_on
-                    if any(
-                        normalized(log_prob, n, settings) > best[-1].score
-                        for n in range(length + 1, last_length + 1)
-                    )
+                    hypothesis
+                    for hypothesis in going_on
+                    if max(normalized(hypothesis[0], n, settings) for n in lengths) > score_to_beat
                 ]
             live[group] = going_on
     results: dict[tuple[int, ...], Hypothesis] = {}

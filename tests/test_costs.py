@@ -195,11 +195,9 @@ def test_a_slow_model_is_measured_on_the_first_batch_of_an_update(
     assert first_plan.num_tokens == LENGTHS[rows, 1].sum() < updates[0].num_tokens / 2
     assert first_plan.num_src_tokens == LENGTHS[rows, 0].sum()
     for seconds_per_update, num_more in ((600.0, 0), (20.0, 1), (4.9, 2)):
+        seconds_per_token = seconds_per_update / updates[0].num_tokens
         step, measured = simulate_steps(
-            monkeypatch,
-            lambda plan, seconds=seconds_per_update: (
-                seconds * plan.num_tokens / updates[0].num_tokens
-            ),
+            monkeypatch, lambda plan, seconds=seconds_per_token: seconds * plan.num_tokens
         )
         measurement = measure_updates(step, updates, first_plan)
         assert len(measured) == 1 + num_more

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from device import GPU, Device, DeviceTensor, a_device, replaced
-from searching import LENGTHS, TOKENIZER, decided_model, score_ids, source_rows
+from searching import LENGTHS, TOKENIZER, decided_model, score_ids, source_rows, token_ids
 from test_compiled import draw_pairs
 from tiny import random_source, tiny_config
 from torch import Tensor
@@ -132,11 +132,6 @@ def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
             ), name
 
 
-def token_lists(rows: list[list[Any]]) -> list[list[list[int]]]:
-    """Return the tokens of all hypotheses of each sentence."""
-    return [[hypothesis.tokens for hypothesis in row] for row in rows]
-
-
 @pytest.mark.parametrize(
     "names", [["two models", "all"], pytest.param(["greedy", "draws"], marks=pytest.mark.slow)]
 )
@@ -169,7 +164,7 @@ def test_a_step_of_search_waits_for_the_device_twice_at_most(
         assert steps[0] == 0, device.waits  # nor does the encoder
         assert len(steps) > 5
         assert steps.max() <= 2, (name, device.waits)
-        assert token_lists(hypotheses) == token_lists(expected), name
+        assert token_ids(hypotheses) == token_ids(expected), name
         assert len({len(row[0].tokens) for row in hypotheses}) > 1  # some end earlier
 
 

@@ -77,7 +77,8 @@ def test_an_export_refuses_exactly_the_settings_that_the_table_of_its_format_lac
         for export_format in LIBRARIES:
             output = tmp_path / str(i) / export_format.value
             config = ExportConfig(format=export_format)
-            if unsupported := find_unsupported(model, export_format):
+            unsupported = find_unsupported(model, export_format)
+            if unsupported:
                 with pytest.raises(ConfigError, match=re.escape(" and ".join(unsupported))):
                     export_model(model_dir, output, config)
                 assert not output.exists()

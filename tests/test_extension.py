@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -282,9 +283,9 @@ def test_a_model_like_nllb_grows_by_a_language(
     assert command("preprocess", text) == 2  # the vocabulary stays as it is
     assert command("preprocess", text, "tokenizer.extend=80") == 0
     new = load_tokenizers(tmp_path / "d")
-    ids = [i for row in new.tgt.encode_batch(new_text(400)) for i in row]
+    ids = list(chain.from_iterable(new.tgt.encode_batch(new_text(400))))
     assert ids.count(new.tgt.unk_id) < 0.001 * len(ids)
-    ids = [i for row in old.tgt.encode_batch(new_text(400)) for i in row]
+    ids = list(chain.from_iterable(old.tgt.encode_batch(new_text(400))))
     assert ids.count(old.tgt.unk_id) > 0.1 * len(ids)
     # before training, every old direction translates as before
     _, weights = grow(folder, new, init_rows={"hrv_Latn": "deu_Latn"})

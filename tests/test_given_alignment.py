@@ -160,10 +160,8 @@ def test_a_third_column_or_field_is_the_same_as_a_file(
             file.write(json.dumps({"a": src, "b": tgt, "links": links}) + "\n")
     other_arguments = [argument for argument in arguments if "data.train" not in argument]
     expected = read_meta(folder / "data").data_sha256
-    for name, options in {
-        "tsv": ["data.train.columns=[1,2,3]"],
-        "jsonl": ["data.train.fields=[a,b,links]"],
-    }.items():
+    selections = {"tsv": "data.train.columns=[1,2,3]", "jsonl": "data.train.fields=[a,b,links]"}
+    for name, options in selections.items():
         source = f"data.train.{name}={tmp_path / f'train.{name}'}"
         data_dir = tmp_path / name
         assert command("preprocess", other_arguments, options, source, f"data_dir={data_dir}") == 0

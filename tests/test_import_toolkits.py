@@ -213,11 +213,10 @@ def test_students_of_marian_have_the_scores_of_its_formulas(tmp_path: Path) -> N
     tokenizer = loaded.tokenizer
     rows = tokenizer.src.encode_batch(LINES[:4])
     config = SearchConfig(beam_size=2, normalization=Normalization.none, max_length_b=6)
-    for row, hypotheses in zip(
-        rows, loaded.backend.search(SearchRequest(rows, config)), strict=True
-    ):
+    for i, hypotheses in enumerate(loaded.backend.search(SearchRequest(rows, config))):
+        src_ids = [*rows[i], tokenizer.src.eos_id]
         for hypothesis in hypotheses:
-            expected = student.log_probs([*row, tokenizer.src.eos_id], hypothesis.tokens)
+            expected = student.log_probs(src_ids, hypothesis.tokens)
             assert hypothesis.token_log_probs == pytest.approx(expected, abs=1e-4)
 
 

@@ -25,9 +25,8 @@ def test_the_corpora_that_come_along_are_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     separate = ["tokenizer.separate=true", "tokenizer.vocab_size=500"]
-    for i, (corpus, tokenizer, least) in enumerate(
-        (("copy", [], 1.0), ("numbers", [], 0.99), ("numbers", separate, 0.95))
-    ):
+    cases = (("copy", [], 1.0), ("numbers", [], 0.99), ("numbers", separate, 0.95))
+    for i, (corpus, tokenizer, least) in enumerate(cases):
         settings = [f"experiment={corpus}", "num_threads=2"]
         (tmp_path / str(i)).mkdir()
         monkeypatch.chdir(tmp_path / str(i))

@@ -66,15 +66,15 @@ def test_the_table_has_the_settings_that_differ_and_the_best_run_first(tmp_path:
     settings = "seed: {}\nrun_dir: r{}\nmodel: {{norm: pre, d_model: 8}}\nbest_metric: {}\n"
     low_loss = write_run(tmp_path / "a", 1.25, 10.0, settings.format(1, 1, "loss"))
     high_bleu = write_run(tmp_path / "b", 1.5, 20.0, settings.format(2, 2, "loss"))
-    assert (run := write_run(tmp_path / "c", 9.0, settings="seed: 3\n"))
-    (run / "metrics.jsonl").write_text('{"update": 1, "nll": 9.0}\n')  # no validation yet
+    new_run = write_run(tmp_path / "c", 9.0, settings="seed: 3\n")
+    (new_run / "metrics.jsonl").write_text('{"update": 1, "nll": 9.0}\n')  # no validation yet
     table = run_table.run_table(map(run_table.summarize_run, [high_bleu, low_loss]))
     header, first, second = [line.split() for line in table.splitlines()]
     assert header == ["seed", "updates", "best", "loss", "best", "BLEU", "run"]
     assert first[:4] == ["1", "10", "1.2500", "10.00"]
     assert second[:4] == ["2", "10", "1.5000", "20.00"]
     assert first[4].endswith("/a")
-    table = run_table.run_table(map(run_table.summarize_run, [run, low_loss]))
+    table = run_table.run_table(map(run_table.summarize_run, [new_run, low_loss]))
     assert "model.norm" in table
     assert table.splitlines()[-1].split()[:2] == ["3", "1"]  # seed and updates, without scores
     for folder in (low_loss, high_bleu):

@@ -63,7 +63,8 @@ def test_requests_contain_or_name_a_glossary(server: Running, folder: Path) -> N
     query = "/v1/translate?source=xx&target=yy&glossary=ours"
     streamed = server.send("POST", query, "\n".join(LINES).encode(), Content_Type="text/plain")
     for line, text in zip(LINES, streamed.body.decode().splitlines(), strict=True):
-        assert ("Haus" in text or "Tür" in text) or WORD not in line.split()
+        if WORD in line.split():
+            assert "Haus" in text or "Tür" in text
 
 
 def test_soft_glossaries_add_hints(tmp_path: Path) -> None:

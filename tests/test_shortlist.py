@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -73,10 +74,12 @@ def test_translations_consist_of_candidates(
             for token in row:
                 allowed.update(candidates[pieces[token]])
             [hypotheses] = backend.search(SearchRequest([row], config))
-            assert {pieces[token] for h in hypotheses for token in h.tokens} <= allowed
+            for hypothesis in hypotheses:
+                assert {pieces[token] for token in hypothesis.tokens} <= allowed
     [samples] = backend.search(SearchRequest([[300]], SearchConfig(beam_size=8, sampling=True)))
     allowed = {*control_symbols, *candidates[""], *candidates[pieces[300]]}
-    assert not {pieces[token] for h in samples for token in h.tokens} <= allowed
+    sampled_ids = chain.from_iterable(sample.tokens for sample in samples)
+    assert not {pieces[token] for token in sampled_ids} <= allowed
 
 
 def test_data_of_another_model_and_other_formats_are_refused(

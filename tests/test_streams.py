@@ -127,11 +127,12 @@ def test_n_best_lists_as_text_say_what_json_says(model: Path, tmp_path: Path) ->
     assert translate(options) == 0
     rows = [line.split(" ||| ") for line in out.read_text("utf-8").split("\n")[:-1]]
     assert translate(options, "format=json") == 0
-    expected = [
-        [str(line["index"]), h["text"], f"log_prob={h['log_prob']}", str(h["score"])]
-        for line in map(json.loads, out.read_text("utf-8").split("\n")[:-1])
-        for h in line["hypotheses"]
-    ]
+    expected = []
+    for line in out.read_text("utf-8").split("\n")[:-1]:
+        record = json.loads(line)
+        for h in record["hypotheses"]:
+            log_prob = f"log_prob={h['log_prob']}"
+            expected.append([str(record["index"]), h["text"], log_prob, str(h["score"])])
     assert rows == expected
     assert [row[0] for row in rows].count("5") == 1  # the empty line
 

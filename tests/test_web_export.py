@@ -416,9 +416,9 @@ def test_the_page_shows_the_alignment_of_native_search(
     translator = Translator.load(model, device="cpu", backend="native")
     lines = short_sentences(10)
     num_words = 0
-    for line, [translation, *_] in zip(
-        lines, translator.n_best(lines, beam_size=4, alignment=True), strict=True
-    ):
+    results = translator.n_best(lines, beam_size=4, alignment=True)
+    for line, translations in zip(lines, results, strict=True):
+        translation = translations[0]
         assert page.translate(line) == translation.text
         labels = page.run(
             "return [...document.querySelectorAll('#alignment .words:last-child .word')]"
