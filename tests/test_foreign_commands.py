@@ -50,31 +50,46 @@ def files_in(folder: Path, *patterns: str) -> list[Path]:
 
 
 def list_cases(folder: Path) -> Iterator[Case]:
-    """Yield commands with the files that they read: of data folders, runs, text and settings."""
+    """Yield commands with the files that they read."""
+    yield from list_data_and_run_cases(folder)
+    yield from list_translation_cases(folder)
+    yield from list_corpus_cases(folder)
+    yield from list_text_cases(folder, arguments_without_training_text(folder))
+    yield from list_settings_cases(folder)
+
+
+def list_data_and_run_cases(folder: Path) -> Iterator[Case]:
+    """Yield commands that read data folders and runs."""
     data = folder / "data"
     run = folder / "run"
     new = folder / "new"
-    model = f"model_dir={run}"
     data_dir = f"data_dir={data}"
-    new_run = ["max_updates=1", f"run_dir={new}", *TINY]
+    run_dir = f"run_dir={run}"
     common = files_in(data, "meta.json", "manifest.json")
     training = common + files_in(data, "train*", "valid*", "tokenizer.model")
-    yield Case("train", [data_dir, *new_run, "valid_bleu=true"], training, [new])
+    train = [data_dir, *new_run(folder), "valid_bleu=true"]
+    yield Case("train", train, training, [new])
     test = common + files_in(data, "test.*")
-    yield Case("evaluate", [data_dir, model, "beam_size=1"], test)
+    yield Case("evaluate", [data_dir, f"model_dir={run}", "beam_size=1"], test)
     report = files_in(data, "manifest.json", "report.json")
-    html = folder / "new.html"
-    drawing = [f"output={html}"]
-    yield Case("visualize", ["what=data", data_dir, *drawing], report)
+    drawing = f"output={folder / 'new.html'}"
+    yield Case("visualize", ["what=data", data_dir, drawing], report)
     metrics = [run / "metrics.jsonl"]
-    settings = [*metrics, run / "config.yaml"]
-    yield Case(
-        "visualize", ["what=report", f"run_dir={run}", data_dir, *drawing], settings + report
-    )
-    figure = ["what=run", f"run_dir={run}", f"output={folder / 'new.svg'}"]
-    yield Case("visualize", figure, metrics)
-    yield Case("average", [f"run_dir={run}", "best=1", f"output={new}"], metrics, [new])
+    files_of_report = [*metrics, run / "config.yaml", *report]
+    yield Case("visualize", ["what=report", run_dir, data_dir, drawing], files_of_report)
+    yield Case("visualize", ["what=run", run_dir, f"output={folder / 'new.svg'}"], metrics)
+    yield Case("average", [run_dir, "best=1", f"output={new}"], metrics, [new])
 
+
+def new_run(folder: Path) -> list[str]:
+    """Return the arguments of nmt-train for a short run in the folder `new`."""
+    return ["max_updates=1", f"run_dir={folder / 'new'}", *TINY]
+
+
+def list_translation_cases(folder: Path) -> Iterator[Case]:
+    """Yield commands that translate, score or draw text, some of it compressed."""
+    model = f"model_dir={folder / 'run'}"
+    output = f"output={folder / 'new.txt'}"
     text = folder / "test.src.txt"
     reference = folder / "test.tgt.txt"
     packed = folder / "packed.txt.gz"
@@ -82,27 +97,33 @@ def list_cases(folder: Path) -> Iterator[Case]:
     packed_by_xz = folder / "packed.txt.xz"
     packed_by_xz.write_bytes(lzma.compress(text.read_bytes()))
     for path in (text, packed, packed_by_xz):
-        arguments = [model, f"input={path}", f"output={folder / 'new.txt'}", "beam_size=1"]
+        arguments = [model, f"input={path}", output, "beam_size=1"]
         yield Case("translate", arguments, [path], is_text=True)
-    arguments = [f"input={text}", f"prefixes={reference}", f"output={folder / 'new.txt'}"]
-    yield Case("translate", [model, *arguments], [text, reference], is_text=True)
-    files = [f"src={text}", f"tgt={reference}"]
-    yield Case("score", [model, *files], [text, reference], is_text=True)
-    files = [f"hypotheses={text}", f"references={reference}", f"baseline={text}"]
-    yield Case("evaluate", files, [text, reference], is_text=True)
-    files = [f"src={text}", f"references={reference}", "beam_size=1"]
-    yield Case("evaluate", [model, *files], [text, reference], is_text=True)
-    attention = ["what=attention", model, f"src={text}", f"output={html}"]
-    yield Case("visualize", attention, [text], is_text=True)
-    distill = [model, f"input={text}", f"output={new}", "beam_size=1"]
-    yield Case("distill", distill, [text], [new], is_text=True)
+    arguments = [model, f"input={text}", f"prefixes={reference}", output]
+    yield Case("translate", arguments, [text, reference], is_text=True)
+    arguments = [model, f"src={text}", f"tgt={reference}"]
+    yield Case("score", arguments, [text, reference], is_text=True)
+    arguments = [f"hypotheses={text}", f"references={reference}", f"baseline={text}"]
+    yield Case("evaluate", arguments, [text, reference], is_text=True)
+    arguments = [model, f"src={text}", f"references={reference}", "beam_size=1"]
+    yield Case("evaluate", arguments, [text, reference], is_text=True)
+    arguments = ["what=attention", model, f"src={text}", f"output={folder / 'new.html'}"]
+    yield Case("visualize", arguments, [text], is_text=True)
+    new = folder / "new"
+    arguments = [model, f"input={text}", f"output={new}", "beam_size=1"]
+    yield Case("distill", arguments, [text], [new], is_text=True)
 
+
+def list_corpus_cases(folder: Path) -> Iterator[Case]:
+    """Yield commands that read a corpus as text, tables, JSON lines or a dataset."""
+    outputs = [folder / "new"]
     corpus = write_corpus(folder)
-    corpus[1] = f"data_dir={new}"
+    corpus[1] = f"data_dir={folder / 'new'}"
     files_of_corpus = [Path(word.partition("=")[2]) for word in corpus[3:]]
-    yield Case("preprocess", corpus, files_of_corpus, [new], is_text=True)
-    packed_corpus = [*corpus, f"data.test.src={packed}"]
-    yield Case("preprocess", packed_corpus, [packed], [new], is_text=True)
+    yield Case("preprocess", corpus, files_of_corpus, outputs, is_text=True)
+    packed = folder / "packed.txt.gz"
+    arguments = [*corpus, f"data.test.src={packed}"]
+    yield Case("preprocess", arguments, [packed], outputs, is_text=True)
     sides = [(folder / f"train.{side}.txt").read_text().splitlines() for side in ("src", "tgt")]
     tsv = folder / "train.tsv"
     tsv.write_text("".join(f"{src}\t{tgt}\n" for src, tgt in zip(*sides, strict=True)))
@@ -112,33 +133,38 @@ def list_cases(folder: Path) -> Iterator[Case]:
     dataset = folder / "dataset"
     dataset.mkdir(exist_ok=True)
     table = pa.Table.from_pylist([{"translation": record} for record in records])
-    pq.write_table(table, dataset / "train-00000-of-00001.parquet")
-    other_arguments = [word for word in corpus if not word.startswith("data.train")]
+    parquet = dataset / "train-00000-of-00001.parquet"
+    pq.write_table(table, parquet)
+    other_arguments = arguments_without_training_text(folder)
     for key, path in (("tsv", tsv), ("jsonl", jsonl)):
-        yield Case(
-            "preprocess",
-            [*other_arguments, f"data.train.{key}={path}"],
-            [path],
-            [new],
-            is_text=True,
-        )
-    parquet = files_in(dataset, "*")
-    yield Case("preprocess", [*other_arguments, f"data.train.dataset={dataset}"], parquet, [new])
-    yield Case("preprocess", [*other_arguments, f"data.train.dataset={parquet[0]}"], parquet, [new])
+        arguments = [*other_arguments, f"data.train.{key}={path}"]
+        yield Case("preprocess", arguments, [path], outputs, is_text=True)
+    for path in (dataset, parquet):
+        arguments = [*other_arguments, f"data.train.dataset={path}"]
+        yield Case("preprocess", arguments, [parquet], outputs)
 
-    yield from list_text_cases(folder, other_arguments)
 
+def arguments_without_training_text(folder: Path) -> list[str]:
+    """Return arguments of nmt-preprocess that do not name the training text."""
+    corpus = [word for word in write_corpus(folder) if not word.startswith("data.train")]
+    corpus[1] = f"data_dir={folder / 'new'}"
+    return corpus
+
+
+def list_settings_cases(folder: Path) -> Iterator[Case]:
+    """Yield commands that read YAML files."""
+    outputs = [folder / "new"]
     settings = folder / "settings"
     (settings / "model").mkdir(parents=True, exist_ok=True)
     experiment = settings / "mine.yaml"
     experiment.write_text("seed: 3\n")
     architecture = settings / "model/small.yaml"
     architecture.write_text("model: {d_model: 16}\n")
-    start = [f"data_dir={data}", *new_run]
-    yield Case("train", [*start, f"experiment={experiment}"], [experiment], [new])
-    yield Case("train", [*start, f"model={architecture}"], [architecture], [new])
+    start = [f"data_dir={folder / 'data'}", *new_run(folder)]
+    yield Case("train", [*start, f"experiment={experiment}"], [experiment], outputs)
+    yield Case("train", [*start, f"model={architecture}"], [architecture], outputs)
     folders = [*start, f"--config-dir={settings}", "experiment=mine", "model=small"]
-    yield Case("train", folders, [architecture], [new])
+    yield Case("train", folders, [architecture], outputs)
 
 
 def list_text_cases(folder: Path, other_arguments: list[str]) -> Iterator[Case]:
