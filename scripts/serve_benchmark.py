@@ -109,21 +109,25 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--lines", type=int, default=320, help="lines of the input to use")
     parser.add_argument("--threads", type=int, nargs="+", default=[2])
-    parser.add_argument("--libretranslate", help="Python of an environment with it")
-    parser.add_argument("--install", action="store_true", help="create such an environment")
+    parser.add_argument("--install", action="store_true", help="install and measure LibreTranslate")
     options = parser.parse_args()
     first_lines = options.input.read_text(encoding="utf-8").split("\n")[: options.lines]
     lines = [line for line in first_lines if line]
-    if options.install:
-        options.libretranslate = str(install_libretranslate())
+    libretranslate = str(install_libretranslate()) if options.install else ""
     for threads in options.threads:
         with tempfile.TemporaryDirectory() as folder:
             print(f"\n{threads} compute threads\n")
-            print(run_benchmark(options, lines, threads, Path(folder)), flush=True)
+            tables = run_benchmark(options, libretranslate, lines, threads, Path(folder))
+            print(tables, flush=True)
 
 
-def run_benchmark(options: argparse.Namespace, lines: list[str], threads: int, folder: Path) -> str:
-    """Start all servers, run the turns, and return the tables."""
+def run_benchmark(
+    options: argparse.Namespace, libretranslate: str, lines: list[str], threads: int, folder: Path
+) -> str:
+    """Start all servers, run the turns, and return the tables.
+
+    `libretranslate` is the Python of an environment with LibreTranslate, or "" to leave it out.
+    """
     model_dir = find_model(Path(options.model))
     info = load_info(model_dir)
     exported = folder / "int8"
@@ -136,9 +140,9 @@ def run_benchmark(options: argparse.Namespace, lines: list[str], threads: int, f
             "nmt-serve, default": stack.enter_context(default_server),
             "nmt-serve, native": stack.enter_context(native_server),
         }
-        if options.libretranslate is not None:
+        if libretranslate:
             package = make_argos_package(exported, info.src_lang, info.tgt_lang, folder)
-            server = start_libretranslate(options.libretranslate, package, folder, threads)
+            server = start_libretranslate(libretranslate, package, folder, threads)
             servers[LIBRETRANSLATE_ROW] = stack.enter_context(server)
         translators = {
             "nmt-translate, default": Translator.load(model_dir, device="cpu", num_threads=threads),
@@ -212,8 +216,8 @@ class Turns:
         for name, measurements in self.direct.items():
             rows.append(f"| {name}, all lines | | {measurements.speed_cells()} | | |")
             engine = name.removeprefix("nmt-translate")
-            alone = self.one_by_one[name]
-            cells = f"{alone.speed_cells()} | {alone.latency_cells()}"
+            single_calls = self.one_by_one[name]
+            cells = f"{single_calls.speed_cells()} | {single_calls.latency_cells()}"
             rows.append(f"| Translator.translate([line]){engine} | 1 | {cells} |")
         for (name, num_clients), measurements in self.served.items():
             cells = f"{measurements.speed_cells()} | {measurements.latency_cells()}"
@@ -233,9 +237,9 @@ class Turns:
         speed = median(many_clients.lines_per_second)
         speed_ratio = speed / median(direct.lines_per_second)
         cpu_ratio = median(direct.cpu_milliseconds) / median(many_clients.cpu_milliseconds)
-        alone = self.one_by_one[name]
-        added_milliseconds = one_client.percentile(0.5) - alone.percentile(0.5)
-        added_cpu = median(one_client.cpu_milliseconds) - median(alone.cpu_milliseconds)
+        single_calls = self.one_by_one[name]
+        added_milliseconds = one_client.percentile(0.5) - single_calls.percentile(0.5)
+        added_cpu = median(one_client.cpu_milliseconds) - median(single_calls.cpu_milliseconds)
         queue_ratio = eight_clients.percentile(0.95) / one_client.percentile(0.95)
         cells = [server_name, f"{speed_ratio:.2f}", f"{cpu_ratio:.2f}"]
         cells += [f"{added_milliseconds:+.1f}", f"{added_cpu:+.1f}", f"{queue_ratio:.1f}", ""]

@@ -138,7 +138,6 @@ def main() -> int:
     preprocess.add_argument("tgt", type=Path)
     preprocess.add_argument("--kills", type=int, default=10)
     preprocess.add_argument("--turns", type=int, default=5)
-    preprocess.add_argument("--shard-pairs", type=int, default=10_000)
     preprocess.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     # exit normally after SIGTERM, so that the hosts are removed
@@ -320,7 +319,7 @@ class Cluster:
         self.settings = [
             f"data.train.src={options.src.resolve()}",
             f"data.train.tgt={options.tgt.resolve()}",
-            f"shard_pairs={options.shard_pairs}",
+            "shard_pairs=10000",
             "data.valid.num_pairs=100",
             "tokenizer.vocab_size=4000",
             "tokenizer.max_sentences=20000",

@@ -166,11 +166,12 @@ def test_too_many_bad_updates_in_a_row_end_the_run(
     toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     original = Learner.compute_loss
-    monkeypatch.setattr(
-        Learner,
-        "compute_loss",
-        lambda self, rows: (math.inf * (x := original(self, rows))[0], x[1]),
-    )
+
+    def infinite_loss(learner: Learner, batch: Any) -> tuple[Any, Any]:
+        loss, nll = original(learner, batch)
+        return math.inf * loss, nll
+
+    monkeypatch.setattr(Learner, "compute_loss", infinite_loss)
     assert train(toy_data, tmp_path / "run", PLAIN, "max_bad_updates=3") == 2
     err = capfd.readouterr().err
     last_line = err.splitlines()[-1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 from exporting import exported, random_model
 from importing import imported, randomize, shuffled, train_spm
+from pages import fenced_blocks
 from safetensors.torch import load_file
 from serving import loaded, running
 from tiny import assert_near, hidden_states, sentences
@@ -454,7 +454,7 @@ def run_readme(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     stdout = io.StringIO()
     monkeypatch.chdir(output)
     with contextlib.redirect_stdout(stdout):
-        exec(re.search("```python\n(.*?)```", text, re.DOTALL)[1], {})
+        exec(fenced_blocks(text, "python")[0], {})
     return stdout.getvalue()
 
 

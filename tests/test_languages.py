@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pages import fenced_blocks
 from serving import loaded, running
 from toy import TINY, command, read_records
 from translating import translate, write_lines
@@ -49,7 +50,7 @@ def rows(name: str, size: int) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder for four directions, one of them asked for by a tag of the target."""
+    """A data folder for four directions; a tag of the target chooses one of them."""
     folder = tmp_path_factory.mktemp("languages")
     arguments = [f"data_dir={folder / 'data'}", "tokenizer.vocab_size=85", "num_threads=1"]
     arguments += ["tokenizer.byte_fallback=false"]
@@ -111,14 +112,15 @@ def output(root: Path, name: str, arguments: str | list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_direction_asked_for_comes_out_by_language_by_tag_and_in_python(root: Path) -> None:
+def test_languages_and_tags_choose_the_direction_in_the_command_and_in_python(root: Path) -> None:
     translator = Translator.load(root / "run", device="cpu", backend="native")
-    for name, tags in {
+    tags_by_direction = {
         "de-en": ["src_tag=<2en>"],
         "en-de": ["src_tag=<2de>"],
         "en-fr": ["tgt_tag=<French>"],
         "fr-en": ["src_tag=<2en>"],
-    }.items():
+    }
+    for name, tags in tags_by_direction.items():
         src, tgt = name.split("-")
         translations = output(root, name, f"tgt_lang={tgt}")
         assert share(tgt, translations) > 0.9, (name, translations)
@@ -173,7 +175,7 @@ def test_exports_without_nmt_go_in_the_direction_of_their_tags(
         options = [f"model_dir={root / 'run'}", f"output={folder}", f"format={library}"]
         assert command("export", options) == 0
         text = (folder / "README.md").read_text(encoding="utf-8")
-        code = re.search("```python\n(.*?)```", text, re.DOTALL)[1]
+        code = fenced_blocks(text, "python")[0]
         assert 'source_tag, target_tag = "<2en>", ""  # de to en' in code, library
         assert "en to fr, `<French>` before the target" in text, library
         monkeypatch.chdir(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from exporting import (
     short_sentences,
     without_nmt,
 )
+from pages import fenced_blocks
 from serving import change_config
 from tiny import sentences, tokenizer_config
 from variants import SINGLE, VARIANTS
@@ -102,8 +102,7 @@ def run_readmes(folders: list[Path]) -> list[str]:
     """
     lines = ["import os, sys", "sys.modules |= {'torch': None, 'nmt': None}"]
     for folder in folders:
-        text = (folder / "README.md").read_text(encoding="utf-8")
-        code = re.search("```python\n(.*?)```", text, re.DOTALL)[1]
+        code = fenced_blocks((folder / "README.md").read_text(encoding="utf-8"), "python")[0]
         lines += [f"os.chdir({str(folder)!r})", f"exec({code!r}, {{}})", "print('\\0', end='')"]
     command = [sys.executable, "-I", "-c", "\n".join(lines)]
     result = subprocess.run(command, check=False, capture_output=True, text=True)
