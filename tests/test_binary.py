@@ -76,7 +76,7 @@ def test_bytes_do_not_depend_on_how_the_pairs_arrive(tmp_path: Path) -> None:
     pairs = random_pairs(40, 300)
     src, tgt = map(list, zip(*pairs, strict=True))
     ids = {"src": src, "tgt": tgt}
-    all_texts = {"src_text": list(map("{} é".format, src)), "tgt_text": list(map(str, tgt))}
+    all_texts = {"src_text": [f"{text} é" for text in src], "tgt_text": list(map(str, tgt))}
     sizes = {"src_vocab_size": 300, "tgt_vocab_size": 300}
     for texts in ({}, all_texts):
         for name, cuts in {"one": [40], "two": [1, 7, 8, 8, 21, 35, 40]}.items():

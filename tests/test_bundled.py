@@ -55,7 +55,7 @@ def test_month_and_weekday_names_agree_with_babel() -> None:
     for src, tgt in PAIRS:
         english_names = [word for word in words(src) if word in oracle]
         german_names = [word for word in words(tgt) if word in oracle.values()]
-        assert german_names == list(map(oracle.__getitem__, english_names))
+        assert german_names == [oracle[name] for name in english_names]
         seen.update(english_names)
     assert seen == set(oracle)
 

@@ -281,8 +281,8 @@ def test_xliff_units_are_found() -> None:
 
     expected = ("press the red button now & then", "PRESS THE RED BUTTON NOW & THEN")
     assert read("okapi.xlf") == [expected, ("done", "fertig")]
-    whole = "the first one. the second one"
-    assert read("trados.sdlxliff") == [(whole, whole.upper())]
+    sentences = "the first one. the second one"
+    assert read("trados.sdlxliff") == [(sentences, sentences.upper())]
     assert read("memoq.mqxliff")[0] == ("bold text with a code", "BOLD TEXT WITH A CODE")
     assert read("version-2.xlf") == [
         ("open the main window again", "OPEN THE MAIN WINDOW AGAIN"),

@@ -427,6 +427,24 @@ def test_dropout_drops_its_share_by_the_seed_and_keeps_the_mean_and_the_gradient
     assert layer.eval()(x) is x
 
 
+def count_dropouts(
+    rates: tuple[float, float, float, float], src: tuple[int, ...], tgt: tuple[int, ...]
+) -> Counter[tuple[float, tuple[int, ...]]]:
+    """Count the calls of dropout in figure 1 of the paper, in all layers, by rate and shape."""
+    embedding, residual, attended, activation = rates
+    counts: Counter[tuple[float, tuple[int, ...]]] = Counter()
+    for tokens, num_residuals in ((src, 2), (tgt, 3)):
+        counts[embedding, (*tokens, D)] += 1
+        counts[residual, (*tokens, D)] += num_residuals * LAYERS
+        counts[activation, (*tokens, D_FF)] += LAYERS
+    for shape in ((S, S), (T, T), (T, S)):
+        counts[attended, shape] += LAYERS
+    for key in list(counts):
+        if key[0] == 0:
+            del counts[key]
+    return counts
+
+
 def test_each_dropout_probability_applies_to_its_layers_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -448,7 +466,7 @@ def test_each_dropout_probability_applies_to_its_layers_only(
     attention = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", count_attention)
     hook = nn.modules.module.register_module_forward_hook(count)
-    cases: list[tuple[dict[str, float], Any]] = [
+    cases: list[tuple[dict[str, float], tuple[float, float, float, float]]] = [
         (EVERYWHERE, (0.11, 0.22, 0.33, 0.44)),
         ({"dropout": 0.1}, (0.1, 0.1, 0, 0)),  # the paper's, section 5.4
         ({"dropout": 0.1, "embedding_dropout": 0.0}, (0, 0.1, 0, 0)),
@@ -456,26 +474,15 @@ def test_each_dropout_probability_applies_to_its_layers_only(
         ({"attention_dropout": 0.1}, (0, 0, 0.1, 0)),
         ({"activation_dropout": 0.1}, (0, 0, 0, 0.1)),
     ]
-    for (probabilities, (embedding, residual, attended, activation)), norm in itertools.product(
-        cases, Norm
-    ):
+    for (probabilities, rates), norm in itertools.product(cases, Norm):
         model = tiny_model(norm=norm, **probabilities)
         for variant, src, tgt in (
             (model, (sum(LENGTHS),), (B * T,)),
             (plain(model), (B, S), (B, T)),
         ):
-            expected: Counter[Any] = Counter()  # figure 1, in all layers
-            for tokens, num_residuals in ((src, 2), (tgt, 3)):
-                expected[embedding, (*tokens, D)] += 1
-                expected[residual, (*tokens, D)] += num_residuals * LAYERS
-                expected[activation, (*tokens, D_FF)] += LAYERS
-            for shape in ((S, S), (T, T), (T, S)):
-                expected[attended, shape] += LAYERS
             calls.clear()
             forward(variant.train())
-            for key in [key for key in expected if key[0] == 0]:
-                del expected[key]
-            assert calls == expected, (probabilities, norm, type(variant))
+            assert calls == count_dropouts(rates, src, tgt), (probabilities, norm, type(variant))
             calls.clear()
             forward(variant.eval())
             assert not calls

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import loaded, running, tiny_folder
+from serving import Server, loaded, running, tiny_folder
 from test_first_hour import HINT, follow
 from test_import_huggingface import M2M100, write_m2m100
 from test_wrong_turns import ADVICE, COMPLETIONS, PLACEHOLDERS, type_words
@@ -142,20 +142,10 @@ def read_proposals(answer: str) -> list[str]:
     return match[1].split(" or ")
 
 
-@pytest.mark.slow
-def test_each_proposed_name_works_in_place_of_the_misspelled_one(
-    workspace: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    tokenizer: Tokenizer,
-    proposing: set[FunctionName],
-) -> None:
-    import datasets  # takes a second
-
-    write_m2m100(workspace / "m2m", 0, M2M100["m2m"])
-    records = [{"translation": {"en": f"red {i}", "de": f"rot {i}"}} for i in range(40)]
-    splits = {"train": datasets.Dataset.from_list(records)}
-    datasets.DatasetDict(splits).save_to_disk("saved")
+def type_corrected_words(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> list[tuple[str, str, str]]:
+    """Type commands with the proposed names, and return the names that fail and why."""
     failures = []
     for command_words, misspelled in MISSPELLED:
         words = []
@@ -179,7 +169,11 @@ def test_each_proposed_name_works_in_place_of_the_misspelled_one(
             Path("own.yaml").write_text(f"{corrected_text}\n", encoding="utf-8")
             if type_words(monkeypatch, words) != 0:
                 failures.append((misspelled, name, capfd.readouterr().err))
-    translator = Translator.load("run")
+    return failures
+
+
+def translate_with_proposed_names(translator: Translator) -> None:
+    """Misspell an argument and a piece, and translate with each proposed name."""
     with pytest.raises(ConfigError) as error:
         translator.translate(["red"], max_token=30)  # type: ignore[call-arg]
     for name in read_proposals(str(error.value)):
@@ -189,23 +183,46 @@ def test_each_proposed_name_works_in_place_of_the_misspelled_one(
         translator.translate(["red"], suppress=[f"{longest_piece}x"])
     for name in read_proposals(str(error.value)):
         translator.translate(["red"], suppress=[name])
+
+
+def request_with_proposed_names(server: Server) -> None:
+    """Misspell a field, a glossary and a column, and request with each proposed name."""
+    languages = {"source": "xx", "target": "yy"}
+    answer = server.post("/v1/translate", text="a", n_bset=2, **languages)
+    for name in read_proposals(answer.json["error"]):
+        assert server.post("/v1/translate", text="a", **languages, **{name: 2}).status == 200
+    answer = server.post("/v1/translate", text="a", glossary="our", **languages)
+    for name in read_proposals(answer.json["error"]):
+        answer = server.post("/v1/translate", text="a", glossary=name, **languages)
+        assert answer.status == 200
+    table = b"id;text\n1;red\n"
+    answer = server.upload("t.csv", table, columns="txt", **languages)
+    for name in read_proposals(answer.json["error"]):
+        assert server.upload("t.csv", table, columns=name, **languages).status == 200
+
+
+@pytest.mark.slow
+def test_each_proposed_name_works_in_place_of_the_misspelled_one(
+    workspace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tokenizer: Tokenizer,
+    proposing: set[FunctionName],
+) -> None:
+    import datasets  # takes a second
+
+    write_m2m100(workspace / "m2m", 0, M2M100["m2m"])
+    records = [{"translation": {"en": f"red {i}", "de": f"rot {i}"}} for i in range(40)]
+    splits = {"train": datasets.Dataset.from_list(records)}
+    datasets.DatasetDict(splits).save_to_disk("saved")
+    failures = type_corrected_words(monkeypatch, capfd)
+    assert not failures, "\n".join(map(str, failures))
+    translate_with_proposed_names(Translator.load("run"))
     Path("glossaries").mkdir()
     Path("glossaries/ours.tsv").write_text("red\trot\n", encoding="utf-8")
     models = loaded(tiny_folder(workspace / "model", tokenizer))
     with running(models, glossaries=str(workspace / "glossaries")) as server:
-        languages = {"source": "xx", "target": "yy"}
-        answer = server.post("/v1/translate", text="a", n_bset=2, **languages)
-        for name in read_proposals(answer.json["error"]):
-            assert server.post("/v1/translate", text="a", **languages, **{name: 2}).status == 200
-        answer = server.post("/v1/translate", text="a", glossary="our", **languages)
-        for name in read_proposals(answer.json["error"]):
-            answer = server.post("/v1/translate", text="a", glossary=name, **languages)
-            assert answer.status == 200
-        table = b"id;text\n1;red\n"
-        answer = server.upload("t.csv", table, columns="txt", **languages)
-        for name in read_proposals(answer.json["error"]):
-            assert server.upload("t.csv", table, columns=name, **languages).status == 200
-    assert not failures, "\n".join(map(str, failures))
+        request_with_proposed_names(server)
     proposing.add(("nmt.documents.tables", "_find_column"))  # the upload ran it in another process
     assert proposing == find_functions("suggest_names(")
 

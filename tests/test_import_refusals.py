@@ -199,7 +199,7 @@ def test_a_language_that_the_model_lacks_is_refused_with_similar_ones(
 
 
 @pytest.mark.slow
-def test_files_of_other_toolkits_that_do_not_fit_are_refused(
+def test_files_of_marian_that_do_not_fit_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {
@@ -243,6 +243,12 @@ def test_files_of_other_toolkits_that_do_not_fit_are_refused(
         archive.writestr("../../escaped.npy", b"x")
     refuse(folder, "is not an .npz of numbers|lacks special", capsys)
     assert not list(tmp_path.parent.glob("escaped*"))
+
+
+@pytest.mark.slow
+def test_files_of_opennmt_and_fairseq_that_do_not_fit_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     onmt = write_opennmt(tmp_path / "onmt", 0, version=3, is_shared=True)
     fairseq = write_fairseq(tmp_path / "fairseq", 0, is_pre_norm=True, is_tied=True)
     for folder, key, message, changes in (

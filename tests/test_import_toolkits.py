@@ -247,18 +247,14 @@ def test_pieces_of_marian_are_read_as_yaml_writes_them(tmp_path: Path) -> None:
 # --- OpenNMT-py
 
 
-def write_opennmt(folder: Path, seed: int, *, version: int, is_shared: bool) -> Path:
-    """Write a random model of OpenNMT-py; version 3 has no biases in attention."""
-    folder.mkdir()
-    pieces = train_spm(folder / "source.spm", seed, 40)
-    pieces += train_spm(folder / "target.spm", seed + 1, 50, model_type="bpe")
-    pieces = list(dict.fromkeys(pieces))
-    rng = random.Random(seed)
-    vocab = {}
-    for side in ("src", "tgt"):
-        names = pieces if is_shared else rng.sample(pieces, 30)
-        vocab[side] = list(dict.fromkeys(["<unk>", "<blank>", "<s>", "</s>", *names]))
-    d, f = 16, 24
+OPENNMT_SIZES = (16, 24)  # of the model and of the feed-forward layers
+
+
+def draw_opennmt(
+    seed: int, vocab_sizes: dict[str, int], *, has_attention_biases: bool, is_shared: bool
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Draw the weights of a model of OpenNMT-py, and those of its output."""
+    d, f = OPENNMT_SIZES
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, torch.Tensor] = {}
 
@@ -288,7 +284,7 @@ def write_opennmt(folder: Path, seed: int, *, version: int, is_shared: bool) -> 
             name = f"{stack}.{layers}.{i}"
             for attention, norm in attentions.items():
                 for linear in ("linear_query", "linear_keys", "linear_values", "final_linear"):
-                    draw_linear(f"{name}.{attention}.{linear}", d, d, has_bias=version == 2)
+                    draw_linear(f"{name}.{attention}.{linear}", d, d, has_bias=has_attention_biases)
                 draw_norm(f"{name}.{norm}")
             draw_linear(f"{name}.feed_forward.w_1", f, d)
             draw_linear(f"{name}.feed_forward.w_2", d, f)
@@ -296,28 +292,46 @@ def write_opennmt(folder: Path, seed: int, *, version: int, is_shared: bool) -> 
         draw_norm(f"{stack}.layer_norm")
         side = "src" if stack == "encoder" else "tgt"
         embeddings = f"{stack}.embeddings.make_embedding"
-        weights[f"{embeddings}.emb_luts.0.weight"] = draw(len(vocab[side]), d)
+        weights[f"{embeddings}.emb_luts.0.weight"] = draw(vocab_sizes[side], d)
         table = sinusoidal_positions(5000, d, Positions.sinusoidal)
         weights[f"{embeddings}.pe.pe"] = table[:, None]
-    output = {"weight": draw(len(vocab["tgt"]), d), "bias": draw(len(vocab["tgt"]))}
+    output = {"weight": draw(vocab_sizes["tgt"], d), "bias": draw(vocab_sizes["tgt"])}
     output["bias"][1:3] = -100.0  # padding and BOS, which we never generate
     if is_shared:
         name = "{}.embeddings.make_embedding.emb_luts.0.weight"
         output["weight"] = weights[name.format("decoder")]
         weights[name.format("encoder")] = output["weight"]
+    return weights, output
+
+
+def write_opennmt(folder: Path, seed: int, *, version: int, is_shared: bool) -> Path:
+    """Write a random model of OpenNMT-py; version 3 has no biases in attention."""
+    folder.mkdir()
+    pieces = train_spm(folder / "source.spm", seed, 40)
+    pieces += train_spm(folder / "target.spm", seed + 1, 50, model_type="bpe")
+    pieces = list(dict.fromkeys(pieces))
+    rng = random.Random(seed)
+    vocab = {}
+    for side in ("src", "tgt"):
+        names = pieces if is_shared else rng.sample(pieces, 30)
+        vocab[side] = list(dict.fromkeys(["<unk>", "<blank>", "<s>", "</s>", *names]))
+    vocab_sizes = {side: len(names) for side, names in vocab.items()}
+    weights, output = draw_opennmt(
+        seed, vocab_sizes, has_attention_biases=version == 2, is_shared=is_shared
+    )
     options = argparse.Namespace(
         encoder_type="transformer",
         decoder_type="transformer",
         enc_layers=2,
         dec_layers=1,
         heads=4,
-        transformer_ff=f,
+        transformer_ff=OPENNMT_SIZES[1],
         position_encoding=True,
         max_relative_positions=0,
         dropout=[0.3, 0.2],
         attention_dropout=[0.15],
     )
-    setattr(options, "hidden_size" if version == 3 else "rnn_size", d)
+    setattr(options, "hidden_size" if version == 3 else "rnn_size", OPENNMT_SIZES[0])
     content = {"model": weights, "generator": output, "vocab": vocab, "opt": options}
     torch.save({**content, "optim": None}, folder / "model_step_10.pt")
     return folder

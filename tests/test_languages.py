@@ -128,7 +128,7 @@ def test_languages_and_tags_choose_the_direction_in_the_command_and_in_python(ro
         sources = spell(src, rows(f"test.{name}", 20))
         assert translator.translate(sources, tgt_lang=tgt) == translations, name
         assert "<" not in "".join(translations), name
-        (best, *_), *_ = translator.n_best(sources[:1], tgt_lang=tgt)
+        best = translator.n_best(sources[:1], tgt_lang=tgt)[0][0]
         assert "<" not in best.text, name
     mixed = ["<2de> red tree", "<2en> rot Baum", ""]  # sources may bring their tags
     german, english, empty = translator.translate(mixed)
@@ -283,7 +283,7 @@ def test_scores_are_higher_in_the_direction_of_the_text(
     assert sums["de"] > sums["fr"] + 20, sums
     translator = Translator.load(root / "run", device="cpu", backend="native")
     for language in ("de", "fr"):  # what search reports, a tag of the target included
-        ((best, *_),) = translator.n_best(["red tree"], tgt_lang=language)
+        best = translator.n_best(["red tree"], tgt_lang=language)[0][0]
         (scored,) = translator.score(["red tree"], [best.text], tgt_lang=language)
         assert scored.log_prob == pytest.approx(best.log_prob, abs=1e-4), language
         assert scored.tokens == best.tokens, language

@@ -60,10 +60,10 @@ def test_json_form_and_query_give_the_same_as_the_translator(
 
 
 def test_what_mastodon_sends_and_reads(server: Running, expected: list[str]) -> None:
-    paragraphs = list(map("<p>{}</p>".format, LINES))
+    paragraphs = [f"<p>{line}</p>" for line in LINES]
     body = {"q": paragraphs, "source": "xx", "target": "yy"}
     answer = server.post("/translate", **body, format="html", api_key="")
-    assert answer.json == {"translatedText": list(map("<p>{}</p>".format, expected))}
+    assert answer.json == {"translatedText": [f"<p>{line}</p>" for line in expected]}
     assert answer.headers["access-control-allow-origin"] == "*"
     languages = {item["code"]: item["targets"] for item in server.get("/languages").json}
     assert languages == {"xx": ["xx", "yy"], "yy": ["yy"]}
@@ -221,7 +221,7 @@ def test_languages_come_from_the_models(tmp_path: Path, tokenizer: Tokenizer) ->
 
 def test_languages_have_the_codes_that_clients_know(tmp_path: Path, tokenizer: Tokenizer) -> None:
     tags = ["aka_Latn", "eng_Latn", "twi_Latn", "xx", "zho_Hans", "zho_Hant"]
-    symbols = list(map("<2{}>".format, tags))
+    symbols = [f"<2{tag}>" for tag in tags]
     tagged = train_tokenizer(sentences(200), tokenizer_config(), symbols)
     folders = [tiny_folder(tmp_path / "many", tagged), tiny_folder(tmp_path / "one", tokenizer)]
     change_config(folders[0], src_lang="mul", tgt_lang="mul")

@@ -80,7 +80,7 @@ def test_64_clients_get_the_translations_of_a_single_client(
             text = draw.sample(lines, draw.randint(1, 4))
             body = {"text": text, "search": searches[number], "split_sentences": False, **GOOD}
             answer = clients.submit(server.post, "/v1/translate", **body)
-            answers.append((answer, list(map(expected[number].__getitem__, text))))
+            answers.append((answer, [expected[number][line] for line in text]))
         for answer, expected_texts in answers:
             texts = [item["text"] for item in answer.result().json["translations"]]
             assert texts == expected_texts
@@ -256,7 +256,7 @@ def test_a_sentence_that_fails_fails_its_request_alone(
         engine.gate.clear()
         first = pool.submit(server.translate, "the")
         engine.entered.wait(10)
-        numbered = list(map("a tree {}".format, range(9)))
+        numbered = [f"a tree {number}" for number in range(9)]
         good = [pool.submit(server.translate, text) for text in numbered]
         bad = pool.submit(server.post, "/translate", q=["a tree", "a über house"], **GOOD)
         eventually(lambda: server.service.scheduler.queues.num_waiting == 11)

@@ -27,9 +27,9 @@ def translated(sentence: str, *, backwards: bool = False) -> LineResult:
     words = sentence.split()
     order = list(range(len(words)))[:: -1 if backwards else 1]
     target = [words[i].upper() for i in order]
-    tokens = list(map("▁{}".format, target))
+    tokens = [f"▁{word}" for word in target]
     translation = Translation(" ".join(target), 0, 0, tokens, True, [], order)
-    return LineResult([translation], source_tokens=[*map("▁{}".format, words), "</s>"])
+    return LineResult([translation], source_tokens=[*(f"▁{word}" for word in words), "</s>"])
 
 
 def line_result(text: str) -> LineResult:

@@ -171,9 +171,9 @@ def test_the_default_vocabulary_fits_the_text(caplog: pytest.LogCaptureFixture) 
     draw = random.Random(1)
     many_words = ["".join(draw.choices("abcdefgh", k=9)) for _ in range(4000)]
     assert train_tokenizers(config, [many_words, []].__getitem__).tgt.vocab_size == 8000
-    given = PreprocessConfig(tokenizer=TokenizerConfig(vocab_size=37_000))
+    too_large = PreprocessConfig(tokenizer=TokenizerConfig(vocab_size=37_000))
     with pytest.raises(ConfigError, match="vocab_size=37000 is too large"):
-        train_tokenizers(given, lines.__getitem__)
+        train_tokenizers(too_large, lines.__getitem__)
 
 
 def test_the_error_for_too_small_a_vocabulary_names_a_size_that_works() -> None:
@@ -185,7 +185,7 @@ def test_the_error_for_too_small_a_vocabulary_names_a_size_that_works() -> None:
     match = re.search(r"set tokenizer.vocab_size=(\d+) or more", str(caught.value))
     assert match
     assert train_tokenizer(alphabet, tokenizer_config(vocab_size=int(match[1])))
-    symbols = list(map("<{}>".format, range(200)))
+    symbols = [f"<{number}>" for number in range(200)]
     with pytest.raises(ConfigError, match=r"too small .* set tokenizer.vocab_size=(\d+) or more"):
         train_tokenizer(sentences(200), tokenizer_config(vocab_size=300), symbols)
     with pytest.raises(DataError, match="cannot be trained on this corpus: ") as no_text:
@@ -257,7 +257,7 @@ SYMBOLS = ["{url}", "<2de>", "a,b", 'q"u', "ﬁx", "'", "日本", "|||", "NUMBER
 
 
 def test_symbols_are_never_cut_nor_rewritten(tmp_path: Path) -> None:
-    text = [*corpus(), *map("abc{0} {0}def".format, SYMBOLS)]
+    text = [*corpus(), *(f"abc{symbol} {symbol}def" for symbol in SYMBOLS)]
     tokenizers = [adopt(tmp_path, foreign(byte_fallback=True), [*SYMBOLS, "{url}"])]
     for kind in SUBWORD_TYPES:
         config = tokenizer_config(type=kind, vocab_size=320, normalization="nfkc_cf")
