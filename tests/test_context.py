@@ -36,32 +36,34 @@ SYMBOLS = [SOURCE, TARGET, DONE]
 
 def write_documents(folder: Path, num_lines: int) -> list[list[str]]:
     """Write documents of some lines with empty ones between them; return both sides."""
-    draw, words = random.Random(3), ["the", "a", "small", "green", "house", "tree", "sees", "river"]
+    draw = random.Random(3)
+    words = ["the", "a", "small", "green", "house", "tree", "sees", "river"]
     sides = []
     for side in ("src", "tgt"):
         lines = [" ".join(draw.choices(words, k=draw.randint(1, 9))) for _ in range(num_lines)]
         lines[7] = lines[8] = lines[num_lines // 2] = ""
-        lines[20] = "" if side == "tgt" else lines[20]
+        if side == "tgt":
+            lines[20] = ""
         lines[30] = " ".join(["house"] * 60)  # too long
         write_lines(folder / side, lines)
         sides.append(lines)
     return sides
 
 
-def expected_texts(sides: list[list[str]], context: int, size: int, fits: int) -> list[list[str]]:
+def expected_texts(sides: list[list[str]], context: int, size: int) -> list[list[str]]:
     """Return the texts of both sides with their contexts, line by line of chunks of `size`."""
     documents: list[list[str]] = [[], []]
     is_kept = [all(side[i] for side in sides) and i != 30 for i in range(len(sides[0]))]
     for i in range(len(is_kept)):
+        if not is_kept[i]:
+            continue
+        chunk_start = i // size * size
+        earliest = max(i - (i + 1) % (context + 1), chunk_start)
         start = i
-        while (
-            start > max(i - (i + 1) % (context + 1), i // size * size)
-            and is_kept[start - 1]
-            and all(len(" <sep> ".join(s[start - 1 : i + 1]).split()) <= fits for s in sides)
-        ):
+        while start > earliest and is_kept[start - 1]:
             start -= 1
         for texts, side in zip(documents, sides, strict=True):
-            texts += [" <sep> ".join(side[start : i + 1])] if is_kept[i] else []
+            texts.append(" <sep> ".join(side[start : i + 1]))
     return documents
 
 
@@ -76,20 +78,23 @@ def test_pairs_get_the_lines_before_them_up_to_a_gap_a_chunk_and_the_longest(
     for context, longest in ((3, 50), (3, 24)):
         data_dir = tmp_path / f"{context}-{longest}"
         limits = [f"data.context={context}", f"max_length={longest}", "num_threads=1"]
-        assert (
-            command("preprocess", *input_arguments, *options, *limits, f"data_dir={data_dir}") == 0
-        )
-        data, tokenizer = ParallelData(data_dir, "train"), load_tokenizers(data_dir).src
+        limits.append(f"data_dir={data_dir}")
+        assert command("preprocess", input_arguments, options, limits) == 0
+        data = ParallelData(data_dir, "train")
+        tokenizer = load_tokenizers(data_dir).src
         texts = [data.texts(row) for row in range(len(data))]
         for row, (src, tgt) in enumerate(texts):
-            assert [ids.tolist() for ids in data[row]] == [*map(tokenizer.encode, (src, tgt))]
+            src_ids, tgt_ids = data[row]
+            assert src_ids.tolist() == tokenizer.encode(src)
+            assert tgt_ids.tolist() == tokenizer.encode(tgt)
         assert all(src.startswith("<doc> ") and src.count("<doc>") == 1 for src, _ in texts)
         counts = {src.count("<sep>") for src, _ in texts}
         assert counts == set(range(context + 1))
         assert data.lengths[: len(data)].max() <= longest
-        bare = [[src.removeprefix("<doc> ") for src, _ in texts], [tgt for _, tgt in texts]]
-        if longest == 50:
-            assert bare == expected_texts(sides, context, 40, 1000)
+        if longest == 50:  # all contexts fit
+            src_texts = [src.removeprefix("<doc> ") for src, _ in texts]
+            tgt_texts = [tgt for _, tgt in texts]
+            assert [src_texts, tgt_texts] == expected_texts(sides, context, 40)
         valid = ParallelData(data_dir, "valid")
         assert any("<sep>" in tokenizer.decode(valid[row][0].tolist()) for row in range(len(valid)))
 
@@ -193,26 +198,29 @@ def test_a_translation_is_the_part_after_the_separator_or_is_made_without_contex
     folder: Path, tmp_path: Path
 ) -> None:
     translator = Translator.load(folder / "model", device="cpu", backend="native")
-    pairs = [(previous, line) for previous, line in zip(["", *LINES], LINES, strict=False)]
-    joined = []
-    for previous, line in pairs:
-        joined.append(f"{previous} <sep> {line}" if previous and line else line)
+    has_context = [False]
+    joined = [LINES[0]]
+    for previous, line in itertools.pairwise(LINES):
+        has_context.append(bool(previous and line))
+        joined.append(f"{previous} <sep> {line}" if has_context[-1] else line)
     for options in ([], ["max_source_length=30"]):
         limit = {"max_source_length": 30} if options else {}
-        is_long = [len(translator.tokenizer.encode(line)) >= 30 for line in joined]
         alone = translator.translate(LINES, **DRAWS, **limit)
         joined_results = translator.n_best(joined, beam_size=1, **DRAWS, **limit)
-        expected, ways = [], []
-        rows = zip(pairs, is_long, alone, joined_results, strict=True)
-        for (previous, line), long, single_result, (best,) in rows:
+        expected = []
+        num_cut_out = 0
+        for i, (text, (best,)) in enumerate(zip(alone, joined_results, strict=True)):
             segments = best.text.split("<sep>")
-            takes = previous and line and not (long and options)
-            takes = takes and best.finished and len(segments) == 2 and segments[1].strip()
-            ways.append(bool(takes))
-            expected.append(segments[1].strip() if takes else without_separators(single_result))
+            fits = not options or len(translator.tokenizer.encode(joined[i])) < 30
+            is_whole = best.finished and len(segments) == 2 and segments[1].strip() != ""
+            if has_context[i] and fits and is_whole:
+                num_cut_out += 1
+                expected.append(segments[1].strip())
+            else:
+                expected.append(without_separators(text))
         assert run(folder, tmp_path / "out", *options) == 0
         assert (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1] == expected
-        assert 2 <= sum(ways) < len(LINES) - 10
+        assert 2 <= num_cut_out < len(LINES) - 10
 
 
 def test_context_needs_the_direction_of_a_model_with_several() -> None:
@@ -238,10 +246,11 @@ def test_each_line_has_its_own_case_and_symbols_are_copied(folder: Path) -> None
     together = translator.n_best([ordinary[0], *joined], beam_size=1, recase=False, **DRAWS)
     alone = translator.translate(ordinary, recase=False, **DRAWS)
     expected = []
-    for single, case, [best] in zip(alone, cases, together, strict=True):
+    for single, change_case, [best] in zip(alone, cases, together, strict=True):
         segments = best.text.split("<sep>")
         is_divided = len(segments) == 2 and segments[1].strip() and best.finished
-        expected.append(case(segments[1].strip() if is_divided else without_separators(single)))
+        text = segments[1].strip() if is_divided else without_separators(single)
+        expected.append(change_case(text))
     expected[5] = "..."
     assert translator.translate(lines, context=1, **DRAWS) == expected
 
@@ -281,8 +290,10 @@ def test_a_job_that_goes_on_knows_the_lines_before(folder: Path, tmp_path: Path)
         assert run(folder, tmp_path / "out", f"context={number}") == 0
         lines = (tmp_path / "out").read_text(encoding="utf-8").split("\n")
         outputs.append([*map(without_separators, lines)])
-    line_index = next(i for i, lines in enumerate(zip(*outputs, strict=True)) if len({*lines}) == 2)
-    text, job = tmp_path / "in", [f"input={tmp_path / 'in'}", "window_lines=1", "too_long=error"]
+    is_equal = [alone == joined for alone, joined in zip(outputs[0], outputs[1], strict=True)]
+    line_index = is_equal.index(False)
+    text = tmp_path / "in"
+    job = [f"input={text}", "window_lines=1", "too_long=error"]
     write_lines(text, LINES[line_index - 2 : line_index + 1])
     assert run(folder, tmp_path / "whole", *job) == 0
     write_lines(text, [*LINES[line_index - 2 : line_index], "the " * 300])

@@ -164,9 +164,8 @@ def test_unknown_scripts_and_languages_are_refused(
     ]:
         with pytest.raises(ConfigError, match=message):
             check_filters(config)
-    for change in ({"max_ratio": 0.5}, {"max_unknown": 1.1}, {"max_foreign": -0.1}):
-        with pytest.raises(ConfigError, match=rf"filter\.{next(iter(change))}="):
-            FilterConfig(**change)
+    with pytest.raises(ConfigError, match=r"filter\.max_ratio=0\.5: must be 0 or at least 1"):
+        FilterConfig(max_ratio=0.5)
     filters._detector.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"install it with: pip install nmt\[langid\]"):

@@ -132,7 +132,6 @@ def test_sets_that_cannot_be_taken_are_refused(
     valid = f"data.valid.tsv={tmp_path}/a.tsv"
     for arguments, message in (
         ([train, "data.valid.num_pairs=100"], "num_pairs=100: the training text has only "),
-        ([train, "data.valid.num_pairs=0"], "num_pairs=0.0: must be above 0"),
         ([train, "data.valid.num_pairs=1.5"], "num_pairs=1.5: must be a whole number, or a share"),
         ([train, "data.valid.num_pairs=9", valid], "tsv and num_pairs"),
         ([train, "data.valid.num_pairs=9", "data.test.num_pairs=0.1"], "both be numbers, or both"),

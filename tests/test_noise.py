@@ -11,13 +11,12 @@ import pytest
 from tiny import sentences, tokenizer_config
 from toy import assert_resumes_exactly, make_run, read_pairs, read_records, train
 
-from nmt.config import NoiseConfig, TrainConfig
+from nmt.config import NoiseConfig
 from nmt.data.batching import UpdatePlan
 from nmt.data.languages import LanguagePair
 from nmt.data.noise import TokenNoise
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
-from nmt.errors import ConfigError
 
 SRC = list(range(100, 130))
 TGT = list(range(200, 220))
@@ -191,9 +190,3 @@ def test_runs_with_noise_resume_exactly_and_validate_without_it(
     loss = noisy.validation.compute_loss(noisy.learner.model)
     assert loss == clean.validation.compute_loss(clean.learner.model)
     assert read_records(run_dir, "valid_loss")
-
-
-def test_noise_out_of_range_is_refused() -> None:
-    for key, value in (("drop", 1.0), ("mask", -0.1), ("swap", -1), ("word_dropout", 1.5)):
-        with pytest.raises(ConfigError, match=rf"^noise\.{key}="):
-            TrainConfig(noise=NoiseConfig(**{key: value}))

@@ -151,7 +151,6 @@ def test_invalid_arguments_are_refused_in_one_line(
         (["src=null"], "give src=FILE and tgt=FILE"),
         (["src=-", "tgt=-"], "src is stdin already"),
         (["alignment=true"], "alignment=true: needs format=json"),
-        (["window_lines=0"], "window_lines=0: must be at least 1"),
         (["output=/nowhere/scores"], "/nowhere does not exist"),
         ([f"output={folder / 'tgt'}"], "is the input; give the path of another file"),
     ):
@@ -236,15 +235,3 @@ def test_pieces_of_a_word_link_it_once_and_eos_links_nothing() -> None:
     tgt = ["▁das", "▁H", "a", "us", "."]
     assert link_words(src, tgt, [0, 1, 2, 2, 3]) == [(0, 0), (1, 1)]
     assert link_words([], tgt, [0, 0, 0, 0, 0]) == []
-
-
-def test_json_has_one_alignment_for_each_token(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    model = random_model(tmp_path / "model", tokenizer)
-    paths = {side: tmp_path / side for side in ("src", "tgt", "output")}
-    paths["src"].write_text("the house\n")
-    paths["tgt"].write_text("the small house\n")
-    arguments = [f"{name}={path}" for name, path in paths.items()]
-    options = [f"model_dir={model}", "format=json", "alignment=true", "device=cpu"]
-    assert command("score", options, arguments) == 0
-    record = json.loads(paths["output"].read_text())
-    assert len(record["alignment"]) == len(record["tokens"]) > 0

@@ -288,7 +288,6 @@ def test_a_wrong_setting_is_one_line(
     write_lines(tmp_path / "in.de", ["the"])
     for arguments, named in (
         (["too_long=cut"], "too_long"),
-        (["max_source_length=7"], "max_source_length=7: must be at least 8"),
         (["prefixes=-"], "prefixes=-"),
         ([f"output={path}"], "is the input"),
         ([f"output={path}.de", f"prefixes={path}.de"], "is the input"),

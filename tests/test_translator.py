@@ -336,8 +336,6 @@ def test_a_wrong_option_is_refused_by_name_wherever_it_is_given(translator: Tran
         ({"max_token": 3}, ConfigError, "max_token: .*; did you mean max_tokens"),
         ({"too_long": "spli"}, ConfigError, "too_long=spli: no such choice; did you mean split"),
         ({"normalization": "mean"}, ConfigError, "normalization=mean: no such .*; valid: average"),
-        ({"window_lines": 0}, ConfigError, "window_lines=0: must be at least 1"),
-        ({"max_tokens": 0}, ConfigError, "max_tokens=0: must be at least 1"),
         ({"max_source_length": 7}, ConfigError, "max_source_length=7: must be at least 8"),
         ({"prefixes": "x"}, ConfigError, "prefixes is one text; give a list"),
         ({"beam_size": "4"}, TypeError, "beam_size='4': must be of type int"),
@@ -353,7 +351,7 @@ def test_a_wrong_option_is_refused_by_name_wherever_it_is_given(translator: Tran
         for call in CALLS:
             with pytest.raises(error, match=message):
                 call(translator, ["a"], **options)
-        if not {"too_long", "window_lines", "max_source_length", "prefixes"} & set(options):
+        if not {"too_long", "max_source_length", "prefixes"} & set(options):
             with pytest.raises(error, match=message):
                 translator.score(["a"], ["a"], **options)
 
