@@ -13,7 +13,7 @@ from tiny import BOS, assert_near, hidden_states, plain, random_source, random_t
 from torch import Tensor
 
 from nmt import Translator
-from nmt.config import Decoder, ExportFormat, Positions
+from nmt.config import AttentionKind, Decoder, ExportFormat, Positions, Theme
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.export.export_model import find_unsupported
@@ -186,9 +186,13 @@ def test_formats_without_an_ssru_refuse_it_by_name() -> None:
 def test_the_attention_of_a_decoder_without_it_is_refused(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    figure = __import__("nmt.visualize.attention_figure", fromlist=["attention_figure"])
+    from nmt.visualize import attention_figure  # matplotlib takes a second
+    from nmt.visualize.style import Style
+
     folder = random_model(tmp_path / "model", tokenizer, **SSRU)
     translator = Translator.load(folder, device="cpu", backend="native")
     [pair] = translator.attention(["a tree"], ["the tree"])
     with pytest.raises(ConfigError, match="kind=decoder: the decoder of this model has no self"):
-        figure.attention_figure(pair, None, kind=figure.AttentionKind.decoder, layers=[], heads=[])
+        attention_figure.attention_figure(
+            pair, Style(Theme.light), kind=AttentionKind.decoder, layers=[], heads=[]
+        )
