@@ -222,10 +222,9 @@ def main() -> None:
     score_parser = commands.add_parser("score", help="compute the F1 of translations")
     score_parser.add_argument("--gold", type=Path, required=True, help=".trees file of prepare")
     score_parser.add_argument("--output", type=Path, required=True, help="output of nmt-translate")
-    score_parser.add_argument("--trees", type=Path, help="file for the repaired trees")
     options = parser.parse_args()
     if options.command == "score":
-        score(options.gold, options.output, options.trees)
+        score(options.gold, options.output)
         return
     for split, sections in WSJ_SECTIONS.items():
         paths = getattr(options, split)
@@ -251,8 +250,8 @@ def prepare(paths: list[Path], split: str, folder: Path) -> None:
     print(f"{split}: {len(trees):,} trees of {len(paths):,} files")
 
 
-def score(gold_path: Path, output_path: Path, trees_path: Path | None) -> None:
-    """Print the metrics of translations, and write their repaired trees to `trees_path`."""
+def score(gold_path: Path, output_path: Path) -> None:
+    """Print the metrics of translations, whose trees are repaired where they are not whole."""
     lines = output_path.read_text(encoding="utf-8").split("\n")[:-1]
     gold_trees = list(read_trees(gold_path.read_text(encoding="utf-8")))
     if len(lines) != len(gold_trees):
@@ -260,19 +259,15 @@ def score(gold_path: Path, output_path: Path, trees_path: Path | None) -> None:
             f"{output_path} has {len(lines)} lines, {gold_path} {len(gold_trees)} trees"
         )
     total = Score()
-    output_trees = []
     num_repaired = 0
     for gold_tree, line in zip(gold_trees, lines, strict=True):
         output_tree = parse_output(line, list(gold_tree.leaves()))
-        output_trees.append(output_tree)
         total.add(gold_tree, output_tree)
         if linearize(output_tree) != line:
             num_repaired += 1
     for name, percentage in total.percentages().items():
         print(f"{name}\t{percentage:.2f}")
     print(f"repaired\t{num_repaired} of {len(lines)}")
-    if trees_path:
-        write_lines(trees_path, output_trees)
 
 
 def write_lines(path: Path, lines: list[str] | list[Tree]) -> None:
