@@ -142,7 +142,7 @@ def test_without_length_normalization_the_best_hypothesis_is_the_native_one(
                 assert hypothesis.tokens == expected.tokens, (changes, i)
                 assert hypothesis.alignment == expected.alignment, (changes, i)
                 # PAD and BOS are excluded before the softmax there
-                assert hypothesis.log_prob == pytest.approx(expected.log_prob, rel=0.02)
+                assert hypothesis.log_prob == pytest.approx(expected.log_prob, rel=0.05)
 
 
 def test_without_scores_the_hypotheses_are_the_same(engines: Engines) -> None:

@@ -139,7 +139,7 @@ def test_settings_that_marian_lacks_are_refused_by_name(
     change_config(folder, directions=[{"src_lang": "xx", "tgt_lang": "yy", **tags}])
     with pytest.raises(ModelError, match="does not support language tokens"):
         exported(folder, MARIAN)
-    pieces = tokenizer.all_pieces()
+    pieces = list(tokenizer.all_pieces())  # a copy: all tests share the tokenizer
     pieces[tokenizer.eos_id] = "<end>"
     marian_tokenizer = MappedTokenizer(
         tokenizer.model, Vocabulary(pieces, *tokenizer.control_ids), ()
