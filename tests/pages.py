@@ -22,7 +22,7 @@ _FILE_PLACEHOLDER = "SUBSTITUTED{}"
 
 
 def import_script(name: str) -> ModuleType:
-    """Import a module of scripts/ anew, which may import others of the folder."""
+    """Import a module of scripts/ once more; it may import other modules of the folder."""
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
         sys.modules.pop(name, None)

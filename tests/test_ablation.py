@@ -166,7 +166,7 @@ def test_every_variant_is_a_setting_of_training(compare: Any) -> None:
 
 
 def test_rows_of_table_3_are_those_of_the_guide_scaled(compare: Any) -> None:
-    """Each row changes the settings of the guide's row, by the same factor, beside its figures."""
+    """A row changes the settings of the guide's row by a constant factor, and has its figures."""
     page = SCRIPTS.parent / "docs" / "how-to" / "reproduce-table-3.md"
     guide = [line.split("|")[1:-1] for line in page.read_text().splitlines() if "`model." in line]
     guide_rows = [row for row in guide if len(row) == 6]

@@ -111,7 +111,7 @@ def test_a_run_records_its_number_and_goes_on_with_it(
     max_tokens = OmegaConf.load(run_dir / "config.yaml").max_tokens
     assert 0.85 * device_tokens[-1] <= max_tokens <= device_tokens[-1]
 
-    # the same command on a device with more memory, and the run's folder alone
+    # the same command on a device with more memory, and a command with only the run's folder
     device_tokens.append(400)
     with monkeypatch.context() as context:
         context.setattr(train_command, "find_max_tokens", pytest.fail)

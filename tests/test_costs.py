@@ -81,7 +81,7 @@ def test_only_real_tokens_count_and_those_of_a_long_corpus_do_not_overflow() -> 
 class GigaflopDevice:
     """The simulated clock of a device of 1 GFLOP/s, which the load of this machine does not affect.
 
-    The first multiplication takes longer, and so does every second one, as on a busy device.
+    The first multiplication and every second one take longer, as on a busy device.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, has_load: bool) -> None:

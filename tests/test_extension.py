@@ -280,7 +280,7 @@ def test_a_model_like_nllb_grows_by_a_language(
     text += [f"{corpus}.valid.src=v.en", f"{corpus}.valid.tgt=v.hr", "num_threads=1"]
     text += [f"{corpus}.src_lang=en", f"{corpus}.tgt_lang=hr"]
     text += [f"{corpus}.src_tag=eng_Latn", f"{corpus}.tgt_tag=hrv_Latn"]
-    assert command("preprocess", text) == 2  # the vocabulary stays as it is
+    assert command("preprocess", text) == 2  # a vocabulary without new pieces lacks the tag
     assert command("preprocess", text, "tokenizer.extend=80") == 0
     new = load_tokenizers(tmp_path / "d")
     ids = list(chain.from_iterable(new.tgt.encode_batch(new_text(400))))

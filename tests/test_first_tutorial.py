@@ -34,7 +34,7 @@ class Step:
     """A block of commands, and the output that the page shows after it."""
 
     commands: list[str]
-    output_lines: list[str]  # lines, of which LEFT_OUT stands for any number of lines
+    output_lines: list[str]  # LEFT_OUT is in place of any number of lines
 
 
 def read_steps() -> list[Step]:

@@ -253,7 +253,7 @@ OPENNMT_SIZES = (16, 24)  # of the model and of the feed-forward layers
 def draw_opennmt(
     seed: int, vocab_sizes: dict[str, int], *, has_attention_biases: bool, is_shared: bool
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Draw the weights of a model of OpenNMT-py, and those of its output."""
+    """Draw the weights of the layers and of the output of a model of OpenNMT-py."""
     d, f = OPENNMT_SIZES
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, torch.Tensor] = {}

@@ -106,7 +106,7 @@ def test_no_term_is_cut_whose_text_is_not_normalized() -> None:
         texts = [tokenizer.decode(segment.ids) for segment in segments]
         assert len(texts) > 4
         for term in ("café table", "fire exit"):
-            assert sum(part.count(term) for part in texts) == 10
+            assert sum(text.count(term) for text in texts) == 10
 
 
 def test_a_term_that_is_too_long_is_cut(tokenizer: Tokenizer) -> None:

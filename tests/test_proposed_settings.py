@@ -225,9 +225,7 @@ def as_proposal(text: str) -> str:
 
 
 def find_messages() -> dict[str, str]:
-    """Return the patterns of the messages that propose settings, each with its text, in which x
-    stands for a value.
-    """
+    """Return the texts of the messages that propose settings, with x for a value, by pattern."""
     messages = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.relative_to(PACKAGE).as_posix() == USAGE:

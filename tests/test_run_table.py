@@ -104,7 +104,7 @@ def test_long_names_do_not_squeeze_the_charts_of_runs(tmp_path: Path) -> None:
         curves = set()
         for line in figure.axes[0].get_lines():
             curves.add((line.get_color(), line.get_linestyle(), line.get_marker()))
-        assert len(curves) == 2 * num_runs  # all can be told apart
+        assert len(curves) == 2 * num_runs  # all look different
 
 
 def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(tmp_path: Path) -> None:

@@ -347,7 +347,7 @@ def test_the_log_says_whether_accepted_requests_are_finished(
 ) -> None:
     caplog.set_level(logging.INFO, logger="nmt")
     server = Server(uvicorn.Config("app"))
-    for stop_signal in (signal.SIGTERM, signal.SIGINT):  # SIGTERM alone never forces the end
+    for stop_signal in (signal.SIGTERM, signal.SIGINT):  # a signal after SIGINT forces the end
         server.stop(stop_signal)
         assert (server.should_exit, server.force_exit) == (True, False)
     server.stop(signal.SIGTERM)

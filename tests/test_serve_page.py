@@ -121,7 +121,7 @@ def test_words_that_go_together_light_up(page: Page) -> None:
     page.run("document.getElementById('alignment-box').open = true")
     words = page.browser.find_elements("css selector", "#alignment .words:first-child .word")
     assert [word.text for word in words] == ["the", "green", "house.", "The", "tree"]
-    # Focused anew each time: a translation of the first words may have been shown until now, and
+    # Focused again each time: a translation of the first words may have been shown until now, and
     # a pointer that an earlier test left over the words takes the marks away
     word = "document.querySelectorAll('#alignment .words:first-child .word')[1]"
     focus = f"{word}.blur(), {word}.focus()"

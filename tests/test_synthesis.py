@@ -397,16 +397,16 @@ def test_impossible_jobs_are_one_line(
     with pytest.raises(NmtError, match="no pair is left"):
         distill(folder, tmp_path / "out", input=[str(tmp_path / "blank")])
     distill(folder, tmp_path / "out")  # other text may replace a corpus without pairs
-    own = tmp_path / "own"
-    made = tmp_path / "made"
-    for out in (own, made):
+    of_user = tmp_path / "of-user"
+    corpus_dir = tmp_path / "corpus"
+    for out in (of_user, corpus_dir):
         shutil.copytree(folder / "distill", out)
-    (own / "summary.json").unlink()
+    (of_user / "summary.json").unlink()
     with pytest.raises(DataError, match="src.txt was not written by this command; give output=FOL"):
-        distill(folder, own, input=[str(folder / "in-1")])
+        distill(folder, of_user, input=[str(folder / "in-1")])
     with pytest.raises(DataError, match="tgt.txt is the input; give output=FOLDER"):
-        distill(folder, made, input=[str(made / "tgt.txt")])
-    for out, name in itertools.product((own, made), ("src.txt", "tgt.txt")):
+        distill(folder, corpus_dir, input=[str(corpus_dir / "tgt.txt")])
+    for out, name in itertools.product((of_user, corpus_dir), ("src.txt", "tgt.txt")):
         assert (out / name).read_bytes() == (folder / "distill" / name).read_bytes()
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folder / "distill", tmp_path / "data/distilled")

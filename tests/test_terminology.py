@@ -126,7 +126,7 @@ def test_vocabularies_that_cannot_separate_the_symbols_are_refused() -> None:
 def test_training_pairs_get_hints_of_their_aligned_words(hint_tokenizer: Tokenizer) -> None:
     draw = random.Random(1)
     lines = []
-    for _ in range(300):  # words in the reverse order, so that positions alone do not align them
+    for _ in range(300):  # in the reverse order: equal positions would align other words
         words = draw.choices(list(WORDS), k=draw.randint(2, 4))
         lines.append((" ".join(words) + ".", " ".join(WORDS[w] for w in reversed(words)) + "."))
     pairs = [(hint_tokenizer.encode(src), hint_tokenizer.encode(tgt)) for src, tgt in lines]
