@@ -115,7 +115,8 @@ def set_line_numbers(text: str) -> str:
         linked = find_linked(section)
 
         def replace(match: re.Match[str], linked: list[Lines] = linked) -> str:
-            name, file = match[1], match[2]
+            name = match[1]
+            file = match[2]
             if _NAME.fullmatch(name):
                 lines = find_definitions(file)[name]
             else:

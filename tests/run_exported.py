@@ -103,7 +103,9 @@ def run_onnx(task):
     inputs = {"source_mask": mask, "source_keys": keys, "source_values": values}
     inputs |= {"past_keys": keys[:, :, :, :0], "past_values": values[:, :, :, :0]}
     inputs["tokens"] = np.full(len(rows), target.bos_id())
-    tokens, log_probs, margins = [], [], []
+    tokens = []
+    log_probs = []
+    margins = []
     for _ in range(task["limit"]):
         names = ["log_probs", "keys", "values"]
         step, inputs["past_keys"], inputs["past_values"] = decoder.run(names, inputs)

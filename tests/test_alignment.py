@@ -31,7 +31,8 @@ def plain_attention(
     num_heads: int | None = None,
 ) -> Tensor:
     """Return the attention to the source (T, S) in the plain model, the mean of the first heads."""
-    twin, length = plain(model), int(source[1][row])
+    twin = plain(model)
+    length = int(source[1][row])
     module: Any = twin.decoder_layers[layer]
     record: dict[Any, Any] = {module.cross_attention: None}
     tgt_in = torch.tensor([[BOS, *tokens[:-1]]])
@@ -49,7 +50,8 @@ def search_with(model: FastTransformer, source: Source, **changes: Any) -> list[
 def test_alignment_is_the_strongest_attention_of_each_step() -> None:
     source = random_source(LENGTHS)
     for norm, beam_size in itertools.product(Norm, (1, 4)):
-        model, positions = decided_model(norm), set[int]()
+        model = decided_model(norm)
+        positions = set[int]()
         for row, hypotheses in enumerate(search_with(model, source, beam_size=beam_size)):
             for h in hypotheses:
                 weights = plain_attention(model, source, row, h.tokens, layer=1)
@@ -62,7 +64,8 @@ def test_alignment_is_the_strongest_attention_of_each_step() -> None:
 
 @pytest.mark.slow
 def test_coverage_lowers_the_score_of_translations_that_attend_little_to_source_words() -> None:
-    model, source = decided_model(), random_source(LENGTHS)
+    model = decided_model()
+    source = random_source(LENGTHS)
     changed = 0
     plain = search_with(model, source)
     covered = search_with(model, source, coverage_penalty=0.5)
@@ -78,7 +81,8 @@ def test_coverage_lowers_the_score_of_translations_that_attend_little_to_source_
 
 
 def test_asking_for_alignment_changes_nothing_else() -> None:
-    model, source = decided_model(), random_source(LENGTHS)
+    model = decided_model()
+    source = random_source(LENGTHS)
     for settings in ({"beam_size": 1}, {"beam_size": 4}, {"beam_size": 2, "sampling": True}):
         plain = search_with(model, source, alignment=False, **settings)
         aligned = search_with(model, source, **settings)
@@ -93,7 +97,8 @@ def test_attention_is_computed_only_when_asked_for(monkeypatch: pytest.MonkeyPat
         return attend(*tensors, **settings)
 
     monkeypatch.setattr("nmt.model.fast.decode.attend", count_call)
-    model, source = decided_model(), random_source([4, 3])
+    model = decided_model()
+    source = random_source([4, 3])
     search_with(model, source, alignment=False)
     assert not calls
     first, second = search_with(model, source, beam_size=1)

@@ -238,7 +238,8 @@ def test_new_rows_are_means_of_old_ones(tmp_path: Path, caplog: pytest.LogCaptur
     no_text = {*old.tgt.control_ids, *old.tgt.unused_ids}
     text_ids = [i for i in range(old.tgt.vocab_size) if i not in no_text]
     for name in ("embedding.weight", "output_weight", "output_bias"):
-        rows, new_rows = weights[name], new_weights[name]
+        rows = weights[name]
+        new_rows = new_weights[name]
         assert torch.equal(new_rows[: len(rows)], rows), name
         assert torch.equal(new_rows[new_ids["hrv_Latn"]], rows[old_ids["deu_Latn"]]), name
         joined = [old_ids[piece] for piece in Tokenizer(old.tgt.model).split("thehouse")]

@@ -429,7 +429,8 @@ def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(
     info = load_info(model_dir)
     translator = Translator.load(model_dir, backend="native")
     assert (info.src_lang, info.tgt_lang) == ("eng_Latn", "fra_Latn")
-    src, tgt = translator.tokenizer.src, translator.tokenizer.tgt
+    src = translator.tokenizer.src
+    tgt = translator.tokenizer.tgt
     ids = tgt.encode(LINES[0])
     assert tgt.pieces(ids[:1]) == ["fra_Latn"]
     assert not {*list_text_ids(tgt)} & {*tgt.language_ids.values()}

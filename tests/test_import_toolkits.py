@@ -78,7 +78,8 @@ SSRU_SETTINGS = {"transformer-decoder-autoreg": "rnn", "dec-cell": "ssru"}
 
 def marian_arrays(rng: np.random.Generator, sizes: dict[str, Any]) -> Arrays:
     """Draw the arrays of a model, with Marian's names."""
-    d, f = sizes["d"], sizes["f"]
+    d = sizes["d"]
+    f = sizes["f"]
     suffix = "_pre" if sizes["pre"] else ""
     arrays: Arrays = {}
 

@@ -65,7 +65,8 @@ def test_one_sentence_gets_the_hypotheses_of_the_general_search_in_as_many_steps
             settings = config(beam_size, b=limit, stop=stop, **rule)
             request = SearchRequest(source_rows(toy_source(length)), settings, n_best=n_best)
             assert can_search_single(request, CPU)
-            single, general = ToyStepper(toy), ToyStepper(toy)
+            single = ToyStepper(toy)
+            general = ToyStepper(toy)
             case = (rule, toy, stop, beam_size, n_best, length)
             [hypotheses] = search(single, request, TOKENIZER)
             assert hypotheses == search_generally(general, request), case

@@ -109,7 +109,8 @@ def test_a_folder_of_two_vocabularies_has_the_tags_of_each_side(work_dir: Path) 
 
 def test_a_batch_is_framed_by_the_control_symbols_of_each_side(foreign: Path) -> None:
     tokenizer = load_model_tokenizers(foreign, load_info(foreign))
-    src, tgt = tokenizer.src, tokenizer.tgt
+    src = tokenizer.src
+    tgt = tokenizer.tgt
     assert (src.pad_id, src.unk_id, src.bos_id, src.eos_id) == (70, 0, 1, 2)
     assert (tgt.pad_id, tgt.unk_id, tgt.bos_id, tgt.eos_id) == (0, 2, 330, 1)
     batch = make_batch([([5, 6], [7]), ([8], [9, 10])], tokenizer)

@@ -22,7 +22,8 @@ class Page:
     """The page in a browser."""
 
     def __init__(self, browser: Any, server: Running) -> None:
-        self.browser, self.server = browser, server
+        self.browser = browser
+        self.server = server
 
     def open(self, path: str = "/") -> None:
         self.browser.get(f"http://127.0.0.1:{self.server.port}{path}")

@@ -106,7 +106,8 @@ def test_output_is_packed_as_its_name_says_with_the_same_bytes_each_time(
 ) -> None:
     source = write_lines(tmp_path / "in", LINES)
     for suffix in (".gz", ".bz2", ".xz", ".zst"):
-        out, packed = tmp_path / f"out{suffix}", []
+        out = tmp_path / f"out{suffix}"
+        packed = []
         for _ in range(2):
             assert translate(f"model_dir={model}", f"input={source}", f"output={out}") == 0
             packed.append(out.read_bytes())
@@ -122,7 +123,8 @@ def test_output_is_packed_as_its_name_says_with_the_same_bytes_each_time(
 
 @pytest.mark.slow
 def test_n_best_lists_as_text_say_what_json_says(model: Path, tmp_path: Path) -> None:
-    source, out = write_lines(tmp_path / "in", LINES), tmp_path / "out"
+    source = write_lines(tmp_path / "in", LINES)
+    out = tmp_path / "out"
     options = [f"model_dir={model}", f"input={source}", f"output={out}", "n_best=2", "beam_size=2"]
     assert translate(options) == 0
     rows = [line.split(" ||| ") for line in out.read_text("utf-8").split("\n")[:-1]]

@@ -88,7 +88,8 @@ def test_the_first_windows_of_a_stream_are_small_and_those_of_a_list_full() -> N
 def test_batches_are_as_large_as_the_engine_wants_them_unless_a_size_is_given(
     copier: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    search, sizes = copier.backend.search, []
+    search = copier.backend.search
+    sizes = []
 
     def recorded(request: SearchRequest) -> list[list[Hypothesis]]:
         sizes.append(len(request.sources))
@@ -146,7 +147,8 @@ def test_the_text_of_a_line_depends_on_no_window_batch_or_neighbor(translator: T
 def test_a_model_that_copies_gives_back_the_text_or_what_the_limit_left_of_it(
     copier: Translator,
 ) -> None:
-    lines, tokenizer = [line for line in LINES if line.strip()], copier.tokenizer
+    lines = [line for line in LINES if line.strip()]
+    tokenizer = copier.tokenizer
     for beam_size, a in ((1, 1.0), (3, 1.0), (1, 0.5)):
         settings = {"beam_size": beam_size, "max_length_a": a, "max_length_b": 1}
         for line, (best, *_) in zip(lines, copier.n_best(lines, **settings), strict=True):
@@ -167,7 +169,8 @@ def test_a_cut_line_is_joined_and_reports_all_its_parts(
     text = ("The small tree. A house sees the tree, the green house; über Haus! " * 9).strip()
     assert copier.translate([text, "a"], max_source_length=20) == [text, "a"]
     assert copier.translate([text], max_source_length=1000) == [text]
-    first, second = "The small tree.", "A house sees."
+    first = "The small tree."
+    second = "A house sees."
     lines = [f"{first} {second}", first, second]
     assert results_of(copier, lines, max_source_length=10)[0].text == lines[0]
     split_result, *single = results_of(translator, lines, max_source_length=10)
@@ -179,7 +182,8 @@ def test_a_cut_line_is_joined_and_reports_all_its_parts(
     assert best.token_log_probs == pytest.approx(first.token_log_probs + second.token_log_probs)
     assert best.log_prob == pytest.approx(first.log_prob + second.log_prob)
     assert best.score == pytest.approx(first.score + second.score)
-    alignment, border = best.alignment or [], len(single[0].source_tokens)
+    alignment = best.alignment or []
+    border = len(single[0].source_tokens)
     assert len(alignment) == len(best.tokens)
     assert alignment[: len(first.alignment or [])] == first.alignment
     assert alignment[-len(second.tokens) :] == [
@@ -209,7 +213,9 @@ class Fragile(NativeBackend):
     def __init__(self, tokenizer: Tokenizer, max_rows: int = 1 << 30, num_workers: int = 1) -> None:
         super().__init__(Copier(tokenizer.vocab_size), tokenizer)
         self.word = tokenizer.encode("tree")[-1]
-        self.max_rows, self.num_workers, self.num_calls = max_rows, num_workers, 0
+        self.max_rows = max_rows
+        self.num_workers = num_workers
+        self.num_calls = 0
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
         self.num_calls += 1
@@ -302,7 +308,8 @@ def test_prefixes_and_targets_must_be_as_many_as_the_lines(translator: Translato
 
 
 def test_scores_are_those_of_search_for_the_same_tokens(translator: Translator) -> None:
-    sources, targets = LINES[1:25], sentences(24, seed=4)
+    sources = LINES[1:25]
+    targets = sentences(24, seed=4)
     config = translator.search_config(beam_size=1, max_length_b=30)
     results = translator.n_best(sources, config, prefixes=targets)
     scored = translator.score(sources, targets)
@@ -377,7 +384,8 @@ def test_arguments_that_are_not_lists_of_texts_are_refused(translator: Translato
 
 @pytest.mark.slow
 def test_all_methods_take_the_same_options(translator: Translator) -> None:
-    lines, prefixes = [*LINES[1:6], "The tree. A house."], ["the", "", "a", "", "", "a"]
+    lines = [*LINES[1:6], "The tree. A house."]
+    prefixes = ["the", "", "a", "", "", "a"]
     options = {"beam_size": 3, "prefixes": prefixes, "max_source_length": 10, "max_tokens": 64}
     options |= {"too_long": "truncate", "length_penalty": 1, "window_lines": 4}
     texts, stream, n_best, n_best_stream = (call(translator, lines, **options) for call in CALLS)
@@ -432,7 +440,8 @@ def test_threads_get_the_translations_of_a_single_thread(
 
 def test_closing_a_prefetching_reader_ends_its_thread() -> None:
     """When Python ends while it is in torch, the process aborts."""
-    num_threads_before, waiting = threading.active_count(), queue.Queue[int]()
+    num_threads_before = threading.active_count()
+    waiting = queue.Queue[int]()
     reader = prefetch(time.sleep(0.1 * number) or number for number in range(9))
     assert next(reader) == 0
     reader.close()

@@ -40,7 +40,8 @@ def measure(job: dict[str, Any], counts: Counter[Shape]) -> dict[str, float]:
     """Time every shape; return operations per CPU second and per wall-clock second."""
     device = torch.device(job["device"])
     dtype = getattr(torch, job["dtype"])
-    num_rows, repeats = job["rows"], job["repeats"]
+    num_rows = job["rows"]
+    repeats = job["repeats"]
     operations = 6 if job["is_training"] else 2  # for each weight and row
     flops = cpu_seconds = wall_seconds = 0.0
     for (inner, outer), count in counts.items():
