@@ -373,8 +373,8 @@ def parse_value(text: str, type_hint: Any) -> Any:
     if text == "null":
         return None
     is_bracketed = is_list(type_hint) and text.startswith("[") and text.endswith("]")
-    has_quotes = "'" in text or '"' in text
-    if type_hint is dict or _QUOTED.fullmatch(text) or (is_bracketed and has_quotes):
+    is_list_with_quotes = is_bracketed and ("'" in text or '"' in text)
+    if type_hint is dict or _QUOTED.fullmatch(text) or is_list_with_quotes:
         return OverridesParser.create().parse_override(f"key={text}").value()
     if is_bracketed:
         return _split_list(text[1:-1])

@@ -172,8 +172,11 @@ def _tune(config: EvaluateConfig) -> None:
     candidates = translator.n_best(
         test_set.sources, **test_set.translate_options, **_translate_options(config)
     )
+    candidate_texts = []
+    for n_best in candidates:
+        candidate_texts.append([translation.text for translation in n_best])
     counts = scoring.CandidateCounts(
-        [[translation.text for translation in translations] for translations in candidates],
+        candidate_texts,
         test_set.references,
         metric=config.metrics[0],
         tokenize=test_set.bleu_tokenizer,

@@ -139,11 +139,12 @@ def _check_output(folder: Path, files: list[str]) -> None:
     input_paths = {resolve_path(file).resolve() for file in files}
     has_complete_corpus = (folder / SUMMARY_FILE).exists()
     has_unfinished_corpus = partial_path(folder / _PAIRS).exists()
+    is_ours = has_complete_corpus or has_unfinished_corpus
     for name in TEXT_FILES:
         path = folder / name
         if path.resolve() in input_paths:
             raise DataError(f"{path} is the input; give output=FOLDER")
-        if path.exists() and not (has_complete_corpus or has_unfinished_corpus):
+        if path.exists() and not is_ours:
             raise DataError(f"{path} was not written by this command; give output=FOLDER")
 
 

@@ -196,7 +196,7 @@ class ResultList:
     def add(self, hypothesis: Hypothesis) -> None:
         """Insert a hypothesis if it is among the best. Equal scores stay in order of insertion."""
         self.hypotheses.append(hypothesis)
-        self.hypotheses.sort(key=lambda h: (h.finished, h.score), reverse=True)
+        self.hypotheses.sort(key=lambda hypothesis: hypothesis.rank, reverse=True)
         del self.hypotheses[self.capacity :]
 
 

@@ -84,7 +84,8 @@ class NoRepeatedNgrams:
         if beam.length < self.size:
             return log_probs
         ngrams = beam.tokens.unfold(1, self.size, 1)  # (R, N, size)
-        newest = beam.tokens[:, beam.length - self.size + 1 :].unsqueeze(1)  # (R, 1, size - 1)
+        first = beam.length - (self.size - 1)
+        newest = beam.tokens[:, first:].unsqueeze(1)  # (R, 1, size - 1)
         begins_with_newest = (ngrams[..., :-1] == newest).all(dim=-1)  # (R, N)
         rows, positions = begins_with_newest.nonzero(as_tuple=True)
         log_probs[rows, ngrams[rows, positions, -1]] = NEG_INF
@@ -111,7 +112,8 @@ class NoNgramsBeyondSource:
         sentences = beam.sentences.tolist()
         for row, tokens in enumerate(beam.tokens.tolist()):
             allowed = self.allowed_counts[sentences[row]]
-            newest = tuple(tokens[len(tokens) - self.size + 1 :])
+            first = len(tokens) - (self.size - 1)
+            newest = tuple(tokens[first:])
             for ngram, count in count_ngrams(tokens, self.size).items():
                 if ngram[:-1] == newest and count >= allowed[ngram]:
                     forbidden_rows.append(row)
@@ -150,7 +152,8 @@ class ForbiddenSequences:
             if beam.length < length - 1:
                 continue
             ids = torch.tensor(sequences, device=log_probs.device)  # (N, length)
-            newest = beam.tokens[:, beam.length - length + 1 :].unsqueeze(1)  # (R, 1, length - 1)
+            first = beam.length - (length - 1)
+            newest = beam.tokens[:, first:].unsqueeze(1)  # (R, 1, length - 1)
             is_match = (newest == ids[:, :-1]).all(dim=-1)  # (R, N)
             rows, indices = is_match.nonzero(as_tuple=True)
             log_probs[rows, ids[indices, -1]] = NEG_INF

@@ -52,7 +52,7 @@ class DiverseSearch(BeamSearch):
         for number in range(first, first + self._num_groups):
             for hypothesis in super().result(number):
                 hypotheses.setdefault(tuple(hypothesis.tokens), hypothesis)
-        ranking = sorted(hypotheses.values(), key=lambda h: (h.finished, h.score), reverse=True)
+        ranking = sorted(hypotheses.values(), key=lambda h: h.rank, reverse=True)
         return ranking[: self._max_results]
 
     def _rank(self, log_probs: Tensor) -> Candidates:

@@ -31,6 +31,11 @@ class Hypothesis:
     """
     searched_again: bool = False  # whether a second search found it, see `replace_loops`
 
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Sort key, higher for a better hypothesis. Finished ones are better than unfinished."""
+        return self.finished, self.score
+
     @classmethod
     def from_tokens(
         cls,

@@ -63,13 +63,12 @@ class SearchRequest:
 
     def select(self, indices: Sequence[int]) -> SearchRequest:
         """Return the request for the sentences with these indices."""
-        sampling_keys = self.sampling_keys
-        return replace(
-            self,
-            sources=[self.sources[i] for i in indices],
-            prefixes=[self.prefixes[i] for i in indices] if self.prefixes else (),
-            sampling_keys=[sampling_keys[i] for i in indices] if sampling_keys else None,
-        )
+        request = replace(self, sources=[self.sources[i] for i in indices])
+        if self.prefixes:
+            request = replace(request, prefixes=[self.prefixes[i] for i in indices])
+        if self.sampling_keys:
+            request = replace(request, sampling_keys=[self.sampling_keys[i] for i in indices])
+        return request
 
     @property
     def num_results(self) -> int:
@@ -179,7 +178,8 @@ class SearchRequest:
         if self.config.repetition_penalty > 1:
             constraints.append(RepetitionPenalty(self.config.repetition_penalty))
         ngram_size = self.config.no_repeat_ngram
-        if ngram_size and (self.config.allow_source_repeats or self.config.has_terms):
+        allows_some_repeats = self.config.allow_source_repeats or self.config.has_terms
+        if ngram_size and allows_some_repeats:
             allowed_counts = []
             for i, source in enumerate(to_target_ids(self.sources, tokenizer)):
                 allowed_counts.append(self._count_allowed_ngrams(i, source, tokenizer))
@@ -220,7 +220,8 @@ class SearchRequest:
         if config.has_terms or config.beam_groups > 1 or config.alternatives:
             return False  # `BeamSearch.join` does not support these
         starts_with_eos = tokenizer.tgt.bos_id == tokenizer.tgt.eos_id
-        if starts_with_eos and (config.no_repeat_ngram or config.repetition_penalty > 1):
+        limits_repeats = config.no_repeat_ngram > 0 or config.repetition_penalty > 1
+        if starts_with_eos and limits_repeats:
             # `join` pads with BOS; if BOS is EOS, the constraints would count EOS as repeated
             return False
         return all(constraint.can_join for constraint in self.all_constraints(tokenizer))

@@ -66,7 +66,8 @@ class Parameters(dict[str, Any]):
             number = int(value)
         except (TypeError, ValueError):
             raise InvalidRequestError(f"{name} is not a number") from None
-        if number < 0 or (maximum is not None and number > maximum):
+        is_too_large = maximum is not None and number > maximum
+        if number < 0 or is_too_large:
             limit = "0 or more" if maximum is None else f"from 0 to {maximum}"
             raise InvalidRequestError(f"{name} is not {limit}")
         return number

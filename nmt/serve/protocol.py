@@ -30,6 +30,7 @@ _WRITE_SECONDS = 30.0
 # limits on the remaining body of a refused request, which is discarded
 _MAX_DISCARDED_BYTES = 256 << 20
 _DISCARD_SECONDS = 20.0
+_CLOSED_PART = 16  # if too many connections are open, one in this number is closed
 _UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"content-length: 19\r\nconnection: close\r\n\r\nService Unavailable"
@@ -80,7 +81,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether the client may have sent data that the server will not read."""
         if self._is_refused:
             return True
-        return self.cycle is not None and (self.cycle.more_body or self.flow.read_paused)
+        if self.cycle is None:
+            return False
+        return self.cycle.more_body or self.flow.read_paused
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request, unless there are too many connections."""
@@ -93,8 +96,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _make_room(self, max_connections: int) -> None:
         """Close the connections that have waited longest for their client.
 
-        Closes a sixteenth of `max_connections` at a time, since finding them takes time for each
-        open connection. If no connection waits for its client, refuses this connection.
+        Closes several at a time, since finding them takes time for each open connection. If no
+        connection waits for its client, refuses this connection.
         """
         log.warning(
             "%d connections are open: of further ones, idle ones are closed or status 503 is sent",
@@ -106,7 +109,8 @@ class BoundedProtocol(HttpToolsProtocol):
             if connection is not self and connection.is_waiting_for_client:
                 waiting.append(connection)
         waiting.sort(key=lambda connection: connection.last_active)
-        for connection in waiting[: max(max_connections // 16, 1)]:
+        num_closed = max(max_connections // _CLOSED_PART, 1)
+        for connection in waiting[:num_closed]:
             self.connections.discard(connection)  # closed in the next turn of the loop
             connection.transport.abort()
         if not waiting:

@@ -32,6 +32,8 @@ from nmt.translate.notebook import heat_map
 
 KINDS = ("cross", "encoder", "decoder")  # the kinds of attention, as `PairAttention` names them
 
+_MAX_BYTE = 255  # in JSON, a weight of 1
+
 # a piece that begins a word starts with a space or a character of a script without spaces
 _WORD_START = re.compile("▁|[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]")
 
@@ -87,7 +89,8 @@ class PairAttention:
             weights = self.attention_map(kind).weights
             if len(weights) == 0:
                 continue
-            data = base64.b64encode((weights * 255).round().byte().numpy().tobytes())
+            levels = (weights * _MAX_BYTE).round().byte()
+            data = base64.b64encode(levels.numpy().tobytes())
             maps[kind] = {"shape": list(weights.shape), "data": data.decode()}
         words = {name: word_numbers(pieces) for name, pieces in pieces_by_side.items()}
         return {**pieces_by_side, "words": words, "maps": maps}

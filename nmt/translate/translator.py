@@ -425,9 +425,12 @@ class Translator:
         if context:
             is_valid = best_only and prefixes is None
             require_valid(is_valid, "context", context, "does not work with prefixes and n_best")
+        checked_lines = check_lines("lines", lines)
+        if prefixes is not None:
+            prefixes = check_lines("prefixes", prefixes)
         windows: Iterable[Window] = WindowReader(
-            check_lines("lines", lines),
-            None if prefixes is None else check_lines("prefixes", prefixes),
+            checked_lines,
+            prefixes,
             window_lines=window_lines,
             context=context,
             # the first windows of a stream are small; True: always wait for further lines

@@ -43,23 +43,20 @@ def find_weights(
     features = _Features(candidates)
     scores: dict[ChannelWeights, float] = {}
 
-    def best_weights() -> ChannelWeights:
-        return max(
-            scores,
-            key=lambda w: (scores[w], -abs(w.reverse_weight), -abs(w.length_weight)),
-        )
+    def rank(weights: ChannelWeights) -> tuple[float, float, float]:
+        return scores[weights], -abs(weights.reverse_weight), -abs(weights.length_weight)
 
     for reverse_weight, length_weight in itertools.product(_REVERSE_WEIGHTS, _LENGTH_WEIGHTS):
         weights = ChannelWeights(float(reverse_weight), float(length_weight))
         scores[weights] = score(features.choose(weights))
-    coarse = best_weights()
+    coarse = max(scores, key=rank)
     for reverse_step, length_step in itertools.product(_FINE_STEPS, _FINE_STEPS):
         weights = ChannelWeights(
             reverse_weight=round(max(coarse.reverse_weight + float(reverse_step), 0.0), 2),
             length_weight=round(coarse.length_weight + float(length_step), 2),
         )
         scores[weights] = score(features.choose(weights))
-    return best_weights()
+    return max(scores, key=rank)
 
 
 def choose_by_weights(

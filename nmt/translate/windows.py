@@ -341,7 +341,9 @@ def is_copied(line: str, *, protect: bool) -> bool:
 
     With `protect`, placeholders and tags do not count as words.
     """
-    return has_no_words(line) or (protect and has_only_protected(line))
+    if protect and has_only_protected(line):
+        return True
+    return has_no_words(line)
 
 
 def choose_case(line: str, *, protect: bool) -> str:

@@ -244,7 +244,8 @@ def check_search(config: SearchConfig, *, scoring: bool = False) -> None:
     if config.alternatives and config.alignment and config.beam_size > 1:
         # the alignment of the token after a prefix is one in another sentence (CTranslate2 4.8.5)
         raise _unsupported("alignment", "true", " for alternatives with a beam")
-    if config.prefix_bias and (config.beam_size == 1 or config.sampling):
+    is_beam_search = config.beam_size > 1 and not config.sampling
+    if config.prefix_bias and not is_beam_search:
         raise _unsupported("prefix_bias", config.prefix_bias, " in greedy search and sampling")
     if config.protect:
         raise _unsupported("protect", "true")
