@@ -96,8 +96,7 @@ def _run_ranks(config: LaunchConfig, config_path: Path) -> signal.Signals | None
 def _raise_stopped(stop_signal: signal.Signals, folder: Path) -> NoReturn:
     """Raise the error for a signal that the launcher passed on to the ranks.
 
-    Ranks write their errors to `folder`. If one of them is not a `StoppedError`, raises this error
-    instead.
+    Ranks write their errors to `folder`. An error that is not a `StoppedError` is raised instead.
     """
     if stop_signal is signal.SIGINT:
         raise KeyboardInterrupt

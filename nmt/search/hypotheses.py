@@ -33,7 +33,7 @@ class Hypothesis:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Sort key, higher for a better hypothesis. Finished ones are better than unfinished."""
+        """Sort key, higher for a better hypothesis. First of all, it should be finished."""
         return self.finished, self.score
 
     @classmethod

@@ -168,8 +168,8 @@ def _sample(
 def _extend_one_by_one(state: SearchState, sampler: Sampler | None) -> list[list[Hypothesis]]:
     """Extend each hypothesis of `state` by one token per step until it is complete.
 
-    `sampler` draws the tokens. Without a sampler, the most probable token is chosen, or the one
-    with the lowest id. Returns the hypotheses of each sentence in the order of their rows.
+    `sampler` draws the tokens. Without a sampler, the most probable token is chosen; among equal
+    tokens, the lowest id. Returns the hypotheses of each sentence in the order of their rows.
     """
     eos_id = state.tokenizer.tgt.eos_id
     num_sentences = len(state.limits)

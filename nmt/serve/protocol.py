@@ -30,7 +30,7 @@ _WRITE_SECONDS = 30.0
 # limits on the remaining body of a refused request, which is discarded
 _MAX_DISCARDED_BYTES = 256 << 20
 _DISCARD_SECONDS = 20.0
-_CLOSED_PART = 16  # if too many connections are open, one in this number is closed
+_CLOSED_PART = 16  # if too many connections are open, a sixteenth of them is closed
 _UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"content-length: 19\r\nconnection: close\r\n\r\nService Unavailable"

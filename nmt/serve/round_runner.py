@@ -150,8 +150,8 @@ class RoundRunner:
         """Once a segment waits, wait a moment for the expected requests, at most `_MIN_SEGMENTS`.
 
         A client that was just answered may send its next request at once. If a round started before
-        the request arrives, the request would have to wait for two rounds: this one and its own. In
-        the long run, each round would search only half of the requests.
+        the request arrives, the request would have to wait for the end of this round. In the long
+        run, each round would search only half of the requests.
         """
         num_requests = min(expectation.num_requests, _MIN_SEGMENTS)
         while 0 < self._queues.num_waiting < num_requests:

@@ -91,7 +91,7 @@ class LineOptions:
     """Whether to copy lines without words: web and e-mail addresses, emoji, other symbols."""
     protect: bool = False
     """Whether search keeps placeholders, tags and addresses, see `SearchConfig.protect`. A line is
-    not split inside of one."""
+    not split inside of these."""
     hints: tuple[str, ...] = ()
     """Lines of a glossary whose terms become hints in the source, see `SearchConfig.hints`. A line
     is not split inside of a term."""
@@ -139,7 +139,8 @@ def make_line_options(
 ) -> LineOptions:
     """Return the options of lines, given the options of a call after `check_options`.
 
-    With `best_only`, lines get one translation without scores; otherwise all that search finds.
+    With `best_only`, lines get one translation, without scores. Otherwise, lines get as many
+    translations as search can find, with scores.
     """
     rerank = None
     rerank_options = select_options(checked_options, RerankOptions)

@@ -22,7 +22,7 @@ _SENTENCE_START = re.compile(r"(?:^|[.!?…]\s)\W*\w")
 
 
 def find_case(text: str) -> str:
-    """Return "upper" for a text in capitals, "title" for one in title case, and otherwise ""."""
+    """Return "upper" for a text in capitals, "title" for a text in title case, and otherwise ""."""
     if text.isupper():
         # in Chinese or Arabic, whose letters have no case, the only capitals may be an acronym
         num_capitals = sum(map(str.isupper, text))

@@ -198,7 +198,7 @@ def _join_segments(
     """Return up to `n_best` translations of a line from the hypotheses of each segment.
 
     The k-th translation joins the k-th best hypothesis of each segment. A segment with fewer than k
-    hypotheses contributes its worst one. Words of `source_words` replace unknown tokens.
+    hypotheses contributes its last. Words of `source_words` replace unknown tokens.
     """
     segment_starts = [0]  # positions in the source tokens of the line
     for segment in segments:

@@ -102,7 +102,7 @@ def select_pairs(
 def _drop_reason(
     line: str, ids: Sequence[int], result: LineResult, config: SynthesisConfig
 ) -> str | None:
-    """Return the field of `SynthesisCounts` that counts a dropped line, or None for a kept one."""
+    """Return the field of `SynthesisCounts` that counts a line to drop; None keeps the pair."""
     if not line.strip():
         return "blank"
     if result.error is not None:

@@ -79,11 +79,13 @@ class Translator:
     Several threads may use a translator at once: it keeps no state between calls. Scores are
     log-probabilities in nats.
 
-    The methods take `config`, the search settings (default: the ones saved with the model), and
-    keyword arguments that change single settings; see `TranslateOptions` and `ScoreOptions`. They
-    raise `ConfigError` for an option that is unknown or out of range, `TypeError` for a value of
-    the wrong type, `TranslationError` for a sentence that fails, and `DataError` when the number
-    of prefixes or targets differs from the number of lines.
+    The methods take `config`, which defaults to the search settings saved with the model. Keyword
+    arguments change single settings; see `TranslateOptions` and `ScoreOptions`. The methods raise
+
+    - `ConfigError` for an option that is unknown or out of range,
+    - `TypeError` for a value of the wrong type,
+    - `TranslationError` for a sentence that fails,
+    - `DataError` if the number of prefixes or targets differs from the number of lines.
     """
 
     def __init__(
