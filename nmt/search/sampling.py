@@ -67,21 +67,21 @@ def truncate(log_probs: Tensor, config: SearchConfig) -> Tensor:
     """
     logits = log_probs / config.temperature  # (R, V)
     if 0 < config.top_k < logits.size(1):
-        lowest = logits.topk(config.top_k).values[:, -1:]  # (R, 1)
-        logits = logits.masked_fill(logits < lowest, NEG_INF)
+        min_logit = logits.topk(config.top_k).values[:, -1:]  # (R, 1)
+        logits = logits.masked_fill(logits < min_logit, NEG_INF)
     if config.top_p < 1:
         ranked = logits.sort(dim=1, descending=True).values  # (R, V)
         probs = ranked.softmax(dim=1)  # (R, V)
         probs_before = probs.cumsum(dim=1) - probs  # (R, V), total of the more probable tokens
         is_excluded = probs_before >= config.top_p
-        lowest = ranked.masked_fill(is_excluded, float("inf")).amin(dim=1)  # (R,)
-        lowest = lowest.unsqueeze(1)  # (R, 1)
-        logits = logits.masked_fill(logits < lowest, NEG_INF)
+        min_logit = ranked.masked_fill(is_excluded, float("inf")).amin(dim=1)  # (R,)
+        min_logit = min_logit.unsqueeze(1)  # (R, 1)
+        logits = logits.masked_fill(logits < min_logit, NEG_INF)
     if config.min_p or config.epsilon:
         probs = logits.softmax(dim=1)  # (R, V)
         highest = probs.amax(dim=1, keepdim=True)  # (R, 1)
-        lowest = (config.min_p * highest).clamp(min=config.epsilon).minimum(highest)  # (R, 1)
-        logits = logits.masked_fill(probs < lowest, NEG_INF)
+        min_prob = (config.min_p * highest).clamp(min=config.epsilon).minimum(highest)  # (R, 1)
+        logits = logits.masked_fill(probs < min_prob, NEG_INF)
     return logits
 
 
