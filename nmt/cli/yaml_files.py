@@ -226,12 +226,12 @@ def _check_text(text: str, type_hint: Any, key: str) -> None:
 
 def _check_items(items: list[Any], type_hint: Any, key: str) -> None:
     """Raise a `ConfigError` for text that may not be an item of a list of type `type_hint`."""
+    texts = [item for item in items if isinstance(item, str)]
     for accepted_type in (type_hint, *typing.get_args(type_hint)):  # a union accepts its members
         if typing.get_origin(accepted_type) is list:
             [item_type] = typing.get_args(accepted_type)
-            for item in items:
-                if isinstance(item, str):
-                    _check_text(item, item_type, key)
+            for text in texts:
+                _check_text(text, item_type, key)
 
 
 def _convert_group(content: dict[Any, Any], type_hint: Any, key: str) -> dict[str, Any]:

@@ -64,11 +64,12 @@ def _fingerprint(name: str) -> str:
         folder = find_model(folder)
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name != "trainer.pt":  # optimizer state, not used here
-            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-            with open_regular(path) as stream:
-                while block := stream.read(_READ_BYTES):
-                    digest.update(block)
+        if not path.is_file() or path.name == "trainer.pt":  # the state of training is not used
+            continue
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with open_regular(path) as stream:
+            while block := stream.read(_READ_BYTES):
+                digest.update(block)
     return digest.hexdigest()
 
 

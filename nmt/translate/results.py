@@ -124,33 +124,27 @@ def build_line_results(
         if not segments:  # an empty line, or one that is copied
             line_results.append(LineResult([replace(EMPTY, text=encoded.copied[i])]))
             continue
+        num_truncated = encoded.num_truncated[i]
+        line_result = LineResult([], num_segments=len(segments), num_truncated=num_truncated)
         reasons = [result.reason for result in results_of_line if isinstance(result, Failure)]
+        if reasons:
+            line_results.append(replace(line_result, error=reasons[0]))
+            continue
         hypotheses = [result for result in results_of_line if not isinstance(result, Failure)]
-        translations: list[Translation] = []
+        source_words = None
+        if unk_replacement:
+            source_words = SourceWords(encoded.texts[i], segments, tokenizer.src, num_truncated)
+        translations = _join_segments(segments, hypotheses, tokenizer.tgt, n_best, source_words)
         source_tokens: list[str] = []
-        if not reasons:
-            source_words = None
-            if unk_replacement:
-                source_words = SourceWords(
-                    encoded.texts[i], segments, tokenizer.src, encoded.num_truncated[i]
-                )
-            translations = _join_segments(segments, hypotheses, tokenizer.tgt, n_best, source_words)
-            if unk_replacement and not alignment:  # only `SourceWords` needed the alignment
-                translations = [
-                    replace(translation, alignment=None) for translation in translations
-                ]
-            if alignment:
-                source_tokens = _source_tokens(segments, tokenizer.src)
-                if encoded.has_hints:
-                    source_tokens, translations = _leave_out_hints(source_tokens, translations)
-        line_result = LineResult(
-            translations,
-            error=reasons[0] if reasons else None,
-            num_segments=len(segments),
-            num_truncated=encoded.num_truncated[i],
-            source_tokens=source_tokens,
+        if alignment:
+            source_tokens = _source_tokens(segments, tokenizer.src)
+            if encoded.has_hints:
+                source_tokens, translations = _leave_out_hints(source_tokens, translations)
+        elif unk_replacement:  # only `SourceWords` needed the alignment
+            translations = [replace(translation, alignment=None) for translation in translations]
+        line_results.append(
+            replace(line_result, translations=translations, source_tokens=source_tokens)
         )
-        line_results.append(line_result)
     return line_results
 
 
