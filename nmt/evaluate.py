@@ -433,8 +433,8 @@ def _difference_interval(
 ) -> tuple[float, float]:
     """Return the 95 % confidence interval of the score of the system minus the baseline's score.
 
-    Computes percentiles over paired bootstrap resamples, since the intervals of the two scores do
-    not determine the interval of their difference.
+    Computes percentiles of the difference over paired bootstrap resamples. The intervals of the two
+    scores do not determine its interval.
     """
     rng = np.random.default_rng(seed)
     num_lines = len(system)

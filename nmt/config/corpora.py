@@ -296,7 +296,8 @@ class DataConfig(Settings):
 
     def _check_tags(self) -> None:
         """Raise a `ConfigError` for a held-out set without a tag if all corpora have one."""
-        if not self.corpora or not all(corpus.is_tagged for corpus in self.corpora.values()):
+        all_are_tagged = all(corpus.is_tagged for corpus in self.corpora.values())
+        if not self.corpora or not all_are_tagged:
             return
         for name, split in (("valid", self.valid), ("test", self.test)):
             if split.source_keys and split.num_pairs is None:

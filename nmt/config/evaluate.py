@@ -19,14 +19,13 @@ _ONLY_WITH_BASELINE = ("method", "num_samples", "seed")
 class Metric(str, Enum):
     """Metrics with sacreBLEU's defaults: 0 to 100, and higher is better, except for TER.
 
-    BLEU (Papineni et al., 2002); chrF2 (Popović, 2015); chrF2++ (Popović, 2017), which adds word
-    unigrams and bigrams; TER (Snover et al., 2006), edits per 100 words of the reference.
+    TER is the number of edits per 100 words of the reference.
     """
 
-    bleu = "bleu"
-    chrf = "chrf"
-    chrfpp = "chrfpp"
-    ter = "ter"
+    bleu = "bleu"  # BLEU, Papineni et al. (2002)
+    chrf = "chrf"  # chrF2, Popović (2015)
+    chrfpp = "chrfpp"  # chrF2++, Popović (2017): adds word unigrams and bigrams
+    ter = "ter"  # TER, Snover et al. (2006)
 
 
 class HeldOutSplit(str, Enum):

@@ -24,9 +24,10 @@ _MAX_TEXT_BYTES = 1 << 26  # size of a file whose lines are values of a setting
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
 EnumType = TypeVar("EnumType", bound=Enum)
 
-# How a command that resumes earlier work treats a setting whose value has changed since then:
-# "refuse": do not resume (nmt-train stops with an error; other commands log it and start over),
-# "log": resume and log the change, "free": resume.
+# How a command that resumes earlier work treats a setting whose value has changed since then.
+# "refuse": nmt-train stops with an error, and other commands start over.
+# "log": the command resumes and logs the change.
+# "free": the command resumes.
 ResumeRule = Literal["refuse", "log", "free"]
 
 
@@ -226,7 +227,7 @@ def normalize_stream(name: str) -> str:
 def resolve_path(path: str | Path) -> Path:
     """Return an absolute path: expand `~`, and start relative paths at the current folder.
 
-    Raises a `ConfigError` for a path such as `C:\\data` on other systems than Windows, where it
+    Raises a `ConfigError` for a path such as `C:\\data` on other systems than Windows. There, it
     would be the name of a file in the current folder.
     """
     if os.name != "nt" and _WINDOWS_PATH.match(str(path)):

@@ -300,7 +300,8 @@ def translate_value(text: str, type_hint: Any) -> str:
     match = _NUMBER.fullmatch(text)
     if match is None or text.isdigit():  # `float` would round a large whole number, such as a seed
         return text
-    number = float(match["digits"].replace("_", "")) * _FACTORS[match["suffix"].lower()]
+    digits = match["digits"].replace("_", "")
+    number = float(digits) * _FACTORS[match["suffix"].lower()]
     if int in accepted_types:
         return str(int(number)) if number.is_integer() else text
     if float in accepted_types and match["suffix"]:

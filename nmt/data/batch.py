@@ -74,7 +74,8 @@ def pad(
     width = max(map(len, rows)) + len(prefix) + len(suffix)
     padded = np.full((len(rows), width), pad_id, dtype=np.int64)
     for i, row in enumerate(rows):
-        padded[i, : len(prefix) + len(row) + len(suffix)] = [*prefix, *row, *suffix]
+        ids = [*prefix, *row, *suffix]
+        padded[i, : len(ids)] = ids
     return torch.from_numpy(padded)
 
 

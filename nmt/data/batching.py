@@ -66,7 +66,9 @@ class TokenBatchSampler:
     ) -> None:
         self.lengths = lengths
         self.mix = mix or make_mix([CorpusRange("", 0, len(lengths), 1.0)], {})
-        self._longest_rows = [_find_longest_row(lengths, c) for c in self.mix.drawn_corpora]
+        self._longest_rows = [
+            _find_longest_row(lengths, corpus) for corpus in self.mix.drawn_corpora
+        ]
         self.longest = int(lengths[self._longest_rows].max())
         if max_tokens is None:
             max_tokens = max(self.longest, tokens_per_update)
@@ -226,7 +228,8 @@ class EpochPlan(Sequence[UpdatePlan]):
 
 def _find_longest_row(lengths: Lengths, corpus: CorpusRange) -> int:
     """Return the pair of a corpus with the longest side."""
-    return corpus.start + int(lengths[corpus.start : corpus.end].max(axis=1).argmax())
+    longest_sides = lengths[corpus.start : corpus.end].max(axis=1)
+    return corpus.start + int(longest_sides.argmax())
 
 
 def _split_batches(batches: list[Rows], num_updates: int) -> list[Rows]:

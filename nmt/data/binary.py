@@ -198,7 +198,9 @@ class ParallelData:
         """Return the links of a pair, (L, 2): source and target word; None without an alignment."""
         shard, row, is_reversed = self._find_row(index)
         links = shard.alignment(row)
-        return links[:, ::-1] if is_reversed and links is not None else links
+        if is_reversed and links is not None:
+            return links[:, ::-1]
+        return links
 
     def texts(self, index: int) -> tuple[str, ...]:
         """Return the text of source and target of a pair, or () without `keep_text`."""

@@ -114,7 +114,9 @@ class _Extension:
 
     def __init__(self, tokenizer: Tokenizer, symbols: Sequence[str]) -> None:
         self._vocabulary = set(tokenizer.all_pieces())
-        self.new_pieces = [s for s in dict.fromkeys(symbols) if s not in self._vocabulary]
+        self.new_pieces = [
+            symbol for symbol in dict.fromkeys(symbols) if symbol not in self._vocabulary
+        ]
         self.model = append_symbols(tokenizer.model, missing_text_symbols(tokenizer, symbols))
         self._vocabulary.update(self.new_pieces)
 
@@ -160,7 +162,11 @@ class _Extension:
             for character in word:
                 characters[character] += count
         num_uncovered = int((1 - coverage) * characters.total())
-        missing = [c for c, _ in characters.most_common() if c not in self._vocabulary]
+        missing = [
+            character
+            for character, _ in characters.most_common()
+            if character not in self._vocabulary
+        ]
         while missing and characters[missing[-1]] <= num_uncovered:
             num_uncovered -= characters[missing.pop()]
         return missing
@@ -187,7 +193,8 @@ class _Extension:
             piece = "".join(pieces)
             if piece in model_pieces:  # the same text may be joined from other pieces
                 continue
-            score = sum(scores[p] for p in pieces) + _JOIN_BONUS * (len(pieces) - 1)
+            num_boundaries = len(pieces) - 1  # that the new piece removes
+            score = sum(scores[part] for part in pieces) + _JOIN_BONUS * num_boundaries
             if proto.trainer_spec.model_type == _BPE:
                 score = lowest - i
             self.model += serialize_piece(piece, _Piece.NORMAL, score)

@@ -224,11 +224,12 @@ def _find_matches(
     directions: Sequence[LanguagePair], src_tokenizer: Tokenizer, src_lang: str, tgt_lang: str
 ) -> list[LanguagePair]:
     """Return the directions that match a request of at least one language."""
-    matches = [d for d in directions if d.matches(src_lang, tgt_lang)]
-    if all(d.has_default_language for d in matches):
+    matches = [direction for direction in directions if direction.matches(src_lang, tgt_lang)]
+    if all(direction.has_default_language for direction in matches):
         # M2M100 or NLLB, fine-tuned on other directions, or on a corpus without language names
         languages = list_language_directions(src_tokenizer)
-        matches = [d for d in languages if d.matches(src_lang, tgt_lang)] or matches
+        language_matches = [pair for pair in languages if pair.matches(src_lang, tgt_lang)]
+        return language_matches or matches
     return matches
 
 

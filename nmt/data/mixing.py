@@ -58,7 +58,9 @@ class Mix:
         """Return the number of pairs that an epoch draws from each corpus."""
         counts = []
         for num_pairs in self.pairs_per_epoch:
-            counts.append(round((epoch + 1) * num_pairs) - round(epoch * num_pairs))
+            start = round(epoch * num_pairs)  # number of pairs in earlier epochs
+            end = round((epoch + 1) * num_pairs)
+            counts.append(end - start)
         return counts
 
     def draw_rows(self, seed: int, epoch: int, pool_index: int = 0, num_pools: int = 1) -> Rows:
@@ -81,7 +83,8 @@ class Mix:
     def sample_rows(self, max_pairs: int) -> Rows:
         """Return about `max_pairs` evenly spaced pairs of the corpora that epochs draw from."""
         step = math.ceil(sum(corpus.num_pairs for corpus in self.drawn_corpora) / max_pairs)
-        return np.concatenate([np.arange(c.start, c.end, step) for c in self.drawn_corpora])
+        selected = [np.arange(corpus.start, corpus.end, step) for corpus in self.drawn_corpora]
+        return np.concatenate(selected)
 
     def __str__(self) -> str:
         if list(self.pairs_per_epoch) == [corpus.num_pairs for corpus in self.corpora]:
@@ -102,9 +105,9 @@ def compute_pairs_per_epoch(
 ) -> list[float]:
     """Return the number of pairs that an epoch draws from each corpus: weight * size.
 
-    At a temperature T above 1, the numbers are proportional to weight * size^(1/T) and have the
-    same sum as at T = 1 (Arivazhagan et al., 2019, "Massively Multilingual Neural Machine
-    Translation in the Wild").
+    At a temperature T above 1, the numbers are proportional to weight * size^(1/T), with the same
+    sum as at T = 1. Source: Arivazhagan et al. (2019), "Massively Multilingual Neural Machine
+    Translation in the Wild".
     """
     num_pairs = []
     scaled = []
@@ -161,4 +164,5 @@ def _draw_from_pass(num_pairs: int, start: int, end: int, seed: np.random.SeedSe
     short_block_end = (short_block + 1) * block_size - num_missing
     positions = np.arange(start, end)
     positions[positions >= short_block_end] += num_missing
-    return blocks[positions // block_size] * block_size + positions % block_size
+    block_starts = blocks[positions // block_size] * block_size
+    return block_starts + positions % block_size

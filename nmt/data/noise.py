@@ -55,9 +55,9 @@ class TokenNoise:
         self.tgt_unk_id = tokenizers.tgt.unk_id
         self.src_separator_id = _find_separator_id(tokenizers.src)
         self.tgt_separator_id = _find_separator_id(tokenizers.tgt)
-        pieces = tokenizers.src.all_pieces()
-        # ids of the symbols of hints, -1 for a symbol that the vocabulary lacks
-        self.hint_ids = [pieces.index(s) if s in pieces else -1 for s in (SOURCE, TARGET, DONE)]
+        src_ids = {piece: i for i, piece in enumerate(tokenizers.src.all_pieces())}
+        # -1 for a symbol that the vocabulary lacks
+        self.hint_ids = [src_ids.get(symbol, -1) for symbol in (SOURCE, TARGET, DONE)]
         self.src_prefixes = [tokenizers.src.prefix]  # ids that stay unchanged at the start
         self.tgt_prefixes = [tokenizers.tgt.prefix]
         for direction in directions:
@@ -264,11 +264,10 @@ class WordSegmenter:
 
         Returns an empty list if the text has no segmentation.
         """
-        # For each end of a prefix text[:end]: the log of the summed weights of its segmentations;
-        # and the possible starts of its last piece, with their probabilities.
-        log_sums = {0: 0.0}
-        last_starts: dict[int, list[int]] = {}
-        last_probabilities: dict[int, list[float]] = {}
+        # keyed by the end of a prefix text[:end]
+        log_sums = {0: 0.0}  # log of the sum of the weights of all segmentations of the prefix
+        last_starts: dict[int, list[int]] = {}  # possible starts of the last piece of the prefix
+        last_probabilities: dict[int, list[float]] = {}  # of these starts
         for end in range(1, len(text) + 1):
             starts = []
             log_weights = []  # for each start, of all segmentations that end with text[start:end]

@@ -41,7 +41,7 @@ def has_case(text: str) -> bool:
 
 def to_title(text: str) -> str:
     """Capitalize the first character of each word; words are separated by whitespace."""
-    return re.sub(r"\S+", lambda match: match[0][0].upper() + match[0][1:], text)
+    return re.sub(r"(?<!\S)\S", lambda match: match[0].upper(), text)
 
 
 CASES: dict[str, Callable[[str], str]] = {
@@ -277,10 +277,10 @@ _WORDS_TO_COPY: tuple[Callable[[Random], str], ...] = (
 
 
 def insert_word(src: str, tgt: str, word: str, rng: Random) -> tuple[str, str]:
-    """Insert a word at the same point of two texts.
+    """Insert a word at corresponding points of two texts.
 
-    The point is drawn from pairs of points that correspond: both starts, both ends, and the ends of
-    words that both texts contain exactly once, such as names and numbers.
+    The points are drawn from: both starts, both ends, and after each word that both texts contain
+    exactly once, such as a name or a number.
     """
     src_words = src.split(" ")
     tgt_words = tgt.split(" ")

@@ -157,11 +157,10 @@ class MappedShard:
     def __init__(self, path: Path) -> None:
         options = pa.ipc.IpcReadOptions(use_threads=False)  # threads would not survive a later fork
         self._starts = [0]  # first row of each record batch, and the number of all rows
-        # These lists have an item for each record batch: ids of both sides; links, if the file has
-        # the column; and the lines of both sides, or an empty list without text columns.
-        self._batches: list[tuple[FlatIds, FlatIds]] = []
-        self._alignments: list[FlatIds] = []
-        self._texts: list[list[pa.Array]] = []
+        # each list has an item for each record batch
+        self._batches: list[tuple[FlatIds, FlatIds]] = []  # source and target
+        self._alignments: list[FlatIds] = []  # empty if the file has no column of alignments
+        self._texts: list[list[pa.Array]] = []  # source and target, or [] without text columns
         try:
             check_regular(path)
             with pa.memory_map(str(path)) as source:
@@ -265,7 +264,8 @@ def _check_schema(schema: pa.Schema) -> None:
 
 def _id_list_type(vocab_size: int) -> pa.DataType:
     """Return the type of a column of ids: lists of uint16 if all ids fit, otherwise of int32."""
-    return pa.list_(pa.uint16() if vocab_size <= 1 << 16 else pa.int32())
+    id_type = pa.uint16() if vocab_size <= 1 << 16 else pa.int32()
+    return pa.list_(id_type)
 
 
 def _to_arrow(values: IdArray) -> pa.Array:

@@ -37,8 +37,8 @@ _COPY_PROB = 0.3  # probability that a random word replaces the target of a term
 # dictionaries. In the other hints, it learns that a hint may already have the right form.
 _LEMMA_PROB = 0.7
 _MAX_PARTS = 3  # maximum number of pieces of a random word
-# Matches from the first letter or digit to the last one, so without the punctuation around them.
-# `regex` is used because its \w includes the vowel signs of languages such as Hindi.
+# Matches from the first to the last letter or digit, without punctuation around them. In `regex`,
+# but not in `re`, \w includes the vowel signs of languages such as Hindi.
 _WITHOUT_PUNCTUATION = regex.compile(r"\w(?:.*\w)?")
 
 _HINT = re.compile(f"{SOURCE}(.*?){TARGET} .*?{DONE}")

@@ -146,8 +146,8 @@ def is_stream(name: str | Path) -> bool:
 def check_file(path: Path) -> None:
     """Raise a `DataError` unless `path` is a file that nmt can read.
 
-    Rejects missing files, folders, archives such as .zip, UTF-16, and compressed files without the
-    suffix of their compression.
+    Rejects missing files, folders, archives such as .zip, UTF-16, and compressed files that lack
+    the suffix of the compression.
     """
     if not path.is_file() and not is_stream(path):
         problem = "is a folder" if path.is_dir() else "does not exist"

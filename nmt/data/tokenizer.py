@@ -44,8 +44,8 @@ UNUSED_PREFIX = "<unused "
 class Tokenizer:
     """A SentencePiece model.
 
-    The attributes `src` and `tgt` are the tokenizer itself, so that code for a `TokenizerPair` also
-    accepts one tokenizer for both languages.
+    Like a `TokenizerPair`, it has the attributes `src` and `tgt`, which are the tokenizer itself:
+    it is for both languages.
 
     Args:
         model: content of the model file.

@@ -41,8 +41,7 @@ BOS = 2
 EOS = 3
 _CONTROL_IDS: dict[str, Any] = {"pad_id": PAD, "unk_id": UNK, "bos_id": BOS, "eos_id": EOS}
 _MAX_SENTENCE_BYTES = 1 << 16
-# the same on all machines, since the model stores this number, and unigram training depends on it
-_NUM_THREADS = 16
+_NUM_THREADS = 16  # unigram models depend on it, so it is the same on all machines
 # error messages of SentencePiece
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\).*?value <= (\d+)")
 _TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
@@ -175,8 +174,8 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train one model on all `sentences`; `symbols` are pieces that are never divided.
 
-    Raises a `ConfigError` that names the largest possible vocabulary size if the corpus is too
-    small for the requested one, and a `DataError` for a corpus without text.
+    Raises a `ConfigError` if the corpus is too small for the vocabulary size; it names the largest
+    possible size. Raises a `DataError` for a corpus without text.
     """
     assert config.vocab_size is not None
     model = io.BytesIO()

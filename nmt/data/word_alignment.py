@@ -120,7 +120,8 @@ class WordAligner:
     def align(self, pairs: Sequence[tuple[Ids, Ids]], *, has_joint_ids: bool) -> Array:
         """Return the best links of pairs, (L, 3): pair, target position and source position.
 
-        A link must be the best one for both of its tokens, so that each token has at most one link.
+        A link must be the best for its source token and for its target token, so that a token has
+        at most one link.
         With `has_joint_ids`, equal ids on both sides are the same text. The links of a pair do not
         depend on the other pairs.
         """
@@ -171,8 +172,9 @@ def number_words(pieces: Sequence[str]) -> list[int]:
     numbers = []
     number = -1
     for piece in pieces:
-        number += piece.startswith("▁")
-        numbers.append(max(number, 0))
+        if piece.startswith("▁"):
+            number += 1
+        numbers.append(max(number, 0))  # the first word may begin without a space
     return numbers
 
 

@@ -153,8 +153,8 @@ class Learned(PositionEncoding):
 class Rotary(PositionEncoding):
     """Rotation of queries and keys by their positions (Su et al., 2021, equation 34).
 
-    Dimensions 2i and 2i + 1 rotate by the angle position / 10000^(2i / d), so that the dot product
-    of a query and a key depends on their distance only. Angles are at least float32.
+    Dimensions 2i and 2i + 1 rotate by the angle position / 10000^(2i / d). The dot product of a
+    query and a key then depends on their distance only. Angles are at least float32.
     """
 
     def prepare(self, positions: TokenPositions, head_size: int, dtype: torch.dtype) -> None:

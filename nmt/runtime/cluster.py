@@ -84,8 +84,8 @@ class DaskWorkers(Workers[Item, Result]):
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Yield each item with its result; see `Workers.map`.
 
-        Raises `PeerError` if the scheduler or several workers are lost, and `NmtError` for a worker
-        that has another version of nmt, does not see the folder or has no memory left.
+        Raises `PeerError` if the scheduler or several workers are lost. Raises `NmtError` if a
+        worker has another version of nmt, does not see the folder, or has no memory left.
         """
         from distributed import KilledWorker
 

@@ -30,7 +30,7 @@ _M_ARENA_MAX = -8
 _MAX_MMAP_THRESHOLD = 32 << 20  # the largest value that glibc accepts
 _KEPT_BYTES = 512 << 20
 
-# a forked process would wait forever for the OpenMP threads of its parent, which it does not have
+# a forked process does not have the OpenMP threads of its parent, and would wait for them forever
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 

@@ -1,9 +1,9 @@
 """Replace files and folders atomically: write to a temporary name in the same folder, sync, rename.
 
 The temporary name of new content is `.NAME.HOST.PID.tmp`. The old version of a folder that is
-being replaced may be named `.NAME.HOST.PID.old` for a moment. A process that is killed leaves such
-files behind. The next command that writes the same file removes them; if NAME is missing, it
-renames the old version back instead.
+being replaced may be named `.NAME.HOST.PID.old` for a moment. A process that is killed leaves these
+files behind. The next command that writes NAME removes them, but if NAME is missing, it renames the
+old version back.
 """
 
 from __future__ import annotations
@@ -255,10 +255,10 @@ def make_readable_and_sync(folder: Path) -> None:
 
     safetensors creates files that only their owner may read.
     """
-    mode = folder.stat().st_mode & 0o666  # the folder's permissions to read and write
+    permissions = folder.stat().st_mode & 0o666  # to read and to write, without executing
     for path in (*folder.rglob("*"), folder):
         if path.is_file():
-            path.chmod(mode)
+            path.chmod(permissions)
         sync(path)
 
 

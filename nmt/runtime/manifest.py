@@ -72,8 +72,8 @@ def verify_checksums(folder: Path, *names: str) -> None:
 def compute_checksums(folder: Path, names: Iterable[str]) -> list[str]:
     """Return the checksums of files of `folder`.
 
-    Raises `ModelError` for a missing file, and `DamagedError` for a file whose checksum is not the
-    one in the manifest, unless `set_verify` has disabled checks.
+    Raises `ModelError` for a missing file. Raises `DamagedError` if the checksum of a file differs
+    from the manifest, unless `set_verify` has disabled checks.
     """
     entries = read_entries(folder) if _is_verifying else {}
     checksums = []
@@ -126,7 +126,8 @@ def read_entries(folder: Path) -> dict[str, Any]:
 
 def _is_intact(path: Path, entry: dict[str, Any]) -> bool:
     """Return whether a file has the size and the checksum of its entry."""
-    return bool(path.stat().st_size == entry["bytes"] and _compute_checksum(path) == entry["xxh3"])
+    has_same_size = path.stat().st_size == entry["bytes"]
+    return bool(has_same_size and _compute_checksum(path) == entry["xxh3"])
 
 
 def _damaged_file_error(path: Path) -> DamagedError:

@@ -34,7 +34,8 @@ def _format_value(value: object) -> object:
     if isinstance(value, float):
         return f"{value:,.2f}"
     if type(value) is str:  # the HTML of a macro is an instance of a subclass
-        return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in value)
+        chars = [char if char.isprintable() else f"\\u{ord(char):04x}" for char in value]
+        return "".join(chars)
     return value
 
 

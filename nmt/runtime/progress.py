@@ -85,7 +85,7 @@ class Progress(AbstractContextManager["Progress"]):
             self._log()
 
     def show(self, metrics: str) -> None:
-        """Show a text with metrics such as the loss from now on; without a bar, log it at once."""
+        """Show a text such as "loss 2.1" from now on; without a bar, also log it now."""
         self._metrics = metrics
         if self._bar is not None:
             self._bar.set_postfix_str(metrics, refresh=False)

@@ -1,7 +1,7 @@
 """Open files of model, data and run folders, which anyone may have written or replaced.
 
-Opening a pipe would wait for its writer, and reading a device might never end. All code that reads
-such files opens them with this module, or checks them with it before a library opens them.
+Opening a pipe would wait for its writer, and reading a device might never end. So all files of
+these folders are opened with this module, or checked by it before a library opens them.
 """
 
 from __future__ import annotations

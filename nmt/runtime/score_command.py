@@ -16,9 +16,9 @@ def run_score_command(
     """Return the numbers that a program prints for lines of JSON.
 
     The program starts once, reads all lines and prints one number for each. Its messages on stderr
-    appear on ours. `key` is the setting that names the program. Raises `ConfigError` if the program
-    cannot start, fails or takes too long, and `DataError` for other output than one finite number
-    for each line.
+    appear on stderr of this process. `key` is the setting that names the program. Raises
+    `ConfigError` if the program cannot start, fails or takes too long. Raises `DataError` unless
+    the output is one finite number for each line.
     """
     program = shlex.split(command)
     text = "".join(f"{line}\n" for line in lines)

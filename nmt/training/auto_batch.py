@@ -84,9 +84,9 @@ def search_max_tokens(
     """Return the largest `max_tokens` from `minimum` to `maximum` that fits; None if none does.
 
     `measure` runs the largest batches of a size and returns their peak memory in bytes, or None if
-    they ran out of memory. Each trial at most doubles the size. Since an operating system may kill
-    a process that takes too much memory, no trial exceeds the size at which a line through the last
-    two peaks reaches `limit_bytes`. After a failed trial, the search bisects.
+    they ran out of memory. Each trial at most doubles the size. A line through the last two peaks
+    predicts the size that reaches `limit_bytes`. No trial exceeds this size, since an operating
+    system may kill a process that takes too much memory. After a failed trial, the search bisects.
     """
     fitting_peak = measure(minimum)
     if fitting_peak is None or fitting_peak > limit_bytes:

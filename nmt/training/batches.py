@@ -31,8 +31,8 @@ from nmt.model.fast.transfer import send
 FILLER_ROWS: Rows = np.zeros(1, dtype=np.int64)
 """The rows of a filler, a batch of the first pair only.
 
-A rank runs a filler, with a loss and a gradient of 0, if an update has no batch for this rank: all
-ranks have to run the same number of batches.
+All ranks have to run batches in every update. A rank for which an update has no batch runs a
+filler, whose loss and gradient are set to 0.
 """
 
 

@@ -118,9 +118,9 @@ def measure_flops_per_second(
 ) -> float:
     """Measure the FLOP/s of `device` in the matrix multiplications of training.
 
-    Each shape of weight matrix is timed with `num_tokens` rows or fewer, in one forward and two
-    backward multiplications, and weighted by the number of such matrices in the model. Takes about
-    0.3 s on a CPU.
+    Times one forward and two backward multiplications for each shape of weight matrix, with
+    `num_tokens` rows or fewer. The number of matrices in the model is the weight of their shape.
+    Takes about 0.3 s on a CPU.
     """
     shapes = source_shapes(config) + target_shapes(config, vocab_size)
     flops = 0.0

@@ -139,8 +139,7 @@ def first_batches(plan: UpdatePlan, lengths: Lengths) -> UpdatePlan:
 def _describe_memory(learner: Learner, peak_bytes: int) -> str:
     """Say how much memory a device needs, how much it has, and what sharding saves.
 
-    For example: "3.10 GB of tensors, of 80.00 GB, on each device, at the peak; weights, gradients
-    and moments are 0.70 GB; sharding=full is not needed". "Moments" are the optimizer's state.
+    The text calls the state of the optimizer "moments".
     """
     scope = "the process" if learner.device.type == "cpu" else "tensors"
     memory_bytes = device_memory_bytes(learner.device)

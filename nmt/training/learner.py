@@ -73,7 +73,7 @@ class UpdateResult:
 
 
 class Learner:
-    """Trains a model on one rank: holds the model, its optimizers, its average and its loss."""
+    """Trains a model on one rank, with its optimizers, its average and its loss."""
 
     def __init__(
         self,
@@ -375,8 +375,8 @@ class Learner:
         try:
             yield
         finally:
-            # DDP must be freed before the process group: otherwise it is freed while Python's GIL
-            # is held, and gloo's thread may wait for the GIL forever
+            # Free DDP before the process group ends. Later, it would be freed while Python's GIL is
+            # held, and gloo's thread may wait for the GIL forever.
             self.objective = objective
 
     # --- measurements

@@ -37,8 +37,8 @@ _ALIGNMENT_EPS = 1e-6  # added to attention weights, so that their logarithm is 
 SoftmaxLoss = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
 """A loss as a function of logits (N, V), targets (N,) and smoothing.
 
-Returns the summed loss, the summed nll, and the gradient of the loss with respect to the logits,
-(N, V), in the dtype of the logits. The gradient may overwrite the logits.
+Returns the summed loss, the summed nll, and the gradient with respect to the logits, (N, V). The
+gradient has the dtype of the logits, and may overwrite them.
 """
 
 
@@ -165,10 +165,10 @@ def softmax_loss_for_compiler(
 def r_drop_loss(alpha: float, used_size: int | None = None) -> SoftmaxLoss:
     """Return the `SoftmaxLoss` of R-Drop (Liang et al., 2021, equation 4) with weight `alpha`.
 
-    Rows 2i and 2i + 1 of the logits come from two passes over token i. The loss of a token is
-    (CE_1 + CE_2) / 2 + alpha / 4 * (KL(p_1 || p_2) + KL(p_2 || p_1)), where only the cross-entropy
-    CE is smoothed, over the first `used_size` ids. This is half of the paper's loss, so that
-    alpha = 0 gives the usual loss.
+    Rows 2i and 2i + 1 of the logits come from two passes over token i. The loss of a token is (CE_1
+    + CE_2) / 2 + alpha / 4 * (KL(p_1 || p_2) + KL(p_2 || p_1)). The cross-entropies CE are smoothed
+    over the first `used_size` ids. The divergences KL are not smoothed. This is half of the paper's
+    loss, so that alpha = 0 gives the usual loss.
     """
 
     def compute(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -97,8 +97,8 @@ class MetricsWriter:
 def _remove_later_records(path: Path, state: TrainerState) -> bool:
     """Remove the records after `state` from `metrics.jsonl`.
 
-    If `state` was saved before the validation of its update, also removes the record of this
-    validation, which must be repeated. Returns whether there was such a record.
+    If `state` was saved before the validation of its update, the validation must be repeated. Then
+    also removes the record of the validation. Returns whether there was one.
     """
     records = []
     for record in read_metrics_log(path):

@@ -148,8 +148,8 @@ class Muon(torch.optim.Optimizer):
 
 def _add_orthogonalized(blocks: list[Tensor], directions: list[Tensor], factor: float) -> None:
     """Add `factor` times the orthogonalized directions to blocks of weights of the same shape."""
-    # A GPU takes as long to start a kernel as to multiply small matrices, so it multiplies all of
-    # them in one kernel. On a CPU, single matrices are faster, since they stay in its cache.
+    # On a GPU, starting a kernel takes as long as multiplying small matrices, so one kernel
+    # multiplies all of them. On a CPU, single matrices are faster, since they stay in the cache.
     chunk_size = len(blocks) if blocks[0].is_cuda else 1
     for start in range(0, len(blocks), chunk_size):
         chunk = slice(start, start + chunk_size)
@@ -179,10 +179,12 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 class ScheduleFree(torch.optim.Optimizer):
     """Schedule-free AdamW (Defazio et al., 2024, algorithm 1).
 
-    Each parameter has three values. z takes the steps of Adam without momentum. x is the average
-    of all z, weighted by the squared learning rate, which gives warm-up a small share. The model
-    holds y = (1 - beta1) * z + beta1 * x, and gradients are computed at y. z is in the optimizer's
-    state. x is not stored, since it follows from y and z.
+    Each parameter has three values:
+
+    - z takes the steps of Adam without momentum. The state of the optimizer holds z.
+    - x is the average of all z, weighted by the squared learning rate, so that warm-up has a small
+      share. x is not stored, but computed from y and z.
+    - y = (1 - beta1) * z + beta1 * x is the weight in the model. Gradients are computed at y.
     """
 
     def __init__(self, params: list[dict[str, Any]], config: OptimizerConfig) -> None:

@@ -190,8 +190,9 @@ def largest_batches(lengths: Lengths, max_tokens: int) -> list[Rows]:
     one is nearly as large.
     """
     batches = bucket_by_length(lengths, max_tokens, np.arange(len(lengths)))
-    sizes = np.array([(len(rows), *lengths[rows].max(axis=0)) for rows in batches], dtype=np.int64)
-    num_rows, src, tgt = sizes.T  # pairs and lengths with padding of each batch, (batches,)
+    num_rows = np.array([len(rows) for rows in batches], dtype=np.int64)  # (batches,)
+    longest = np.array([lengths[rows].max(axis=0) for rows in batches], dtype=np.int64)
+    src, tgt = longest.T  # lengths with padding, (batches,) each
     num_attention_weights = num_rows * (src**2 + src * tgt + tgt**2)  # of a layer and head
     selected: list[int] = []  # indices of batches
     for counts in (num_rows * (src + tgt), num_rows * src, num_rows * tgt, num_attention_weights):

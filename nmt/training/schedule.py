@@ -17,8 +17,8 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     - constant: stays at the peak.
     - cosine: falls to 0 at `max_updates` (Loshchilov and Hutter, 2017, equation 5, no restarts).
     - linear: falls to 0 at `max_updates`.
-    - wsd: stays at the peak; in the last `decay_share` of updates, falls to 0 as 1 - sqrt(progress)
-      (Haegele et al., 2024, section 3).
+    - wsd: stays at the peak, and falls to 0 as 1 - sqrt(progress) in the last `decay_share` of
+      updates (Haegele et al., 2024, section 3).
     """
     assert step >= 1, "updates count from 1"
     peak = peak_learning_rate(config)

@@ -67,7 +67,7 @@ class FastAttention(MultiHeadAttention):
         context: PackedContext,
         dropout: nn.Module | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Pad queries (N, H, d), keys and values (M, H, d), and call `attend` of the plain layer.
+        """Pad queries (N, H, d), keys and values (M, H, d), and call `attend`.
 
         Returns heads (B, H, T, d) and weights (B, H, T, S).
         """

@@ -278,9 +278,9 @@ class AttentionCache:
     def _distances(self, grid: BeamGrid) -> Tensor:
         """Return the position of each column's token minus the newest position, (B, W, C).
 
-        The columns of a hypothesis are in the order of its tokens. So the cumulative sum of its row
-        of the mask is 1 in the column of its first token, 2 in the column of its second token, and
-        so on. Sums in columns of other beams have no meaning, and the bias hides these columns.
+        Columns are in the order of tokens. In a hypothesis' row of the mask, the cumulative sum is
+        1 in the column of the first token, 2 in the column of the second token, and so on. Sums in
+        columns of other beams have no meaning, and the bias hides these columns.
         """
         positions = self.attention_mask.cumsum(dim=1)  # (R, C)
         distances = grid.rows_to_grid(positions - positions[:, -1:])

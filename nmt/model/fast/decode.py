@@ -1,7 +1,7 @@
 """Decoding step by step: the decoder of one step, and the state of the hypotheses between steps.
 
 A step computes the next hidden state of each hypothesis. With few hypotheses, calling modules and
-choosing kernels would take as long as computing, so a `StepDecoder` chooses the kernels once for
+choosing kernels would take as long as computing. So a `StepDecoder` chooses the kernels once, for
 its device and dtype, and then calls plain functions.
 """
 

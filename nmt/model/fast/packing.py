@@ -300,8 +300,8 @@ def find_flash_attention(device: torch.device) -> Any:
     """Return torch's `varlen_attn`, flash attention over packed sentences, or None.
 
     It needs torch 2.11 and a GPU of compute capability 8.0, takes half precision only, and has no
-    dropout. As a side effect, turns off cuDNN's attention on GPUs, which would make a new plan for
-    each shape of a padded batch.
+    dropout. On a GPU, also turns off cuDNN's attention: it would make a new plan for each shape of
+    a padded batch.
     """
     if device.type != "cuda":
         return None

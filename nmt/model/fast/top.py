@@ -47,7 +47,8 @@ def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int)
     is_stable = sums.device.type != "cpu"
     best = _select_candidates(sums, log_probs, grid, num_chosen, is_stable=is_stable)
     if not is_stable:
-        is_tie = (best.sums[:, 1:] == best.sums[:, :-1]) & (best.sums[:, 1:] > NEG_INF)
+        is_equal = best.sums[:, 1:] == best.sums[:, :-1]  # to the candidate before
+        is_tie = is_equal & (best.sums[:, 1:] > NEG_INF)
         if is_tie.any():
             stable = _select_candidates(sums, log_probs, grid, num_chosen, is_stable=True)
             has_tie = is_tie.any(dim=1, keepdim=True)  # (B, 1)
@@ -66,7 +67,7 @@ def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int)
 
 
 def most_likely_tokens(log_probs: Tensor) -> Tensor:
-    """Return the most probable token of each row of (R, V), (R,); among equal ones the lowest."""
+    """Return the most probable token (R,) of each row of (R, V): the lowest of equal tokens."""
     groups = _group_maxima(log_probs).argmax(dim=1)  # (R,)
     tokens = _tokens_of_groups(groups).clamp_(max=log_probs.size(1) - 1)  # (R, 64)
     best = log_probs.gather(1, tokens).argmax(dim=1, keepdim=True)  # (R, 1)
@@ -108,7 +109,8 @@ def _select_candidates(
 def _select_highest(values: Tensor, count: int, is_stable: bool) -> tuple[Tensor, Tensor]:
     """Return the `count` highest values of each row of (B, N), and their indices, both (B, C).
 
-    With `is_stable`, equal values keep their order; `topk`, which is faster, returns any of them.
+    With `is_stable`, equal values keep their order. Without it, `topk` is faster, but returns equal
+    values in any order.
     """
     if not is_stable:
         return values.topk(count)
