@@ -299,7 +299,10 @@ class CandidateCounts:
         self._counts = _line_counts(self._metric, hypotheses, repeated)  # (rows, counts)
 
     def score(self, choice: npt.NDArray[np.int64]) -> float:
-        """Return the score of a candidate for each line, by index (lines,); higher is better."""
+        """Return the score of the corpus; higher is better.
+
+        `choice` (lines,) has the index of a candidate for each line.
+        """
         rows = self._first_rows + choice
         return self._sign * _score_counts(self._metric, self._counts[rows])
 

@@ -357,7 +357,7 @@ def read_glossary(values: list[str]) -> list[str]:
 
 
 def _read_lines(values: list[str], setting: str) -> list[str]:
-    """Replace each value that is the name of a file by the lines of the file, without empty ones.
+    """Replace each value that names a file by the lines of the file that are not empty.
 
     Raises the errors of `read_text_file`.
     """

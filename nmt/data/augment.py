@@ -206,7 +206,7 @@ class TextCodec:
         return all_ids[:length], text
 
     def encode(self, prefix: list[int], text: str) -> list[int]:
-        """Return `prefix` and the ids of a text; an empty list if too many, or one is unknown."""
+        """Return `prefix` and the ids of a text; [] if an id is unknown or there are too many."""
         ids = self.tokenizer.encode(text)
         text_ids = ids[find_prefix_length(ids, self.prefixes) :]
         is_too_long = len(prefix) + len(text_ids) + 1 > self.max_length

@@ -216,7 +216,7 @@ class ParallelData:
         self.lengths = np.concatenate([self.lengths, self.lengths[:, ::-1]])
 
     def _find_row(self, index: int) -> tuple[MappedShard, int, bool]:
-        """Return the shard of a pair, the row of the pair in it, and whether it is reversed."""
+        """Return the shard of a pair, its row in the shard, and whether the pair is reversed."""
         num_stored = self._starts[-1]
         is_reversed = self._bidirectional and index >= num_stored
         if is_reversed:

@@ -123,8 +123,8 @@ def remove_hints(pieces: Iterable[str]) -> PlainPieces:
     is_in_target = False  # from TARGET to DONE
     for piece in pieces:
         if piece == SOURCE:
-            # a hint at the start of a text: the tokenizer has added a space before the symbol, and
-            # the term has another one
+            # at the start of a text, the tokenizer adds a space before the symbol, although the
+            # term has a space
             if plain[-1:] == ["▁"]:
                 plain.pop()
             term_start = len(plain)

@@ -158,8 +158,8 @@ class BatchMaker:
     ) -> None:
         """Make batches for `device`: in host memory, which is page-locked for a GPU.
 
-        With `guided_alignment`, batches have the alignment of their pairs, as the data has it. If
-        the data has none, or augmentation or noise has changed a pair, `aligner` computes it.
+        With `guided_alignment`, batches have the alignment of their pairs from the data. If the
+        data has none, or augmentation or noise has changed a pair, `aligner` computes it.
         """
         self.data = data
         self.lengths = data.lengths

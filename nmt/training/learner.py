@@ -397,7 +397,7 @@ class Learner:
     def state_bytes(self) -> int:
         """Return the memory of weights, average, gradients and moments on this device."""
         tensors = list(self.model.parameters())
-        # in place of gradients, which may not exist yet and have the sizes of their parameters
+        # once more for gradients, which have the same sizes, but may not exist yet
         tensors += [parameter for parameter in tensors if parameter.requires_grad]
         if self.average is not None:
             tensors += self.average.model.parameters()

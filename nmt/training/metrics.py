@@ -100,16 +100,14 @@ def _remove_later_records(path: Path, state: TrainerState) -> bool:
     If `state` was saved before the validation of its update, the validation must be repeated. Then
     also removes the record of the validation. Returns whether there was one.
     """
-    records = []
-    for record in read_metrics_log(path):
-        if record["update"] <= state.num_updates:
-            records.append(record)
+    last_update = state.num_updates
+    records = [record for record in read_metrics_log(path) if record["update"] <= last_update]
     remaining = records
-    if state.validated_update != state.num_updates:
+    if state.validated_update != last_update:
         remaining = []
         for record in records:
             is_validation = "valid_loss" in record
-            if record["update"] < state.num_updates or not is_validation:
+            if record["update"] < last_update or not is_validation:
                 remaining.append(record)
     with replace_file(path) as temporary:
         temporary.write_bytes(b"".join(map(_render_line, remaining)))

@@ -118,7 +118,7 @@ class _Wandb:
         return self._sent
 
     def write(self, position: int, metrics: dict[str, float]) -> None:
-        # wandb's steps must increase, so they are positions; the plots have `update` as their axis
+        # `step` must increase, so it is the position; `update` is the axis of the plots
         self._run.log({"update": position // 2, **metrics}, step=position)
 
     def close(self) -> None:

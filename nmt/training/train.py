@@ -186,7 +186,7 @@ class Trainer:
         """Yield the updates of an epoch from index `start` on, each with its micro-batches."""
         for index in range(start, len(epoch_plan)):
             plan = epoch_plan[index]
-            # seeds the random changes of pairs; distinct, since a mix may repeat pairs in an epoch
+            # a different seed of random changes in each update, since a mix may repeat pairs
             update_id = epoch << 32 | index
             yield plan, self.learner.batch_maker.make_batches(plan, update_id, augment)
 

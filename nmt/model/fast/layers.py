@@ -157,8 +157,8 @@ def frozen_linear(
 ) -> Callable[[Tensor], Tensor]:
     """Return a function that computes x W^T + b for a weight and a bias that `reorder` returned.
 
-    The function takes `x` (N, I), where N is a result of `round_up_rows`. It returns float32, but
-    with an activation and a bfloat16 weight bfloat16, since the next layer reads bfloat16.
+    The function takes `x` (N, I), where N is a result of `round_up_rows`. The result is float32.
+    With an activation and a bfloat16 weight, it is bfloat16, which the next layer takes.
     """
     if not weight.is_mkldnn:
         if activation == "relu":
