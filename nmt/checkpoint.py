@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from nmt.config import ExportFormat, ModelConfig, Quantization, SearchConfig, require_valid
 from nmt.data.languages import LanguagePair, target_tags
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
-from nmt.errors import ModelError
+from nmt.errors import ModelError, to_one_line
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.transformer import Transformer
 from nmt.runtime.files import describe_folder, replace_folder, write_json
@@ -209,7 +209,7 @@ def build_model(
         if weights is not None:
             model.load_state_dict(weights, strict=True, assign=True)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = to_one_line(error, 200)
         raise ModelError(f"the weights do not fit the model's config: {reason}") from None
     return accelerate(model.to(device))
 

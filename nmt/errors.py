@@ -74,6 +74,11 @@ def escape_controls(text: str) -> str:
     return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)  # `ascii` adds quotes
 
 
+def to_one_line(message: object, max_characters: int | None = None) -> str:
+    """Write a message, such as the error of a library, on one line of at most `max_characters`."""
+    return " ".join(str(message).split())[:max_characters]
+
+
 def suggest_names(name: str, valid: Iterable[str], otherwise: str = "") -> str:
     """Return the end of an error message about an unknown name: "did you mean ...?"
 

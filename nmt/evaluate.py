@@ -26,7 +26,7 @@ from tabulate import tabulate
 
 from nmt.command_metric import COMMAND_SCORE, CommandMetric
 from nmt.config import Method, Metric
-from nmt.errors import ConfigError, DataError, suggest_names
+from nmt.errors import ConfigError, DataError, suggest_names, to_one_line
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def build_bleu_metric(tokenize: str, *, lowercase: bool = False) -> BLEU:
         # `force` silences a warning about tokenized text: `check_lines` raises an error instead
         return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     except (RuntimeError, OSError) as error:  # an extra is missing, or a model cannot be fetched
-        reason = " ".join(str(error).split())
+        reason = to_one_line(error)
         if tokenize in ("ja-mecab", "ko-mecab"):
             reason = f"run: pip install nmt[{tokenize[:2]}]"
         raise ConfigError(f"tokenize={tokenize} is not available here; {reason}") from error

@@ -30,7 +30,7 @@ from nmt.config import (
     choose,
     translate_value,
 )
-from nmt.errors import ConfigError, suggest_names
+from nmt.errors import ConfigError, suggest_names, to_one_line
 from nmt.runtime.reading import MAX_BYTES, open_regular
 
 # in YAML files, these keys are for nmt-train only, since other commands use them in another sense
@@ -113,7 +113,7 @@ def _register(group: str, path: Path) -> str:
         with open_regular(path, max_bytes=MAX_BYTES) as file:
             content: Any = OmegaConf.to_container(OmegaConf.load(file))
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path} is not valid YAML: {to_one_line(error)}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds no settings; write lines of key: value")
     if group == "model":

@@ -78,7 +78,7 @@ class StageConfig(Settings):
     )
 
 
-# (setting, needed setting, rule): if the first setting is set, the second must be set too
+# (setting, needed setting or property, rule): if the first is set, the second must be set too
 _REQUIREMENTS = (
     ("freeze", "init_from", "needs init_from=FOLDER, a trained model"),
     ("init_rows", "init_from", "needs init_from=FOLDER, a trained model"),

@@ -13,8 +13,8 @@ class Lemmas:
     """The lemmas of word forms: the forms that dictionaries list, such as "Haus" for "Häuser".
 
     Args:
-        pairs: word forms and their lemmas. A form may have several; the first is its lemma in
-            `lemmatize`.
+        pairs: word forms and their lemmas. A form may have several lemmas; `lemmatize` takes the
+            first.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
@@ -27,18 +27,21 @@ class Lemmas:
                 self._forms.setdefault(lemma, []).append(form)
 
     def lemmatize(self, text: str) -> str:
-        """Replace each word by its lemma. Words without one stay, such as unknown words."""
+        """Replace each word by its lemma; a word without a lemma stays unchanged."""
         return " ".join(self._find(word)[0] for word in text.split(" "))
 
     def forms(self, word: str) -> list[str]:
-        """Return `word`, its lemmas and all other forms of these lemmas."""
+        """Return `word`, its lemmas, and all forms of these lemmas."""
         forms = [word]
         for lemma in [*self._find(word), word]:
             forms += [lemma, *self._forms.get(lemma, [])]
         return list(dict.fromkeys(forms))
 
     def _find(self, word: str) -> list[str]:
-        """Return the lemmas of a word, which may have a capital at the start of a sentence."""
+        """Return the lemmas of a word, or the word itself if it has none.
+
+        At the start of a sentence, the word may have a capital.
+        """
         return self._lemmas.get(word) or self._lemmas.get(word.lower()) or [word]
 
 
@@ -51,7 +54,7 @@ def read_lemmas(path: str) -> Lemmas:
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip() or line.startswith("#"):
             continue
-        # the form in which the tokenizer and the glossary see text
+        # tokenizers and glossaries normalize text in the same way
         columns = [column.strip() for column in unicodedata.normalize("NFKC", line).split("\t")]
         if len(columns) < 2 or not columns[0] or not columns[1]:
             raise DataError(f"{path}:{number}: {line!r:.80} is not FORM<TAB>LEMMA")

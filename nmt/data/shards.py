@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from nmt.config import require_valid
 from nmt.data import Lengths
-from nmt.errors import DataError
+from nmt.errors import DataError, to_one_line
 from nmt.runtime.reading import check_regular
 
 IdArray = np.ndarray[Any, np.dtype[Any]]
@@ -175,7 +175,7 @@ class MappedShard:
         except FileNotFoundError:
             raise unusable_file(path, "is missing") from None
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise unusable_file(path, f"is damaged ({' '.join(str(error).split())})") from None
+            raise unusable_file(path, f"is damaged ({to_one_line(error)})") from None
 
     def _add_batch(self, batch: pa.RecordBatch) -> None:
         """Check a record batch, and add its columns to the lists of all batches."""

@@ -33,8 +33,8 @@ MAX_TERMS = 3  # maximum number of hints in a training pair
 _MAX_WORDS = 3  # maximum number of source words of a term in training
 _MAX_EXTRA_WORDS = 1  # maximum number of words by which a target is longer than its source term
 _COPY_PROB = 0.3  # probability that a random word replaces the target of a term in training
-# Probability that a hint has lemmas in training. A model then learns to inflect the terms of
-# dictionaries. In the other hints, it learns that a hint may already have the right form.
+# Probability that a hint has lemmas in training, from which a model learns to inflect the terms of
+# dictionaries. From the other hints, it learns that a term may already have the right form.
 _LEMMA_PROB = 0.7
 _MAX_PARTS = 3  # maximum number of pieces of a random word
 # Matches from the first to the last letter or digit, without punctuation around them. In `regex`,

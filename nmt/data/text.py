@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from nmt.config import Corpus, resolve_path
-from nmt.errors import DataError, NmtError
+from nmt.errors import DataError, NmtError, to_one_line
 
 Pair = tuple[str, str]
 _FORMATS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
@@ -179,7 +179,7 @@ def explain_read_errors(name: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:
             raise NmtError(f"{name} cannot be read: {error.strerror}") from None
         format = _FORMATS.get(Path(name).suffix.lower(), "compressed")
-        reason = " ".join(str(error).split())
+        reason = to_one_line(error)
         raise DataError(f"{name}: not a whole {format} file ({reason}); fetch it again") from None
 
 

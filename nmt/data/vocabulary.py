@@ -30,7 +30,7 @@ from nmt.data.tokenizer import (
     read_model,
 )
 from nmt.data.word_vocabulary import train_word_tokenizer
-from nmt.errors import ConfigError, DataError, NmtError
+from nmt.errors import ConfigError, DataError, NmtError, to_one_line
 
 log = logging.getLogger(__name__)
 ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
@@ -209,7 +209,7 @@ def train_tokenizer(
             **_CONTROL_IDS,
         )
     except RuntimeError as error:
-        raise _explain_failure(" ".join(str(error).split()), config.vocab_size) from None
+        raise _explain_failure(to_one_line(error), config.vocab_size) from None
     if num_too_long:
         log.warning(
             "the tokenizer was trained without %d of %d sentences, longer than %d bytes",

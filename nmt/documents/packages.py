@@ -19,7 +19,7 @@ from nmt.documents.office import XmlPart, read_office_part
 from nmt.documents.texts import PlainText, SourceText
 from nmt.documents.xml_text import XmlText, escape
 from nmt.documents.xml_tokens import XmlKind, decode_xml, encode_xml, tokenize_xml
-from nmt.errors import DataError
+from nmt.errors import DataError, to_one_line
 
 _MAX_TEXT_BYTES = 64 << 20  # unpacked size of all files with text
 # An archive may unpack to _MAX_RATIO times its size, or to _MIN_LIMIT_BYTES if that is more.
@@ -147,7 +147,7 @@ def _read_texts(content: bytes, package_format: _Format) -> dict[str, tuple[_Rea
                 if read is not None:
                     contents[entry.filename] = (read, archive.read(entry))
     except _ZIP_ERRORS as error:
-        reason = " ".join(str(error).split())
+        reason = to_one_line(error)
         raise DataError(
             f"the file is not a {package_format.name} document, or is damaged or has a password: "
             f"{reason}"

@@ -13,7 +13,7 @@ import torch
 
 from nmt.checkpoint import ModelInfo, build_model, find_model, load_info, save_model
 from nmt.config import ImportConfig, ImportFormat, resolve_path
-from nmt.errors import ConfigError, ModelError, NmtError
+from nmt.errors import ConfigError, ModelError, NmtError, to_one_line
 from nmt.importing import fairseq, huggingface, marian, opennmt
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def import_model(config: ImportConfig) -> Path:
         build_model(info, imported.weights, torch.device("cpu"))  # checks names and shapes
     except _READER_ERRORS as error:
         log.debug("%s", path, exc_info=True)
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+        reason = f"{type(error).__name__}: {to_one_line(error, 100)}"
         raise ModelError(
             f"{path} is not a model of {toolkit.value} ({reason}); copy it again"
         ) from error

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nmt.config import Activation, Decoder, ImportConfig, ModelConfig, Norm, Positions
 from nmt.data.tokenizer import Tokenizer, read_model
-from nmt.errors import ModelError
+from nmt.errors import ModelError, to_one_line
 from nmt.importing.piece_ids import (
     SideVocabulary,
     SpecialIds,
@@ -174,7 +174,7 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
                 arrays[name] = array
     # numpy and zipfile raise many types for damaged files, such as MemoryError and TokenError
     except Exception as error:
-        reason = " ".join(str(error).split())[:100]
+        reason = to_one_line(error, 100)
         raise ModelError(f"{path} is not an .npz of numbers ({reason}); copy it again") from None
     if _SETTINGS not in arrays or arrays[_SETTINGS].itemsize != 1:
         raise ModelError(f"{path} lacks {_SETTINGS}; it is not a model of Marian")

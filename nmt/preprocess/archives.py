@@ -18,7 +18,7 @@ from typing import IO
 
 from nmt.config import resolve_path
 from nmt.data.text import decompress, explain_read_errors, is_compressed
-from nmt.errors import DataError, list_first
+from nmt.errors import DataError, list_first, to_one_line
 
 MAX_FILES = 10_000
 # An archive may unpack to MAX_RATIO times its size, or to MIN_LIMIT_BYTES if that is more.
@@ -163,7 +163,7 @@ def _archive_errors(archive: Path) -> Iterator[None]:
         with explain_read_errors(str(archive)):
             yield
     except (zipfile.BadZipFile, tarfile.TarError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        reason = to_one_line(error)
         raise DataError(
             f"{archive} cannot be read ({reason}); fetch it again, or unpack it"
         ) from None

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nmt.config import SplitConfig, resolve_path
-from nmt.errors import DataError, suggest_names
+from nmt.errors import DataError, suggest_names, to_one_line
 from nmt.runtime.reading import check_tree
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def read_dataset(
             for table in tables:
                 yield [_join_lines(column, name) for column in _find_columns(table, fields, name)]
     except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = to_one_line(error, 300)
         raise DataError(f"dataset {name} cannot be read: {reason}") from None
 
 

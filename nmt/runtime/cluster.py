@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt import __version__
-from nmt.errors import NmtError, PeerError
+from nmt.errors import NmtError, PeerError, to_one_line
 from nmt.runtime.pool import (
     ITEMS_PER_WORKER,
     CurrentProcess,
@@ -155,7 +155,7 @@ def _connect(scheduler: str) -> Any:
             distributed.comm.get_address_host(scheduler)
             client = distributed.Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = to_one_line(error, 200)
         raise NmtError(f"scheduler={scheduler}: no scheduler answers there ({reason})") from None
     # check before the first item is sent, since a worker without nmt could not unpickle it
     versions = client.run(metadata.version, "nmt", on_error="return")

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nmt.config import DType
-from nmt.errors import ConfigError, DeviceError, PeerError, StoppedError
+from nmt.errors import ConfigError, DeviceError, PeerError, StoppedError, to_one_line
 from nmt.runtime.cores import choose_num_threads
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         problem = "the connection to another rank is lost"
         if has_timed_out:
             problem = f"no answer from another rank within timeout_seconds={timeout_seconds}"
-        reason = " ".join(str(error).split())[:300]
+        reason = to_one_line(error, 300)
         raise PeerError(
             f"{problem}; run the same command to continue from the newest checkpoint ({reason})"
         ) from error

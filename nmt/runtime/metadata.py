@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from nmt.errors import ConfigError, DamagedError
+from nmt.errors import ConfigError, DamagedError, to_one_line
 from nmt.runtime.reading import read_regular_file
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError("no settings")
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())[:100]
+        reason = to_one_line(error, 100)
         raise DamagedError(
             f"{path} is not a config of a run ({reason}); copy the run again"
         ) from None

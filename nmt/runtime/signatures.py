@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nmt.errors import ConfigError, ModelError
+from nmt.errors import ConfigError, ModelError, to_one_line
 from nmt.runtime.manifest import SIGNATURE, write_manifest
 from nmt.runtime.reading import check_regular, check_tree
 
@@ -81,7 +81,7 @@ def verify_signature(folder: Path) -> None:
         ) from None
     # a crafted signature may raise any exception of JSON, sigstore, protobuf and cryptography
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or "the signature is invalid"
+        reason = to_one_line(error, 200) or "the signature is invalid"
         raise ModelError(
             f"{folder} does not match its signature ({reason}); get the folder again"
         ) from None
@@ -89,7 +89,7 @@ def verify_signature(folder: Path) -> None:
 
 def _make_key_error(setting: str, path: Path, key_type: str, error: Exception) -> ConfigError:
     """Return the error for a setting whose file is not a usable public or private key."""
-    reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:100]
+    reason = getattr(error, "strerror", None) or to_one_line(error, 100)
     return ConfigError(
         f"{setting}={path}: is not a {key_type} key ({reason}); give a PEM file of the curve "
         "P-256, P-384 or P-521 without a password"

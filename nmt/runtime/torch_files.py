@@ -18,6 +18,7 @@ from typing import IO, Any
 import torch
 from torch.serialization import safe_globals
 
+from nmt.errors import to_one_line
 from nmt.runtime.reading import list_zip_members, open_regular
 
 _MAX_TENSORS = 1 << 15
@@ -56,7 +57,7 @@ def load_torch_file(path: Path, *, use_mmap: bool = False) -> dict[str, Any]:
             raise
         # for a damaged file, torch raises MemoryError, IndexError, AssertionError and other types
         except Exception as error:
-            raise ValueError(" ".join(str(error).split())[:100] or type(error).__name__) from None
+            raise ValueError(to_one_line(error, 100) or type(error).__name__) from None
     if not isinstance(content, dict):
         raise ValueError("no dictionary")
     return content

@@ -12,7 +12,7 @@ import torch
 from starlette.requests import Request
 
 from nmt.config import ServeConfig, read_glossary, resolve_path
-from nmt.errors import ConfigError, NmtError, escape_controls
+from nmt.errors import ConfigError, NmtError, escape_controls, to_one_line
 from nmt.search.glossary import Glossary, parse_entry
 from nmt.serve.access import Admission, BodyLimits, RequestContext, read_metrics_token
 from nmt.serve.downloads import Downloads
@@ -93,7 +93,7 @@ class Service:
         # a damaged file may raise any type
         except Exception as error:
             self.reload_failed = True
-            reason = " ".join(str(error).split())
+            reason = to_one_line(error)
             if not isinstance(error, NmtError):  # the message may be empty, or only a key
                 reason = f"{type(error).__name__}: {reason}"
             log.error("the models were not reloaded: %s", escape_controls(reason))

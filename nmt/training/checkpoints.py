@@ -29,7 +29,7 @@ from nmt.checkpoint import (
 )
 from nmt.config import require_valid
 from nmt.data.tokenizer import Tokenizers
-from nmt.errors import ModelError, NmtError
+from nmt.errors import ModelError, NmtError, to_one_line
 from nmt.runtime.files import remove_folder, replace_link
 from nmt.runtime.manifest import verify_checksums
 from nmt.runtime.metadata import pop_version, to_dataclass
@@ -235,7 +235,7 @@ class Saver:
     def _describe_failure(self, error: Exception, update: int | None) -> str:
         # not the text of an OSError, which would repeat the path
         message = getattr(error, "strerror", None) or error
-        reason = " ".join(str(message).split())
+        reason = to_one_line(message)
         checkpoints = list_checkpoints(self.run_dir)
         fallback = "there is none before it"
         if checkpoints:

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nmt.config import Adapter, Optimizer, Sharding, TrainConfig
 from nmt.data import Rows
 from nmt.data.batching import UpdatePlan
-from nmt.errors import ModelError
+from nmt.errors import ModelError, to_one_line
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.layers import cache_rounded_weights
 from nmt.model.fast.transfer import send
@@ -183,7 +183,7 @@ class Learner:
             if self.average is not None:
                 self.average.load(weights, state["num_averaged"])
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = to_one_line(error, 200)
             raise ModelError(f"the newest checkpoint does not fit the model ({reason})") from None
 
     # --- updates

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from nmt.config import TrackerName
-from nmt.errors import DamagedError, NmtError
+from nmt.errors import DamagedError, NmtError, to_one_line
 from nmt.runtime.files import replace_json
 from nmt.runtime.manifest import read_run_config
 from nmt.runtime.metadata import read_json, to_dataclass
@@ -279,7 +279,7 @@ class TrackerThread:
     def warn(self, reason: object) -> None:
         """Log a warning: why records were not sent, and how to send them."""
         message = "tracker %s: %s; nmt-visualize what=upload sends the rest"
-        log.warning(message, self.name.value, " ".join(str(reason).split())[:300])
+        log.warning(message, self.name.value, to_one_line(reason, 300))
 
     def _run(self) -> None:
         """Do the work of the thread; log any exception as a warning."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from nmt.config import SearchConfig
+from nmt.errors import to_one_line
 from nmt.search.beam import BeamSearch
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.request import SearchRequest
@@ -210,8 +211,7 @@ class BatchSearch:
         except Exception as error:
             if len(batch) == 1 and self._is_engine_broken():
                 raise
-            message = " ".join(str(error).split())  # on one line
-            reason = f"{type(error).__name__}: {message[:_MAX_REASON_CHARACTERS]}"
+            reason = f"{type(error).__name__}: {to_one_line(error, _MAX_REASON_CHARACTERS)}"
         else:
             with self._failure_lock:
                 self.num_failed = 0

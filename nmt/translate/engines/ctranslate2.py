@@ -30,7 +30,7 @@ from nmt.checkpoint import (
 )
 from nmt.config import DType, ExportFormat, Quantization, SearchConfig
 from nmt.data.tokenizer import Tokenizers
-from nmt.errors import ConfigError, DataError, DeviceError, ModelError
+from nmt.errors import ConfigError, DataError, DeviceError, ModelError, to_one_line
 from nmt.export.conversion import convert_once, remove_conversion
 from nmt.runtime.distributed import find_device
 from nmt.runtime.metadata import read_json, to_dataclass
@@ -464,7 +464,7 @@ def _load_engine(folder: Path, placement: Placement, num_threads: int) -> Any:
             intra_threads=1,  # several threads in one multiplication take twice the CPU time
         )
     except (RuntimeError, ValueError, LookupError, MemoryError) as error:
-        reason = " ".join(str(error).split())[:_MAX_REASON_CHARACTERS]
+        reason = to_one_line(error, _MAX_REASON_CHARACTERS)
         raise ModelError(
             f"{folder} cannot be loaded by CTranslate2 ({reason}); export it again"
         ) from None
