@@ -82,7 +82,8 @@ class Mix:
 
     def sample_rows(self, max_pairs: int) -> Rows:
         """Return about `max_pairs` evenly spaced pairs of the corpora that epochs draw from."""
-        step = math.ceil(sum(corpus.num_pairs for corpus in self.drawn_corpora) / max_pairs)
+        num_pairs = sum(corpus.num_pairs for corpus in self.drawn_corpora)
+        step = math.ceil(num_pairs / max_pairs)
         selected = [np.arange(corpus.start, corpus.end, step) for corpus in self.drawn_corpora]
         return np.concatenate(selected)
 

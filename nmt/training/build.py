@@ -100,7 +100,8 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
     if config.noise.is_enabled:
         noise = TokenNoise(config.noise, config.seed, tokenizers, data_info.directions.values())
     aligner = None
-    if config.has_hints or (config.guided_alignment and not data.is_aligned):
+    lacks_alignment = config.guided_alignment > 0 and not data.is_aligned
+    if config.has_hints or lacks_alignment:
         log.info("learning the alignment of words")
         aligner = WordAligner(data, src_vocab_size=vocab_sizes[0], tgt_vocab_size=vocab_sizes[1])
     batch_maker = BatchMaker(config, data, tokenizers, device, noise, aligner)

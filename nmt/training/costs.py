@@ -178,12 +178,18 @@ def peak_memory_bytes(device: torch.device) -> int:
     try:
         # not `getrusage`, whose peak includes the peak of the parent process
         status = Path("/proc/self/status").read_text(encoding="utf-8")
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+        return _parse_bytes(status, "VmHWM:")
     except (OSError, IndexError):  # not Linux
         if resource is None:
             return 0
         bytes_per_unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bytes_per_unit
+
+
+def _parse_bytes(text: str, key: str) -> int:
+    """Return a size in a text of /proc, whose lines are such as "VmHWM:   1234 kB"."""
+    kib = text.split(key)[1].split()[0]
+    return int(kib) * 1024
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -209,10 +215,10 @@ def usable_memory_bytes(device: torch.device) -> int:
         page_bytes = os.sysconf("SC_PAGE_SIZE")
         num_resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-        available_kib = int(meminfo.split("MemAvailable:")[1].split()[0])
+        available_bytes = _parse_bytes(meminfo, "MemAvailable:")
     except (AttributeError, IndexError, OSError, ValueError):  # not Linux
         return device_memory_bytes(device)
-    usable_bytes = num_resident_pages * page_bytes + available_kib * 1024
+    usable_bytes = num_resident_pages * page_bytes + available_bytes
     for path in _CONTAINER_LIMITS:
         with suppress(OSError, ValueError):  # "max" is no limit
             usable_bytes = min(usable_bytes, int(path.read_text(encoding="ascii")))

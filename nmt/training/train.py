@@ -270,9 +270,9 @@ class Trainer:
         is_validation_due = self.is_due(config.validate_every_updates)
         if is_validation_due or self.is_due(config.checkpoint_every_updates):
             self.save()  # before validation, so that a failure there loses nothing
-        # After a signal, this process may be killed soon. The resumed run validates instead,
-        # unless there will be none because this run is complete.
-        if is_validation_due and (not self.is_stopped or self.is_complete()):
+        # after a signal, this process may be killed soon, and a resumed run validates instead
+        will_resume = self.is_stopped and not self.is_complete()
+        if is_validation_due and not will_resume:
             self.validate()
 
     def is_due(self, every_updates: int) -> bool:
