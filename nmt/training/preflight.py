@@ -1,6 +1,6 @@
 """Check before the first update that the model and the largest batches fit in memory."""
 
-# N pairs, B pairs of a batch
+# N pairs
 
 from __future__ import annotations
 
@@ -140,10 +140,11 @@ def check_batches_fit(
     peak_bytes = measure(max_tokens)
     if peak_bytes is not None:
         return peak_bytes
-    largest = lengths[largest_batches(lengths, max_tokens)[0]]  # (B, 2), of the largest batch
+    rows = largest_batches(lengths, max_tokens)[0]
+    src_length, tgt_length = lengths[rows].max(axis=0)
     problem = (
-        f"out of memory: max_tokens={max_tokens} makes batches such as {len(largest)} pairs of "
-        f"{largest[:, 0].max()} source and {largest[:, 1].max()} target tokens"
+        f"out of memory: max_tokens={max_tokens} makes batches such as {len(rows)} pairs of "
+        f"{src_length} source and {tgt_length} target tokens"
     )
     fitting = _search_max_tokens(
         lambda tokens: measure(tokens) is not None, int(lengths.max()), max_tokens
