@@ -194,7 +194,7 @@ class _Extension:
             if piece in model_pieces:  # the same text may be joined from other pieces
                 continue
             num_boundaries = len(pieces) - 1  # that the new piece removes
-            score = sum(scores[part] for part in pieces) + _JOIN_BONUS * num_boundaries
+            score = sum(scores[joined] for joined in pieces) + _JOIN_BONUS * num_boundaries
             if proto.trainer_spec.model_type == _BPE:
                 score = lowest - i
             self.model += serialize_piece(piece, _Piece.NORMAL, score)
