@@ -170,7 +170,7 @@ class _PartReader:
                 inline_tokens.append(Token(TokenKind.OPENING, token.raw, token.name))
             elif token.kind is XmlKind.CLOSING:
                 inline_tokens.append(Token(TokenKind.CLOSING, token.raw, token.name))
-            # drops page breaks of the source, and marks of CDATA, since its text is escaped
+            # page breaks and marks of CDATA are dropped: they apply to the source only
             elif not is_cdata_mark(token) and token.name != "soft-page-break":
                 end = find_end(tokens, index)
                 raw = self.read_element(tokens[index:end])

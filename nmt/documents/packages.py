@@ -162,7 +162,7 @@ def _check_files(archive: zipfile.ZipFile, packed_bytes: int, package_format: _F
     entries = archive.infolist()
     names = {entry.filename for entry in entries}
     if len(entries) > _MAX_FILES or len(names) < len(entries):
-        raise DataError(f"the file has over {_MAX_FILES} files in it, or one twice")
+        raise DataError(f"the file has over {_MAX_FILES} files in it, or two of one name")
     for entry in entries:
         num_bytes += entry.file_size
         if package_format.find_reader(entry.filename):
@@ -174,7 +174,7 @@ def _check_files(archive: zipfile.ZipFile, packed_bytes: int, package_format: _F
     if num_bytes > max(_MAX_RATIO * packed_bytes, _MIN_LIMIT_BYTES):
         raise DataError(
             f"the file of {packed_bytes} bytes unpacks to {num_bytes}, over {_MAX_RATIO} times its "
-            "size, which documents do not"
+            "size, which no document needs"
         )
     manifest = "META-INF/manifest.xml"  # OpenDocument has this file
     if manifest in names and b"encryption-data" in archive.read(manifest):

@@ -40,7 +40,7 @@ class _XliffReader:
         self._texts: list[SourceText] = []
         self._markup: list[str] = []  # the markup since the last text
         self._untranslated: list[bool] = [False]
-        """Whether the units of the file, and of each open element, stay as they are."""
+        """For the file and each open element, whether the units in it stay as they are."""
 
     def read(self, tokens: Iterator[XmlToken]) -> list[SourceText]:
         """Return the texts of the file, and the markup between them."""
@@ -70,8 +70,8 @@ class _XliffReader:
 
     def _read_unit(self, tokens: list[XmlToken]) -> None:
         """Add a unit, in which the translation becomes the target."""
-        elements = _find_children(tokens)  # (0, 0) for a missing element
-        source_start, source_end = elements.get("source", (0, 0))
+        elements = _find_children(tokens)
+        source_start, source_end = elements.get("source", (0, 0))  # (0, 0) if it is missing
         target_start, target_end = elements.get("target", (0, 0))
         if source_end == 0 or _has_text(tokens[target_start:target_end]):
             self._markup.append(join_raw(tokens))

@@ -88,11 +88,14 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
     src, tgt = _read_vocabularies(
         settings, tokenizer_settings, sizes, config, src_lang=src_lang, tgt_lang=tgt_lang
     )
+    generation_settings = settings  # old folders have them in `config.json`
+    if (folder / "generation_config.json").exists():
+        generation_settings = Settings.read(folder / "generation_config.json")
     return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(src, tgt, shares_embedding=sizes.shares_embedding),
         weights=make_state_dict(tensors, model, sizes),
-        search=_convert_generation(_read_generation_settings(folder, settings), tgt),
+        search=_convert_generation(generation_settings, tgt),
         src_lang=src_lang,
         tgt_lang=tgt_lang,
     )
@@ -150,12 +153,6 @@ def _read_vocabularies(
     src = SideVocabulary(src_spm, src_pieces, src_special_ids)
     tgt = SideVocabulary(tgt_spm, tgt_pieces, tgt_special_ids)
     return src, tgt
-
-
-def _read_generation_settings(folder: Path, settings: Settings) -> Settings:
-    """Read `generation_config.json`. Old folders have its settings in `config.json` instead."""
-    path = folder / "generation_config.json"
-    return Settings.read(path) if path.exists() else settings
 
 
 def _find_text(settings: Settings, name: str, other_name: str) -> str | None:

@@ -128,7 +128,7 @@ def _check_size(archive: Path, num_bytes: int) -> None:
     if num_bytes > max(MAX_RATIO * packed_bytes, MIN_LIMIT_BYTES):
         raise DataError(
             f"{archive} of {packed_bytes:,} bytes unpacks to {num_bytes:,} or more, over "
-            f"{MAX_RATIO} times its size, which text does not; unpack it if you trust it"
+            f"{MAX_RATIO} times its size, which no text needs; unpack it if you trust it"
         )
 
 

@@ -29,7 +29,8 @@ from nmt.runtime.metadata import read_json
 log = logging.getLogger(__name__)
 # The test set is taken first, so that it stays the same if the validation set gets more pairs.
 _SPLITS = ("test", "valid")
-_TAKEN_MARKER = "taken.json"  # is written to the plan folder after all sets
+# the corpora and the sentences of all sets; written to the plan folder when the sets are complete
+_TAKEN_FILE = "taken.json"
 _SPARE_CANDIDATES = 1000  # for candidates that are skipped since they share a sentence
 # Chinese and Japanese have no spaces, so each of their characters counts as a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
@@ -79,8 +80,8 @@ def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits
     sizes = requested_sizes(job.config)
     if not sizes:
         return job
-    marker = job.work.plan / _TAKEN_MARKER
-    if not marker.exists():
+    taken_file = job.work.plan / _TAKEN_FILE
+    if not taken_file.exists():
         candidates = _read_candidates(job, spans, stage, limits)
         lines: set[str] = set()
         corpora = {}
@@ -88,9 +89,9 @@ def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits
             corpora[split] = _write_pairs(job, split, pairs)
             for _, src, tgt in pairs:
                 lines.update((src, tgt))
-        replace_json(marker, {"corpora": corpora, "lines": sorted(lines)})
+        replace_json(taken_file, {"corpora": corpora, "lines": sorted(lines)})
     held_out = dict(job.held_out)
-    for split, corpora_of_split in read_json(marker)["corpora"].items():
+    for split, corpora_of_split in read_json(taken_file)["corpora"].items():
         sources = list(held_out[split])
         label = f"{split} taken from train"
         for corpus in corpora_of_split:
@@ -103,10 +104,10 @@ def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits
 
 def read_taken_lines(job: Job) -> list[str]:
     """Return the sentences that were taken out of the training text."""
-    marker = job.work.plan / _TAKEN_MARKER
-    if not marker.exists():
+    taken_file = job.work.plan / _TAKEN_FILE
+    if not taken_file.exists():
         return []
-    lines: list[str] = read_json(marker)["lines"]
+    lines: list[str] = read_json(taken_file)["lines"]
     return lines
 
 

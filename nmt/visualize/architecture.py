@@ -209,8 +209,9 @@ def _draw_column(
                 _draw_residual(axes, style, x, ys[-box.num_skipped] - 0.12, y)
             ys.append(y)
     first = len(column.below)
+    last = first + len(column.layer) - 1
     bottom = ys[first] - 0.22
-    top = ys[first + len(column.layer) - 1] + 0.76
+    top = ys[last] + 0.76  # slightly above the last box of the layer
     frame = FancyBboxPatch((x - 0.07, bottom), 1.13, top - bottom, boxstyle=_ROUNDED)
     frame.set(fill=False, edgecolor=style.muted_color, linestyle=":")
     axes.add_patch(frame)

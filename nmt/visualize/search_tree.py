@@ -34,6 +34,9 @@ from nmt.visualize.style import Style
 _MAX_STEPS = 100  # longer searches are refused
 _MAX_STEPS_PER_ROW = 18
 _NUM_LIKELIEST = 6  # number of words to show for each step
+_LEAF_INCHES = 0.36  # distance of two leaves of the tree
+_STEP_INCHES = 1.05  # width of a step
+_WORDS_INCHES = 2.2  # height of a table of words
 
 Node = tuple[int, ...]  # the tokens of a hypothesis
 Layout = dict[Node, tuple[int, float]]
@@ -110,10 +113,11 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
     panel_heights: list[float] = []  # inches; for each row a tree, then a table of words
     for start, row in rows.items():
         highest = max(height for _, height in row.values())
-        panel_heights.append(max(2.0, 0.36 * highest + 1))
+        panel_heights.append(max(2.0, _LEAF_INCHES * highest + 1))
         has_words = start < len(best_tokens)  # false after the end of the best hypothesis
-        panel_heights.append(2.2 if has_words else 0.1)
-    figure = style.figure(1.05 * steps_per_row + 2.4, sum(panel_heights) + 0.4 * len(rows))
+        panel_heights.append(_WORDS_INCHES if has_words else 0.1)
+    width = _STEP_INCHES * steps_per_row + 2.4
+    figure = style.figure(width, sum(panel_heights) + 0.4 * len(rows))
     panels = figure.subplots(len(panel_heights), 1, height_ratios=panel_heights)
     for i, (start, row) in enumerate(rows.items()):
         tree_axes = panels[2 * i]
