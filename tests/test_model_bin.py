@@ -153,7 +153,9 @@ def test_a_file_whose_settings_do_not_fit_its_architecture_is_named(
     layer.content = struct.pack("<h", 127)  # CTranslate2 would read beyond its layers
     path.write_bytes(model.to_bytes())
     write_manifest(folder)
-    assert "'decoder/alignment_layer' has another value or type" in refusal(read_export, folder)
+    assert "'decoder/alignment_layer' has an unexpected value or type" in refusal(
+        read_export, folder
+    )
 
 
 @pytest.mark.slow

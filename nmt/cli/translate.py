@@ -85,7 +85,8 @@ def translate(config: TranslateConfig) -> None:
             output_bytes, counts = translator.render(window, results)
             output.append(output_bytes, counts, window)
             progress.update(len(window.lines), read_bytes=window.num_bytes)
-        if not is_interactive or output_file is not None:
+        shows_progress = not is_interactive or output_file is not None
+        if shows_progress:
             progress.finish()
         write_output = None
         if document is not None:
@@ -138,6 +139,7 @@ class WindowTranslator:
         self.directions = translator.directions
         self.source_prefix = find_source_prefix(translator.tokenizer.src, self.options.tags)
         """The text that precedes each line in the input of the model, such as a language tag."""
+        # the start of an empty line has only the tag
         [tag_ids] = encode_starts(translator.tokenizer.tgt, [""], self.options.tags.tgt)
         self.num_tag_tokens = len(tag_ids)  # tokens of the target tag before each translation
         self._translator = translator if self.is_in_process else None
@@ -200,13 +202,14 @@ def _load_window_function(
 def with_chosen_backend(config: ConfigT) -> ConfigT:
     """Replace `backend=auto` by a backend and its quantization.
 
-    A job chooses before it starts workers, so that all workers use the same backend. A job that
-    resumes with another choice starts over.
+    A job chooses before it starts workers, so that all workers use the same backend. If the choice
+    differs when a job is resumed, the job starts over.
     """
     if config.backend is not Engine.auto:
         return config
 
-    def check_settings(defaults: SearchConfig) -> None:  # see `choose_engine`
+    def check_settings(defaults: SearchConfig) -> None:
+        """Raise a `ConfigError` for a setting that CTranslate2 does not support."""
         search = replace(defaults, **config.search_changes())
         check_search(search)
         check_reproducible(search)
@@ -244,7 +247,8 @@ def _resolve_settings(
 ) -> tuple[SearchConfig, LineOptions]:
     """Return the search settings, with the defaults of the model, and the options for lines.
 
-    Raises a `ConfigError` for settings that the model or the backend does not support.
+    Loads the models that rerank, if any. Raises a `ConfigError` for settings that the model or the
+    backend does not support.
     """
     search = translator.search_config(**config.search_changes())
     n_best = config.n_best

@@ -111,7 +111,7 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
     Raises `PeerError` if another rank is lost or does not answer within `timeout_seconds`.
     """
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # torch's timers measure the current device
+        torch.cuda.set_device(device)  # for torch's timers and barriers
     if world.size == 1:
         yield
         return
@@ -120,7 +120,7 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
         yield
-    except StoppedError:  # all ranks raise it, so destroying the group cannot wait for another rank
+    except StoppedError:  # all ranks raise it, so none waits here for another rank
         dist.destroy_process_group()
         raise
     except RuntimeError as error:
@@ -135,7 +135,7 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         raise PeerError(
             f"{problem}; run the same command to continue from the newest checkpoint ({reason})"
         ) from error
-    dist.destroy_process_group()  # after an error, this would wait for the other ranks
+    dist.destroy_process_group()  # not in a `finally`: after an error, it would wait forever
 
 
 def sum_over_ranks(values: Tensor) -> list[float]:
@@ -200,18 +200,18 @@ def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
 
     Raises `DeviceError` if the device does not support it.
     """
-    has_bfloat16 = device.type == "cpu"
-    if device.type == "cuda":
-        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    gpu_has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(
+        including_emulation=False
+    )
     if choice is DType.auto:
-        use_bfloat16 = device.type == "cuda" and has_bfloat16
-        return torch.bfloat16 if use_bfloat16 else torch.float32
+        return torch.bfloat16 if gpu_has_bfloat16 else torch.float32
     if choice is DType.float32:
         return torch.float32
-    is_supported = device.type in ("cpu", "cuda")
-    if choice is DType.bfloat16:
-        is_supported = has_bfloat16
-    if not is_supported:
+    supported = {
+        DType.bfloat16: device.type == "cpu" or gpu_has_bfloat16,
+        DType.float16: device.type in ("cpu", "cuda"),
+    }
+    if not supported[choice]:
         raise DeviceError(
             f"dtype={choice.value}: the device {device.type} of this machine does not support it; "
             "use dtype=float32"
@@ -229,8 +229,8 @@ def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
 def set_num_threads(num_threads: int) -> None:
     """Let torch use `num_threads` CPU threads; 0 means one per idle core.
 
-    0 never raises the number that torch uses by default. It changes nothing in a rank that a
-    launcher started, since the launcher divides the cores among the ranks.
+    With 0, the number never exceeds torch's default. In a rank that a launcher started, 0 changes
+    nothing, since the launcher divides the cores among the ranks.
     """
     if num_threads:
         torch.set_num_threads(num_threads)

@@ -34,7 +34,7 @@ class Delivery(NamedTuple):
 
     results: list[tuple[int, SearchResult]]  # with the number of the segment in the round
     batch_sizes: list[int]
-    """Numbers of segments searched together: after each join since the last delivery."""
+    """The number of segments searched together, once for each join since the last delivery."""
 
 
 class SearchRound:
@@ -59,7 +59,8 @@ class SearchRound:
         self.num_tokens = 0  # number of source tokens of the unfinished segments
         self.measured_at = time.monotonic()  # when the throughput was last measured
         self.num_finished_tokens = 0  # number of source tokens finished since `measured_at`
-        self.num_expected = 0  # `ClientQueues.count_expected` at the end of the round
+        # number of requests that the next round can expect; set at the end of this round
+        self.num_expected = 0
         self.on_new_segments: Callable[[], None] = lambda: None
         """Called after segments were added to the running search. Set by the worker."""
         self._new_segments: deque[Segment] = deque()  # not taken by the worker yet
@@ -74,6 +75,7 @@ class SearchRound:
 
     def take_new_segments(self) -> list[Segment]:
         """Return the segments that were added since the last call."""
+        # the event loop may append meanwhile; `popleft` is atomic
         return [self._new_segments.popleft() for _ in range(len(self._new_segments))]
 
     def finish_segment(self, number: int, result: SearchResult) -> None:
@@ -104,14 +106,14 @@ class JoiningSearch:
         receive: Callable[[], list[Segment]],
         deliver: Callable[[Delivery], None],
     ) -> None:
-        self.num_finished = 0  # number of segments of all searches of the round that have ended
+        self.num_finished = 0  # number of segments of the earlier searches of the round
         self._batch_search = batch_search
         self._can_join = can_join
         self._receive = receive
         self._deliver_to_round = deliver
         self._waiting: list[Segment] = []
         self._num_steps_waited = 0  # steps of the current search since segments began to wait
-        self._num_started = 0  # number of segments of the current search, which counts from 0
+        self._next_number = 0  # for the next segment of the current search
         self._unfinished: set[int] = set()  # numbers of segments in the current search
         self._batch_sizes: list[int] = []  # see `Delivery`
 
@@ -119,10 +121,10 @@ class JoiningSearch:
         """Search segments, and segments that arrive meanwhile, until all are delivered."""
         self._waiting += segments
         while self._waiting:
-            self._num_started = 0
+            self._next_number = 0
             self._unfinished.clear()
             self._search_waiting()
-            self.num_finished += self._num_started
+            self.num_finished += self._next_number
 
     def _search_waiting(self) -> None:
         """Run one search. If it raises an exception, its unfinished segments fail."""
@@ -156,9 +158,9 @@ class JoiningSearch:
         segments = self._waiting
         self._waiting = []
         self._num_steps_waited = 0
-        first = self._num_started
-        self._num_started += len(segments)
-        self._unfinished.update(range(first, self._num_started))
+        first = self._next_number
+        self._next_number += len(segments)
+        self._unfinished.update(range(first, self._next_number))
         self._batch_sizes.append(num_searched + len(segments))
         return segments
 

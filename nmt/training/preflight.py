@@ -26,10 +26,11 @@ from nmt.training.learner import Learner
 _NUM_BISECTIONS = 3  # number of steps between a max_tokens that fits and one that does not
 # the largest batch is not tested if another tested batch has at least this share of its size
 _SIMILAR_SHARE = 0.98
-_MAX_COST_RATIO = 1.1  # of the largest batch of a run to the largest batch of some updates
+# the largest batch of a run costs at most this many times the largest batch of some updates
+_MAX_COST_RATIO = 1.1
 SAFE_SHARE = 0.9
-"""The share of a size that fits, or of the memory, to use. Batches of different shapes fragment the
-rest.
+"""The share of a `max_tokens` that fits, or of the memory, that a run may use. Batches of different
+shapes fragment memory, which takes the rest.
 """
 _OUT_OF_MEMORY = re.compile(  # messages of CPU, Windows, MPS, cuBLAS, oneDNN and the C++ library
     "can't allocate memory|not enough memory|out of memory|CUBLAS_STATUS_ALLOC_FAILED|"
@@ -46,22 +47,22 @@ def check_model_fits(
     Muon are not counted, nor are gradients and moments of models that are only partly trained.
     """
     weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    whole_bytes = weight_bytes  # before sharding, each device holds whole weights and the average
+    unsharded_bytes = weight_bytes  # each device holds these before sharding divides them
     if config.ema_decay:
-        whole_bytes += weight_bytes
-    state_bytes = whole_bytes
+        unsharded_bytes += weight_bytes
+    state_bytes = unsharded_bytes
     if config.adapter is Adapter.none and not config.freeze:
         state_bytes += weight_bytes  # gradients
         if config.optimizer.name not in (Optimizer.adafactor, Optimizer.muon):
             state_bytes += 2 * weight_bytes  # two moments
     needed_bytes = state_bytes
     if config.sharding is Sharding.full:
-        needed_bytes = max(whole_bytes, state_bytes // world_size)
+        needed_bytes = max(unsharded_bytes, state_bytes // world_size)
     memory_bytes = device_memory_bytes(device)
     if memory_bytes == 0 or needed_bytes <= memory_bytes:
         return
     advice = "use a smaller model"
-    if whole_bytes <= memory_bytes:
+    if unsharded_bytes <= memory_bytes:
         num_devices = math.ceil(state_bytes / (SAFE_SHARE * memory_bytes))
         advice = f"set sharding=full on {num_devices} devices or more, or {advice}"
     raise ConfigError(
@@ -75,9 +76,9 @@ def try_largest_batches(
 ) -> int:
     """Run the largest batches of all stages forward and backward; return the peak memory in bytes.
 
-    There is one sampler for each stage. `plans` are some updates. Assumes that no batch of this
-    rank costs more than `_MAX_COST_RATIO` times the largest batch in `plans`. Raises a
-    `ConfigError` if memory is too small.
+    There is one sampler for each stage. `plans` are a sample of the updates: no batch of this rank
+    is assumed to cost more than `_MAX_COST_RATIO` times the largest batch in `plans`. Costs are in
+    tokens, padding included. Raises a `ConfigError` if memory is too small.
     """
     lengths = learner.batch_maker.lengths
     batches = chain.from_iterable(plan.batches for plan in plans)
@@ -85,13 +86,17 @@ def try_largest_batches(
     max_cost = int(_MAX_COST_RATIO * max(costs, default=0))
     peaks = []
     for sampler in samplers:
+        # a batch may be smaller than max_tokens, but never smaller than its longest pair
         max_tokens = min(sampler.max_tokens, max(sampler.longest, max_cost))
         peaks.append(_run_largest_batches(learner, sampler.memory_test_rows(), max_tokens))
     return max(peaks)
 
 
 def _run_largest_batches(learner: Learner, rows: Rows, max_tokens: int) -> int:
-    """Run the largest batches of the pairs `rows`; return the peak memory in bytes."""
+    """Call `check_batches_fit` with the learner and the pairs of indices `rows`.
+
+    Returns the peak memory in bytes.
+    """
     settings_to_try = []
     if not learner.config.activation_checkpointing:
         settings_to_try.append("activation_checkpointing=true")
@@ -103,8 +108,13 @@ def _run_largest_batches(learner: Learner, rows: Rows, max_tokens: int) -> int:
     if settings_to_try:
         advice = f"set {' or '.join(settings_to_try)}"
     learner.objective.train()
+
+    def run_batch(indices: Rows) -> None:
+        """Run the pairs at `indices` of `rows`."""
+        learner.run_without_update(rows[indices])
+
     peak_bytes = check_batches_fit(
-        lambda indices: learner.run_without_update(rows[indices]),
+        run_batch,
         learner.batch_maker.lengths[rows],
         max_tokens,
         device=learner.device,

@@ -119,11 +119,12 @@ def _check_variables(
 ) -> None:
     """Raise `ValueError` unless these are the variables of the architecture of a model."""
     if info.model.positions.is_added_to_embeddings:
-        # before `build_spec` builds a table of `max_positions`, which may be a damaged number
+        # Checked first: a damaged `max_positions` could let `build_spec` build a huge table
         table = variables.get("encoder/position_encodings/encodings")
         if table is None or table.shape != (max_positions, info.model.d_model):
             raise ValueError(f"it has no table of {max_positions} positions")
-        # learned positions have variables of the same shapes, and no sinusoids to compute
+        # `build_spec` makes the table with `max_positions` rows. Learned positions have the same
+        # shape and need no sinusoids; the model itself needs only one position.
         model = replace(info.model, positions=Positions.learned, num_positions=1, position_offset=0)
         info = replace(info, model=model)
     state = build_model(info, None, torch.device("cpu")).state_dict()
@@ -153,4 +154,4 @@ def _check_variable(name: str, variables: dict[str, Variable], expected: Any) ->
     else:
         is_valid = variable.dtype in _FLOAT_TYPES
     if not is_valid:
-        raise ValueError(f"{name!r} has another value or type")
+        raise ValueError(f"{name!r} has an unexpected value or type")
