@@ -87,6 +87,27 @@ def test_the_readme_names_the_converter_of_ctranslate2_unless_it_refuses_the_mod
         assert f"\n{line}{ending}\n- nmt reads NUL" in text
 
 
+def test_the_readme_says_which_programs_compute_the_model_exactly(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    converters_differ = "\n- CTranslate2 and nmt-import compute positions with other wavelengths"
+    marian_differs = "\n- Marian computes positions with other wavelengths"
+    marian_fails = "\n- Marian 1.12 normalizes only the queries"
+    marian_positions = {"positions": Positions.sinusoidal_concat}
+    for name, changes, expected in (
+        ("default", {}, {marian_differs}),
+        ("exact in Marian", marian_positions, {converters_differ}),
+        ("pre-norm", {"norm": Norm.pre, **marian_positions}, {converters_differ, marian_fails}),
+        ("student", {"decoder": Decoder.ssru, "norm": Norm.pre, **marian_positions}, set()),
+    ):
+        folder = random_model(tmp_path / name, tokenizer, **changes)
+        text = (exported(folder, MARIAN) / "README.md").read_text(encoding="utf-8")
+        warnings = {
+            line for line in (converters_differ, marian_differs, marian_fails) if line in text
+        }
+        assert warnings == expected, name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", [Norm.post, Norm.pre])
 def test_our_models_translate_in_ctranslate2_and_imported_as_before(
