@@ -273,6 +273,15 @@ def test_signs_and_marks_belong_to_words() -> None:
     assert {piece for piece, is_start in starts.items() if not is_start} >= set("घरों")
 
 
+def test_an_underscore_belongs_to_a_word_in_search_as_in_counts() -> None:
+    assert count_terms(load_glossary(("url\tURL",)), ["the url"], ["URL_x"]) == (0, 1)
+    tokenizer = Tokenizer(train_sentencepiece(["ab_c ab ab_c"] * 9, vocab_size=10))
+    starts = dict(zip(tokenizer.all_pieces(), word_starts(tokenizer), strict=True))
+    underscores = [piece for piece in starts if piece.startswith("_")]
+    assert underscores
+    assert not any(starts[piece] for piece in underscores)
+
+
 def test_the_terms_of_given_translations_are_scored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -323,6 +323,6 @@ def word_starts(tokenizer: Tokenizer) -> tuple[bool, ...]:
     byte_ids = set(tokenizer.byte_ids)
     starts = []
     for token, piece in enumerate(tokenizer.all_pieces()):
-        continues = _is_word_character(piece[:1]) and piece[:1] != "_"
+        continues = _is_word_character(piece[:1])
         starts.append(not continues and token not in byte_ids)
     return tuple(starts)
