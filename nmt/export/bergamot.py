@@ -3,7 +3,7 @@
 The folder has the model in Marian's binary format, its SentencePiece models, `config.yml`, and the
 lexical shortlist in Marian's binary format, if one was learned. Layouts follow `common/binary.cpp`,
 `common/types.h` and `data/shortlist.cpp` of browsermt/marian-dev. With `quantization=int8`, the
-matrices are those of its `marian-conv --gemm-type intgemm8`.
+matrices have the form that its `marian-conv --gemm-type intgemm8` writes.
 """
 
 # V source pieces, E entries of a shortlist
