@@ -27,14 +27,15 @@ from nmt.export.huggingface import Weights
 from nmt.export.marian import SETTINGS, MarianModel, convert_model
 from nmt.export.shortlist import Candidates
 
-FLOAT32 = 0x0404  # Marian's numbers of types: a class, and the size in bytes
+# Marian's codes for types; the last byte is the size of a number in bytes
+FLOAT32 = 0x0404
 INT8 = 0x0101
-INTGEMM8 = 0x4101  # int8 with one scale for all elements, which follows them
+INTGEMM8 = 0x4101  # int8 matrix, followed by its scale
 _FILE_VERSION = 1
 _ALIGNMENT = 256  # bytes
 _SHORTLIST_MAGIC = 0xF11A48D5013417F5
 # target ids 0 to 49 are candidates for every sentence; these include all control symbols
-_NUM_FIRST = 50
+_NUM_COMMON_IDS = 50
 _MASK64 = (1 << 64) - 1
 
 
@@ -52,9 +53,9 @@ def write_bergamot(
 ) -> None:
     """Write the model, SentencePiece models and `config.yml` into `folder`.
 
-    Raises `ModelError` if Marian cannot represent the model. Bergamot gets its ids from the
-    SentencePiece model, so a model with other ids raises `ModelError` too. Raises `ConfigError` for
-    `quantization=int8` and a matrix of a size that Bergamot cannot multiply in int8.
+    Raises `ModelError` if Marian cannot represent the model, or if its ids are not the ids of the
+    SentencePiece model, the only vocabulary that Bergamot reads. Raises `ConfigError` if
+    `quantization=int8` does not support the size of a matrix.
     """
     model = convert_model(info, weights, tokenizers, config)
     for tokenizer, pieces in (
@@ -68,7 +69,7 @@ def write_bergamot(
             )
     items = _make_items(model, config.quantization)
     items.append(Item(SETTINGS, INT8, (len(model.settings),), model.settings))
-    (folder / name_model(info, config)).write_bytes(encode_items(items))
+    (folder / model_file_name(info, config)).write_bytes(encode_items(items))
     settings = make_settings(info, tokenizers, config)
     src_vocabulary, tgt_vocabulary = settings["vocabs"]
     (folder / src_vocabulary).write_bytes(tokenizers.src.model)
@@ -79,30 +80,31 @@ def write_bergamot(
 
 def make_settings(info: ModelInfo, tokenizers: Tokenizers, config: ExportConfig) -> dict[str, Any]:
     """Return the content of `config.yml`."""
-    pair = name_pair(info)
+    pair = language_pair(info)
     vocabularies = [f"vocab.{pair}.spm"] * 2
     if tokenizers.src.model != tokenizers.tgt.model:
         vocabularies = [f"srcvocab.{pair}.spm", f"trgvocab.{pair}.spm"]
     settings: dict[str, Any] = {
         "relative-paths": True,
-        "models": [name_model(info, config)],
+        "models": [model_file_name(info, config)],
         "vocabs": vocabularies,
         "beam-size": info.search.beam_size,
         "normalize": info.search.length_exponent,
-        "word-penalty": 0.0 - info.search.word_reward,
+        "word-penalty": 0.0 - info.search.word_reward,  # not -0.0 without a reward
         "max-length-break": 128,
         "mini-batch-words": 1024,
         "workspace": 128,
         "max-length-factor": 2.0,
-        "skip-cost": info.search.beam_size == 1,  # scores are logits, which beam search cannot add
+        # without log-softmax: greedy search needs only the largest logit, beam search adds scores
+        "skip-cost": info.search.beam_size == 1,
         "cpu-threads": 0,
         "quiet": True,
         "quiet-translation": True,
-        "gemm-precision": name_precision(config),
+        "gemm-precision": gemm_precision(config),
     }
     if config.shortlist_data is not None:
-        # the second number says whether to check the file; marian-decoder would not parse `false`
-        settings["shortlist"] = [name_shortlist(info), 0]
+        # 0: do not check the file. marian-decoder parses numbers only, so `False` would fail.
+        settings["shortlist"] = [shortlist_file_name(info), 0]
     return settings
 
 
@@ -111,34 +113,35 @@ def _make_items(model: MarianModel, quantization: Quantization) -> list[Item]:
 
     Raises `ConfigError` for int8 and a matrix of a size that Bergamot cannot multiply in int8.
     """
-    output_name = _name_output(model)
+    output_name = _output_matrix_name(model)
     items = []
     for name, array in model.arrays.items():
         if quantization is Quantization.int8 and _is_matrix(name):
-            if name == output_name or not _is_embedding(name):
+            is_multiplied = name == output_name or not _is_embedding(name)
+            if is_multiplied:
                 _check_size(name, array)
             items.append(_quantize(name, array))
         else:
             items.append(Item(name, FLOAT32, array.shape, array.astype("<f4").tobytes()))
-    activations = model.activations
-    if OUTPUT in activations:
-        activations = activations | {output_name: activations[OUTPUT]}
-    for name, largest in activations.items():
-        content = struct.pack("<f", 127 / largest)
-        items.append(Item(f"{name}_QuantMultA", FLOAT32, (1, 1), content))
+    activation_limits = model.activation_limits
+    if OUTPUT in activation_limits:
+        activation_limits = activation_limits | {output_name: activation_limits[OUTPUT]}
+    for name, limit in activation_limits.items():
+        multiplier = struct.pack("<f", 127 / limit)
+        items.append(Item(f"{name}_QuantMultA", FLOAT32, (1, 1), multiplier))
     return items
 
 
 def _is_matrix(name: str) -> bool:
     """Return whether an array is a matrix: the weight of a linear layer or an embedding."""
-    return _is_embedding(name) or re.search("_(W|W.)$", name) is not None
+    return _is_embedding(name) or re.search("_W.?$", name) is not None
 
 
 def _is_embedding(name: str) -> bool:
     return "Wemb" in name
 
 
-def _name_output(model: MarianModel) -> str:
+def _output_matrix_name(model: MarianModel) -> str:
     """Return the name of the output matrix."""
     names = ("decoder_ff_logit_out_W", "decoder_Wemb", "Wemb")
     return next(name for name in names if name in model.arrays)
@@ -157,7 +160,10 @@ def _check_size(name: str, array: np.ndarray[Any, Any]) -> None:
 
 
 def _quantize(name: str, array: np.ndarray[Any, Any]) -> Item:
-    """Return a matrix in int8 with its shape. The numbers of linear layers are transposed."""
+    """Return a matrix in int8.
+
+    Weights of linear layers are stored transposed, but the item has the shape before that.
+    """
     multiplier = np.float32(127 / np.abs(array).max())
     integers = np.round(array * multiplier).astype(np.int8)
     if not _is_embedding(name):
@@ -165,17 +171,17 @@ def _quantize(name: str, array: np.ndarray[Any, Any]) -> Item:
     return Item(name, INTGEMM8, array.shape, integers.tobytes() + struct.pack("<f", multiplier))
 
 
-def name_model(info: ModelInfo, config: ExportConfig) -> str:
+def model_file_name(info: ModelInfo, config: ExportConfig) -> str:
     """Return the name of the model file. Its ending tells Bergamot's JavaScript the precision."""
     ending = {
         "float32": "bin",
         "int8shiftAll": "intgemm8.bin",
         "int8shiftAlphaAll": "intgemm.alphas.bin",
-    }[name_precision(config)]
-    return f"model.{name_pair(info)}.{ending}"
+    }[gemm_precision(config)]
+    return f"model.{language_pair(info)}.{ending}"
 
 
-def name_precision(config: ExportConfig) -> str:
+def gemm_precision(config: ExportConfig) -> str:
     """Return Bergamot's name for the precision of matrix multiplications."""
     if config.quantization is Quantization.float32:
         return "float32"
@@ -184,14 +190,14 @@ def name_precision(config: ExportConfig) -> str:
     return "int8shiftAlphaAll"
 
 
-def name_pair(info: ModelInfo) -> str:
+def language_pair(info: ModelInfo) -> str:
     """Return the languages of a model for names of files, such as `ende`."""
     return f"{info.src_lang or 'src'}{info.tgt_lang or 'trg'}"
 
 
-def name_shortlist(info: ModelInfo) -> str:
+def shortlist_file_name(info: ModelInfo) -> str:
     """Return the name of the shortlist of a model."""
-    return f"lex.50.50.{name_pair(info)}.s2t.bin"
+    return f"lex.50.50.{language_pair(info)}.s2t.bin"
 
 
 def encode_items(items: list[Item]) -> bytes:
@@ -216,8 +222,8 @@ def encode_items(items: list[Item]) -> bytes:
 def encode_shortlist(candidates: Candidates, tokenizers: Tokenizers) -> bytes:
     """Return the content of a lexical shortlist with Marian's binary format.
 
-    Every source ends with EOS, so the candidates for all sentences are candidates of EOS. Marian
-    refuses a file whose last lists are empty, so every list has EOS.
+    Every source sentence ends with the source EOS. Its list therefore has the candidates for all
+    sentences. Marian refuses a file whose last lists are empty, so every list has the target EOS.
     """
     # without the padding that the import of a Marian model adds as the last id
     src_vocab_size = Tokenizer(tokenizers.src.model).vocab_size
@@ -230,7 +236,7 @@ def encode_shortlist(candidates: Candidates, tokenizers: Tokenizers) -> bytes:
         lists.append(sorted(i for i in ids if i < tgt_vocab_size))
     offsets = np.cumsum([0, *map(len, lists)]).astype("<u8")  # (V + 1,)
     entries = np.concatenate(lists).astype("<u4")  # (E,)
-    sizes = struct.pack("<4Q", _NUM_FIRST, _NUM_FIRST, len(offsets), len(entries))
+    sizes = struct.pack("<4Q", _NUM_COMMON_IDS, _NUM_COMMON_IDS, len(offsets), len(entries))
     content = sizes + offsets.tobytes() + entries.tobytes()
     return struct.pack("<2Q", _SHORTLIST_MAGIC, _checksum(content)) + content
 

@@ -221,7 +221,7 @@ def _write_shortlist(
     """Learn a shortlist from the data folder `data_dir`, and write it in the format's form."""
     candidates = learn_shortlist(data_dir, tokenizers, info.tokenizer_sha256)
     if export_format is ExportFormat.bergamot:
-        path = folder / bergamot.name_shortlist(info)
+        path = folder / bergamot.shortlist_file_name(info)
         path.write_bytes(bergamot.encode_shortlist(candidates, tokenizers))
     else:
         write_vmap(folder, candidates, tokenizers)

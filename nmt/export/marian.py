@@ -73,7 +73,8 @@ class MarianModel:
     settings: bytes  # YAML and a zero byte
     src_pieces: list[str]
     tgt_pieces: list[str]
-    activations: dict[str, float]  # see `measure_activations`; empty without `calibration_data`
+    # see `measure_activations`; empty without `calibration_data`
+    activation_limits: dict[str, float]
 
 
 def convert_model(
@@ -92,10 +93,10 @@ def convert_model(
         weights = _forbid_ids(info, weights, tokenizers.tgt)
         if info.model.decoder is Decoder.attention:
             info, weights = _subtract_start(info, weights, tokenizers.tgt)
-    activations = {}
+    activation_limits = {}
     if config.calibration_data is not None:
         data_dir = resolve_path(config.calibration_data)
-        activations = measure_activations(info, weights, tokenizers, data_dir)
+        activation_limits = measure_activations(info, weights, tokenizers, data_dir)
     if has_unused_padding:
         src_pieces = src_pieces[:-1]
         tgt_pieces = tgt_pieces[:-1]
@@ -107,7 +108,7 @@ def convert_model(
         settings=settings.encode("utf-8") + b"\0",
         src_pieces=src_pieces,
         tgt_pieces=tgt_pieces,
-        activations=activations,
+        activation_limits=activation_limits,
     )
 
 
