@@ -196,7 +196,7 @@ UNPROVOKED = {
     "verify_key: CTranslate2 needs": ("needs a signature; test_signatures.py", ""),
     "same ids of control symbols": (_IDS, "export model_dir=run output=another"),
     "control symbols <unk> and </s>": (_IDS, "export model_dir=run output=another"),
-    "smaller than 2 GiB": ("needs a model of 2 GiB", "export model_dir=run output=another"),
+    "exceeds 2 GiB": ("needs a model of 2 GiB", "export model_dir=run output=another"),
     "must hold one .pt file": ("needs weights of fairseq; test_import_toolkits.py", ""),
     "is a single device": (_DEVICE, ""),
     "this machine has x GPUs": (_DEVICE, ""),
