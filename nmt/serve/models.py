@@ -69,7 +69,7 @@ class Direction:
         A larger beam could change the best translation. Therefore `n_best` does not enlarge the
         beam, and is limited to it.
         """
-        # not for options with search settings, of which there may be any number
+        # options with search settings are not cached, since there may be any number of them
         has_prefix = bool(options.prefix)
         cache_key = (
             options.n_best,
