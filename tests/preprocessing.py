@@ -128,8 +128,8 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    """Wait until all of the processes have ended, at most 20 seconds."""
-    deadline = time.monotonic() + 20
+    """Wait until all of the processes have ended."""
+    deadline = time.monotonic() + 120  # much longer than it takes on a busy machine
     while any(map(is_running, pids)):
         assert time.monotonic() < deadline
         time.sleep(0.01)

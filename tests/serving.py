@@ -36,7 +36,11 @@ GOOD = {"source": "xx", "target": "yy"}
 """Languages of a request to models of `one_model` or `loaded`."""
 
 
-def eventually(claim: Callable[[], bool], seconds: float = 20) -> None:
+PATIENCE_SECONDS = 120.0
+"""How long tests wait for what must happen: much longer than it takes on a busy machine."""
+
+
+def eventually(claim: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
     """Wait until a claim is true."""
     deadline = time.monotonic() + seconds
     while not claim():
@@ -69,7 +73,7 @@ class Running:
         assert self.server is not None
         return len(self.server.server_state.connections)
 
-    def connect(self, timeout_seconds: float = 30) -> http.client.HTTPConnection:
+    def connect(self, timeout_seconds: float = PATIENCE_SECONDS) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_seconds)
 
     def send(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
@@ -142,7 +146,7 @@ def running(models: Models, **settings: Any) -> Iterator[Running]:
         yield Running(port, service, server)
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive()
 
 
@@ -218,7 +222,7 @@ class Copying:
         rows = request.sources
         config = request.config
         self.entered.set()
-        self.gate.wait(30)
+        self.gate.wait(PATIENCE_SECONDS)
         self.batches.append((config, [list(row) for row in rows]))
         if self._poison is not None and any(self._poison in row for row in rows):
             raise ValueError("a poisoned sentence")

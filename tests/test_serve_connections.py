@@ -19,7 +19,17 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from serving import GOOD, HEAD, SPEC, Running, copying, eventually, running, tiny_folder
+from serving import (
+    GOOD,
+    HEAD,
+    PATIENCE_SECONDS,
+    SPEC,
+    Running,
+    copying,
+    eventually,
+    running,
+    tiny_folder,
+)
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from nmt.config import ServeConfig
@@ -35,7 +45,7 @@ def connect(port: int, receive_bytes: int = 0) -> socket.socket:
     client = socket.socket()
     if receive_bytes:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    client.settimeout(20)
+    client.settimeout(PATIENCE_SECONDS)
     client.connect(("127.0.0.1", port))
     return client
 
@@ -139,12 +149,15 @@ def test_a_client_that_does_not_take_its_response_is_disconnected(
                 assert (
                     len(receive_all(client)) < len(text) - 100_000
                 )  # the bytes that were sent before
+        monkeypatch.setattr(protocol, "_WRITE_SECONDS", 1.0)
         with connect(server.port, receive_bytes=65536) as client:  # slow, but it reads
             client.sendall(closing)
             received = b""
+            start = time.monotonic()
             while chunk := client.recv(1 << 16):
                 received += chunk
-                time.sleep(0.005)
+                time.sleep(0.01)
+            assert time.monotonic() - start > 1
             assert len(received) > len(text)
 
 
@@ -200,7 +213,7 @@ def test_idle_connections_make_room_and_busy_ones_do_not(
         answer = server.post("/translate", q="a", **GOOD)
         assert (answer.status, answer.body) == (503, b"Service Unavailable")
         engine.gate.set()
-        assert [future.result(10) for future in busy] == ["a house"] * 4
+        assert [future.result() for future in busy] == ["a house"] * 4
     messages = [message for message in caplog.messages if "connections are open" in message]
     assert len(messages) == 1
 
@@ -248,19 +261,23 @@ def test_more_connections_than_files_are_one_line_of_log(
     with open(log, "w") as stream:
         process = subprocess.Popen([*command, "300", *settings], stderr=stream)
     try:
-        eventually(lambda: "serving on" in log.read_text(), 60)
+        eventually(lambda: "serving on" in log.read_text())
         match = re.search(r"serving on http://127.0.0.1:(\d+)", log.read_text())
         assert match is not None
         server = Running(int(match[1]), None)  # type: ignore[arg-type]
-        assert server.translate("the house") is not None
+
+        def measure_seconds() -> float:
+            start = time.monotonic()
+            server.translate("the house")
+            return time.monotonic() - start
+
+        seconds_alone = [measure_seconds() for _ in range(5)]
         clients = [connect(server.port) for _ in range(500)]
         seconds = []
         for _ in range(20):
-            start = time.monotonic()
-            server.translate("the house")
-            seconds.append(time.monotonic() - start)
+            seconds.append(measure_seconds())
             clients += [connect(server.port) for _ in range(20)]
-        assert sorted(seconds)[10] < 1
+        assert sorted(seconds)[10] < 1 + 3 * max(seconds_alone)
         for client in clients:
             client.close()
         lines = log.read_text().splitlines()
@@ -268,7 +285,7 @@ def test_more_connections_than_files_are_one_line_of_log(
         assert "max_connections is 86, as the process may open 300 files" in log.read_text()
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE_SECONDS)
     assert "Traceback" not in log.read_text()
 
 
@@ -323,22 +340,26 @@ def test_a_file_that_takes_long_to_read_delays_nobody_and_is_given_up(
     start_fork_server()
     with running(copying(tokenizer)[0]) as server, ThreadPoolExecutor(3) as pool:
         assert server.upload("a.txt", b"the tree", **GOOD).status == 200
-        server.service.file_processes._timeout_seconds = 0.4  # reading takes more than a second
-        uploads = [pool.submit(server.upload, "a.html", slow, **GOOD) for _ in range(2)]
-        eventually(lambda: server.service.file_processes._num_files_by_client.total() == 2)
-        seconds = []
-        while not all(upload.done() for upload in uploads):
-            start = time.monotonic()
-            assert server.translate("the tree") == "the tree"
-            seconds.append(time.monotonic() - start)
-        assert sorted(seconds)[len(seconds) * 9 // 10] < 0.3
-        assert uploads[0].result().status == 503
-        assert "cut it into several" in uploads[0].result().json["error"]
-        assert server.service.file_processes._num_files_by_client.total() == 0
-        server.service.file_processes._timeout_seconds = 60
+        num_files = server.service.file_processes._num_files_by_client
+        # reading takes more than a second; other processes may take the time for the answers
+        for timeout_seconds in (0.4, 0.8, 1.6, 3.2, 6.4):
+            server.service.file_processes._timeout_seconds = timeout_seconds
+            uploads = [pool.submit(server.upload, "a.html", slow, **GOOD) for _ in range(2)]
+            num_answers = 0  # answers while a file is read
+            while not all(upload.done() for upload in uploads):
+                is_reading = num_files.total() > 0
+                assert server.translate("the tree") == "the tree"
+                num_answers += is_reading and num_files.total() > 0
+            assert uploads[0].result().status == 503
+            assert "cut it into several" in uploads[0].result().json["error"]
+            assert num_files.total() == 0
+            if num_answers >= 10:
+                break
+        assert num_answers >= 10
+        server.service.file_processes._timeout_seconds = PATIENCE_SECONDS
         uploads = [pool.submit(server.upload, "a.txt", b"the tree", **GOOD) for _ in range(3)]
         assert [upload.result().status for upload in uploads] == [200] * 3
-        server.service.file_processes._num_files_by_client["127.0.0.1"] = 8
+        num_files["127.0.0.1"] = 8
         assert server.upload("a.txt", b"the tree", **GOOD).status == 429
 
 
