@@ -19,6 +19,8 @@ QUIET = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
     "--disable-background-networking --disable-component-update --disable-dev-shm-usage"
 )
+PATIENCE_SECONDS = 120
+"""How long tests wait for what must happen: much longer than it takes on a busy machine."""
 
 
 def start_browser(folder: Path) -> Iterator[Any]:
@@ -32,8 +34,17 @@ def start_browser(folder: Path) -> Iterator[Any]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     service = webdriver.ChromeService(executable_path=DRIVER)
     browser = webdriver.Chrome(options=options, service=service)
+    browser.set_script_timeout(PATIENCE_SECONDS)
+    # else an element may get the focus without an event, as in a window behind others
+    browser.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
     yield browser
     browser.quit()
+
+
+def move_pointer_away(browser: Any) -> None:
+    """Move the pointer, which stays where an earlier test left it, to the corner of the page."""
+    event = {"type": "mouseMoved", "x": 0, "y": 0}
+    browser.execute_cdp_cmd("Input.dispatchMouseEvent", event)
 
 
 def requests_of(browser: Any) -> set[str]:

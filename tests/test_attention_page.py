@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from browser import complaints, needs_browser, requests_of, start_browser
+from browser import (
+    PATIENCE_SECONDS,
+    complaints,
+    move_pointer_away,
+    needs_browser,
+    requests_of,
+    start_browser,
+)
 from tiny import tiny_model
 
 import nmt
@@ -82,10 +89,11 @@ class View:
         """Open the page of pairs and wait until everything is drawn."""
         self.path.write_text(render_page(pairs, "a model"), encoding="utf-8")
         self.browser.get(self.path.as_uri())
-        until = time.monotonic() + 15
+        until = time.monotonic() + PATIENCE_SECONDS
         while not self.run("return document.querySelector('#attention').dataset.ready"):
             assert time.monotonic() < until
             time.sleep(0.02)
+        move_pointer_away(self.browser)
 
     def seconds(self) -> float:
         """Return the CPU time of the page's process so far."""

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from browser import complaints, needs_browser, requests_of, start_browser
+from browser import PATIENCE_SECONDS, complaints, needs_browser, requests_of, start_browser
 from pages import PAGES, ROOT, import_script
 from selenium.common.exceptions import ElementNotInteractableException
 from selenium.webdriver.support.ui import WebDriverWait
@@ -112,7 +112,9 @@ def test_the_search_answers_questions_within_three_hits(site: Path, browser: Any
 
 def search_site(browser: Any, words: str, count: int = 3) -> list[str]:
     """Enter words into the search of the open page; return the addresses of the first hits."""
-    wait = WebDriverWait(browser, 30, ignored_exceptions=[ElementNotInteractableException])
+    wait = WebDriverWait(
+        browser, PATIENCE_SECONDS, ignored_exceptions=[ElementNotInteractableException]
+    )
     root = wait.until(lambda _: browser.execute_script(f"return {SEARCH_ROOT}"))
     fields = root.find_elements("css selector", "input")
     if not fields or not fields[0].is_displayed():

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sentencepiece
-from browser import complaints, needs_browser, requests_of, start_browser
+from browser import PATIENCE_SECONDS, complaints, needs_browser, requests_of, start_browser
 from exporting import HOSTILE, exported, random_model, short_sentences
 from npm import needs_node, unpack_package
 from serving import change_config
@@ -231,7 +231,7 @@ class WebPage:
         """Run a script in the page."""
         return self.browser.execute_script(script, *arguments)
 
-    def wait_for(self, claim: str, seconds: float = 60) -> None:
+    def wait_for(self, claim: str, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until an expression of JavaScript is true."""
         deadline = time.monotonic() + seconds
         while not self.run(f"return {claim}"):
@@ -273,7 +273,7 @@ class WebPage:
         self.browser.find_element("id", "file").send_keys(str(path))
         self.wait_for("!document.getElementById('download').hidden")
         self.browser.find_element("id", "download").click()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not download.exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -348,7 +348,7 @@ def test_the_page_gives_the_text_of_native_search(
     open_page: Any, trained_models: dict[str, Path], tmp_path: Path, downloads: Path
 ) -> None:
     capitals = ["THE GREEN HOUSE", "The Small Green Tree", "the house 😀", "http://a.b/c a@b.cd"]
-    lines = [*short_sentences(40), *HOSTILE, *capitals, "", "the " * 300]
+    lines = [*short_sentences(15), *HOSTILE, *capitals, "", "the " * 300]
     lines = [replace_line_breaks(line) for line in lines]
     path = tmp_path / "lines.txt"
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
