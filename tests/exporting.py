@@ -78,9 +78,12 @@ def random_model(folder: Path, tokenizer: Tokenizers, seed: int = 3, **changes: 
 
 
 def trained_model(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:
-    """Write a model that has mostly learned to copy sentences of up to three words."""
+    """Write a model that has mostly learned to copy sentences of up to three words.
+
+    It is trained in float64, which gives the same weights on every CPU.
+    """
     torch.manual_seed(2)
-    model = accelerate(Transformer(tiny_config(**changes), tokenizer.vocab_size))
+    model = accelerate(Transformer(tiny_config(**changes), tokenizer.vocab_size)).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.008, betas=(0.9, 0.98), fused=True)
     draw = random.Random(1)
     pad_id = tokenizer.pad_id
@@ -95,7 +98,7 @@ def trained_model(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return save(folder, model.eval(), tokenizer)
+    return save(folder, model.float().eval(), tokenizer)
 
 
 def prefer_padding(folder: Path, trained: Path, tokenizer: Tokenizer) -> Path:
