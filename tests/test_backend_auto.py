@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from exporting import random_model
 from serving import GOOD, loaded, running, tiny_folder
 from tiny import sentences
 from toy import command
+from translating import run_in_child
 
 from nmt import Translator
-from nmt.config import Engine, Norm, NormLayer, Quantization, ServeConfig
+from nmt.config import Engine, Quantization, ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DamagedError, ModelError, NmtError
 from nmt.export.conversion import convert_once
@@ -268,9 +269,18 @@ while True:
 CONVERT_AT_ONCE = CONVERT.replace("# fork\n", FORK) + WAIT
 
 
-def start_conversion(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", CONVERT, str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT)
+def convert_and_die(folder: Path, call: str, number: int) -> None:
+    """Convert a model; this process is killed at call `number` of a function of `os`."""
+    original = getattr(os, call)
+    calls = itertools.count(1)
+
+    def call_or_die(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **named)
+
+    setattr(os, call, call_or_die)
+    convert_once(folder, Quantization.int8)
 
 
 @pytest.mark.slow
@@ -289,20 +299,14 @@ def test_sixteen_processes_that_start_at_once_share_one_whole_conversion(folder:
 
 
 @pytest.mark.slow
-def test_an_unfinished_conversion_is_never_used(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    changes: dict[str, Any] = {"d_model": 256, "d_ff": 1024, "norm": Norm.pre}
-    folder = random_model(tmp_path / "big", tokenizer, **changes, norm_layer=NormLayer.rms)
+def test_an_unfinished_conversion_is_never_used(folder: Path, tmp_path: Path) -> None:
     cache = folder / "ctranslate2"
-    num_killed = 0
-    for delay_seconds in (0.0, 0.01, 0.03):
-        process = start_conversion(folder)
-        while not (leftovers := conversions(cache)) and process.poll() is None:
-            time.sleep(0.001)
-        time.sleep(delay_seconds)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        num_killed += bool(leftovers) and leftovers[0].endswith(".tmp")
-    assert num_killed
+    # after model.bin is written, between other files, and before the folder gets its name
+    for call, number in (("chmod", 1), ("fsync", 3), ("rename", 1)):
+        status = run_in_child(tmp_path / "log", convert_and_die, folder, call, number)
+        assert status == -signal.SIGKILL
+        [leftover] = conversions(cache)
+        assert leftover.endswith(".tmp")
     converted = convert_once(folder, Quantization.int8)
     assert conversions(cache) == [converted.name]
     manifest = json.loads((converted / "manifest.json").read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ import logging
 import os
 import random
 import shutil
-import time
+import signal
 from collections.abc import Callable
 from functools import partial
 from logging.handlers import BufferingHandler
@@ -22,7 +22,8 @@ from toy import command, train
 from translating import (
     assert_bounded_memory,
     fork,
-    kill,
+    run_and_die,
+    run_in_child,
     status,
     translate,
     write_lines,
@@ -34,7 +35,6 @@ from nmt.config import BacktranslateConfig, DistillConfig, Engine, TooLong
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.errors import DataError, NmtError
-from nmt.translate import job
 from nmt.translate.job import JobState
 from nmt.translate.loops import count_repeats, is_looping
 from nmt.translate.results import LineResult, Translation
@@ -258,32 +258,23 @@ def test_too_long_lines_are_translated_in_parts_or_left_out(folder: Path, tmp_pa
 # --- kills and other ends
 
 
-def kill_often(task: Callable[[], int], log: Path, rounds: int) -> None:
-    """Start `task` and kill it, at random moments, then let it end."""
-    draw = random.Random(1)
-    for _ in range(rounds):
-        pid = fork(task, log)
-        time.sleep(draw.uniform(0.02, 0.4))
-        kill(pid)
-    assert status(fork(task, log)) == 0, log.read_text(encoding="utf-8")
-
-
 @pytest.mark.slow
 def test_a_command_killed_again_and_again_ends_with_the_same_bytes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(job, "_MIN_SECONDS_BETWEEN_SAVES", 0.0)
     out = tmp_path / "out"
     log = tmp_path / "log"
     state = out / "pairs.partial.json"
-    pid = fork(partial(backtranslate, folder, out), log)
-    deadline = time.monotonic() + 60
-    while not state.exists() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    kill(pid)
-    assert 0 < json.loads(state.read_text(encoding="utf-8"))["lines"] < len(LINES)
-    assert not (out / "src.txt").exists()
-    kill_often(partial(backtranslate, folder, out), log, 3)
+    lines = []
+    for call, number in (("append", 2), ("_save", 2), ("sync", 2), ("write_json", 1)):
+        assert (
+            run_in_child(log, run_and_die, call, number, backtranslate, folder, out)
+            == -signal.SIGKILL
+        )
+        lines.append(json.loads(state.read_text(encoding="utf-8"))["lines"])
+        assert not (out / "src.txt").exists()
+    assert lines == [15, 30, 45, 45]
+    assert run_in_child(log, backtranslate, folder, out) == 0
     assert corpus(out) == corpus(folder / "backtranslate")
 
 
@@ -420,9 +411,9 @@ def test_memory_does_not_grow_with_the_number_of_lines(folder: Path, tmp_path: P
     short_text = write_lines(tmp_path / "short", lines)
     long_text = tmp_path / "long"
     long_text.write_bytes(short_text.read_bytes() * 8 + b"\n" * 60_000)
+    assert_bounded_memory(partial(distill_text, folder), [short_text, long_text])
+
+
+def distill_text(folder: Path, text: Path) -> None:
     options = {"max_length_a": 0.0, "max_length_b": 2, "window_lines": 500}
-
-    def process(text: Path) -> None:
-        distill(folder, tmp_path / f"of-{text.stem}", input=[str(text)], **options)
-
-    assert_bounded_memory(process, [short_text, long_text])
+    distill(folder, text.with_name(f"of-{text.stem}"), input=[str(text)], **options)

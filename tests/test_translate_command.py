@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,12 +180,12 @@ def test_memory_does_not_grow_with_the_number_of_lines(model: Path, tmp_path: Pa
     short_text = write_lines(tmp_path / "short", lines)
     long_text = tmp_path / "long"
     long_text.write_bytes(short_text.read_bytes() * 10 + b"\n" * 45_000)
+    assert_bounded_memory(partial(translate_text, model), [short_text, long_text])
+
+
+def translate_text(model: Path, text: Path) -> None:
     options = ["beam_size=1", "max_length_a=0", "max_length_b=1", "window_lines=500"]
-
-    def process(text: Path) -> None:
-        output_of(model, f"input={text}", *options, folder=tmp_path)
-
-    assert_bounded_memory(process, [short_text, long_text])
+    output_of(model, f"input={text}", *options, folder=text.parent)
 
 
 @pytest.mark.slow

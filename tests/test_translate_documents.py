@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import time
+import signal
 import urllib.parse
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +15,12 @@ from serving import GOOD, loaded, running, tiny_folder
 from test_extension import languages_model
 from tiny import sentences
 from toy import command
-from translating import kill, start, status, translate, write_lines, write_model
+from translating import run_and_die, run_in_child, translate, write_lines, write_model
 
 from nmt import Translator
 from nmt.config import Norm
 from nmt.data.tokenizer import Tokenizer
 from nmt.documents.markup import parse_html
-from nmt.translate import job
 from nmt.translate.results import LineResult
 
 
@@ -91,22 +90,19 @@ def test_tags_are_placed_without_the_language_before_each_translation(tmp_path: 
 
 @pytest.mark.slow
 def test_a_killed_job_resumes_and_writes_the_same_document(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(job, "_MIN_SECONDS_BETWEEN_SAVES", 0.0)
     (tmp_path / "in.docx").write_bytes(make_document(sentences(200)))
     shared = [f"model_dir={model}", f"input={tmp_path / 'in.docx'}", "window_lines=20"]
     shared.append("backend=native")
     assert translate(*shared, f"output={tmp_path / 'whole.docx'}") == 0
     output = f"output={tmp_path / 'out.docx'}"
-    pid = start(tmp_path / "log", *shared, output)
-    state = tmp_path / "out.docx.partial.json"
-    deadline = time.monotonic() + 60
-    while not state.exists() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    kill(pid)
-    assert status(start(tmp_path / "log", *shared, output)) == 0
-    assert "resuming after line" in (tmp_path / "log").read_text(encoding="utf-8")
+    log = tmp_path / "log"
+    assert (
+        run_in_child(log, run_and_die, "append", 3, translate, *shared, output) == -signal.SIGKILL
+    )
+    assert translate(*shared, output) == 0
+    assert "resuming after line 40" in capfd.readouterr().err
     assert (tmp_path / "out.docx").read_bytes() == (tmp_path / "whole.docx").read_bytes()
 
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import resource
 import shutil
+import signal
+import sys
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 from tiny import sentences
-from translating import fork, kill, start, status, translate, write_lines, write_model
+from translating import run_and_die, run_in_child, translate, write_lines, write_model
 
 from nmt.translate import job
 
 pytestmark = pytest.mark.slow
 
-LINES = [line if i % 17 else "" for i, line in enumerate(sentences(200, seed=5))]
+LINES = [line if i % 17 else "" for i, line in enumerate(sentences(120, seed=5))]
 OPTIONS = ["window_lines=20", "format=json", "n_best=2"]
 
 
@@ -33,28 +33,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "other", seed=3)
     write_lines(folder / "in", LINES)
     assert translate(*model_and_input(folder), f"output={folder / 'uninterrupted'}", *OPTIONS) == 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "_MIN_SECONDS_BETWEEN_SAVES", 0.0)
-        pid = start(folder / "log", *model_and_input(folder), f"output={folder / 'out'}", *OPTIONS)
-    state = folder / "out.partial.json"
-    deadline = time.monotonic() + 60
-    while not state.exists() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    kill(pid)
+    arguments = [*model_and_input(folder), f"output={folder / 'out'}", *OPTIONS]
+    log = folder / "log"
+    assert run_in_child(log, run_and_die, "append", 3, translate, *arguments) == -signal.SIGKILL
     with (folder / "out.partial").open("ab") as stream:
         stream.write(b"lines that came between the last state and the kill\nand a ha")
-    assert 0 < lines_done(state) < len(LINES)
+    assert lines_done(folder / "out.partial.json") == 40
     assert not (folder / "out").exists()
     return folder
 
 
 def model_and_input(folder: Path) -> list[str]:
     return [f"model_dir={folder / 'model'}", f"input={folder / 'in'}"]
-
-
-@pytest.fixture(autouse=True)
-def _save_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "_MIN_SECONDS_BETWEEN_SAVES", 0.02)
 
 
 def lines_done(state: Path) -> int:
@@ -69,15 +59,16 @@ def copy_killed_job(folder: Path, destination: Path) -> int:
 
 
 def test_a_job_killed_several_times_writes_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    rng = random.Random(1)
     output_dir = tmp_path / "output"
     output_dir.mkdir()
     arguments = [*model_and_input(folder), f"output={output_dir / 'out'}", *OPTIONS]
-    for _ in range(5):
-        pid = start(tmp_path / "log", *arguments)
-        time.sleep(rng.uniform(0.05, 0.3))
-        kill(pid)
-    assert status(start(tmp_path / "log", *arguments)) == 0
+    log = tmp_path / "log"
+    for call, number in (("_save", 1), ("sync", 3), ("append", 2), ("write_json", 2)):
+        assert (
+            run_in_child(log, run_and_die, call, number, translate, *arguments) == -signal.SIGKILL
+        )
+    assert run_in_child(log, translate, *arguments) == 0
+    assert "resuming after line 80" in log.read_text(encoding="utf-8")
     assert (output_dir / "out").read_bytes() == (folder / "uninterrupted").read_bytes()
     assert [path.name for path in output_dir.iterdir()] == ["out"]
 
@@ -176,23 +167,24 @@ def test_a_second_process_with_the_same_output_is_refused(
 
 
 def test_a_full_disk_is_refused_in_one_line_and_the_job_continues_later(
-    folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A limit on the size of files simulates a full disk: a write fails half-way."""
     arguments = [*model_and_input(folder), *OPTIONS, f"output={tmp_path / 'out'}"]
-
-    def limited() -> int:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-        return translate(*arguments)
-
-    assert status(fork(limited, tmp_path / "log")) == 2
+    assert run_in_child(tmp_path / "log", translate_with_full_disk, *arguments) == 2
     errors = (tmp_path / "log").read_text(encoding="utf-8").split("\n")
     assert errors[-2].startswith(f"nmt-translate: {tmp_path}/out.partial cannot be written: ")
     assert "Traceback" not in "".join(errors)
     assert not (tmp_path / "out").exists()
-    assert status(start(tmp_path / "log", *arguments)) == 0
-    assert "resuming after line" in (tmp_path / "log").read_text(encoding="utf-8")
+    assert translate(*arguments) == 0
+    assert "resuming after line" in capfd.readouterr().err
     assert (tmp_path / "out").read_bytes() == (folder / "uninterrupted").read_bytes()
+
+
+def translate_with_full_disk(*arguments: str) -> int:
+    sys.dont_write_bytecode = True  # the limit would cut off compiled modules
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    return translate(*arguments)
 
 
 def test_an_error_keeps_the_lines_before_it_and_without_any_leaves_nothing(

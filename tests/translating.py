@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -10,14 +11,17 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
+from typing import Any
 
 import torch
+from ranks import child
 from tiny import sentences, tiny_model, tokenizer_config
 from toy import command
 
 from nmt.checkpoint import ModelInfo, save_model
 from nmt.config import SearchConfig
 from nmt.data.vocabulary import train_tokenizer
+from nmt.translate import job
 
 
 def write_model(
@@ -94,9 +98,28 @@ def fork(
         os._exit(1)
 
 
-def start(log: Path, *arguments: str, **environment: str) -> int:
-    """Run nmt-translate in a child process; its stderr goes to the file `log`."""
-    return fork(lambda: translate(*arguments), log, **environment)
+def run_in_child(log: Path, task: Callable[..., Any], *arguments: Any) -> int:
+    """Run `task(*arguments)` in a process that has no threads yet; return its exit status."""
+    with child(log, task, *arguments) as process:
+        return process.wait()
+
+
+def run_and_die(call: str, number: int, task: Callable[..., int], *arguments: Any) -> int:
+    """Run a task that saves its state after each window; this process is killed at call `number`
+    of a method of `job.PartialFile`, or of a function that `nmt.translate.job` calls.
+    """
+    owner = job.PartialFile if hasattr(job.PartialFile, call) else job
+    original = getattr(owner, call)
+    calls = itertools.count(1)
+
+    def call_or_die(*args: Any, **named: Any) -> Any:
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **named)
+
+    setattr(owner, call, call_or_die)
+    job._MIN_SECONDS_BETWEEN_SAVES = 0.0
+    return task(*arguments)
 
 
 def kill(pid: int) -> None:
@@ -107,21 +130,24 @@ def kill(pid: int) -> None:
 
 def assert_bounded_memory(process: Callable[[Path], object], texts: list[Path]) -> None:
     """Process two texts in a child; the second, longer one must need at most 15 MiB more."""
+    log = texts[0].with_name("log")
     peaks = texts[0].with_name("peaks")
-
-    def measure() -> int:
-        for text in texts:
-            process(text)
-            with peaks.open("a") as stream:
-                print(getrusage(RUSAGE_SELF).ru_maxrss / 1024, file=stream)
-        return 0
-
-    assert status(fork(measure, texts[0].with_name("log"))) == 0
+    assert run_in_child(log, _measure_peaks, process, texts, peaks) == 0, log.read_text(
+        encoding="utf-8"
+    )
     memory_before, memory_after = map(float, peaks.read_text(encoding="utf-8").split())
     assert memory_after < memory_before + 15  # MiB; 50,000 results in memory would be 25 or more
 
 
-def status(pid: int, *, seconds: float = 60) -> int:
+def _measure_peaks(process: Callable[[Path], object], texts: list[Path], peaks: Path) -> None:
+    """Process texts, and write the peak of the memory after each, in MiB."""
+    for text in texts:
+        process(text)
+        with peaks.open("a") as stream:
+            print(getrusage(RUSAGE_SELF).ru_maxrss / 1024, file=stream)
+
+
+def status(pid: int, *, seconds: float = 300) -> int:
     """Wait for a child and return its exit status."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
