@@ -7,10 +7,10 @@ import functools
 import random
 import re
 import shutil
-import time
 from collections.abc import Callable
 
 import pytest
+from growth import assert_linear_time
 
 from nmt.documents.document import ReadOptions
 from nmt.documents.formats import read_document
@@ -247,15 +247,12 @@ def test_hostile_markup_takes_linear_time() -> None:
         ("class=", 4000),
         (BOLD, 4000),
     ):
-        seconds = []
-        for times in (count // 8, count):
-            tries = []
-            for _ in range(3):  # the least: collections of garbage take long in a large process
-                start = time.thread_time()
-                assert html(f"<p {unit * times}>" if unit == "class=" else unit * times)
-                tries.append(time.thread_time() - start)
-            seconds.append(min(tries))
-        assert seconds[1] < 24 * seconds[0] + 0.05, (unit, seconds)  # 64 times if it were squared
+        template = "<p {}>" if unit == "class=" else "{}"
+
+        def parse(times: int) -> None:
+            assert html(template.format(unit * times))  # noqa: B023
+
+        assert_linear_time(parse, count, unit)
 
 
 MARKUP = [
@@ -299,17 +296,13 @@ def test_repeated_markup_takes_linear_time_in_every_format() -> None:
     for case in range(100):
         name = ("a.html", "a.srt", "a.tsv", "a.csv", "a.txt")[case % 5]
         unit = "".join(draw.choices(MARKUP, k=draw.randint(1, 5)))
-        for _ in range(3):  # other processes may slow one measurement
-            seconds = []
-            for num_bytes in (5000, 40_000):
-                content = unit * (num_bytes // len(unit.encode()))
-                start = time.thread_time()
-                with contextlib.suppress(DataError):
-                    render(name, content)
-                seconds.append(time.thread_time() - start)
-            if seconds[1] < 24 * seconds[0] + 0.2:
-                break
-        assert seconds[1] < 24 * seconds[0] + 0.2, (name, unit, seconds)
+
+        def parse(num_bytes: int) -> None:
+            content = unit * (num_bytes // len(unit.encode()))  # noqa: B023
+            with contextlib.suppress(DataError):
+                render(name, content)  # noqa: B023
+
+        assert_linear_time(parse, 40_000, (name, unit), slack_seconds=0.2)
 
 
 @pytest.mark.slow
@@ -320,12 +313,7 @@ def test_many_line_ends_or_nested_tags_take_linear_time() -> None:
         (lambda n: render("a.srt", cue + "a\n" * n), 8000),
         (lambda n: html("<b>" * n + "a" + "</b>" * n), 8000),
     ):
-        seconds = []
-        for n in (count // 8, count):
-            start = time.thread_time()
-            work(n)
-            seconds.append(time.thread_time() - start)
-        assert seconds[1] < 24 * seconds[0] + 0.05, seconds
+        assert_linear_time(work, count)
 
 
 SUBTITLES = (
