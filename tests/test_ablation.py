@@ -212,7 +212,7 @@ def test_a_row_of_table_3_has_the_paper_s_figures_beside_it(compare: Any) -> Non
     assert cells["big x3"][3:] == ["41.00 ± 2.48", "+4.00", "4.33", "26.4", "+0.6 |"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_table_3_of_a_tiny_corpus_is_resumed(tmp_path: Path) -> None:
     text_dir = tmp_path / "text"
     text_dir.mkdir()
@@ -230,8 +230,8 @@ def test_table_3_of_a_tiny_corpus_is_resumed(tmp_path: Path) -> None:
         ("base", 1, 2),
         ("base", 2, 2),
     ]
-    # the CPU seconds of one training: more than one, and less than a minute
-    assert all(4000 / 60 < line["tokens_per_cpu_second"] < 4000 for line in lines)
+    # the CPU seconds of one training: more than one, and less than ten minutes
+    assert all(4000 / 600 < line["tokens_per_cpu_second"] < 4000 for line in lines)
     assert (tmp_path / "runs" / "base-2-1.log").exists()
     second = subprocess.run(command, capture_output=True, text=True, check=True)
     assert read_table(second.stdout) == read_table(first.stdout)

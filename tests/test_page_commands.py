@@ -150,6 +150,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "optimizer.peak_learning_rate=0.005",
         "tokens_per_update=600",
         "max_tokens=600",
+        "checkpoint_every_updates=40",
+        "validate_every_updates=100",
     ]
     assert train(home / "data/prepared", run_dir, settings) == 0
     for seed in (1, 2):

@@ -106,7 +106,7 @@ def test_the_commands_work_with_words(tmp_path: Path, capsys: pytest.CaptureFixt
     words = ["tokenizer.type=word", "tokenizer.separate=true", "num_threads=1"]
     assert command("preprocess", corpus, words) == 0
     assert "100.000% have a piece" in capsys.readouterr().out
-    assert command("train", TINY, data_dir, f"run_dir={run_dir}", "max_updates=60") == 0
+    assert command("train", TINY, data_dir, f"run_dir={run_dir}", "max_updates=12") == 0
     translator = Translator.load(run_dir, device="cpu", backend="native")
     assert isinstance(translator.tokenizer, TokenizerPair)
     assert translator.tokenizer.src.vocab_size == 4 + 6
