@@ -82,14 +82,14 @@ declare -A pids
 folder={tmp_path}/steps
 mkdir $folder
 {definition[0]}
-(trap '' TERM; touch {tmp_path}/started; exec sleep 30) &
+(trap '' TERM; touch {tmp_path}/started; exec sleep 600) &
 pids[step]=$!
 while [ ! -e {tmp_path}/started ]; do sleep 0.05; done
 end
 wait ${{pids[step]}} || echo $?
 """
     result = subprocess.run(
-        ["bash", "-c", commands], capture_output=True, text=True, timeout=20, check=True
+        ["bash", "-c", commands], capture_output=True, text=True, timeout=300, check=True
     )
     assert result.stdout == f"{128 + 9}\n"
     assert not (tmp_path / "steps").exists()

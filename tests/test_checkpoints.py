@@ -290,7 +290,7 @@ def test_saving_does_not_hold_up_training(
     events: list[str] = []
 
     def wait_for_updates(_: int) -> None:
-        deadline = time.monotonic() + 30  # a disk so slow that four updates are done meanwhile
+        deadline = time.monotonic() + 300  # a disk so slow that four updates are done meanwhile
         while events.count("update") < 8 and time.monotonic() < deadline:
             time.sleep(0.01)
         events.append("save")

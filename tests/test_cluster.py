@@ -81,9 +81,10 @@ def test_a_worker_with_another_nmt_or_folder_is_named(
 def test_no_scheduler_and_a_lost_one_are_one_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cluster, "_CONNECT_SECONDS", 0.2)
-    with pytest.raises(NmtError, match="^scheduler=tcp://127.0.0.1:1: no scheduler answers"):
-        open_workers("tcp://127.0.0.1:1", 0, sleeper)
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "_CONNECT_SECONDS", 0.2)
+        with pytest.raises(NmtError, match="^scheduler=tcp://127.0.0.1:1: no scheduler answers"):
+            open_workers("tcp://127.0.0.1:1", 0, sleeper)
     with LocalCluster(1, processes=False, threads_per_worker=1, dashboard_address=None) as local:
         workers = open_workers(local.scheduler_address, 0, sleeper)
         results = workers.map([0.0, 2.0])

@@ -20,9 +20,11 @@ from pathlib import Path
 
 import pytest
 from pages import ROOT, fenced_blocks, shell_lines
+from ranks import find_free_port
 
 PAGE = ROOT / "docs/tutorials/first-model.md"
 NUM_UPDATES = 30
+PAGE_PORT = "8321"  # of the server; the test takes a free one
 LEFT_OUT = "..."
 _TIME = re.compile(r"^\d\d:\d\d:\d\d ")  # of a line of the log
 _NUMBER = re.compile(r"\d[\d,.:]*")
@@ -99,10 +101,10 @@ def serve(command: str, environment: dict[str, str]) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}/"
     server = subprocess.Popen(command.split(), env=environment, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while True:
             try:
-                urllib.request.urlopen(url, timeout=5).close()
+                urllib.request.urlopen(url, timeout=60).close()
                 break
             except OSError:
                 assert server.poll() is None
@@ -111,7 +113,7 @@ def serve(command: str, environment: dict[str, str]) -> Iterator[str]:
         yield url
     finally:
         server.send_signal(signal.SIGTERM)
-        server.wait(60)
+        server.wait(300)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +123,12 @@ def serve(command: str, environment: dict[str, str]) -> Iterator[str]:
 def test_the_first_tutorial_ends_with_a_model_and_a_served_page(
     environment: dict[str, str], is_whole: bool
 ) -> None:
+    port = find_free_port()
     servers = []
     for step in read_steps():
         output = ""
-        for command in step.commands:
+        for page_command in step.commands:
+            command = page_command.replace(PAGE_PORT, port)
             if command.startswith(("make ", "git ", "pip ", "source ")):
                 continue  # the environment of the test is installed
             if command.startswith("nmt-train") and not is_whole:

@@ -44,8 +44,8 @@ from nmt.training.start import log_plan
 from nmt.training.trackers import TrackerThread, close_trackers
 from nmt.translate.engines.ctranslate2 import load_ctranslate2
 
-MAX_SECONDS = 2.0  # of processor time
-MAX_WAIT_SECONDS = 30.0
+MAX_SECONDS = 10.0  # of processor time; about 0.1 is needed
+MAX_WAIT_SECONDS = 120.0
 MAX_BYTES = 300 << 20  # beyond the size of the file
 Reader = Callable[[Path], object]
 

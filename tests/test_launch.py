@@ -29,7 +29,7 @@ def launched(folder: Path, *arguments: object) -> Iterator[Child]:
     with child(folder / "log", train, *arguments) as process:
         process.log.write_text("")
         yield process
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while any(map(is_alive, rank_pids(folder))):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -84,7 +84,7 @@ def test_a_killed_rank_ends_the_run_which_names_it(toy_data: Path, tmp_path: Pat
         pids = rank_pids(tmp_path)
         assert len(pids) == 2
         os.kill(pids[1], signal.SIGKILL)
-        assert process.wait(60) == 1
+        assert process.wait() == 1
         last_line = process.stderr.splitlines()[-1]
         assert re.match(
             rf"nmt-train: rank [01]: process {pids[1]} was killed by SIGKILL", last_line
@@ -108,7 +108,7 @@ def test_a_signal_to_the_launcher_saves_and_ranks_end_with_a_killed_one(
             assert not any(map(is_alive, old_pids))
             old_pids = rank_pids(tmp_path)
             process.send(number)
-            assert process.wait(60) == code
+            assert process.wait() == code
             text = rf"nmt-train: stopped by {number.name} after update \d+, which"
             assert code < 0 or re.match(text, process.stderr.splitlines()[-1])
     # bit-identical to an undisturbed run on two ranks
@@ -128,7 +128,7 @@ def test_ranks_that_still_import_end_quietly_with_ctrl_c_and_with_a_killed_launc
             for pid in rank_pids(tmp_path):
                 os.kill(pid, number)
         process.send(number)
-        assert process.wait(60) == code
+        assert process.wait() == code
     assert "Traceback" not in process.stderr
     assert "frame #" not in process.stderr  # of C++, when the launcher does not answer
 
@@ -141,7 +141,7 @@ def test_a_rank_that_hangs_ends_the_run_within_the_timeout(toy_data: Path, tmp_p
         pids = rank_pids(tmp_path)
         os.kill(pids[1], signal.SIGSTOP)
         start = time.monotonic()
-        assert process.wait(60) == 1
+        assert process.wait() == 1
         assert time.monotonic() - start < 5 + 30 + 20  # torch gives the hanging one 30 to end
         last_line = process.stderr.splitlines()[-1]
         assert re.match(r"nmt-train: rank \d: no answer from another rank within", last_line)
@@ -152,7 +152,7 @@ def test_a_rank_that_hangs_ends_the_run_within_the_timeout(toy_data: Path, tmp_p
 def test_a_mistake_of_the_user_is_one_line_from_all_ranks(toy_data: Path, tmp_path: Path) -> None:
     options = [*TWO, "max_tokens=3"]
     with launched(tmp_path, toy_data, tmp_path / "run", options) as process:
-        assert process.wait(60) == 2
+        assert process.wait() == 2
         lines = process.stderr.splitlines()
     last_line = r"nmt-train: rank \d: max_tokens=3 is less than the longest sentence"
     assert re.match(last_line, lines[-1])

@@ -59,9 +59,10 @@ def test_no_more_items_are_taken_and_workers_started_than_needed() -> None:
         for number, _ in enumerate(pool.map(items()), start=1):
             assert taken - number < 3 * 2
     assert taken == 50
+    earlier = set(multiprocessing.active_children())
     with Processes(64, sleeper) as pool:
         assert list(pool.map([0.0])) == [(0.0, 0.0)]
-        assert len(multiprocessing.active_children()) == 1
+        assert len(set(multiprocessing.active_children()) - earlier) == 1
 
 
 def test_the_first_error_in_order_is_raised_after_the_results_before_it() -> None:
@@ -105,12 +106,13 @@ def test_a_worker_that_dies_while_an_item_is_submitted_is_the_same_line(
 
 
 def test_leaving_ends_workers_at_once() -> None:
+    earlier = set(multiprocessing.active_children())
     started = time.monotonic()
     with Processes(2, sleeper) as pool:
-        next(pool.map([0.0, 60.0, 0.0, 0.0, 0.0, 0.0]))
-        assert multiprocessing.active_children()
-    assert time.monotonic() - started < 30
-    assert not multiprocessing.active_children()
+        next(pool.map([0.0, 600.0, 0.0, 0.0, 0.0, 0.0]))
+        assert set(multiprocessing.active_children()) - earlier
+    assert time.monotonic() - started < 300
+    assert set(multiprocessing.active_children()) <= earlier
 
 
 def test_workers_end_with_a_parent_that_is_killed() -> None:
@@ -118,7 +120,7 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
         "import multiprocessing, sys; sys.path.insert(0, sys.argv[1]); import work\n"
         "from nmt.runtime.pool import Processes\n"
         "pool = Processes(2, work.sleeper)\n"
-        "for _ in pool.map([0.0, 0.0, 60.0, 60.0, 0.0, 0.0]):\n"
+        "for _ in pool.map([0.0, 0.0, 600.0, 600.0, 0.0, 0.0]):\n"
         "    print(*[p.pid for p in multiprocessing.active_children()], flush=True)\n"
     )
     command = [sys.executable, "-c", program, str(Path(__file__).parent)]

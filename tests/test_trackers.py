@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import sqlite3
+import statistics
 import struct
 import threading
 import time
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 from faults import train_and_die
 from ranks import child
-from toy import command, read_records, read_values, train
+from toy import call_before, command, read_records, read_values, train
 
 from nmt.config import TrackerName
 from nmt.errors import EXIT_DONE, EXIT_USER
@@ -153,7 +154,7 @@ def sent(run_dir: Path, name: str) -> int:
 
 def assert_holds(name: str, run_dir: Path, lines: list[dict[str, Any]]) -> None:
     """Compare; wandb's own process may still be writing."""
-    until = time.monotonic() + 10 * (name == "wandb")
+    until = time.monotonic() + 120 * (name == "wandb")
     while time.monotonic() < until and len(READ[name](run_dir)) < len(points(lines)):
         time.sleep(0.1)
     assert READ[name](run_dir) == points(lines), name
@@ -174,13 +175,13 @@ def test_a_tracker_holds_each_line_once_whatever_was_killed(name: str, run_dir: 
         remainder = json.dumps(lines[20])[9:]
         file.write(half)
         file.flush()
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while sent(run_dir, name) < lines[19]["update"] and time.monotonic() < until:
             time.sleep(0.05)
         feed.notify()
         time.sleep(0.1)
         file.write(remainder + "\n")
-    trackers.close_trackers([feed], 60)
+    trackers.close_trackers([feed], 120)
     assert feed.is_complete
     assert_holds(name, run_dir, lines[:21])
     # a kill: the run goes on from update 8, and makes the lines after it again
@@ -190,7 +191,7 @@ def test_a_tracker_holds_each_line_once_whatever_was_killed(name: str, run_dir: 
     write_lines(run_dir, lines_before_kill)
     feed = TrackerThread(TrackerName(name), run_dir)
     write_lines(run_dir, lines[len(lines_before_kill) :], "a")
-    trackers.close_trackers([feed], 60)
+    trackers.close_trackers([feed], 120)
     assert_holds(name, run_dir, lines)
     if name != "wandb":  # which is marked when it is closed; a kill may come before the mark
         marker = run_dir / "trackers" / f"{name}.json"
@@ -252,10 +253,10 @@ def test_a_tracker_that_never_answers_costs_a_run_nothing(
             seconds = time.monotonic() - start
     for thread in threading.enumerate():  # refused now, so it would warn in a later test
         if thread.name == "mlflow":
-            thread.join(60)
+            thread.join(120)
             assert not thread.is_alive()
     assert len(spent) >= 12
-    assert sum(spent) < 0.01 * seconds
+    assert statistics.median(spent) < 0.01 * seconds / len(spent)
     assert len(read_records(run_dir, "loss")) == 12
 
 
@@ -267,10 +268,14 @@ def test_trackers_are_closed_at_the_same_time_and_the_log_names_those_waited_for
     monkeypatch.setattr(trackers, "_QUIET_SECONDS", 0.1)
     names = [TrackerName.tensorboard, TrackerName.wandb, TrackerName.mlflow]
     threads = [TrackerThread(name, run_dir) for name in names]
-    start = time.monotonic()
+    deadlines: list[float] = []
+    call_before(
+        monkeypatch, TrackerThread, "wait_closed", lambda _, deadline: deadlines.append(deadline)
+    )
     with caplog.at_level(logging.INFO, "nmt"):
         trackers.close_trackers(threads, timeout_seconds=0.5)
-    assert time.monotonic() - start < 1  # and not 0.5 seconds each
+    # and not 0.5 seconds each
+    assert deadlines == pytest.approx([deadlines[0]] * 3 + [deadlines[0] + 0.4] * 3)
     assert "waiting up to 0.5 seconds for tensorboard, wandb, mlflow to take" in caplog.text
     assert caplog.text.count("no answer for 0.5 seconds") == 3
     assert "ends when wandb's own process has" in caplog.text
@@ -329,7 +334,7 @@ def test_a_tracker_that_fails_is_one_warning(
     write_lines(run_dir, records(8))
     with caplog.at_level(logging.WARNING, "nmt.training.trackers"):
         feed = TrackerThread(TrackerName.mlflow, run_dir)
-        trackers.close_trackers([feed], 60)
+        trackers.close_trackers([feed], 120)
     assert not feed.is_complete
     assert [r.name for r in caplog.records].count("nmt.training.trackers") == 1
     assert "tracker mlflow: " in caplog.text
