@@ -185,10 +185,12 @@ def read_all(pickled: bytes, channel: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="asks Linux for memory")
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_a_worker_reads_everything_and_adds_a_few_megabytes(tmp_path: Path, method: str) -> None:
+def test_a_worker_reads_everything_and_adds_a_few_megabytes(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = np.random.default_rng(0).integers(0, 300, 8_000_000, dtype=np.uint16)
     offsets = np.arange(0, len(ids) + 1, 200)
-    shards._BATCH_ROWS = 5_000
+    monkeypatch.setattr(shards, "_BATCH_ROWS", 5_000)
     with ShardWriter(tmp_path / "a", src_vocab_size=300, tgt_vocab_size=300) as writer:
         writer.add((ids, offsets), (ids, offsets))
     index = {"train": [CorpusIndex("", 1.0, [writer.shard])]}

@@ -165,34 +165,41 @@ def test_fifty_compiled_updates_are_those_of_plain_ones_with_few_graphs(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "checkpointing"),
+    [
+        ({}, False),
+        ({}, True),
+        ({"positions": Positions.rotary}, False),
+        pytest.param({"positions": Positions.rotary}, True, marks=pytest.mark.long),
+        ({"decoder": Decoder.ssru}, False),
+        pytest.param({"decoder": Decoder.ssru}, True, marks=pytest.mark.long),
+    ],
+)
 def test_gradients_of_layers_compiled_as_on_a_gpu_equal_uncompiled_ones(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    changes: dict[str, Any],
+    checkpointing: bool,
 ) -> None:
     # this backend makes graphs for the backward pass too, but no kernels
     patched = functools.partial(torch.compile, backend="aot_eager")
     monkeypatch.setattr(torch, "compile", patched)
-    shape = {"num_encoder_layers": 1, "num_decoder_layers": 1, "dropout": 0.0}
-    shape["vocab_size"] = tokenizer.vocab_size
-    cases: list[tuple[dict[str, Any], bool]] = [
-        ({}, False),
-        ({"positions": Positions.rotary}, False),
-        ({"positions": Positions.rotary}, True),
-        ({"decoder": Decoder.ssru}, False),
-    ]
-    for changes, checkpointing in cases:
-        torch.compiler.reset()
-        gradients = []
-        for compiler in (None, Compiler(may_fail=True, by_layer=True)):
-            model = tiny_model(**shape, **changes).train()
-            model.activation_checkpointing = checkpointing
-            objective = Objective(model, smoothing=0.1, compiler=compiler)
-            rng = random.Random(0)
-            for count in (5, 9):
-                loss, _ = objective(make_batch(draw_pairs(rng, count, 20), tokenizer))
-                loss.backward()
-            gradients.append([p.grad for p in model.parameters() if p.grad is not None])
-        for compiled_gradient, gradient in zip(*gradients, strict=True):
-            assert_close(compiled_gradient, gradient, rtol=1e-4, atol=1e-5)
+    torch.compiler.reset()
+    shape = {"num_encoder_layers": 1, "num_decoder_layers": 1, "dropout": 0.0, **changes}
+    gradients = []
+    for compiler in (None, Compiler(may_fail=True, by_layer=True)):
+        model = tiny_model(vocab_size=tokenizer.vocab_size, **shape).train()
+        model.activation_checkpointing = checkpointing
+        objective = Objective(model, smoothing=0.1, compiler=compiler)
+        rng = random.Random(0)
+        for count in (5, 9):
+            loss, _ = objective(make_batch(draw_pairs(rng, count, 20), tokenizer))
+            loss.backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    for compiled_gradient, gradient in zip(*gradients, strict=True):
+        assert_close(compiled_gradient, gradient, rtol=1e-4, atol=1e-5)
     assert "runs uncompiled" not in caplog.text
 
 

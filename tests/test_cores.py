@@ -52,12 +52,13 @@ def test_a_resumed_run_uses_the_number_of_threads_of_the_environment(
     toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cores, "read_idle_seconds", lambda: 2 * time.monotonic())
+    once = ["max_updates=1", "valid_bleu=false"]
     for variable, num_threads, expected in ((None, 2, 2), (None, 1, 2), ("1", 1, 1)):
         if variable is not None:
             monkeypatch.setenv("OMP_NUM_THREADS", variable)
         torch.set_num_threads(num_threads)
         try:
-            assert train(toy_data, tmp_path, "num_threads=0", "max_updates=1") == 0
+            assert train(toy_data, tmp_path, once, "num_threads=0") == 0
             assert torch.get_num_threads() == expected, (variable, num_threads)
         finally:
             torch.set_num_threads(1)

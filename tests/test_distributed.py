@@ -283,6 +283,7 @@ def test_validation_figures_are_the_same_for_any_number_of_ranks(
 ) -> None:
     monkeypatch.setattr(validation, "_BATCH_LINES", 3)  # put back at the end
     learnt = ["max_updates=100", "valid_bleu=false", "optimizer.schedule=inverse_sqrt"]
+    learnt += ["validate_every_updates=100", "checkpoint_every_updates=100"]
     learnt += ["optimizer.peak_learning_rate=0.17"]
     learnt += ["model.dropout=0", "model.norm=pre"]
     assert train(toy_data, tmp_path / "run", learnt) == 0

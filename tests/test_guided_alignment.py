@@ -155,7 +155,7 @@ def test_a_guided_model_attends_to_the_words_that_it_translates(
     toy_data: Path, tmp_path: Path
 ) -> None:
     settings = ["max_updates=150", "valid_bleu=false", "optimizer.warmup_steps=100"]
-    settings += ["checkpoint_every_updates=150"]
+    settings += ["checkpoint_every_updates=150", "validate_every_updates=150"]
     tokenizer = Tokenizer((toy_data / "tokenizer.model").read_bytes())
     shares = {}
     for weight in (0, 1):
