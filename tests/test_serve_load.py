@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import re
+import select
 import signal
 import socket
 import threading
@@ -657,17 +658,22 @@ def test_signals_drain_and_reload_without_a_lost_request(
         connections: list[http.client.HTTPConnection] = []
 
         def keep_busy() -> bool:
-            """Send requests; return whether all have arrived and some of their sentences wait."""
+            """Send requests; return whether all have arrived and none is answered yet."""
+            for connection in connections:  # of the last try
+                connection.close()
             connections[:] = [server.connect() for _ in range(4)]
             for connection in connections:
                 connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
-            return server.metric("nmt_queue_sentences") > 0
+            server.get("/metrics")  # answered after the others have arrived
+            return not select.select([c.sock for c in connections], [], [], 0)[0]
 
         eventually(keep_busy)
         process.send_signal(signal.SIGTERM)
         for connection in connections:
-            answer = json.loads(connection.getresponse().read())
-            assert answer["translatedText"] == [expected[1]] * 50
+            response = connection.getresponse()
+            content = response.read()
+            assert response.status == 200, content
+            assert json.loads(content)["translatedText"] == [expected[1]] * 50
         assert process.wait(PATIENCE_SECONDS) == 0
     finally:
         if process.poll() is None:
