@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from nmt.config import PreprocessConfig
-from nmt.preprocess.chunks import Chunk, Format, Source
+from nmt.preprocess.chunks import Chunk, DataSource, Format
 from nmt.preprocess.clean import CleanChunk, clean
 from nmt.preprocess.filters import drop_by_text
 
@@ -65,7 +65,7 @@ def make_chunk(
 ) -> Chunk:
     """Make a chunk of one file, or of two for a pair; `lines` are without ends."""
     names = ("a.src", "b.tgt") if format is Format.pair else ("both",)
-    source = Source("", format, tuple(Path(name) for name in names), names, **more)
+    source = DataSource("", format, tuple(Path(name) for name in names), names, **more)
     raw = tuple(b"".join(line + b"\n" for line in side) for side in lines)
     num_pairs = len(lines[0])
     return Chunk(source, first_line - 1, first_line, num_pairs, raw, ())

@@ -16,22 +16,22 @@ from packing import write
 
 from nmt.errors import DataError
 from nmt.preprocess import chunks as chunks_module
-from nmt.preprocess.chunks import Chunk, Format, Source, find_spans, read_chunks, read_span
+from nmt.preprocess.chunks import Chunk, DataSource, Format, find_spans, read_chunks, read_span
 
 Row = tuple[bytes, ...]
 MAX_LINE = 64  # of `_small_blocks`
 
 
-def pair_source(src: Path, tgt: Path) -> Source:
-    return Source("", Format.pair, (src, tgt), (src.name, tgt.name))
+def pair_source(src: Path, tgt: Path) -> DataSource:
+    return DataSource("", Format.pair, (src, tgt), (src.name, tgt.name))
 
 
-def tsv_source(path: Path, content: bytes) -> Source:
+def tsv_source(path: Path, content: bytes) -> DataSource:
     path.write_bytes(content)
-    return Source("", Format.tsv, (path,), (path.name,))
+    return DataSource("", Format.tsv, (path,), (path.name,))
 
 
-def write_pair(folder: Path, name: str, src: bytes, tgt: bytes) -> Source:
+def write_pair(folder: Path, name: str, src: bytes, tgt: bytes) -> DataSource:
     """Write both files of a source."""
     return pair_source(write(folder / f"{name}.en", src), write(folder / f"{name}.de", tgt))
 
@@ -41,7 +41,7 @@ def read_rows(chunks: list[Chunk]) -> list[Row]:
     rows: list[Row] = []
     for chunk in chunks:
         sides = []
-        for raw in chunk.raw:
+        for raw in chunk.lines_by_file:
             assert raw.endswith(b"\n")
             assert raw.count(b"\n") == chunk.num_pairs > 0
             sides.append(raw.removesuffix(b"\n").split(b"\n"))
@@ -81,7 +81,7 @@ class RandomCorpus:
     def __init__(
         self, folder: Path, draw: random.Random, *, num_sources: int, sizes: list[int]
     ) -> None:
-        self.sources: list[Source] = []
+        self.sources: list[DataSource] = []
         self.rows: list[Row] = []
         self.lines: list[int] = []  # the number of each row in its source, from 1
         self.overlong: list[list[tuple[int, int]]] = []  # line and side, of each row
@@ -129,7 +129,7 @@ def test_any_lines_are_read_in_pairs_with_their_numbers(
             assert corpus.lines[first_pair:end] == list(lines)
             assert list(chunk.overlong) == chain_overlong(corpus.overlong[first_pair:end])
             assert chunk.num_pairs <= max_pairs
-            assert chunk.num_pairs == 1 or sum(map(len, chunk.raw)) <= max_bytes
+            assert chunk.num_pairs == 1 or sum(map(len, chunk.lines_by_file)) <= max_bytes
             first_pair = end
 
 
@@ -145,7 +145,11 @@ def test_spans_of_any_size_hold_all_pairs_and_each_is_read_by_itself(
             spans = find_spans({"x": [], "y": corpus.sources}, size)
             assert [span.first_pair for span in spans] == list(range(0, len(corpus.rows), size))
             for number, span in enumerate(spans):
-                assert (span.corpus, span.number, span.order) == ("y", number, number)
+                assert (span.corpus, span.index_in_corpus, span.index_overall) == (
+                    "y",
+                    number,
+                    number,
+                )
             for span in draw.sample(spans, len(spans)):
                 chunks = list(read_span(corpus.sources, span))
                 end = span.first_pair + span.num_pairs
@@ -205,14 +209,14 @@ def test_a_file_that_became_shorter_is_named(tmp_path: Path) -> None:
 _READ = """
 import resource, sys
 from pathlib import Path
-from nmt.preprocess.chunks import Format, Source, read_chunks
+from nmt.preprocess.chunks import Format, DataSource, read_chunks
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 paths = Path(sys.argv[1]), Path(sys.argv[1] + ".tgt")
 num_pairs = 0
 overlong = []
-for chunk in read_chunks([Source("", Format.pair, paths, ("a", "b"))]):
+for chunk in read_chunks([DataSource("", Format.pair, paths, ("a", "b"))]):
     if num_pairs == 0:
-        text = chunk.raw[0][:12]
+        text = chunk.lines_by_file[0][:12]
     num_pairs += chunk.num_pairs
     overlong += chunk.overlong
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start, num_pairs, overlong, text)

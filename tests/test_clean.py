@@ -30,7 +30,7 @@ from dirt import (
 from nmt.config import DataConfig, Invalid, PreprocessConfig
 from nmt.errors import DataError
 from nmt.preprocess import chunks
-from nmt.preprocess.chunks import Format, Source, read_chunks
+from nmt.preprocess.chunks import DataSource, Format, read_chunks
 from nmt.preprocess.clean import MALFORMED, NOT_UTF8, NUM_EXAMPLES, OVERLONG, CleanChunk, PairCounts
 
 EMPTY = "empty side"
@@ -167,7 +167,7 @@ def test_counts_do_not_depend_on_how_a_file_is_cut(
     paths = (tmp_path / "a.src", tmp_path / "b.tgt")
     for path, side in zip(paths, lines, strict=True):
         path.write_bytes(b"\n".join(side))  # the last line has no end
-    source = Source("", Format.pair, paths, ("a.src", "b.tgt"))
+    source = DataSource("", Format.pair, paths, ("a.src", "b.tgt"))
     config = settings(Invalid.drop)
     expected = slow_clean(lines, read_pair, config, held_out=False)
     for size in (1, 7, 1000):

@@ -28,7 +28,7 @@ from toy import command
 
 from nmt.data.text import explain_read_errors
 from nmt.preprocess import workspace
-from nmt.preprocess.chunks import Chunk, Source, Span, read_span
+from nmt.preprocess.chunks import Chunk, DataSource, Span, read_span
 from nmt.preprocess.workspace import open_workspace
 
 KILLED = -signal.SIGKILL
@@ -141,8 +141,8 @@ def test_a_disk_that_fails_for_a_while_costs_no_shard_that_is_done(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    def read(sources: list[Source], span: Span) -> Iterator[Chunk]:
-        if span.number == 2 and (tmp_path / ".data.work/records/encode").exists():
+    def read(sources: list[DataSource], span: Span) -> Iterator[Chunk]:
+        if span.index_in_corpus == 2 and (tmp_path / ".data.work/records/encode").exists():
             with explain_read_errors("train.src.txt"):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
         yield from read_span(sources, span)

@@ -31,7 +31,7 @@ from nmt.config import (
 )
 from nmt.data.text import load_bundled_corpus
 from nmt.errors import ConfigError, DataError
-from nmt.preprocess.chunks import Source, read_chunks
+from nmt.preprocess.chunks import DataSource, read_chunks
 from nmt.preprocess.clean import clean
 from nmt.preprocess.sources import find_sources, has_split, pair_up, spool
 
@@ -44,12 +44,12 @@ def settings(train: SplitConfig | None = None, **changes: Any) -> PreprocessConf
     return PreprocessConfig(data=DataConfig(**data))
 
 
-def find(folder: Path, **split: Any) -> list[Source]:
+def find(folder: Path, **split: Any) -> list[DataSource]:
     """Find the sources of training text, with temporary copies in `folder`."""
     return find_sources(settings(SplitConfig(**split)), "train", folder / "spool")
 
 
-def read(sources: list[Source]) -> Pairs:
+def read(sources: list[DataSource]) -> Pairs:
     """Read the text of sources, cleaned as training text is."""
     pairs: Pairs = []
     for chunk in read_chunks(sources):

@@ -1,6 +1,7 @@
-r"""Divide sources into spans, the input of one shard each, and read a span in chunks of pairs.
+r"""Divide training text into spans of pairs, and read a span in chunks.
 
-Lines end at the byte \n only. Memory is bounded for lines of any length.
+A span becomes one shard. A chunk is held in memory as a whole, so its pairs and bytes are bounded.
+Lines end at the byte \n only.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ BYTES_PER_CHUNK = 2 << 20
 MAX_LINE_BYTES = 1 << 20
 """The text of longer lines is discarded; their positions are kept."""
 
-# A file is read in blocks of this size. It is at most MAX_LINE_BYTES, so that only the first line
-# that ends in a block can be longer than MAX_LINE_BYTES.
+# A file is read in blocks of this size, at most MAX_LINE_BYTES. A line that starts and ends in one
+# block is therefore never overlong. Only the line that an earlier block has begun can be.
 _BLOCK_BYTES = 1 << 20
 
 
@@ -38,14 +39,14 @@ class Format(Enum):
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """Uncompressed files that hold pairs of one corpus, line by line."""
 
     corpus: str  # its name in data.corpora, or ""
     format: Format
     paths: tuple[Path, ...]
-    """Either one file with all columns, or separate files in this order: source, target, and the
-    optional alignments and scores."""
+    """Either one file with all columns, or separate files in this order: source language, target
+    language, and the optional alignments and scores."""
     names: tuple[str, ...]  # the user's names of these files, for messages
     columns: tuple[int, ...] = (1, 2)  # TSV columns from 1: source, target, perhaps alignment
     fields: tuple[str, ...] = ("src", "tgt")  # JSON fields: source, target, perhaps alignment
@@ -55,8 +56,8 @@ class Source:
     key: str = ""  # key of its settings, such as data.train, for messages
 
     @property
-    def alignment_side(self) -> int:
-        """Index in `paths` of the file with the alignments, if there are any."""
+    def alignment_file_index(self) -> int:
+        """Index in `paths` of the file that can hold alignments: the third, or the only file."""
         return 2 if self.has_alignment_file else 0
 
 
@@ -84,46 +85,48 @@ class Span:
     """Consecutive pairs of a corpus, the input of one shard."""
 
     corpus: str
-    number: int  # index among the spans of its corpus
-    order: int  # index among the spans of all corpora
+    index_in_corpus: int
+    index_overall: int  # index among the spans of all corpora
     first_pair: int  # number of the first pair in the corpus, from 0
     num_pairs: int
-    source: int  # the span starts in the `Source` with this index in the list of its corpus
+    source_index: int  # the span starts in the source with this index in the list of its corpus
     first_line: int  # number of the first line in that source, from 1
-    offsets: tuple[int, ...]  # byte at which that line starts, in each file of the source
+    offsets: tuple[int, ...]  # byte at which that line starts, in each file of that source
 
     @property
     def name(self) -> str:
         """File name for this span, without suffix."""
         corpus = f"{self.corpus}-" if self.corpus else ""
-        return f"train-{corpus}{self.number:05d}"
+        return f"train-{corpus}{self.index_in_corpus:05d}"
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Consecutive pairs of one source."""
 
-    source: Source
+    source: DataSource
     first_pair: int  # number of the first pair in the corpus, from 0
     first_line: int  # number of the first line in the source, from 1
     num_pairs: int
-    raw: tuple[bytes, ...]  # for each file, `num_pairs` lines, each ended by \n
+    lines_by_file: tuple[bytes, ...]  # for each file, `num_pairs` lines, each ended by \n
     overlong: tuple[tuple[int, int], ...]
-    """Line number and file (index in `raw`) of each line above MAX_LINE_BYTES. Such a line is empty
-    in `raw`."""
+    """Line number and file index of each line above MAX_LINE_BYTES. This line is empty in
+    `lines_by_file`."""
 
-    def location(self, row: int, side: int = 0, byte: int | None = None) -> Location:
-        """Return the location of a row (from 0) on a side: 0 for the source, 1 for the target.
+    def locate(self, row: int, file_index: int = 0, byte: int | None = None) -> Location:
+        """Return the location of a row (from 0) in a file.
 
-        If each side is a file, `side` is the index of any file of the source.
+        `file_index` is an index in `source.paths`: 0 for the source language, 1 for the target
+        language. It has no effect if one file has all columns.
         """
         names = self.source.names
-        file_index = side if len(names) > 1 else 0
+        if len(names) == 1:
+            file_index = 0
         return Location(names[file_index], self.first_line + row, byte)
 
 
 def find_spans(
-    corpora: Mapping[str, Sequence[Source]], pairs_per_span: int = sys.maxsize
+    corpora: Mapping[str, Sequence[DataSource]], pairs_per_span: int = sys.maxsize
 ) -> list[Span]:
     """Count the lines of all sources, and divide each corpus into spans.
 
@@ -131,24 +134,27 @@ def find_spans(
     """
     spans: list[Span] = []
     for corpus, sources in corpora.items():
-        spans += _find_corpus_spans(corpus, sources, pairs_per_span, first_order=len(spans))
+        spans += _find_corpus_spans(corpus, sources, pairs_per_span, num_earlier_spans=len(spans))
     return spans
 
 
 def _find_corpus_spans(
-    corpus: str, sources: Sequence[Source], size: int, first_order: int
+    corpus: str, sources: Sequence[DataSource], pairs_per_span: int, num_earlier_spans: int
 ) -> list[Span]:
-    """Return the spans of a corpus, each with `size` pairs, except perhaps the last one."""
+    """Return the spans of a corpus, each with `pairs_per_span` pairs. The last one may be shorter.
+
+    `num_earlier_spans` is the number of spans of the corpora before it.
+    """
     num_pairs = 0
     spans: list[Span] = []
     for source_index, source in enumerate(sources):
-        # Index (from 0) of the line at which the first new span starts. The lines before it
-        # complete the last span of the previous source, which has num_pairs % size pairs so far.
-        first_index = -num_pairs % size
+        # The first rows of this source complete the last span of the previous source. After 8 pairs
+        # in spans of 5, that span lacks -8 % 5 = 2 pairs, and a new span starts at row 2.
+        first_row = -num_pairs % pairs_per_span
         num_lines = 0
         offsets_by_file = []
         for path, name in zip(source.paths, source.names, strict=True):
-            num_file_lines, offsets = _find_line_offsets(path, name, first_index, size)
+            num_file_lines, offsets = _find_span_offsets(path, name, first_row, pairs_per_span)
             offsets_by_file.append(offsets)
             if len(offsets_by_file) == 1:
                 num_lines = num_file_lines
@@ -157,17 +163,17 @@ def _find_corpus_spans(
                     f"{source.names[0]} has {num_lines} lines, {name} {num_file_lines}; "
                     "extract the pair again, line by line"
                 )
-        # all files have the same number of lines, so their i-th offsets belong to the same line
-        for i, offsets_of_line in enumerate(zip(*offsets_by_file, strict=True)):
+        # all files have the same number of lines, so their i-th offsets belong to the same span
+        for i, offsets_of_span in enumerate(zip(*offsets_by_file, strict=True)):
             span = Span(
                 corpus=corpus,
-                number=len(spans),
-                order=first_order + len(spans),
-                first_pair=len(spans) * size,
-                num_pairs=size,
-                source=source_index,
-                first_line=first_index + i * size + 1,
-                offsets=offsets_of_line,
+                index_in_corpus=len(spans),
+                index_overall=num_earlier_spans + len(spans),
+                first_pair=len(spans) * pairs_per_span,
+                num_pairs=pairs_per_span,
+                source_index=source_index,
+                first_line=first_row + i * pairs_per_span + 1,  # lines count from 1
+                offsets=offsets_of_span,
             )
             spans.append(span)
         num_pairs += num_lines
@@ -176,56 +182,60 @@ def _find_corpus_spans(
     return spans
 
 
-def _find_line_offsets(path: Path, name: str, first_index: int, step: int) -> tuple[int, list[int]]:
-    """Count the lines of a file, and return the byte offsets of some of them.
+def _find_span_offsets(
+    path: Path, name: str, first_row: int, pairs_per_span: int
+) -> tuple[int, list[int]]:
+    """Count the lines of a file, and return the byte at which each span starts.
 
-    These are the lines `first_index`, `first_index + step` and so forth, counted from 0.
+    The spans start at the rows `first_row`, `first_row + pairs_per_span` and so forth, from 0.
     """
     check_file(path)
     num_line_ends = 0
     num_bytes = 0
     last_byte = b"\n"
     offsets = []
-    next_index = first_index  # the next line whose offset is needed
-    if first_index == 0:  # no line end precedes the first line
+    next_row = first_row  # where the next span starts
+    if first_row == 0:  # no \n precedes row 0, so the loop does not find it
         offsets.append(0)
-        next_index = step
+        next_row = pairs_per_span
     with explain_read_errors(name), path.open("rb", buffering=0) as file:
         for block in read_blocks(file, name):
-            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
-            # Line i starts after line end i - 1, so this block has the starts of the lines from
-            # num_line_ends + 1 to num_line_ends + len(ends).
-            indices = np.arange(next_index, num_line_ends + len(ends) + 1, step)
-            preceding_ends = ends[indices - num_line_ends - 1]  # indices in this block
-            offsets += (num_bytes + preceding_ends + 1).tolist()
-            next_index += step * len(indices)
-            num_line_ends += len(ends)
+            newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+            # Row i starts after newline i - 1 of the file, which is newline
+            # i - 1 - num_line_ends of this block.
+            last_row = num_line_ends + len(newlines)
+            rows = np.arange(next_row, last_row + 1, pairs_per_span)
+            preceding_newlines = newlines[rows - 1 - num_line_ends]
+            offsets += (num_bytes + preceding_newlines + 1).tolist()
+            next_row += pairs_per_span * len(rows)
+            num_line_ends += len(newlines)
             num_bytes += len(block)
             last_byte = block[-1:]
     num_lines = num_line_ends
     if last_byte != b"\n":
         num_lines += 1
-    # A line end at the end of the file has an offset after it, but no line starts there.
-    num_offsets = len(range(first_index, num_lines, step))
-    return num_lines, offsets[:num_offsets]
+    if offsets and offsets[-1] == num_bytes:
+        offsets.pop()  # no line starts at the end of the file
+    return num_lines, offsets
 
 
-def read_chunks(sources: Sequence[Source]) -> Iterator[Chunk]:
+def read_chunks(sources: Sequence[DataSource]) -> Iterator[Chunk]:
     """Yield all pairs of `sources`. See `find_spans` and `read_span`."""
     for span in find_spans({"": sources}):
         yield from read_span(sources, span)
 
 
-def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
+def read_span(sources: Sequence[DataSource], span: Span) -> Iterator[Chunk]:
     """Yield the pairs of a span in chunks. `sources` are the sources of its corpus.
 
-    A chunk has at most `PAIRS_PER_CHUNK` pairs and `BYTES_PER_CHUNK` bytes, or a single pair.
+    A chunk has at most `PAIRS_PER_CHUNK` pairs and `BYTES_PER_CHUNK` bytes. A longer pair is
+    a chunk of its own.
     """
     next_pair = span.first_pair
     end_pair = span.first_pair + span.num_pairs
     first_line = span.first_line
     offsets = span.offsets
-    for source in sources[span.source :]:
+    for source in sources[span.source_index :]:
         if next_pair == end_pair:
             return
         for chunk in _read_source(source, next_pair, end_pair, first_line, offsets):
@@ -239,7 +249,7 @@ def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
 
 
 def _read_source(
-    source: Source, next_pair: int, end_pair: int, next_line: int, offsets: Sequence[int]
+    source: DataSource, next_pair: int, end_pair: int, next_line: int, offsets: Sequence[int]
 ) -> Iterator[Chunk]:
     """Yield the pairs of a source from `next_pair` to `end_pair`, or to the end of its files.
 
@@ -247,31 +257,32 @@ def _read_source(
     """
     with ExitStack() as stack:
         files = []
-        for side, path in enumerate(source.paths):
-            files.append(_LineFile(path, source.names[side], next_line, offsets[side]))
+        for file_index, path in enumerate(source.paths):
+            name = source.names[file_index]
+            files.append(_LineFile(path, name, next_line, offsets[file_index]))
             stack.callback(files[-1].close)
         while next_pair < end_pair:
             num_lines = min(end_pair - next_pair, PAIRS_PER_CHUNK)
             for file in files:
                 file.fill_buffer()
-                num_lines = min(num_lines, len(file.ends))
+                num_lines = min(num_lines, len(file.line_ends))
             if num_lines == 0:
                 break
-            # num_bytes[n - 1] is the number of bytes of the first n lines of all files
-            num_bytes = np.sum([file.ends[:num_lines] for file in files], axis=0)
-            num_fitting = int(np.searchsorted(num_bytes, BYTES_PER_CHUNK, side="right"))
+            # the size of a chunk that ends with each line: the sum over files, (num_lines,)
+            chunk_bytes = np.sum([file.line_ends[:num_lines] for file in files], axis=0)
+            num_fitting = int(np.searchsorted(chunk_bytes, BYTES_PER_CHUNK, side="right"))
             num_pairs = max(1, num_fitting)
             overlong = []
-            for side, file in enumerate(files):
+            for file_index, file in enumerate(files):
                 for line in file.overlong:
                     if next_line <= line < next_line + num_pairs:
-                        overlong.append((line, side))
+                        overlong.append((line, file_index))
             yield Chunk(
                 source=source,
                 first_pair=next_pair,
                 first_line=next_line,
                 num_pairs=num_pairs,
-                raw=tuple(file.pop_lines(num_pairs) for file in files),
+                lines_by_file=tuple(file.pop_lines(num_pairs) for file in files),
                 overlong=tuple(sorted(overlong)),
             )
             next_line += num_pairs
@@ -290,27 +301,27 @@ class _LineFile:
         self._buffer = b""  # whole lines
         self._incomplete_line = b""  # the start of the line after the buffered ones
         self._next_line = first_line  # the number of that line, from 1
-        self.ends = np.empty(0, np.int64)  # byte after the \n of each buffered line
+        self.line_ends = np.empty(0, np.int64)  # position in the buffer after the \n of each line
         self.overlong: list[int] = []  # numbers of overlong lines, from 1
 
     def close(self) -> None:
         self._file.close()
 
     def fill_buffer(self) -> None:
-        """Read until the buffer holds enough for any chunk, or to the end of the file.
+        """Read until the buffer holds the lines of the largest chunk, or to the end of the file.
 
-        The division into chunks therefore does not depend on the block size.
+        A chunk then never ends because the buffer does, so chunks do not depend on the block size.
         """
-        while len(self.ends) < PAIRS_PER_CHUNK and len(self._buffer) < BYTES_PER_CHUNK:
+        while len(self.line_ends) < PAIRS_PER_CHUNK and len(self._buffer) < BYTES_PER_CHUNK:
             if not self._read_block():
                 break
 
     def pop_lines(self, num_lines: int) -> bytes:
         """Remove the first `num_lines` lines from the buffer and return them."""
-        end = int(self.ends[num_lines - 1])
+        end = int(self.line_ends[num_lines - 1])
         lines = self._buffer[:end]
         self._buffer = self._buffer[end:]
-        self.ends = self.ends[num_lines:] - end
+        self.line_ends = self.line_ends[num_lines:] - end
         return lines
 
     def _read_block(self) -> bool:
@@ -321,18 +332,21 @@ class _LineFile:
             block = self._file.read(_BLOCK_BYTES)
         if not block:
             self._at_end = True
-            block = b"\n" if self._incomplete_line else b""  # a last line without \n gets one
+            if not self._incomplete_line:
+                return False
+            block = b"\n"  # completes the last line
         text = self._incomplete_line + block
-        first_end = text.find(b"\n")
+        first_newline = text.find(b"\n")
         # Only the first line can be overlong: the lines after it lie within one block.
-        if first_end > MAX_LINE_BYTES:
+        if first_newline > MAX_LINE_BYTES:
             self.overlong.append(self._next_line)
-            text = text[first_end:]
-        end = text.rfind(b"\n") + 1
-        # one byte more than the maximum suffices to recognize an overlong line
-        self._incomplete_line = text[end : end + MAX_LINE_BYTES + 1]
-        ends = np.flatnonzero(np.frombuffer(text, np.uint8, count=end) == ord("\n")) + 1
-        self.ends = np.concatenate([self.ends, ends + len(self._buffer)])
-        self._buffer += text[:end]
-        self._next_line += len(ends)
+            text = text[first_newline:]  # empties the line, but keeps its \n
+        lines_end = text.rfind(b"\n") + 1
+        # One byte more than the maximum is kept, so that the line counts as overlong when it ends.
+        self._incomplete_line = text[lines_end : lines_end + MAX_LINE_BYTES + 1]
+        is_newline = np.frombuffer(text, np.uint8, count=lines_end) == ord("\n")
+        line_ends = np.flatnonzero(is_newline) + 1
+        self.line_ends = np.concatenate([self.line_ends, line_ends + len(self._buffer)])
+        self._buffer += text[:lines_end]
+        self._next_line += len(line_ends)
         return True

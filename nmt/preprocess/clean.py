@@ -168,7 +168,7 @@ class CleanChunk:
 
     def locate(self, error: LineError) -> Location:
         """Return the location of an error in the user's files."""
-        return self.raw_chunk.location(error.row, error.side, error.byte)
+        return self.raw_chunk.locate(error.row, error.side, error.byte)
 
     def drop(self, reason: str, drop_src: Mask, drop_tgt: Mask | None = None) -> Mask:
         """Drop the pairs whose source or target is marked, and count them under `reason`.
@@ -179,7 +179,7 @@ class CleanChunk:
         examples = []
         for i in np.flatnonzero(is_dropped)[:NUM_EXAMPLES].tolist():
             side = 0 if drop_src[i] else 1
-            examples.append(self.raw_chunk.location(int(self.kept_rows[i]), side))
+            examples.append(self.raw_chunk.locate(int(self.kept_rows[i]), side))
         return self._remove(reason, is_dropped, examples)
 
     def drop_errors(self, reason: str, errors: Collection[LineError]) -> None:
@@ -270,7 +270,7 @@ def _raise_for_invalid(chunk: CleanChunk, error: LineError) -> None:
     if error.byte:
         fix = "convert the file, for example with iconv -f latin1 -t utf-8"
     # without the byte, which is in `error.message`
-    location = chunk.raw_chunk.location(error.row, error.side)
+    location = chunk.raw_chunk.locate(error.row, error.side)
     raise DataError(f"{location}: {error.message}; {fix}, or set data.invalid=replace or drop")
 
 
@@ -332,7 +332,7 @@ class _ChunkReader:
 
     def _check_alignments(self, alignments: list[str]) -> None:
         """Record an error for each line that is not an alignment such as `0-0 1-2`."""
-        side = self._chunk.source.alignment_side
+        side = self._chunk.source.alignment_file_index
         for row, line in enumerate(alignments):
             if not _ALIGNMENT.fullmatch(line.strip()):
                 error = LineError(row, side, "no alignment of words, such as 0-0 1-2")
@@ -377,12 +377,12 @@ class _ChunkReader:
     def replace(self, lines: list[str], rule: Replacement, side: int) -> None:
         """Apply a rule to all lines of one side, in place, and count the replacements."""
         number, rows = _substitute(lines, rule.pattern, rule.by)
-        examples = [self._chunk.location(row, side) for row in rows[:NUM_EXAMPLES]]
+        examples = [self._chunk.locate(row, side) for row in rows[:NUM_EXAMPLES]]
         self.counts.count(self.counts.replaced, rule.name, number, examples)
 
     def _decode(self, side: int) -> str:
         r"""Decode the lines of one file as one text, without the last \n."""
-        raw = self._chunk.raw[side].removesuffix(b"\n")
+        raw = self._chunk.lines_by_file[side].removesuffix(b"\n")
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:

@@ -160,9 +160,9 @@ class ShardEncoder:
             num_words = [src_words.in_text[i], tgt_words.in_text[i]]
             if (links >= num_words).any():
                 row = int(chunk.kept_rows[i])
-                side = chunk.raw_chunk.source.alignment_side
+                side = chunk.raw_chunk.source.alignment_file_index
                 raise DataError(
-                    f"{chunk.raw_chunk.location(row, side)}: a link is beyond the words of the "
+                    f"{chunk.raw_chunk.locate(row, side)}: a link is beyond the words of the "
                     "pair, which count from 0; align the text again"
                 )
             if not (src_words.is_unchanged[i] and tgt_words.is_unchanged[i]):
@@ -385,7 +385,7 @@ def make_encoding_task(job: Job) -> Task:
     def encode_span(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
         repeats = None  # mask of the pairs of the span that repeat an earlier pair
         if drops_duplicates:
-            repeats = read_repeats(job.work.hashes, span.order, span.num_pairs)
+            repeats = read_repeats(job.work.hashes, span.index_overall, span.num_pairs)
 
         def clean_chunks() -> Iterator[CleanChunk]:
             for raw_chunk in chunks:
@@ -397,7 +397,7 @@ def make_encoding_task(job: Job) -> Task:
                 drop_by_text(chunk, config, is_duplicate, taken_set)
                 yield chunk
 
-        with HashWriter(job.work.hashes, span.order) as hash_writer:
+        with HashWriter(job.work.hashes, span.index_overall) as hash_writer:
             # the report counts repeats unless they are dropped
             hashes = None if drops_duplicates else hash_writer
             statistics, shards = encoder.write(

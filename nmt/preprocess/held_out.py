@@ -19,7 +19,7 @@ from nmt.config import PreprocessConfig
 from nmt.data.languages import corpus_direction
 from nmt.errors import ConfigError, DataError
 from nmt.preprocess.characters import normal_form
-from nmt.preprocess.chunks import Format, Source, Span, read_chunks, read_span
+from nmt.preprocess.chunks import DataSource, Format, Span, read_chunks, read_span
 from nmt.preprocess.clean import CleanChunk, clean
 from nmt.preprocess.scan import NUM_KEYS, KeyLimits, scan
 from nmt.preprocess.workspace import Job, read_records
@@ -97,7 +97,7 @@ def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: KeyLimits
         for corpus in corpora_of_split:
             tags = corpus_direction(job.config.data, corpus).tags
             paths = _taken_paths(job, split, corpus)
-            sources.append(Source(corpus, Format.pair, paths, (label, label), tags=tags))
+            sources.append(DataSource(corpus, Format.pair, paths, (label, label), tags=tags))
         held_out[split] = sorted(sources, key=lambda source: source.corpus)
     return replace(job, held_out=held_out)
 

@@ -21,7 +21,7 @@ from nmt.data.languages import describe_languages
 from nmt.data.shards import ShardFile
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
-from nmt.preprocess.chunks import Source, Span, find_spans
+from nmt.preprocess.chunks import DataSource, Span, find_spans
 from nmt.preprocess.clean import CleanChunk, PairCounts
 from nmt.preprocess.duplicates import count_repeats
 from nmt.preprocess.encode import ShardEncoder, make_encoding_task
@@ -87,7 +87,7 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
 def _find_all_sources(config: PreprocessConfig, work: Workspace) -> Job:
     """Return the job of this run, with the sources of all splits."""
     train_sources = find_sources(config, "train", work.spool)
-    by_corpus: dict[str, list[Source]] = {}
+    by_corpus: dict[str, list[DataSource]] = {}
     for source in train_sources:
         by_corpus.setdefault(source.corpus, []).append(source)
     held_out = {}

@@ -70,7 +70,7 @@ def _make_scan_task(job: Job, limits: KeyLimits) -> Task:
         with (
             replace_file(pair_file) as temporary,
             temporary.open("w", encoding="utf-8", newline="\n") as stream,
-            HashWriter(job.work.hashes, task=span.order) as hash_writer,
+            HashWriter(job.work.hashes, task=span.index_overall) as hash_writer,
         ):
             for raw_chunk in chunks:
                 chunk = clean(raw_chunk, config, held_out=False)

@@ -32,7 +32,7 @@ from nmt.data.text import (
 from nmt.errors import ConfigError, DataError
 from nmt.preprocess import archives
 from nmt.preprocess.bitext_xml import read_pairs
-from nmt.preprocess.chunks import Format, Source
+from nmt.preprocess.chunks import DataSource, Format
 from nmt.preprocess.hub_datasets import describe_dataset, read_dataset
 from nmt.runtime.files import sync
 
@@ -54,7 +54,7 @@ class _CorpusSettings:
     direction: LanguagePair
 
     def file_names(self) -> list[tuple[str, ...]]:
-        """Return the file names of each source, in the order of `Source.paths`.
+        """Return the file names of each source, in the order of `DataSource.paths`.
 
         A file in an archive has a name such as corpus.zip/corpus.de-en.de.
         """
@@ -127,7 +127,7 @@ def has_split(config: DataConfig, split: str) -> bool:
     return any(corpus.split.source_keys for corpus in _list_corpora(config, split))
 
 
-def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[Source]:
+def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[DataSource]:
     """List the sources of a split, sorted by corpus. Writes text to `spool_dir` where necessary.
 
     The list is empty for a held-out set that is taken out of the training text. Raises `DataError`
@@ -140,13 +140,13 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
         tgt = "".join(f"{tgt_line}\n" for _, tgt_line in pairs)
         paths = (spool_dir / f"{split}.src", spool_dir / f"{split}.tgt")
         _spool_blocks(paths, [[src.encode(), tgt.encode()]])
-        return [Source("", Format.pair, paths, (bundled.value, bundled.value))]
+        return [DataSource("", Format.pair, paths, (bundled.value, bundled.value))]
     _check_files(config.data)
     sources = []
     for corpus in _list_corpora(config.data, split):
         direction = corpus.direction
         fields = corpus.split.fields or [direction.src_lang, direction.tgt_lang]
-        template = Source(
+        template = DataSource(
             corpus=corpus.name,
             format=Format.pair,
             paths=(),
@@ -169,8 +169,8 @@ def find_sources(config: PreprocessConfig, split: str, spool_dir: Path) -> list[
 
 
 def _spool_dataset(
-    settings: SplitConfig, template: Source, spool_prefix: Path, default_split: str
-) -> Source:
+    settings: SplitConfig, template: DataSource, spool_prefix: Path, default_split: str
+) -> DataSource:
     """Write the texts of a dataset to one file per field. Returns these files as a source."""
     sides = ("src", "tgt", "alignment")[: len(template.fields)]
     paths = tuple(spool_prefix.with_name(f"{spool_prefix.name}.{side}") for side in sides)
@@ -184,8 +184,8 @@ def _spool_dataset(
 
 
 def _find_files(
-    corpus: _CorpusSettings, template: Source, spool_prefix: Path, max_stream_bytes: int
-) -> Iterator[Source]:
+    corpus: _CorpusSettings, template: DataSource, spool_prefix: Path, max_stream_bytes: int
+) -> Iterator[DataSource]:
     """Yield a copy of `template` for each source of a corpus, with paths, names and format."""
     if corpus.split.tmx is not None or corpus.split.xliff is not None:
         yield from _convert_xml(corpus, template, spool_prefix, max_stream_bytes)
@@ -208,8 +208,8 @@ def _find_files(
 
 
 def _convert_xml(
-    corpus: _CorpusSettings, template: Source, spool_prefix: Path, max_stream_bytes: int
-) -> Iterator[Source]:
+    corpus: _CorpusSettings, template: DataSource, spool_prefix: Path, max_stream_bytes: int
+) -> Iterator[DataSource]:
     """Write the pairs of each TMX or XLIFF file to two text files, and yield these as a source."""
     direction = corpus.direction
     languages = (direction.src_lang, direction.tgt_lang)

@@ -229,7 +229,7 @@ class HeldOut:
         may_match = is_among(signatures[0], self._src_signatures)  # (N,), on either side
         may_match |= is_among(signatures[1], self._tgt_signatures)
         for row in np.flatnonzero(may_match).tolist():
-            location = chunk.raw_chunk.location(int(chunk.kept_rows[row]))
+            location = chunk.raw_chunk.locate(int(chunk.kept_rows[row]))
             src = chunk.src[row]
             tgt = chunk.tgt[row]
             texts = {"exact": (src, tgt), "normalised": (normal_form(src), normal_form(tgt))}

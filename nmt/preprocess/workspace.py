@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from nmt.config import PreprocessConfig, resolve_path, settings_to_compare
 from nmt.data.tokenizer import find_tokenizers
 from nmt.errors import ConfigError, DamagedError, DataError, NmtError
-from nmt.preprocess.chunks import Chunk, Source, Span, read_span
+from nmt.preprocess.chunks import Chunk, DataSource, Span, read_span
 from nmt.runtime.cluster import open_workers
 from nmt.runtime.files import (
     check_replaceable,
@@ -58,8 +58,8 @@ class Job:
 
     config: PreprocessConfig
     work: Workspace
-    sources: Mapping[str, list[Source]]  # key: training corpus, in the order of their names
-    held_out: Mapping[str, list[Source]]  # keys: valid and test
+    sources: Mapping[str, list[DataSource]]  # key: training corpus, in the order of their names
+    held_out: Mapping[str, list[DataSource]]  # keys: valid and test
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the settings, input files and tokenizers that determine the data folder.
@@ -136,7 +136,7 @@ def _make_span_runner(
         def count_chunks() -> Iterator[Chunk]:
             nonlocal num_bytes
             for chunk in read_span(job.sources[span.corpus], span):
-                num_bytes += sum(map(len, chunk.raw))
+                num_bytes += sum(map(len, chunk.lines_by_file))
                 yield chunk
 
         replace_json(folder / f"{span.name}.json", task(span, count_chunks()))
