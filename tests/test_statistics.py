@@ -26,10 +26,10 @@ from nmt.preprocess.statistics import (
     Overlap,
     Statistics,
     bin_starts,
+    count_chunk,
     length_bins,
     token_kinds,
 )
-from nmt.preprocess.statistics import measure as measure_chunk
 
 ODD = "aB é\u0301ßﬁ \u00a0\u2003\u3000\u200b.,!?-'\"`$ \ue000\ufffd你好Привет😀ＡΣς\u0378\x01"
 
@@ -66,7 +66,7 @@ def measure(
         counts = PairCounts(size, size)
         cleaned = CleanChunk(chunk, src_lines, tgt_lines, np.arange(size), counts)
         encoded = encode(tokenizer, src_lines), encode(tokenizer, tgt_lines)
-        total.merge(measure_chunk(cleaned, encoded, (kinds, kinds), held_out))
+        total.merge(count_chunk(cleaned, encoded, (kinds, kinds), held_out))
     return total
 
 

@@ -30,7 +30,7 @@ from nmt.preprocess.clean import CleanChunk, clean
 from nmt.preprocess.duplicates import HashWriter, hash_sides, read_repeats
 from nmt.preprocess.filters import drop_by_text, drop_by_tokens
 from nmt.preprocess.held_out import collect_lines, read_held_out, read_taken_lines
-from nmt.preprocess.statistics import PLAIN, HeldOut, Statistics, measure, token_kinds
+from nmt.preprocess.statistics import PLAIN, HeldOut, Statistics, count_chunk, token_kinds
 from nmt.preprocess.workspace import Job, Task
 from nmt.runtime.files import replace_file
 
@@ -92,7 +92,7 @@ class ShardEncoder:
                 alignment = None
                 if has_alignment:
                     alignment = self._number_links(chunk, src, tgt)
-                statistics.merge(measure(chunk, (src, tgt), kinds, self._held_out))
+                statistics.merge(count_chunk(chunk, (src, tgt), kinds, self._held_out))
                 if hashes is not None:
                     hashes.add_sides(hash_sides(chunk.src, chunk.tgt))
                 writer.add(src, tgt, texts, alignment)

@@ -1,9 +1,11 @@
-"""Count pairs, tokens, words, characters and lengths of a text for the report, chunk by chunk, and
-find sentences of held-out sets in it. The sums do not depend on the division into chunks.
+"""Count what the report says about a text, and find sentences of held-out sets in it.
 
-A training pair may match a row of a held-out set in three units: as a pair, or only in its source
-or its target. The match level says whether the texts are equal ("exact"), or only their normal
-forms ("normalised").
+Each chunk is counted on its own. The sums do not depend on the division into chunks.
+
+A training pair may match a row of a held-out set by its source ("sources"), by its target
+("targets"), or by both ("pairs"): these are the units. There are two match levels. Texts that are
+equal match at the level "exact". Texts with equal normal forms match at the level "normalised", so
+an exact match is counted at both levels.
 """
 
 # In shapes, N is the number of pairs of a chunk and V the size of the vocabulary.
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +35,7 @@ _UNKNOWN = 1
 _BYTE = 2
 TokenKinds = np.ndarray[Any, np.dtype[np.uint8]]
 RowsByText = dict[str, set[int]]
-Texts = tuple[Sequence[str], Sequence[str]]  # source and target lines
+LinesBySide = tuple[Sequence[str], Sequence[str]]  # source lines, target lines
 
 
 class _SplitTables(NamedTuple):
@@ -50,18 +52,18 @@ class SideStatistics:
     tokens: int = 0  # EOS does not count
     words: int = 0  # separated by spaces
     unknown_tokens: int = 0  # <unk>
-    byte_tokens: int = 0  # bytes of characters without a piece
+    byte_tokens: int = 0  # tokens such as <0xE2>, one per byte of a character without a piece
     longest: int = 0  # length of the longest line in tokens, EOS included
     characters: Counter[int] = field(default_factory=Counter)  # the keys are code points
 
-    def merge(self, following: SideStatistics) -> None:
+    def merge(self, other: SideStatistics) -> None:
         """Add the counts of the next text."""
-        self.tokens += following.tokens
-        self.words += following.words
-        self.unknown_tokens += following.unknown_tokens
-        self.byte_tokens += following.byte_tokens
-        self.longest = max(self.longest, following.longest)
-        self.characters.update(following.characters)
+        self.tokens += other.tokens
+        self.words += other.words
+        self.unknown_tokens += other.unknown_tokens
+        self.byte_tokens += other.byte_tokens
+        self.longest = max(self.longest, other.longest)
+        self.characters.update(other.characters)
 
 
 @dataclass
@@ -72,22 +74,30 @@ class Overlap:
     rows: set[int] = field(default_factory=set)  # rows of the split that are matched
     examples: list[dict[str, Any]] = field(default_factory=list)
 
-    def merge(self, following: Overlap) -> None:
+    def add_match(self, rows: set[int], example: dict[str, Any]) -> None:
+        """Add a training pair that matches `rows` of the split."""
+        self.matches += 1
+        self.rows |= rows
+        if len(self.examples) < NUM_EXAMPLES:
+            self.examples.append(example)
+
+    def merge(self, other: Overlap) -> None:
         """Add the matches of the next training pairs."""
-        self.matches += following.matches
-        self.rows |= following.rows
-        self.examples = [*self.examples, *following.examples][:NUM_EXAMPLES]
+        self.matches += other.matches
+        self.rows |= other.rows
+        self.examples = [*self.examples, *other.examples][:NUM_EXAMPLES]
 
 
 @dataclass
 class Statistics:
-    """The counts of a text. All fields but `pairs` leave out dropped pairs."""
+    """The counts of a text. Only `pairs` counts dropped pairs too."""
 
     pairs: PairCounts = field(default_factory=PairCounts)
     src: SideStatistics = field(default_factory=SideStatistics)
     tgt: SideStatistics = field(default_factory=SideStatistics)
     lengths: Counter[int] = field(default_factory=Counter)
-    """Number of pairs, by source bin * NUM_BINS + target bin; see `length_bins`."""
+    """Number of pairs by their two lengths. The key is source bin * NUM_BINS + target bin; see
+    `length_bins`."""
     overlaps: dict[str, Overlap] = field(default_factory=dict)
     """Overlaps with matches, by split, match level and unit, such as "valid exact pairs"."""
 
@@ -96,13 +106,13 @@ class Statistics:
         """The counts of source and target."""
         return self.src, self.tgt
 
-    def merge(self, following: Statistics) -> None:
+    def merge(self, other: Statistics) -> None:
         """Add the counts of the next text."""
-        self.pairs.merge(following.pairs)
-        self.src.merge(following.src)
-        self.tgt.merge(following.tgt)
-        self.lengths.update(following.lengths)
-        for name, overlap in following.overlaps.items():
+        self.pairs.merge(other.pairs)
+        self.src.merge(other.src)
+        self.tgt.merge(other.tgt)
+        self.lengths.update(other.lengths)
+        for name, overlap in other.overlaps.items():
             self.overlaps.setdefault(name, Overlap()).merge(overlap)
 
     def to_json(self) -> dict[str, Any]:
@@ -129,7 +139,7 @@ class Statistics:
         sides = []
         for side in content["sides"]:
             characters = Counter(dict(side["characters"]))
-            sides.append(replace(SideStatistics(**side), characters=characters))
+            sides.append(SideStatistics(**{**side, "characters": characters}))
         overlaps = {}
         for name, overlap in content["overlaps"].items():
             rows = set(overlap["rows"])
@@ -151,41 +161,41 @@ def token_kinds(tokenizer: Tokenizer) -> TokenKinds:
     return kinds
 
 
-def measure(
+def count_chunk(
     chunk: CleanChunk,
-    encoded: tuple[FlatIds, FlatIds],
+    encoded_sides: tuple[FlatIds, FlatIds],
     kinds: tuple[TokenKinds, TokenKinds],
     held_out: HeldOut | None,
 ) -> Statistics:
     """Count the pairs of a chunk, and look for held-out lines if `held_out` is given.
 
-    `encoded` has for each side the ids of all lines, without EOS, and the index at which each line
-    starts (N + 1,). `kinds` has for each side the result of `token_kinds` (V,).
+    `encoded_sides` has for each side the ids of all lines, without EOS, and the index at which each
+    line starts (N + 1,). `kinds` has for each side the result of `token_kinds` (V,).
     """
     statistics = Statistics(chunk.counts)
     if not chunk.src:
         return statistics
-    src_codes = CharacterStatistics(chunk.src)
-    tgt_codes = CharacterStatistics(chunk.tgt)
-    src_lengths = _measure_side(statistics.src, src_codes, encoded[0], kinds[0])
-    tgt_lengths = _measure_side(statistics.tgt, tgt_codes, encoded[1], kinds[1])
+    src_characters = CharacterStatistics(chunk.src)
+    tgt_characters = CharacterStatistics(chunk.tgt)
+    src_lengths = _count_side(statistics.src, src_characters, encoded_sides[0], kinds[0])
+    tgt_lengths = _count_side(statistics.tgt, tgt_characters, encoded_sides[1], kinds[1])
     bins = length_bins(src_lengths) * NUM_BINS + length_bins(tgt_lengths)
     statistics.lengths = Counter(bins.tolist())
     if held_out is not None:
-        signatures = (src_codes.signatures(), tgt_codes.signatures())
+        signatures = (src_characters.signatures(), tgt_characters.signatures())
         statistics.overlaps = held_out.find_overlaps(chunk, signatures)
     return statistics
 
 
-def _measure_side(
-    side: SideStatistics, codes: CharacterStatistics, encoded: FlatIds, kinds: TokenKinds
+def _count_side(
+    side: SideStatistics, characters: CharacterStatistics, encoded: FlatIds, kinds: TokenKinds
 ) -> Ints:
     """Count one side of a chunk. Returns the length of each line, EOS included, (N,)."""
     ids, offsets = encoded
     lengths = np.diff(offsets).astype(np.int64) + 1
     counts = np.bincount(kinds.take(ids), minlength=3)  # (3,), a count for each kind
-    side.characters = codes.tally()
-    side.words = codes.num_words()
+    side.characters = characters.tally()
+    side.words = characters.num_words()
     side.tokens = len(ids)
     side.unknown_tokens = int(counts[_UNKNOWN])
     side.byte_tokens = int(counts[_BYTE])
@@ -196,11 +206,12 @@ def _measure_side(
 class HeldOut:
     """Finds the lines of held-out splits in training text.
 
-    Lines match exactly, or by their normal forms: without case, punctuation and spaces. For speed,
-    only lines with the signature of a held-out line are compared one by one.
+    Lines match exactly, or by their normal forms: without case, punctuation and spaces. Lines with
+    equal normal forms have equal signatures, which are hashes that NumPy computes quickly. Only
+    lines with the signature of a held-out line are therefore compared one by one.
     """
 
-    def __init__(self, splits: Mapping[str, Texts]) -> None:
+    def __init__(self, splits: Mapping[str, LinesBySide]) -> None:
         self._tables: dict[str, dict[str, _SplitTables]] = {}  # keys: split, then match level
         src_lines: list[str] = []
         tgt_lines: list[str] = []
@@ -209,8 +220,9 @@ class HeldOut:
                 by_src=_rows_by_text(map(normal_form, src)),
                 by_tgt=_rows_by_text(map(normal_form, tgt)),
             )
-            for rows in normalised:
-                rows.pop("", None)  # lines of punctuation match only exactly
+            # the normal form of punctuation is "", which would match all other punctuation
+            normalised.by_src.pop("", None)
+            normalised.by_tgt.pop("", None)
             exact = _SplitTables(by_src=_rows_by_text(src), by_tgt=_rows_by_text(tgt))
             self._tables[split] = {"exact": exact, "normalised": normalised}
             src_lines += src
@@ -226,9 +238,9 @@ class HeldOut:
         `signatures` holds the signatures of source lines (N,) and of target lines (N,).
         """
         overlaps: dict[str, Overlap] = {}
-        may_match = is_among(signatures[0], self._src_signatures)  # (N,), on either side
-        may_match |= is_among(signatures[1], self._tgt_signatures)
-        for row in np.flatnonzero(may_match).tolist():
+        src_may_match = is_among(signatures[0], self._src_signatures)  # (N,)
+        tgt_may_match = is_among(signatures[1], self._tgt_signatures)
+        for row in np.flatnonzero(src_may_match | tgt_may_match).tolist():
             location = chunk.raw_chunk.locate(int(chunk.kept_rows[row]))
             src = chunk.src[row]
             tgt = chunk.tgt[row]
@@ -241,7 +253,7 @@ class HeldOut:
                         "line": location.line,
                         "held_out_line": min(rows) + 1,
                     }
-                    overlap.merge(Overlap(1, rows, [example]))
+                    overlap.add_match(rows, example)
         return overlaps
 
 
@@ -255,10 +267,10 @@ def _find_matches(
     src_rows: set[int] = set()  # rows of the split with this source
     tgt_rows: set[int] = set()
     for level in MATCH_LEVELS:
-        # the exact matches stay in the sets, since equal texts have equal normal forms
         src_text, tgt_text = texts[level]
-        src_rows |= tables[level].by_src.get(src_text, set())
-        tgt_rows |= tables[level].by_tgt.get(tgt_text, set())
+        # An exact match is a normalised match too, also where the normal form is "".
+        src_rows = src_rows | tables[level].by_src.get(src_text, set())
+        tgt_rows = tgt_rows | tables[level].by_tgt.get(tgt_text, set())
         matches = {"pairs": src_rows & tgt_rows, "sources": src_rows, "targets": tgt_rows}
         for unit, rows in matches.items():
             if rows:
@@ -279,7 +291,8 @@ def length_bins(lengths: Ints) -> Ints:
     Each length below `NUM_EXACT_LENGTHS` has its own bin. Each octave above has
     `_BINS_PER_OCTAVE` bins.
     """
-    octaves = np.log2(np.maximum(lengths, 1) / NUM_EXACT_LENGTHS)  # negative for exact lengths
+    # for shorter lengths 0, since their bins are not used
+    octaves = np.log2(np.maximum(lengths, NUM_EXACT_LENGTHS) / NUM_EXACT_LENGTHS)
     bins = NUM_EXACT_LENGTHS + np.floor(octaves * _BINS_PER_OCTAVE).astype(np.int64)
     bins = np.minimum(bins, NUM_BINS - 1)
     return np.where(lengths < NUM_EXACT_LENGTHS, lengths, bins)
