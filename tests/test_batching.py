@@ -283,7 +283,7 @@ def test_the_trial_update_holds_the_longest_pairs_that_are_drawn(
         token_sampler = sampler(lengths)
         rows = token_sampler.memory_test_rows()
         assert len(rows) <= 51
-        assert int(lengths[rows].max()) == token_sampler.longest == int(lengths.max())
+        assert int(lengths[rows].max()) == token_sampler.max_length == int(lengths.max())
     lengths = np.array([[3, 4], [500, 5], [6, 7]], dtype=np.uint16)
     corpora = [
         CorpusRange("a", 0, 1, 1.0),
@@ -291,7 +291,7 @@ def test_the_trial_update_holds_the_longest_pairs_that_are_drawn(
         CorpusRange("c", 2, 1, 1.0),
     ]
     token_sampler = sampler(lengths, 10, mix=make_mix(corpora, {"b": 0}))  # which bounds nothing
-    assert (token_sampler.longest, token_sampler.memory_test_rows().tolist()) == (7, [0, 2])
+    assert (token_sampler.max_length, token_sampler.memory_test_rows().tolist()) == (7, [0, 2])
 
 
 @pytest.mark.long

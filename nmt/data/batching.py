@@ -27,14 +27,16 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _POOL_PAIRS = 5_000_000  # maximum number of pairs that are sorted together
 _MAX_CACHED_POOLS = 2  # the thread that prepares updates may be one pool ahead of the training loop
-_MIN_SLICE = 1 / 8  # smallest cost of a slice of a batch, as a share of a rank's cost of an update
+# A batch is cut between two ranks only if each slice costs at least this fraction of the cost that
+# a rank has in an update.
+_MIN_SLICE_FRACTION = 1 / 8
 
 
 @dataclass(frozen=True)
 class UpdatePlan:
     """One update of the weights: the batches of this rank, and the token counts of all ranks."""
 
-    batches: list[Rows]  # this rank's batches; none if the update has fewer pairs than ranks
+    batches: list[Rows]  # this rank's batches; can be empty if there are fewer pairs than ranks
     num_tokens: int  # number of non-padding target tokens over all ranks
     num_src_tokens: int  # number of non-padding source tokens over all ranks
 
@@ -44,7 +46,7 @@ class TokenBatchSampler:
 
     Args:
         lengths: number of source and target tokens of every pair (N, 2).
-        max_tokens: maximum `batch_cost` of one batch; None: a batch may be a whole update.
+        max_tokens: maximum `batch_cost` of one batch. By default, an update may be one batch.
         tokens_per_update: target tokens of one update over all ranks, without padding. Gradients
             are accumulated over its batches.
         seed: seed of the order; the same on all ranks.
@@ -69,17 +71,18 @@ class TokenBatchSampler:
         self._longest_rows = [
             _find_longest_row(lengths, corpus) for corpus in self.mix.drawn_corpora
         ]
-        self.longest = int(lengths[self._longest_rows].max())
+        self.max_length = int(lengths[self._longest_rows].max())
+        # A batch needs no more tokens than an update, but has at least one pair.
+        max_useful_tokens = max(self.max_length, tokens_per_update)
         if max_tokens is None:
-            max_tokens = max(self.longest, tokens_per_update)
-        if self.longest > max_tokens:
+            max_tokens = max_useful_tokens
+        if self.max_length > max_tokens:
             raise ConfigError(
-                f"max_tokens={max_tokens} is less than the longest sentence, {self.longest} "
-                f"tokens; set max_tokens={self.longest} or more, or preprocess with a smaller "
+                f"max_tokens={max_tokens} is less than the longest sentence, {self.max_length} "
+                f"tokens; set max_tokens={self.max_length} or more, or preprocess with a smaller "
                 "max_length"
             )
-        # a batch is not larger than an update
-        self.max_tokens = min(max_tokens, max(self.longest, tokens_per_update))
+        self.max_tokens = min(max_tokens, max_useful_tokens)
         self.tokens_per_update = tokens_per_update
         self.seed = seed
         self.rank = rank
@@ -104,12 +107,12 @@ class TokenBatchSampler:
     def pool_starts(self, epoch: int) -> list[int]:
         """Return the index of the first update of each pool, followed by the number of updates.
 
-        A single pool is planned to count its updates. Several pools get equal numbers of updates
-        without planning, since they have equal shares of every corpus.
+        The updates of a single pool are counted by planning it. Several pools are not planned here:
+        each has the same share of every corpus, so that each gets the same number of updates.
         """
         num_pools = self.count_pools(epoch)
         if num_pools == 1:
-            return [0, len(self.pool(epoch, 0))]
+            return [0, len(self.get_pool_updates(epoch, 0))]
         num_tokens = 0.0  # expected number of target tokens of the epoch
         pairs_per_pool = 0
         for corpus, num_pairs in zip(self.mix.corpora, self.mix.count_pairs(epoch), strict=True):
@@ -117,19 +120,22 @@ class TokenBatchSampler:
             if num_pairs:
                 mean_length = float(self.lengths[corpus.start : corpus.end, 1].mean())
                 num_tokens += num_pairs * mean_length
-        # every pool has at least one update, and every update at least one pair
-        num_updates = min(round(num_tokens / self.tokens_per_update), num_pools * pairs_per_pool)
-        num_updates = max(num_pools, num_updates)
+        num_updates = round(num_tokens / self.tokens_per_update)
+        num_updates = min(
+            num_updates, num_pools * pairs_per_pool
+        )  # an update has at least one pair
+        num_updates = max(num_updates, num_pools)  # a pool has at least one update
         return [num_updates * pool_index // num_pools for pool_index in range(num_pools + 1)]
 
-    def pool(self, epoch: int, pool_index: int) -> list[UpdatePlan]:
-        """Return the updates of one pool of an epoch; the last two pools are cached."""
+    def get_pool_updates(self, epoch: int, pool_index: int) -> list[UpdatePlan]:
+        """Return the updates of one pool of an epoch. The last two pools are cached."""
         updates = self._pools.get((epoch, pool_index))
         if updates is None:
             updates = self._plan_pool(epoch, pool_index)
             while len(self._pools) >= _MAX_CACHED_POOLS:
                 oldest = next(iter(self._pools))  # a dictionary keeps the order of insertion
-                self._pools.pop(oldest, None)  # another thread may have removed it
+                # None, since another thread may have removed this pool in the meantime
+                self._pools.pop(oldest, None)
             self._pools[epoch, pool_index] = updates
         return updates
 
@@ -147,53 +153,53 @@ class TokenBatchSampler:
             batches = _split_batches(batches, fixed_num_updates)
         batches = [batches[i] for i in rng.permutation(len(batches))]
         # the numbers of source and target tokens of each batch, (batches, 2)
-        token_counts = np.array([self.lengths[rows].sum(axis=0) for rows in batches])
+        token_counts = np.array([self.lengths[batch].sum(axis=0) for batch in batches])
         if fixed_num_updates is None:
-            cuts = _group_batches(token_counts[:, 1], self.tokens_per_update)
+            bounds = _group_batches(token_counts[:, 1], self.tokens_per_update)
         else:
-            cuts = _group_exactly(token_counts[:, 1], fixed_num_updates)
+            bounds = _group_exactly(token_counts[:, 1], fixed_num_updates)
         updates = []
-        for start, end in itertools.pairwise(cuts):
+        for start, end in itertools.pairwise(bounds):
             update = UpdatePlan(
-                batches=self._select_share(batches[start:end]),
+                batches=self._select_rank_batches(batches[start:end]),
                 num_tokens=int(token_counts[start:end, 1].sum()),
                 num_src_tokens=int(token_counts[start:end, 0].sum()),
             )
             updates.append(update)
         return updates
 
-    def _select_share(self, batches: list[Rows]) -> list[Rows]:
-        """Return this rank's share of the batches of an update.
+    def _select_rank_batches(self, batches: list[Rows]) -> list[Rows]:
+        """Return the batches and slices of batches that this rank computes in an update.
 
-        The batches are laid one after the other on an axis, with their costs as lengths. The axis
-        is cut into `world_size` equal intervals. A cut that is close to an end of a batch moves to
-        this end.
+        Each batch is an interval on an axis, as long as the cost of the batch, and the next batch
+        starts where it ends. The axis is cut into `world_size` equal intervals. A cut close to an
+        end of a batch moves to this end.
         """
         if self.world_size == 1:
             return batches
         costs = [batch_cost(self.lengths[rows]) for rows in batches]
         cost_starts = np.cumsum([0, *costs])  # the start of each batch on the axis, and the end
         row_starts = np.cumsum([0, *map(len, batches)])  # the first row of each batch, and the end
-        share = cost_starts[-1] / self.world_size
-        min_slice = share * _MIN_SLICE
+        cost_per_rank = cost_starts[-1] / self.world_size
+        min_slice_cost = cost_per_rank * _MIN_SLICE_FRACTION
 
-        def first_row(rank: int) -> int:
+        def find_first_row(rank: int) -> int:
             """Return the first row of a rank, counted over all batches."""
             if rank == self.world_size:
                 return int(row_starts[-1])
-            cut = rank * share
+            cut = rank * cost_per_rank
             num_started = int(np.searchsorted(cost_starts, cut, side="right"))
             i = min(num_started, len(batches)) - 1  # the batch that is cut
-            offset = cut - cost_starts[i]
-            if offset < min_slice:
+            cost_before_cut = cut - cost_starts[i]  # of this batch
+            if cost_before_cut < min_slice_cost:
                 return int(row_starts[i])
-            if costs[i] - offset < min_slice:
+            if costs[i] - cost_before_cut < min_slice_cost:
                 return int(row_starts[i + 1])
-            share_before_cut = float(offset / costs[i])
-            return int(row_starts[i]) + round(len(batches[i]) * share_before_cut)
+            fraction_before_cut = float(cost_before_cut / costs[i])
+            return int(row_starts[i]) + round(len(batches[i]) * fraction_before_cut)
 
-        start = first_row(self.rank)
-        end = first_row(self.rank + 1)
+        start = find_first_row(self.rank)
+        end = find_first_row(self.rank + 1)
         slices = []
         for row_start, rows in zip(row_starts[:-1], batches, strict=True):
             slice_start = max(start - row_start, 0)  # counted from the start of the batch
@@ -218,12 +224,13 @@ class EpochPlan(Sequence[UpdatePlan]):
     def __getitem__(self, index: int) -> UpdatePlan:  # type: ignore[override]  # no slices
         index = range(len(self))[index]  # negative indices count from the end
         pool_index = bisect_right(self._starts, index) - 1
-        return self._sampler.pool(self._epoch, pool_index)[index - self._starts[pool_index]]
+        updates = self._sampler.get_pool_updates(self._epoch, pool_index)
+        return updates[index - self._starts[pool_index]]
 
     def pool_of(self, index: int) -> list[UpdatePlan]:
-        """Return all updates of the pool with update `index`; a small epoch is a single pool."""
+        """Return all updates of the pool with update `index`. A small epoch is a single pool."""
         pool_index = bisect_right(self._starts, index) - 1
-        return self._sampler.pool(self._epoch, pool_index)
+        return self._sampler.get_pool_updates(self._epoch, pool_index)
 
 
 def _find_longest_row(lengths: Lengths, corpus: CorpusRange) -> int:
@@ -254,7 +261,8 @@ def _group_batches(token_counts: Ints, tokens_per_update: int) -> list[int]:
     num_batches = len(token_counts)
     num_updates = max(1, round(int(token_counts.sum()) / tokens_per_update))
     cuts = _cut_evenly(token_counts, min(num_updates, num_batches))
-    bounds: list[int] = np.union1d(cuts, [0, num_batches]).tolist()  # distinct, so none is empty
+    # `union1d` removes duplicates, which would give updates without batches.
+    bounds: list[int] = np.union1d(cuts, [0, num_batches]).tolist()
     return bounds
 
 
@@ -266,16 +274,17 @@ def _group_exactly(token_counts: Ints, num_updates: int) -> list[int]:
     num_batches = len(token_counts)
     indices = np.arange(1, num_updates)  # indices of the second and later updates
     cuts = _cut_evenly(token_counts, num_updates)
-    # Leave at least one batch between two cuts: `cuts` must rise by 1 or more, so `cuts - indices`
-    # must not fall.
+    # Equal cuts would make an update without batches, so cuts must rise by 1 or more. The maximum
+    # turns [3, 3, 3] - [1, 2, 3] = [2, 1, 0] into [2, 2, 2], and the cuts become [3, 4, 5].
     cuts = np.maximum.accumulate(cuts - indices) + indices
-    # Leave at least one batch before the first cut and one after the last.
-    cuts = np.clip(cuts, indices, num_batches - indices[::-1])
+    # Leave enough batches before each cut for the earlier updates, and after it for the later ones.
+    num_later_updates = num_updates - indices
+    cuts = np.clip(cuts, indices, num_batches - num_later_updates)
     return [0, *cuts.tolist(), num_batches]
 
 
 def _cut_evenly(token_counts: Ints, num_updates: int) -> Ints:
-    """Return the index of the first batch of the second and later updates, (num_updates - 1,).
+    """Return the index of the first batch of each update but the first, (num_updates - 1,).
 
     Divides the tokens into equal intervals, one per update. A batch belongs to the update whose
     interval contains the middle of the batch.

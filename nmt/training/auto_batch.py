@@ -69,7 +69,7 @@ def _find_for_stage(
             peaks.append(rank_peak)
         return max(peaks)
 
-    max_tokens = search_max_tokens(measure, sampler.longest, maximum, limit_bytes)
+    max_tokens = search_max_tokens(measure, sampler.max_length, maximum, limit_bytes)
     if max_tokens is None:
         raise ConfigError(
             "max_tokens=auto: not even the longest pair fits in memory; set "

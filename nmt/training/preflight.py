@@ -87,7 +87,7 @@ def try_largest_batches(
     peaks = []
     for sampler in samplers:
         # a batch may be smaller than max_tokens, but never smaller than its longest pair
-        max_tokens = min(sampler.max_tokens, max(sampler.longest, max_cost))
+        max_tokens = min(sampler.max_tokens, max(sampler.max_length, max_cost))
         peaks.append(_run_largest_batches(learner, sampler.memory_test_rows(), max_tokens))
     return max(peaks)
 
