@@ -22,7 +22,7 @@ from test_foreign_files import refusal
 from nmt.checkpoint import load_tensors
 from nmt.errors import ModelError
 from nmt.importing.marian import _load_arrays as load_arrays
-from nmt.importing.weights import Tensors, load_pickle
+from nmt.importing.weights import TensorFile, load_pickle
 
 Content = Iterator[tuple[str, bytes]]  # descriptions and files
 
@@ -109,7 +109,7 @@ def old_files() -> Content:
 
 
 def read_pickle(path: Path) -> None:
-    Tensors(path, load_pickle(path))
+    TensorFile(path, load_pickle(path))
 
 
 def zip_files() -> Content:
@@ -268,7 +268,7 @@ def test_only_dense_tensors_are_imported(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     dense = {"a": torch.zeros(2, 3), "b": torch.zeros(3, 2).T, "c": torch.zeros(4, 4)[1:, 1:]}
     torch.save(dense, path)
-    Tensors(path, load_pickle(path))
+    TensorFile(path, load_pickle(path))
     other_tensors = {
         "sparse": torch.zeros(2, 3).to_sparse(),
         "meta": torch.zeros(2, 3, device="meta"),
@@ -277,4 +277,13 @@ def test_only_dense_tensors_are_imported(tmp_path: Path) -> None:
     for name, tensor in other_tensors.items():
         torch.save({**dense, name: tensor}, path)
         with pytest.raises(ModelError, match=f"{path}: {name} is not a dense tensor"):
-            Tensors(path, load_pickle(path))
+            TensorFile(path, load_pickle(path))
+
+
+def test_a_matrix_is_not_tied_to_its_transpose_in_the_same_memory(tmp_path: Path) -> None:
+    matrix = torch.arange(9.0).reshape(3, 3)
+    path = tmp_path / "model.pt"
+    torch.save({"a": matrix, "view": matrix.view(3, 3), "transposed": matrix.T}, path)
+    tensors = TensorFile(path, load_pickle(path))
+    assert tensors.are_equal("a", "view")
+    assert not tensors.are_equal("a", "transposed")

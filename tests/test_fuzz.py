@@ -31,7 +31,7 @@ from nmt.importing.marian import _load_arrays as load_arrays
 from nmt.importing.marian import _parse_settings as parse_settings
 from nmt.importing.piece_ids import read_yaml_vocabulary
 from nmt.importing.settings import read_text
-from nmt.importing.weights import Tensors, load_pickle
+from nmt.importing.weights import TensorFile, load_pickle
 from nmt.runtime.manifest import MANIFEST, read_entries, verify_checksums
 from nmt.runtime.metadata import read_json, read_yaml, to_dataclass
 from nmt.runtime.metrics_log import read_metrics_log
@@ -208,8 +208,8 @@ def read_tokenizer(path: Path) -> None:
 
 BINARY_READERS: dict[str, Reader] = {
     "safetensors": load_tensors,
-    "torch": lambda path: Tensors(path, load_pickle(path)),
-    "oldtorch": lambda path: Tensors(path, load_pickle(path)),
+    "torch": lambda path: TensorFile(path, load_pickle(path)),
+    "oldtorch": lambda path: TensorFile(path, load_pickle(path)),
     "npz": load_arrays,
     "trainer": read_trainer,
     "shard": read_shard,

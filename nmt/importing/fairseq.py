@@ -22,11 +22,11 @@ from nmt.importing.piece_ids import (
 )
 from nmt.importing.settings import ImportedModel, Settings, read_text
 from nmt.importing.weights import (
-    Tensors,
+    TensorFile,
+    drop_tied_copies,
     find_pt_file,
     load_pickle,
     make_state_dict,
-    merge_embeddings,
 )
 
 _SPM_NAMES = (  # pairs of file names: of the source and of the target
@@ -49,13 +49,13 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     path = find_pt_file(path)
     checkpoint = load_pickle(path)
     settings = _read_settings(path, checkpoint)
-    tensors = Tensors(path, checkpoint["model"])
+    tensors = TensorFile(path, checkpoint["model"])
     tensors.rename([(r"^decoder\.output_projection\.", "output.")])
     for stack in ("encoder", "decoder"):  # fairseq stores two tensors that are not weights
         tensors.drop(f"{stack}.version")
         tensors.drop(f"{stack}.embed_positions._float_tensor")
-    must_be_tied = settings.get_bool("share_decoder_input_output_embed", False)
-    embedding_sizes = merge_embeddings(tensors, must_be_tied=must_be_tied)
+    must_tie_output = settings.get_bool("share_decoder_input_output_embed", False)
+    embedding_sizes = drop_tied_copies(tensors, must_tie_output=must_tie_output)
     model = _convert_architecture(settings, has_tied_output=embedding_sizes.has_tied_output)
     folder = path.parent
     # The checkpoint's languages come first here: the files `dict.LANG.txt` are named after them. In

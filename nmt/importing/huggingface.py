@@ -31,11 +31,11 @@ from nmt.importing.piece_ids import (
 from nmt.importing.settings import ImportedModel, Settings, read_json
 from nmt.importing.weights import (
     EmbeddingSizes,
-    Tensors,
+    TensorFile,
     Weights,
+    drop_tied_copies,
     load_pickle,
     make_state_dict,
-    merge_embeddings,
 )
 from nmt.model.positions import sinusoidal_positions
 
@@ -75,10 +75,10 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
     do not belong together. Raises `ConfigError` for a language that the model does not have.
     """
     settings = _read_settings(folder)
-    tensors = Tensors(folder, _load_weights(folder))
+    tensors = TensorFile(folder, _load_weights(folder))
     tensors.rename([(r"^model\.", ""), (r"^lm_head\.weight$", "output.weight")])
-    must_be_tied = settings.get_bool("tie_word_embeddings", True)
-    sizes = merge_embeddings(tensors, must_be_tied=must_be_tied)
+    must_tie_output = settings.get_bool("tie_word_embeddings", True)
+    sizes = drop_tied_copies(tensors, must_tie_output=must_tie_output)
     model = _convert_architecture(settings, tensors, has_tied_output=sizes.has_tied_output)
     tokenizer_settings = Settings(folder, {})
     if (folder / "tokenizer_config.json").exists():
@@ -196,7 +196,7 @@ def _find_shards(folder: Path, name: str) -> list[Path]:
 
 
 def _convert_architecture(
-    settings: Settings, tensors: Tensors, *, has_tied_output: bool
+    settings: Settings, tensors: TensorFile, *, has_tied_output: bool
 ) -> ModelConfig:
     """Convert the architecture, and remove the position tables from the tensors.
 
@@ -230,19 +230,21 @@ def _convert_architecture(
     )
 
 
-def _find_positions(settings: Settings, tensors: Tensors, d_model: int) -> tuple[Positions, int]:
+def _find_positions(settings: Settings, tensors: TensorFile, d_model: int) -> tuple[Positions, int]:
     """Return the layout and the offset of a model's sinusoidal positions.
 
     Raises `ModelError` if the file has position tables that are not sinusoidal.
     """
     for layout, offset in _list_possible_positions(settings, tensors):
         compute_table = partial(sinusoidal_positions, d_model=d_model, layout=layout, offset=offset)
-        if not any(tensors.has_other_positions(name, compute_table) for name in _POSITION_TABLES):
+        if not any(tensors.differs_from_table(name, compute_table) for name in _POSITION_TABLES):
             return layout, offset
     raise ModelError(f"{settings.path.parent} holds learned positions; these are not imported")
 
 
-def _list_possible_positions(settings: Settings, tensors: Tensors) -> list[tuple[Positions, int]]:
+def _list_possible_positions(
+    settings: Settings, tensors: TensorFile
+) -> list[tuple[Positions, int]]:
     """Return the layouts and offsets that a model can have, the most likely ones first.
 
     The model type determines them, except for MarianMT and Pegasus models with position tables:

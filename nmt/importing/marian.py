@@ -33,7 +33,13 @@ from nmt.importing.piece_ids import (
     sort_pieces,
 )
 from nmt.importing.settings import ImportedModel, Settings, read_text
-from nmt.importing.weights import EmbeddingSizes, Rule, Tensors, make_state_dict, merge_embeddings
+from nmt.importing.weights import (
+    EmbeddingSizes,
+    Rule,
+    TensorFile,
+    drop_tied_copies,
+    make_state_dict,
+)
 from nmt.runtime.metadata import parse_yaml
 from nmt.runtime.reading import check_regular, list_zip_members
 
@@ -90,10 +96,10 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     settings_bytes = arrays.pop(_SETTINGS).tobytes().rstrip(b"\0")
     settings_text = settings_bytes.decode("utf-8", errors="replace")
     settings = Settings(path, _parse_settings(path, settings_text))
-    tensors = Tensors(path, {name: _to_tensor(name, array) for name, array in arrays.items()})
+    tensors = TensorFile(path, {name: _to_tensor(name, array) for name, array in arrays.items()})
     tensors.rename(_RULES)
     tensors.rename_output_bias("decoder_ff_logit_out_b")
-    sizes = _add_padding(tensors, merge_embeddings(tensors, must_be_tied=False))
+    sizes = _add_padding(tensors, drop_tied_copies(tensors, must_tie_output=False))
     spm_paths = find_spm(folder, config, _SPM_NAMES)
     src_vocabulary, tgt_vocabulary = _find_vocabularies(folder, decoder_settings, spm_paths)
     model = _convert_architecture(settings, has_tied_output=sizes.has_tied_output)
@@ -211,7 +217,7 @@ def _to_tensor(name: str, array: np.ndarray[Any, Any]) -> Tensor:
     return tensor.T.contiguous()
 
 
-def _add_padding(tensors: Tensors, sizes: EmbeddingSizes) -> EmbeddingSizes:
+def _add_padding(tensors: TensorFile, sizes: EmbeddingSizes) -> EmbeddingSizes:
     """Add a row for padding to embeddings, output layer and output bias. Returns the new sizes."""
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "output.weight"):
         if name in tensors:

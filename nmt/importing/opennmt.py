@@ -27,11 +27,11 @@ from nmt.importing.piece_ids import (
 from nmt.importing.settings import ImportedModel, Settings
 from nmt.importing.weights import (
     Rule,
-    Tensors,
+    TensorFile,
+    drop_tied_copies,
     find_pt_file,
     load_pickle,
     make_state_dict,
-    merge_embeddings,
 )
 from nmt.model.positions import sinusoidal_positions
 
@@ -87,11 +87,11 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     settings = Settings(path, options)
     weights = dict(checkpoint.get("model") or {})
     weights |= {f"generator.{name}": tensor for name, tensor in output_layer.items()}
-    tensors = Tensors(path, weights)
+    tensors = TensorFile(path, weights)
     tensors.rename(_RULES)
     _add_missing_biases(tensors)
     tensors.rename_output_bias("output.bias")  # keeps the name, and removes a bias of zeros
-    sizes = merge_embeddings(tensors, must_be_tied=False)
+    sizes = drop_tied_copies(tensors, must_tie_output=False)
     model = _convert_architecture(settings, tensors, has_tied_output=sizes.has_tied_output)
     default_start = settings.get("decoder_start_token", "<s>")
     start_piece = str(vocabularies.get("decoder_start_token", default_start))
@@ -112,7 +112,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     )
 
 
-def _add_missing_biases(tensors: Tensors) -> None:
+def _add_missing_biases(tensors: TensorFile) -> None:
     """Add the zero biases that version 3 leaves out."""
     for weight_name in tensors.names():
         bias_name = weight_name.removesuffix("weight") + "bias"
@@ -143,7 +143,7 @@ def _make_side_vocabulary(
 
 
 def _convert_architecture(
-    settings: Settings, tensors: Tensors, *, has_tied_output: bool
+    settings: Settings, tensors: TensorFile, *, has_tied_output: bool
 ) -> ModelConfig:
     """Convert the architecture, and remove the position tables from the tensors.
 
@@ -170,7 +170,7 @@ def _convert_architecture(
     d_model = settings.get_int("hidden_size", old_d_model)
     compute_table = partial(sinusoidal_positions, d_model=d_model, layout=positions)
     for stack in ("encoder", "decoder"):
-        if tensors.has_other_positions(f"{stack}.pe", compute_table):
+        if tensors.differs_from_table(f"{stack}.pe", compute_table):
             raise ModelError(f"{settings.path}: {stack}.pe does not fit position_encoding_type")
         tensors.drop(f"{stack}.pe")
     return settings.make_model_config(

@@ -1,7 +1,7 @@
 """Weights of another toolkit: load files without running code, and convert names and shapes.
 
-Readers rename tensors to the names of fairseq, which transformers has too. `make_state_dict` then
-takes every tensor once and checks its shape against the config.
+The modules for each toolkit rename its tensors to the names of fairseq. `make_state_dict` then takes
+every tensor once and checks its shape against the config.
 """
 
 # Shapes: V rows of an embedding, D d_model, F d_ff, P rows of a position table.
@@ -49,14 +49,14 @@ class EmbeddingSizes:
         return self.src_vocab_size
 
 
-class Tensors:
+class TensorFile:
     """The tensors of the file `path`, by name.
 
     `take` removes a tensor, so that `check_all_taken` can report tensors that the model lacks.
     """
 
     def __init__(self, path: Path, tensors: Weights) -> None:
-        """Raise `ModelError` for tensors that are sparse, nested or larger than their storage."""
+        """Raise `ModelError` for tensors that are sparse, nested, expanded or not on the CPU."""
         self.path = path
         self._tensors = tensors
         for name, tensor in tensors.items():
@@ -89,16 +89,18 @@ class Tensors:
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise ModelError(f"{self.path}: {name} is {dtype}; quantized weights are not imported")
         tensor = tensor.float()
-        # The sum is not finite if any number is infinite or NaN. Otherwise it is finite: a sum of
-        # float32 numbers cannot overflow float64.
+        # One infinite number or NaN makes the sum infinite or NaN. Finite float32 numbers have a
+        # finite sum in float64.
         if not torch.isfinite(tensor.sum(dtype=torch.float64)):
-            raise ModelError(f"{self.path}: {name} holds numbers that are not finite; use another")
+            raise ModelError(
+                f"{self.path}: {name} holds numbers that are not finite; use another file"
+            )
         return tensor
 
     def rename(self, rules: Sequence[Rule]) -> None:
         """Rename all tensors: apply every rule to each name, in the order of the rules.
 
-        Raises `ModelError` if two tensors get one name, or a value is not a tensor.
+        Raises `ModelError` if two tensors get the same new name, or a value is not a tensor.
         """
         if not all(isinstance(tensor, Tensor) for tensor in self._tensors.values()):
             raise ModelError(f"{self.path} holds something else than weights; it is not a model")
@@ -108,7 +110,9 @@ class Tensors:
                 name = re.sub(pattern, replacement, name)
             renamed[name] = tensor
         if len(renamed) < len(self._tensors):
-            raise ModelError(f"{self.path} holds one tensor under two names; make the file again")
+            raise ModelError(
+                f"{self.path} holds two tensors for one parameter; make the file again"
+            )
         self._tensors = renamed
 
     def get_matrix(self, name: str) -> Tensor:
@@ -127,8 +131,9 @@ class Tensors:
         other_tensor = self._tensors[other_name]
         if tensor.shape != other_tensor.shape:
             return False
-        if tensor.data_ptr() == other_tensor.data_ptr():  # tied tensors share their memory
-            return True
+        starts_at_same_byte = tensor.data_ptr() == other_tensor.data_ptr()
+        if starts_at_same_byte and tensor.stride() == other_tensor.stride():
+            return True  # tied tensors share their memory
         return bool((tensor == other_tensor).all())
 
     def drop(self, name: str) -> None:
@@ -136,13 +141,14 @@ class Tensors:
         self._tensors.pop(name, None)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Add a tensor that the file leaves out."""
+        """Add a tensor, or replace the tensor with this name."""
         self._tensors[name] = tensor
 
-    def has_other_positions(self, name: str, compute_table: Callable[[int], Tensor]) -> bool:
-        """Return whether the file stores a table `name` that differs from `compute_table(P)`.
+    def differs_from_table(self, name: str, compute_table: Callable[[int], Tensor]) -> bool:
+        """Return whether the position table `name` of the file differs from `compute_table(P)`.
 
-        The stored table is (P, D) or (P, 1, D), the computed one (P, D).
+        The table in the file is (P, D) or (P, 1, D), and the computed table (P, D). Returns False
+        if the file has no such table.
         """
         if name not in self._tensors:
             return False
@@ -173,7 +179,7 @@ class Tensors:
             )
 
 
-def make_state_dict(tensors: Tensors, config: ModelConfig, sizes: EmbeddingSizes) -> Weights:
+def make_state_dict(tensors: TensorFile, config: ModelConfig, sizes: EmbeddingSizes) -> Weights:
     """Take all tensors and return them as the state dict of our model.
 
     The tensors have the names of fairseq, such as `encoder.layers.0.self_attn.q_proj.weight`. Only
@@ -197,11 +203,13 @@ def make_state_dict(tensors: Tensors, config: ModelConfig, sizes: EmbeddingSizes
         state |= _take_layer(
             tensors, f"encoder_layers.{i}", f"encoder.layers.{i}", d_model, config.d_ff
         )
+    decoder_d_ff = config.decoder_d_ff or config.d_ff
     for i in range(config.num_decoder_layers):
         our_prefix = f"decoder_layers.{i}"
         their_prefix = f"decoder.layers.{i}"
-        d_ff = config.decoder_d_ff or config.d_ff
-        state |= _take_layer(tensors, our_prefix, their_prefix, d_model, d_ff, config.decoder)
+        state |= _take_layer(
+            tensors, our_prefix, their_prefix, d_model, decoder_d_ff, config.decoder
+        )
         state |= _take_attention(
             tensors, f"{our_prefix}.cross_attention", f"{their_prefix}.encoder_attn", d_model
         )
@@ -213,14 +221,15 @@ def make_state_dict(tensors: Tensors, config: ModelConfig, sizes: EmbeddingSizes
 
 
 def _take_layer(
-    tensors: Tensors,
+    tensors: TensorFile,
     our_prefix: str,
     their_prefix: str,
     d_model: int,
     d_ff: int,
     decoder: Decoder = Decoder.attention,
 ) -> Weights:
-    """Take the self-attention or the SSRU, and the feed-forward network of one layer.
+    """Take the self-attention or the SSRU (simpler simple recurrent unit), and the feed-forward
+    network of one layer.
 
     `our_prefix` and `their_prefix` are the prefixes of our names and of the names in the file.
     """
@@ -242,12 +251,10 @@ def _take_layer(
     return layer
 
 
-def _take_ssru(tensors: Tensors, our_prefix: str, their_prefix: str, d_model: int) -> Weights:
+def _take_ssru(tensors: TensorFile, our_prefix: str, their_prefix: str, d_model: int) -> Weights:
     """Take an SSRU and its norm."""
-    candidate = "candidate.weight"
-    ssru = {
-        f"{our_prefix}.{candidate}": tensors.take(f"{their_prefix}.{candidate}", d_model, d_model)
-    }
+    candidate_weight = tensors.take(f"{their_prefix}.candidate.weight", d_model, d_model)
+    ssru = {f"{our_prefix}.candidate.weight": candidate_weight}
     ssru |= _take_weight_and_bias(
         tensors, f"{our_prefix}.forget_gate", f"{their_prefix}.forget_gate", d_model, d_model
     )
@@ -256,7 +263,9 @@ def _take_ssru(tensors: Tensors, our_prefix: str, their_prefix: str, d_model: in
     )
 
 
-def _take_attention(tensors: Tensors, our_prefix: str, their_prefix: str, d_model: int) -> Weights:
+def _take_attention(
+    tensors: TensorFile, our_prefix: str, their_prefix: str, d_model: int
+) -> Weights:
     """Take an attention and its norm. Three projections (D, D) become one (3D, D)."""
     projection_weights = []
     projection_biases = []
@@ -277,7 +286,7 @@ def _take_attention(tensors: Tensors, our_prefix: str, their_prefix: str, d_mode
 
 
 def _take_weight_and_bias(
-    tensors: Tensors, our_prefix: str, their_prefix: str, *shape: int
+    tensors: TensorFile, our_prefix: str, their_prefix: str, *shape: int
 ) -> Weights:
     """Take the weight, of the given shape, and the bias of a linear layer or a layer norm."""
     return {
@@ -286,22 +295,25 @@ def _take_weight_and_bias(
     }
 
 
-def merge_embeddings(tensors: Tensors, *, must_be_tied: bool) -> EmbeddingSizes:
-    """Remove copies of embeddings and of the output layer, and return the sizes of the embeddings.
+def drop_tied_copies(tensors: TensorFile, *, must_tie_output: bool) -> EmbeddingSizes:
+    """Remove copies of the target's embedding, and return the sizes of the embeddings.
 
-    With `must_be_tied`, raises `ModelError` if the file has an output layer that is not the
-    target's embedding.
+    The embedding of the source or the output layer is such a copy if it has the same values. With
+    `must_tie_output`, raises `ModelError` for an output layer with other values.
     """
     src_name = "encoder.embed_tokens.weight"
     tgt_name = "decoder.embed_tokens.weight"
-    for name in (src_name, tgt_name):
-        if "shared.weight" in tensors and name not in tensors:
-            tensors.add(name, tensors.get_matrix("shared.weight"))
-    tensors.drop("shared.weight")
+    # "shared.weight" stands for each embedding that the file lacks
+    if "shared.weight" in tensors:
+        shared = tensors.get_matrix("shared.weight")
+        for name in (src_name, tgt_name):
+            if name not in tensors:
+                tensors.add(name, shared)
+        tensors.drop("shared.weight")
     vocab_size = len(tensors.get_matrix(tgt_name))
     src_vocab_size: int | None = len(tensors.get_matrix(src_name))
     has_tied_output = "output.weight" not in tensors or tensors.are_equal("output.weight", tgt_name)
-    if must_be_tied and not has_tied_output:
+    if must_tie_output and not has_tied_output:
         raise ModelError(
             f"{tensors.path} has an output layer that is not the embedding, though its config says "
             "that they are tied; correct the config"
@@ -317,7 +329,10 @@ def merge_embeddings(tensors: Tensors, *, must_be_tied: bool) -> EmbeddingSizes:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Return whether a tensor is strided, on the CPU, and no larger than its storage."""
+    """Return whether a tensor is strided, on the CPU, and not expanded.
+
+    An expanded tensor is larger than its storage: a small file could fill the memory.
+    """
     if tensor.is_nested or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return False
     return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
