@@ -5,8 +5,9 @@ target token, and the cache, which has the keys and values of earlier target tok
 log-probabilities of the next token, the extended cache, and the attention to the source that aligns
 words. Batch size and lengths are dynamic. In the first step, the cache has length 0.
 
-A decoder with SSRUs stores their state (D) after each target token as keys and as values. The state
-is divided into heads, so that the cache has the same shape. A step reads only the newest state.
+A decoder with SSRUs has no keys and values of target tokens. Both caches then hold the SSRU's state
+(D) after each target token, divided into heads (H, d). The shapes of the caches are therefore the
+same for all decoders. A step reads only the newest state.
 """
 
 # Shapes: B batch, S source length, T cached target tokens, V vocab, D d_model
@@ -74,7 +75,7 @@ class Encoder(nn.Module):
         keys = []
         values = []
         for layer in _decoder_layers(self.model):
-            _, k, v = layer.cross_attention.project(memory, memory)
+            _, k, v = layer.cross_attention.project(memory, memory)  # the queries are not used
             keys.append(k)
             values.append(v)
         return torch.stack(keys), torch.stack(values)
@@ -117,9 +118,10 @@ class DecoderStep(nn.Module):
         """
         model = self.model
         num_past = past_keys.size(3)
-        # With `num_positions=1`, the table of positions is not enlarged, which a graph could not
-        # do. `_build_model` has made it large enough.
+        # An encoding enlarges its table to `num_positions`, which a graph cannot do. So the number
+        # is 1, and `_build_model` has made the table large enough.
         positions = TokenPositions(torch.arange(num_past, num_past + 1), num_positions=1)
+        # from the newest token to the cached ones and itself: -T, ..., -1, 0
         distances = torch.arange(num_past + 1)[None] - num_past  # (1, T + 1)
         source_mask = source_mask[:, None, None, :]  # (B, 1, 1, S)
         x = model.embed_target(tokens[:, None], positions)
@@ -127,13 +129,14 @@ class DecoderStep(nn.Module):
         values = []
         cross_weights = []
         for i, layer in enumerate(_decoder_layers(model)):
-            x, new_keys, new_values = _read_target(
+            x, new_keys, new_values = _apply_first_sublayer(
                 layer, x, past_keys[i], past_values[i], positions, distances
             )
             keys.append(new_keys)
             values.append(new_values)
             y = layer.sublayer_input(layer.cross_attention_norm, x)
-            q, _, _ = layer.cross_attention.project(y, y)  # a graph leaves out unused results
+            # the graph has no operators for the keys and values of `y`, which nothing uses
+            q, _, _ = layer.cross_attention.project(y, y)
             # cross-attention has no positional encoding, so it ignores the distances
             y, weights = _attention_output(
                 layer.cross_attention, q, source_keys[i], source_values[i], source_mask, distances
@@ -147,7 +150,8 @@ class DecoderStep(nn.Module):
         logits = torch.addmm(bias, model.decoder_norm(x)[:, 0], model.output_matrix.T)  # (B, V)
         log_probs = logits.log_softmax(dim=-1).masked_fill(self.is_forbidden, float("-inf"))
         alignment_weights = cross_weights[alignment_layer(len(cross_weights))]
-        source_attention = mean_alignment(alignment_weights, model.config)[:, 0]  # (B, S)
+        source_attention = mean_alignment(alignment_weights, model.config)  # (B, 1, S)
+        source_attention = source_attention[:, 0]  # (B, S), of the only target token
         return log_probs, torch.stack(keys), torch.stack(values), source_attention
 
 
@@ -157,7 +161,7 @@ class PlainRmsNorm(nn.Module):
     def __init__(self, norm: RmsNorm) -> None:
         super().__init__()
         self.weight = norm.weight
-        self.eps = norm.eps or 0.0
+        self.eps = 0.0 if norm.eps is None else norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., D) to (..., D)."""
@@ -165,11 +169,11 @@ class PlainRmsNorm(nn.Module):
 
 
 def _decoder_layers(model: Transformer) -> list[DecoderLayer]:
-    """Return the decoder layers with their type, which `nn.ModuleList` does not know."""
+    """Return all decoder layers. `isinstance` is for mypy: `nn.ModuleList` hides their type."""
     return [layer for layer in model.decoder_layers if isinstance(layer, DecoderLayer)]
 
 
-def _read_target(
+def _apply_first_sublayer(
     layer: DecoderLayer,
     x: Tensor,
     past_keys: Tensor,
@@ -222,12 +226,13 @@ def _attention_output(
     `q` (B, H, 1, d), `k` and `v` (B, K, S, d) are projected.
     """
     encoding = attention.position_encoding
+    bias_encoding = encoding if encoding.has_bias else None  # adds a bias to the scores, as ALiBi
     heads, weights = attend(
         q,
         repeat_heads(k, attention.num_heads),
         repeat_heads(v, attention.num_heads),
         mask,
-        encoding=encoding if encoding.has_bias else None,
+        encoding=bias_encoding,
         distances=distances,
     )  # (B, H, 1, d)
     return attention.out_projection(heads.transpose(1, 2).flatten(2)), weights
@@ -257,9 +262,10 @@ def write_onnx(
     model = _build_model(info, weights, config.max_positions)
     encoder = Encoder(model)
     decoder = DecoderStep(model, forbidden_ids(tokenizers.tgt))
-    # example inputs for tracing, with 2 sentences, 2 source tokens and 1 cached token
+    # Example inputs for tracing, with 2 sentences, 2 source tokens and 1 cached token. Only their
+    # shapes and types matter.
     source = torch.tensor([[tokenizers.src.eos_id, tokenizers.src.pad_id]] * 2)  # (B, S)
-    source_mask = torch.tensor([[True, False], [True, True]])
+    source_mask = source != tokenizers.src.pad_id
     keys, values = encoder(source, source_mask)
     encoder_inputs = {"source": source, "source_mask": source_mask}
     decoder_inputs = {
@@ -267,7 +273,7 @@ def write_onnx(
         "source_mask": source_mask,
         "source_keys": keys,
         "source_values": values,
-        "past_keys": keys[:, :, :, :1],
+        "past_keys": keys[:, :, :, :1],  # the shape of a cache of one target token
         "past_values": values[:, :, :, :1],
     }
     _write_graph(folder / ENCODER, encoder, encoder_inputs, ["source_keys", "source_values"])
@@ -318,8 +324,9 @@ def _quantize(path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
+    # Only constants can be quantized. `quant_pre_process` folds the slices of `in_projection` into
+    # constants.
     folded_path = path.with_suffix(".folded")
-    # folds the slices of `in_projection` into constants, since only constants can be quantized
     quant_pre_process(str(path), str(folded_path), skip_symbolic_shape=True)
     quantize_dynamic(folded_path, path, weight_type=QuantType.QInt8, per_channel=True)
     folded_path.unlink()
@@ -336,8 +343,9 @@ def _store_float16(path: Path) -> None:
     model = onnx.load(path)
     graph = model.graph
     for node in [node for node in graph.node if node.op_type == "Constant"]:
-        tensor = node.attribute[0].t  # the table of sinusoidal positions is such a constant
-        if tensor.dims:
+        tensor = node.attribute[0].t  # the only attribute of a constant is its value
+        is_scalar = len(tensor.dims) == 0
+        if not is_scalar:  # such as the table of sinusoidal positions
             tensor.name = node.output[0]
             graph.initializer.append(tensor)
             graph.node.remove(node)

@@ -43,7 +43,7 @@ from nmt.importing.weights import (
 from nmt.runtime.metadata import parse_yaml
 from nmt.runtime.reading import check_regular, list_zip_members
 
-_SETTINGS = "special:model.yml"  # the name of an array with the bytes of the settings
+_SETTINGS_ARRAY = "special:model.yml"  # the name of the array with the bytes of the settings
 _DECODERS = {"self-attention": Decoder.attention, "rnn": Decoder.ssru}
 _ACTIVATIONS = {"relu": Activation.relu, "swish": Activation.silu}
 # Marian's operations before a sub-layer, after it, and after the stack: d is dropout, a adds the
@@ -53,12 +53,16 @@ _NORMS = {
     ("n", "da", "n"): Norm.pre,
 }
 _MAX_ARRAYS = 1 << 13
-_ARRAY_TYPES = ("i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8")  # numpy's names: kind and bytes
+_NUMBER_TYPES = ("i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8")  # kind and bytes
+_ARRAY_DTYPES = [np.dtype(name) for name in _NUMBER_TYPES]
 _MAX_COMPRESSION = 20  # a file that unpacks to more than 20 times its size is refused
 _PAD = "<pad>"
-_PADDING_BIAS = -1e4  # far below every logit, and a number of float16
+_PADDING_BIAS = -1e4  # far below every logit, and above the minimum of float16
 _SPM_NAMES = (("source.spm", "target.spm"), ("vocab.spm", "vocab.spm"))
-_RULES: list[Rule] = [  # in this order, they give the names that `make_state_dict` expects
+# Rename tensors to the names that `make_state_dict` expects. Later rules read the results of
+# earlier ones: decoder_l1_self_Wq becomes decoder.layers.0.self_Wq, then ...self_attn.Wq, then
+# ...self_attn.q_proj.W, and at last decoder.layers.0.self_attn.q_proj.weight.
+_RULES: list[Rule] = [
     (r"^Wemb$", "shared.weight"),
     (r"^(encoder|decoder)_Wemb$", r"\1.embed_tokens.weight"),
     (r"^decoder_ff_logit_out_Wt?$", "output.weight"),
@@ -93,7 +97,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     decoder_settings = _read_decoder_settings(path, folder)
     path = _find_weights(path, decoder_settings.get_file_names("models"))
     arrays = _load_arrays(path)
-    settings_bytes = arrays.pop(_SETTINGS).tobytes().rstrip(b"\0")
+    settings_bytes = arrays.pop(_SETTINGS_ARRAY).tobytes().rstrip(b"\0")
     settings_text = settings_bytes.decode("utf-8", errors="replace")
     settings = Settings(path, _parse_settings(path, settings_text))
     tensors = TensorFile(path, {name: _to_tensor(name, array) for name, array in arrays.items()})
@@ -127,7 +131,7 @@ def _read_decoder_settings(path: Path, folder: Path) -> Settings:
     """
     decoder_path = folder / "decoder.yml"
     if not decoder_path.exists():
-        weights_path = _find_weights(path, model_names=[])  # no decoder.yml names the file
+        weights_path = _find_weights(path, model_names=[])  # no settings have names
         decoder_path = Path(f"{weights_path}.decoder.yml")
     if not decoder_path.exists():
         return Settings(decoder_path, {})
@@ -141,11 +145,11 @@ def _find_weights(path: Path, model_names: list[str]) -> Path:
     several remain, and for Marian's binary format.
     """
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
-    models = [file for file in files if file.name in model_names]
-    if models:
-        files = models
-    training_state = (".optimizer.npz", ".progress.npz")
-    files = [file for file in files if not file.name.endswith(training_state)]
+    named_files = [file for file in files if file.name in model_names]
+    if named_files:
+        files = named_files
+    training_state_suffixes = (".optimizer.npz", ".progress.npz")
+    files = [file for file in files if not file.name.endswith(training_state_suffixes)]
     if len(files) != 1:
         advice = "give input=FILE"
         if any(path.glob("*.bin")):
@@ -175,15 +179,15 @@ def _load_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         with np.load(path, allow_pickle=False) as content:
             for name in content.files:
                 array = content[name]  # bytes if the member is not an array
-                if not isinstance(array, np.ndarray) or array.dtype not in _ARRAY_TYPES:
+                if not isinstance(array, np.ndarray) or array.dtype not in _ARRAY_DTYPES:
                     raise ValueError(f"{name} is not an array of numbers")
                 arrays[name] = array
     # numpy and zipfile raise many types for damaged files, such as MemoryError and TokenError
     except Exception as error:
         reason = to_one_line(error, 100)
         raise ModelError(f"{path} is not an .npz of numbers ({reason}); copy it again") from None
-    if _SETTINGS not in arrays or arrays[_SETTINGS].itemsize != 1:
-        raise ModelError(f"{path} lacks {_SETTINGS}; it is not a model of Marian")
+    if _SETTINGS_ARRAY not in arrays or arrays[_SETTINGS_ARRAY].itemsize != 1:
+        raise ModelError(f"{path} lacks {_SETTINGS_ARRAY}; it is not a model of Marian")
     return arrays
 
 
@@ -219,7 +223,8 @@ def _to_tensor(name: str, array: np.ndarray[Any, Any]) -> Tensor:
 
 def _add_padding(tensors: TensorFile, sizes: EmbeddingSizes) -> EmbeddingSizes:
     """Add a row for padding to embeddings, output layer and output bias. Returns the new sizes."""
-    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "output.weight"):
+    matrix_names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "output.weight")
+    for name in matrix_names:  # those that `drop_tied_copies` has not dropped
         if name in tensors:
             tensors.add(name, F.pad(tensors.get_matrix(name), (0, 0, 0, 1)))  # (V + 1, D)
     bias = torch.zeros(sizes.vocab_size)
@@ -248,14 +253,16 @@ def _find_vocabularies(
     files = [folder / name for name in names]
     if not files:
         files = sorted(folder.glob("*vocab*.yml"))
-    if not files or files[0].suffix == ".spm":
+    # Marian takes either `.yml` files or the SentencePiece models, which `spm_paths` names.
+    uses_yaml = bool(files) and files[0].suffix != ".spm"
+    if not uses_yaml:
         return spm_paths
     if len(files) > 2:
         raise ModelError(
             f"{folder} holds several vocabularies ({_list_names(files)}); remove the files "
             "of other models"
         )
-    # the files are sorted, so "source" comes before "target", and "src" before "tgt" and "trg"
+    # Files of the folder are sorted: "source" before "target", and "src" before "tgt" and "trg".
     if not names and len(files) == 2 and not re.search("src|source", files[0].name):
         raise ModelError(
             f"{folder}: which vocabulary belongs to the source is unknown; write a decoder.yml "
@@ -276,12 +283,13 @@ def _make_side_vocabulary(spm_path: Path, vocabulary_path: Path, size: int) -> S
     pieces = sort_pieces(vocabulary_path, pieces_and_ids, size - 1)
     pieces.append("<nmt:pad>" if _PAD in pieces else _PAD)
     id_of_piece = {piece: i for i, piece in enumerate(pieces)}
+    folder = vocabulary_path.parent  # for error messages
     pad_id = size - 1
     special_ids = SpecialIds(
         pad=pad_id,
-        unk=find_id(id_of_piece, "<unk>", vocabulary_path.parent),
+        unk=find_id(id_of_piece, "<unk>", folder),
         decoder_start=pad_id,
-        eos=find_id(id_of_piece, "</s>", vocabulary_path.parent),
+        eos=find_id(id_of_piece, "</s>", folder),
     )
     return SideVocabulary(spm_path, pieces, special_ids)
 
@@ -297,7 +305,7 @@ def _convert_norm(settings: Settings) -> Norm:
 
 def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> ModelConfig:
     """Convert the architecture. Raises `ModelError` for a setting that nmt does not have."""
-    expected: dict[str, Any] = {  # a dictionary, since the names of keywords have no hyphens
+    expected: dict[str, Any] = {  # a dictionary, since a keyword argument has no hyphens
         "type": "transformer",
         "transformer-no-projection": False,
         "transformer-train-position-embeddings": False,
@@ -316,6 +324,7 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
         raise settings.make_error("transformer-decoder-ffn-depth", ffn_depth, "2")
     d_ff = settings.get_int("transformer-dim-ffn")
     decoder = settings.get_choice("transformer-decoder-autoreg", _DECODERS, "self-attention")
+    # transformers and CTranslate2 run Marian's models with these wavelengths, those of the paper
     positions = Positions.sinusoidal_halves
     if decoder is Decoder.ssru:
         ssru_settings = {
@@ -324,7 +333,7 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
             "transformer-rnn-projection": False,
         }
         settings.require_values(**ssru_settings)
-        # the frequencies of Marian; `sinusoidal_halves` has the frequencies of transformers
+        # only Marian runs SSRUs, and it has the wavelengths of Tensor2Tensor
         positions = Positions.sinusoidal_concat
     return settings.make_model_config(
         num_encoder_layers=settings.get_int("enc-depth"),

@@ -1,7 +1,7 @@
 """Weights of another toolkit: load files without running code, and convert names and shapes.
 
-The modules for each toolkit rename its tensors to the names of fairseq. `make_state_dict` then takes
-every tensor once and checks its shape against the config.
+The modules for each toolkit rename its tensors to the names of fairseq. `make_state_dict` then
+takes every tensor once and checks its shape against the config.
 """
 
 # Shapes: V rows of an embedding, D d_model, F d_ff, P rows of a position table.
