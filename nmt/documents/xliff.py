@@ -1,4 +1,4 @@
-"""Read XLIFF 1.2 and 2. Segments without a target get one."""
+"""Read XLIFF 1.2 and 2. The translation of a segment without a target becomes its target."""
 
 from __future__ import annotations
 
@@ -20,16 +20,25 @@ from nmt.documents.xml_text import (
 from nmt.documents.xml_tokens import XmlKind, XmlToken, decode_xml, encode_xml, tokenize_xml
 
 _PAIRED = ("g", "pc", "mrk")  # elements around translatable text
-_STARTS = ("bpt", "bx", "sc")  # codes that begin, such as bold text
-_ENDS = ("ept", "ex", "ec")  # codes that end the formatting of a start code with the same number
-_NUMBERS = ("rid", "startRef", "id")  # attributes that say which codes belong together
+# Codes are elements that stand for formatting. A start code begins bold text, for example, and the
+# end code with the same number ends it. The first of the attributes that a code has is the number.
+_START_CODES = ("bpt", "bx", "sc")
+_END_CODES = ("ept", "ex", "ec")
+_NUMBER_ATTRIBUTES = ("rid", "startRef", "id")
 
 
 def read_xliff(content: bytes, options: ReadOptions) -> Document:
-    """Read the segments without a target. Raises `DataError` if the file is not well-formed."""
+    """Read the segments that have no target yet. Their translations become the targets.
+
+    Raises `DataError` if the file is not well-formed.
+    """
     text, codec = decode_xml(content)
     texts = _XliffReader(options).read(tokenize_xml(text))
-    return Document(texts, lambda translations: encode_xml("".join(translations), codec))
+
+    def join(translated_texts: Sequence[str]) -> bytes:
+        return encode_xml("".join(translated_texts), codec)
+
+    return Document(texts, join)
 
 
 class _XliffReader:
@@ -39,85 +48,96 @@ class _XliffReader:
         self._options = options
         self._texts: list[SourceText] = []
         self._markup: list[str] = []  # the markup since the last text
-        self._untranslated: list[bool] = [False]
-        """For the file and each open element, whether the units in it stay as they are."""
+        self._untranslated_stack: list[bool] = [False]
+        """Whether translate="no" holds: for the file, and for each open element."""
 
     def read(self, tokens: Iterator[XmlToken]) -> list[SourceText]:
         """Return the texts of the file, and the markup between them."""
         for token in tokens:
+            raw = token.raw
             if token.kind is XmlKind.OPENING:
-                if token.name in ("trans-unit", "segment") and not self._is_untranslated(token):
+                is_untranslated = self._is_untranslated(token)
+                if token.name in ("trans-unit", "segment") and not is_untranslated:
                     self._read_unit(take_element(token, tokens))
                     check_count(len(self._texts))
                     continue
-                self._untranslated.append(self._is_untranslated(token))
+                self._untranslated_stack.append(is_untranslated)
                 if token.name == "xliff":
-                    self._markup.append(_state_language(token, self._options.tgt_lang))
-                    continue
+                    raw = _add_target_language(token, self._options.tgt_lang)
             elif token.kind is XmlKind.CLOSING:
-                self._untranslated.pop()
-            self._markup.append(token.raw)
-        self._end_markup()
+                self._untranslated_stack.pop()
+            self._markup.append(raw)
+        self._flush_markup()
         return self._texts
 
     def _is_untranslated(self, token: XmlToken) -> bool:
+        """Return whether an element is not to be translated. By default, it is as its parent."""
         translate = token.attributes.get("translate")
-        return self._untranslated[-1] if translate is None else translate == "no"
+        if translate is None:
+            return self._untranslated_stack[-1]
+        return translate == "no"
 
-    def _end_markup(self) -> None:
+    def _flush_markup(self) -> None:
+        """Move the collected markup to the texts. It has no segments to translate."""
         self._texts.append(PlainText([], ["".join(self._markup)]))
         self._markup = []
 
     def _read_unit(self, tokens: list[XmlToken]) -> None:
-        """Add a unit, in which the translation becomes the target."""
-        elements = _find_children(tokens)
-        source_start, source_end = elements.get("source", (0, 0))  # (0, 0) if it is missing
-        target_start, target_end = elements.get("target", (0, 0))
-        if source_end == 0 or _has_text(tokens[target_start:target_end]):
+        """Add a unit, with the translation of its source as the target.
+
+        A unit with a target, or without a source, stays unchanged.
+        """
+        children = _find_children(tokens)
+        source = children.get("source")
+        target = children.get("target")
+        is_translated = target is not None and _has_text(tokens[target])
+        if source is None or is_translated:
             self._markup.append(join_raw(tokens))
             return
         # In XLIFF 1.2, <seg-source> may repeat the source, divided into segments. The target is
         # then divided in the same way.
-        copied_start, copied_end = elements.get("seg-source", (source_start, source_end))
-        prefix = tokens[source_start].prefix
-        if target_end:  # fills the empty target
-            tail_start = target_end
-            self._markup.append(join_raw(tokens[:target_start]))
-            opening = _to_start_tag(tokens[target_start])
-        else:
-            tail_start = max(source_end, copied_end)
-            self._markup.append(join_raw(tokens[:tail_start]))
+        original = children.get("seg-source", source)
+        prefix = tokens[source.start].prefix
+        if target is not None:  # an empty target, which the translation fills
+            target_end = target.stop
+            self._markup.append(join_raw(tokens[: target.start]))
+            self._markup.append(_to_start_tag(tokens[target.start]))
+        else:  # a new target after the source
+            target_end = max(source.stop, original.stop)
+            self._markup.append(join_raw(tokens[:target_end]))
             # repeats the white space before the source, so that the target starts a line too
-            space_start = source_start
-            while tokens[space_start - 1].kind is XmlKind.TEXT:
-                space_start -= 1
-            self._markup.append(join_raw(tokens[space_start:source_start]))
-            opening = f"<{prefix}target>"
-        self._markup.append(opening)
-        self._read_segments(tokens[copied_start + 1 : copied_end - 1])
-        self._markup += [f"</{prefix}target>", join_raw(tokens[tail_start:])]
+            self._markup.append(_find_preceding_text(tokens, source.start))
+            self._markup.append(f"<{prefix}target>")
+        content = tokens[original.start + 1 : original.stop - 1]  # without start and end tag
+        self._read_segments(content)
+        self._markup.append(f"</{prefix}target>")
+        self._markup.append(join_raw(tokens[target_end:]))
 
     def _read_segments(self, tokens: Sequence[XmlToken]) -> None:
-        """Add the content of a target: the content of its source with translated text."""
+        """Add `tokens`, the content of a source, as the content of the target.
+
+        The text of each segment is to be translated, or all text if there are no segments.
+        """
         segment_starts = [i for i, token in enumerate(tokens) if _starts_segment(token)]
         if not segment_starts:
             self._add_text(tokens)
             return
-        position = 0
+        markup_start = 0
         for start in segment_starts:
-            if start < position:  # it lies in another segment, which XLIFF does not allow
+            if start < markup_start:  # it lies in another segment, which XLIFF does not allow
                 continue
-            end = find_end(tokens, start)
-            self._markup.append(join_raw(tokens[position : start + 1]))
-            self._add_text(tokens[start + 1 : end - 1])
-            position = end - 1
-        self._markup.append(join_raw(tokens[position:]))
+            end_tag = find_end(tokens, start) - 1
+            self._markup.append(join_raw(tokens[markup_start : start + 1]))
+            self._add_text(tokens[start + 1 : end_tag])
+            markup_start = end_tag
+        self._markup.append(join_raw(tokens[markup_start:]))
 
     def _add_text(self, tokens: Sequence[XmlToken]) -> None:
+        """Add a text to translate. Text of white space only is not translated."""
         if not _has_text(tokens):
             self._markup.append(join_raw(tokens))
             return
-        self._end_markup()
+        self._flush_markup()
         inline_tokens = _pair_codes(list(_read_inline(tokens)))
         text = parse_tokens(
             inline_tokens,
@@ -135,23 +155,39 @@ def _to_start_tag(token: XmlToken) -> str:
     return token.raw.removesuffix("/>").rstrip() + ">"
 
 
-def _state_language(root: XmlToken, tgt_lang: str) -> str:
-    """Return the tag of the root. In XLIFF 2, adds the language of the targets if it is missing."""
+def _add_target_language(root: XmlToken, tgt_lang: str) -> str:
+    """Return the start tag of the root, in XLIFF 2 with the attribute trgLang for `tgt_lang`.
+
+    A language that the file states already stays.
+    """
     is_version_2 = "srcLang" in root.attributes
-    if not tgt_lang or not is_version_2 or "trgLang" in root.attributes:
+    lacks_language = is_version_2 and "trgLang" not in root.attributes
+    if not (tgt_lang and lacks_language):
         return root.raw
     end = "/>" if root.raw.endswith("/>") else ">"
-    return f'{root.raw.removesuffix(end)} trgLang="{escape(tgt_lang.replace("_", "-"))}"{end}'
+    code = escape(tgt_lang.replace("_", "-"))
+    return f'{root.raw.removesuffix(end)} trgLang="{code}"{end}'
 
 
-def _find_children(tokens: Sequence[XmlToken]) -> dict[str, tuple[int, int]]:
-    """Return start and end of each child of a unit by its name. The first of several is taken."""
-    children: dict[str, tuple[int, int]] = {}
-    index = 1
+def _find_preceding_text(tokens: Sequence[XmlToken], index: int) -> str:
+    """Return the source of the text directly before the token `index`."""
+    start = index
+    while tokens[start - 1].kind is XmlKind.TEXT:
+        start -= 1
+    return join_raw(tokens[start:index])
+
+
+def _find_children(tokens: Sequence[XmlToken]) -> dict[str, slice]:
+    """Return the tokens of each child of a unit by its name.
+
+    Of several children with the same name, the first is returned.
+    """
+    children: dict[str, slice] = {}
+    index = 1  # the first token is the start tag of the unit
     while index < len(tokens) - 1:
         end = find_end(tokens, index)
         if tokens[index].name:
-            children.setdefault(tokens[index].name, (index, end))
+            children.setdefault(tokens[index].name, slice(index, end))
         index = end
     return children
 
@@ -178,12 +214,14 @@ def _read_inline(tokens: Sequence[XmlToken]) -> Iterator[Token]:
             yield Token(TokenKind.OPENING, token.raw, token.name)
         elif token.kind is XmlKind.CLOSING:
             yield Token(TokenKind.CLOSING, token.raw, token.name)
-        elif not is_cdata_mark(token):
+        elif is_cdata_mark(token):
+            pass  # the text of a CDATA section is escaped instead
+        else:  # a code, or another element whose content is not translated
             end = find_end(tokens, index)
-            kind = TokenKind.ATOM
-            if token.name in _STARTS:
+            kind = TokenKind.ATOM  # has no start or end code
+            if token.name in _START_CODES:
                 kind = TokenKind.OPENING
-            elif token.name in _ENDS:
+            elif token.name in _END_CODES:
                 kind = TokenKind.CLOSING
             yield Token(kind, join_raw(tokens[index:end]), _find_number(token))
         index = end
@@ -195,18 +233,19 @@ def _contains_text(token: XmlToken) -> bool:
 
 
 def _find_number(token: XmlToken) -> str:
-    """Return "#" and the number of a code, if it has one: equal for the start and end of a pair.
+    """Return the number of a code, such as "#3", or "#" if it has none.
 
-    The "#" distinguishes numbers from names of elements.
+    A start code and its end code have the same number. The "#" distinguishes numbers from names of
+    elements.
     """
-    for name in _NUMBERS:
+    for name in _NUMBER_ATTRIBUTES:
         if name in token.attributes:
             return "#" + token.attributes[name]
     return "#"
 
 
 def _pair_codes(tokens: Sequence[Token]) -> list[Token]:
-    """Return the tokens, in which codes that are not properly nested become atoms."""
+    """Turn the codes without a partner, and codes that are not properly nested, into atoms."""
     paired = list(tokens)
     open_indices: list[int] = []  # indices of the elements and codes that have not ended
 
@@ -216,14 +255,15 @@ def _pair_codes(tokens: Sequence[Token]) -> list[Token]:
     for index, token in enumerate(paired):
         if token.kind is TokenKind.OPENING:
             open_indices.append(index)
+        elif token.kind is TokenKind.CLOSING and token.name.startswith("#"):
+            if open_indices and paired[open_indices[-1]].name == token.name:
+                open_indices.pop()
+            else:
+                make_atom(index)
         elif token.kind is TokenKind.CLOSING:
-            if token.name.startswith("#"):
-                if open_indices and paired[open_indices[-1]].name == token.name:
-                    open_indices.pop()
-                else:
-                    make_atom(index)
-                continue
-            while paired[open_indices[-1]].name.startswith("#"):  # a code without an end
+            # The XML is well-formed, so the start tag of this element is open. The start codes
+            # after it have no end code within the element.
+            while paired[open_indices[-1]].name.startswith("#"):
                 make_atom(open_indices.pop())
             open_indices.pop()
     for index in open_indices:
