@@ -81,7 +81,7 @@ def test_writes_that_fail_leave_the_last_good_checkpoint_and_are_an_error_at_the
     failed = r"checkpoint of update (\d+) in .*run not written: .+; "
     for good_update, code, failed_updates, newest in (
         (4, 2, ["8", "12"], "step-00000004 is the newest"),
-        (12, 0, ["4", "8"], "there is none before it"),  # a later one succeeds
+        (12, 0, ["4", "8"], "there is no older checkpoint"),  # a later one succeeds
     ):
         run = tmp_path / str(good_update) / "run"
         with pytest.MonkeyPatch.context() as patch:

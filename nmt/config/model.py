@@ -30,11 +30,12 @@ class Positions(str, Enum):
 
     # Vectors added to embeddings:
     sinusoidal = "sinusoidal"  # sines and cosines interleaved, as the paper writes it
-    # all sines, then all cosines, with the wavelengths of Tensor2Tensor
+    # all sines, then all cosines, with the wavelengths of Tensor2Tensor and Marian
     sinusoidal_concat = "sinusoidal_concat"
-    # all sines, then all cosines, with the wavelengths of the paper, as in Marian
+    # all sines, then all cosines, with the wavelengths of the paper, as in MarianMT of transformers
     sinusoidal_halves = "sinusoidal_halves"
-    learned = "learned"  # a vector per position, of encoder and decoder each (table 3, row E)
+    # a vector for each position, separate for encoder and decoder (table 3, row E)
+    learned = "learned"
     # Parts of self-attention:
     relative = "relative"  # vectors of distances for keys and values, Shaw et al. (2018)
     rotary = "rotary"  # queries and keys rotated by their position, Su et al. (2021)
@@ -133,14 +134,16 @@ class ModelConfig(Settings):
     @property
     def d_k(self) -> int:
         """Dimensions of the queries, keys and values of a head."""
-        return self.head_size or self.d_model // self.num_heads
+        if self.head_size is not None:
+            return self.head_size
+        return self.d_model // self.num_heads
 
     def check(self) -> None:
         if self.decoder_d_ff == self.d_ff:
             self.decoder_d_ff = None  # so that equal architectures have equal settings
         if self.head_size is None:
             is_divisor = self.d_model % self.num_heads == 0
-            rule = f"must divide model.d_model={self.d_model}, or set model.head_size"
+            rule = f"must divide model.d_model={self.d_model}; or set model.head_size"
             self.require(is_divisor, "num_heads", rule)
         self.require(self.d_model % 2 == 0, "d_model", "must be even (sine and cosine)")
         if self.num_kv_heads is not None:

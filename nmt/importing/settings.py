@@ -22,7 +22,7 @@ _MAX_NUMBER = 1 << 20  # a file with a larger width or depth is damaged
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A model of another toolkit, converted to the content of our model folder."""
+    """A model of another toolkit, converted to the format of nmt."""
 
     model: ModelConfig
     tokenizers: Tokenizers
@@ -76,15 +76,24 @@ class Settings:
         self.require_choice(name, choices, default)
         return choices[self.get(name, default)]
 
-    def require_choice(self, name: str, valid: Collection[Any], default: Any = None) -> None:
-        """Raise `ModelError` if a setting is not one of the `valid` texts or booleans."""
+    def require_choice(self, name: str, choices: Collection[Any], default: Any = None) -> None:
+        """Raise `ModelError` if a setting is not one of `choices`, which are texts or booleans."""
         value = self.get(name, default)
-        if not isinstance(value, (str, bool)) or value not in valid:
-            raise self.make_error(name, value, " or ".join(map(str, valid)))
+        if not isinstance(value, (str, bool)) or value not in choices:
+            raise self.make_error(name, value, " or ".join(map(str, choices)))
+
+    def get_number(self, name: str, default: float, max_size: float) -> float:
+        """Return a setting that must be a number from -max_size to max_size."""
+        value = self.get(name, default)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not abs(value) <= max_size:
+            raise self.make_error(name, value, f"a number from {-max_size} to {max_size}")
+        return float(value)
 
     def get_bool(self, name: str, default: bool) -> bool:
         """Return a setting that must be true or false."""
-        return self.get_choice(name, {True: True, False: False}, default)
+        self.require_choice(name, (True, False), default)
+        return bool(self.get(name, default))
 
     def get_text(self, name: str) -> str | None:
         """Return a text, or None if it is missing.
@@ -99,7 +108,7 @@ class Settings:
         return value
 
     def get_file_names(self, name: str) -> list[str]:
-        """Return the file names of a list of paths, without the folders of another machine."""
+        """Return the last part of each path of a list; the folders are of another machine."""
         paths = self.get(name, [])
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
             raise self.make_error(name, paths, "a list of files")
@@ -123,14 +132,8 @@ class Settings:
             exponent_name: name of the setting with the exponent.
             default_exponent: exponent of the toolkit if that setting is missing.
         """
-        exponent = self.get(exponent_name, default_exponent)
-        if (
-            isinstance(exponent, bool)
-            or not isinstance(exponent, (int, float))
-            or abs(exponent) > 5
-        ):
-            raise self.make_error(exponent_name, exponent, "a number from -5 to 5")
-        length_penalty = 0.6
+        exponent = self.get_number(exponent_name, default_exponent, max_size=5)
+        length_penalty = 0.6  # the default; only `Normalization.wu` uses it
         if exponent == 0:
             normalization = Normalization.none
         elif exponent == 1:
@@ -138,12 +141,13 @@ class Settings:
         else:
             normalization = Normalization.wu
             length_penalty = round(exponent / 0.7, 3)  # inverts `SearchConfig.length_exponent`
-        word_penalty = float(self.get("word-penalty", 0))  # only Marian has this setting
+        # only Marian has this setting, with the opposite sign of `word_reward`
+        word_penalty = self.get_number("word-penalty", 0, max_size=_MAX_NUMBER)
         return SearchConfig(
             beam_size=max(1, self.get_int(beam_size_name, 1)),
             normalization=normalization,
             length_penalty=length_penalty,
-            word_reward=0.0 - word_penalty,  # 0.0, where -word_penalty would be -0.0
+            word_reward=0.0 - word_penalty,  # avoids -0.0
         )
 
     def make_error(self, name: str, value: Any, valid: str) -> ModelError:
@@ -151,11 +155,11 @@ class Settings:
 
         `valid` describes the values that can be imported.
         """
-        text = reprlib.repr(value)[:60]  # YAML's aliases can make the whole value endless
+        text = reprlib.repr(value)[:60]  # by aliases, a value of YAML can contain itself
         return ModelError(f"{self.path}: {name}={text} cannot be imported, only {valid}")
 
     def make_model_config(self, **settings: Any) -> ModelConfig:
-        """Return a `ModelConfig`, whose errors become a `ModelError`."""
+        """Return a `ModelConfig`. Raises `ModelError` if it is not valid."""
         try:
             return ModelConfig(**settings)
         except ConfigError as error:

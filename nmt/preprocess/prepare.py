@@ -1,10 +1,11 @@
-"""Turn parallel text into a data folder: divide the corpora into spans, scan them once, train the
-tokenizers, encode each span into a shard, and write report and index.
+"""Turn parallel text into a data folder.
 
-A span is a range of pairs, and its shard is one Arrow file. Any process on any machine can encode
-any span, since it reads the pairs from the input itself. A worker that has encoded a span writes a
-record with the counts of its pairs. A span with a record is not encoded again. Encoding a span
-twice gives the same bytes.
+This divides the corpora into spans, scans them once, trains the tokenizers, encodes each span into
+a shard, and writes report and index. A span is a range of pairs, and its shard is one Arrow file.
+Any process on any machine can encode any span, since each process reads the input itself.
+
+A worker that has encoded a span writes a record with the counts of its pairs. A span with a record
+is not encoded again. Encoding a span twice gives the same bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
     """
     check_filters(config)
     alternatives = {
-        "train": "choose a corpus: data=numbers",
+        "train": "choose a built-in corpus, for example data=numbers",
         "valid": "take pairs out of the training text: data.valid.num_pairs=2000",
     }
     for split, alternative in alternatives.items():
@@ -74,7 +75,7 @@ def prepare(config: PreprocessConfig) -> dict[str, Any]:
             work.check_replacement(sum(span.num_pairs for span in spans))
         job = scan_training_text(job, spans)  # adds the held-out sets that come from this text
         held_out_chunks = read_held_out(job)
-        # a validation set that is taken out of the training text cannot have swapped sides
+        # pairs taken out of the training text have its sides, so only other pairs are checked
         if config.data.valid.num_pairs is None:
             warn_of_swapped_sides(job, spans, held_out_chunks["valid"])
         tokenizers = prepare_encoding(job, spans)
@@ -114,13 +115,14 @@ def _finish_folder(
     _check_dropped(train_statistics)
     statistics = {"train": train_statistics}
     index = {"train": train_index}
-    encoder = ShardEncoder(job, held_out=None)  # encodes the held-out splits themselves
+    # for the held-out splits themselves, so no pair is dropped for being held out
+    encoder = ShardEncoder(job, held_out=None)
     for split, chunks in held_out_chunks.items():
         src, tgt = collect_lines(chunks)
         write_lines(folder / f"{split}.src", src)
         write_lines(folder / f"{split}.tgt", tgt)
         statistics[split], index[split] = _encode_held_out(encoder, split, chunks)
-    repeats = None  # the report has duplicates that the filter dropped as dropped pairs
+    repeats = None  # if the filter drops duplicates, the report counts them as dropped pairs
     if not job.config.filter.drops_duplicates:
         repeats = count_repeats(job.work.hashes)
     report = build_report(statistics, config=job.config, tokenizers=tokenizers, duplicates=repeats)

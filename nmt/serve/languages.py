@@ -13,9 +13,10 @@ from nmt.data.language_codes import language_name, maximize_code
 from nmt.errors import DataError
 
 DETECTION_CHARACTERS = 400  # more characters make detection slower, but hardly more accurate
-_MIN_TARGET_CONFIDENCE = 50.0  # from which on a text in the target language is not translated
+# with at least this confidence, a text counts as already written in the target language
+_MIN_TARGET_CONFIDENCE = 50.0
 _MIN_CONFIDENCE = 0.1  # less likely languages are not listed
-_MAX_GUESSES = 32  # of the detector; only guesses of served languages are used
+_MAX_GUESSES = 32  # number of guesses asked of the detector, before others than served are dropped
 
 
 class DetectedLanguage(NamedTuple):
@@ -35,7 +36,7 @@ class Languages:
     def __init__(self, pairs: Collection[tuple[str, str]]) -> None:
         self.sources = sorted({source for source, _ in pairs})
         self.codes = sorted(set(chain.from_iterable(pairs)))
-        # each language is one of its own targets, as a text may stay in its language
+        # a request may name the same language as source and target
         self._targets_by_source = {code: {code} for code in self.codes}
         self._sources_by_target: dict[str, list[str]] = defaultdict(list)
         for source, target in pairs:
@@ -44,16 +45,16 @@ class Languages:
         self._code_by_key: dict[Hashable, str] = {}  # keys are from `_lookup_keys`
         for code in self.codes:
             for key in _lookup_keys(code):
-                self._code_by_key.setdefault(key, code)
+                self._code_by_key.setdefault(key, code)  # of codes with a common key, the first
 
     def find_code(self, name: str) -> str | None:
         """Return the served code that matches the code `name` of a language, or None.
 
-        Ignores case, and a region that no model has. Codes of the same meaning match, such as "zh",
-        "zh-Hans" and "zho_Hans".
+        Ignores case. Codes of the same meaning match, such as "zh", "zh-Hans" and "zho_Hans". A
+        code with a region that no model has matches the code of its language.
         """
-        primary = _normalize(name).split("-")[0]
-        for key in (*_lookup_keys(name), primary):
+        primary_subtag = _normalize(name).split("-")[0]
+        for key in (*_lookup_keys(name), primary_subtag):
             if key in self._code_by_key:
                 return self._code_by_key[key]
         return None
@@ -92,12 +93,14 @@ class Languages:
     def choose_source(self, text: str, target: str) -> DetectedLanguage:
         """Return the most likely language of a text among the sources of `target`.
 
-        Returns `target` itself if it is more likely, with at least `_MIN_TARGET_CONFIDENCE`. If
-        these languages are not detected, returns a source of `target` with a confidence of 0.
+        Returns `target` itself if it is more likely than the sources, and its confidence is at
+        least `_MIN_TARGET_CONFIDENCE`. If neither a source nor the target is detected, returns the
+        first source of `target` with a confidence of 0, or the first source of all if the server
+        does not translate to `target`.
         """
         if len(self.sources) == 1 and not _can_detect():
-            return DetectedLanguage(self.sources[0], 0.0)
-        sources = self._sources_by_target[target]
+            return DetectedLanguage(self.sources[0], 0.0)  # needs no detector: there is no choice
+        sources = self._sources_by_target.get(target, [])
         for detected in self.detect(text):
             if detected.code in sources:
                 return detected

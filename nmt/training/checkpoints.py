@@ -53,7 +53,7 @@ class BestCheckpoint:
     """One of the best validated checkpoints."""
 
     badness: float  # the metric of the run, negated for BLEU: lower is better
-    update: int  # number of updates before the checkpoint
+    update: int  # number of updates at the checkpoint
 
 
 @dataclass
@@ -67,7 +67,7 @@ class TrainerState:
     best_metric: str = ""  # the metric by which `best` is sorted
     bad_validations: int = 0  # number of validations in a row without improvement
     bad_updates: int = 0  # number of updates in a row that were not finite, and so were skipped
-    validated_update: int = 0  # number of updates before the newest validation
+    validated_update: int = 0  # number of updates at the newest validation
     flops: float = 0.0  # operations of the model on non-padding tokens since the start
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class TrainerState:
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """The point that the run has reached, to tell whether it was already saved."""
+        """How far the run has come. If it stops here, it saves only if this has changed since."""
         return self.num_updates, self.epoch, self.epoch_position
 
 
@@ -155,16 +155,16 @@ class Saver:
     """
 
     def __init__(self, run_dir: Path, *, update: int, keep_last: int) -> None:
-        """Continue after the checkpoint of `update`.
+        """Continue a run at `update`, the update of its newest checkpoint that could be read.
 
-        Newer checkpoints are damaged; `save` removes them.
+        `save` removes newer checkpoints, which are damaged.
         """
         self.run_dir = run_dir
         self.newest_update = update  # update of the newest intact checkpoint
         self.keep_last = keep_last
         self.failure: str | None = None  # why the newest checkpoint could not be written
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
-        self._pending: Future[None] = self._thread.submit(lambda: None)
+        self._pending: Future[None] = self._thread.submit(lambda: None)  # nothing to wait for
         folder = checkpoint_dir(run_dir, update)
         if folder.is_dir():  # the run may have been killed between writing it and linking it
             replace_link(run_dir / "checkpoints/latest", folder.name)
@@ -216,7 +216,9 @@ class Saver:
         self._pending.result()
         self._thread.shutdown()
         if self.failure is not None:
-            raise NmtError(f"{self.failure}; free space or permissions, then start it again")
+            raise NmtError(
+                f"{self.failure}; free disk space or correct the permissions, and start it again"
+            )
 
     def _run_task(self, task: Callable[[], None], update: int | None) -> None:
         """Run `task` in the thread; log an error instead of raising it.
@@ -233,11 +235,12 @@ class Saver:
             self.failure = failure
 
     def _describe_failure(self, error: Exception, update: int | None) -> str:
-        # not the text of an OSError, which would repeat the path
+        """Return a sentence about a task that failed; see `_run_task` for `update`."""
+        # the text of an OSError would repeat the path, its `strerror` does not
         message = getattr(error, "strerror", None) or error
         reason = to_one_line(message)
         checkpoints = list_checkpoints(self.run_dir)
-        fallback = "there is none before it"
+        fallback = "there is no older checkpoint"
         if checkpoints:
             fallback = f"{checkpoints[-1].name} is the newest"
         target = "links" if update is None else f"checkpoint of update {update}"
@@ -248,6 +251,7 @@ class Saver:
         folders = {
             parse_checkpoint_update(folder): folder for folder in list_checkpoints(self.run_dir)
         }
+        # ascending, as `list_checkpoints` returns them
         intact = [update for update in folders if update <= self.newest_update]
         updates_to_keep = {*best_updates, *intact[-self.keep_last :]}
         for update, folder in folders.items():

@@ -1,8 +1,9 @@
 """backend=auto: CTranslate2 where it supports the request, else the native engine.
 
 A command knows all its settings before it loads a model, and loads only the engine that
-`choose_engine` returns. `Translator.load` does not know the settings of later calls. Its
-`AutoBackend` therefore loads the native engine at the first call that CTranslate2 does not support.
+`choose_engine` returns. In contrast, `Translator.load` does not know the settings of later calls.
+So it returns an `AutoBackend`, which loads the native engine at the first call that CTranslate2
+does not support.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class EngineChoice(NamedTuple):
     """The engine that backend=auto chooses, and the number format of converted weights."""
 
     backend: Engine
-    quantization: Quantization | None  # None for the native engine, and usually for an export
+    quantization: Quantization | None
+    """None for the native engine. For an exported folder, the requested one, None if none was."""
 
 
 class AutoBackend:
@@ -74,12 +76,13 @@ class AutoBackend:
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
         """See `Backend.search`."""
         try:
+            # all three raise an error for what CTranslate2 does not support
             check_reproducible(request.config)
             self._fast.check(request.config)
             return self._fast.search(request)
         except (ConfigError, DataError) as error:
             self._log_reason(error)
-        return self.native.search(request)
+            return self.native.search(request)
 
     def score(
         self, sources: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
@@ -106,7 +109,8 @@ def load_auto(
 ) -> LoadedModel:
     """Load a model with the engine that `choose_engine` chooses.
 
-    A model for CTranslate2 also gets a native engine for other calls, see `AutoBackend`.
+    If that is CTranslate2, the native engine takes the calls that CTranslate2 does not support, see
+    `AutoBackend`.
     """
     choice = choose_engine(folders, device=device, dtype=dtype, quantization=quantization)
     if choice.backend is Engine.native:
@@ -143,7 +147,7 @@ def choose_engine(
 ) -> EngineChoice:
     """Return the engine that backend=auto chooses. Log the reason for choosing the native engine.
 
-    `check_settings` gets the search settings saved with the model, and raises a `ConfigError` for
+    `check_settings` is called with the search settings of the model, and raises a `ConfigError` for
     settings that CTranslate2 does not support. If CTranslate2 is chosen, the model is converted,
     unless this was done before.
     """
@@ -160,7 +164,7 @@ def choose_engine(
         check_settings(load_info(model_folder).search)
         quantization = quantization or default_quantization(dtype)
         convert_once(model_folder, quantization)
-    except ModelError:  # the native engine cannot load the model either
+    except ModelError:  # the model is damaged, so the native engine cannot load it either
         raise
     except NmtError as error:
         log.info("backend=auto: native, since %s", _to_reason(error))
