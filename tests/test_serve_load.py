@@ -633,7 +633,8 @@ def test_signals_drain_and_reload_without_a_lost_request(
     ]
     link = tmp_path / "model"
     link.symlink_to(folders[0])
-    process, server, lines = start_server(link, "num_threads=1", cwd=tmp_path)
+    settings = ["num_threads=1", f"drain_seconds={PATIENCE_SECONDS:.0f}"]
+    process, server, lines = start_server(link, *settings, cwd=tmp_path)
     try:
         threading.Thread(target=list, args=[lines], daemon=True).start()  # reads the whole log
         assert server.translate("the house") == expected[0]
