@@ -194,6 +194,11 @@ def test_random_glossaries_are_refused_in_a_line_or_searched() -> None:
     assert all(message.isprintable() for message in messages)
 
 
+def test_terms_within_one_character_are_copied_once() -> None:
+    glossary = load_glossary(("1\tx\tcase", "2\ty\tcase"))
+    assert glossary.keep_case("DRINK ½ CUP", "drink ½ cup") == "drink ½ cup"
+
+
 @pytest.mark.slow
 def test_a_glossary_of_100_000_terms_is_searched_quickly() -> None:
     glossary = load_glossary(tuple(f"term {i}\tZiel {i}" for i in range(100_000)))

@@ -26,6 +26,7 @@ from translating import translate, write_lines
 from nmt import Translator
 from nmt.checkpoint import load_info, load_weights, save_model
 from nmt.config import Metric, RerankConfig, SearchConfig, TranslateConfig
+from nmt.data.languages import Tags
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.evaluate import CandidateCounts, bleu
@@ -146,6 +147,16 @@ def test_candidates_without_a_protected_text_are_last(*, protect: bool) -> None:
     [ranked] = rank_candidates(reranker, ["Hi {name}"], [result], n_best=5, protect=protect)
     expected = [texts[0], *texts[1:4]] if protect else [*texts[1:4], texts[0]]
     assert [translation.text for translation in ranked.translations] == [*expected, texts[4]]
+
+
+def test_the_tag_of_a_source_is_no_protected_text() -> None:
+    result = line_result(["Hallo Anna", "Hallo Anna", "Hallo {name}"])
+    reranker = make_reranker(RerankConfig(rerank="mbr"), [], "cpu")
+    tags = Tags(choices=("<2de>",))
+    [ranked] = rank_candidates(
+        reranker, ["<2de> Hi {name}"], [result], n_best=1, protect=True, tags=tags
+    )
+    assert ranked.translations[0].text == "Hallo {name}"
 
 
 def test_settings_that_contradict_each_other_are_errors() -> None:

@@ -601,6 +601,11 @@ def test_settings_that_the_web_page_lacks_are_refused_by_name(
     imported = random_model(tmp_path / "imported", TokenizerPair(mapped, mapped, True))
     with pytest.raises(ModelError, match="BPE and unigram models .* use format=onnx"):
         exported(imported, ExportFormat.web, runtime=str(tmp_path))
-    change_config(model, search={"coverage_penalty": 0.2})
-    with pytest.raises(ModelError, match="does not support the model's setting coverage_penalty"):
-        exported(model, ExportFormat.web, runtime=str(tmp_path))
+    for search, name in (
+        ({"coverage_penalty": 0.2}, "coverage_penalty"),
+        ({"suppress": ["<unk>"]}, "suppress"),
+        ({"beam_size": 4, "beam_groups": 2}, "beam_groups"),
+    ):
+        change_config(model, search=search)
+        with pytest.raises(ModelError, match=f"does not support the model's setting {name};"):
+            exported(model, ExportFormat.web, runtime=str(tmp_path))

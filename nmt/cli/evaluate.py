@@ -6,6 +6,7 @@ command prints a table of the runs, with the scores that training has recorded.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
@@ -66,6 +67,8 @@ def evaluate(config: EvaluateConfig) -> None:
     The baseline is the file `baseline`, or the first of several files of hypotheses. If `model_dir`
     names a folder of runs or a pattern, prints a table of the runs instead.
     """
+    if config.lemmas is not None:
+        _read_lemmas(config.lemmas)  # raises an error before anything is translated
     runs = _runs_to_compare(config)
     if runs:
         _compare_runs(config, runs)
@@ -102,12 +105,16 @@ def _score(config: EvaluateConfig, test_set: _TestSet) -> list[Score]:
     return scores
 
 
+# read once for all test sets
+_read_lemmas = functools.lru_cache(maxsize=1)(read_lemmas)
+
+
 def _score_terms(config: EvaluateConfig, test_set: _TestSet) -> Score:
     """Return the percentage of the glossary's terms that the hypotheses contain."""
     from nmt.search.glossary import count_terms, load_glossary
 
     glossary = load_glossary(tuple(config.search_changes()["glossary"]))
-    lemmas = None if config.lemmas is None else read_lemmas(config.lemmas)
+    lemmas = None if config.lemmas is None else _read_lemmas(config.lemmas)
     count = count_terms(glossary, test_set.sources, test_set.hypotheses, lemmas)
     return Score(
         name=test_set.add_label("terms"),

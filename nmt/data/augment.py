@@ -126,7 +126,7 @@ class TextAugmenter:
     def _change_case(
         self, change: Callable[[str], str], src: str, tgt: str, rng: Random
     ) -> tuple[str, str]:
-        """Change the case of both sides, except for symbols, if the source has cased letters."""
+        """Change the case of both sides, except for symbols, if most source letters have a case."""
         if not perturb.has_case(src):
             return src, tgt
         src_segments = self.src_codec.split_at_symbols(src)

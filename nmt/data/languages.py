@@ -180,8 +180,8 @@ def choose_tags(
     """Return the tags of the direction that is requested by its languages or by its tags.
 
     If nothing is requested, but directions differ in their source tags, the result has these tags
-    as `choices`. Raises a `ConfigError` if the model lacks the direction, and if a request matches
-    directions with different tags.
+    as `choices`. Raises a `ConfigError` if the model lacks the direction, and if several directions
+    match whose other tags differ.
     """
     if src_tag and src_tag not in tokenizers.src.all_pieces():
         raise ConfigError(f"src_tag={src_tag}: the model has no such symbol")

@@ -68,8 +68,8 @@ EMAIL = (
 ADDRESS = re.compile(
     rf"(?:(?<![a-z])[a-z]+://|www\.){URL_CHARACTER}+|(?<!{SPACED_WORD})(?<![.+-]){EMAIL}"
 )
-"""A web or e-mail address. An address does not begin in the middle of a word, so that searching
-takes linear time.
+"""A web or e-mail address. A match of an alternative only begins where no character before it could
+begin it too, so that searching takes linear time.
 """
 _BLOCK_BYTES = 1 << 16
 _LARGE_BLOCK_BYTES = 1 << 20

@@ -37,10 +37,12 @@ _MAX_SOURCE_LENGTH = 256  # in tokens, EOS included; the page splits longer sent
 _UNSUPPORTED_SETTINGS = (  # fields of `SearchConfig`
     "coverage_penalty",
     "forbid",
+    "suppress",
     "glossary",
     "protect",
     "alternatives",
     "sampling",
+    "allow_source_repeats",
 )
 _SEGMENTATIONS = {1: "unigram", 2: "bpe"}  # the keys are `TrainerSpec.ModelType`
 _ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
@@ -109,6 +111,8 @@ def _find_runtime(folder: Path) -> Path:
 def _check_search(search: SearchConfig) -> None:
     """Raise a `ModelError` for a search setting of the model that the scripts do not support."""
     unsupported = [name for name in _UNSUPPORTED_SETTINGS if getattr(search, name)]
+    if search.beam_groups > 1:
+        unsupported.append("beam_groups")
     if unsupported:
         raise ModelError(
             f"format=web does not support the model's setting {' and '.join(unsupported)}; change "

@@ -107,7 +107,8 @@ class Glossary:
     def find(self, text: str) -> list[tuple[str, ...]]:
         """Return the target forms of each term that occurs in `text`, in order.
 
-        Among terms that begin with the same word, only the longest is found.
+        A word belongs to one term only: among terms that begin with the same word, the longest is
+        found, and no term that begins inside of it.
         """
         return [match.targets for match in self._find_matches(_normalize(text))]
 
@@ -144,7 +145,8 @@ class Glossary:
         parts = []
         position = 0
         for match in self._locate_matches(text):
-            if match.entries[0].matches_case:
+            # in text that is not normalized, two terms can lie within one character, such as "½"
+            if match.entries[0].matches_case and match.start >= position:
                 parts.append(recased[position : match.start])
                 parts.append(text[match.start : match.end])
                 position = match.end

@@ -79,7 +79,7 @@ def shift_alignment(
 
 
 def check_finite(hypotheses: list[Hypothesis]) -> None:
-    """Raise a `ModelError` for a sentence without hypotheses or with NaN log-probabilities."""
+    """Raise a `ModelError` for a sentence without hypotheses or finite log-probabilities."""
     if not hypotheses or not all(math.isfinite(h.log_prob) for h in hypotheses):
         raise ModelError(
             "the model gives no probabilities (NaN, or none for any token); use another checkpoint"

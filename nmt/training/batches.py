@@ -159,7 +159,8 @@ class BatchMaker:
         """Make batches for `device`: in host memory, which is page-locked for a GPU.
 
         With `guided_alignment`, batches have the alignment of their pairs from the data. If the
-        data has none, or augmentation or noise has changed a pair, `aligner` computes it.
+        data has none, or augmentation or noise has changed a pair, `aligner` computes it. Without
+        an aligner, such a pair has no links.
         """
         self.data = data
         self.lengths = data.lengths

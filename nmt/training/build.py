@@ -15,7 +15,7 @@ from nmt.data.augment import TextAugmenter
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import DataInfo, ParallelData, read_meta
 from nmt.data.languages import target_tags
-from nmt.data.lemmas import read_lemmas
+from nmt.data.lemmas import Lemmas, read_lemmas
 from nmt.data.mixing import make_mix
 from nmt.data.noise import TokenNoise
 from nmt.data.tokenizer import Tokenizers, load_tokenizers
@@ -89,6 +89,8 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
         )
     if config.bidirectional:
         _check_bidirectional(data_info, tokenizers)
+    # read before the alignment of words is learned, which may take long
+    lemmas = None if config.lemmas is None else read_lemmas(config.lemmas)
     data = ParallelData(data_dir, "train", bidirectional=config.bidirectional)
     validation = Validation(data_dir, tokenizers, config, world)
     samplers = make_samplers(config, data_info, data, world)
@@ -114,7 +116,7 @@ def build_run(config: TrainConfig, world: World, device: torch.device) -> Run:
         tokenizers=tokenizers,
         validation=validation,
         samplers=samplers,
-        augmenters=make_augmenters(config, data_info, tokenizers, aligner),
+        augmenters=make_augmenters(config, data_info, tokenizers, aligner, lemmas),
         fingerprint=make_fingerprint(config, data_info, samplers),
         learner=Learner(model, config, batch_maker, world, device),
     )
@@ -164,12 +166,12 @@ def make_augmenters(
     data_info: DataInfo,
     tokenizers: Tokenizers,
     aligner: WordAligner | None,
+    lemmas: Lemmas | None,
 ) -> dict[int, TextAugmenter | None]:
     """Return the augmentation of each stage, keyed by the number of updates before the stage."""
     stage_settings = {0: config.augment}
     for stage in config.stages.values():
         stage_settings[stage.start] = config.augment_at(stage)
-    lemmas = None if config.lemmas is None else read_lemmas(config.lemmas)
     augmenters: dict[int, TextAugmenter | None] = {}
     for start, settings in stage_settings.items():
         augmenters[start] = None

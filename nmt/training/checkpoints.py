@@ -150,7 +150,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 class Saver:
     """Writes, links and removes checkpoints in a thread, while training continues.
 
-    Training only waits until the tensors are copied to host memory. If a write fails, the error is
+    Training only waits until the previous checkpoint is written and the tensors are copied to host
+    memory. If a write fails, the error is
     logged, older checkpoints are kept, and the run goes on.
     """
 

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Protocol
 
 from nmt.config import RerankConfig, Reranking
-from nmt.data.languages import LanguagePair
+from nmt.data.languages import LanguagePair, Tags, split_tag
 from nmt.errors import ConfigError
 from nmt.runtime.score_command import run_score_command
 from nmt.search.protect import lacks_protected
@@ -116,12 +116,14 @@ def rank_candidates(
     *,
     n_best: int,
     protect: bool = False,
+    tags: Tags | None = None,
 ) -> list[LineResult]:
     """Return the `n_best` candidates of each line with the highest scores, best first.
 
     Candidates that met the length limit come after all others, and so do, with `protect`, those
-    that lack a placeholder, tag or address. Candidates with equal scores keep their order. Lines
-    with less than two candidates are returned without a `rerank_score`.
+    that lack a placeholder, tag or address of the source. `tags` are the language tags with which a
+    source may begin. Candidates with equal scores keep their order. Lines with less than two
+    candidates are returned without a `rerank_score`.
     """
     ranked = list(results)
     indices = [i for i, result in enumerate(results) if len(result.translations) > 1]
@@ -131,9 +133,10 @@ def rank_candidates(
         [sources[i] for i in indices], [results[i].translations for i in indices]
     )
     for i, translations in zip(indices, candidates, strict=True):
+        text = sources[i] if tags is None else split_tag(sources[i], tags)[1]
         ranks = []
         for translation in translations:
-            is_complete = not protect or not lacks_protected(sources[i], translation.text)
+            is_complete = not protect or not lacks_protected(text, translation.text)
             ranks.append((translation.finished, is_complete, translation.rerank_score))
         # equal ranks keep their order, also with `reverse`
         order = sorted(range(len(ranks)), key=ranks.__getitem__, reverse=True)

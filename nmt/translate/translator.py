@@ -258,6 +258,7 @@ class Translator:
                     line_results,
                     n_best=options.n_best,
                     protect=config.protect,
+                    tags=options.tags,
                 )
             yield encoded.window, apply_cases(line_results, encoded.cases)
 
@@ -284,7 +285,7 @@ class Translator:
     def _encode_windows(
         self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
     ) -> Iterable[EncodedWindow]:
-        """Return an iterable of encoded windows; a thread encodes one window ahead."""
+        """Return an iterable of encoded windows; a thread encodes up to two windows ahead."""
         options = replace(
             options,
             protect=config.protect,
@@ -293,7 +294,7 @@ class Translator:
         )
         encode = partial(encode_window, tokenizer=self.tokenizer, options=options)
         encoded_windows = map(encode, windows)
-        if isinstance(windows, list) and len(windows) == 1:
+        if isinstance(windows, list) and len(windows) <= 1:
             return encoded_windows  # for a single window, a thread would only cost time
         return prefetch(encoded_windows)
 

@@ -1,8 +1,8 @@
 """Divide the lines of an input into windows, and encode windows.
 
-The lines of a window are sorted by length and translated together. Memory holds one or two windows,
-however long the input is. Windows depend only on the lines, so that a job that resumes after a kill
-reads the same windows.
+The lines of a window are sorted by length and translated together. However long the input is,
+memory holds up to three windows. Windows depend only on the lines, so that a job that resumes after
+a kill reads the same windows.
 """
 
 from __future__ import annotations
