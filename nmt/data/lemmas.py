@@ -47,6 +47,7 @@ class Lemmas:
 
 def read_lemmas(path: str) -> Lemmas:
     """Read lines of a form, a tab and its lemma; further columns are ignored.
+
     Leaves out empty lines and lines that begin with #. Raises `DataError` for other lines.
     """
     pairs = []
