@@ -105,7 +105,8 @@ def _read_settings(folder: Path) -> Settings:
     """Read `config.json`. Raises `ModelError` for an architecture that nmt does not have."""
     settings = Settings.read(folder / CONFIG)
     settings.require_choice("model_type", _NORM_OF_MODEL_TYPE)
-    settings.require_values(  # old files with other values have another architecture
+    # Old files have these settings. Other values mean another architecture.
+    settings.require_values(
         normalize_embedding=False,
         normalize_before=False,
         add_final_layer_norm=False,
@@ -163,7 +164,7 @@ def _find_text(settings: Settings, name: str, other_name: str) -> str | None:
 def _load_weights(folder: Path) -> Weights:
     """Read the weights from one file or from several shards.
 
-    Prefers safetensors, since a pickle could hold code.
+    Reads safetensors if the folder has them, and otherwise pickles, which could hold code.
     """
     weights: Weights = {}
     for path in _find_shards(folder, "model.safetensors"):
@@ -192,7 +193,9 @@ def _find_shards(folder: Path, name: str) -> list[Path]:
     if any(Path(shard_name).name != shard_name for shard_name in shard_names):
         raise ModelError(f"{index_path} names files outside of its folder; copy it again")
     shards = [folder / shard_name for shard_name in shard_names]
-    return shards if all(shard.exists() for shard in shards) else []
+    if not all(shard.exists() for shard in shards):
+        return []
+    return shards
 
 
 def _convert_architecture(
@@ -247,8 +250,8 @@ def _list_possible_positions(
 ) -> list[tuple[Positions, int]]:
     """Return the layouts and offsets that a model can have, the most likely ones first.
 
-    The model type determines them, except for MarianMT and Pegasus models with position tables:
-    nmt-export stores these tables for models with other positions.
+    The model type determines layout and offset, unless a MarianMT or Pegasus model has position
+    tables. nmt-export stores such tables if the model has other positions than its type.
     """
     if settings.get("model_type") == "m2m_100":
         return [(Positions.sinusoidal_concat, settings.get_int("pad_token_id") + 1)]
@@ -291,11 +294,12 @@ def _read_vocabulary(
     With `has_languages`, also adds the languages of M2M100 if the files do not list them.
     """
     pieces_and_ids = list(read_json(path).items())
-    for i, token in tokenizer_settings.get("added_tokens_decoder", {}).items():
-        pieces_and_ids.append((str(token.get("content")), int(i)))
+    added_tokens = tokenizer_settings.get("added_tokens_decoder", {})
+    for id_text, token in added_tokens.items():  # such as "7": {"content": "<mask>", ...}
+        pieces_and_ids.append((str(token.get("content")), int(id_text)))
     if has_languages and "__en__" not in dict(pieces_and_ids):
         ids = [i for _, i in pieces_and_ids if isinstance(i, int)]
-        first_language_id = max(ids, default=-1) + 1
+        first_language_id = max(ids, default=-1) + 1  # the languages follow all other pieces
         for i, lang in enumerate(_M2M100_LANGUAGES.split(), start=first_language_id):
             pieces_and_ids.append((f"__{lang}__", i))
     return pieces_and_ids
@@ -316,12 +320,12 @@ def _read_fast_tokenizer(path: Path) -> list[tuple[str, Any]]:
 def _convert_generation(settings: Settings, tgt: SideVocabulary) -> SearchConfig:
     """Convert the generation settings to search settings.
 
-    Warns about settings that are not imported. Raises `ModelError` if `bad_words_ids` forbids
-    tokens that our search may generate.
+    Warns about settings that are not imported. Raises `ModelError` if `bad_words_ids` forbids a
+    token other than padding, the start symbol and unused pieces, which our search never generates.
     """
     special_ids = tgt.special_ids
     unused_ids = [i for i, piece in enumerate(tgt.pieces) if piece.startswith(UNUSED_PREFIX)]
-    never_generated = [[i] for i in [special_ids.pad, special_ids.decoder_start, *unused_ids]]
+    never_generated = [special_ids.pad, special_ids.decoder_start, *unused_ids]
     for name, neutral_value in _NEUTRAL_VALUES.items():
         value = settings.get(name, neutral_value)
         if value != neutral_value:
@@ -329,9 +333,12 @@ def _convert_generation(settings: Settings, tgt: SideVocabulary) -> SearchConfig
     forced_id = settings.get("forced_bos_token_id")
     if forced_id not in (None, special_ids.language):
         log.warning("%s: ignoring forced_bos_token_id=%s", settings.path, forced_id)
+    forbidden_sequences = [[i] for i in never_generated]
     for bad_sequence in settings.get("bad_words_ids", []):
-        if bad_sequence not in never_generated:
-            valid = f"{never_generated[0]} and {never_generated[1]}, padding and the start"
+        if bad_sequence not in forbidden_sequences:
+            pad = [special_ids.pad]
+            start = [special_ids.decoder_start]
+            valid = f"{pad} and {start}, padding and the start"
             raise settings.make_error("bad_words_ids", bad_sequence, valid)
     return settings.make_search_config(
         beam_size_name="num_beams", exponent_name="length_penalty", default_exponent=1.0

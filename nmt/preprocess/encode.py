@@ -1,8 +1,9 @@
 """Encode the pairs of a span into a shard of token ids, with counts for the report.
 
 Lines are encoded word by word if possible: each distinct word is segmented once and then looked up.
-This gives the same ids as SentencePiece for whole lines if the model is BPE, no piece crosses a
-space, and SentencePiece normalizes spaces by its default rules. `cuts_at_spaces` tests this.
+The ids are those that SentencePiece gives for whole lines if three conditions hold. The model is
+BPE, no piece crosses a space, and SentencePiece normalizes spaces by its default rules.
+`cuts_at_spaces` tests these conditions.
 """
 
 # In shapes, N is the number of lines or pairs of a chunk and V the size of the vocabulary.
@@ -35,7 +36,7 @@ from nmt.preprocess.workspace import Job, Task
 from nmt.runtime.files import replace_file
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_SPACE = "▁"  # a space in pieces; lines with this character are encoded as a whole
+_SPACE = "▁"  # a space in pieces
 _MAX_CACHED_WORDS = 1 << 17  # about 25 MB
 _END_OF_LINE = "\n"
 
@@ -45,7 +46,7 @@ class ShardEncoder:
 
     Args:
         job: the job, whose plan folder contains the tokenizers.
-        held_out: finds lines of held-out splits in training text. If None, encodes the held-out
+        held_out: finds lines of held-out splits in training text. It is None for the held-out
             splits themselves, whose pairs are never dropped.
     """
 
@@ -114,13 +115,12 @@ class ShardEncoder:
         tgt = self._tgt_encoder.encode(tgt_lines)
         if self._held_out is not None:  # `chunk` has training pairs
             tags = chunk.raw_chunk.source.tags
+            src_tag_ids = self._src_tokenizer.encode(tags.src)
+            tgt_tag_ids = self._tgt_tokenizer.encode(tags.tgt)
             keep = drop_by_tokens(
                 chunk,
                 lengths=(src.lengths, tgt.lengths),
-                tag_lengths=[
-                    len(self._src_tokenizer.encode(tags.src)),
-                    len(self._tgt_tokenizer.encode(tags.tgt)),
-                ],
+                tag_lengths=[len(src_tag_ids), len(tgt_tag_ids)],
                 unknown=(
                     self._src_encoder.count_unknown(src),
                     self._tgt_encoder.count_unknown(tgt),
@@ -129,7 +129,9 @@ class ShardEncoder:
             )
             src = src.select(keep)
             tgt = tgt.select(keep)
-        texts = _add_tags(chunk) if config.keep_text else None  # again, without dropped pairs
+        texts = None
+        if config.keep_text:
+            texts = _add_tags(chunk)  # `src_lines` and `tgt_lines` still have the dropped pairs
         if config.data.context:
             lengths = np.stack([src.lengths, tgt.lengths], axis=1)
             tokenizers = (self._src_tokenizer, self._tgt_tokenizer)
@@ -143,11 +145,11 @@ class ShardEncoder:
     def _number_links(
         self, chunk: CleanChunk, src: EncodedLines, tgt: EncodedLines
     ) -> EncodedLines:
-        """Return the alignments of the pairs: pairs of word numbers, one after the other.
+        """Return the links of each pair as numbers: source word, target word, and so forth.
 
-        Words are counted without the tag in the user's files, and with it in a data folder. A pair
-        gets no links if normalization changes the number of its words. Raises `DataError` for a
-        link of a word that does not exist.
+        The user's files count words without the tag of the corpus. A data folder counts the words
+        of the tag too. A pair gets no links if normalization changes the number of its words.
+        Raises `DataError` for a link of a word that does not exist.
         """
         assert chunk.alignments is not None
         tags = chunk.raw_chunk.source.tags
@@ -165,8 +167,9 @@ class ShardEncoder:
                     f"{chunk.raw_chunk.locate(row, side)}: a link is beyond the words of the "
                     "pair, which count from 0; align the text again"
                 )
-            if not (src_words.is_unchanged[i] and tgt_words.is_unchanged[i]):
-                links = links[:0]
+            has_same_words = src_words.is_unchanged[i] and tgt_words.is_unchanged[i]
+            if not has_same_words:
+                links = links[:0]  # (0, 2)
             numbers = links + [src_words.num_tag_words, tgt_words.num_tag_words]
             alignments.append(numbers.astype(np.uint16).ravel())  # (2 * L,)
             lengths.append(numbers.size)
@@ -192,9 +195,9 @@ class WordCounter:
         """Count the words of N lines without tag. `ids` begin with the tag."""
         num_tag_words = int(self._is_start[self._tokenizer.encode(tag)].sum())
         in_text = [len(line.split()) for line in lines]
-        # number of words that start before each piece, and in total
-        num_before = _to_offsets(self._is_start[ids.flat])
-        in_pieces = np.diff(num_before[ids.offsets]) - num_tag_words  # (N,)
+        # number of word starts before each piece, and in total
+        num_starts = _to_offsets(self._is_start[ids.flat])
+        in_pieces = np.diff(num_starts[ids.offsets]) - num_tag_words  # (N,)
         return WordCounts(in_text, in_pieces == in_text, num_tag_words)
 
 
@@ -232,8 +235,8 @@ def _to_offsets(lengths: Sequence[int] | Array) -> Array:
 class DocumentContext:
     """Joins each pair of a chunk with the pairs before it, for models that translate documents.
 
-    Line i of a file is joined with up to i mod (data.context + 1) lines, so that the model learns
-    to use any number of lines up to `data.context`. An empty or dropped line ends the context. The
+    Line i of a file is joined with up to i mod (data.context + 1) lines. The model thus learns to
+    use any number of lines up to `data.context`. An empty or dropped line ends the context. The
     joined lines never exceed `max_length`.
 
     Args:
@@ -253,7 +256,9 @@ class DocumentContext:
         tags = chunk.raw_chunk.source.tags
         # lists with an item for each side
         self._tags = [tags.src, tags.tgt]
-        self._tag_lengths = [len(tokenizers[side].encode(self._tags[side])) for side in (0, 1)]
+        src_tag_ids = tokenizers[0].encode(tags.src)
+        tgt_tag_ids = tokenizers[1].encode(tags.tgt)
+        self._tag_lengths = [len(src_tag_ids), len(tgt_tag_ids)]
         self._separator = config.data.separator
         self._separator_ids = [tokenizer.encode(self._separator) for tokenizer in tokenizers]
         text_lengths = lengths - self._tag_lengths  # (N, 2)
@@ -263,9 +268,9 @@ class DocumentContext:
         for i, line_number in enumerate(line_numbers):
             start = i
             total_lengths = lengths[i] + 1  # (2,), 1 for EOS
-            max_before = line_number % (config.data.context + 1)
-            earliest = max(i - max_before, 0)
-            for j in range(i - 1, earliest - 1, -1):
+            max_context = line_number % (config.data.context + 1)
+            earliest = max(i - max_context, 0)
+            for j in reversed(range(earliest, i)):  # from the nearest pair back
                 total_lengths = total_lengths + lengths_with_separator[j]
                 has_gap = line_numbers[j] + 1 != line_numbers[j + 1]
                 has_empty_side = 0 in text_lengths[j : j + 2]  # in line j or the line after it
@@ -310,6 +315,7 @@ class LineEncoder:
     def encode(self, lines: list[str]) -> EncodedLines:
         """Return the ids of N lines without line breaks."""
         text = "".join([f"{line} {_END_OF_LINE} " for line in lines])
+        # SentencePiece takes "▁" for a space, at which `split` would not divide a line.
         if not self._encodes_words or _SPACE in text:
             ids = self._tokenizer.encode_batch(lines, num_threads=1)
             flat = np.array(array(self._typecode, chain.from_iterable(ids)))
@@ -326,7 +332,8 @@ class LineEncoder:
     def _learn_words(self, words: set[str]) -> None:
         """Encode the words that are not cached.
 
-        Whenever half of the cache is full, drops words that have not occurred since the last time.
+        When the cache is half full, its words become the older words, and the previous older words
+        are dropped. A word that occurs again moves back from the older words.
         """
         if len(self._ids_by_word) > _MAX_CACHED_WORDS // 2:
             self._older_ids_by_word = self._ids_by_word
@@ -344,8 +351,8 @@ class LineEncoder:
     def count_unknown(self, ids: EncodedLines) -> Array:
         """Return the number of unknown and byte tokens of each line, (N,)."""
         is_unknown = self.token_kinds[ids.flat] != PLAIN
-        num_before = _to_offsets(is_unknown)  # number of unknown ids before each id, and in total
-        return np.diff(num_before[ids.offsets])
+        num_unknown = _to_offsets(is_unknown)  # number of unknown ids before each id, and in total
+        return np.diff(num_unknown[ids.offsets])
 
 
 def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
@@ -354,9 +361,8 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     BPE models qualify if their merges never cross words. Unigram models do not, since their sums of
     scores may round differently.
     """
-    # the tokenizer is of M2M100 or NLLB, where the first piece of a line may be a tag
     if tokenizer.vocabulary is not None:
-        return False
+        return False  # M2M100 or NLLB: the first piece of a line may be a tag
     proto = read_proto(tokenizer.model)
     trainer = proto.trainer_spec
     normalizer = proto.normalizer_spec
@@ -383,7 +389,7 @@ def make_encoding_task(job: Job) -> Task:
     encoder = ShardEncoder(job, HeldOut(held_out_lines))
 
     def encode_span(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
-        repeats = None  # mask of the pairs of the span that repeat an earlier pair
+        repeats = None  # (num_pairs,), whether a pair of the span repeats an earlier pair
         if drops_duplicates:
             repeats = read_repeats(job.work.hashes, span.index_overall, span.num_pairs)
 
@@ -398,7 +404,7 @@ def make_encoding_task(job: Job) -> Task:
                 yield chunk
 
         with HashWriter(job.work.hashes, span.index_overall) as hash_writer:
-            # the report counts repeats unless they are dropped
+            # If repeats are not dropped, the report counts them by these hashes.
             hashes = None if drops_duplicates else hash_writer
             statistics, shards = encoder.write(
                 span.name,
