@@ -40,6 +40,8 @@ if TYPE_CHECKING:  # the page uses this module without matplotlib
     from nmt.visualize.style import Style
 
 _MAX_TOKENS = 40  # rows of more tokens are too small to read
+_ROW_INCHES = 0.24  # height of the row of one token or head
+_TITLE_INCHES = 4.0  # height of all titles and the space between drawings
 NUM_WRITTEN = 12
 """Number of dimensions of each vector that are written as numbers."""
 
@@ -144,7 +146,8 @@ class FollowedToken:
 def follow_token(config: VisualizeConfig) -> FollowedToken:
     """Compute the self-attention of one token of `src` in one encoder layer.
 
-    `words` names the token, by default the first, `layers` the layer, and `heads` the head.
+    The setting `words` names the token, `layers` the layer, and `heads` the head. Each is the first
+    by default.
     """
     translator, model = load_single_model(config, "steps")
     line = read_sentences(config.src, "src")[0]
@@ -200,18 +203,19 @@ def choose_number(numbers: list[int], name: str, count: int) -> int:
 
 
 def find_token(pieces: list[str], words: list[str]) -> int:
-    """Return the index of the first piece of the only word in `words`, or 0 if it is empty."""
+    """Return the index of the first piece of the only word in `words`, by default 0."""
     if not words:
         return 0
     if len(words) > 1:
         raise ConfigError(f"words={words}: what=steps follows one word")
     word = words[0]
-    start = "".join(pieces).find("▁" + word)  # the mark keeps `word` from matching inside a word
+    # the mark "▁" begins a word, so that `word` does not match inside another word
+    mark_index = "".join(pieces).find("▁" + word)
+    letter_index = mark_index + 1  # the first letter, since "▁" may be a piece of its own
     end = 0
     for i, piece in enumerate(pieces):
         end += len(piece)
-        is_mark_alone = piece == "▁" and start == end - 1  # the word begins with the next piece
-        if 0 <= start < end and not is_mark_alone:
+        if mark_index >= 0 and letter_index < end:
             return i
     raise ConfigError(f"words={word}: src has the tokens {' '.join(pieces)}")
 
@@ -226,10 +230,12 @@ def steps_figure(token: FollowedToken, labels: list[str], style: Style) -> Figur
     """Draw the steps of a token. `labels` (S) name the tokens of its sentence."""
     steps = token.steps
     query = token.query
-    row_height = max(0.24 * len(labels), 1.6)  # inches
-    heights = [row_height, row_height, row_height, max(0.24 * len(steps.heads), 2.0), 1.6]
-    figure = style.figure(15, sum(heights) + 4)
-    grid = figure.add_gridspec(5, 6, height_ratios=heights)
+    tokens_height = max(_ROW_INCHES * len(labels), 1.6)
+    heads_height = max(_ROW_INCHES * len(steps.heads), 2.0)
+    numbers_height = 1.6
+    heights = [tokens_height, tokens_height, tokens_height, heads_height, numbers_height]
+    figure = style.figure(15, sum(heights) + _TITLE_INCHES)
+    grid = figure.add_gridspec(len(heights), 6, height_ratios=heights)
     _draw_input(figure, grid, style, token, labels)
     _draw_head(figure, grid, style, token, labels)
 
@@ -307,7 +313,8 @@ def _draw_vectors(
 ) -> None:
     """Draw vectors as rows of colors. The largest absolute value has the full color."""
     largest = float(vectors.abs().max())
-    style.heat_map(axes, vectors / max(largest, 1e-12), is_signed=True, row_labels=labels or [])
+    colors = vectors / max(largest, 1e-12)  # from -1 to 1
+    style.heat_map(axes, colors, is_signed=True, row_labels=labels or [])
     axes.set_aspect("auto")
     axes.set_title(title)
     axes.set_xlabel(f"{vectors.size(1)} dimensions, values up to ±{largest:.2g}", fontsize=8)

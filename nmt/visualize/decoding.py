@@ -61,14 +61,16 @@ _BAR_HEIGHT = 17
 _BAR_BASELINE = 13  # distance of the baseline of a text from the top of its bar
 _BAR_PADDING = 3  # distance of a text from the left side of its bar
 _BAR_GAP = 8  # distance of a bar of probability 1 from the next column
+_BAR_OPACITY = 0.35
 
 
 @dataclass(frozen=True)
 class Element:
     """One element of the drawing.
 
-    An element with a `path` is a line, and an element with a `text` is a text. Without both, it is
-    a rectangle. It is visible from `first_step` on, or at this step only if `is_brief`.
+    An element with a `path` is a line, and an element with a `text` is a text. An element with
+    neither is a rectangle. An element appears at `first_step` and stays, unless `is_brief`: then it
+    is visible at this step only.
     """
 
     x: float = 0.0
@@ -131,6 +133,7 @@ def decoding_svg(config: VisualizeConfig) -> str:
 
 
 def _draw_and_render(config: VisualizeConfig, template: str) -> str:
+    """Search for the translation of the first line of `src`, and render the search."""
     translator = load_translator(config)
     line = read_sentences(config.src, "src")[0]
     drawing = search_and_draw(translator, line, config.beam_size)
@@ -192,7 +195,7 @@ def draw_decoding(
         memory: the encoder's output (S, D).
         attention: the attention weights (T, S) of the best hypothesis and EOS.
     """
-    best_tokens = list(hypotheses[0].tokens)  # the last is EOS, unless the length limit cut it off
+    best_tokens = list(hypotheses[0].tokens)  # with EOS, unless the length limit ended the search
     src_width = sum(box_width(piece) + _BOX_GAP for piece in src_pieces)
     tree_width = (record.num_steps + 1) * _COLUMN_WIDTH
     drawing = Drawing(record.num_steps, width=2 * _MARGIN + max(src_width, tree_width))
@@ -224,7 +227,7 @@ def _draw_source(
         width = box_width(piece)
         drawing.add_box(x, y, piece, "box")
         for step in range(len(attention)):
-            heat = Element(
+            attention_box = Element(
                 x=x,
                 y=y,
                 width=width,
@@ -234,16 +237,16 @@ def _draw_source(
                 first_step=step + 1,
                 is_brief=True,
             )
-            drawing.elements.append(heat)
-        shares = (cells[i] / largest).tolist()  # from -1 to 1
-        for j, share in enumerate(shares):
+            drawing.elements.append(attention_box)
+        values = (cells[i] / largest).tolist()  # from -1 to 1
+        for j, value in enumerate(values):
             cell = Element(
                 x=x,
                 y=y + _BOX_HEIGHT + _CELLS_GAP + _CELL_HEIGHT * j,
                 width=width,
                 height=_CELL_HEIGHT,
-                css_class="positive" if share > 0 else "negative",
-                opacity=abs(share),
+                css_class="positive" if value > 0 else "negative",
+                opacity=abs(value),
             )
             drawing.elements.append(cell)
         x += width + _BOX_GAP
@@ -296,6 +299,7 @@ def _draw_branch(drawing: Drawing, layout: Layout, node: tuple[int, ...], css_cl
     y = top + row * _ROW_HEIGHT
     start_x = x - _COLUMN_WIDTH + _BRANCH_START
     start_y = top + parent_row * _ROW_HEIGHT
+    # in SVG, M moves to a point, H draws a horizontal line up to an x, and V a vertical line
     path = f"M{start_x} {start_y} H{x - _BRANCH_END} V{y} H{x}"
     line = Element(path=path, css_class=f"branch {css_class}-branch", first_step=step)
     drawing.elements.insert(0, line)
@@ -319,7 +323,7 @@ def _draw_likeliest(
                 width=(_COLUMN_WIDTH - _BAR_GAP) * probability,
                 height=_BAR_HEIGHT,
                 css_class="heat",
-                opacity=0.35,
+                opacity=_BAR_OPACITY,
                 first_step=step,
             )
             drawing.elements.append(bar)
