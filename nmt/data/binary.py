@@ -132,7 +132,7 @@ def _write_lengths(path: Path, shard_paths: Sequence[Path], num_pairs: int, dtyp
     """Write the lengths of all pairs of shards, (num_pairs, 2), as an array of NumPy."""
     header = {"descr": dtype, "fortran_order": False, "shape": (num_pairs, 2)}
     with path.open("wb") as file:
-        # not `np.save`, which would need the lengths of all shards in memory
+        # `np.save` would need the lengths of all shards in memory
         np.lib.format.write_array_header_1_0(file, header)
         for shard_path in shard_paths:
             lengths = MappedShard(shard_path).lengths()
@@ -142,11 +142,11 @@ def _write_lengths(path: Path, shard_paths: Sequence[Path], num_pairs: int, dtyp
 class ParallelData:
     """The pairs of one split of a data folder. A shard is mapped when its first pair is read.
 
-    With `bidirectional`, the N pairs are followed by the same N pairs with source and target
-    exchanged. This needs a joint vocabulary without tags, and keeps the lengths in memory.
+    With `bidirectional`, the N pairs follow once more, with source and target exchanged. This needs
+    a joint vocabulary without tags, and keeps the lengths in memory.
 
-    Threads may share an instance. Pickling stores only the arguments, with which another process
-    maps the files itself.
+    Threads may share an instance. Pickling stores only the arguments: another process maps the
+    files itself.
     """
 
     def __init__(self, data_dir: Path, split: str, *, bidirectional: bool = False) -> None:
@@ -195,7 +195,10 @@ class ParallelData:
         return all(self.alignment(index) is not None for index in first_pairs)
 
     def alignment(self, index: int) -> IdArray | None:
-        """Return the links of a pair, (L, 2): source and target word; None without an alignment."""
+        """Return the links of a pair (L, 2), each a source word and a target word.
+
+        Returns None without an alignment.
+        """
         shard, row, is_reversed = self._find_row(index)
         links = shard.alignment(row)
         if is_reversed and links is not None:

@@ -25,12 +25,14 @@ DIRECTION_OPTIONS = ("src_lang", "tgt_lang", "src_tag", "tgt_tag")
 
 
 class Tags(NamedTuple):
-    """The tags before each source and each target; an empty tag adds nothing."""
+    """The tags before each source and each target. An empty tag adds nothing."""
 
     src: str = ""
     tgt: str = ""
     choices: tuple[str, ...] = ()
-    """Tags of which each source must already begin with one; then `src` is empty."""
+    """Tags for sources that name their direction: each source must begin with one of them. `src` is
+    then empty.
+    """
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,9 @@ def describe_languages(data: DataConfig) -> dict[str, Any]:
         "tgt_lang": "+".join(sorted(tgt_langs)),
     }
     if any(direction.has_tag for direction in directions.values()):
-        languages["directions"] = {name: asdict(d) for name, d in directions.items()}
+        languages["directions"] = {
+            name: asdict(direction) for name, direction in directions.items()
+        }
     return languages
 
 
@@ -119,7 +123,7 @@ def find_directions(
     """Return the directions of a model, from its config or else from its languages and vocabulary.
 
     Args:
-        recorded: the directions in the config of the model; if there are any, they are returned.
+        recorded: the directions in the config of the model. If there are any, they are returned.
         src_lang: the source languages, such as en+de. For mul, they are the target languages.
         tgt_lang: the target languages, used if the source vocabulary has no tags.
         src_tokenizer: the tokenizer of the source.
@@ -127,7 +131,8 @@ def find_directions(
     if recorded:
         return list(recorded)
     if src_tokenizer.language_ids:  # M2M100 or NLLB
-        imported_direction = LanguagePair(src_lang, tgt_lang)  # chosen at import, needs no tags
+        # the user chose this direction at the import, so that it needs no tags
+        imported_direction = LanguagePair(src_lang, tgt_lang)
         return [imported_direction, *list_language_directions(src_tokenizer)]
     tags = {}  # keyed by target language
     for piece in src_tokenizer.all_pieces():
@@ -146,7 +151,7 @@ def find_directions(
 
 
 def list_language_directions(src_tokenizer: Tokenizer) -> list[LanguagePair]:
-    """Return the directions between all languages of M2M100 or NLLB, none for other models."""
+    """Return the directions between all languages of M2M100 or NLLB, and none for other models."""
     directions = []
     for src_tag, tgt_tag in itertools.permutations(src_tokenizer.language_ids, 2):
         direction = LanguagePair(src_tag.strip("_"), tgt_tag.strip("_"), src_tag, tgt_tag)
@@ -235,16 +240,18 @@ def _find_matches(
 
 def _list_directions(directions: Sequence[LanguagePair]) -> str:
     """List directions for an error message."""
-    # once for each pair of languages, of which several directions may differ in their tags
-    names = dict.fromkeys(
-        f"{d.src_lang} to {d.tgt_lang}" for d in directions[:_MAX_LISTED_DIRECTIONS]
-    )
-    more = ", and more" if len(directions) > _MAX_LISTED_DIRECTIONS else ""
-    return ", ".join(names) + more
+    names = []
+    for direction in directions[:_MAX_LISTED_DIRECTIONS]:
+        name = f"{direction.src_lang} to {direction.tgt_lang}"
+        if name not in names:  # another direction may have the same languages and other tags
+            names.append(name)
+    if len(directions) > _MAX_LISTED_DIRECTIONS:
+        names[-1] += ", and more"
+    return ", ".join(names)
 
 
 def tag_lines(lines: Sequence[str], tag: str) -> list[str]:
-    """Return lines with `tag` before each; an empty tag adds nothing."""
+    """Return lines with `tag` before each. An empty tag adds nothing."""
     if not tag:
         return list(lines)
     return [f"{tag} {line}" if line else tag for line in lines]
@@ -285,10 +292,10 @@ def encode_starts(tokenizer: Tokenizer, texts: Sequence[str], tag: str) -> list[
 def encode_sources(
     tokenizer: Tokenizer, lines: Sequence[str], tags: Tags, *, first_line: int = 0
 ) -> list[list[int]]:
-    """Return the ids of each line, with the tag before it; an empty list for a line without tokens.
+    """Return the ids of each line, with the tag before it. A line without tokens gets no ids.
 
     If there are `tags.choices`, raises a `DataError` for a line that does not begin with one of
-    them. The error has the number of the line; `first_line` is the number of lines before `lines`.
+    them. The error has the number of the line, which counts the `first_line` lines before `lines`.
     """
     if tags.choices:
         for number, line in enumerate(lines, start=first_line + 1):

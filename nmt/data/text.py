@@ -80,11 +80,11 @@ _MAX_WAIT_SECONDS = 0.05  # longest pause between lines that are translated toge
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading; decompress it if its suffix names a compression.
+    """Open a file for reading. Decompress it if its suffix names a compression.
 
     Raises `DataError` if the file is missing, damaged or a folder, and `NmtError` if the disk
-    cannot be read. The `with` block must not write files, since any `OSError` in the block counts
-    as an error of reading.
+    cannot be read. The `with` block must not write files: an `OSError` in the block is reported as
+    an error of reading.
     """
     check_file(path)
     with (
@@ -189,13 +189,13 @@ def replace_line_breaks(text: str) -> str:
 
 
 def read_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
-    """Yield a byte stream in blocks of 1 MiB; raise `DataError` if a line exceeds 256 MiB."""
+    """Yield a byte stream in blocks of 1 MiB. Raises `DataError` if a line exceeds 256 MiB."""
     num_bytes = 0  # number of bytes after the last \n
     while block := stream.read(_LARGE_BLOCK_BYTES):
-        last_line_end = block.rfind(b"\n")
-        if last_line_end >= 0:
+        after_line_end = block.rfind(b"\n") + 1  # 0 if the block has no \n
+        if after_line_end > 0:
             num_bytes = 0
-        num_bytes += len(block) - (last_line_end + 1)  # the whole block if it has no \n
+        num_bytes += len(block) - after_line_end
         if num_bytes > _MAX_BYTES_WITHOUT_LINE_END:
             raise DataError(
                 f"{name} is not text: it has {num_bytes:,} bytes without a line end; give another "
@@ -205,12 +205,13 @@ def read_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def _read_raw_lines(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[bytes]:
-    """Yield the lines of a byte stream; raise `DataError` for a line above `MAX_LINE_BYTES`.
+    """Yield the lines of a byte stream. Raises `DataError` for a line above `MAX_LINE_BYTES`.
 
-    Does not read such a line to its end: a line of a device or a sparse file might fill the memory.
+    This line is not read to its end, since a line of a device or a sparse file might fill the
+    memory.
     """
     lines: Iterable[bytes] = stream
-    if not isinstance(stream, ArrivingLines):  # which limits its lines itself
+    if not isinstance(stream, ArrivingLines):  # `ArrivingLines` limits its lines itself
         lines = _limited_lines(stream)
     for line_number, line in enumerate(lines, start=1):
         if len(line) > MAX_LINE_BYTES:
@@ -230,7 +231,7 @@ def _limited_lines(stream: IO[bytes]) -> Iterator[bytes]:
 def read_stream(stream: IO[bytes] | ArrivingLines, name: str) -> Iterator[str]:
     """Yield the lines of a byte stream, decoded as UTF-8.
 
-    Removes a BOM at the start of a line and a \\r at its end; other line breaks become spaces.
+    Removes a BOM at the start of a line and a \\r at its end. Other line breaks become spaces.
     Error messages call the stream `name`.
     """
     with explain_read_errors(name):
@@ -292,7 +293,7 @@ def pair_lines(
 class ArrivingLines:
     """Yields the lines of a pipe or terminal as soon as they arrive, as bytes.
 
-    All lines but the last end with \\n; a line above `MAX_LINE_BYTES` comes in parts. Only one
+    All lines but the last end with \\n. A line above `MAX_LINE_BYTES` comes in parts. Only one
     thread may read an instance.
     """
 
@@ -333,7 +334,7 @@ class ArrivingLines:
 def load_bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:
     """Return train, valid and test pairs of a bundled corpus.
 
-    The corpus `copy` is random and depends on `seed`; `numbers` is always the same.
+    The corpus `copy` is random and depends on `seed`. The corpus `numbers` is always the same.
     """
     if corpus is Corpus.numbers:  # written by scripts/make_numbers.py
         compressed = Path(__file__).with_name("numbers.tsv.bz2").read_bytes()

@@ -34,14 +34,14 @@ from nmt.errors import ConfigError, DataError, NmtError, to_one_line
 
 log = logging.getLogger(__name__)
 ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
-# ids of control symbols in the models that this module trains; they may differ in other models
+# Ids of control symbols in the models that this module trains. Other models may have other ids.
 PAD = 0
 UNK = 1
 BOS = 2
 EOS = 3
 _CONTROL_IDS: dict[str, Any] = {"pad_id": PAD, "unk_id": UNK, "bos_id": BOS, "eos_id": EOS}
 _MAX_SENTENCE_BYTES = 1 << 16
-_NUM_THREADS = 16  # unigram models depend on it, so it is the same on all machines
+_NUM_THREADS = 16  # not the number of cores, since unigram models depend on the number of threads
 # error messages of SentencePiece
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\).*?value <= (\d+)")
 _TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
@@ -172,10 +172,10 @@ def list_symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
 def train_tokenizer(
     sentences: Iterable[str], config: TokenizerConfig, symbols: Sequence[str] = ()
 ) -> Tokenizer:
-    """Train one model on all `sentences`; `symbols` are pieces that are never divided.
+    """Train one model on all `sentences`. `symbols` are pieces that are never divided.
 
-    Raises a `ConfigError` if the corpus is too small for the vocabulary size; it names the largest
-    possible size. Raises a `DataError` for a corpus without text.
+    Raises a `ConfigError` with the largest possible size if the corpus is too small for the
+    vocabulary size. Raises a `DataError` for a corpus without text.
     """
     assert config.vocab_size is not None
     model = io.BytesIO()
@@ -186,7 +186,7 @@ def train_tokenizer(
         nonlocal num_sentences, num_too_long
         for sentence in sentences:
             num_sentences += 1
-            # most sentences need not be encoded, since a character has at most 4 bytes
+            # a character has at most 4 bytes, so that most sentences need not be encoded
             may_be_too_long = len(sentence) * 4 > _MAX_SENTENCE_BYTES
             if may_be_too_long and len(sentence.encode("utf-8")) > _MAX_SENTENCE_BYTES:
                 num_too_long += 1
@@ -221,7 +221,7 @@ def train_tokenizer(
 
 
 class _VocabularyTooLarge(ConfigError):
-    """Raised if the text has too few words for a vocabulary size; `largest` is the limit."""
+    """Raised if the text has too few words for a vocabulary size. `largest` is the largest size."""
 
     def __init__(self, vocab_size: int, largest: int) -> None:
         super().__init__(
@@ -252,7 +252,8 @@ def is_word_model(model: bytes) -> bool:
 
 def user_symbols(model: bytes) -> list[str]:
     """Return the user-defined symbols of a SentencePiece model, such as tags."""
-    return [p.piece for p in read_proto(model).pieces if p.type == _Piece.USER_DEFINED]
+    pieces = read_proto(model).pieces
+    return [piece.piece for piece in pieces if piece.type == _Piece.USER_DEFINED]
 
 
 def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
@@ -278,6 +279,7 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
             continue
         if name in pieces:  # text may be segmented into this ordinary piece
             name = f"<nmt:{role}>"
+        # the bytes of a message with the new piece, its id and its name extend the model
         trainer_spec = ModelProto().trainer_spec
         setattr(trainer_spec, f"{role}_id", tokenizer.vocab_size + len(added))
         setattr(trainer_spec, f"{role}_piece", name)
@@ -296,7 +298,7 @@ def pad_vocabulary(tokenizer: Tokenizer, multiple: int) -> Tokenizer:
     """
     model = tokenizer.model
     size = tokenizer.vocab_size
-    num_unused = -size % multiple  # distance to the next multiple
+    num_unused = -size % multiple  # distance to the next multiple: -37 % 8 = 3
     for number in range(size, size + num_unused):
         model += serialize_piece(f"{UNUSED_PREFIX}{number}>", _Piece.CONTROL)
     return Tokenizer(model)

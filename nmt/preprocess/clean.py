@@ -1,5 +1,6 @@
-r"""Decode the bytes of a chunk into pairs of text, and count every character that is replaced and
-every pair that is dropped.
+r"""Decode the bytes of a chunk into pairs of text.
+
+Every character that is replaced and every pair that is dropped is counted. The rules are:
 
 - Lines end at the byte \n only.
 - Bytes that are not UTF-8 are located by line and byte. Each invalid sequence becomes U+FFFD, as
@@ -69,6 +70,7 @@ _REPLACEMENTS = [
 _LINE_FEED = Replacement("LF", "\n", re.compile("\n"))
 # replaced in held-out pairs alone, since a filter drops training pairs with NUL
 _NUL = Replacement("NUL", "\0", re.compile("\0"))
+# links of source and target words, such as 0-0 1-2, or an empty line
 _ALIGNMENT = re.compile(r"(\d{1,5}-\d{1,5}( +\d{1,5}-\d{1,5})*)?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _JSON_DECODER = json.JSONDecoder(strict=False)  # accepts control characters inside of strings
@@ -102,13 +104,13 @@ class PairCounts:
             by_line = sorted(distinct, key=lambda location: location.line)
             self.examples[name] = by_line[:NUM_EXAMPLES]
 
-    def merge(self, following: PairCounts) -> None:
+    def merge(self, other: PairCounts) -> None:
         """Add the counts of the next chunk."""
-        self.read += following.read
-        self.kept += following.kept
-        self.dropped.update(following.dropped)
-        self.replaced.update(following.replaced)
-        for name, examples in following.examples.items():
+        self.read += other.read
+        self.kept += other.kept
+        self.dropped.update(other.dropped)
+        self.replaced.update(other.replaced)
+        for name, examples in other.examples.items():
             self.examples[name] = (self.examples.get(name, []) + examples)[:NUM_EXAMPLES]
 
     def reasons(self) -> str:
@@ -175,7 +177,9 @@ class CleanChunk:
 
         The masks have the shape (N,). Returns a mask of the remaining pairs (N,).
         """
-        is_dropped = drop_src if drop_tgt is None else drop_src | drop_tgt
+        is_dropped = drop_src
+        if drop_tgt is not None:
+            is_dropped = drop_src | drop_tgt
         examples = []
         for i in np.flatnonzero(is_dropped)[:NUM_EXAMPLES].tolist():
             side = 0 if drop_src[i] else 1
@@ -188,8 +192,9 @@ class CleanChunk:
         for error in _sort_by_line(errors):
             error_of_row.setdefault(error.row, error)  # keeps the first error
         is_dropped = np.isin(self.kept_rows, list(error_of_row))
-        dropped_rows = self.kept_rows[is_dropped][:NUM_EXAMPLES].tolist()
-        self._remove(reason, is_dropped, [self.locate(error_of_row[row]) for row in dropped_rows])
+        example_rows = self.kept_rows[is_dropped][:NUM_EXAMPLES].tolist()
+        examples = [self.locate(error_of_row[row]) for row in example_rows]
+        self._remove(reason, is_dropped, examples)
 
     def _remove(self, reason: str, is_dropped: Mask, examples: list[Location]) -> Mask:
         """Remove and count the marked pairs (N,). Returns a mask of the remaining pairs (N,)."""
@@ -269,7 +274,7 @@ def _raise_for_invalid(chunk: CleanChunk, error: LineError) -> None:
     fix = "fix the line"
     if error.byte:
         fix = "convert the file, for example with iconv -f latin1 -t utf-8"
-    # without the byte, which is in `error.message`
+    # The location has no byte, since `error.message` names it.
     location = chunk.raw_chunk.locate(error.row, error.side)
     raise DataError(f"{location}: {error.message}; {fix}, or set data.invalid=replace or drop")
 
@@ -345,8 +350,11 @@ class _ChunkReader:
         """
         source = self._chunk.source
         side = len(source.paths) - 1  # scores are in the last of several files, or in the only one
-        num_text_files = 3 if source.has_alignment_file else 2
-        if len(source.paths) > num_text_files:  # the last file has the scores
+        num_other_files = 2  # source and target
+        if source.has_alignment_file:
+            num_other_files = 3
+        has_score_file = len(source.paths) > num_other_files
+        if has_score_file:
             lines = self._split(self._decode(side), side)
             if source.score is None:
                 self._score_texts = lines
@@ -420,7 +428,7 @@ class _ChunkReader:
         num_columns = max(columns)
         texts: list[list[str]] = [[] for _ in columns]
         for row, line in enumerate(lines):
-            cells = line.split("\t", num_columns)  # does not split the columns after these
+            cells = line.split("\t", num_columns)  # the last cell has all further columns
             if len(cells) < num_columns:
                 message = f"{len(cells)} of {num_columns} columns"
                 self.malformed[row] = LineError(row, 0, message)
@@ -452,7 +460,9 @@ class _ChunkReader:
             if problem is not None:
                 other_fields: tuple[str, ...] = ()
                 if fields[0] not in record and fields[1] not in record:
-                    other_fields = tuple(k for k, v in record.items() if isinstance(v, str))
+                    other_fields = tuple(
+                        name for name, value in record.items() if isinstance(value, str)
+                    )
                 self.malformed[row] = LineError(row, 0, problem, other_fields=other_fields)
         if score is not None:
             self._score_texts = score_texts

@@ -32,14 +32,16 @@ _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 _STEEP_RATIO = 3.0  # pairs with a larger ratio of lengths are probably no translations
 # scripts of languages that do not separate words by spaces
 _UNSPACED_SCRIPTS = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar"}
-# for each unit, the value of filter.duplicates that drops repeats, and the share of repeats above
-# which the report advises to set it
+# For each unit: the value of filter.duplicates that drops its repeats, and a share of the training
+# pairs. If more of them repeat an earlier pair, source or target, the report advises the value.
 _DUPLICATE_FILTERS = {"pairs": ("pair", 0.1), "sources": ("src", 0.3), "targets": ("tgt", 0.3)}
 
 _SPLITS = ("train", "valid", "test")
 _SIDE_NAMES = {"src": "source", "tgt": "target"}
 _LANGUAGE_KEYS = {"src": "src_lang", "tgt": "tgt_lang"}
-_MAX_LISTED = 8  # corpora, or pieces of advice, that the terminal shows
+_MAX_LISTED = 8  # maximum number of corpora, and of pieces of advice, that the terminal shows
+_MIN_BALANCED_RATIO = 0.5  # of target tokens to source tokens
+_MAX_BALANCED_RATIO = 2.0
 _BAR_CHARACTERS = " ▁▂▃▄▅▆▇█"
 _SIDE_COLUMNS = {  # columns of the table: key and format of the number
     "tokens a pair\nsrc/tgt": ("tokens_per_pair", ".1f"),
@@ -58,8 +60,8 @@ def build_report(
 ) -> Report:
     """Return the content of `report.json`.
 
-    `splits` includes train. `duplicates` counts the repeated training pairs, sources and targets;
-    None means that duplicates were dropped.
+    `splits` includes train. `duplicates` counts the repeated training pairs, sources and targets.
+    It is None if duplicates were dropped.
     """
     languages = describe_languages(config.data)
     report: Report = {
@@ -150,11 +152,11 @@ def _length_bins(statistics: Statistics) -> tuple[Ints, Ints, Ints]:
 
 
 def _count_steep_pairs(statistics: Statistics) -> int:
-    """Estimate how many pairs have a side `_STEEP_RATIO` times longer than the other, in tokens."""
+    """Estimate how many pairs have one side with `_STEEP_RATIO` times the tokens of the other."""
     src_bins, tgt_bins, counts = _length_bins(statistics)
     starts = bin_starts()
     middles = (starts[:-1] + starts[1:] - 1) // 2  # middle length of each bin, in tokens
-    # the middle of a bin may be longer than the longest line
+    # the middle of the last bin may be longer than the longest line
     src = np.minimum(middles[src_bins], statistics.src.longest)
     tgt = np.minimum(middles[tgt_bins], statistics.tgt.longest)
     is_steep = np.maximum(src, tgt) / np.minimum(src, tgt) > _STEEP_RATIO
@@ -164,15 +166,15 @@ def _count_steep_pairs(statistics: Statistics) -> int:
 def _describe_lengths(bins: Ints, counts: Ints, longest: int) -> Report:
     """Return quantiles and a histogram of the lengths of one side. Lengths include EOS.
 
-    `bins` (K,) are bins of lengths, which may repeat, and `counts` (K,) their numbers of pairs.
-    `longest` is the largest length.
+    `bins` (K,) are bins of lengths, and `counts` (K,) the numbers of pairs. A bin may occur several
+    times. `longest` is the largest length.
     """
     starts = bin_starts()[:-1]
     num_lengths = longest + 1  # lengths start at 0
     bar_width = math.ceil(num_lengths / _MAX_HISTOGRAM_BARS)
     bars = np.bincount(starts[bins] // bar_width, weights=counts).astype(np.int64)
     pairs_by_bin = np.bincount(bins, weights=counts, minlength=NUM_BINS).astype(np.int64)
-    running_sums = np.cumsum(pairs_by_bin)
+    running_sums = np.cumsum(pairs_by_bin)  # number of pairs up to and with each bin
     lengths: Report = {"bar_width": bar_width, "bars": bars.tolist()}
     for name, share in _QUANTILES.items():
         quantile_bin = np.searchsorted(running_sums, share * running_sums[-1])
@@ -222,16 +224,16 @@ def _advise(report: Report) -> Iterator[str]:
     num_kept = train["kept"]
     yield from _advise_on_dropped(train)
     for split in _splits_of(report):
-        for side in _SIDE_NAMES:
-            yield from _advise_on_tokens(split, _SIDE_NAMES[side], report[split][side])
-    for side in _SIDE_NAMES:
-        yield from _advise_on_words(_SIDE_NAMES[side], train[side])
-    for side in _SIDE_NAMES:
-        yield from _advise_on_characters(_SIDE_NAMES[side], train[side])
+        for side, side_name in _SIDE_NAMES.items():
+            yield from _advise_on_tokens(split, side_name, report[split][side])
+    for side, side_name in _SIDE_NAMES.items():
+        yield from _advise_on_words(side_name, train[side])
+    for side, side_name in _SIDE_NAMES.items():
+        yield from _advise_on_characters(side_name, train[side])
     if report["duplicates"] is not None:
         yield from _advise_on_duplicates(report["duplicates"], num_kept)
     ratio = train["length_ratio"]
-    if not 0.5 <= ratio <= 2:
+    if not _MIN_BALANCED_RATIO <= ratio <= _MAX_BALANCED_RATIO:
         yield (
             f"There are {ratio:.2f} target tokens for each source token: check that the sides "
             "belong together and are not exchanged."
@@ -259,7 +261,9 @@ def _advise_on_overlap(split: str, overlap: Report) -> Iterator[str]:
         )
     for unit in ("sources", "targets"):
         num_rows = overlap["normalised"][unit]["held_out_rows"]
-        if num_rows > num_pairs and num_rows > 0.01 * size:  # short sentences are often the same
+        # a few short sentences, such as "Yes.", are the same in any two texts
+        is_frequent = num_rows > 0.01 * size
+        if num_rows > num_pairs and is_frequent:
             yield (
                 f"{num_rows:,} of {size:,} {split} {unit} ({num_rows / size:.1%}) are in the "
                 "training text: state it with the scores, or take these pairs out."
