@@ -43,10 +43,11 @@ from nmt.data.vocabulary import (
 from nmt.errors import ConfigError
 
 log = logging.getLogger(__name__)
-_FIRST_CODE = 0x20000  # when merges are learned, a character from this one on replaces each piece
+# To learn merges, each piece is replaced by one character, its code. The codes begin here.
+_FIRST_CODE = 0x20000
 _MIN_COUNT = 2  # occurrences in the sample that a new piece needs
 _UNKNOWN_PENALTY = 10.0
-"""In a unigram model, an unknown character has the lowest score of a piece minus this number."""
+"""A unigram model scores an unknown character with its lowest piece score minus this number."""
 _JOIN_BONUS = 1e-3  # larger than the rounding error of the score of a sentence
 _Piece = ModelProto.SentencePiece
 _BPE = ModelProto().trainer_spec.BPE
@@ -162,13 +163,13 @@ class _Extension:
             for character in word:
                 characters[character] += count
         num_uncovered = int((1 - coverage) * characters.total())
-        missing = [
-            character
-            for character, _ in characters.most_common()
-            if character not in self._vocabulary
-        ]
-        while missing and characters[missing[-1]] <= num_uncovered:
-            num_uncovered -= characters[missing.pop()]
+        missing = []
+        for character, _ in characters.most_common():
+            if character not in self._vocabulary:
+                missing.append(character)
+        while missing and characters[missing[-1]] <= num_uncovered:  # the last one is the rarest
+            rarest = missing.pop()
+            num_uncovered -= characters[rarest]
         return missing
 
     def _append_characters(self, characters: Sequence[str]) -> None:
@@ -179,7 +180,9 @@ class _Extension:
         is_bpe = proto.trainer_spec.model_type == _BPE
         for i, character in enumerate(characters):
             if character not in model_pieces:
-                piece_score = score - i if is_bpe else score  # pieces of BPE need different scores
+                piece_score = score
+                if is_bpe:  # pieces of BPE need different scores
+                    piece_score = score - i
                 self.model += serialize_piece(character, _Piece.NORMAL, piece_score)
         self._add(characters)
 
@@ -193,16 +196,18 @@ class _Extension:
             piece = "".join(pieces)
             if piece in model_pieces:  # the same text may be joined from other pieces
                 continue
-            num_boundaries = len(pieces) - 1  # that the new piece removes
-            score = sum(scores[joined] for joined in pieces) + _JOIN_BONUS * num_boundaries
             if proto.trainer_spec.model_type == _BPE:
                 score = lowest - i
+            else:
+                num_removed_boundaries = len(pieces) - 1
+                joined_score = sum(scores[joined] for joined in pieces)
+                score = joined_score + _JOIN_BONUS * num_removed_boundaries
             self.model += serialize_piece(piece, _Piece.NORMAL, score)
             model_pieces.add(piece)
             self._add([piece])
 
     def _add(self, pieces: Sequence[str]) -> None:
-        """Add pieces to the vocabulary, which may have them for the other language."""
+        """Add pieces to the vocabulary. It may already have a piece of the other language."""
         self.new_pieces += [piece for piece in pieces if piece not in self._vocabulary]
         self._vocabulary.update(pieces)
 
@@ -221,9 +226,9 @@ class _Extension:
 
 
 def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[str]]:
-    """Learn up to `limit` merges of neighboring pieces by BPE; return the pieces that each joins.
+    """Learn up to `limit` merges of neighboring pieces by BPE. Returns the pieces that each joins.
 
-    SentencePiece learns the merges from text in which a character, the code, replaces each piece.
+    SentencePiece learns the merges from words in which each piece is replaced by its code.
     """
     pieces = sorted(set(itertools.chain.from_iterable(sequences)))
     if not pieces or limit == 0:
@@ -234,10 +239,11 @@ def _learn_merges(sequences: Counter[tuple[str, ...]], limit: int) -> list[list[
     for sequence, count in sequences.items():
         word = "".join(codes[piece] for piece in sequence)
         words[word] = count
-    processor = _train_bpe(words, vocab_size=len(pieces) + 1 + limit)  # 1: the unknown piece
+    num_initial_pieces = len(pieces) + 1  # and the unknown piece
+    processor = _train_bpe(words, vocab_size=num_initial_pieces + limit)
     merges = [processor.id_to_piece(i) for i in range(1, processor.vocab_size())]
     merges = [merge for merge in merges if len(merge) > 1]
-    uses: Counter[str] = Counter()
+    uses: Counter[str] = Counter()  # occurrences of each piece in the segmented words
     for word, count in words.items():
         for piece in processor.encode(word, out_type=str):
             uses[piece] += count
@@ -285,7 +291,8 @@ def segment_new_pieces(old: Tokenizer, new: Tokenizer) -> dict[str, list[int]]:
     for piece in _normal_scores(read_proto(new.model)):
         if piece in new_pieces:
             segmentation = processor.encode(piece, out_type=str)
-            segmentations[piece] = [old_ids[p] for p in segmentation if p in old_ids]
+            ids = [old_ids[old_piece] for old_piece in segmentation if old_piece in old_ids]
+            segmentations[piece] = ids
     return segmentations
 
 

@@ -65,7 +65,7 @@ class TokenNoise:
             self.tgt_prefixes.append(tokenizers.tgt.encode(direction.tgt_tag))
 
     def __call__(self, src: Ids, tgt: Ids, update: int, row: int) -> tuple[Ids, Ids]:
-        """Drop, mask and move tokens of the source; replace tokens of the target by UNK.
+        """Drop, mask and move tokens of the source, and replace tokens of the target by UNK.
 
         The decoder reads the changed target, but learns to predict the original one. `update` is
         the number of the update, and `row` the index of the pair in the training set.
@@ -128,9 +128,9 @@ class TokenNoise:
 def _draw_order(is_separator: Any, draws: Floats, max_distance: int) -> Any:
     """Return an order (K,) of tokens in which no token moves farther than `max_distance`.
 
-    Sorts the tokens by their position plus noise from 0 to below `max_distance` + 1. The segments
-    of a text are lines and separators. Each segment adds `max_distance` + 1 to the sort keys of all
-    later tokens, so that tokens stay in their segment.
+    The sort key of a token is its position plus noise, from 0 to below `max_distance` + 1. Tokens
+    stay in their segment, a line or a separator: each segment adds `max_distance` + 1 to the sort
+    keys of all later tokens.
     """
     segment_indices = 2 * is_separator.cumsum() - is_separator  # even for lines, odd for separators
     sort_keys = np.arange(len(draws)) + (draws + segment_indices) * (max_distance + 1)
@@ -167,7 +167,7 @@ class SubwordSampling:
             self.tgt_segmenter = WordSegmenter(tokenizers.tgt, alpha)
 
     def __call__(self, src: Ids, tgt: Ids, update: int, row: int) -> tuple[Ids, Ids]:
-        """Segment the texts of source (N,) and target (M,) at random; return the new ids.
+        """Segment the texts of source (N,) and target (M,) at random, and return the new ids.
 
         There are usually more ids than before. `update` is the number of the update, and `row` the
         index of the pair in the training set.
@@ -210,7 +210,7 @@ class WordSegmenter:
         self.is_symbol = np.array([piece not in self.scores for piece in self.pieces])  # (V,)
         begins_with_space = np.array([piece.startswith("▁") for piece in self.pieces])  # (V,)
         self.begins_word = begins_with_space | self.is_symbol  # (V,)
-        # a decorator of the method would keep all segmenters in memory
+        # not a decorator, whose cache would belong to the class and keep all segmenters in memory
         cache = functools.lru_cache(maxsize=_MAX_CACHED_SEGMENTATIONS)
         self.segment_word = cache(self._segment_word)
 
@@ -235,8 +235,9 @@ class WordSegmenter:
             return list(ids)
         text = "".join(self.pieces[i] for i in ids)
         rng = Random(f"{variant} {text}")  # the same numbers for this word in every process
-        pieces = self._draw_merges(text, rng) if self.is_bpe else self._draw_path(text, rng)
-        if not pieces:
+        draw_pieces = self._draw_merges if self.is_bpe else self._draw_path
+        pieces = draw_pieces(text, rng)
+        if not pieces:  # the text has a character that is no piece
             return list(ids)
         return [self.ids[piece] for piece in pieces]
 
@@ -257,14 +258,17 @@ class WordSegmenter:
                 break
             best = max(merge_scores, key=merge_scores.__getitem__)  # leftmost of equals
             symbols[best : best + 2] = [symbols[best] + symbols[best + 1]]
-        return symbols if all(symbol in self.scores for symbol in symbols) else []
+        if not all(symbol in self.scores for symbol in symbols):
+            return []
+        return symbols
 
     def _draw_path(self, text: str, rng: Random) -> list[str]:
         """Draw a segmentation with forward filtering and backward sampling.
 
         Returns an empty list if the text has no segmentation.
         """
-        # keyed by the end of a prefix text[:end]
+        # Each key is the end of a prefix text[:end]. The weight of a segmentation is its
+        # probability to the power of `alpha`.
         log_sums = {0: 0.0}  # log of the sum of the weights of all segmentations of the prefix
         last_starts: dict[int, list[int]] = {}  # possible starts of the last piece of the prefix
         last_probabilities: dict[int, list[float]] = {}  # of these starts

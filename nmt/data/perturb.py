@@ -26,7 +26,7 @@ _ALPHABETS = (
     "абвгдежзиклмнопрстуфхцчшщэюя",
     "0123456789",
 )
-# the first code point of each range, and the code point after its last
+# ranges of code points: the first one, and the one after the last
 _EMOJI_RANGES = ((0x1F300, 0x1F320), (0x1F400, 0x1F4FD), (0x1F600, 0x1F640), (0x1F680, 0x1F6C5))
 _SYMBOLS = "★☆♥♦♣♠✓✗→←↑↓⇒§¶†‡•◆●○■□▲▼€£¥±×÷≠≤≥∞√∑#@&%*+=~^|\\/<>[]{}"
 _TOP_DOMAINS = ("com", "org", "net", "de", "fr", "io")
@@ -34,13 +34,17 @@ _UNITS = ("kg", "km", "°C", "%", "€", "MB", "kWh", "px")
 
 
 def has_case(text: str) -> bool:
-    """Return whether most letters of a text are upper or lower case, unlike Chinese or Arabic."""
+    """Return whether most letters of a text have an upper or lower case.
+
+    Chinese and Arabic letters, for example, have none.
+    """
     num_cased = sum(letter.isupper() or letter.islower() for letter in text)
-    return 2 * num_cased > sum(map(str.isalpha, text))
+    num_letters = sum(map(str.isalpha, text))
+    return num_cased > num_letters / 2
 
 
 def to_title(text: str) -> str:
-    """Capitalize the first character of each word; words are separated by whitespace."""
+    """Capitalize the first character of each word. Words are separated by whitespace."""
     return re.sub(r"(?<!\S)\S", lambda match: match[0].upper(), text)
 
 
@@ -145,7 +149,7 @@ def _add_neighbor(text: str, position: int, rng: Random) -> str:
 
 
 def _draw_neighbor(letter: str, rng: Random) -> str:
-    """Draw a letter from the neighboring keys; return `letter` itself if the keyboard lacks it."""
+    """Draw a letter from the neighboring keys. Returns `letter` itself if the keyboard lacks it."""
     neighbors: list[str] = []
     for row, keys in enumerate(_KEYBOARD):
         column = keys.find(letter.lower())
@@ -178,7 +182,9 @@ def _join_repeated(text: str, position: int, rng: Random) -> str:
 def _skip_space(text: str, position: int, rng: Random) -> str:
     """Leave out the next space."""
     space = text.find(" ", position)
-    return text if space < 0 else _leave_out(text, space, rng)
+    if space < 0:
+        return text
+    return _leave_out(text, space, rng)
 
 
 def _add_space(text: str, position: int, rng: Random) -> str:
@@ -279,8 +285,8 @@ _WORDS_TO_COPY: tuple[Callable[[Random], str], ...] = (
 def insert_word(src: str, tgt: str, word: str, rng: Random) -> tuple[str, str]:
     """Insert a word at corresponding points of two texts.
 
-    The points are drawn from: both starts, both ends, and after each word that both texts contain
-    exactly once, such as a name or a number.
+    The corresponding points are the two starts, the two ends, and the points after a word that each
+    text contains exactly once, such as a name or a number. One of them is drawn.
     """
     src_words = src.split(" ")
     tgt_words = tgt.split(" ")

@@ -30,8 +30,8 @@ _BATCH_ROWS = 50_000  # number of pairs of a record batch; the last one of a sha
 _MAX_PAIRS = 1 << 40
 _ID_COLUMNS = ["src", "tgt"]
 _TEXT_COLUMNS = ["src_text", "tgt_text"]  # optional
-_ALIGNMENT_COLUMN = "alignment"  # optional; source word, target word, source word, ...
-_ID_TYPES = (pa.list_(pa.uint16()), pa.list_(pa.int32()))  # the second for large vocabularies
+_ALIGNMENT_COLUMN = "alignment"  # optional: source word, target word, source word, ...
+_ID_TYPES = (pa.list_(pa.uint16()), pa.list_(pa.int32()))  # for small and large vocabularies
 _ALIGNMENT_TYPE = _ID_TYPES[0]  # word numbers are small
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # marker in Arrow's IPC format
 
@@ -126,7 +126,8 @@ class ShardWriter:
         ids, offsets = side
         offsets = offsets[start : end + 1]
         if name in _ID_COLUMNS:  # the numbers of an alignment are no tokens
-            self.shard.longest = max(self.shard.longest, int(np.diff(offsets).max()) + 1)
+            max_length = int(np.diff(offsets).max()) + 1  # 1 for EOS
+            self.shard.longest = max(self.shard.longest, max_length)
         id_type = self._schema.field(name).type.value_type
         # the cast raises for an id that the type cannot hold
         values = _to_arrow(ids[offsets[0] : offsets[-1]]).cast(id_type)
@@ -209,7 +210,10 @@ class MappedShard:
         return src_ids, tgt_ids
 
     def alignment(self, row: int) -> IdArray | None:
-        """Return the links of a pair, (L, 2): source and target word; None without a column."""
+        """Return the links of a pair (L, 2), each a source word and a target word.
+
+        Returns None if the file has no column of alignments.
+        """
         if not self._alignments:
             return None
         batch_index = bisect_right(self._starts, row) - 1
@@ -226,8 +230,8 @@ class MappedShard:
     def largest_ids(self) -> tuple[int, int]:
         """Return the largest id of the source and of the target.
 
-        Only a damaged file has a negative id. It is read as an unsigned integer, which is larger
-        than any vocabulary.
+        A damaged file may have negative ids. As unsigned integers, they are larger than any
+        vocabulary.
         """
         largest_src = 0
         largest_tgt = 0
@@ -254,7 +258,9 @@ def _check_schema(schema: pa.Schema) -> None:
     names = [name for name in schema.names if name != _ALIGNMENT_COLUMN]
     is_valid = names in (_ID_COLUMNS, _ID_COLUMNS + _TEXT_COLUMNS)
     for column in schema:
-        allowed_types = (pa.string(),) if column.name in _TEXT_COLUMNS else _ID_TYPES
+        allowed_types = _ID_TYPES
+        if column.name in _TEXT_COLUMNS:
+            allowed_types = (pa.string(),)
         if column.type not in allowed_types:
             is_valid = False
     if not is_valid:
@@ -269,13 +275,13 @@ def _id_list_type(vocab_size: int) -> pa.DataType:
 
 
 def _to_arrow(values: IdArray) -> pa.Array:
-    """Wrap an array without a copy. (`pa.array` would import pandas, which takes 30 MB.)"""
+    """Wrap an array without a copy. `pa.array` would import pandas, which takes 30 MB."""
     arrow_type = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(values)])
 
 
 def _to_numpy(column: pa.ListArray) -> FlatIds:
-    """Return ids and offsets of a column without a copy. (`to_numpy` would import pandas.)"""
+    """Return ids and offsets of a column without a copy. `to_numpy` would import pandas."""
     return _view(column.values), _view(column.offsets)
 
 

@@ -42,7 +42,8 @@ _MAX_PARTS = 3  # maximum number of pieces of a random word
 _WITHOUT_PUNCTUATION = regex.compile(r"\w(?:.*\w)?")
 
 _HINT = re.compile(f"{SOURCE}(.*?){TARGET} .*?{DONE}")
-_EXCLUDED_SIGNS = r"[{}<>%$@]|://|www\."  # words with placeholders, tags or addresses get no hints
+# signs of placeholders, tags and addresses: words with them get no hints
+_EXCLUDED_SIGNS = r"[{}<>%$@]|://|www\."
 
 
 class Term(NamedTuple):
@@ -93,9 +94,12 @@ def remove_unfinished_hint(ids: Sequence[int], tokenizer: Tokenizer) -> list[int
     last_hint = pieces[start:]
     if DONE in last_hint:
         return list(ids)
-    term_end = start + last_hint.index(TARGET) if TARGET in last_hint else len(pieces)
+    term_end = len(pieces)
+    if TARGET in last_hint:
+        term_end = start + last_hint.index(TARGET)
     ids_before = list(ids[:start])
-    if pieces[start - 1 : start] == ["▁"]:  # a second space, as in `remove_hints`
+    # The tokenizer adds this space at the start of a text, although the term has a space.
+    if pieces[start - 1 : start] == ["▁"]:
         ids_before.pop()
     return ids_before + list(ids[start + 1 : term_end])
 
@@ -123,8 +127,7 @@ def remove_hints(pieces: Iterable[str]) -> PlainPieces:
     is_in_target = False  # from TARGET to DONE
     for piece in pieces:
         if piece == SOURCE:
-            # at the start of a text, the tokenizer adds a space before the symbol, although the
-            # term has a space
+            # The tokenizer adds this space at the start of a text, although the term has a space.
             if plain[-1:] == ["▁"]:
                 plain.pop()
             term_start = len(plain)
@@ -161,7 +164,7 @@ class HintSampler:
     def __init__(
         self, tokenizers: Tokenizers, aligner: WordAligner, lemmas: Lemmas | None = None
     ) -> None:
-        """With `lemmas`, a share of `_LEMMA_PROB` of the hints has lemmas of the target words."""
+        """With `lemmas`, a hint has the lemmas of its target words with `_LEMMA_PROB`."""
         check_hint_symbols("augment.terminology", tokenizers.src)
         self._tokenizers = tokenizers
         self._aligner = aligner
@@ -169,20 +172,19 @@ class HintSampler:
         pieces = [piece.removeprefix("▁") for piece in tokenizers.tgt.all_pieces()]
         self._word_parts = [piece for piece in pieces if piece.isalpha()]
         symbols = {*user_symbols(tokenizers.src.model), *user_symbols(tokenizers.tgt.model)}
-        self._excluded_words = re.compile(
-            "|".join([_EXCLUDED_SIGNS, *map(re.escape, sorted(symbols))])
-        )
+        symbol_patterns = [re.escape(symbol) for symbol in sorted(symbols)]
+        self._excluded_words = re.compile("|".join([_EXCLUDED_SIGNS, *symbol_patterns]))
 
     def __call__(
         self, pairs: Sequence[tuple[str, str]], rngs: Sequence[Random]
     ) -> list[tuple[str, str]]:
         """Add 1 to `MAX_TERMS` hints to each source, fewer if the pair has fewer linked words.
 
-        Long words are terms more often, so the probability of a word is proportional to its length.
-        Words with a symbol of the vocabulary, a placeholder or an address get no hints. For some
-        terms, a random word replaces the target in the hint and in the target text. From these, the
-        model learns to copy targets that it would not choose. The hints of a pair depend only on
-        its texts and on its random generator.
+        The probability of a word is proportional to its length, since long words are terms more
+        often. Words with a symbol of the vocabulary, a placeholder or an address get no hints. For
+        some terms, a random word replaces the target in the hint and in the target text. The model
+        thus learns to copy targets that it would not choose. The hints of a pair depend only on its
+        texts and on its random generator.
         """
         all_links = self._link_words(pairs)
         hinted_pairs = []
@@ -295,13 +297,14 @@ def _find_phrase(links: set[tuple[int, int]], src_start: int, num_words: int) ->
     and its last source word is linked too. Returns None if there is no such pair.
     """
     for src_end in range(src_start + num_words, src_start, -1):
-        # not empty, since the word `src_start` is linked
+        # has at least one word, since the word `src_start` is linked
         linked_tgt = {tgt for src, tgt in links if src_start <= src < src_end}
         tgt_start = min(linked_tgt)
         tgt_end = max(linked_tgt) + 1
         linked_src = {src for src, tgt in links if tgt_start <= tgt < tgt_end}
         has_same_ends = min(linked_src) == src_start and max(linked_src) == src_end - 1
-        if has_same_ends and tgt_end - tgt_start <= src_end - src_start + _MAX_EXTRA_WORDS:
+        num_extra_words = (tgt_end - tgt_start) - (src_end - src_start)
+        if has_same_ends and num_extra_words <= _MAX_EXTRA_WORDS:
             return _PhrasePair(src_start, src_end, tgt_start, tgt_end)
     return None
 
@@ -313,4 +316,6 @@ def _strip_punctuation(text: str, words: list[re.Match[str]]) -> range | None:
     """
     start = words[0].start()
     match = _WITHOUT_PUNCTUATION.search(text, start, words[-1].end())
-    return None if match is None else range(match.start(), match.end())
+    if match is None:
+        return None
+    return range(match.start(), match.end())
