@@ -54,7 +54,8 @@ _SPELLING_ATTRIBUTE = re.compile(
     r"""\s(lang|altLang|dirty|err|smtClean|noProof)=("[^"]*"|'[^']*')"""
 )
 _MARKER = re.compile(r"<\?nmt-text (\d+)\?>")  # the number is an index of `XmlPart.inner_parts`
-_MAX_DEPTH = 8  # paragraphs within more paragraphs, as in nested text boxes, are not translated
+# Text boxes put paragraphs into paragraphs. Paragraphs within more than these are not translated.
+_MAX_DEPTH = 8
 
 
 @dataclass
@@ -90,9 +91,10 @@ def read_office_part(text: str, options: ReadOptions) -> XmlPart:
 
 
 class _PartReader:
-    """Reads the paragraphs among tokens. `depth` is the number of paragraphs around the tokens."""
+    """Reads the paragraphs among tokens."""
 
     def __init__(self, options: ReadOptions, depth: int = 0) -> None:
+        """`depth` is the number of paragraphs around the tokens."""
         self._options = options
         self._depth = depth
         self._part = XmlPart()
@@ -129,13 +131,15 @@ class _PartReader:
         return None
 
     def read_element(self, tokens: Sequence[XmlToken]) -> str:
-        """Return the source of an element. If it has paragraphs, adds them as an inner part and
-        returns the marker of this part.
+        """Return the source of an element without paragraphs.
+
+        The paragraphs of another element become an inner part, and the marker of this part is
+        returned.
         """
         if not any(token.name in ("p", "h") for token in tokens):
             return join_raw(tokens)
         inner_part = _PartReader(self._options, self._depth + 1).read(iter(tokens))
-        if len(inner_part.texts) == 1:  # it is markup, so there is no paragraph
+        if len(inner_part.texts) == 1:  # only markup, without a paragraph to translate
             return join_raw(tokens)
         self._part.inner_parts.append(inner_part)
         return f"<?nmt-text {len(self._part.inner_parts) - 1}?>"
@@ -376,7 +380,7 @@ def _build_run_text(items: Sequence[_Item], options: ReadOptions) -> SourceText:
             for item in members:  # markup between two runs
                 markup = plain_run.closing + item.raw + plain_run.opening
                 tokens.append(Token(item.kind, markup, item.name))
-        elif run == plain_run or not raw.strip():  # formatting of white space hardly shows
+        elif run == plain_run or not raw.strip():  # white space needs no formatting of its own
             tokens.append(Token(TokenKind.TEXT, raw))
         else:
             tokens.append(Token(TokenKind.OPENING, plain_run.closing + run.opening, "r"))
@@ -384,6 +388,6 @@ def _build_run_text(items: Sequence[_Item], options: ReadOptions) -> SourceText:
             tokens.append(Token(TokenKind.CLOSING, run.closing + plain_run.opening, "r"))
     text = parse_tokens(tokens, split_sentences=options.split_sentences, preserves_space=True)
     contents = [plain_run.opening, *text.contents, plain_run.closing]
-    # a tag next to another tag leaves a run without text
+    # Two tags without text between them leave an empty run, such as <w:r><w:t></w:t></w:r>.
     empty_runs = [run.opening + run.closing for run in lengths]
     return XmlText(MarkupText(contents), removed=empty_runs)

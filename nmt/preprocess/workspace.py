@@ -74,7 +74,7 @@ class Job:
             files = [path]
             if path.is_dir():  # a run or a data folder
                 files = sorted(find_tokenizers(path).glob("tokenizer.*"))
-            model_files += filter(Path.exists, files)
+            model_files += [file for file in files if file.exists()]
         inputs = {}
         for source in chain(*self.sources.values(), *self.held_out.values()):
             for path in source.paths:
@@ -101,16 +101,18 @@ def run_stage(
     """
     folder = job.work.records / stage
     folder.mkdir(exist_ok=True)
-    # reads the list of files, since some network file systems cache that a single file is missing
+    # Lists the folder instead of asking for each file: some network file systems cache the answer
+    # that a file is missing.
     finished = {path.stem for path in folder.iterdir()}
     remaining_spans = [span for span in spans if span.name not in finished]
     if not remaining_spans:
         return
     num_pairs = sum(span.num_pairs for span in spans)
     num_remaining_pairs = sum(span.num_pairs for span in remaining_spans)
+    num_workers = min(count_workers(job.config.num_threads), len(remaining_spans))
     workers = open_workers(
         job.config.scheduler,
-        min(count_workers(job.config.num_threads), len(remaining_spans)),
+        num_workers,
         partial(_make_span_runner, job, folder, make_task),
         folder=folder,
     )
@@ -230,7 +232,8 @@ class Workspace:
 
     def has_results(self) -> bool:
         """Return whether the work folder holds files that the next run can use."""
-        return any(any(folder.glob("*")) for folder in (self.records, self.plan, self.spool))
+        folders = (self.records, self.plan, self.spool)
+        return any(any(folder.glob("*")) for folder in folders)
 
 
 def _list_data_files(folder: Path) -> dict[str, Any]:

@@ -1,5 +1,7 @@
-"""The report of a run: one HTML page with its settings in words, data, curves, scores, worst and
-best sentences with their attention, and speed.
+"""The report of a run, one HTML page.
+
+It has the settings in words, the data, curves, scores, speed, and the worst and best sentences with
+their attention.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _NUM_BEST = 4  # number of best sentences on the page
 _NUM_LENGTH_BINS = 5
 # the page counts intervals below this share of the median speed; its template says "70 %" too
 _SLOW_SHARE = 0.7
-# the plot in a chart of 520 x 190 units
+# size and upper left corner of the plot in a chart of 520 x 190 units
 _WIDTH = 448
 _HEIGHT = 146
 _LEFT = 64
@@ -93,10 +95,10 @@ def report_page(config: VisualizeConfig) -> str:
 
 
 def _find_data_dir(run_dir: Path, configured_dir: str, training_dir: str) -> Path | None:
-    """Return the first of two data folders that has a report and the run's tokenizer, if any.
+    """Return the data folder for the report: one with a report and the run's tokenizer, if any.
 
-    Prefers `configured_dir`, which the user chose for the report, to `training_dir`, which the run
-    was trained on. If the user chose none, prefers `training_dir`.
+    Tries `configured_dir`, the setting of the user, and then `training_dir`, which the run was
+    trained on. If `configured_dir` is only the default, `training_dir` comes first.
     """
     folders = [resolve_path(configured_dir), resolve_path(training_dir)]
     if configured_dir == DEFAULT_DATA_DIR:
@@ -188,8 +190,9 @@ def round_values(end: float, max_steps: int) -> list[float]:
     for factor in (2, 5, 10):  # finds the smallest step for which `max_steps` steps reach `end`
         if step * max_steps < end:
             step = factor * power
-    # 1e-9 against rounding errors if `end` is a multiple of `step`
+    # a multiple of `step` may be divided to slightly less than a whole number
     num_steps = int(end / step + 1e-9)
+    # 12 digits remove rounding errors, such as 0.30000000000000004
     return [float(f"{i * step:.12g}") for i in range(num_steps + 1)]
 
 
@@ -254,9 +257,9 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
             sources += text.sources
     sentences = rank_sentences(sources, references, hypotheses)
     worst = sentences[:_NUM_WORST]
-    best = sentences[_NUM_WORST:]  # no sentence is among both the worst and the best
-    best.reverse()
-    best = best[:_NUM_BEST]
+    other_sentences = sentences[_NUM_WORST:]
+    best = other_sentences[::-1][:_NUM_BEST]  # the best one first
+    ranked_sentences = worst + best
     tokenize = evaluate.choose_bleu_tokenizer(read_report(str(data_dir))["tgt_lang"])
     return TestResult(
         split=split,
@@ -266,8 +269,8 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
         worst=worst,
         best=best,
         attention=translator.attention(
-            [sentence.source for sentence in worst + best],
-            [sentence.hypothesis for sentence in worst + best],
+            [sentence.source for sentence in ranked_sentences],
+            [sentence.hypothesis for sentence in ranked_sentences],
         ),
     )
 
