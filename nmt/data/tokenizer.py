@@ -105,16 +105,17 @@ class Tokenizer:
 
     @property
     def byte_ids(self) -> list[int]:
-        """Ids of the pieces for single bytes; empty without byte fallback."""
+        """Ids of the pieces for single bytes. The list is empty without byte fallback."""
         return _find_byte_ids(self._processor)
 
     def encode(self, text: str) -> list[int]:
         """Encode one sentence, without BOS and EOS."""
-        # most tags are empty texts, for which SentencePiece would take some microseconds
-        return self._processor.encode(text) if text else []
+        if not text:  # such as most tags, for which SentencePiece would take some microseconds
+            return []
+        return self._processor.encode(text)  # type: ignore[no-any-return]
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = -1) -> list[list[int]]:
-        """Encode sentences; `num_threads` of -1 uses all CPU threads.
+        """Encode sentences. With `num_threads=-1`, uses all CPU threads.
 
         Raises `DataError` for a text with half of a surrogate pair, which is invalid Unicode.
         """
@@ -142,8 +143,8 @@ class Tokenizer:
         for position, piece in enumerate(self.pieces(ids)):
             if position in words:
                 # in some models, a space is the end of a piece instead of its beginning
-                previous = pieces[-1] if pieces else ""
-                space = "" if previous.endswith("▁") else "▁"
+                has_space = bool(pieces) and pieces[-1].endswith("▁")
+                space = "" if has_space else "▁"
                 pieces.append(space + words[position])
             elif ids[position] not in self._undecoded_ids:
                 pieces.append(piece)
@@ -152,7 +153,7 @@ class Tokenizer:
         return self._clean(text.removeprefix("▁").replace("▁", " "))
 
     def _clean(self, text: str) -> str:
-        """Remove a tag at the start; replace line breaks by spaces."""
+        """Remove a tag at the start, and replace line breaks by spaces."""
         for tag in self._removed_tags:
             if text.startswith(tag):
                 return replace_line_breaks(text.removeprefix(tag).removeprefix(" "))
@@ -167,7 +168,7 @@ class Tokenizer:
         return [self._pieces[i] for i in ids]
 
     def all_pieces(self) -> list[str]:
-        """Return the vocabulary; piece i has the id i."""
+        """Return the vocabulary. Piece i has the id i."""
         return self._pieces
 
     @functools.cached_property
@@ -196,10 +197,10 @@ class Vocabulary:
     Imported models have other ids than their SentencePiece models.
     """
 
-    pieces: list[str]  # piece i has the id i; no two are equal
+    pieces: list[str]  # piece i has the id i, and no two pieces are equal
     pad_id: int
     unk_id: int
-    bos_id: int  # the first input of the decoder; in some models it equals `pad_id` or `eos_id`
+    bos_id: int  # the first input of the decoder, in some models also `pad_id` or `eos_id`
     eos_id: int
     src_prefix: list[int] = field(default_factory=list)  # ids before every source
     tgt_prefix: list[int] = field(default_factory=list)  # ids before every target
@@ -267,7 +268,7 @@ class MappedTokenizer(Tokenizer):
 
     @property
     def byte_ids(self) -> list[int]:
-        """Ids of the pieces for single bytes; empty without byte fallback."""
+        """Ids of the pieces for single bytes. The list is empty without byte fallback."""
         return [
             self._ids_by_piece[piece] for piece in self._byte_pieces if piece in self._ids_by_piece
         ]
@@ -284,7 +285,7 @@ class MappedTokenizer(Tokenizer):
         return [*self.prefix, *ids] if ids else []
 
     def _encode_unprefixed(self, text: str) -> list[int]:
-        """Encode a text without `prefix`; it may begin with a tag such as `>>fra<<`."""
+        """Encode a text, which may begin with a tag such as `>>fra<<`. Adds no `prefix`."""
         ids: list[int] = []
         tag_match = re.match(">>.*?<<", text)
         if tag_match is not None and tag_match[0] in self._ids_by_piece:

@@ -7,9 +7,9 @@ An element is placed around the target words that attend to the source character
     attends    am: by, Meer: sea, ein: a, rotes: red, Haus: house
     result     am Meer ein <b>rotes Haus</b>
 
-If the words of an element are separated by other words, its tags go around the longest run of them.
-If no word attends to the text of an element, its tags go around the free word that attends closest
-to it. A word is free if no element has it. Without a free word, the tags are left out. An element
+If other words separate the words of an element, its tags go around the longest run of its words. If
+no word attends to the text of an element, its tags go around the free word that attends closest to
+it. A word is free if no element has it. Without a free word, the tags are left out. An element
 without text, such as an image, goes before the first word that translates text after it. Elements
 inside an element are placed among its words in the same way, so that tags stay nested.
 """
@@ -88,8 +88,8 @@ def align_words(
     source_spans = find_token_spans(result.source_tokens, prefix + sentence)
     alignment = translation.alignment or []
     # lists with an item for each target token that has visible characters
-    token_starts: list[int] = []  # its first character
-    source_positions: list[int] = []  # the character of the sentence that it attends to
+    token_starts: list[int] = []  # index of the first character of the token in `text`
+    source_positions: list[int] = []  # index of the character that the token attends to
     for token_index, (start, end) in enumerate(target_spans):
         if start == end:
             continue
@@ -103,7 +103,9 @@ def align_words(
         source_positions.append(max(0, min(position, len(sentence) - 1)))
     for word in _split_words(text):
         index = bisect_right(token_starts, word.start) - 1  # the token with the word's start
-        position = source_positions[index] if source_positions else 0
+        position = 0
+        if source_positions:
+            position = source_positions[index]
         yield TargetWord(
             target_start + word.start, target_start + word.end, source_start + position
         )
@@ -190,7 +192,9 @@ class TagPlacer:
             return self._words[word - 1].end
         if child.start == parent.start and word == region.first_word:
             return region.start
-        return self._words[word].start if word < region.end_word else region.end
+        if word >= region.end_word:
+            return region.end
+        return self._words[word].start
 
     def _find_words(self, children: Sequence[Element], region: Region) -> list[Span]:
         """Return the words of each child.
@@ -204,13 +208,13 @@ class TagPlacer:
             for word in range(run.start + 1, run.end):
                 run_starts[word] = run.start
         words = self._words[region.first_word : region.end_word]
-        # bisect needs sorted positions. The first word whose running maximum reaches a position is
-        # also the first word whose own position reaches it.
+        # `bisect_left` needs sorted positions, so it gets running maxima. The first word whose running
+        # maximum reaches a position is also the first word whose own position reaches it.
         furthest_positions = list(accumulate([word.source_position for word in words], max))
         for index, child in enumerate(children):
             if index not in spans:
                 word = region.first_word + bisect_left(furthest_positions, child.start)
-                word = run_starts.get(word, word)  # cut no run of another element in two
+                word = run_starts.get(word, word)  # not within the run of another element
                 spans[index] = Span(word, word)
         return [spans[index] for index in range(len(children))]
 

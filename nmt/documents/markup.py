@@ -16,9 +16,9 @@ from nmt.documents.inline_tags import Element, TagPlacer, TargetWord, align_word
 from nmt.documents.texts import PlainText, get_translation_text, parse_plain_text
 from nmt.translate.results import LineResult
 
-_WHITE_SPACE = " \t\r\n\f"  # the white space of HTML; other spaces are text
+_WHITE_SPACE = " \t\r\n\f"  # the white space of HTML, where other spaces are text
 _SPACES = re.compile(f"[{_WHITE_SPACE}]+")
-_MAX_DEPTH = 32  # elements further inside are placed without their content
+_MAX_DEPTH = 32  # maximum depth of elements around text: a deeper element gets no content
 
 
 @dataclass(frozen=True)
@@ -189,10 +189,12 @@ def _parse_block(
     leading_space = ""
     trailing_space = ""
     if not preserves_space:
-        first_text = tokens[0].raw if tokens[0].kind is TokenKind.TEXT else ""
-        leading_space = first_text.removesuffix(first_text.lstrip(_WHITE_SPACE))
-        last_text = tokens[-1].raw if tokens[-1].kind is TokenKind.TEXT else ""
-        trailing_space = last_text.removeprefix(last_text.rstrip(_WHITE_SPACE))
+        if tokens[0].kind is TokenKind.TEXT:
+            first_text = tokens[0].raw
+            leading_space = first_text.removesuffix(first_text.lstrip(_WHITE_SPACE))
+        if tokens[-1].kind is TokenKind.TEXT:
+            last_text = tokens[-1].raw
+            trailing_space = last_text.removeprefix(last_text.rstrip(_WHITE_SPACE))
     if trailing_space:
         characters = characters.rstrip(" ")
     return Block(

@@ -29,14 +29,15 @@ from nmt.runtime.metadata import read_json
 log = logging.getLogger(__name__)
 # The test set is taken first, so that it stays the same if the validation set gets more pairs.
 _SPLITS = ("test", "valid")
-# the corpora and the sentences of all sets; written to the plan folder when the sets are complete
+# The corpora and the sentences of all sets. Written to the plan folder when the sets are complete.
 _TAKEN_FILE = "taken.json"
-_SPARE_CANDIDATES = 1000  # for candidates that are skipped since they share a sentence
+_SPARE_CANDIDATES = 1000  # replace candidates that are skipped since they share a sentence
 # Chinese and Japanese have no spaces, so each of their characters counts as a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w+")
 _SWAP_MARGIN = 0.2
-"""Sides count as swapped if exchanging them increases the share of known words by more than this.
-For two different languages, exchanging changes the share by 0.3 or more."""
+"""If an exchange of the sides raises the share of known words by more than this, they seem to be
+swapped. For two different languages, an exchange changes the share by 0.3 or more.
+"""
 _Pair = tuple[str, str, str]  # corpus, source, target
 
 
@@ -56,7 +57,8 @@ def requested_sizes(config: PreprocessConfig) -> dict[str, float]:
 def held_out_key_limit(sizes: Mapping[str, float], num_pairs: int) -> int:
     """Return a limit for held-out keys that probably leaves enough candidates.
 
-    Keys are uniform, so a share of all keys selects the same share of all pairs.
+    Keys are distributed evenly from 0 to `NUM_KEYS`. Of all pairs, a share of limit / NUM_KEYS
+    therefore has keys below the limit.
     """
     total_size = sum(sizes.values())
     if total_size < 1:
@@ -231,8 +233,9 @@ def warn_of_swapped_sides(job: Job, spans: Sequence[Span], valid_chunks: list[Cl
         direction = corpus_direction(job.config.data, corpus)
         return direction.src_lang, direction.tgt_lang
 
-    # the first span of each corpus comes last and replaces the others
-    first_spans = {span.corpus: span for span in reversed(spans)}
+    first_spans: dict[str, Span] = {}
+    for span in spans:
+        first_spans.setdefault(span.corpus, span)
     for corpus, span in first_spans.items():
         train = clean(next(read_span(job.sources[corpus], span)), job.config, held_out=False)
         comparable_chunks = []
@@ -240,6 +243,7 @@ def warn_of_swapped_sides(job: Job, spans: Sequence[Span], valid_chunks: list[Cl
             if find_languages(chunk.corpus) == find_languages(corpus):
                 comparable_chunks.append(chunk)
         src, tgt = collect_lines(comparable_chunks)
+        # the mean of both sides
         straight_share = (known_share(src, train.src) + known_share(tgt, train.tgt)) / 2
         swapped_share = (known_share(src, train.tgt) + known_share(tgt, train.src)) / 2
         if swapped_share - straight_share > _SWAP_MARGIN:
@@ -257,4 +261,5 @@ def known_share(lines: Sequence[str], known_lines: Sequence[str]) -> float:
     """Return the share of the words in `lines` that also occur in `known_lines`, without case."""
     known_words = set(_WORD.findall("\n".join(known_lines).lower()))
     words = _WORD.findall("\n".join(lines).lower())
-    return sum(word in known_words for word in words) / max(len(words), 1)
+    num_known = sum(word in known_words for word in words)
+    return num_known / max(len(words), 1)

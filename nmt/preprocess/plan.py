@@ -1,6 +1,6 @@
-"""Prepare for encoding, after one scan of the training text: take held-out sets out of the text,
-train the tokenizers, and mark duplicate pairs.
+"""Prepare for encoding: take held-out sets out of the text, train tokenizers, mark duplicates.
 
+One scan of the training text suffices for all three, unless the filters drop unusually many pairs.
 The results are stored in the plan folder, so that an interrupted run does not repeat this work.
 Every key in this file is a sample key: a hash of the number of a pair (see `scan.py`). The sample
 consists of the pairs with the smallest keys.
@@ -50,7 +50,7 @@ _STAGE = "scan"
 # For a sample of S pairs, the first scan writes 2 * (S + 1000) pairs, since some are dropped later.
 _SPARE_FACTOR = 2
 _SPARE_PAIRS = 1000
-_MAX_BYTES_IN_PROCESS = 1 << 20  # training on less text is faster than starting a process
+_MAX_BYTES_IN_PROCESS = 1 << 20  # starting a process takes longer than training on this much text
 _BLOCK_PAIRS = 5_000  # pairs that are read at a time
 
 
@@ -95,7 +95,10 @@ def prepare_encoding(job: Job, spans: Sequence[Span]) -> Tokenizers:
 
 
 def _first_scan_limits(job: Job, spans: Sequence[Span]) -> KeyLimits:
-    """Return limits that leave enough pairs unless the filters drop unusually many."""
+    """Return limits of keys for the first scan.
+
+    The pairs below them suffice, unless the filters drop unusually many.
+    """
     num_pairs = sum(span.num_pairs for span in spans)
     sample_below = 0
     if job.config.tokenizer.learns_from_text:
@@ -172,7 +175,7 @@ def _find_sample_end(job: Job, spans: Sequence[Span], taken_lines: Sequence[str]
     pair_files = _pair_files(job, spans)
     stage = _STAGE
     keys = _exclude_taken(pair_files, taken_lines)
-    # counts only keys that every file has: an interrupted second scan wrote more to some files
+    # If a second scan was interrupted, some files already have more keys, which do not count here.
     num_below_limit = np.count_nonzero(keys < np.uint64(limits.sample_below))
     if num_below_limit < size and limits.sample_below < MAX_KEY:
         stage = f"{_STAGE} for the sample"
@@ -198,7 +201,7 @@ def _pair_files(job: Job, spans: Sequence[Span]) -> list[Path]:
 
 def _read_keys(pair_file: Path) -> Keys:
     """Read the keys of the pairs in a file that `scan` wrote."""
-    # a key has 8 bytes, and the pair has at least 2 bytes, its line ends, in `pair_file`
+    # Each pair has a key of 8 bytes, and at least 2 bytes in `pair_file`: its line ends.
     max_bytes = 4 * pair_file.stat().st_size
     with open_regular(pair_file.with_suffix(".keys"), max_bytes=max_bytes) as file:
         return np.fromfile(file, np.uint64)
@@ -245,16 +248,20 @@ def sample_size(config: TokenizerConfig) -> int:
 
     A joint tokenizer learns from both lines of a pair, and separate ones from one line each.
     """
-    return config.max_sentences if config.separate else max(1, config.max_sentences // 2)
+    if config.separate:
+        return config.max_sentences
+    return max(1, config.max_sentences // 2)
 
 
 def sample_key_limit(size: int, num_pairs: int) -> int:
     """Return a limit that probably leaves a sample of `size` pairs after some are dropped.
 
-    Keys are uniform, so a share of all keys selects the same share of all pairs.
+    Keys are distributed evenly from 0 to `MAX_KEY`. Of all pairs, a share of limit / MAX_KEY
+    therefore has keys below the limit.
     """
     num_scanned = _SPARE_FACTOR * (size + _SPARE_PAIRS)
-    return min(MAX_KEY, num_scanned * MAX_KEY // max(num_pairs, 1))
+    limit = num_scanned * MAX_KEY // max(num_pairs, 1)
+    return min(MAX_KEY, limit)
 
 
 def sample_end(keys: Keys, size: int) -> np.uint64:

@@ -93,8 +93,9 @@ def without_first_tenth(values: list[float]) -> list[float]:
 def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     """Draw the charts of one run, or compare several runs and print their table.
 
-    Each run has its own color. Runs that differ only in their seed share a curve, their mean, in a
-    band of their standard deviation. The curve ends at the last update that all of them have.
+    Each run has its own color. Runs that differ only in their seed become one curve, their mean,
+    within a band of their standard deviation. The curve ends at the last update that all these runs
+    have.
     """
     folders = find_runs(config.run_dir)
     runs = [read_metrics(folder) for folder in folders]
@@ -129,7 +130,7 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     panels = figure.subplots(2, 3).flat
     for axes, chart in zip(panels, METRIC_CHARTS, strict=True):
         _draw_chart(axes, style, chart, groups, group_names)
-    if len(groups) > 1:  # one legend below all charts; a long name would squeeze a chart
+    if len(groups) > 1:  # one legend below all charts, since a long name would squeeze a chart
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=num_legend_columns)
     figure.suptitle(title)
@@ -179,7 +180,7 @@ def _draw_curves(
     """Draw the metrics `labels`: their keys in metrics.jsonl and the labels of their curves.
 
     A single group has a color for each metric, and several groups have a color each. Returns the
-    highest value without the first tenth of each curve.
+    highest value of all curves without their first tenths.
     """
     is_comparison = len(groups) > 1
     highest = 0.0
@@ -190,7 +191,9 @@ def _draw_curves(
             label = metric_label
             if is_comparison:
                 color_index = group_index
-                label = names[group_index] if curve_index == 0 else "_"  # "_": not in the legend
+                label = "_"  # not in the legend
+                if curve_index == 0:
+                    label = names[group_index]
             is_validation = key.startswith("valid_")
             color = style.curve_color(color_index)
             line_style = style.curve_format(color_index, is_dashed=is_validation)
