@@ -258,9 +258,9 @@ def _check_schema(schema: pa.Schema) -> None:
     names = [name for name in schema.names if name != _ALIGNMENT_COLUMN]
     is_valid = names in (_ID_COLUMNS, _ID_COLUMNS + _TEXT_COLUMNS)
     for column in schema:
-        allowed_types = _ID_TYPES
+        allowed_types: Sequence[pa.DataType] = _ID_TYPES
         if column.name in _TEXT_COLUMNS:
-            allowed_types = (pa.string(),)
+            allowed_types = [pa.string()]
         if column.type not in allowed_types:
             is_valid = False
     if not is_valid:

@@ -208,8 +208,8 @@ class TagPlacer:
             for word in range(run.start + 1, run.end):
                 run_starts[word] = run.start
         words = self._words[region.first_word : region.end_word]
-        # `bisect_left` needs sorted positions, so it gets running maxima. The first word whose running
-        # maximum reaches a position is also the first word whose own position reaches it.
+        # `bisect_left` needs sorted positions, so it gets running maxima. The first word whose
+        # running maximum reaches a position is also the first word whose own position reaches it.
         furthest_positions = list(accumulate([word.source_position for word in words], max))
         for index, child in enumerate(children):
             if index not in spans:
