@@ -265,7 +265,7 @@ def write_onnx(
     # Example inputs for tracing, with 2 sentences, 2 source tokens and 1 cached token. Only their
     # shapes and types matter.
     source = torch.tensor([[tokenizers.src.eos_id, tokenizers.src.pad_id]] * 2)  # (B, S)
-    source_mask = source != tokenizers.src.pad_id
+    source_mask = torch.tensor([[True, False]] * 2)  # False for padding
     keys, values = encoder(source, source_mask)
     encoder_inputs = {"source": source, "source_mask": source_mask}
     decoder_inputs = {

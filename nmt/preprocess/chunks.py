@@ -201,8 +201,8 @@ def _find_span_offsets(
     with explain_read_errors(name), path.open("rb", buffering=0) as file:
         for block in read_blocks(file, name):
             newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
-            # Row i starts after newline i - 1 of the file, which is newline
-            # i - 1 - num_line_ends of this block.
+            # Row i starts after newline i - 1 of the file. In this block, that is newline
+            # i - 1 - num_line_ends.
             last_row = num_line_ends + len(newlines)
             rows = np.arange(next_row, last_row + 1, pairs_per_span)
             preceding_newlines = newlines[rows - 1 - num_line_ends]

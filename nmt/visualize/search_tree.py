@@ -37,6 +37,8 @@ _NUM_LIKELIEST = 6  # number of words to show for each step
 _LEAF_INCHES = 0.36  # distance of two leaves of the tree
 _STEP_INCHES = 1.05  # width of a step
 _WORDS_INCHES = 2.2  # height of a table of words
+_NO_WORDS_INCHES = 0.1  # height of an empty table
+_MIN_TREE_INCHES = 2.0
 
 Node = tuple[int, ...]  # the tokens of a hypothesis
 Layout = dict[Node, tuple[int, float]]
@@ -79,7 +81,7 @@ def record_search(
     """Search one line. Returns the record of the search and its hypotheses, best first."""
     if attention_model(translator.backend) is None:
         raise ConfigError("the search can be drawn of one native model, not of an ensemble")
-    # only a `NativeBackend` has a model for `attention_model`, and it has this attribute
+    # `attention_model` returns a model for a `NativeBackend` only, which has this attribute
     stepper: ModelStepper = translator.backend.stepper  # type: ignore[attr-defined]
     tokenizer = translator.tokenizer
     tags = translator.common_tags
@@ -113,9 +115,9 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
     panel_heights: list[float] = []  # inches; for each row a tree, then a table of words
     for start, row in rows.items():
         highest = max(height for _, height in row.values())
-        panel_heights.append(max(2.0, _LEAF_INCHES * highest + 1))
+        panel_heights.append(max(_MIN_TREE_INCHES, _LEAF_INCHES * highest + 1))
         has_words = start < len(best_tokens)  # false after the end of the best hypothesis
-        panel_heights.append(_WORDS_INCHES if has_words else 0.1)
+        panel_heights.append(_WORDS_INCHES if has_words else _NO_WORDS_INCHES)
     width = _STEP_INCHES * steps_per_row + 2.4
     figure = style.figure(width, sum(panel_heights) + 0.4 * len(rows))
     panels = figure.subplots(len(panel_heights), 1, height_ratios=panel_heights)
@@ -182,8 +184,8 @@ def layout_tree(record: SearchRecord, hypotheses: list[Hypothesis]) -> Layout:
 def layout_row(layout: Layout, start: int, num_steps: int) -> Layout:
     """Return the layout of one row of the figure: the nodes of `num_steps` steps after `start`.
 
-    The row also has the nodes of step `start` with children. Its heights are 0, 1, 2, ..., so that
-    no line is empty.
+    The row also has the nodes of step `start` with children. Its heights are numbered anew: 0, 1, 2
+    and so forth, without a gap.
     """
     parents = {node[:-1] for node in layout if node}
     row: Layout = {}
