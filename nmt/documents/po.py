@@ -76,7 +76,7 @@ class _Translation(WrappedText):
         text = html.unescape(self.text.render(results, rank, prefix))
         lines = _split_lines(text) or [""]
         if len(lines) > 1:
-            lines.insert(0, "")  # as gettext does, so that the lines of a text are aligned
+            lines.insert(0, "")  # gettext starts so too, which aligns the lines of the text
         quoted = [f'"{line.translate(_ESCAPE_BY_CHARACTER)}"{self.newline}' for line in lines]
         return f"{self.keyword} {''.join(quoted)}"
 
@@ -158,7 +158,8 @@ def _read_message(message: _Message, newline: str, options: ReadOptions) -> list
     position = 0  # index of the first line that is in no text yet
     for keyword, translation in message.texts.items():
         is_missing = keyword.startswith("msgstr") and not translation
-        if not is_missing or not message.texts.get("msgid"):  # the header has an empty msgid
+        is_header = not message.texts.get("msgid")
+        if is_header or not is_missing:
             continue
         start, end = message.spans[keyword]
         texts.append(PlainText([], ["".join(message.lines[position:start])]))
@@ -176,10 +177,10 @@ def _read_message(message: _Message, newline: str, options: ReadOptions) -> list
 
 
 def _tokenize(text: str, flags: set[str]) -> Iterator[Token]:
-    """Yield text, tags and placeholders, escaped as in HTML. Line ends and tabs separate
-    texts.
+    """Yield text, tags and placeholders, escaped as in HTML.
 
-    Whether text such as %s is a placeholder depends on the flags of the message.
+    Line ends and tabs separate texts. The flags of the message say whether %s, for example, is a
+    placeholder.
     """
     patterns = [_TAG, r"[\n\t]+"]
     for flag in flags:
@@ -204,5 +205,6 @@ def _make_token(source: str) -> Token:
     if not source.startswith("<") or source.endswith("/>"):
         return Token(TokenKind.ATOM, raw)
     name = re.split(r"[\s>]", source.strip("</"))[0]  # "b" for "<b>" and "</b>"
-    is_closing = source.startswith("</")
-    return Token(TokenKind.CLOSING if is_closing else TokenKind.OPENING, raw, name)
+    if source.startswith("</"):
+        return Token(TokenKind.CLOSING, raw, name)
+    return Token(TokenKind.OPENING, raw, name)
