@@ -20,7 +20,7 @@ from nmt.documents.xml_text import (
 from nmt.documents.xml_tokens import XmlKind, XmlToken, decode_xml, encode_xml, tokenize_xml
 
 _PAIRED = ("g", "pc", "mrk")  # elements around translatable text
-# Codes are elements that stand for formatting. A start code begins bold text, for example, and the
+# Codes are elements that represent formatting. A start code begins bold text, for example, and the
 # end code with the same number ends it. The first of the attributes that a code has is the number.
 _START_CODES = ("bpt", "bx", "sc")
 _END_CODES = ("ept", "ex", "ec")

@@ -324,7 +324,7 @@ def _convert_architecture(settings: Settings, *, has_tied_output: bool) -> Model
         raise settings.make_error("transformer-decoder-ffn-depth", ffn_depth, "2")
     d_ff = settings.get_int("transformer-dim-ffn")
     decoder = settings.get_choice("transformer-decoder-autoreg", _DECODERS, "self-attention")
-    # transformers and CTranslate2 run Marian's models with these wavelengths, those of the paper
+    # transformers and CTranslate2 run Marian's models with the wavelengths of the paper
     positions = Positions.sinusoidal_halves
     if decoder is Decoder.ssru:
         ssru_settings = {

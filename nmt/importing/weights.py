@@ -303,7 +303,7 @@ def drop_tied_copies(tensors: TensorFile, *, must_tie_output: bool) -> Embedding
     """
     src_name = "encoder.embed_tokens.weight"
     tgt_name = "decoder.embed_tokens.weight"
-    # "shared.weight" stands for each embedding that the file lacks
+    # "shared.weight" is the value of each embedding that the file lacks
     if "shared.weight" in tensors:
         shared = tensors.get_matrix("shared.weight")
         for name in (src_name, tgt_name):

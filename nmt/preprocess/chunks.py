@@ -26,7 +26,7 @@ MAX_LINE_BYTES = 1 << 20
 """The text of longer lines is discarded; their positions are kept."""
 
 # A file is read in blocks of this size, at most MAX_LINE_BYTES. A line that starts and ends in one
-# block is therefore never overlong. Only the line that an earlier block has begun can be.
+# block is therefore never overlong. Only the line that starts in an earlier block can be.
 _BLOCK_BYTES = 1 << 20
 
 

@@ -104,13 +104,13 @@ class PairCounts:
             by_line = sorted(distinct, key=lambda location: location.line)
             self.examples[name] = by_line[:NUM_EXAMPLES]
 
-    def merge(self, other: PairCounts) -> None:
+    def merge(self, later: PairCounts) -> None:
         """Add the counts of the next chunk."""
-        self.read += other.read
-        self.kept += other.kept
-        self.dropped.update(other.dropped)
-        self.replaced.update(other.replaced)
-        for name, examples in other.examples.items():
+        self.read += later.read
+        self.kept += later.kept
+        self.dropped.update(later.dropped)
+        self.replaced.update(later.replaced)
+        for name, examples in later.examples.items():
             self.examples[name] = (self.examples.get(name, []) + examples)[:NUM_EXAMPLES]
 
     def reasons(self) -> str:

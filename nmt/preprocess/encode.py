@@ -46,7 +46,7 @@ class ShardEncoder:
 
     Args:
         job: the job, whose plan folder contains the tokenizers.
-        held_out: finds lines of held-out splits in training text. It is None for the held-out
+        held_out: finds lines of held-out splits in training text. Pass None for the held-out
             splits themselves, whose pairs are never dropped.
     """
 

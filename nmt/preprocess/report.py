@@ -60,8 +60,8 @@ def build_report(
 ) -> Report:
     """Return the content of `report.json`.
 
-    `splits` includes train. `duplicates` counts the repeated training pairs, sources and targets.
-    It is None if duplicates were dropped.
+    `splits` includes train. `duplicates` counts the repeated training pairs, sources and targets,
+    unless duplicates were dropped.
     """
     languages = describe_languages(config.data)
     report: Report = {

@@ -1,4 +1,4 @@
-"""Count what the report says about a text, and find sentences of held-out sets in it.
+"""Count pairs, tokens and characters for the report, and find sentences of held-out sets.
 
 Each chunk is counted on its own. The sums do not depend on the division into chunks.
 
@@ -56,14 +56,14 @@ class SideStatistics:
     longest: int = 0  # length of the longest line in tokens, EOS included
     characters: Counter[int] = field(default_factory=Counter)  # the keys are code points
 
-    def merge(self, other: SideStatistics) -> None:
+    def merge(self, later: SideStatistics) -> None:
         """Add the counts of the next text."""
-        self.tokens += other.tokens
-        self.words += other.words
-        self.unknown_tokens += other.unknown_tokens
-        self.byte_tokens += other.byte_tokens
-        self.longest = max(self.longest, other.longest)
-        self.characters.update(other.characters)
+        self.tokens += later.tokens
+        self.words += later.words
+        self.unknown_tokens += later.unknown_tokens
+        self.byte_tokens += later.byte_tokens
+        self.longest = max(self.longest, later.longest)
+        self.characters.update(later.characters)
 
 
 @dataclass
@@ -81,11 +81,11 @@ class Overlap:
         if len(self.examples) < NUM_EXAMPLES:
             self.examples.append(example)
 
-    def merge(self, other: Overlap) -> None:
+    def merge(self, later: Overlap) -> None:
         """Add the matches of the next training pairs."""
-        self.matches += other.matches
-        self.rows |= other.rows
-        self.examples = [*self.examples, *other.examples][:NUM_EXAMPLES]
+        self.matches += later.matches
+        self.rows |= later.rows
+        self.examples = [*self.examples, *later.examples][:NUM_EXAMPLES]
 
 
 @dataclass
@@ -106,13 +106,13 @@ class Statistics:
         """The counts of source and target."""
         return self.src, self.tgt
 
-    def merge(self, other: Statistics) -> None:
+    def merge(self, later: Statistics) -> None:
         """Add the counts of the next text."""
-        self.pairs.merge(other.pairs)
-        self.src.merge(other.src)
-        self.tgt.merge(other.tgt)
-        self.lengths.update(other.lengths)
-        for name, overlap in other.overlaps.items():
+        self.pairs.merge(later.pairs)
+        self.src.merge(later.src)
+        self.tgt.merge(later.tgt)
+        self.lengths.update(later.lengths)
+        for name, overlap in later.overlaps.items():
             self.overlaps.setdefault(name, Overlap()).merge(overlap)
 
     def to_json(self) -> dict[str, Any]:
