@@ -107,6 +107,7 @@ def test_any_walk_through_the_cache_of_one_sentence_equals_the_plain_model(max_r
         {"norm": Norm.post},
         {"source_eos": False},
         {"decoder": Decoder.ssru},
+        {"positions": Positions.rotary},
     ):
         model = tiny_model(num_heads=2, **changes)
         twin = plain(model)
@@ -136,7 +137,7 @@ def test_any_walk_through_the_cache_of_one_sentence_equals_the_plain_model(max_r
 @torch.inference_mode()
 def test_models_with_other_parts_decode_on_the_general_path() -> None:
     for changes in (
-        {"positions": Positions.rotary},
+        {"positions": Positions.relative},
         {"positions": Positions.alibi},
         {"num_kv_heads": 1, "num_heads": 2},
         {"qk_norm": True},

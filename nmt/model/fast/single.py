@@ -35,8 +35,8 @@ _NEG_INF = float("-inf")
 def can_decode_single(model: Transformer) -> bool:
     """Return whether `SingleTransformer` supports a model.
 
-    It needs frozen float32 weights, ReLU, and attention without rotation, bias, normalized queries
-    or shared keys.
+    It needs frozen float32 weights, ReLU, and attention without bias, normalized queries or shared
+    keys.
     """
     layer = cast(EncoderLayer, model.encoder_layers[0])
     attention = cast(FastAttention, layer.self_attention)
@@ -45,7 +45,6 @@ def can_decode_single(model: Transformer) -> bool:
     return (
         layer.feed_forward.activation is Activation.relu
         and not encoding.has_bias
-        and not encoding.has_rotation
         and attention.query_norm is None
         and attention.qkv_sizes[0] == attention.qkv_sizes[1]
         and linear.reordered_weights is not None
@@ -61,6 +60,7 @@ class SingleEncoderLayer:
         attention = cast(FastAttention, layer.self_attention)
         self.num_heads = attention.num_heads
         self.head_size = attention.head_size
+        self.position_encoding = attention.position_encoding
         self.attention_in = few_rows_function(attention.in_projection)
         self.attention_out = few_rows_function(attention.out_projection)
         self.inner = few_rows_function(layer.feed_forward.inner, activation="relu")
@@ -68,19 +68,20 @@ class SingleEncoderLayer:
         self.attention_norm = norm_function(layer.self_attention_norm)
         self.feed_forward_norm = norm_function(layer.feed_forward_norm)
 
-    def encode(self, x: Tensor, num_tokens: int) -> Tensor:
+    def encode(self, x: Tensor, positions: TokenPositions, num_tokens: int) -> Tensor:
         """Map (N, D) to (N, D); rows from `num_tokens` on are filler."""
         if self.is_post_norm:
-            x = self.attention_norm(x + self.attend(x, num_tokens))
+            x = self.attention_norm(x + self.attend(x, positions, num_tokens))
             return self.feed_forward_norm(x + self.outer(self.inner(x)))
-        x = x + self.attend(self.attention_norm(x), num_tokens)
+        x = x + self.attend(self.attention_norm(x), positions, num_tokens)
         return x + self.outer(self.inner(self.feed_forward_norm(x)))
 
-    def attend(self, x: Tensor, num_tokens: int) -> Tensor:
+    def attend(self, x: Tensor, positions: TokenPositions, num_tokens: int) -> Tensor:
         """Attend to the first `num_tokens` rows of `x` (N, D)."""
         num_rows = x.shape[0]
         heads = self.attention_in(x).view(1, num_rows, 3, self.num_heads, self.head_size)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind()  # each (1, H, N, d)
+        q, k = self.position_encoding.rotate(q, k, positions)
         attended = F.scaled_dot_product_attention(q, k[:, :, :num_tokens], v[:, :, :num_tokens])
         return self.attention_out(attended.transpose(1, 2).reshape(num_rows, -1))
 
@@ -98,6 +99,7 @@ class SingleDecoderLayer:
         self.read_target: Callable[[Tensor, LayerCache, SingleState], Tensor]
         if layer.ssru is None:
             self_attention = cast(FastAttention, layer.self_attention)
+            self.position_encoding = self_attention.position_encoding
             self.self_in = few_rows_function(self_attention.in_projection)
             self.self_out = few_rows_function(self_attention.out_projection)
             self.self_norm = norm_function(layer.self_attention_norm)
@@ -131,6 +133,9 @@ class SingleDecoderLayer:
         num_rows = x.shape[0]
         heads = self.self_in(x).view(num_rows, 3, self.num_heads, self.head_size)
         heads = heads.permute(1, 2, 0, 3)  # (3, H, R, d): queries, keys and values
+        if self.position_encoding.has_rotation:
+            # changes `heads`: on a CPU without gradients, `rotate` works in place
+            self.position_encoding.rotate(heads.select(0, 0), heads.select(0, 1), state.positions)
         # `narrow` and `select` take less time than indexing
         newest = cache.keys_values.narrow(2, state.num_columns - num_rows, num_rows)
         newest.copy_(heads.narrow(0, 1, 2))
@@ -204,7 +209,7 @@ class SingleTransformer:
         x = torch.embedding(embedding.weight, src) * model.embedding_scale  # (N, D)
         x = model.encoder_positions.add(x, positions)
         for layer in self.encoder_layers:
-            x = layer.encode(x, num_tokens)
+            x = layer.encode(x, positions, num_tokens)
         return SingleState(self, self.encoder_norm(x), num_tokens)
 
 
@@ -219,6 +224,7 @@ class SingleState:
         for layer in transformer.decoder_layers:
             self.caches.append(LayerCache(layer, memory, num_tokens))
         self.num_positions = 0  # number of target tokens of each hypothesis so far
+        self.positions = TokenPositions(torch.zeros(1, 1), 0)  # of the newest tokens, set by `step`
         self.num_columns = 0  # number of columns of the cache in use
         # the mask has as many columns as each cache
         self.set_mask(memory.new_full((1, _MIN_CAPACITY), _NEG_INF))
@@ -242,13 +248,13 @@ class SingleState:
             self._add_columns(tokens.shape[0])
         position = torch.full((1, 1), self.num_positions)
         self.num_positions += 1
+        self.positions = TokenPositions(position, self.num_positions)
         transformer = self.transformer
         model = transformer.model
-        positions = TokenPositions(position, self.num_positions)
         x = torch.embedding(model.embedding.weight, tokens) * model.embedding_scale
         if self.is_recurrent and self.num_positions == 1:
             x = torch.zeros_like(x)  # see `Transformer.embed_target`
-        x = model.decoder_positions.add(x, positions)
+        x = model.decoder_positions.add(x, self.positions)
         for layer, cache in zip(transformer.decoder_layers, self.caches, strict=True):
             x = layer.step(x, cache, self)
         return transformer.decoder_norm(x)
