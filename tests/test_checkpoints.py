@@ -95,9 +95,9 @@ def test_writes_that_fail_leave_the_last_good_checkpoint_and_are_an_error_at_the
         err = capfd.readouterr().err
         assert re.findall(failed + newest + "; the run goes on", err) == failed_updates
         last_line = err.splitlines()[-1]
-        assert bool(re.fullmatch(f"nmt-train: {failed}{newest}; free space .*", last_line)) == bool(
-            code
-        )
+        assert bool(
+            re.fullmatch(f"nmt-train: {failed}{newest}; free disk space .*", last_line)
+        ) == bool(code)
         assert steps(run) == [good_update]
         assert train(toy_data, run, PLAIN) == 0
         assert_same_weights(finished_run, run)
