@@ -502,9 +502,7 @@ def test_two_vocabularies_and_directions_with_tags(
     directions = []
     for (src_lang, tgt_lang), tag in zip(pairs, tags, strict=True):
         directions.append({"src_lang": src_lang, "tgt_lang": tgt_lang, **tag})
-    # greedy and short, since beams of random weights have nearly equal scores
-    search = {"beam_size": 1, "loop_guard": False, "max_length_a": 0, "max_length_b": 8}
-    change_config(model, directions=directions, search=search)
+    change_config(model, directions=directions)
     page, _ = open_page(model)
     translator = Translator.load(model, device="cpu", backend="native")
     translations = []
