@@ -492,6 +492,32 @@ def test_a_student_with_ssrus_translates_as_native_search(
 @needs_browser
 @needs_node
 @pytest.mark.slow
+def test_the_translation_of_an_older_text_is_not_shown(
+    open_page: Any, trained_models: dict[str, Path]
+) -> None:
+    page, _ = open_page(trained_models["post-sinusoidal"])
+    old_translation = page.translate("small green")
+    new_translation = page.translate("a house")
+    page.run(
+        """
+        window.shown = [];
+        const output = document.getElementById("output");
+        const remember = () => window.shown.push(output.textContent);
+        new MutationObserver(remember).observe(output, { childList: true });
+        const input = document.getElementById("input");
+        input.value = "small green";
+        document.getElementById("beam").dispatchEvent(new Event("change")); // translates at once
+        input.value = "a house";
+        input.dispatchEvent(new Event("input"));
+        """
+    )
+    page.wait_for(f"window.shown.includes({json.dumps(new_translation)})")
+    assert old_translation not in page.run("return window.shown")
+
+
+@needs_browser
+@needs_node
+@pytest.mark.slow
 def test_two_vocabularies_and_directions_with_tags(
     open_page: Any, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ function start(settings) {
 
 function setUpInput() {
   $("input").addEventListener("input", () => {
+    page.textTask = 0; // the translation of the text before this input is not shown any more
     clearTimeout(page.timer);
     if (page.settings) page.timer = setTimeout(translateText, DELAY);
   });
